@@ -13,6 +13,7 @@ import logging
 import os
 import platform
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,8 +21,8 @@ from typing import Any, TypeVar
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
 from opentelemetry.trace import (
@@ -42,6 +43,8 @@ from shared.model.events.request_reply import ClaimLeaseRequest
 from shared.runtime.health import suppress_bad_request_tracebacks
 from shared.runtime.settings import ServiceSettings
 from shared.runtime.span_files import CLAIM, CLAIM_PODS
+
+logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=Event)
 
@@ -206,20 +209,50 @@ def pod_attributes(event: Event) -> dict[str, AttributeValue]:
     return facts
 
 
-class SpanFile(SpanExporter):
-    """Writes finished spans as JSON lines; the file is rotated to `.1` at 64 MiB."""
+class SpanFile(SpanProcessor):
+    """Writes finished spans as JSON lines; the file is rotated to `.1` at 64 MiB.
+
+    A thread writes them `EXPORT_DELAY_MS` after the first one; none runs while there are none.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._ended: list[ReadableSpan] = []
+        self._adding, self._writing = threading.Lock(), threading.Lock()
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Append the spans."""
+    def on_end(self, span: ReadableSpan) -> None:
+        """Write the span soon."""
+        if not (span.context and span.context.trace_flags.sampled):
+            return
+        with self._adding:
+            self._ended.append(span)
+            is_first = len(self._ended) == 1
+        if is_first:
+            timer = threading.Timer(EXPORT_DELAY_MS / 1000, self.force_flush)
+            timer.daemon = True
+            timer.start()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Append the spans that have ended; a failure is logged, and loses them."""
+        with self._writing:
+            with self._adding:
+                spans, self._ended = self._ended, []
+            try:
+                self._append(spans)
+            except OSError as error:
+                logger.warning("%d spans were not written to %s: %s", len(spans), self.path, error)
+        return True
+
+    def shutdown(self) -> None:
+        """Append what is left."""
+        self.force_flush()
+
+    def _append(self, spans: Sequence[ReadableSpan]) -> None:
         lines = "".join(json.dumps(_plain(span), separators=(",", ":")) + "\n" for span in spans)
         if self.path.exists() and self.path.stat().st_size > MAX_TRACE_FILE_BYTES:
             self.path.replace(self.path.with_suffix(".jsonl.1"))
         with self.path.open("a", encoding="utf-8") as file:
             file.write(lines)
-        return SpanExportResult.SUCCESS
 
 
 OTLP_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -233,13 +266,15 @@ def open_tracing(service: str, settings: ServiceSettings) -> Tracing:
     and certificates of the OTLP exporter, sampler, batches, service name and resource attributes.
     https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
     """
-    exporters: list[SpanExporter] = []
+    processors: list[SpanProcessor] = []
     if settings.trace_dir is not None:
         settings.trace_dir.mkdir(parents=True, exist_ok=True)
-        exporters.append(SpanFile(settings.trace_dir / f"{instance_of(service, settings)}.jsonl"))
+        processors.append(SpanFile(settings.trace_dir / f"{instance_of(service, settings)}.jsonl"))
     if settings.otlp_endpoint or any(os.environ.get(name) for name in OTLP_ENDPOINTS):
-        exporters.append(_otlp_exporter(settings.otlp_endpoint))
-    if not exporters or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        delay_ms = None if os.environ.get("OTEL_BSP_SCHEDULE_DELAY") else EXPORT_DELAY_MS
+        exporter = _otlp_exporter(settings.otlp_endpoint)
+        processors.append(BatchSpanProcessor(exporter, schedule_delay_millis=delay_ms))
+    if not processors or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return Tracing(service, None)
     names = {"service.instance.id": instance_of(service, settings)}
     if not os.environ.get("OTEL_SERVICE_NAME"):
@@ -249,9 +284,8 @@ def open_tracing(service: str, settings: ServiceSettings) -> Tracing:
         id_generator=_PodTraceIds(),
         resource=Resource.create(names),
     )
-    delay_ms = None if os.environ.get("OTEL_BSP_SCHEDULE_DELAY") else EXPORT_DELAY_MS
-    for exporter in exporters:
-        provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=delay_ms))
+    for processor in processors:
+        provider.add_span_processor(processor)
     return Tracing(service, provider)
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,6 +164,19 @@ def test_a_pods_trace_id_is_its_uid_and_the_next_span_is_its_child(tmp_path: Pat
     assert (one["parent"], two["parent"]) == ("", one["span"])
     assert (two["ok"], two["text"]) == (False, "no")
     assert one["attributes"]["k8s.pod.name"] == "p"
+
+
+def test_spans_are_written_soon_by_a_thread_that_ends(tmp_path: Path) -> None:
+    tracing = telemetry.open_tracing("test", ServiceSettings(trace_dir=tmp_path))
+    before = set(threading.enumerate())
+    for name in ("one", "two"):
+        telemetry.end(tracing.start(name, [GONE], kind=SpanKind.PRODUCER)[1])
+    (writer,) = set(threading.enumerate()) - before
+    writer.join(20)
+
+    (file,) = tmp_path.glob("*.jsonl")
+    assert [json.loads(line)["name"] for line in file.read_text().splitlines()] == ["one", "two"]
+    assert not writer.is_alive()
 
 
 def test_a_pods_first_span_links_to_its_admission_and_what_follows_does_not(
