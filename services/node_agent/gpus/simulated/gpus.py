@@ -138,6 +138,8 @@ class SimulatedGpus:
 
     def xids(self) -> tuple[Xid, ...]:
         """Return an event of each GPU that had one in the fault file at the last probe."""
+        if not self._last_faults:
+            return ()
         return tuple(
             Xid(name, int(match[1]))
             for index, name in enumerate(self.uuids)
