@@ -34,7 +34,8 @@ def add_up_commands(add: AddCommand) -> None:
     option(
         "--combined",
         action="store_true",
-        help="watcher, placer and binder as one process, the component `scheduler`",
+        help="watcher, placer and binder as one process, the component `scheduler`, whatever "
+        "--placers is",
     )
     option("--budgets", type=_absolute, metavar="FILE", help="YAML of GPUBudget objects to apply")
     option("--quotas", type=_absolute, metavar="FILE", help="YAML of GPUQuota objects to apply")

@@ -51,7 +51,7 @@ class NodeLibrary:
     async def update(self) -> bool:
         """Install the source if it has changed; return whether limits can be enforced."""
         if self.source is None:
-            exists = bool(_identity(self.current.path))
+            exists = self.current.path.is_file()
             self.unusable_reason = "" if exists else f"{self.current.path} does not exist"
             return exists
         source, before, current = await asyncio.to_thread(self._look, self.source)

@@ -51,6 +51,7 @@ async def test_work_is_handed_over_without_a_message(server: NatsServer) -> None
         await until(lambda: recorder.seen == ["p1", "p2"])
         await until(lambda: unconfirmed("handing") == 0)
         await watcher.client.flush()
+        await observer.client.flush()  # it has received what was sent before
         assert work.pending_msgs == 0
         task.cancel()
 
