@@ -95,28 +95,34 @@ def fits_on(
     request: PodRequest, choose: DeviceChooser, index: NodeIndex, nodes: Iterator[MirroredNode]
 ) -> Iterator[Fit]:
     """Yield those of the nodes that fit, with devices."""
-    requirements = request.node_requirements
-    unconstrained = has_no_node_constraints(requirements)
-    eligibility, triggers = index.eligibility, request.triggers
-    resources = request.resources.items()
     for node in nodes:
-        if not (unconstrained and node.accepts_any_pod) and (
-            eligibility.check(requirements, node)[0] is not None
-        ):
-            continue
-        if has_too_little(node.free_resources, resources):
-            continue
-        if not node.serving.issuperset(triggers):
-            continue
-        picks = choose(node)
+        picks = picks_on(request, choose, index, node)
         if picks is not None:
             yield node, picks
 
 
+def picks_on(
+    request: PodRequest, choose: DeviceChooser, index: NodeIndex, node: MirroredNode
+) -> list[DevicePick] | None:
+    """Return the devices that a pod gets on a node, or None if it does not fit."""
+    requirements = request.node_requirements
+    if not (node.accepts_any_pod and has_no_node_constraints(requirements)) and (
+        index.eligibility.check(requirements, node)[0] is not None
+    ):
+        return None
+    if has_too_little(node.free_resources, request.resources):
+        return None
+    serving = node.serving
+    for trigger in request.triggers:
+        if trigger not in serving:
+            return None
+    return choose(node)
+
+
 def _likely_nodes(request: PodRequest, index: NodeIndex, rng: Rng) -> Iterator[MirroredNode]:
     """Yield nodes that probably fit."""
-    kind, need = index.plans.plan(request).kinds[0]
-    nodes = index.likely_nodes(kind)
+    planned = index.plans.plan(request).kinds[0]
+    nodes, need = index.likely_nodes(planned), planned.need
     return _in_turn(nodes.in_order(need), nodes.random_nodes(need, TRIED_NODES, rng))
 
 
@@ -124,8 +130,8 @@ def _nodes_of(
     fitting: NodeSet, request: PodRequest, index: NodeIndex, rng: Rng
 ) -> Iterator[MirroredNode]:
     """Yield nodes of a set."""
-    kind, need = index.plans.plan(request).kinds[0]
-    ranked = index.ranked_nodes(kind)
+    planned = index.plans.plan(request).kinds[0]
+    ranked, need = index.ranked_nodes(planned.kind), planned.need
     tight: Iterator[MirroredNode]
     count = fitting.bit_count()
     if count * count > SORTED_FACTOR * len(index.mirror.nodes):

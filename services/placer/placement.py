@@ -4,18 +4,18 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from services.placer.compared_placement import Rng, fits_on, place_compared
+from services.placer.compared_placement import Rng, fits_on, picks_on, place_compared
 from shared.model.placement import Placement, Refusal
 from shared.model.request import NodeOrder, PodRequest
-from shared.placing.choice.picks import build_shares
+from shared.placing.choice.picks import DevicePick, build_shares
 from shared.placing.index.node_index import NodeIndex
-from shared.placing.index.node_rank import RequestKind
-from shared.placing.index.ranked_nodes import CANDIDATES, BestNodes, RankedNodes
-from shared.placing.index.request_plan import RequestPlan
+from shared.placing.index.ranked_nodes import CANDIDATES, BestNodes
+from shared.placing.index.request_plan import PlannedKind, RequestPlan
 from shared.placing.index.threshold_column import NodeSet
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.refusal.refusals import cached_refusal, explain_refusal
 
+FRAGMENTATION: Final = NodeOrder.FRAGMENTATION
 RANDOM_TRIES: Final = 8
 """Nodes tried in random order, of the best ones, before nodes are tried by rank."""
 RARE: Final = 8
@@ -40,7 +40,7 @@ def place(
     While choices are `contested`, a pod that packs gets a node that no other placer has just used,
     as its only candidate, if there is one.
     """
-    if request.node_order is NodeOrder.FRAGMENTATION:
+    if request.node_order is FRAGMENTATION:
         return place_compared(request, index, rng, candidates)
     plan = index.plans.plan(request)
     kinds = plan.kinds
@@ -68,27 +68,32 @@ def _likely_placements(
     request: PodRequest,
     plan: RequestPlan,
     index: NodeIndex,
-    kind: tuple[RequestKind, int],
+    kind: PlannedKind,
     rng: Rng,
     *,
     candidates: int,
     contested: bool,
 ) -> tuple[Placement, ...]:
     """Return placements on nodes that probably fit; none: every node has to be checked."""
-    ranked, need = index.likely_nodes(kind[0]), kind[1]
+    ranked, need = index.likely_nodes(kind), kind.need
     if contested and ranked.packs:
         uncontested = ranked.uncontested_nodes(need, rng)
         placements = _placements(request, plan, index, uncontested, 1)
         if placements:
             return placements
-    likely = _likely_nodes(ranked, need, rng, candidates)
+    if candidates == 1:
+        node = ranked.random_best(need, rng)
+        picks = None if node is None else picks_on(request, plan.choose, index, node)
+        if node is not None and picks is not None:
+            return (_placement(node, picks),)
+    likely = _random_nodes(ranked.best_nodes(need), rng)
     return _placements(request, plan, index, likely, candidates)
 
 
 def _best_nodes(
     request: PodRequest,
     index: NodeIndex,
-    kinds: Sequence[tuple[RequestKind, int]],
+    kinds: Sequence[PlannedKind],
     fitting: NodeSet,
     rng: Rng,
 ) -> Iterator[MirroredNode]:
@@ -96,8 +101,8 @@ def _best_nodes(
     for preferred in index.sets.by_preference(request.node_requirements, fitting):
         seen = set[MirroredNode]()
         is_rare = preferred.bit_count() * RARE < len(index.mirror.nodes)
-        for kind, need in kinds:
-            nodes = index.exact_nodes(kind)
+        for planned in kinds:
+            nodes, need = index.exact_nodes(planned.kind), planned.need
             if is_rare:
                 best = nodes.best_of(index.sets.nodes_in(preferred), need)
             else:
@@ -117,22 +122,11 @@ def _placements(
 ) -> tuple[Placement, ...]:
     """Return placements on those of the nodes that fit, up to the number of candidates."""
     fits = islice(fits_on(request, plan.choose, index, nodes), candidates)
-    return tuple(
-        [
-            Placement(node=node.name, shares=build_shares(picks), node_version=node.version)
-            for node, picks in fits
-        ]
-    )
+    return tuple([_placement(node, picks) for node, picks in fits])
 
 
-def _likely_nodes(
-    ranked: RankedNodes, need: int, rng: Rng, candidates: int
-) -> Iterator[MirroredNode]:
-    """Yield random nodes of the best ones; the first costs little where only one is needed."""
-    best = ranked.random_best(need, rng) if candidates == 1 else None
-    if best is not None:
-        yield best
-    yield from _random_nodes(ranked.best_nodes(need), rng)
+def _placement(node: MirroredNode, picks: list[DevicePick]) -> Placement:
+    return Placement(node=node.name, shares=build_shares(picks), node_version=node.version)
 
 
 def _random_nodes(best: BestNodes, rng: Rng) -> Iterator[MirroredNode]:

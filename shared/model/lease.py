@@ -167,7 +167,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     claim: ClaimAllocation | None = None
     """The allocation, if a ResourceClaim holds the lease; None: a pod holds it."""
     dialect: str = ""
-    resources: Mapping[str, int] = msgspec.field(default_factory=dict)
+    resources: dict[str, int] = msgspec.field(default_factory=dict)
     """Resources other than devices, in the units of `PodRequest.resources`."""
     anti_affinity_groups: tuple[str, ...] = ()
     gang: str = ""

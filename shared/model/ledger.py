@@ -28,7 +28,7 @@ class Reservation:
     claim: ClaimAllocation | None = None
     """See `Lease.claim`."""
     dialect: str = ""
-    resources: Mapping[str, int] = field(default_factory=dict)
+    resources: dict[str, int] = field(default_factory=dict)
     """Resources other than devices, in the units of `PodRequest.resources`."""
     anti_affinity_groups: tuple[str, ...] = ()
     gang: str = ""

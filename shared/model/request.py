@@ -1,6 +1,5 @@
 """A pod's request without any vendor's vocabulary; pure."""
 
-from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 
 import msgspec
@@ -204,7 +203,7 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     gang: Gang | None = None
     device_order: DeviceOrder = DeviceOrder.LAST
     node_order: NodeOrder = NodeOrder.BINPACK
-    resources: Mapping[str, int] = msgspec.field(default_factory=dict)
+    resources: dict[str, int] = msgspec.field(default_factory=dict)
     """Ordinary resources: `cpu` in thousandths, `memory` and `ephemeral-storage` in bytes, `pods`
     (always 1) and other extended resources in units."""
     node_requirements: NodeRequirements = msgspec.field(default_factory=NodeRequirements)

@@ -81,13 +81,14 @@ def _simple_device_chooser(request: PodRequest) -> DeviceChooser:
     units = required_units(container)
     slotted, in_order = container.slotted, _SIMPLE_ORDERS[request.device_order]
     by_links = gpus > 1 and request.prefer_links
-    selection = request.selection
+    selection, selective = request.selection, is_selective(request.selection)
 
     def choose(node: MirroredNode) -> list[DevicePick] | None:
         if node.has_mig or node.isolation_restricted or (by_links and node.has_topology):
             return choose_devices(request, node)
         picks = list[DevicePick]()
-        for device in in_order(allowed_devices(selection, node)):
+        devices = allowed_devices(selection, node) if selective else node.devices
+        for device in in_order(devices):
             if device.free_units < units:
                 continue
             if (device.free_slot_cores if slotted else device.free_cores) >= free_cores:

@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from shared.model.placement import NodeVerdict, Refusal
 from shared.model.request import PodRequest
@@ -13,12 +12,11 @@ from shared.placing.index.node_rank import RequestKind, ranking_for
 from shared.placing.index.node_sets import NodeSets
 from shared.placing.index.ranked_nodes import RankedNodes
 from shared.placing.index.repelled_pods import RepelledPods
-from shared.placing.index.request_plan import RequestPlans
+from shared.placing.index.request_plan import CACHED_KINDS, PlannedKind, RequestPlans
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import NodeFilterFailure
 
-CACHED_KINDS = 64
 EXACT_CORES_USES = 256
 """After cores decided once, the next so many requests of the kind use ranks that count cores."""
 
@@ -61,18 +59,17 @@ class NodeIndex:
         self._ranked_nodes: dict[RequestKind, RankedNodes] = {}
         self._exact_uses_left: dict[RequestKind, int] = {}
 
-    def likely_nodes(self, kind: RequestKind) -> RankedNodes:
+    def likely_nodes(self, planned: PlannedKind) -> RankedNodes:
         """Return nodes that probably fit: cores are left out unless they have decided lately.
 
         So the number of kinds does not grow with the number of different percentages.
         """
-        if kind.cores in {0, 1, 100}:
-            return self.ranked_nodes(kind)
-        uses_left = self._exact_uses_left.get(kind, 0)
-        if not uses_left:
-            return self.ranked_nodes(_with_least_cores(kind))
-        self._exact_uses_left[kind] = uses_left - 1
-        return self.ranked_nodes(kind)
+        if planned.likely is not planned.kind:
+            uses_left = self._exact_uses_left.get(planned.kind, 0)
+            if uses_left:
+                self._exact_uses_left[planned.kind] = uses_left - 1
+                return self.ranked_nodes(planned.kind)
+        return self.ranked_nodes(planned.likely)
 
     def exact_nodes(self, kind: RequestKind) -> RankedNodes:
         """Return nodes ranked with cores counted, and count cores for the next requests too."""
@@ -85,16 +82,9 @@ class NodeIndex:
         if ranked_nodes is None:
             if len(self._ranked_nodes) >= CACHED_KINDS:
                 del self._ranked_nodes[next(iter(self._ranked_nodes))]
-            ranked_nodes = self._ranked_nodes[kind] = RankedNodes(
-                self.mirror, ranking_for(kind), packs=kind.packs
-            )
+            ranked_nodes = self._ranked_nodes[kind] = RankedNodes(self.mirror, ranking_for(kind))
         ranked_nodes.catch_up()
         return ranked_nodes
-
-
-@lru_cache(CACHED_KINDS)
-def _with_least_cores(kind: RequestKind) -> RequestKind:
-    return kind._replace(cores=1)
 
 
 def placement_key(request: PodRequest) -> Hashable:

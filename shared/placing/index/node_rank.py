@@ -6,24 +6,20 @@ is the order of preference: for BINPACK the smallest headroom first and then the
 SPREAD the emptiest node first and then the largest headroom.
 """
 
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from shared.model.device import IDLE_BEFORE, MIB, DeviceMode
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
 from shared.placing.choice.container_choice import required_free_cores
-from shared.placing.mirror.node_mirror import DeviceAmounts, MirroredDevice, MirroredNode
+from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 
 FULLNESS_BITS: Final = 6
-CACHED_AMOUNTS: Final = 4
-"""For each node, so many ways to count what its devices have free."""
 MAX_FULLNESS: Final = (1 << FULLNESS_BITS) - 1
 HEADROOM_BITS: Final = 40
 MAX_HEADROOM: Final = (1 << HEADROOM_BITS) - 1
 Rank = int
-Ranking = Callable[[MirroredNode], Rank | None]
-
+NO_RANK: Final = -1
 
 UNITS, MIBS, PERCENT, WHOLE, NONE = "units", "mib", "percent", "whole", "none"
 FREEST = "freest"
@@ -93,22 +89,16 @@ def _need(container: GpuRequest) -> tuple[str, int]:
     return WHOLE, 1
 
 
-def ranking_for(kind: RequestKind) -> Ranking:
-    """Return the function that ranks a node for one kind, None where it cannot fit."""
-    headroom = headroom_of(kind)
-    if kind.packs:
-
-        def rank_tightest(node: MirroredNode) -> Rank | None:
-            free = headroom(node)
-            return None if free < 0 else free << FULLNESS_BITS | MAX_FULLNESS - fullness(node)
-
-        return rank_tightest
-
-    def rank_emptiest(node: MirroredNode) -> Rank | None:
-        free = headroom(node)
-        return None if free < 0 else fullness(node) << HEADROOM_BITS | MAX_HEADROOM - free
-
-    return rank_emptiest
+def ranking_for(kind: RequestKind) -> "Ranking":
+    """Return the ranking for one kind."""
+    if kind.measure == NONE:
+        return Ranking(kind)
+    if kind.measure == FREEST:
+        return _FreestRanking(kind)
+    if not kind.gpus:
+        return _AnyNodeRanking(kind)
+    rankings = _INSTANCE_RANKINGS if kind.instances else _SHARE_RANKINGS
+    return rankings[kind.measure](kind)
 
 
 def fullness(node: MirroredNode) -> int:
@@ -123,95 +113,138 @@ def fullness(node: MirroredNode) -> int:
     return min(MAX_FULLNESS, 1 + 62 * used // total) if used > 0 and total > 0 else 0
 
 
-def headroom_of(kind: RequestKind) -> Callable[[MirroredNode], int]:
-    """Return the function for the headroom of a node; -1: it has too few devices."""
-    if kind.measure == NONE:
-        return lambda node: len(node.devices)
-    if kind.measure == FREEST:
-        return lambda node: max([device.free_units for device in node.devices], default=0)
-    if not kind.gpus:
-        return lambda _node: 0
-    amounts_of = (
-        _instance_amounts_of(kind.measure)
-        if kind.instances
-        else _share_amounts_of(kind.measure, kind.cores, kind.slotted, kind.idle)
-    )
-    nth = kind.gpus
+class Ranking:
+    """Ranks nodes for one kind of request; this one for pods that request no device."""
 
-    def nth_largest(node: MirroredNode) -> int:
-        amounts = node.amounts.get(amounts_of)
-        if amounts is None:
-            if len(node.amounts) >= CACHED_AMOUNTS:
-                node.amounts.clear()
-            amounts = node.amounts[amounts_of] = amounts_of(node)
-            amounts.sort()
-        return amounts[-nth] if len(amounts) >= nth else -1
+    def __init__(self, kind: RequestKind) -> None:
+        self.packs = kind.packs
+        self.in_units = kind.measure == UNITS
+        self.nth = kind.gpus
+        self.cores = kind.cores
+        self.idle = kind.idle
+        self.slotted = kind.slotted
 
-    return nth_largest
+    def rank(self, node: MirroredNode) -> Rank:
+        """Return the rank of a node; NO_RANK where the kind cannot fit."""
+        free = self.headroom(node)
+        if free < 0:
+            return NO_RANK
+        if self.packs:
+            return free << FULLNESS_BITS | MAX_FULLNESS - fullness(node)
+        return fullness(node) << HEADROOM_BITS | MAX_HEADROOM - free
+
+    def headroom(self, node: MirroredNode) -> int:
+        """Return the headroom of a node; -1: it has too few devices."""
+        return len(node.devices)
 
 
-@cache
-def _instance_amounts_of(measure: str) -> DeviceAmounts:
-    headroom = _INSTANCE_HEADROOM[measure]
-    return lambda node: [headroom(device) for device in node.devices if device.free_instance_mib]
+class _FreestRanking(Ranking):
+    def headroom(self, node: MirroredNode) -> int:
+        return max([device.free_units for device in node.devices], default=0)
 
 
-@cache
-def _share_amounts_of(measure: str, cores: int, slotted: bool, idle: bool) -> DeviceAmounts:
-    if measure == UNITS and slotted and not idle:
-        return lambda node: [
-            d.free_units for d in node.shareable_devices if d.free_slot_cores >= cores
+class _AnyNodeRanking(Ranking):
+    def headroom(self, node: MirroredNode) -> int:
+        return 0
+
+
+class _DeviceRanking(Ranking):
+    """By the n-th largest amount that the devices have free; this one by units of memory."""
+
+    def headroom(self, node: MirroredNode) -> int:
+        if not self.in_units or self.idle or self.nth > 2:
+            return _nth_largest(self._amounts(node), self.nth)
+        cores, slotted = self.cores, self.slotted
+        first = second = -1
+        for device in node.shareable_devices:
+            if (device.free_slot_cores if slotted else device.free_cores) < cores:
+                continue
+            amount = device.free_units
+            if amount > first:
+                first, second = amount, first
+            elif amount > second:
+                second = amount
+        return first if self.nth == 1 else second
+
+    def _amounts(self, node: MirroredNode) -> list[int]:
+        cores, idle, slotted = self.cores, self.idle, self.slotted
+        return [
+            self.amount(device)
+            for device in (node.devices if idle else node.shareable_devices)
+            if (device.free_slot_cores if slotted else device.free_cores) >= cores
+            and not (idle and device.shares)
         ]
-    headroom = _SHARE_HEADROOM[measure]
-    return lambda node: [
-        headroom(d)
-        for d in (node.devices if idle else node.shareable_devices)
-        if (d.free_slot_cores if slotted else d.free_cores) >= cores and not (idle and d.shares)
-    ]
+
+    def amount(self, device: MirroredDevice) -> int:
+        """Return what a device has free."""
+        return device.free_units
 
 
-def _free_units(device: MirroredDevice) -> int:
-    return device.free_units
+class _MibRanking(_DeviceRanking):
+    def amount(self, device: MirroredDevice) -> int:
+        return device.total_mib - device.used_mib
 
 
-def _free_mib(device: MirroredDevice) -> int:
-    return device.total_mib - device.used_mib
+class _PercentRanking(_DeviceRanking):
+    def amount(self, device: MirroredDevice) -> int:
+        """Return the largest percentage whose share, rounded down to units, is free."""
+        units, free = device.total_mib // device.unit_mib, device.free_units
+        return 100 if free >= units else (100 * (free + 1) - 1) // units
 
 
-def _free_percent(device: MirroredDevice) -> int:
-    """Return the largest percentage whose share, rounded down to units, is free."""
-    units, free = device.total_mib // device.unit_mib, device.free_units
-    return 100 if free >= units else (100 * (free + 1) - 1) // units
+class _WholeRanking(_DeviceRanking):
+    def amount(self, device: MirroredDevice) -> int:
+        return int(device.used_mib <= 0)
 
 
-def _is_unused(device: MirroredDevice) -> int:
-    return int(device.used_mib <= 0)
-
-
-_SHARE_HEADROOM: Mapping[str, Callable[[MirroredDevice], int]] = {
-    UNITS: _free_units,
-    MIBS: _free_mib,
-    PERCENT: _free_percent,
-    WHOLE: _is_unused,
+_SHARE_RANKINGS: Mapping[str, type[Ranking]] = {
+    UNITS: _DeviceRanking,
+    MIBS: _MibRanking,
+    PERCENT: _PercentRanking,
+    WHOLE: _WholeRanking,
 }
 
 
-def _instance_units(device: MirroredDevice) -> int:
-    return device.free_instance_mib // device.unit_mib
+class _InstanceRanking(Ranking):
+    """By the n-th largest of the free MIG instances; this one by their MiB."""
+
+    def headroom(self, node: MirroredNode) -> int:
+        amounts = [self.amount(device) for device in node.devices if device.free_instance_mib]
+        return _nth_largest(amounts, self.nth)
+
+    def amount(self, device: MirroredDevice) -> int:
+        """Return the size of the largest free instance of a device."""
+        return device.free_instance_mib
 
 
-def _instance_percent(device: MirroredDevice) -> int:
-    """Return the largest percentage of the device's memory for which an instance is free."""
-    units = device.total_mib // device.unit_mib
-    return min(99, (100 * (_instance_units(device) + 1) - 1) // units)
+class _InstanceUnitsRanking(_InstanceRanking):
+    def amount(self, device: MirroredDevice) -> int:
+        return device.free_instance_mib // device.unit_mib
 
 
-_INSTANCE_HEADROOM: Mapping[str, Callable[[MirroredDevice], int]] = {
-    UNITS: _instance_units,
-    MIBS: lambda device: device.free_instance_mib,
-    PERCENT: _instance_percent,
-    WHOLE: lambda device: int(device.free_instance_mib >= device.largest_instance_mib),
+class _InstancePercentRanking(_InstanceRanking):
+    def amount(self, device: MirroredDevice) -> int:
+        """Return the largest percentage of the device's memory for which an instance is free."""
+        units = device.total_mib // device.unit_mib
+        return min(99, (100 * (device.free_instance_mib // device.unit_mib + 1) - 1) // units)
+
+
+class _LargestInstanceRanking(_InstanceRanking):
+    def amount(self, device: MirroredDevice) -> int:
+        return int(device.free_instance_mib >= device.largest_instance_mib)
+
+
+_INSTANCE_RANKINGS: Mapping[str, type[Ranking]] = {
+    UNITS: _InstanceUnitsRanking,
+    MIBS: _InstanceRanking,
+    PERCENT: _InstancePercentRanking,
+    WHOLE: _LargestInstanceRanking,
 }
+
+
+def _nth_largest(amounts: list[int], nth: int) -> int:
+    amounts.sort()
+    return amounts[-nth] if len(amounts) >= nth else -1
 
 
 def has_headroom(rank: Rank, need: int, *, packs: bool) -> bool:

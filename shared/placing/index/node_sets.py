@@ -28,7 +28,7 @@ from shared.placing.index.device_amounts import (
 )
 from shared.placing.index.eligibility import NodeEligibility
 from shared.placing.index.node_classes import NodeClasses
-from shared.placing.index.node_rank import headroom_of, request_kind
+from shared.placing.index.node_rank import ranking_for, request_kind
 from shared.placing.index.threshold_column import (
     NodePositions,
     NodeSet,
@@ -194,7 +194,7 @@ class NodeSets:
 
             def free(gpus: int, cores: int) -> ThresholdColumn:
                 least = kind._replace(gpus=gpus, cores=cores, packs=True)
-                return self._column(("fit", least), headroom_of(least))
+                return self._column(("fit", least), ranking_for(least).headroom)
 
             fitting = _with_devices(plain, kind.gpus, kind.cores, need, free)
             unexplained = plain ^ fitting

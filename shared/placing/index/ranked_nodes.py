@@ -12,6 +12,7 @@ from typing import Final
 from shared.placing.index.node_rank import (
     HEADROOM_BITS,
     MAX_FULLNESS,
+    NO_RANK,
     Rank,
     Ranking,
     has_headroom,
@@ -53,68 +54,86 @@ class BestNodes:
         return self.groups[at][position - ends[at]]
 
 
+class NodePlace:
+    """Where a node is among the ranked ones."""
+
+    __slots__ = ("changes", "position", "rank")
+
+    def __init__(self) -> None:
+        self.changes = -1
+        """`MirroredNode.changes` when its rank was determined."""
+        self.rank = NO_RANK
+        self.position = 0
+        """Within the group of its rank."""
+
+
 class RankedNodes:
     """Nodes grouped by rank; the ranks in order."""
 
-    def __init__(self, mirror: ClusterMirror, ranking: Ranking, *, packs: bool) -> None:
+    def __init__(self, mirror: ClusterMirror, ranking: Ranking) -> None:
         self.mirror = mirror
         self.ranking = ranking
-        self.packs = packs
+        self.packs = ranking.packs
         self.ranks: list[Rank] = []
         self.groups: dict[Rank, list[MirroredNode]] = {}
-        self._rank_by_node: dict[MirroredNode, Rank] = {}
-        self._position_by_node: dict[MirroredNode, int] = {}
-        """Position of a node within its group."""
+        self._places: dict[MirroredNode, NodePlace] = {}
         self._seen_changes = -1
         self._uncontested: dict[int, tuple[Sequence[MirroredNode], Sequence[MirroredNode]]] = {}
         """By headroom, used and idle nodes that others have not just used."""
         self._uncontested_at = -1
 
-    def __len__(self) -> int:
-        return len(self._rank_by_node)
-
     def catch_up(self) -> None:
         """Apply the mirror's changes since the last call."""
         changes = self.mirror.changes
-        if self._seen_changes == changes.end:
+        end = changes.end
+        if self._seen_changes == end:
             return
         changed = changes.since(self._seen_changes) if self._seen_changes >= 0 else None
         if changed is None:
-            self._clear()
-            for node in self.mirror.nodes.values():
-                self.update(node)
-        elif len(changed) == 1:
-            self.update(changed[0])
-        else:
-            for node in dict.fromkeys(changed):
-                self.update(node)
-        self._seen_changes = changes.end
+            self.ranks.clear()
+            self.groups.clear()
+            self._places.clear()
+            changed = list(self.mirror.nodes.values())
+        for node in changed:
+            self.update(node)
+        self._seen_changes = end
 
     def update(self, node: MirroredNode) -> None:
         """Move one node to its current rank."""
-        rank = None if node.removed else self.ranking(node)
-        known = self._rank_by_node.get(node)
-        if rank == known:
+        place = self._places.get(node)
+        if place is None:
+            place = self._places[node] = NodePlace()
+        elif place.changes == node.changes:
             return
-        groups, positions = self.groups, self._position_by_node
-        if known is not None:
-            group = groups[known]
-            last = group.pop()
-            if last is not node:
-                positions[last] = position = positions[node]
-                group[position] = last
-            elif not group:
-                del groups[known]
-                del self.ranks[bisect_left(self.ranks, known)]
-        if rank is None:
-            del self._rank_by_node[node], positions[node]
-            return
-        if rank not in groups:
-            groups[rank] = []
+        place.changes = node.changes
+        rank, known = NO_RANK if node.removed else self.ranking.rank(node), place.rank
+        if rank != known:
+            if known != NO_RANK:
+                self._leave(node, place)
+            if rank != NO_RANK:
+                self._join(node, place, rank)
+        if node.removed:
+            del self._places[node]
+
+    def _leave(self, node: MirroredNode, place: NodePlace) -> None:
+        rank = place.rank
+        place.rank = NO_RANK
+        group = self.groups[rank]
+        last = group.pop()
+        if last is not node:
+            position = place.position
+            group[position] = last
+            self._places[last].position = position
+        elif not group:
+            del self.groups[rank]
+            del self.ranks[bisect_left(self.ranks, rank)]
+
+    def _join(self, node: MirroredNode, place: NodePlace, rank: Rank) -> None:
+        group = self.groups.get(rank)
+        if group is None:
+            group = self.groups[rank] = []
             insort(self.ranks, rank)
-        group = groups[rank]
-        self._rank_by_node[node] = rank
-        positions[node] = len(group)
+        place.rank, place.position = rank, len(group)
         group.append(node)
 
     def ranks_with_headroom(self, need: int) -> Iterator[Rank]:
@@ -156,7 +175,8 @@ class RankedNodes:
         if at >= end:
             return None
         best = ranks[at]
-        limit = max(1, min(BEST_GROUPS, end - at, len(self.mirror.nodes) // TIE_SHARE))
+        limit = min(BEST_GROUPS, end - at)
+        limit = min(limit, max(1, len(self.mirror.nodes) // TIE_SHARE))
         rank = ranks[at + int(rng() * limit)]
         if rank != best and not (
             _level(rank, packs=packs) == _level(best, packs=packs)
@@ -181,11 +201,10 @@ class RankedNodes:
 
     def best_of(self, nodes: Iterable[MirroredNode], need: int) -> BestNodes:
         """Return the best of these nodes with a headroom of `need` or more."""
-        ranks, packs = self._rank_by_node, self.packs
         groups: dict[Rank, list[MirroredNode]] = {}
         for node in nodes:
-            rank = ranks.get(node)
-            if rank is not None and has_headroom(rank, need, packs=packs):
+            rank = self._rank(node)
+            if rank != NO_RANK and has_headroom(rank, need, packs=self.packs):
                 groups.setdefault(rank, []).append(node)
         return self._best(nsmallest(BEST_GROUPS, groups), groups)
 
@@ -216,12 +235,16 @@ class RankedNodes:
 
     def rank_of(self, node: MirroredNode) -> Rank:
         """Return the rank of a node; one without a rank comes after all others."""
-        return self._rank_by_node.get(node, LAST_RANK)
+        rank = self._rank(node)
+        return LAST_RANK if rank == NO_RANK else rank
 
     def ranks_of(self, nodes: Iterable[MirroredNode]) -> list[Rank]:
         """Return `rank_of` of each node."""
-        ranks = self._rank_by_node
-        return [ranks.get(node, LAST_RANK) for node in nodes]
+        return [self.rank_of(node) for node in nodes]
+
+    def _rank(self, node: MirroredNode) -> Rank:
+        place = self._places.get(node)
+        return NO_RANK if place is None else place.rank
 
     def in_order(self, need: int) -> Iterator[MirroredNode]:
         """Yield the nodes with a headroom of `need` or more, best first."""
@@ -238,8 +261,8 @@ class RankedNodes:
         if self._uncontested_at != self.mirror.applied_changes:
             self._uncontested_at = self.mirror.applied_changes
             self._uncontested.clear()
-        ranks, (known, idle) = self._rank_by_node, self._uncontested.get(need, ((), ()))
-        used = [node for node in known if has_headroom(ranks.get(node, -1), need, packs=True)]
+        known, idle = self._uncontested.get(need, ((), ()))
+        used = [node for node in known if has_headroom(self._rank(node), need, packs=True)]
         if not used:
             used, idle = self._uncontested[need] = self._find_uncontested(need, rng)
         first = int(rng() * len(used))
@@ -280,12 +303,6 @@ class RankedNodes:
         if not self.packs:
             return 0
         return bisect_left(self.ranks, next_rank_with_headroom(0, need, packs=True))
-
-    def _clear(self) -> None:
-        self.ranks.clear()
-        self.groups.clear()
-        self._rank_by_node.clear()
-        self._position_by_node.clear()
 
 
 def _level(rank: Rank, *, packs: bool) -> int:

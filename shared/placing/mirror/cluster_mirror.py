@@ -35,7 +35,6 @@ class ChangeLog:
     def add(self, node: MirroredNode) -> None:
         """Append a change."""
         node.changes += 1
-        node.amounts.clear()
         self._nodes.append(node)
         if len(self._nodes) > CHANGE_LOG_LENGTH:
             del self._nodes[: CHANGE_LOG_LENGTH // 2]
@@ -175,7 +174,7 @@ class ClusterMirror:
         self,
         pod: PodUid,
         placement: Placement,
-        resources: Mapping[str, int],
+        resources: dict[str, int],
         groups: tuple[str, ...] = (),
     ) -> None:
         """Count a choice as used until the ledger has replied."""

@@ -1,6 +1,6 @@
 """Mirrored nodes and devices: mutable, with sums that make frequent checks cheap; pure."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from shared.model.device import Device, DeviceMode, DeviceUse, Isolation
 from shared.model.lease import Lease, Share
@@ -220,7 +220,6 @@ class MirroredNode:
 
     __slots__ = (
         "accepts_any_pod",
-        "amounts",
         "changed_by_others",
         "changes",
         "devices",
@@ -250,8 +249,6 @@ class MirroredNode:
         """How often it has changed."""
         self.changed_by_others = NEVER
         """When others last took or freed capacity of it, as `ClusterMirror.applied_changes`."""
-        self.amounts: dict[DeviceAmounts, list[int]] = {}
-        """What its devices have free, ascending, for each way to count it; until it changes."""
         self.facts = NodeFacts(name=name)
         self.version = 0
         self.used_resources: Mapping[str, int] = {}
@@ -321,21 +318,17 @@ class MirroredNode:
             self.subtract_resources(reservation.resources)
         return self.free_resources != before
 
-    def subtract_resources(self, resources: Mapping[str, int]) -> None:
+    def subtract_resources(self, resources: dict[str, int]) -> None:
         """Subtract a tentative reservation's use."""
         free = self.free_resources
         for name, amount in resources.items():
             free[name] = free.get(name, 0) - amount
 
-    def add_resources(self, resources: Mapping[str, int]) -> None:
+    def add_resources(self, resources: dict[str, int]) -> None:
         """Add a removed tentative reservation's use."""
         free = self.free_resources
         for name, amount in resources.items():
             free[name] = free.get(name, 0) + amount
-
-
-DeviceAmounts = Callable[[MirroredNode], list[int]]
-"""Returns what each of those devices that accept a share has free."""
 
 
 class TentativeReservation:
@@ -347,7 +340,7 @@ class TentativeReservation:
         self,
         node: MirroredNode,
         uses: list[tuple[MirroredDevice, TentativeDeviceUse]],
-        resources: Mapping[str, int],
+        resources: dict[str, int],
     ) -> None:
         self.node = node
         self.uses = uses
@@ -359,7 +352,7 @@ class TentativeReservation:
         node: MirroredNode,
         devices: Mapping[DeviceUuid, MirroredDevice],
         shares: Sequence[Share],
-        resources: Mapping[str, int],
+        resources: dict[str, int],
         groups: tuple[str, ...],
     ) -> "TentativeReservation":
         """Make a reservation of `shares` and count it on the node and its devices."""

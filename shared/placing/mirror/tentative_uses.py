@@ -1,12 +1,15 @@
 """A placement's use of each device until the ledger's totals contain it; pure."""
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
 from shared.model.lease import Share, bookings
 from shared.model.names import DeviceUuid
 from shared.model.request import SharingPolicy
+
+EXCLUSIVE: Final = SharingPolicy.EXCLUSIVE
 
 
 class SharingConstraints(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,10 +57,10 @@ def tentative_uses(
 def _use_of_share(share: Share, groups: tuple[str, ...]) -> TentativeDeviceUse:
     """Return the use of a device by one share, the only one of its pod there."""
     cores_percent, constraints = share.cores_percent, None
-    if groups or share.mig or share.sharing is SharingPolicy.EXCLUSIVE:
+    if groups or share.mig or share.sharing is EXCLUSIVE:
         cores_percent = share.booked_cores
         constraints = SharingConstraints(
-            exclusive=share.sharing is SharingPolicy.EXCLUSIVE,
+            exclusive=share.sharing is EXCLUSIVE,
             anti_affinity_groups=groups,
             layout=share.mig.layout if share.mig else "",
             positions=1 << share.mig.position if share.mig else 0,
@@ -78,7 +81,7 @@ def _summed_uses(
             if share.mig and share.device == booking.device:
                 positions |= 1 << share.mig.position
         constraints = SharingConstraints(
-            exclusive=booking.sharing is SharingPolicy.EXCLUSIVE,
+            exclusive=booking.sharing is EXCLUSIVE,
             anti_affinity_groups=groups,
             layout=booking.layout,
             positions=positions,

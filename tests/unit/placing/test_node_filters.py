@@ -149,11 +149,11 @@ def test_free_resources_exclude_leases_and_other_pods() -> None:
 
     assert free == {"cpu": 500, "pods": 1}
     assert check_resources({"cpu": 500, "pods": 1}, free) is None
-    assert not has_too_little(free, {"cpu": 500, "pods": 1}.items())
+    assert not has_too_little(free, {"cpu": 500, "pods": 1})
     assert check_resources({"cpu": 501}, free) == NodeFilterFailure(
         "InsufficientCpu", "Insufficient cpu", "501m of cpu requested, 500m free"
     )
-    assert has_too_little(free, {"cpu": 501}.items())
+    assert has_too_little(free, {"cpu": 501})
 
 
 @pytest.mark.parametrize(
