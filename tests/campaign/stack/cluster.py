@@ -1,4 +1,4 @@
-"""The stack of a campaign: what `leasehold up` starts, doubled, with a proxy on every link."""
+"""The stack of a campaign: what `leasehold up` starts, apart and combined, with proxies."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ from redis.backoff import NoBackoff
 from services.cli import credentials
 from services.cli.state_dir import ComponentState, State, StateDir, save_state
 from services.cli.up import servers
-from services.cli.up.components import Component, RunFileCheck, components_of, with_credentials
+from services.cli.up.components import Component, components_of, with_credentials
 from services.cli.up.plan import Plan, usage_port
 from services.cli.up.supervisor import Supervisor
 from shared.kubernetes.client import KubernetesClient
@@ -40,7 +40,6 @@ from tests.campaign.stack.tcp_proxy import HOST, KubeletProxy, SocketProxy, TcpP
 from tests.campaign.workload import GUARDED, NOTICE_S, URGENT, URGENT_PRIORITY
 from tests.support.waiting import until
 
-DOUBLED = ("watcher", "binder")
 READY_S = 120.0
 RETRY_S = 0.5
 CRDS = Path(__file__).parents[3] / "k8s" / "base" / "crds"
@@ -114,7 +113,7 @@ def _plan() -> Plan:
         ports[name] = servers.choose_port(0, taken=tuple(ports.values()))
     return Plan(
         nodes=LAYOUTS,
-        placers=2,
+        placers=1,
         ports=ports,
         nats_program=servers.nats_program(),
         redis_program=servers.valkey_program(),
@@ -124,23 +123,13 @@ def _plan() -> Plan:
     )
 
 
-def _doubled(components: Sequence[Component], directory: StateDir) -> list[Component]:
-    """Make two of each part of which `up` starts one, and leave out the dashboard."""
-    found: list[Component] = []
-    for component in components:
-        if component.name in DOUBLED:
-            found += [_replica(component, f"{component.name}-{n}", directory) for n in range(2)]
-        elif component.name != "dashboard":
-            found.append(component)
-    return found
-
-
-def _replica(component: Component, name: str, directory: StateDir) -> Component:
-    run_file = directory.run_file(name)
-    argv = list(component.argv)
-    argv[argv.index("--run-file") + 1] = str(run_file)
-    argv[argv.index("--instance") + 1] = name
-    return replace(component, name=name, argv=tuple(argv), checks=(RunFileCheck(path=run_file),))
+def _components(plan: Plan, directory: StateDir) -> list[Component]:
+    """Return what `up` starts apart and what it starts combined, each part once."""
+    apart, combined = (
+        components_of(replace(plan, combined=combined), directory) for combined in (False, True)
+    )
+    parts = {each.name: each for each in (*apart, *combined) if each.name != "dashboard"}
+    return list(parts.values())
 
 
 async def _proxied(components: Sequence[Component], cluster: CampaignCluster) -> list[Component]:
@@ -173,7 +162,7 @@ async def _proxied_one(component: Component, cluster: CampaignCluster) -> Compon
     environment = {
         **component.environment,
         **cluster.clocks.environment(name),
-        **(QUICK_PREEMPTION if name.startswith("binder") else {}),
+        **(QUICK_PREEMPTION if name in {"binder", "scheduler"} else {}),
     }
     return replace(component, argv=tuple(argv), environment=environment)
 
@@ -251,7 +240,7 @@ async def campaign_cluster(*, kept: Path | None = None) -> AsyncIterator[Campaig
         cluster = CampaignCluster(
             directory, plan, Clocks(root / "clocks"), kube, client, (user, password)
         )
-        components = _doubled(components_of(plan, directory), directory)
+        components = _components(plan, directory)
         proxied = await _proxied(with_credentials(components, files), cluster)
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:

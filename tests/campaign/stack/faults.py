@@ -205,7 +205,7 @@ class FaultInjector:
     async def _delete_node_unseen(self, fault: Fault) -> None:
         """Delete a node, and kill both binders before they can acknowledge that."""
         await self._delete_node(fault)
-        for binder in ("binder-0", "binder-1"):
+        for binder in ("binder", "scheduler"):
             self.cluster.send_signal(binder, signal.SIGKILL)
 
     async def _cordon(self, fault: Fault) -> None:

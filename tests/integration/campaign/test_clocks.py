@@ -17,7 +17,7 @@ for line in sys.stdin:
 
 def test_a_running_process_sees_its_clock_move(tmp_path: Path) -> None:
     clocks = Clocks(tmp_path)
-    environment = {**os.environ, **clocks.environment("binder-0")}
+    environment = {**os.environ, **clocks.environment("binder")}
     command = (sys.executable, "-c", SHOW)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, **pipes) as process:  # type: ignore[call-overload]
@@ -30,7 +30,7 @@ def test_a_running_process_sees_its_clock_move(tmp_path: Path) -> None:
 
         found = [offsets()]
         for offset_s in (3600.0, -45.0, 0.0):
-            clocks.shift("binder-0", offset_s)
+            clocks.shift("binder", offset_s)
             found.append(offsets())
         process.stdin.close()
 

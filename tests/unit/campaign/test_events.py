@@ -30,7 +30,7 @@ def test_a_story_has_the_events_of_its_pods_and_the_faults_around_them() -> None
 
 
 def test_a_report_contains_faults_from_before_the_violation_although_it_was_found_later() -> None:
-    violation = Violation(check="P3", subject="binder-0", text="t", at=100.0, since=60.0)
+    violation = Violation(check="P3", subject="binder", text="t", at=100.0, since=60.0)
     events = [event(1, "early", fault=True), event(50, "late", fault=True), event(60, "x", "a")]
 
     assert [one.text for one in story_of(violation, events)] == ["late"]

@@ -169,7 +169,7 @@ LIVENESS: dict[str, tuple[str, float, dict[str, Any]]] = {
         {"pods": (pod(),), **ledger_of(lease(), waiting=frozenset({"a"}))},
     ),
     "a device that is claimed for no pod": ("P2", 10, ledger_of(devices=CLAIMED)),
-    "a part that stays unready": ("P3", 10, {"unready": {"binder-0": "no Redis"}}),
+    "a part that stays unready": ("P3", 10, {"unready": {"binder": "no Redis"}}),
     "an API server that does not answer": ("P3", 10, {"no_api": True}),
     "a waiting pod that fits": ("P4", 12, {"pods": (waiting(),)}),
     "a gang of which a part was bound": (
@@ -212,9 +212,9 @@ def test_liveness_is_judged_after_its_bound(
 def test_p7_a_part_that_cannot_work_and_is_ready_is_found() -> None:
     state = sample(at=AT + 11, faults=("cut",))
 
-    assert found(state, cannot_work={"binder-0": AT}) == {"P7"}
-    assert found(replace(state, unready={"binder-0": ""}), cannot_work={"binder-0": AT}) == {"P7"}
-    assert not found(replace(state, unready={"binder-0": "Redis"}), cannot_work={"binder-0": AT})
+    assert found(state, cannot_work={"binder": AT}) == {"P7"}
+    assert found(replace(state, unready={"binder": ""}), cannot_work={"binder": AT}) == {"P7"}
+    assert not found(replace(state, unready={"binder": "Redis"}), cannot_work={"binder": AT})
 
 
 def test_p7_a_pod_bound_to_a_node_cordoned_long_before_is_found() -> None:
