@@ -34,13 +34,20 @@ async def sharing(server: NatsServer, name: str, handlers: LocalHandlers) -> Asy
         yield bus
 
 
-async def test_work_is_handed_over_without_a_message(server: NatsServer) -> None:
+@contextlib.asynccontextmanager
+async def one_process(server: NatsServer, other: str) -> AsyncIterator[tuple[Bus, Bus, Bus]]:
+    """Connect a watcher and a placer of one process, and a service of another."""
     handlers = LocalHandlers()
     async with (
         sharing(server, "handing", handlers) as watcher,
         sharing(server, "placer", handlers) as placer,
-        connected(server, "observer") as observer,
+        connected(server, other) as apart,
     ):
+        yield watcher, placer, apart
+
+
+async def test_work_is_handed_over_without_a_message(server: NatsServer) -> None:
+    async with one_process(server, "observer") as (watcher, placer, observer):
         recorder = Recorder()
         task = await running("placer", recorder, placer)
         work = await observer.client.subscribe("leasehold.work.>")
@@ -57,12 +64,7 @@ async def test_work_is_handed_over_without_a_message(server: NatsServer) -> None
 
 
 async def test_another_process_handles_what_the_own_one_cannot(server: NatsServer) -> None:
-    handlers = LocalHandlers()
-    async with (
-        sharing(server, "handing", handlers) as watcher,
-        sharing(server, "placer", handlers) as cut,
-        connected(server, "whole") as whole,
-    ):
+    async with one_process(server, "whole") as (watcher, cut, whole):
         failing = Recorder(*[UnavailableError("redis is away") for _ in range(1000)])
         recorder = Recorder()
         tasks = [await running("placer", failing, cut), await running("placer", recorder, whole)]
@@ -77,11 +79,7 @@ async def test_another_process_handles_what_the_own_one_cannot(server: NatsServe
 
 
 async def test_a_conflict_is_retried_in_the_process(server: NatsServer) -> None:
-    handlers = LocalHandlers()
-    async with (
-        sharing(server, "handing", handlers) as watcher,
-        sharing(server, "placer", handlers) as placer,
-    ):
+    async with one_process(server, "idle") as (watcher, placer, _):
         recorder = Recorder(ConflictError("again"), ConflictError("and again"))
         task = await running("placer", recorder, placer)
 
@@ -93,12 +91,7 @@ async def test_a_conflict_is_retried_in_the_process(server: NatsServer) -> None:
 
 
 async def test_other_processes_share_what_waits_behind_a_full_batch(server: NatsServer) -> None:
-    handlers = LocalHandlers()
-    async with (
-        sharing(server, "handing", handlers) as watcher,
-        sharing(server, "placer", handlers) as busy,
-        connected(server, "idle") as idle,
-    ):
+    async with one_process(server, "idle") as (watcher, busy, idle):
         slow, recorder = Slow(), Recorder()
         tasks = [await running("placer", slow, busy), await running("placer", recorder, idle)]
         total = EVENTS_PER_MESSAGE + 100
@@ -136,12 +129,7 @@ async def test_another_process_handles_what_waits_when_the_own_one_stops(
 
 
 async def test_observers_receive_copies_of_what_is_handed_over(server: NatsServer) -> None:
-    handlers = LocalHandlers()
-    async with (
-        sharing(server, "handing", handlers) as watcher,
-        sharing(server, "placer", handlers) as placer,
-        connected(server, "dashboard") as dashboard,
-    ):
+    async with one_process(server, "dashboard") as (watcher, placer, dashboard):
         task = await running("placer", Recorder(), placer)
         copies = await dashboard.observe([PodQueued])
         await dashboard.client.flush()
