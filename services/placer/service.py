@@ -7,7 +7,7 @@ ledger checks that each decision still fits.
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from services.placer.metrics import PrometheusPlacerMetrics
-from services.placer.rounds.batch import DecisionContext, split_into_units
+from services.placer.rounds.batch import CandidateCount, DecisionContext, split_into_units
 from services.placer.rounds.decision_writer import DecisionWriter, PlacerLedger
 from services.placer.rounds.rounds import GangRounds, PodRounds
 from shared.model.clock import Clock
@@ -43,10 +43,18 @@ class Placer:
         self.ledger = ledger
         self.clock = clock
         self.metrics = metrics
-        self.ledger_mirror = LedgerMirror(ledger, clock)
+        candidates = CandidateCount()
+        self.ledger_mirror = LedgerMirror(ledger, clock, may_pause=lambda: not candidates.contested)
         self.mirror = self.ledger_mirror.mirror
         self.quotas = QuotaRefusals()
-        context = DecisionContext(self.mirror, NodeIndex(self.mirror), self.quotas, rng)
+        context = DecisionContext(
+            self.mirror,
+            NodeIndex(self.mirror),
+            self.quotas,
+            rng,
+            candidates,
+            self.ledger_mirror.read_now,
+        )
         self.writer = DecisionWriter(ledger, clock, metrics, context, ttl_s=ttl_s)
         self.pod_rounds = PodRounds(context, self.writer, clock)
         self.gang_rounds = GangRounds(context, self.writer, self.pod_rounds, clock)
@@ -63,6 +71,8 @@ class Placer:
         unready = self.unready_reason()
         if unready is not None:
             raise UnavailableError(unready)
+        # A pod to which freed capacity is offered has the capacity number as its requeue number.
+        await self.ledger_mirror.reach(max((event.requeue_number for event in events), default=0))
         self.mirror.drop_counted()
         self.quotas.clear()
         newest = {event.pod: event for event in events}

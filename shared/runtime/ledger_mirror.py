@@ -1,14 +1,19 @@
 """A mirror of the ledger that follows it, for the services that decide where pods fit."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
-from shared.model.clock import Clock
+from shared.model.clock import Clock, wait_for_event
 from shared.model.ledger import LedgerChange, LedgerSnapshot
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 
 DISCONNECTED_LIMIT_S = 10.0
 """A mirror that has been disconnected from the ledger for longer decides nothing."""
+READ_PAUSE_S = 0.05
+"""Where pauses are allowed, changes within this time of each other are read together."""
+REACH_S = 0.05
+"""How long a caller waits for changes that it knows of."""
 
 
 class FollowedLedger(Protocol):
@@ -26,11 +31,22 @@ class FollowedLedger(Protocol):
 class LedgerMirror:
     """A mirror, and for how long it has not followed the ledger."""
 
-    def __init__(self, ledger: FollowedLedger, clock: Clock) -> None:
+    def __init__(
+        self,
+        ledger: FollowedLedger,
+        clock: Clock,
+        *,
+        may_pause: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`may_pause`: whether changes may be read up to `READ_PAUSE_S` later, for less CPU."""
         self.ledger = ledger
         self.clock = clock
+        self.may_pause = may_pause
         self.mirror = ClusterMirror()
         self._disconnected_since: float | None = None
+        self._requested = asyncio.Event()
+        """Changes are to be read now."""
+        self._applied = asyncio.Event()
 
     def unready_reason(self) -> str | None:
         """Return why nothing can be decided by the mirror, or None."""
@@ -55,6 +71,22 @@ class LedgerMirror:
             self._disconnected_since = None
             async for changes in self.ledger.changes(snapshot.position):
                 self.mirror.apply(changes)
+                self._applied.set()
+                if self.may_pause():
+                    await wait_for_event(self._requested, READ_PAUSE_S)
+                self._requested.clear()
         finally:
             if self._disconnected_since is None:
                 self._disconnected_since = self.clock.ticks()
+
+    def read_now(self) -> None:
+        """End a pause between two readings of changes."""
+        self._requested.set()
+
+    async def reach(self, capacity: int) -> None:
+        """Return once the mirror has reached a capacity number, after `REACH_S` at most."""
+        while self.mirror.capacity < capacity:
+            self._applied.clear()
+            self.read_now()
+            if not await wait_for_event(self._applied, REACH_S):
+                return

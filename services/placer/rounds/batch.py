@@ -1,6 +1,6 @@
 """Decisions for a batch of pods; each counts the choices for earlier pods as used; pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from services.placer.compared_placement import Rng
@@ -63,6 +63,11 @@ class CandidateCount:
         """Note that the ledger did not grant a first choice."""
         self._contested_pods = CONTESTED_PODS
 
+    @property
+    def contested(self) -> bool:
+        """Whether other placers have taken first choices lately."""
+        return self._contested_pods > 0
+
     def next(self) -> int:
         """Return the number for the next pod."""
         if not self._contested_pods:
@@ -80,6 +85,8 @@ class DecisionContext:
     quotas: QuotaRefusals
     rng: Rng
     candidates: CandidateCount = field(default_factory=CandidateCount)
+    read_changes: Callable[[], None] = lambda: None
+    """Called before another round: the mirror shall follow the ledger now."""
 
     def choose(self, event: PodQueued) -> tuple[Placement, ...] | Refusal:
         """Place the pod, and count the first candidate as used in the mirror."""

@@ -52,6 +52,7 @@ class PodRounds:
             undecided = await self._round(undecided, events, gang)
             if not undecided:
                 return
+            self.context.read_changes()
             await self.clock.sleep(ROUND_PAUSE_S)
         raise ConflictError(
             f"{len(undecided)} pods are undecided: the ledger changed {ROUNDS} times"
@@ -107,6 +108,7 @@ class GangRounds:
             if spare is not None:
                 await self.pod_rounds.place(spare, events, gang)
                 return
+            self.context.read_changes()
             await self.clock.sleep(ROUND_PAUSE_S)
         raise ConflictError(f"gang {gang.name} is undecided: the ledger changed {ROUNDS} times")
 

@@ -1,0 +1,84 @@
+"""A mirror that reads the ledger's changes together, and at once when somebody needs them."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from shared.model.ledger import LedgerChange
+from shared.runtime import ledger_mirror
+from shared.runtime.ledger_mirror import LedgerMirror
+from tests.support.placer.running import Clock, FakeLedger
+from tests.support.waiting import until
+
+LONG_S = 3600.0
+
+
+@contextlib.asynccontextmanager
+async def following(*, pauses: bool) -> AsyncIterator[tuple[FakeLedger, LedgerMirror]]:
+    ledger = FakeLedger()
+    followed = LedgerMirror(ledger, Clock(), may_pause=lambda: pauses)
+    task = asyncio.create_task(followed.follow())
+    await until(lambda: followed.unready_reason() is None)
+    yield ledger, followed
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def change(capacity: int) -> list[LedgerChange]:
+    return [LedgerChange(position=str(capacity), cause="released", capacity=capacity)]
+
+
+async def read(ledger: FakeLedger, followed: LedgerMirror, capacity: int) -> None:
+    ledger.feed.put_nowait(change(capacity))
+    await until(lambda: followed.mirror.capacity == capacity)
+
+
+async def test_changes_are_not_read_during_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_mirror, "READ_PAUSE_S", LONG_S)
+    async with following(pauses=True) as (ledger, followed):
+        await read(ledger, followed, 8)
+        ledger.feed.put_nowait(change(9))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert followed.mirror.capacity == 8
+
+        followed.read_now()
+
+        await until(lambda: followed.mirror.capacity == 9)
+
+
+async def test_what_an_event_was_queued_for_is_read_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ledger_mirror, "READ_PAUSE_S", LONG_S)
+    monkeypatch.setattr(ledger_mirror, "REACH_S", LONG_S)
+    async with following(pauses=True) as (ledger, followed):
+        await read(ledger, followed, 8)
+        for capacity in (9, 10):
+            ledger.feed.put_nowait(change(capacity))
+
+        async with asyncio.timeout(30):
+            await followed.reach(10)
+
+        assert followed.mirror.capacity == 10
+
+
+async def test_changes_that_do_not_come_are_not_awaited_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ledger_mirror, "REACH_S", 0.01)
+    async with following(pauses=True) as (_, followed), asyncio.timeout(30):
+        await followed.reach(1_000)
+
+        assert followed.mirror.capacity < 1_000
+
+
+async def test_without_pauses_every_change_is_read_as_it_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ledger_mirror, "READ_PAUSE_S", LONG_S)
+    async with following(pauses=False) as (ledger, followed):
+        for capacity in (8, 9):
+            await read(ledger, followed, capacity)
