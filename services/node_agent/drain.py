@@ -1,13 +1,14 @@
 """Drain: shutdown of an agent without pods that the kubelet refuses.
 
 The agent admits no more binds, reports that it serves nothing, and waits until the kubelet has
-requested devices for every admitted pod.
+requested devices for every admitted pod, and has asked to start the containers that just got some.
 """
 
 import logging
 from collections.abc import Sequence
 
 from services.node_agent.allocate.admission_window import AdmissionWindow
+from services.node_agent.kubelet.container_starts import ContainerStarts
 from services.node_agent.records.lease_sync import LeaseSync
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
@@ -22,7 +23,12 @@ REPLY_S = 1.0
 
 
 async def drain(
-    window: AdmissionWindow, lease_sync: LeaseSync, *, clock: Clock, limit_s: float
+    window: AdmissionWindow,
+    lease_sync: LeaseSync,
+    starts: ContainerStarts,
+    *,
+    clock: Clock,
+    limit_s: float,
 ) -> Sequence[Lease]:
     """Wait until no pod is in flight; return the leases left after `limit_s`.
 
@@ -37,9 +43,10 @@ async def drain(
         except UnavailableError as error:
             logger.debug("draining without a list of the node's leases: %s", error)
         left = list(window.in_flight().values())
-        if not left:
+        is_late = clock.ticks() > until
+        if not left and (is_late or not starts.any_due()):
             return ()
-        if clock.ticks() > until:
+        if is_late:
             logger.warning(
                 "stopping while %d pods wait for devices, which the kubelet will refuse: %s",
                 len(left),

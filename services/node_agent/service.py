@@ -196,10 +196,16 @@ class NodeAgent:
         return self.usage.report()
 
     async def drain(self) -> None:
-        """Admit no more pods, report that, and wait until the kubelet has served the admitted."""
+        """Admit no more pods, report that, and wait until the kubelet starts the admitted."""
         self.window.draining = True
         self.state.report_due.set()
-        await drain(self.window, self.lease_sync, clock=self.clock, limit_s=self.timing.drain_s)
+        await drain(
+            self.window,
+            self.lease_sync,
+            self.plugins.starts,
+            clock=self.clock,
+            limit_s=self.timing.drain_s,
+        )
 
     # Publishes
 

@@ -89,6 +89,7 @@ class PluginServer:
         self.resource = resource
         self.socket = socket
         self.watched = asyncio.Event()
+        """Set once the kubelet has been sent the list of devices."""
         self.ended = asyncio.Event()
         self.end_reason = "the kubelet ended the stream"
         self._handler = handler
@@ -161,10 +162,10 @@ class PluginServer:
         self, _: api_pb2.Empty, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[bytes]:
         context.add_done_callback(lambda _: self.ended.set())
-        self.watched.set()
         while True:
             changed = self._changed
             yield self._devices
+            self.watched.set()  # the first list has been sent
             await changed.wait()
 
     async def _preferred(

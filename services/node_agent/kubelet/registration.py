@@ -16,6 +16,7 @@ import grpc
 
 from proto.deviceplugin import api_pb2, api_pb2_grpc
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
+from services.node_agent.kubelet.container_starts import ContainerStarts
 from services.node_agent.kubelet.device_checkpoint import Allocatable, PluginResources
 from services.node_agent.kubelet.device_plugin import (
     OPTIONS,
@@ -77,7 +78,7 @@ class DevicePlugins:
     ) -> None:
         self.directory = directory
         self.kubelet = directory / KUBELET_SOCKET
-        self.handler = handler
+        self.handler = self.starts = ContainerStarts(handler)
         self.allocatable = allocatable
         self.plugin_resources = plugin_resources
         self.timing = timing
@@ -193,7 +194,7 @@ class PluginEndpoint:
 
     @property
     def is_served(self) -> bool:
-        """Whether it is registered, and the kubelet has requested the list."""
+        """Whether it is registered, and the kubelet has been sent the list."""
         return self.registered and self._server is not None and self._server.watched.is_set()
 
     def _socket(self) -> Path:

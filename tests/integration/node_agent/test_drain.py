@@ -1,6 +1,7 @@
 """An agent that is replaced while pods arrive: the kubelet refuses none of them."""
 
 import asyncio
+from collections.abc import Iterable
 
 import pytest
 from msgspec import structs
@@ -10,6 +11,7 @@ from services.node_agent.allocate.admission_window import DRAINING
 from shared.model.events.request_reply import BindRequest
 from shared.model.lease import LeaseState, Share
 from shared.model.names import NodeName
+from simcluster.kubelet.devices.plugin_client import PluginConnection
 from tests.support.binder.node_binder import Binder, post, reserve
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, lease_of, one_node_cluster, share
 from tests.support.simcluster.kubelet import NODE, pod
@@ -30,6 +32,7 @@ async def test_fifty_pods_arrive_while_the_agent_is_restarted_and_none_is_refuse
                 async with cluster.running(registered=False) as agent:
                     await served_one_more(cluster, burst)
                     await agent.drain()
+                await cluster.node.allocatable(NUMBER, 0)  # the kubelet has seen that it is gone
             async with cluster.running():
                 await burst
                 for n in range(50):
@@ -109,6 +112,36 @@ async def test_a_draining_agent_waits_for_admitted_binds_that_are_not_committed(
 
     assert reply.deferred_pods == ()
     assert waits, "the binder has not committed the lease yet"
+
+
+async def test_a_draining_agent_waits_until_a_container_with_devices_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has_sandbox, calls = asyncio.Event(), 0
+    pre_start = PluginConnection.pre_start
+
+    async def late(connection: PluginConnection, devices: Iterable[str]) -> None:
+        nonlocal calls
+        calls += 1
+        await has_sandbox.wait()
+        await pre_start(connection, devices)
+
+    monkeypatch.setattr(PluginConnection, "pre_start", late)
+    async with one_node_cluster() as cluster, cluster.running() as agent:
+        uid = cluster.node.create(pod("new", limits={NUMBER: 1}))["metadata"]["uid"]
+        cluster.ledger.grant(lease_of(uid, share(0, 2000), name="new"))
+        await until(lambda: calls > 0)
+        drain = asyncio.create_task(agent.drain())
+        requests = len(cluster.ledger.requests)
+        await until(lambda: drain.done() or len(cluster.ledger.requests) > requests + 3)
+        waits = not drain.done()
+        has_sandbox.set()
+        async with asyncio.timeout(5):
+            await drain
+        await cluster.node.phase("new", "Running")
+
+    assert waits, "the kubelet is still to call PreStartContainer"
+    assert calls == 1
 
 
 async def test_binds_are_deferred_until_the_agent_is_registered() -> None:
