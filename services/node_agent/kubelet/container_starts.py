@@ -22,7 +22,7 @@ class ContainerStarts:
     def __init__(
         self, handler: DevicePluginHandler, *, ticks: Callable[[], float] = time.monotonic
     ) -> None:
-        self._handler = handler
+        self.handler = handler
         self._ticks = ticks
         self._until: dict[tuple[str, frozenset[str]], float] = {}
         """Until when each container counts, by resource and device IDs."""
@@ -37,18 +37,18 @@ class ContainerStarts:
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Sequence[str]:
         """Choose among the free IDs."""
-        return await self._handler.get_preferred_allocation(resource, available, must_include, size)
+        return await self.handler.get_preferred_allocation(resource, available, must_include, size)
 
     async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
         """Return the container's setup; the container counts as starting from now on."""
-        setup = await self._handler.allocate(resource, device_ids)
+        setup = await self.handler.allocate(resource, device_ids)
         self._count(resource, device_ids, START_S)
         return setup
 
     async def pre_start_container(self, resource: str, device_ids: Sequence[str]) -> None:
         """Allow the start of the container, which counts only until the reply has arrived."""
         try:
-            await self._handler.pre_start_container(resource, device_ids)
+            await self.handler.pre_start_container(resource, device_ids)
         finally:
             self._count(resource, device_ids, REPLY_S)
 
