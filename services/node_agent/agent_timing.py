@@ -9,7 +9,7 @@ class AgentTiming:
 
     nvml_probe_s: float = 5.0
     """Interval between probes of real GPUs."""
-    simulated_probe_s: float = 1.0
+    simulated_probe_s: float = 2.0
     """Interval between probes of simulated GPUs."""
     simulated_backoff_s: float = 1.0
     """First backoff of a simulated GPU that was cordoned."""
@@ -21,7 +21,7 @@ class AgentTiming:
     """How long the kubelet may list containers that have ended: it polls the runtime every 2 s."""
     partition_step_s: float = 15.0
     """Time limit of the driver to create or destroy one MIG instance."""
-    view_compare_s: float = 6.0
+    view_compare_s: float = 30.0
     """Interval between comparisons of the Node object with its desired state."""
     object_retry_s: float = 60.0
     """Before a custom object is retried whose kind is not defined, or which we may not write."""

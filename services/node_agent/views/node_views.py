@@ -7,6 +7,7 @@ are written, and retried until the API server accepts them.
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import aclosing
 from urllib.parse import quote
 
 import msgspec
@@ -19,6 +20,9 @@ from shared.dialects import DIALECTS
 from shared.dialects.volcano.device_register import HANDSHAKE, REPORT_S, reported
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
+from shared.kubernetes.known_objects import ObjectAdded, ObjectUpdated, newer
+from shared.kubernetes.reflector import Reflector
+from shared.kubernetes.types import ObjectMeta
 from shared.model.clock import Clock, until_tick, wait_for_event
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.lease import Lease
@@ -27,31 +31,29 @@ from shared.model.quantity import parse_count
 
 logger = logging.getLogger(__name__)
 
-COMPARE_S = 6.0
-"""How often the Node object is compared with the advertisement."""
+NODES = "/api/v1/nodes"
+COMPARE_S = 30.0
+"""How often the Node object is read and compared, although it is watched."""
 REPLY_S = 3.0
 """A comparison that takes longer makes the agent unready."""
+WRITE_AGAIN_S = 1.0
+"""After a change of others was overwritten: they may change it back each time."""
 FRESH_S = 0.5
 """A status that was read within this time is not read again."""
+UNWATCHABLE_RETRY_S = 60.0
+"""After the API server refused the watch; the Node object is still read every `COMPARE_S`."""
 MIN_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 5.0
 
 
-class _NodeMetadata(msgspec.Struct):
-    uid: str = ""
-    annotations: dict[str, str] | None = None
-    labels: dict[str, str] | None = None
-    version: str = msgspec.field(name="resourceVersion", default="")
+class _NodeStatus(msgspec.Struct, frozen=True):
+    capacity: dict[str, str | int] = {}
+    allocatable: dict[str, str | int] = {}
 
 
-class _NodeStatus(msgspec.Struct):
-    capacity: dict[str, str | int] | None = None
-    allocatable: dict[str, str | int] | None = None
-
-
-class _NodeView(msgspec.Struct):
-    metadata: _NodeMetadata = msgspec.field(default_factory=_NodeMetadata)
-    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
+class _NodeView(msgspec.Struct, frozen=True):
+    metadata: ObjectMeta = ObjectMeta()
+    status: _NodeStatus = _NodeStatus()
 
 
 class ViewWriter:
@@ -70,7 +72,8 @@ class ViewWriter:
         self.clock = clock
         self.compare_s = compare_s
         self.objects = NodeObjects(client, node, clock, retry_s=object_retry_s)
-        self.path = f"/api/v1/nodes/{quote(node, safe='')}"
+        self.node = node
+        self.path = f"{NODES}/{quote(node, safe='')}"
         self.advertisement: NodeAdvertisement | None = None
         self.pods: dict[PodUid, tuple[Lease, dict[str, str]]] = {}
         self._node_changed = asyncio.Event()
@@ -78,6 +81,10 @@ class ViewWriter:
         self._read_at: float | None = None
         """When the Node object was last read, or first to be read, by the clock's ticks."""
         self._failure = ""
+        self._observed: _NodeView | None = None
+        """The Node object that the watch showed, if it must be written."""
+        self._written = "0"
+        """Resource version of the last write: the watch shows older ones afterwards."""
         self._reading = asyncio.Lock()
         self._status = _NodeStatus()
         self._status_read_at = float("-inf")
@@ -115,19 +122,27 @@ class ViewWriter:
     async def read_allocatable(self, resource: str) -> int | None:
         """Return the node's allocatable amount of a resource; None if it has no such resource.
 
-        Calls for several resources share one request.
+        Only if there is none by the last known status, the API server is asked; calls for several
+        resources share one request.
         """
         async with self._reading:
-            if self.clock.ticks() >= self._status_read_at + FRESH_S:
+            if (
+                not self._allocatable(resource)
+                and self.clock.ticks() >= self._status_read_at + FRESH_S
+            ):
                 self._status = (await self.client.read(self.path, _NodeView)).status
                 self._status_read_at = self.clock.ticks()
-        amount = (self._status.allocatable or {}).get(resource)
+        return self._allocatable(resource)
+
+    def _allocatable(self, resource: str) -> int | None:
+        amount = self._status.allocatable.get(resource)
         return None if amount is None else parse_count(amount)
 
     async def run(self) -> None:
         """Write views until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._sync_node())
+            group.create_task(self._watch_node())
             group.create_task(self._sync_pods())
 
     async def _sync_node(self) -> None:
@@ -147,44 +162,55 @@ class ViewWriter:
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
+    async def _watch_node(self) -> None:
+        """Compare at once when somebody changes what is written here, such as a new kubelet."""
+        selector = f"metadata.name={self.node}"
+        while True:
+            reflector = Reflector(self.client, NODES, _NodeView, field_selector=selector)
+            try:
+                async with aclosing(reflector.batches()) as batches:
+                    async for batch in batches:
+                        for change in batch:
+                            if isinstance(change, ObjectAdded | ObjectUpdated):
+                                self._observe(change.item)
+            except RequestError as error:
+                logger.warning(
+                    "the Node object is not watched, but read every %g s: %s", self.compare_s, error
+                )
+            await self.clock.sleep(UNWATCHABLE_RETRY_S)
+
+    def _observe(self, node: _NodeView) -> None:
+        self._status, wanted = node.status, self.advertisement
+        if wanted is not None and (
+            _metadata_changes(node.metadata, wanted) or _status_changes(node.status, wanted)
+        ):
+            self._observed = node
+            self._node_changed.set()
+
     async def _write_node(self, wanted: NodeAdvertisement) -> None:
+        node = observed = self._observed
+        self._observed = None
         if self._read_at is None:
             self._read_at = self.clock.ticks()
-        # Any version may be compared; this one is in the API server's memory.
-        node = await self.client.read(f"{self.path}?resourceVersion=0", _NodeView)
+        if node is None or newer(self._written, node.metadata.resource_version):
+            # Any version may be compared; this one is in the API server's memory.
+            node = await self.client.read(f"{self.path}?resourceVersion=0", _NodeView)
         self._read_at, self._failure = self.clock.ticks(), ""
-        await self._write_metadata(node.metadata, wanted)
-        missing = {
-            part: {
-                name: str(amount)
-                for name, amount in wanted.node_status.items()
-                if name not in amounts or parse_count(amounts[name]) != amount
-            }
-            for part, amounts in (
-                ("capacity", node.status.capacity or {}),
-                ("allocatable", node.status.allocatable or {}),
+        if metadata := _metadata_changes(node.metadata, wanted):
+            self._take_written(
+                await self.client.patch_merge(self.path, {"metadata": metadata}, _NodeView)
             )
-        }
-        if any(missing.values()):
-            await self.client.patch_strategic(f"{self.path}/status", {"status": missing})
+        if status := _status_changes(node.status, wanted):
+            path = f"{self.path}/status"
+            self._take_written(
+                await self.client.patch_strategic(path, {"status": status}, _NodeView)
+            )
         await self.objects.write(wanted.objects, node.metadata.uid)
+        if observed is not None:
+            await self.clock.sleep(WRITE_AGAIN_S)
 
-    async def _write_metadata(self, current: _NodeMetadata, wanted: NodeAdvertisement) -> None:
-        annotations = current.annotations or {}
-        stale = {
-            key: text for key, text in wanted.annotations.items() if annotations.get(key) != text
-        }
-        entries = merge_own_entries(annotations, wanted.annotation_entries)
-        labels = {
-            key: text
-            for key, text in wanted.labels.items()
-            if (current.labels or {}).get(key) != text
-        }
-        if stale or entries or labels:
-            metadata: dict[str, object] = {"annotations": {**stale, **entries}, "labels": labels}
-            if entries:  # a conflict protects entries that others add meanwhile
-                metadata["resourceVersion"] = current.version
-            await self.client.patch_merge(self.path, {"metadata": metadata})
+    def _take_written(self, node: _NodeView) -> None:
+        self._written = node.metadata.resource_version
 
     async def _sync_pods(self) -> None:
         backoff_s = MIN_BACKOFF_S
@@ -216,6 +242,37 @@ class ViewWriter:
         """Patch the pod, if it is still the one with the lease."""
         body = {"metadata": {"uid": lease.pod, "annotations": annotations}}
         await self.client.patch_merge(pod_path(lease.namespace, lease.name), body)
+
+
+def _metadata_changes(current: ObjectMeta, wanted: NodeAdvertisement) -> dict[str, object]:
+    """Return the merge patch of the metadata; empty if it is up to date."""
+    entries = merge_own_entries(current.annotations, wanted.annotation_entries)
+    annotations = {**_stale(current.annotations, wanted.annotations), **entries}
+    labels = _stale(current.labels, wanted.labels)
+    if not annotations and not labels:
+        return {}
+    changes: dict[str, object] = {"annotations": annotations, "labels": labels}
+    if entries:  # a conflict protects entries that others add meanwhile
+        changes["resourceVersion"] = current.resource_version
+    return changes
+
+
+def _stale(current: Mapping[str, str], wanted: Mapping[str, str | None]) -> dict[str, str | None]:
+    return {key: text for key, text in wanted.items() if current.get(key) != text}
+
+
+def _status_changes(current: _NodeStatus, wanted: NodeAdvertisement) -> dict[str, dict[str, str]]:
+    """Return the patch of the status; empty if it is up to date."""
+    parts = {"capacity": current.capacity, "allocatable": current.allocatable}
+    missing = {
+        part: {
+            name: str(amount)
+            for name, amount in wanted.node_status.items()
+            if name not in amounts or parse_count(amounts[name]) != amount
+        }
+        for part, amounts in parts.items()
+    }
+    return missing if any(missing.values()) else {}
 
 
 class Handshake:

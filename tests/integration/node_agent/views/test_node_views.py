@@ -42,7 +42,7 @@ async def test_an_unhealthy_gpu_is_not_allocatable_until_it_recovers() -> None:
 
 
 async def test_the_register_annotation_and_patched_amounts_are_restored_if_removed() -> None:
-    async with one_node_cluster() as cluster, cluster.running() as agent:
+    async with one_node_cluster() as cluster, cluster.running():
         await cluster.node.allocatable("volcano.sh/vgpu-cores", 200)
         key = "volcano.sh/node-vgpu-register"
         await until(lambda: cluster.node.node()["metadata"]["annotations"].get(key))
@@ -53,7 +53,6 @@ async def test_the_register_annotation_and_patched_amounts_are_restored_if_remov
             }
         }
         cluster.node.store.patch("nodes", None, NODE, lost, subresource="status")
-        agent.watcher.advertise(agent.state.shown)
         await cluster.node.allocatable("volcano.sh/vgpu-cores", 200)
         await until(lambda: cluster.node.node()["metadata"]["annotations"].get(key))
 
