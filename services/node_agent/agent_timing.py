@@ -58,6 +58,10 @@ class AgentTiming:
     """Interval between attempts to read an unreadable pod list of the kubelet."""
     registration_check_s: float = 20.0
     """Interval between checks that a registered resource is allocatable on the node."""
+    status_late_s: float = 15.0
+    """How long node status may show no allocatable amount of a resource after the kubelet got its
+    list. The kubelet admits pods at once, and updates the status every 10 s by default:
+    https://kubernetes.io/docs/reference/config-api/kubelet-config.v1beta1/"""
     limit_check_s: float = 1.0
     """Interval between comparisons of limits with leases."""
     limit_hold_s: float = 20.0

@@ -216,11 +216,13 @@ class NodeAgent:
             await wait_for_event(self.state.report_due, until_tick(self.timing.report_s))
             self.state.report_due.clear()
             if self.state.devices:
+                served, newly_served = self._served()
                 yield [
                     DeviceReported(
                         node=self.route,
                         devices=close_unrecorded(self.state.devices, self.checkpoint.unrecorded),
-                        served=() if self.window.draining else self._served(),
+                        served=served,
+                        newly_served=newly_served,
                         allocations=self.checkpoint.allocations,
                         reported_at=self._next_reported_at(),
                         pods_unreadable=bool(self.pods.unreadable_reason),
@@ -228,21 +230,24 @@ class NodeAgent:
                     )
                 ]
 
-    def _served(self) -> tuple[str, ...]:
-        """Return the resources that pods may be placed for.
+    def _served(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the resources that pods may be placed for, and which of them are newly served.
 
         One that has not been registered for `UNSERVED_S` is left out, unless none is, as after a
         restart of the kubelet: then the node is closed to all pods. One whose amount is still
         allocated by device plugin is left out in any case.
         """
-        unserved = self.plugins.unserved()
+        if self.window.draining:
+            return (), ()
+        unserved, newly_served = self.plugins.unserved(), self.plugins.newly_served()
         usable = [
             name
             for name in self.state.shown.served
             if name not in unserved or not unserved[name].plugin_amount
         ]
         lost = {name for name, each in unserved.items() if each.for_s >= UNSERVED_S}
-        return tuple(name for name in usable if name not in lost) or tuple(usable)
+        served = [name for name in usable if name not in lost] or usable
+        return tuple(served), tuple(name for name in served if name in newly_served)
 
     def _next_reported_at(self) -> float:
         """Return the time, later than at the last call: consumers drop older reports."""

@@ -121,11 +121,14 @@ class LedgerNode:
     devices: tuple[tuple[Device, DeviceUse], ...] = ()
     served: tuple[str, ...] = ()
     """Resources that the node agent's device plugin serves."""
+    newly_served: tuple[str, ...] = ()
+    """Those of them for which an allocatable amount of 0 in node status is outdated."""
 
     @property
     def serving(self) -> frozenset[str]:
         """Resources that the kubelet currently accepts requests for."""
-        return frozenset(self.served).difference(self.facts.unserved_resources)
+        unserved = set(self.facts.unserved_resources).difference(self.newly_served)
+        return frozenset(self.served).difference(unserved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

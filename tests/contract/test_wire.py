@@ -239,6 +239,7 @@ SAMPLES: tuple[Event, ...] = (
         node=NODE,
         devices=(DEVICE,),
         served=("volcano.sh/vgpu-number",),
+        newly_served=("volcano.sh/vgpu-number",),
         allocations=(ACTIVATION,),
         reported_at=3.5,
         pods_unreadable=True,

@@ -5,6 +5,7 @@ Messages that can be large are made once and sent as bytes.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -88,8 +89,8 @@ class PluginServer:
     ) -> None:
         self.resource = resource
         self.socket = socket
-        self.watched = asyncio.Event()
-        """Set once the kubelet has been sent the list of devices."""
+        self.watched_at: float | None = None
+        """When the kubelet was sent the first list of devices, by the monotonic clock."""
         self.ended = asyncio.Event()
         self.end_reason = "the kubelet ended the stream"
         self._handler = handler
@@ -165,7 +166,8 @@ class PluginServer:
         while True:
             changed = self._changed
             yield self._devices
-            self.watched.set()  # the first list has been sent
+            if self.watched_at is None:
+                self.watched_at = time.monotonic()
             await changed.wait()
 
     async def _preferred(

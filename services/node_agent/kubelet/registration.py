@@ -162,6 +162,10 @@ class DevicePlugins:
                 found[name] = Unserved(now - endpoint.lost_at)
         return found
 
+    def newly_served(self) -> frozenset[str]:
+        """Return the resources that node status may still show as not served."""
+        return frozenset(name for name, each in self.endpoints.items() if each.is_newly_served)
+
     def unready_reason(self) -> str | None:
         """Return which resources are not registered; None: all are."""
         missing = {n: each for n, each in self.unserved().items() if not each.plugin_amount}
@@ -195,10 +199,21 @@ class PluginEndpoint:
     @property
     def is_served(self) -> bool:
         """Whether it is registered, and the kubelet has been sent the list."""
-        return self.registered and self._server is not None and self._server.watched.is_set()
+        return self._watched_at is not None
 
     def _socket(self) -> Path:
         return self._plugins.directory / f"{self._stem}-{os.urandom(3).hex()}.sock"
+
+    @property
+    def is_newly_served(self) -> bool:
+        """Whether node status may still show that it is not served."""
+        at = self._watched_at
+        late_s = self._plugins.timing.status_late_s
+        return at is not None and time.monotonic() - at < late_s
+
+    @property
+    def _watched_at(self) -> float | None:
+        return self._server.watched_at if self.registered and self._server is not None else None
 
     def update(self, ids: Mapping[str, PluginDeviceId]) -> None:
         """Send a new list if it differs."""
@@ -300,7 +315,7 @@ class PluginEndpoint:
                 server.end("the kubelet's socket was replaced")
             elif socket_identity(server.socket) != own:
                 server.end("our own socket was removed")
-            elif not server.watched.is_set() and time.monotonic() - began > FIRST_LIST_S:
+            elif server.watched_at is None and time.monotonic() - began > FIRST_LIST_S:
                 server.end(f"the kubelet did not request the list within {FIRST_LIST_S:g} s")
 
         self._plugins.checks.add(check)

@@ -23,7 +23,14 @@ from shared.model.node import NodeFacts
 
 _decode_facts = msgspec.json.Decoder(NodeFacts).decode
 _decode_devices = msgspec.json.Decoder(tuple[Device, ...]).decode
-_decode_served = msgspec.json.Decoder(tuple[str, ...]).decode
+
+
+class _Served(msgspec.Struct):
+    served: tuple[str, ...]
+    newly_served: tuple[str, ...]
+
+
+_decode_served = msgspec.json.Decoder(tuple[str, ...] | _Served).decode
 
 
 def encode_node_facts(facts: NodeFacts) -> list[object]:
@@ -58,7 +65,7 @@ def encode_device_report(report: DeviceReported) -> list[object]:
     return [
         report.node,
         text(report.devices),
-        text(report.served),
+        text(_Served(report.served, report.newly_served) if report.newly_served else report.served),
         devices,
         [part for item in fences.items() for part in item],
         report.reported_at,
@@ -125,13 +132,17 @@ def _ledger_node(
 ) -> LedgerNode:
     """Build a node; a device that leases hold and that is not reported any more is unhealthy."""
     reported = {device.uuid: device for device in _decode_devices(devices)}
+    resources = _decode_served(served)
+    if not isinstance(resources, _Served):
+        resources = _Served(resources, ())
     pairs = [(reported.get(state.uuid) or _unreported(state), state.use) for state in states]
     return LedgerNode(
         facts=facts,
         version=use.version,
         used=use.used,
         devices=tuple(sorted(pairs, key=lambda pair: (pair[0].index, pair[0].uuid))),
-        served=_decode_served(served),
+        served=resources.served,
+        newly_served=resources.newly_served,
     )
 
 

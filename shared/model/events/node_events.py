@@ -39,6 +39,8 @@ class DeviceReported(Event):
     devices: tuple[Device, ...]
     served: tuple[str, ...]
     """Resources that the agent's device plugin serves."""
+    newly_served: tuple[str, ...] = ()
+    """Those of them that the kubelet has just received, and does not show in node status yet."""
     allocations: tuple[Allocation, ...] = ()
     reported_at: float = 0.0
     pods_unreadable: bool = False

@@ -103,6 +103,11 @@ def _for_trigger(request: PodRequest, nearest: BlockedNodes) -> str:
             f"start the node agent of node {node.name} with --gpu-strategy auto: it serves other "
             f"resources than {TRIGGER}, for clusters without the webhook"
         )
+    if name in node.facts.unserved_resources:
+        return (
+            f"check the node agent of node {node.name}: the node shows no allocatable {name}, "
+            "which a kubelet updates within 10 s after the agent has registered"
+        )
     if TRIGGER in node.serving and amount_changes({name: 1}).get(TRIGGER):
         return (
             f"also request {TRIGGER}: 1 in each container with {name}: the webhook adds it to new "

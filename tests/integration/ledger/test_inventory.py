@@ -137,6 +137,24 @@ async def test_a_cordoned_node_serves_nothing_to_mirrors_and_is_offered_when_it_
         await assert_sound(leases)
 
 
+async def test_an_allocatable_amount_of_0_counts_unless_the_resource_is_newly_served(
+    url: str,
+) -> None:
+    number = "volcano.sh/vgpu-number"
+    newly = replace(report("a", [device("a", 0)], at=NOW), newly_served=(number,))
+    async with ledger(url) as leases:
+        await leases.save_nodes([replace(facts("a"), unserved_resources=(number,))])
+        await leases.save_devices([newly])
+        start = await leases.snapshot()
+        feed = leases.changes(start.position)
+        await leases.save_devices([report("a", [device("a", 0)], at=NOW + 15)])
+        [[changed]] = [await anext(feed)]
+
+        assert start.nodes[0].serving == {number}
+        assert changed.nodes[0].serving == set()
+        assert (await leases.snapshot()).nodes[0].serving == set()
+
+
 async def test_a_removed_node_is_not_cordoned_any_more_and_an_unknown_node_never(url: str) -> None:
     async with ledger(url) as leases:
         await leases.save_nodes([facts("a")])

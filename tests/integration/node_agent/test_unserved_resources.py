@@ -28,6 +28,19 @@ def registered(cluster: OneNodeCluster) -> frozenset[str]:
     return frozenset(devices.registered if devices else ())
 
 
+async def test_a_resource_is_reported_as_newly_served_after_each_registration() -> None:
+    def reported() -> tuple[bool, bool]:
+        latest = cluster.reported[-1]
+        return NUMBER in latest.served, NUMBER in latest.newly_served
+
+    async with one_node_cluster(timing=AgentTiming(status_late_s=2)) as cluster, cluster.running():
+        await until(lambda: cluster.reported and reported() == (True, True))
+        await until(lambda: reported() == (True, False))
+        await cluster.node.kubelet.restart()
+        await until(lambda: reported() == (True, True))
+        await until(lambda: reported() == (True, False))
+
+
 async def test_one_resource_that_is_not_registered_holds_up_only_its_own_pods(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

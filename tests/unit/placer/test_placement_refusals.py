@@ -289,10 +289,24 @@ def test_a_node_without_allocatable_of_the_resource_gets_no_pod() -> None:
     )
     wanted = request(gpu(), triggers=("volcano.sh/vgpu-number",))
 
+    restarted = replace(without_agent, newly_served=("volcano.sh/vgpu-number",))
+
     assert chosen(wanted, index_of(served)) == ["a"]
     assert (
         refused(wanted, without_agent).counts == refused(wanted, replace(served, served=())).counts
     )
+    assert chosen(wanted, index_of(restarted)) == ["a"]
+
+
+def test_a_node_without_allocatable_is_not_blamed_on_the_flags_of_its_agent() -> None:
+    node = ledger_node("a", device())
+    facts = replace(node.facts, unserved_resources=("volcano.sh/vgpu-number",))
+
+    refusal = refused(
+        request(gpu(), triggers=("volcano.sh/vgpu-number",)), replace(node, facts=facts)
+    )
+
+    assert "the node shows no allocatable volcano.sh/vgpu-number" in refusal.hint
 
 
 def test_an_unhealthy_device_is_not_blamed_on_the_annotation_that_its_agent_wrote() -> None:
