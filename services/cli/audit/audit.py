@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -25,13 +26,15 @@ from services.cli.snapshot.snapshot import Snapshot, WindowTotals
 from services.cli.snapshot.snapshot_reader import SnapshotReader, open_reader
 from shared.ledger.budgets import Budgets
 from shared.model.budget import ChargeEntry
-from shared.model.errors import PermissionDeniedError
+from shared.model.errors import PermissionDeniedError, RequestError
 
 RETRY_S = 1.0
 
 
 def audit(flags: argparse.Namespace) -> int:
     """Recompute every invariant; return 1 if one is violated."""
+    if flags.agents and not Path(flags.agents).is_dir():
+        raise RequestError(f"--agents {flags.agents} is not a directory: name one with checkpoints")
     location = locate_ledger(flags)
     snapshot, lasting = asyncio.run(_audit(location, schedulers_of(flags), wait=not flags.now))
     if flags.output:

@@ -148,6 +148,13 @@ def test_an_invalid_layout_is_refused_before_anything_starts(
     assert not (tmp_path / "s").exists()
 
 
+def test_an_audit_of_checkpoints_in_a_missing_directory_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of("audit", "--agents", str(tmp_path / "none")) == 2
+    assert "none is not a directory" in capsys.readouterr().err
+
+
 def test_a_missing_trace_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("trace", "unknown", "--trace-dir", str(tmp_path)) == 1
     assert "no span of pod default/unknown" in capsys.readouterr().err
