@@ -185,7 +185,7 @@ def decode(layout: RegionLayout, data: bytes | bytearray, torn: Set[int] = froze
         slots=slots,
         orphans=tuple(
             read(index)
-            for index in range(count, SLOTS)
+            for index in _slots_with_pids(layout, data, count)
             if _is_orphan(layout, data, layout.slot_at(index))
         ),
         lock_owner=_word(data, layout.owner),
@@ -201,6 +201,13 @@ def decode(layout: RegionLayout, data: bytes | bytearray, torn: Set[int] = froze
 def slot_count(layout: RegionLayout, data: bytes | bytearray) -> int:
     """Return how many slots the library counts, never more than there are."""
     return min(max(int(_CONTROL.unpack_from(data, layout.slot_count)[0]), 0), SLOTS)
+
+
+def _slots_with_pids(layout: RegionLayout, data: bytes | bytearray, first: int) -> Iterable[int]:
+    """Return the slots from `first` on, or none if none of them has a PID."""
+    start, end = layout.slot_at(first), layout.slot_at(SLOTS)
+    has_pids = any(any(data[start + byte : end : layout.slot.size]) for byte in range(_PID.size))
+    return range(first, SLOTS) if has_pids else ()
 
 
 def _is_orphan(layout: RegionLayout, data: bytes | bytearray, at: int) -> bool:

@@ -5,11 +5,12 @@ Nothing is mapped, since a mapping of a file that shrinks kills its reader; no l
 taken, and none of its semaphores.
 """
 
+import errno
 import os
 import stat
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from services.node_agent.isolation.region import Region, RegionPath, Tampered, decode, slot_count
 from services.node_agent.isolation.region_layouts import BY_FILE_SIZE, RegionLayout, layout_of
@@ -72,14 +73,34 @@ def _problem_with(status: os.stat_result) -> str | None:
 
 def _read(descriptor: int) -> Region | Tampered:
     size = os.fstat(descriptor).st_size
-    data = bytearray(os.pread(descriptor, size, 0) if size in BY_FILE_SIZE else b"")
-    if len(data) != size or size == 0:
-        return Tampered(f"it changed its size while it was read: {len(data)} of {size} bytes")
+    data = bytearray(size if size in BY_FILE_SIZE else 0)
+    for start, end in _written_ranges(descriptor, len(data)):
+        os.preadv(descriptor, [memoryview(data)[start:end]], start)
+    now = os.fstat(descriptor).st_size
+    if size == 0 or not len(data) == size == now:
+        return Tampered(f"it changed its size while it was read: {now} of {size} bytes")
     magic, major, minor = _HEAD.unpack_from(data)
     layout = layout_of(size, magic, (major, minor))
     if isinstance(layout, str):
         return Tampered(layout)
     return decode(layout, data, _read_torn_slots_again(descriptor, layout, data))
+
+
+def _written_ranges(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield start and end of what may not be zero: most slots of most regions were never used."""
+    end = 0
+    while end < size:
+        try:
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+            end = min(os.lseek(descriptor, start, os.SEEK_HOLE), size)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # no data from there on
+                return
+            if error.errno != errno.EINVAL:
+                raise
+            start, end = end, size  # the file system does not know
+        if start < end:
+            yield start, end
 
 
 def _read_torn_slots_again(descriptor: int, layout: RegionLayout, data: bytearray) -> set[int]:

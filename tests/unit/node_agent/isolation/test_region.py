@@ -1,5 +1,6 @@
 """Reading a region that its container may have filled with anything."""
 
+import mmap
 import os
 import socket
 import struct
@@ -39,6 +40,36 @@ def region_of(image: bytes | bytearray) -> Region:
 def refused(found: Region | Tampered | None) -> str:
     assert isinstance(found, Tampered)
     return found.reason
+
+
+# Files with holes
+
+
+def test_slots_in_a_file_with_holes_are_read_as_soon_as_a_process_has_mapped_them(
+    tmp_path: Path,
+) -> None:
+    place, empty, used = at(tmp_path), fresh(), fresh()
+    process(used, 700, 41, totals=(GIB,), counted=False)
+    process(used, 0, 17, totals=(GIB,))
+    with path_of(place).open("w+b") as file:
+        file.truncate(len(empty))
+        file.seek(V1_2.slot_count)
+        file.write(empty[V1_2.slot_count :])
+        file.seek(0)
+        file.write(empty[:4096])
+        file.flush()
+        before = read_region(place)
+        with mmap.mmap(file.fileno(), 0) as mapped:
+            for index in (0, 700):
+                start, end = V1_2.slot_at(index), V1_2.slot_at(index + 1)
+                mapped[start:end] = bytes(used[start:end])
+            mapped[V1_2.slot_count :] = bytes(used[V1_2.slot_count :])
+            after = read_region(place)
+
+    assert before == region_of(empty)
+    assert after == region_of(used)
+    assert isinstance(after, Region)
+    assert [slot.pid for slot in (*after.slots, *after.orphans)] == [17, 41]
 
 
 # What is no region
