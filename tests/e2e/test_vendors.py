@@ -353,7 +353,8 @@ async def test_gpusharing_7_a_container_reuses_the_hundredths_of_an_init_contain
 
 async def test_hami_devices_are_spread_unless_the_pod_sets_another_policy(up: Stack) -> None:
     policy = {"hami.io/gpu-scheduler-policy": "binpack"}
-    spread = [await bound(up, asking(f"s{n}", hami(gpu=1, gpumem=100))) for n in range(3)]
+    # When the first one runs, the placer knows that the pods of earlier tests are gone.
+    spread = [await runs(up, asking(f"s{n}", hami(gpu=1, gpumem=100))) for n in range(3)]
     packed = [await bound(up, asking(f"b{n}", hami(gpu=1, gpumem=900), policy)) for n in range(3)]
     mutex = await refused(
         up, asking("mutex", hami(gpu=1, gpumem=1), {"hami.io/gpu-scheduler-policy": "mutex"})
