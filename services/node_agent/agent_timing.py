@@ -7,10 +7,8 @@ from dataclasses import dataclass
 class AgentTiming:
     """Times in seconds, given to the constructors that wait; only tests use others than these."""
 
-    nvml_probe_s: float = 5.0
-    """Interval between probes of real GPUs."""
-    simulated_probe_s: float = 2.0
-    """Interval between probes of simulated GPUs."""
+    gpu_probe_s: float = 5.0
+    """Interval between probes of the GPUs."""
     simulated_backoff_s: float = 1.0
     """First backoff of a simulated GPU that was cordoned."""
     simulated_hang_limit_s: float = 1.0
@@ -40,6 +38,8 @@ class AgentTiming:
     rejects."""
     starting_s: float = 10.0
     """How long after Allocate a pod's first process may start, although the pod was deleted."""
+    process_start_s: float = 2.0
+    """How long after PreStartContainer the first process of a container may start."""
     lease_wait_s: float = 4.0
     """How long Allocate requests a lease that is unknown, or only reserved, and how long it waits
     for the rebuild of a lost checkpoint."""
@@ -52,8 +52,9 @@ class AgentTiming:
     claim_retry_s: float = 2.0
     """After this time, and after pauses that double from it, the kubelet is made to try again with
     claims that have leases and that it has not had prepared."""
-    records_retry_s: float = 2.0
-    """How long Allocate looks for ended pods on a device that is full by the checkpoint."""
+    records_retry_s: float = 4.0
+    """How long Allocate looks for ended pods on a device that is full by the checkpoint: longer
+    than `process_start_s`, and than the 3 s for which the kubelet caches which pods run."""
     pod_list_retry_s: float = 5.0
     """Interval between attempts to read an unreadable pod list of the kubelet."""
     registration_check_s: float = 20.0
@@ -62,7 +63,7 @@ class AgentTiming:
     """How long node status may show no allocatable amount of a resource after the kubelet got its
     list. The kubelet admits pods at once, and updates the status every 10 s by default:
     https://kubernetes.io/docs/reference/config-api/kubelet-config.v1beta1/"""
-    limit_check_s: float = 1.0
+    limit_check_s: float = 5.0
     """Interval between comparisons of limits with leases."""
     limit_hold_s: float = 20.0
     """How long a lowered limit stays without an update of its lease; a resize ends well before."""
@@ -74,10 +75,6 @@ class AgentTiming:
     """How long a library version stays that no container mounts: one may be starting."""
     drain_s: float = 10.0
     """How long a stopping agent waits for admitted pods."""
-
-    def gpu_probe_s(self, *, simulated: bool) -> float:
-        """Return the interval between probes of the node's GPUs."""
-        return self.simulated_probe_s if simulated else self.nvml_probe_s
 
 
 DEFAULT_TIMING = AgentTiming()

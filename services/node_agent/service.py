@@ -312,7 +312,10 @@ class NodeAgent:
         """Report at once when a resource can be allocated again, or could not be for a while."""
         reported = self._served()
         while True:
-            await asyncio.sleep(until_tick(REGISTRATION_LOOK_S))
+            settling = self.plugins.unserved() or self.plugins.newly_served()
+            look_s = until_tick(REGISTRATION_LOOK_S) if settling else None
+            await wait_for_event(self.plugins.served_changed, look_s)
+            self.plugins.served_changed.clear()
             served = self._served()
             if served != reported:
                 self.state.report_due.set()

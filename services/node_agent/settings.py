@@ -72,7 +72,7 @@ class AgentSettings(ServiceSettings):
     )
     gpus: str = setting(NVML, GPUS_HELP)
     fault_file: Path | None = setting(
-        None, 'faults of simulated GPUs: {"0": "unhealthy"}, by index or UUID, read every 2 s; '
+        None, 'faults of simulated GPUs: {"0": "unhealthy"}, by index or UUID, read every 5 s; '
         "others: hang, vanish, xid-79 (any number), memory-8192 (its MiB from now on), mode-flip, "
         "create-fails, compute-fails, create-nothing, create-hangs, busy; default: "
         "STATE_DIR/faults.json"

@@ -146,6 +146,9 @@ def _build_kubelet(base: NodeClients, reporter: AllocationReporter) -> _Kubelet:
         base.pod_resources,
         implied=window.implied_pods,
         proc=base.settings.proc_dir,
+        starting=lambda: base.checkpoint.started_since(
+            base.clock.now() - base.timing.process_start_s
+        ),
         clock=base.clock,
         timing=base.timing,
     )
@@ -241,7 +244,7 @@ def _build_watcher(
         checkpoint=base.checkpoint,
         serve=allocation.plugins.serve,
         advertise=views.views.set_advertisement,
-        probe_s=base.timing.gpu_probe_s(simulated=settings.simulated),
+        probe_s=base.timing.gpu_probe_s,
     )
 
 

@@ -161,6 +161,7 @@ class AllocationHandler:
             )
         for entry in matching:
             await self._prepare_again(entry, starting=True)
+            self.checkpoint.note_start(entry.allocation.pod, self.clock.now())
 
     async def _prepare_again(self, entry: CheckpointEntry, *, starting: bool = False) -> None:
         """Create missing files again; a reset of the device removes its MIG instances."""

@@ -6,7 +6,7 @@ Messages that can be large are made once and sent as bytes.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -85,7 +85,13 @@ class PluginServer:
     """Serves from `start` to `stop`; `ended` is set when the kubelet's stream ends, or by `end`."""
 
     def __init__(
-        self, resource: str, socket: Path, handler: DevicePluginHandler, devices: bytes
+        self,
+        resource: str,
+        socket: Path,
+        handler: DevicePluginHandler,
+        devices: bytes,
+        *,
+        on_watched: Callable[[], None],
     ) -> None:
         self.resource = resource
         self.socket = socket
@@ -95,6 +101,7 @@ class PluginServer:
         self.end_reason = "the kubelet ended the stream"
         self._handler = handler
         self._devices = devices
+        self._on_watched = on_watched
         self._changed = asyncio.Event()
         self._server: grpc.aio.Server | None = None
         self._starting: asyncio.Task[None]
@@ -168,6 +175,7 @@ class PluginServer:
             yield self._devices
             if self.watched_at is None:
                 self.watched_at = time.monotonic()
+                self._on_watched()
             await changed.wait()
 
     async def _preferred(

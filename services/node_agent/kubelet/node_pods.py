@@ -6,7 +6,7 @@ only while the kubelet's PodResources list it as active. A pod's own variables a
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Protocol
 
@@ -61,6 +61,7 @@ class NodePods:
         *,
         implied: Callable[[], tuple[KubeletPod, ...]],
         proc: Path,
+        starting: Callable[[], Set[PodUid]],
         clock: Clock,
         timing: AgentTiming = DEFAULT_TIMING,
     ) -> None:
@@ -68,12 +69,16 @@ class NodePods:
         self.pod_resources = pod_resources
         self.implied = implied
         self.proc = proc
+        self.starting = starting
+        """Pods whose first processes may not have started yet."""
         self.clock = clock
         self.timing = timing
         self.unreadable_reason = ""
         """Why the kubelet's list cannot be read; empty: it can."""
         self._silent_since: float | None = None
         self._tried_at = 0.0
+        self._finds_processes = False
+        """Whether processes of another pod than our own were ever found."""
 
     def get_unreadable_reason(self) -> str:
         """Return why the kubelet's list cannot be read; empty: it can."""
@@ -85,6 +90,8 @@ class NodePods:
         if not self.unreadable_reason or self.clock.ticks() >= retry_at:
             listed = await self._read_list()
             if listed is not None:
+                if listed and not self._finds_processes:
+                    await self._find_processes()
                 return listed
         active = (await self.pod_resources.list_holdings()).pods
         return tuple(pod for pod in self.implied() if (pod.namespace, pod.name) in active)
@@ -92,10 +99,23 @@ class NodePods:
     async def list_running(self) -> frozenset[PodUid]:
         """Return the pods that have processes, and those that the runtime showed to the kubelet.
 
-        The kubelet caches the latter for 3 s: a pod that has just started may not be among them.
+        The kubelet caches the latter for 3 s. They count only while their first processes may not
+        have started yet, unless no process of a pod was ever found.
+        """
+        found, starting = await self._find_processes(), self.starting()
+        if self.unreadable_reason or (self._finds_processes and not starting):
+            return found
+        shown = await self.kubelet.list_running()
+        return found | (shown & starting if self._finds_processes else shown)
+
+    async def _find_processes(self) -> frozenset[PodUid]:
+        """Return the pods that have processes.
+
+        None are found without `hostPID`, or if containers are not in the cgroups of their pods.
         """
         found = await asyncio.to_thread(pods_of_processes, self.proc)
-        return found if self.unreadable_reason else found | await self.kubelet.list_running()
+        self._finds_processes |= bool(found - {_own_pod(self.proc)})
+        return found
 
     async def _read_list(self) -> tuple[KubeletPod, ...] | None:
         self._tried_at = self.clock.ticks()
@@ -130,6 +150,13 @@ class NodePods:
                 reason,
             )
         self.unreadable_reason = f"the kubelet's list of pods cannot be read ({reason}); {advice}"
+
+
+def _own_pod(proc: Path) -> PodUid | None:
+    try:
+        return parse_cgroup((proc / "self/cgroup").read_text())[0]
+    except OSError:
+        return None
 
 
 def pods_of_processes(proc: Path) -> frozenset[PodUid]:

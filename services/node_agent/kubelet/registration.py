@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 VERSION = "v1beta1"
 KUBELET_SOCKET = "kubelet.sock"
 MAX_SOCKET_PATH = 107
-LOOK_S = 1.0
+LOOK_S = 2.0
 """Interval of looks at all sockets. A kubelet that stops ends its streams, which nobody polls."""
 LOOK_SOON_S = 0.05
 """While no kubelet listens: a starting one admits its pods 0.2 to 0.8 s after making its socket."""
@@ -46,7 +46,7 @@ MAX_PAUSE_S = 30.0
 MIN_PAUSE_S = 1.0
 """The end of an old stream must reach the kubelet before a new registration does."""
 
-AMOUNTS_S = 1.0
+AMOUNTS_S = 2.0
 """How often the kubelet's checkpoint is compared with the amounts in node status."""
 NO_AMOUNTS: Mapping[str, frozenset[str]] = {}
 
@@ -87,6 +87,8 @@ class DevicePlugins:
         self.endpoints: dict[str, PluginEndpoint] = {}
         self.checks: set[SocketCheck] = set()
         """Of what is registered: one timer serves all."""
+        self.served_changed = asyncio.Event()
+        """Set when other resources are served, or the kubelet can allocate others than before."""
         self._changed = asyncio.Event()
 
     def serve(
@@ -109,6 +111,7 @@ class DevicePlugins:
             else:
                 endpoint.update(ids)
         self._changed.set()
+        self.served_changed.set()
 
     async def run(self) -> None:
         """Keep everything registered until cancelled."""
@@ -139,6 +142,8 @@ class DevicePlugins:
             before = self.plugin_resources.since.keys()
             try:
                 await self.plugin_resources.refresh(amounts)
+                if self.plugin_resources.since.keys() != before:
+                    self.served_changed.set()
                 for amount in sorted(self.plugin_resources.since.keys() - before):
                     logger.warning("new pods wait: %s", STILL_PLUGIN.format(amount))
             except LeaseholdError as error:
@@ -266,12 +271,19 @@ class PluginEndpoint:
 
     async def _serve_once(self, before: SocketIdentity) -> tuple[str, bool]:
         """Serve until something ends it; return the reason, and whether it had been registered."""
-        server = PluginServer(self.resource, self._socket(), self._plugins.handler, self._devices)
+        server = PluginServer(
+            self.resource,
+            self._socket(),
+            self._plugins.handler,
+            self._devices,
+            on_watched=self._plugins.served_changed.set,
+        )
         self._server = server
         try:
             await server.start()
             await self._register(server, before)
             self.registered = True
+            self._plugins.served_changed.set()
             self.registrations += 1
             logger.info("%s is registered on %s", self.resource, server.socket.name)
             return await self._watch(server, before), True
@@ -282,6 +294,7 @@ class PluginEndpoint:
                 self.lost_at = time.monotonic()
             self.registered = False
             self._server = None
+            self._plugins.served_changed.set()
             await server.stop()
 
     async def _register(self, server: PluginServer, before: SocketIdentity) -> None:

@@ -88,6 +88,17 @@ def rebuild_claims(
     return entries
 
 
+def may_hold_unrecorded(entries: Iterable[CheckpointEntry], pods: Iterable[KubeletPod]) -> bool:
+    """Return whether a container without an entry has limits of extended resources."""
+    recorded = _containers_of(entries)
+    return any(
+        container.limits and (pod.namespace, pod.name, container.name) not in recorded
+        for pod in pods
+        if not pod.terminal
+        for container in pod.containers
+    )
+
+
 def unrecorded_holders(
     node: NodeSnapshot,
     entries: Iterable[CheckpointEntry],
@@ -99,10 +110,7 @@ def unrecorded_holders(
     They were given out by an agent whose records were lost, for leases that were lost too.
     """
     live = {(pod.namespace, pod.name) for pod in pods if not pod.terminal}
-    recorded = {
-        (entry.allocation.namespace, entry.allocation.name, entry.allocation.container)
-        for entry in entries
-    }
+    recorded = _containers_of(entries)
     found: dict[DeviceUuid, set[str]] = {}
     for holding in pod_resources.holdings:
         place = (holding.namespace, holding.name, holding.container)
@@ -114,6 +122,11 @@ def unrecorded_holders(
             if device is not None:
                 found.setdefault(device, set()).add(f"{holding.namespace}/{holding.name}")
     return {device: tuple(sorted(names)) for device, names in found.items()}
+
+
+def _containers_of(entries: Iterable[CheckpointEntry]) -> set[tuple[str, str, str]]:
+    allocations = (entry.allocation for entry in entries)
+    return {(each.namespace, each.name, each.container) for each in allocations}
 
 
 def ended_pods(

@@ -10,6 +10,7 @@ from services.node_agent.kubelet.pods import KubeletPod, PodResources
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.reconcile.checkpoint_rebuild import (
     ended_pods,
+    may_hold_unrecorded,
     rebuild_claims,
     rebuild_entries,
     unrecorded_holders,
@@ -84,14 +85,16 @@ class CheckpointReconciler:
     async def forget_ended(self, node: NodeSnapshot | None) -> tuple[KubeletPod, ...]:
         """Forget pods that have ended; return the kubelet's pods.
 
-        A pod deleted by force is not in the kubelet's list, and its containers may still run. No
-        container has device IDs if none has limits of extended resources.
+        A pod deleted by force is not in the kubelet's list, and its containers may still run.
+        PodResources are listed if a pod has ended by the other lists, or may have devices without
+        an entry.
         """
         pods, allocations = await self.pods.list_pods(), self.checkpoint.allocations
         pod_resources, leases = PodResources(), self.leases.leases
-        if allocations or any(each.limits for pod in pods for each in pod.containers):
-            pod_resources = await self.pod_resources.list_holdings()
         ended = ended_pods(allocations, pods, pod_resources, leases, frozenset())
+        if ended or may_hold_unrecorded(self.checkpoint.entries, pods):
+            pod_resources = await self.pod_resources.list_holdings()
+            ended = ended_pods(allocations, pods, pod_resources, leases, frozenset())
         if ended:
             running = await self.pods.list_running()
             ended = ended_pods(allocations, pods, pod_resources, leases, running)

@@ -54,6 +54,8 @@ class Checkpoint:
         """Pods that hold parts of a device, and of which there is no entry."""
         self.changing = asyncio.Lock()
         """Held while an entry and the region of its container change together."""
+        self._started_at: dict[PodUid, float] = {}
+        """When a container of a pod was last started (Unix time, s)."""
         self._writing = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._disk = threading.Lock()
@@ -157,6 +159,16 @@ class Checkpoint:
         """Return the pods with an allocation at `since` (Unix time, s) or later."""
         return frozenset(each.pod for each in self.allocations if each.activated_at >= since)
 
+    def note_start(self, pod: PodUid, now: float) -> None:
+        """Note that a container of the pod is started now."""
+        self._started_at[pod] = now
+
+    def started_since(self, since: float) -> frozenset[PodUid]:
+        """Return the pods of which a container was allocated devices or started since then."""
+        return self.allocated_since(since) | {
+            pod for pod, at in self._started_at.items() if at >= since
+        }
+
     async def _write(
         self, entries: dict[tuple[PodUid, str, str], CheckpointEntry], fences: dict[str, Fence]
     ) -> None:
@@ -170,6 +182,8 @@ class Checkpoint:
                 "disk before the kubelet gets it"
             ) from error
         self.by_key, self.fences = entries, fences
+        pods = self.pods
+        self._started_at = {pod: at for pod, at in self._started_at.items() if pod in pods}
 
     def _read(self) -> CheckpointFile:
         try:

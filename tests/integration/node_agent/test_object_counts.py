@@ -16,7 +16,7 @@ from tests.support.waiting import until
 
 WARM_UP, CYCLES = 2, 5
 SLOTS = 10
-QUICK = AgentTiming(cleanup_s=0.05, simulated_probe_s=0.05)
+QUICK = AgentTiming(cleanup_s=0.05, gpu_probe_s=0.05)
 
 
 def counts() -> Counter[str]:

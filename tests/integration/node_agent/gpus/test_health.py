@@ -24,7 +24,7 @@ from tests.support.node_agent.agent import (
 from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
 
-QUICK = AgentTiming(simulated_probe_s=0.1, simulated_backoff_s=0.5, simulated_hang_limit_s=0.2)
+QUICK = AgentTiming(gpu_probe_s=0.1, simulated_backoff_s=0.5, simulated_hang_limit_s=0.2)
 
 
 def state_shown(uuid: str, index: int) -> dict[str, float | None]:

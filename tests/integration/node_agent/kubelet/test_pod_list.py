@@ -65,7 +65,14 @@ async def test_a_kubelet_certificate_of_a_new_ca_is_trusted_once_the_ca_file_has
             tls.load_cert_chain(*after.issue("kubelet"))
             with pytest.raises(RequestError, match="not trusted"):
                 await pods.list_pods()
-            seen = NodePods(pods, NoPodResources(), implied=tuple, proc=tmp_path, clock=FakeClock())
+            seen = NodePods(
+                pods,
+                NoPodResources(),
+                implied=tuple,
+                proc=tmp_path,
+                starting=frozenset,
+                clock=FakeClock(),
+            )
             assert await seen.list_pods() == ()
             assert TLS_ADVICE in seen.unreadable_reason
 

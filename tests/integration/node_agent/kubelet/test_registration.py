@@ -334,7 +334,9 @@ async def _channel(kubelet: ScriptedKubelet, short: str) -> AsyncIterator[grpc.a
 async def test_a_socket_whose_start_is_cancelled_is_closed(steps: int) -> None:
     with tempfile.TemporaryDirectory(prefix="lh-") as root:
         path = Path(root) / "plugin.sock"
-        server = PluginServer(RESOURCE, path, FakeHandler(), encode_list({}))
+        server = PluginServer(
+            RESOURCE, path, FakeHandler(), encode_list({}), on_watched=asyncio.Event().set
+        )
         start = asyncio.create_task(server.start())
         for _ in range(steps):
             await asyncio.sleep(0)

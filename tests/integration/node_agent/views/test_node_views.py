@@ -89,7 +89,7 @@ async def test_the_agent_waits_for_a_missing_driver_and_reports_it() -> None:
 
 async def test_a_driver_that_is_installed_later_is_found_without_a_restart() -> None:
     async with (
-        one_node_cluster("nvml", timing=AgentTiming(nvml_probe_s=0.1)) as cluster,
+        one_node_cluster("nvml", timing=AgentTiming(gpu_probe_s=0.1)) as cluster,
         cluster.running(registered=False) as agent,
     ):
         await until(lambda: "Install the NVIDIA driver" in (agent.watcher.unready_reason() or ""))

@@ -1,6 +1,7 @@
 """The kubelet's calls, with a fake kubelet and fake leases."""
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from services.node_agent.records.checkpoint import Checkpoint
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import ShareActivated, ShareRefused
 from shared.model.lease import Lease, LeaseState, MigPlacement
-from shared.model.names import DeviceUuid, NodeName
+from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.support.node_agent.agent import NUMBER, share
 from tests.support.node_agent.allocation_handler import OTHER, SLOT, HandlerUnderTest, container
 from tests.support.simcluster.kubelet import NODE
@@ -212,8 +213,12 @@ async def test_27_a_start_is_refused_when_another_container_holds_the_devices(
         await under_test.handler.pre_start_container(NUMBER, [SLOT])
 
     under_test.kubelet.add_holding("a", "main", SLOT)
+    before = time.time()
     await under_test.handler.pre_start_container(NUMBER, [SLOT])
     assert under_test.effects.calls[-1] == "prepared for a start"
+    assert under_test.checkpoint.started_since(before) == {"uid-a"}
+    await under_test.checkpoint.forget({PodUid("uid-a")})
+    assert under_test.checkpoint.started_since(before) == set()
 
 
 async def test_27_an_init_container_starts_without_being_listed_by_pod_resources(

@@ -1,21 +1,24 @@
 """Which pods of the node still run, by its kubelet and its processes."""
 
+import shutil
 from pathlib import Path
+
+import pytest
 
 from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pods import KubeletPod, PodResources
-from shared.model.names import PodUid
+from shared.model.names import Namespace, PodUid
 from tests.support.clock import FakeClock
 
 CACHED = PodUid("0b7a4d0e-7f0c-4d55-9f5b-2f2f0f9d7a11")
-STARTED = PodUid("1c8b5e1f-7f0c-4d55-9f5b-2f2f0f9d7a22")
+RUNNING = PodUid("1c8b5e1f-7f0c-4d55-9f5b-2f2f0f9d7a22")
 
 
 class CachingKubelet:
     """Shows the pods that ran some seconds ago."""
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
-        return ()
+        return (KubeletPod(uid=RUNNING, namespace=Namespace("default"), name="running"),)
 
     async def list_running(self) -> frozenset[PodUid]:
         return frozenset({CACHED})
@@ -24,12 +27,50 @@ class CachingKubelet:
         return PodResources()
 
 
-async def test_a_pod_that_has_just_started_runs_although_the_kubelet_does_not_show_it(
+def add_process(proc: Path, pid: str, cgroup: str) -> None:
+    (proc / pid).mkdir()
+    (proc / pid / "cgroup").write_text(f"0::{cgroup}\n")
+
+
+def node_pods(proc: Path, *starting: PodUid) -> NodePods:
+    kubelet = CachingKubelet()
+    return NodePods(
+        kubelet,
+        kubelet,
+        implied=lambda: (),
+        proc=proc,
+        starting=lambda: frozenset(starting),
+        clock=FakeClock(),
+    )
+
+
+async def test_a_pod_has_ended_if_it_has_no_processes_and_is_not_about_to_start_any(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "17").mkdir()
-    (tmp_path / "17" / "cgroup").write_text(f"0::/kubepods/pod{STARTED}/{64 * 'a'}\n")
-    kubelet = CachingKubelet()
-    pods = NodePods(kubelet, kubelet, implied=lambda: (), proc=tmp_path, clock=FakeClock())
+    add_process(tmp_path, "17", f"/kubepods/pod{RUNNING}/{64 * 'a'}")
 
-    assert await pods.list_running() == {CACHED, STARTED}
+    assert await node_pods(tmp_path).list_running() == {RUNNING}
+    assert await node_pods(tmp_path, CACHED).list_running() == {CACHED, RUNNING}
+
+
+async def test_processes_that_were_found_while_pods_were_listed_prove_that_later_ones_would_be(
+    tmp_path: Path,
+) -> None:
+    pods = node_pods(tmp_path)
+    add_process(tmp_path, "17", f"/kubepods/pod{RUNNING}/{64 * 'a'}")
+    await pods.list_pods()
+    shutil.rmtree(tmp_path / "17")
+
+    assert await pods.list_running() == set()
+
+
+@pytest.mark.parametrize("own", ["/", f"/kubepods/pod{RUNNING}/{64 * 'a'}"])
+async def test_an_agent_that_finds_only_its_own_processes_believes_the_runtime(
+    tmp_path: Path, own: str
+) -> None:
+    add_process(tmp_path, "1", own)
+    add_process(tmp_path, "self", own)
+    pods = node_pods(tmp_path)
+    await pods.list_pods()
+
+    assert await pods.list_running() >= {CACHED}
