@@ -195,6 +195,7 @@ class ViewWriter:
         if node is None or newer(self._written, node.metadata.resource_version):
             # Any version may be compared; this one is in the API server's memory.
             node = await self.client.read(f"{self.path}?resourceVersion=0", _NodeView)
+            self._status = node.status
         self._read_at, self._failure = self.clock.ticks(), ""
         if metadata := _metadata_changes(node.metadata, wanted):
             self._take_written(

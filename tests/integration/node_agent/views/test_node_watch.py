@@ -104,10 +104,12 @@ async def test_the_allocatable_amount_is_that_of_the_watch_unless_it_is_zero() -
 
 async def test_a_node_that_may_not_be_watched_is_read_periodically() -> None:
     api = NodeApi(watchable=False)
-    async with written(api, compare_s=0.05):
+    async with written(api, compare_s=0.05) as (views, _):
         await until(lambda: api.requests.count("GET") > 3)
         assert "PATCH" not in api.requests
+        assert await views.read_allocatable("nvidia.com/gpu") == 1
         api.node = node(2, **{KEY: "false"})
         await until(lambda: "PATCH" in api.requests)
+        assert await views.read_allocatable("nvidia.com/gpu") == 2
 
     assert api.requests.count("LIST") == 1
