@@ -6,10 +6,11 @@ from dataclasses import replace
 import msgspec
 
 from shared.dialects.tencent.gpu_quota import POOL_LABEL
+from shared.model.bounds import MOST
 from shared.model.errors import RequestError
 from shared.model.lease import MIB
 from shared.model.names import Namespace
-from shared.model.quantity import MOST, parse_count
+from shared.model.quantity import parse_count
 from shared.model.quota import Quota, QuotaLimits
 
 API_VERSION = "leasehold.dev/v1alpha1"

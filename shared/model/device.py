@@ -4,9 +4,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
+from shared.model.bounds import (
+    MOST_DEVICES,
+    Count,
+    Index,
+    LongText,
+    Mib,
+    ModelText,
+    ShortText,
+)
 from shared.model.names import DeviceUuid, Namespace
 from shared.model.request import GpuRequest, SharingPolicy
 
@@ -37,19 +48,19 @@ class Isolation(StrEnum):
 class MigProfile:
     """The shape of a MIG instance, and how many of it a layout has."""
 
-    name: str
+    name: ShortText
     """NVIDIA's name, such as `1g.10gb`."""
-    memory_mib: int
-    count: int
+    memory_mib: Mib
+    count: Annotated[int, Meta(ge=0, le=16)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigLayout:
     """All MIG instances of one device. Positions count through its profiles in their order."""
 
-    name: str
+    name: ShortText
     """Volcano's group name; appears in annotations."""
-    profiles: tuple[MigProfile, ...]
+    profiles: Annotated[tuple[MigProfile, ...], Meta(max_length=16)]
 
     @property
     def positions(self) -> tuple[MigProfile, ...]:
@@ -57,34 +68,37 @@ class MigLayout:
         return tuple(profile for profile in self.profiles for _ in range(profile.count))
 
 
+Links = Annotated[Mapping[DeviceUuid, Count], Meta(max_length=MOST_DEVICES)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One physical GPU as its node reports it, without its use."""
 
     uuid: DeviceUuid
-    index: int
+    index: Index
     """NVML's minor number: the order of `node-vgpu-register`, and gpushare's card index."""
-    model: str
+    model: ModelText
     """NVML's product name, such as `Tesla T4` or `NVIDIA A100-SXM4-40GB`."""
-    memory_mib: int
+    memory_mib: Mib
     """Total memory; it can be leased in whole units."""
-    slots: int
+    slots: Count
     """How many shares may be on the device at once (Volcano: `deviceSplitCount`)."""
-    unit_mib: int = 1
+    unit_mib: Annotated[int, Meta(ge=1, le=2**24)] = 1
     """MiB per unit of a memory request on this node (Volcano: `gpuMemoryFactor`)."""
     mode: DeviceMode = DeviceMode.HAMI_CORE
     healthy: bool = True
-    fault: str = ""
+    fault: LongText = ""
     """The fault; empty: none."""
-    numa: int | None = None
-    pcie: str = ""
+    numa: Index | None = None
+    pcie: ShortText = ""
     """PCIe root complex, such as `pci0000:3a`; empty: unknown."""
-    bus: str = ""
+    bus: ShortText = ""
     """PCI address, such as `0000:3b:00.0`; empty: unknown."""
-    links: Mapping[DeviceUuid, int] = field(default_factory=dict)
+    links: Links = field(default_factory=dict)
     """How well other devices of the node are linked to it: HAMi's pair score (10 across sockets to
     60 on one board, plus 100 per NVLink); absent: unknown."""
-    layouts: tuple[MigLayout, ...] = ()
+    layouts: Annotated[tuple[MigLayout, ...], Meta(max_length=64)] = ()
     """The layouts that it can be partitioned into, in order of preference; MIG mode only."""
     isolation: Isolation = Isolation.SHARED
 

@@ -3,9 +3,32 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
+from shared.model.bounds import (
+    MOST_CONSUMERS,
+    MOST_SHARES,
+    Amount,
+    Count,
+    Fence,
+    GenerationText,
+    Groups,
+    Index,
+    KeyText,
+    LongText,
+    MemoText,
+    Mib,
+    ModelText,
+    NameText,
+    Percent,
+    Resources,
+    Seconds,
+    ShortText,
+    TraceText,
+)
 from shared.model.errors import ConflictError
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.request import SharingPolicy
@@ -52,70 +75,70 @@ class StaleLeaseError(ConflictError):
 class RequestedUnits:
     """The amounts as the pod requested them, for dialects that must report them again."""
 
-    memory_mib: int
+    memory_mib: Mib
     """The requested memory; a MIG share takes the whole memory of its instance."""
-    memory_bytes: int | None = None
-    memory_percent: int | None = None
+    memory_bytes: Amount | None = None
+    memory_percent: Percent | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigPlacement:
     """The MIG instance of a share: its position in the layout of the device."""
 
-    layout: str
-    position: int
-    profile: str
+    layout: ShortText
+    position: Count
+    profile: ShortText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareSize:
     """The size of a container's share of each of its devices."""
 
-    memory_mib: int
-    cores_percent: int
+    memory_mib: Mib
+    cores_percent: Percent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimAllocation:
     """The allocation of a ResourceClaim that a lease covers."""
 
-    generation: str
+    generation: GenerationText
     """Differs between allocations of one claim; see `shared.model.claim.generation_of`."""
-    consumers: tuple[PodUid, ...] = ()
+    consumers: Annotated[tuple[PodUid, ...], Meta(max_length=MOST_CONSUMERS)] = ()
     """Pods in the claim's `status.reservedFor`, sorted."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One container's share of one device."""
 
-    container: str
+    container: ShortText
     """The container; if a ResourceClaim holds the lease: the `request` of its allocation result."""
     device: DeviceUuid
-    index: int
+    index: Index
     """The device's index on its node when the share was placed."""
-    device_mib: int
+    device_mib: Mib
     """The device's total memory when the share was placed."""
-    device_model: str = ""
+    device_model: ModelText = ""
     """See `Device.model`."""
-    memory_mib: int
-    cores_percent: int
-    unit_mib: int = 1
+    memory_mib: Mib
+    cores_percent: Percent
+    unit_mib: Mib = 1
     whole: bool = False
     slotted: bool = True
     init: bool = False
-    slot: int | None = None
+    slot: Count | None = None
     """Slot number, assigned by the ledger if the share is slotted."""
-    fence: int = 0
+    fence: Fence = 0
     """Fence of the device, raised by the ledger for this share. A higher fence is newer."""
     sharing: SharingPolicy = SharingPolicy.SHARED
-    slots: int = 0
+    slots: Count = 0
     """See `GpuRequest.slots`."""
     mig: MigPlacement | None = None
     """The MIG instance of the share, whose position is `slot`; None: HAMi-core enforces it."""
     requested_units: RequestedUnits | None = None
     requested_size: ShareSize | None = None
     """The size in the pod's spec, if the lease was resized."""
-    share_id: str = ""
+    share_id: ShortText = ""
     """`shareID` of the claim's allocation result; empty: a pod holds the lease, or the device is
     allocated as a whole."""
 
@@ -160,30 +183,30 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pod: PodUid
     """The uid of its holder: of the claim, if there is a `claim`."""
     namespace: Namespace
-    name: str
+    name: NameText
     """The name of its holder."""
     node: NodeName
-    shares: tuple[Share, ...]
+    shares: Annotated[tuple[Share, ...], Meta(max_length=MOST_SHARES)]
     claim: ClaimAllocation | None = None
     """The allocation, if a ResourceClaim holds the lease; None: a pod holds it."""
-    dialect: str = ""
-    resources: dict[str, int] = msgspec.field(default_factory=dict)
+    dialect: ShortText = ""
+    resources: Resources = msgspec.field(default_factory=dict)
     """Resources other than devices, in the units of `PodRequest.resources`."""
-    anti_affinity_groups: tuple[str, ...] = ()
-    gang: str = ""
+    anti_affinity_groups: Groups = ()
+    gang: KeyText = ""
     """Name of the pod's gang; empty: none."""
-    memo: str = ""
+    memo: MemoText = ""
     """See `PodRequest.memo`."""
-    trace: str = ""
+    trace: TraceText = ""
     """W3C traceparent of the span that created the lease."""
-    weighed: str = ""
+    weighed: LongText = ""
     """What the placement policy weighed; empty: the policy weighs nothing."""
     state: LeaseState = LeaseState.RESERVED
-    version: int = 0
-    created_at: float = 0.0
-    expires_at: float = 0.0
+    version: Fence = 0
+    created_at: Seconds = 0.0
+    expires_at: Seconds = 0.0
     """Unix seconds at which a reservation ends; 0 once bound."""
-    resized_at: float = 0.0
+    resized_at: Seconds = 0.0
     """When a resize last changed its shares, Unix seconds in whole milliseconds by the ledger's own
     clock; 0: none did."""
 

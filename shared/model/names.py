@@ -2,10 +2,16 @@
 
 from typing import NewType
 
-PodUid = NewType("PodUid", str)
-NodeName = NewType("NodeName", str)
-Namespace = NewType("Namespace", str)
-DeviceUuid = NewType("DeviceUuid", str)
+from shared.model.bounds import (
+    NameText,
+    ShortText,
+    UuidText,
+)
+
+PodUid = NewType("PodUid", NameText)
+NodeName = NewType("NodeName", NameText)
+Namespace = NewType("Namespace", ShortText)
+DeviceUuid = NewType("DeviceUuid", UuidText)
 """NVML's UUID of a physical GPU, `GPU-…`: the key of a device, since indices may change."""
 
 SYSTEM_NAMESPACE = "leasehold-system"

@@ -1,8 +1,22 @@
 """Nodes: labels, taints and resources that decide whether a pod may run there; pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from msgspec import Meta
+
+from shared.model.bounds import (
+    MOST_DEVICES,
+    MOST_ENTRIES,
+    Amounts,
+    Index,
+    KeyText,
+    Labels,
+    Revision,
+    ShortText,
+    SignedAmounts,
+)
 from shared.model.names import Namespace, NodeName
 
 AGENT_ANNOTATION = "leasehold.dev/agent"
@@ -25,9 +39,9 @@ def cordon_reason(served: Iterable[str]) -> str:
 class Taint:
     """A node's taint: Kubernetes' `Taint` without its time."""
 
-    key: str
-    effect: str
-    value: str = ""
+    key: KeyText
+    effect: ShortText
+    value: ShortText = ""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -38,9 +52,9 @@ class NodeRevision:
     1.35, KEP-5504). No clock of a host takes part.
     """
 
-    node: int = 0
+    node: Revision = 0
     """Resource version of the node, or of its deletion."""
-    pods: int = 0
+    pods: Revision = 0
     """Highest resource version among the pods whose usage is counted."""
 
 
@@ -51,9 +65,9 @@ UNKNOWN_REVISION = NodeRevision()
 class LabelRequirement:
     """One requirement on a pod's labels: `operator` is In, NotIn, Exists or DoesNotExist."""
 
-    key: str
-    operator: str
-    values: tuple[str, ...] = ()
+    key: KeyText
+    operator: ShortText
+    values: tuple[ShortText, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -64,7 +78,7 @@ class AntiAffinityTerm:
     https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/#inter-pod-affinity-and-anti-affinity
     """
 
-    topology_key: str
+    topology_key: KeyText
     """Label of nodes: those with one value are a domain."""
     selector: tuple[LabelRequirement, ...] = ()
     """All of them must hold; none: every pod is selected."""
@@ -78,16 +92,16 @@ class NodeFacts:
     """A node of the API server, and what pods without a lease take of it."""
 
     name: NodeName
-    labels: Mapping[str, str] = field(default_factory=dict)
-    taints: tuple[Taint, ...] = ()
+    labels: Labels = field(default_factory=dict)
+    taints: Annotated[tuple[Taint, ...], Meta(max_length=MOST_ENTRIES)] = ()
     unschedulable: bool = False
-    allocatable: Mapping[str, int] = field(default_factory=dict)
+    allocatable: Amounts = field(default_factory=dict)
     """In the units of `PodRequest.resources`, extended resources included."""
-    used_by_others: Mapping[str, int] = field(default_factory=dict)
+    used_by_others: SignedAmounts = field(default_factory=dict)
     """Sum over the live pods on the node that have no lease, `pods` included."""
-    excluded_devices: tuple[int, ...] = ()
+    excluded_devices: Annotated[tuple[Index, ...], Meta(max_length=MOST_DEVICES)] = ()
     """Indices of devices that annotations of the node exclude from new shares."""
-    unserved_resources: tuple[str, ...] = ()
+    unserved_resources: Annotated[tuple[KeyText, ...], Meta(max_length=MOST_ENTRIES)] = ()
     """Resources with allocatable 0: the kubelet would refuse pods that request them."""
     anti_affinity: tuple[AntiAffinityTerm, ...] = ()
     """Required anti-affinity of all pods on the node, sorted."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 
+from shared.model.bounds import MOST
 from shared.model.errors import RequestError
 
 _SUFFIXES: Mapping[str, Fraction] = {
@@ -23,8 +24,6 @@ _SUFFIXES: Mapping[str, Fraction] = {
     **{f"{s}i": Fraction(1024**power) for power, s in enumerate("KMGTPE", start=1)},
 }
 _BYTES = frozenset({"memory", "ephemeral-storage"})
-MOST = 2**53 - 1
-"""The largest amount: JSON, MessagePack and the ledger's scripts represent it exactly."""
 LONGEST = 64
 """Characters of a quantity; longer ones are refused."""
 CACHE_SIZE = 4096

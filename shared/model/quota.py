@@ -8,7 +8,16 @@ leases on one card hold one. The ledger counts the same way (`scripts/common/quo
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from msgspec import Meta
+
+from shared.model.bounds import (
+    MOST_ENTRIES,
+    Amount,
+    KeyText,
+    LongText,
+)
 from shared.model.names import DeviceUuid, Namespace
 
 ALL_NAMESPACES = Namespace("*")
@@ -20,11 +29,11 @@ WHOLE_MILLI = 1000
 class QuotaLimits:
     """Upper limits; None: unlimited."""
 
-    cores_milli: int | None = None
+    cores_milli: Amount | None = None
     """Cores, in thousandths of a device."""
-    milli_gpu: int | None = None
-    memory_mib: int | None = None
-    cards: int | None = None
+    milli_gpu: Amount | None = None
+    memory_mib: Amount | None = None
+    cards: Amount | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +42,16 @@ class Quota:
 
     namespace: Namespace
     limits: QuotaLimits = QuotaLimits()
-    models: tuple[tuple[str, QuotaLimits], ...] = ()
+    models: Annotated[tuple[tuple[LongText, QuotaLimits], ...], Meta(max_length=MOST_ENTRIES)] = ()
     """Limits on devices of a model, by its name."""
     only_models: bool = False
     """The namespace may not use devices of other models."""
-    model_label: str = ""
+    model_label: KeyText = ""
     """The node label whose value is the model's name; empty: the device's own name contains it,
     whatever the letter case."""
-    pools: tuple[str, ...] = ()
+    pools: Annotated[tuple[LongText, ...], Meta(max_length=MOST_ENTRIES)] = ()
     """Only nodes whose `pool_label` has one of these values; empty: any node."""
-    pool_label: str = ""
+    pool_label: KeyText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,27 @@
 """A pod's request without any vendor's vocabulary; pure."""
 
 from enum import IntEnum, StrEnum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
+
+from shared.model.bounds import (
+    MOST_CONTAINERS,
+    Amount,
+    Choices,
+    ChoiceText,
+    Count,
+    Groups,
+    KeyText,
+    Members,
+    MemoText,
+    Percent,
+    Priority,
+    Resources,
+    Shares,
+    ShortText,
+)
 
 ALL_PERCENT = 100
 
@@ -66,13 +85,13 @@ class NodeOrder(StrEnum):
 class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One container's request: `gpus` different devices of one node, the same share of each."""
 
-    container: str
-    gpus: int
-    memory_units: int | None = None
+    container: ShortText
+    gpus: Shares
+    memory_units: Amount | None = None
     """Units of the node's `unit_mib`, per device; None: see `memory_percent`."""
-    memory_percent: int | None = None
+    memory_percent: Percent | None = None
     """Percent of each device's memory; wins over the amounts; none of the three: all of it."""
-    cores_percent: int = 0
+    cores_percent: Percent = 0
     """Percent of each device's compute; 0 is neither limited nor reserved."""
     whole: bool = False
     """Whole devices: idle before, exclusive after."""
@@ -80,13 +99,13 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     """The share takes a slot of the device (the kubelet counts slots, not MiB)."""
     init: bool = False
     """An init container: it runs before the others and uses the same devices."""
-    memory_bytes: int | None = None
+    memory_bytes: Amount | None = None
     """Bytes per device, for dialects that request bytes. The share takes whole MiB, rounded up; the
     container's limit is exact."""
     percent_of_mib: bool = False
     """`memory_percent` is of MiB rounded down, whatever the node's unit (Koordinator's ratio)."""
     sharing: SharingPolicy = SharingPolicy.SHARED
-    slots: int = 0
+    slots: Count = 0
     """Slots that a device has in the dialect, where that is not `Device.slots`; 0: it is."""
     mig_allowed: bool = False
     """A MIG instance may be used instead of a share that HAMi-core enforces."""
@@ -112,16 +131,16 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
 class DeviceSelection(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Which devices the pod's author allows. Empty collections and None do not constrain."""
 
-    types: tuple[str, ...] = ()
+    types: Choices = ()
     """The model must contain one of these, whatever the letter case."""
-    not_types: tuple[str, ...] = ()
+    not_types: Choices = ()
     """The model may contain none of these."""
-    models: tuple[str, ...] = ()
+    models: Choices = ()
     """`model_label` of the model must be one of these, exactly."""
-    not_models: tuple[str, ...] = ()
-    uuids: tuple[str, ...] = ()
-    not_uuids: tuple[str, ...] = ()
-    mode: str | None = None
+    not_models: Choices = ()
+    uuids: Choices = ()
+    not_uuids: Choices = ()
+    mode: ChoiceText | None = None
     """Demanded `DeviceMode` of each device, exactly as written by the author."""
 
 
@@ -169,28 +188,28 @@ class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit
 class Gang(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A pod group: at least `min_member` of its pods run, or none."""
 
-    name: str
+    name: KeyText
     """`namespace/name` of the pod group."""
-    min_member: int
+    min_member: Members
 
 
 class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Everything that placement needs to know about a pod."""
 
-    dialect: str = ""
+    dialect: ShortText = ""
     """Key of `shared.dialects.DIALECTS`; empty for a pod that requests no GPU."""
-    containers: tuple[GpuRequest, ...] = ()
+    containers: Annotated[tuple[GpuRequest, ...], Meta(max_length=MOST_CONTAINERS)] = ()
     """One entry per container that requests a GPU, in spec order, init containers first."""
     same_device: bool = False
     """All containers share one device (gpushare)."""
-    triggers: tuple[str, ...] = ()
+    triggers: tuple[KeyText, ...] = ()
     """Resources that the device plugin of the node must serve, so that Allocate is called."""
     selection: DeviceSelection = msgspec.field(default_factory=DeviceSelection)
     distinct_devices: bool = False
     """No two containers share a device."""
-    anti_affinity_groups: tuple[str, ...] = ()
+    anti_affinity_groups: Groups = ()
     """Groups whose pods must not share a device."""
-    memo: str = ""
+    memo: MemoText = ""
     """Data of the dialect about the pod, for its own use when the container is set up."""
     topology_scope: TopologyScope = TopologyScope.NODE
     """The topology domain that must contain all devices of a container."""
@@ -198,13 +217,13 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     """Prefer devices with the best links (a score, not a filter)."""
     prefer_mig: bool = False
     """Prefer MIG instances to shares that HAMi-core enforces, if both are possible."""
-    allocation_weights: tuple[int, int, int] = (0, 0, 1)
+    allocation_weights: tuple[Amount, Amount, Amount] = (0, 0, 1)
     """Weights of slots, cores and memory, for orders by allocated fraction."""
     gang: Gang | None = None
     device_order: DeviceOrder = DeviceOrder.LAST
     node_order: NodeOrder = NodeOrder.BINPACK
-    resources: dict[str, int] = msgspec.field(default_factory=dict)
+    resources: Resources = msgspec.field(default_factory=dict)
     """Ordinary resources: `cpu` in thousandths, `memory` and `ephemeral-storage` in bytes, `pods`
     (always 1) and other extended resources in units."""
     node_requirements: NodeRequirements = msgspec.field(default_factory=NodeRequirements)
-    priority: int = 0
+    priority: Priority = 0

@@ -2,6 +2,15 @@
 
 from dataclasses import dataclass
 
+from shared.model.bounds import (
+    Amount,
+    Count,
+    Mib,
+    NameText,
+    Percent,
+    Seconds,
+    ShortText,
+)
 from shared.model.lease import Share
 from shared.model.names import DeviceUuid, Namespace, PodUid
 
@@ -23,18 +32,18 @@ class ShareMeasurement:
 
     pod: PodUid
     namespace: Namespace
-    name: str
-    container: str
+    name: NameText
+    container: ShortText
     device: DeviceUuid
-    memory_mib: int | None = None
+    memory_mib: Mib | None = None
     """None: neither the driver nor HAMi-core reports it."""
-    cores_percent: int | None = None
+    cores_percent: Percent | None = None
     """Percent of the device's cores in use; None: it is not reported."""
-    position: int | None = None
+    position: Count | None = None
     """Of its MIG instance in the device's layout; None: the share is no instance."""
-    processes: int = 0
+    processes: Amount = 0
     """Processes on the device, as the driver lists them."""
-    idle_since: float | None = None
+    idle_since: Seconds | None = None
     """Unix seconds of the last use, by kernels or a change of memory; None: it is in use."""
 
     @property

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from shared.model.bounds import MOST
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
-from shared.model.quantity import MOST
 from shared.model.quota import Quota, QuotaLimits
 
 CONFIG_MAP_NAMESPACE, CONFIG_MAP_NAME = "kube-system", "gpuquota"

@@ -6,8 +6,20 @@ confirms in `TerminationReply` that a claim is not prepared.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from msgspec import Meta
+
+from shared.model.bounds import (
+    MOST_CONSUMERS,
+    Amount,
+    CopyText,
+    GenerationText,
+    KeyText,
+    NameText,
+    ShortText,
+    TraceText,
+)
 from shared.model.events.event import Delivery, Event
 from shared.model.names import Namespace, NodeName, PodUid
 
@@ -16,13 +28,17 @@ from shared.model.names import Namespace, NodeName, PodUid
 class AllocatedDevice:
     """One result of our driver in `status.allocation.devices.results`."""
 
-    request: str
-    device: str
+    request: KeyText
+    device: KeyText
     """Name of the device in its ResourceSlice; see `shared.model.claim.device_name`."""
-    share_id: str = ""
-    memory_mib: int | None = None
+    share_id: ShortText = ""
+    memory_mib: Amount | None = None
     """Consumed capacity, rounded up; None: the whole device, which no other claim can share."""
-    cores_percent: int = 0
+    cores_percent: Amount = 0
+
+
+Results = Annotated[tuple[AllocatedDevice, ...], Meta(max_length=32)]
+"""The most results that Kubernetes allows (AllocationResultsMaxSize)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,23 +48,23 @@ class AllocatedClaim:
     claim: PodUid
     """The uid of the claim."""
     namespace: Namespace
-    name: str
+    name: NameText
     node: NodeName
-    generation: str
+    generation: GenerationText
     """See `shared.model.claim.generation_of`."""
-    devices: tuple[AllocatedDevice, ...]
+    devices: Results
     """What the lease covers; empty: the claim needs none."""
-    admin_devices: tuple[AllocatedDevice, ...] = ()
+    admin_devices: Results = ()
     """Devices for administrative access, which takes nothing, with a binding condition of ours."""
-    consumers: tuple[PodUid, ...] = ()
+    consumers: Annotated[tuple[PodUid, ...], Meta(max_length=MOST_CONSUMERS)] = ()
     """Pods in `status.reservedFor`, sorted."""
-    consumer_names: tuple[str, ...] = ()
+    consumer_names: Annotated[tuple[NameText, ...], Meta(max_length=MOST_CONSUMERS)] = ()
     """Their names, in the same order."""
-    resource_version: str = ""
-    answer: str = ""
+    resource_version: NameText = ""
+    answer: KeyText = ""
     """The condition that is True for all devices: `leasehold.dev/Leased`, `leasehold.dev/Refused`,
     or empty."""
-    lease: str = ""
+    lease: CopyText = ""
     """The copy of the lease in `status.devices`, as found."""
 
 
@@ -60,7 +76,7 @@ class ClaimAllocated(Event):
     delivery: ClassVar[Delivery] = Delivery.WORK
 
     claim: AllocatedClaim
-    trace: str = ""
+    trace: TraceText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +89,8 @@ class ClaimDeallocated(Event):
     claim: PodUid
     """The uid of the claim."""
     namespace: Namespace
-    name: str
+    name: NameText
     node: NodeName
-    generation: str
+    generation: GenerationText
     """Of the allocation that was removed."""
-    trace: str = ""
+    trace: TraceText = ""

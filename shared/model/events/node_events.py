@@ -3,8 +3,24 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from msgspec import Meta
+
+from shared.model.bounds import (
+    MOST_ALLOCATIONS,
+    MOST_DEVICES,
+    ChoiceText,
+    Fence,
+    Index,
+    KeyText,
+    LongText,
+    MessageText,
+    NameText,
+    Seconds,
+    ShortText,
+    TraceText,
+)
 from shared.model.device import Device
 from shared.model.events.event import Delivery, Event
 from shared.model.lease import Lease
@@ -18,14 +34,17 @@ class Allocation:
     pod: PodUid
     """The uid of the lease's holder: a pod, or a prepared ResourceClaim."""
     namespace: Namespace
-    name: str
-    container: str
+    name: NameText
+    container: ShortText
     """For a claim: the request."""
-    resource: str
-    device_ids: tuple[str, ...]
+    resource: KeyText
+    device_ids: Annotated[tuple[ChoiceText, ...], Meta(max_length=4096)]
     lease: Lease
     """The lease at the time of the Allocate or Prepare call."""
-    activated_at: float = 0.0
+    activated_at: Seconds = 0.0
+
+
+Fences = Annotated[Mapping[DeviceUuid, Fence], Meta(max_length=MOST_ALLOCATIONS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +55,18 @@ class DeviceReported(Event):
     delivery: ClassVar[Delivery] = Delivery.WORK
 
     node: NodeName
-    devices: tuple[Device, ...]
-    served: tuple[str, ...]
+    devices: Annotated[tuple[Device, ...], Meta(max_length=MOST_DEVICES)]
+    served: Annotated[tuple[KeyText, ...], Meta(max_length=64)]
     """Resources that the agent's device plugin serves."""
-    newly_served: tuple[str, ...] = ()
+    newly_served: Annotated[tuple[KeyText, ...], Meta(max_length=64)] = ()
     """Those of them that the kubelet has just received, and does not show in node status yet."""
-    allocations: tuple[Allocation, ...] = ()
-    reported_at: float = 0.0
+    allocations: Annotated[tuple[Allocation, ...], Meta(max_length=MOST_ALLOCATIONS)] = ()
+    reported_at: Seconds = 0.0
     pods_unreadable: bool = False
     """The agent cannot read the kubelet's pod list and matches leases by their requests."""
     other_plugin: bool = False
     """The node runs another device plugin instead of our agent; these are its devices."""
-    fences: Mapping[DeviceUuid, int] = field(default_factory=dict)
+    fences: Fences = field(default_factory=dict)
     """The newest fence that the agent has honoured for each device, also for pods that ended."""
 
     @property
@@ -64,7 +83,7 @@ class ShareActivated(Event):
 
     node: NodeName
     allocation: Allocation
-    trace: str = ""
+    trace: TraceText = ""
 
     @property
     def route(self) -> str:
@@ -79,11 +98,11 @@ class ShareRefused(Event):
     delivery: ClassVar[Delivery] = Delivery.WORK
 
     node: NodeName
-    reason: str
+    reason: MessageText
     pod: PodUid | None = None
     namespace: Namespace | None = None
-    name: str = ""
-    container: str = ""
+    name: NameText = ""
+    container: ShortText = ""
     claim: bool = False
     """Whether it is a ResourceClaim, whose uid is `pod`."""
 
@@ -113,12 +132,12 @@ class ViolationFound(Event):
     node: NodeName
     pod: PodUid
     namespace: Namespace
-    name: str
-    container: str
-    reason: str
+    name: NameText
+    container: ShortText
+    reason: ShortText
     """A `ViolationReason`."""
-    message: str
-    found_at: float = 0.0
+    message: MessageText
+    found_at: Seconds = 0.0
     claim: bool = False
     """Whether `pod` and `name` are those of a ResourceClaim, and `container` one of its requests:
     the containers that use it break the rule together."""
@@ -135,7 +154,7 @@ class LeaseHolder:
     pod: PodUid
     """The uid of the claim, if it is one."""
     namespace: Namespace
-    name: str
+    name: NameText
     claim: bool = False
     """Whether it is a ResourceClaim."""
 
@@ -149,12 +168,12 @@ class HealthChanged(Event):
 
     node: NodeName
     device: DeviceUuid
-    index: int
+    index: Index
     healthy: bool
-    fault: str = ""
+    fault: LongText = ""
     """Why it is unhealthy."""
-    holders: tuple[LeaseHolder, ...] = ()
-    changed_at: float = 0.0
+    holders: Annotated[tuple[LeaseHolder, ...], Meta(max_length=MOST_ALLOCATIONS)] = ()
+    changed_at: Seconds = 0.0
 
     @property
     def route(self) -> str:

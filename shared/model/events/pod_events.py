@@ -1,10 +1,27 @@
 """Events about pods, their leases and budgets; pure."""
 
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from msgspec import Meta
+
+from shared.model.bounds import (
+    Amount,
+    CopyText,
+    GenerationText,
+    Labels,
+    LongText,
+    MessageText,
+    Mib,
+    NameText,
+    Priority,
+    Revision,
+    Seconds,
+    ShortText,
+    SignedAmount,
+    TraceText,
+)
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.event import Delivery, Event
 from shared.model.lease import Lease, ShareSize
@@ -29,20 +46,20 @@ class PodQueued(Event):
 
     pod: PodUid
     namespace: Namespace
-    name: str
-    resource_version: str
+    name: NameText
+    resource_version: NameText
     request: PodRequest
-    trace: str = ""
-    created_at: float = 0.0
+    trace: TraceText = ""
+    created_at: Seconds = 0.0
     """Creation time of the pod, Unix seconds."""
-    requeue_number: int = 0
+    requeue_number: SignedAmount = 0
     """0: queued for the first time; positive: the ledger's capacity number for which it is queued
     again; negative: the number of the resync."""
-    shown: int = 0
+    shown: Amount = 0
     """In a resync: the digest of the reason in the pod's condition; 0: it has none."""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Labels = field(default_factory=dict)
     """Of the pod; required anti-affinity of running pods selects by them."""
-    admitted: str = ""
+    admitted: TraceText = ""
     """The span of the admission review, which the pod's first span links to."""
     by_kube_scheduler: bool = False
     """A kube-scheduler with Leasehold's extender chooses its node: no placer does."""
@@ -61,11 +78,11 @@ class PodRejected(Event):
 
     pod: PodUid
     namespace: Namespace
-    name: str
-    resource_version: str
-    reason: str
-    trace: str = ""
-    admitted: str = ""
+    name: NameText
+    resource_version: NameText
+    reason: MessageText
+    trace: TraceText = ""
+    admitted: TraceText = ""
     """The span of the admission review, which the pod's first span links to."""
 
 
@@ -78,11 +95,11 @@ class PodGated(Event):
 
     pod: PodUid
     namespace: Namespace
-    name: str
-    resource_version: str
-    priority: int = 0
-    created_at: float = 0.0
-    requeue_number: int = 0
+    name: NameText
+    resource_version: NameText
+    priority: Priority = 0
+    created_at: Seconds = 0.0
+    requeue_number: SignedAmount = 0
     """0, or the negative number of the resync that repeats it."""
 
 
@@ -95,11 +112,11 @@ class PodTerminated(Event):
 
     pod: PodUid
     namespace: Namespace
-    name: str
+    name: NameText
     node: NodeName | None
-    phase: str
+    phase: ShortText
     """`Succeeded` or `Failed` as the kubelet reported; otherwise the pod was deleted before."""
-    trace: str = ""
+    trace: TraceText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +140,7 @@ class NodesListed(Event):
     delivery: ClassVar[Delivery] = Delivery.WORK
 
     nodes: tuple[NodeName, ...]
-    revision: int = 0
+    revision: Revision = 0
     """Highest resource version of the watch of nodes; 0: unknown."""
 
 
@@ -140,11 +157,11 @@ class BoundPod:
 
     pod: PodUid
     namespace: Namespace
-    name: str
+    name: NameText
     node: NodeName
-    lease: str = ""
+    lease: CopyText = ""
     """Value of the annotation `leasehold.dev/lease`, as found, or `LEASE_PRESENT`."""
-    generation: str = ""
+    generation: GenerationText = ""
     """Of a claim's allocation; empty: it is a pod."""
 
 
@@ -168,12 +185,12 @@ class PodsListed(Event):
     subject: ClassVar[str] = "pods.listed.v1"
     delivery: ClassVar[Delivery] = Delivery.WORK
 
-    listing_id: str
+    listing_id: NameText
     """ID of the list, the same for all its chunks."""
-    chunk: int
-    chunks: int
+    chunk: Amount
+    chunks: Amount
     pods: ListedPods
-    request_ids: tuple[str, ...] = ()
+    request_ids: tuple[NameText, ...] = ()
     """Those of the `ResyncRequested` that had arrived when the list began."""
 
 
@@ -185,7 +202,7 @@ class PlacementChosen(Event):
     delivery: ClassVar[Delivery] = Delivery.WORK
 
     lease: Lease
-    trace: str = ""
+    trace: TraceText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,9 +214,9 @@ class PlacementRefused(Event):
 
     pod: PodUid
     namespace: Namespace
-    name: str
+    name: NameText
     refusal: Refusal
-    trace: str = ""
+    trace: TraceText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +228,7 @@ class PodFilteredOut(Event):
 
     queued: PodQueued
     refusal: Refusal
-    capacity: int
+    capacity: SignedAmount
     """The ledger's capacity number that the verdict is based on."""
 
 
@@ -224,7 +241,7 @@ class PodBound(Event):
 
     lease: Lease
     latency_s: float = 0.0
-    trace: str = ""
+    trace: TraceText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,9 +253,9 @@ class BindingFailed(Event):
 
     pod: PodUid
     namespace: Namespace
-    name: str
-    reason: str
-    trace: str = ""
+    name: NameText
+    reason: MessageText
+    trace: TraceText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +280,7 @@ class LeaseResized(Event):
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     lease: Lease
-    container: str
+    container: ShortText
     before: ShareSize
     after: ShareSize
 
@@ -275,7 +292,7 @@ class LedgerRebuilt(Event):
     subject: ClassVar[str] = "ledger.rebuilt.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
-    generation: str
+    generation: NameText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,8 +302,8 @@ class ResyncRequested(Event):
     subject: ClassVar[str] = "resync.requested.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
-    reason: str
-    request_id: str = ""
+    reason: MessageText
+    request_id: NameText = ""
     """Returned in the `PodsListed` of lists that begin after this; empty: not needed."""
 
 
@@ -297,18 +314,18 @@ class Heartbeat(Event):
     subject: ClassVar[str] = "heartbeat.sent.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
-    service: str
-    instance: str
+    service: ShortText
+    instance: NameText
     """Name of the replica, as in its logs and spans."""
-    node: str = ""
+    node: NameText = ""
     """The node, if the service runs once per node."""
-    interval_s: float = 5.0
+    interval_s: Seconds = 5.0
     """Seconds until the next heartbeat."""
     stopping: bool = False
     """The replica is shutting down; this is its last heartbeat."""
-    unready_reasons: tuple[str, ...] = ()
+    unready_reasons: Annotated[tuple[LongText, ...], Meta(max_length=64)] = ()
     """Why it is not ready; empty: it is ready."""
-    version: str = ""
+    version: ShortText = ""
     """Version of the program."""
 
 
@@ -320,7 +337,7 @@ class QuotasUpdated(Event):
     delivery: ClassVar[Delivery] = Delivery.WORK
 
     quotas: tuple[Quota, ...] = ()
-    read_at: float = 0.0
+    read_at: Seconds = 0.0
     """When they were read, Unix seconds. Older readings are ignored."""
 
 
@@ -331,8 +348,8 @@ class LargestDeviceReported(Event):
     subject: ClassVar[str] = "largest_device.reported.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
-    memory_mib: int
-    memory_units: int
+    memory_mib: Mib
+    memory_units: Mib
     """The most units of any device; the unit is a setting of its node (Volcano:
     `gpuMemoryFactor`)."""
 
@@ -345,28 +362,28 @@ class BudgetChanged(Event):
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     namespace: Namespace
-    state: str
+    state: ShortText
     """ok, warning, exhausted or overdrawn."""
-    previous_state: str
+    previous_state: ShortText
     """The state before; equal to `state` in a repetition."""
-    lease_class: str
+    lease_class: ShortText
     """The class of all leases of the namespace: guaranteed, reclaimable or expired."""
-    new_pods: str = "admit"
+    new_pods: ShortText = "admit"
     """admit, queue or deny."""
-    evict_after_minutes: int | None = None
+    evict_after_minutes: Amount | None = None
     """Minutes after `since` at which running pods are evicted; None: they are not."""
-    warned_percent: int = 0
-    weight: int = 1
+    warned_percent: Amount = 0
+    weight: Amount = 1
     """Of the namespace in the fair order."""
-    state_since: float = 0.0
+    state_since: Seconds = 0.0
     """Unix seconds."""
-    reported_at: float = 0.0
+    reported_at: Seconds = 0.0
     """Unix seconds."""
-    window: str = ""
+    window: LongText = ""
     used_units: int = 0
     """Milli-GPU-milliseconds."""
     remaining_units: int | None = None
     """None: there is no limit."""
     current_rate_milli_gpu: int = 0
-    exhausted_at: float | None = None
+    exhausted_at: Seconds | None = None
     """When the budget was exhausted, or will be at the current rate, Unix seconds."""

@@ -1,8 +1,22 @@
 """Requests from one service to another over NATS request-reply, and their replies; pure."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from msgspec import Meta
+
+from shared.model.bounds import (
+    MOST_ALLOCATIONS,
+    CopyText,
+    Index,
+    MessageText,
+    Mib,
+    NameText,
+    Percent,
+    Seconds,
+    ShortText,
+    TraceText,
+)
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.event import Delivery, Event
 from shared.model.events.node_events import LeaseHolder
@@ -67,7 +81,7 @@ class BindReply(Event):
 
     deferred_pods: tuple[PodUid, ...] = ()
     """Pods that the kubelet would refuse at this moment; the binder requests them again."""
-    reason: str = ""
+    reason: MessageText = ""
     """Why pods are deferred."""
     window_open: bool = True
     """The admission window is open: the binder need not request other pods for a moment."""
@@ -77,9 +91,9 @@ class BindReply(Event):
     """No pod may be bound to the node now."""
     unserved_pods: tuple[PodUid, ...] = ()
     """More pods that are deferred: the kubelet cannot allocate a resource that they request."""
-    unserved_reason: str = ""
+    unserved_reason: MessageText = ""
     """Why these are deferred."""
-    unserved_s: float = 0.0
+    unserved_s: Seconds = 0.0
     """For how long the kubelet has been unable to allocate each of their resources."""
 
 
@@ -141,7 +155,7 @@ class SlicesReply(Event):
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     written: bool
-    reason: str = ""
+    reason: MessageText = ""
     """Why the slices were not written."""
 
 
@@ -153,7 +167,7 @@ class ClaimLeaseRequest(Event):
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     claim: AllocatedClaim
-    trace: str = ""
+    trace: TraceText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,9 +177,9 @@ class ClaimLeaseReply(Event):
     subject: ClassVar[str] = "claim_lease.reply.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
-    devices: tuple[str, ...] = ()
+    devices: tuple[CopyText, ...] = ()
     """The claim is leased: entries for its `status.devices`, each a JSON object."""
-    refusal: str = ""
+    refusal: MessageText = ""
     """Why the ledger refuses the lease."""
 
 
@@ -183,7 +197,7 @@ class LimitsRequest(Event):
 
     node: NodeName
     lease: Lease
-    resize_id: str = ""
+    resize_id: NameText = ""
     finished: bool = False
 
     @property
@@ -199,11 +213,11 @@ class LimitsReply(Event):
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     applied: bool
-    reason: str = ""
+    reason: MessageText = ""
     """Why the limits were not applied."""
-    in_use_mib: int = 0
+    in_use_mib: Mib = 0
     """Memory in use on the device that prevents it: the smallest limit that is possible."""
-    container: str = ""
+    container: ShortText = ""
     kept: ShareSize | None = None
     """The size that `container` keeps, as other pods have been given the rest of its device."""
 
@@ -240,9 +254,9 @@ class UsageReply(Event):
     subject: ClassVar[str] = "usage.reply.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
-    measured_at: float
+    measured_at: Seconds
     """Unix seconds of the latest scan; 0: there was none yet."""
-    shares: tuple[ShareMeasurement, ...] = ()
+    shares: Annotated[tuple[ShareMeasurement, ...], Meta(max_length=MOST_ALLOCATIONS)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,11 +267,11 @@ class ResizeRequest(Event):
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     pod: PodUid
-    container: str = ""
+    container: ShortText = ""
     """Empty: the only container with a share."""
-    memory_mib: int | None = None
+    memory_mib: Mib | None = None
     """None: unchanged."""
-    cores_percent: int | None = None
+    cores_percent: Percent | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,21 +281,21 @@ class ResizeReply(Event):
     subject: ClassVar[str] = "resize.reply.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
-    outcome: str
+    outcome: ShortText
     """`resized`, `unchanged`, `refused`, or `unavailable` (the same request may succeed later)."""
-    reason: str = ""
+    reason: MessageText = ""
     """Why it was refused or unavailable, with numbers."""
-    hint: str = ""
+    hint: MessageText = ""
     """Advice for the user."""
-    container: str = ""
-    node: str = ""
-    devices: tuple[int, ...] = ()
+    container: ShortText = ""
+    node: NameText = ""
+    devices: tuple[Index, ...] = ()
     """Indices of the devices on the node."""
     before: ShareSize | None = None
     after: ShareSize | None = None
-    pending: tuple[str, ...] = ()
+    pending: tuple[MessageText, ...] = ()
     """Steps that follow automatically and are not confirmed yet."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[MessageText, ...] = ()
     """Notes for the administrator."""
 
 
@@ -305,7 +319,7 @@ class PodBindingReply(Event):
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     bound: bool = False
-    reason: str = ""
+    reason: MessageText = ""
     """Why the pod is not bound."""
     node: NodeName | None = None
     """The node on which the pod has a lease; it can be bound to no other one."""

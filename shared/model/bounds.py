@@ -1,0 +1,134 @@
+"""Bounds of fields that come from outside, as types that decoders check; pure.
+
+A field is declared with one of these types, and each decoder of messages, copies and objects
+refuses values beyond it. Where Kubernetes or NVIDIA limits a value, the bound is theirs; the others
+are ours, with room above what clusters have.
+"""
+
+import functools
+from collections.abc import Hashable, Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from shared.model.errors import RequestError
+
+MOST = 2**53 - 1
+"""The largest amount: JSON, MessagePack and the ledger's scripts represent it exactly."""
+MOST_CONTAINERS = 128
+"""Containers, init containers included, of a pod that requests GPUs."""
+MOST_SHARES = 128
+"""Shares of one lease: more than the MIG instances of 16 GPUs."""
+MOST_ENTRIES = 256
+"""Entries of a list or map that an administrator writes."""
+MOST_CONSUMERS = 256
+"""Pods that may use one ResourceClaim (ResourceClaimReservedForMaxSize)."""
+MOST_DEVICES = 256
+"""Devices of a node."""
+MOST_ALLOCATIONS = 4096
+"""Containers with devices of a node, far above the pods that a kubelet runs."""
+LONGEST_ANNOTATION = 4096
+"""Characters of an annotation or label of a pod that a dialect reads: a hundred UUIDs."""
+LONGEST_FIELD = 32_768
+"""Bytes of a pod's labels, node selector, affinity or tolerations, each as JSON."""
+LONGEST_MESSAGE = 1024
+"""Characters of an Event's message (https://kubernetes.io/docs/reference/kubernetes-api/)."""
+
+SHORT, NAME, KEY, LONG = 63, 253, 317, 1024
+"""Kubernetes' limits of labels (and of container and namespace names), of object names, and of keys
+with a prefix; and ours for what a component writes."""
+
+ShortText = Annotated[str, Meta(max_length=SHORT)]
+"""A label, the name of a container or a namespace, or a word of ours."""
+NameText = Annotated[str, Meta(max_length=NAME)]
+"""The name of an object, or a resource version."""
+KeyText = Annotated[str, Meta(max_length=KEY)]
+"""`prefix/name`: a resource, the key of a label; `namespace/name`: a pod group."""
+LongText = Annotated[str, Meta(max_length=LONG)]
+ChoiceText = Annotated[str, Meta(max_length=128)]
+"""A type, model, UUID or mode of devices as the author of a pod wrote it."""
+MemoText = Annotated[str, Meta(max_length=16_384)]
+"""Names and priorities of `MOST_CONTAINERS`, as JSON."""
+GenerationText = Annotated[str, Meta(max_length=8192)]
+"""An instant and the 32 results that an allocation may have."""
+UuidText = Annotated[str, Meta(max_length=95)]
+"""NVML_DEVICE_UUID_V2_BUFFER_SIZE, less the final zero."""
+MessageText = Annotated[str, Meta(max_length=32_768)]
+"""A reason for people: the limit of `metav1.Condition.message`."""
+CopyText = Annotated[str, Meta(max_length=262_144)]
+"""An annotation as found: Kubernetes limits all of an object's to 256 KiB."""
+TraceText = Annotated[str, Meta(max_length=55)]
+"""A `traceparent` (https://www.w3.org/TR/trace-context/)."""
+ModelText = Annotated[str, Meta(max_length=96)]
+"""NVML_DEVICE_NAME_V2_BUFFER_SIZE."""
+
+Amount = Annotated[int, Meta(ge=0, le=MOST)]
+SignedAmount = Annotated[int, Meta(ge=-MOST, le=MOST)]
+Mib = Annotated[int, Meta(ge=0, le=2**24)]
+"""Memory of a device, or of a share of it: at most 16 TiB."""
+Percent = Annotated[int, Meta(ge=0, le=100)]
+Count = Annotated[int, Meta(ge=0, le=65_535)]
+"""A number of things on one node."""
+Index = Annotated[int, Meta(ge=-1, le=1023)]
+"""A device's index on its node, or a NUMA node; -1: unknown."""
+Fence = Annotated[int, Meta(ge=0, lt=2**52)]
+"""A fence or version: the ledger counts in doubles, and could not count on from more."""
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+"""Kubernetes' int32."""
+Shares = Annotated[int, Meta(ge=0, le=MOST_SHARES)]
+"""Devices of one container."""
+Revision = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""A resource version of the API server, as etcd counts."""
+Members = Annotated[int, Meta(ge=1, le=999_999)]
+"""Pods of a gang."""
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+"""A duration, or an instant in Unix seconds; also refuses NaN."""
+
+Groups = Annotated[tuple[LongText, ...], Meta(max_length=64)]
+"""Anti-affinity groups of a pod."""
+Choices = Annotated[tuple[ChoiceText, ...], Meta(max_length=256)]
+"""Entries of a list of devices, models or types."""
+Labels = Mapping[KeyText, ShortText]
+Resources = Annotated[dict[KeyText, Amount], Meta(max_length=MOST_ENTRIES)]
+"""Amounts of a pod's resources."""
+Amounts = Annotated[Mapping[KeyText, Amount], Meta(max_length=MOST_ENTRIES)]
+SignedAmounts = Annotated[Mapping[KeyText, SignedAmount], Meta(max_length=MOST_ENTRIES)]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@functools.cache
+def _decoder(kind: Hashable) -> Any:
+    return msgspec.msgpack.Decoder(kind)
+
+
+def check_bounds(value: Any, what: str) -> None:
+    """Raise RequestError if a field of `value`, of `what`, is beyond the bound of its type."""
+    kind: Hashable = type(value)
+    try:
+        _decoder(kind).decode(_encode(value))
+    except (msgspec.MsgspecError, OverflowError, UnicodeEncodeError) as error:
+        raise RequestError(f"{what} is beyond what can be leased: {error}") from error
+
+
+def check_text(name: str, text: str, longest: int = LONGEST_ANNOTATION) -> None:
+    """Raise RequestError for a text of more than `longest` characters."""
+    if len(text) > longest:
+        raise RequestError(f"{name} has {len(text)} characters; at most {longest} are allowed")
+
+
+def check_size(name: str, value: object, most: int = LONGEST_FIELD) -> None:
+    """Raise RequestError for a field of more than `most` bytes as JSON."""
+    size = len(msgspec.json.encode(value))
+    if size > most:
+        raise RequestError(f"{name} has {size} bytes as JSON; at most {most} are allowed")
+
+
+def shortened(message: str, longest: int = LONGEST_MESSAGE) -> str:
+    """Return a message for people, without its middle if it is too long."""
+    if len(message) <= longest:
+        return message
+    half = (longest - 5) // 2
+    return f"{message[:half]} ... {message[-half:]}"
