@@ -1,7 +1,7 @@
 """The rules on annotations as a ValidatingAdmissionPolicy, which needs no running service; pure.
 
 The webhook removes forged annotations. If it is bypassed, the API server denies them. After
-creation only the services that write them may change them.
+creation only the services that write them may change them, through whatever subresource.
 https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-policy/
 """
 
@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from services.webhook.registration import EXEMPT_LABEL
 from shared.dialects.reserved import (
     AUTHOR_ANNOTATIONS,
+    CDI_ANNOTATIONS,
+    CDI_VENDORS,
     COMPLETED_ANNOTATIONS,
     DENIED_ANNOTATIONS,
     EXEMPT,
     STRIPPED_ANNOTATIONS,
 )
 
-NAME = "leasehold-annotations"
+NAME, NODES_NAME = "leasehold-annotations", "leasehold-node-annotations"
 API_VERSION = "admissionregistration.k8s.io/v1"
 BINDER, AGENT = "binder", "node-agent"
 """Service accounts that write a pod's annotations."""
@@ -35,83 +37,133 @@ def account_in(namespace: str, name: str) -> str:
 
 
 def annotation_policy(users: Sequence[str]) -> list[Manifest]:
-    """Return the policy and its binding; `users` may change protected annotations."""
+    """Return the policies and their bindings; `users` may change protected annotations."""
+    return [
+        *_policy(NAME, POD_RULES, users, _variables(), _validations()),
+        *_policy(NODES_NAME, NODE_RULES, users, [], [_node_validation()]),
+    ]
+
+
+def _policy(
+    name: str,
+    rules: Sequence[Manifest],
+    users: Sequence[str],
+    variables: Sequence[Manifest],
+    validations: Sequence[Manifest],
+) -> list[Manifest]:
     return [
         {
             "apiVersion": API_VERSION,
             "kind": "ValidatingAdmissionPolicy",
-            "metadata": {"name": NAME},
+            "metadata": {"name": name},
             "spec": {
                 "failurePolicy": "Fail",
-                "matchConstraints": {
-                    "resourceRules": [
-                        {
-                            "operations": ["CREATE", "UPDATE"],
-                            "apiGroups": [""],
-                            "apiVersions": ["v1"],
-                            "resources": ["pods"],
-                        }
-                    ]
-                },
+                "matchConstraints": {"resourceRules": list(rules)},
                 "matchConditions": [
                     {
                         "name": "not-by-leasehold",
                         "expression": f"!(request.userInfo.username in {list(users)})",
                     }
                 ],
-                "variables": _variables(),
-                "validations": _validations(),
+                "variables": list(variables),
+                "validations": list(validations),
             },
         },
         {
             "apiVersion": API_VERSION,
             "kind": "ValidatingAdmissionPolicyBinding",
-            "metadata": {"name": NAME},
-            "spec": {"policyName": NAME, "validationActions": ["Deny"]},
+            "metadata": {"name": name},
+            "spec": {"policyName": name, "validationActions": ["Deny"]},
         },
     ]
 
 
+def _rule(operations: Sequence[str], *resources: str) -> Manifest:
+    return {
+        "operations": list(operations),
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "resources": list(resources),
+    }
+
+
+POD_RULES = (_rule(("CREATE", "UPDATE"), "pods", "pods/*", "bindings"),)
+"""The API server merges the annotations of a Binding into its pod, and accepts changed annotations
+with a pod's status. All subresources are listed, since releases of Kubernetes add some."""
+NODE_RULES = (_rule(("UPDATE",), "nodes/status"),)
+"""Network plugins and problem detectors may have this right without that to change a Node."""
+
+
 def _variables() -> list[Manifest]:
     """Return CEL variables: protected annotations and exemption of the object, now and before."""
-    old = _protected_annotations("oldObject")
+    old = _protected_annotations("oldObject", _is_protected())
+    labels = "namespaceObject.metadata.labels"
     return [
-        {"name": "now", "expression": _protected_annotations("object")},
+        {
+            "name": "isNewPod",
+            "expression": "request.operation == 'CREATE' && request.kind.kind == 'Pod'",
+        },
+        {
+            "name": "inExemptNamespace",
+            "expression": f"has({labels}) && '{EXEMPT_LABEL}' in {labels} && "
+            f"{labels}['{EXEMPT_LABEL}'] == 'true'",
+        },
+        {"name": "now", "expression": _annotations_now()},
         {"name": "before", "expression": f"oldObject == null ? [] : ({old})"},
-        {"name": "exempt", "expression": _has_exemption("object")},
-        {"name": "wasExempt", "expression": f"oldObject != null && {_has_exemption('oldObject')}"},
     ]
 
 
-def _has_exemption(variable: str) -> str:
-    annotations = f"{variable}.metadata.annotations"
-    return f"has({annotations}) && '{EXEMPT}' in {annotations}"
+def _annotations_now() -> str:
+    """Return the protected annotations of the object; the webhook completes those of a new pod."""
+    new = _protected_annotations("object", _is_protected_in_new_pod())
+    return f"variables.isNewPod ? ({new}) : ({_protected_annotations('object', _is_protected())})"
 
 
-def _protected_annotations(variable: str) -> str:
-    prefixes = (*DENIED_ANNOTATIONS, *STRIPPED_ANNOTATIONS)
-    has_prefix = " || ".join(f"k.startsWith('{prefix}')" for prefix in prefixes)
-    unprotected = [*AUTHOR_ANNOTATIONS, *COMPLETED_ANNOTATIONS]
+def _protected_annotations(variable: str, condition: str) -> str:
     annotations = f"{variable}.metadata.annotations"
-    protected = f"{annotations}.filter(k, !(k in {unprotected}) && ({has_prefix}))"
-    return f"has({annotations}) ? {protected} : []"
+    return f"has({annotations}) ? {annotations}.filter(k, {condition}) : []"
+
+
+def _is_protected() -> str:
+    prefixes = (*DENIED_ANNOTATIONS, *STRIPPED_ANNOTATIONS, CDI_ANNOTATIONS)
+    return f"!(k in {list(AUTHOR_ANNOTATIONS)}) && ({_has_prefix(prefixes)})"
+
+
+def _is_protected_in_new_pod() -> str:
+    """An exemption, and devices of ours in CDI annotations, need an exempt namespace."""
+    free = [*AUTHOR_ANNOTATIONS, *(each for each in COMPLETED_ANNOTATIONS if each != EXEMPT)]
+    vendors = " || ".join(
+        f"object.metadata.annotations[k].contains('{vendor}')" for vendor in CDI_VENDORS
+    )
+    return (
+        f"!(k in {free}) && ({_has_prefix((*DENIED_ANNOTATIONS, *STRIPPED_ANNOTATIONS))} || "
+        f"(k.startsWith('{CDI_ANNOTATIONS}') && ({vendors}))) && "
+        f"!(variables.inExemptNamespace && (k == '{EXEMPT}' || k.startsWith('{CDI_ANNOTATIONS}')))"
+    )
+
+
+def _has_prefix(prefixes: Sequence[str]) -> str:
+    return " || ".join(f"k.startsWith('{prefix}')" for prefix in prefixes)
 
 
 def _validations() -> list[Manifest]:
     """Return CEL validations: no protected annotation is added, removed or changed.
 
-    A pod gets an exemption only in a namespace that an administrator has labelled, and keeps it if
-    the label is removed.
+    A pod is exempt from its creation on, in a namespace that an administrator has labelled, and
+    stays exempt if the label is removed.
     """
     return [
         {
             "expression": (
-                "size(variables.now) == size(variables.before) && "
+                "variables.before.all(k, k in variables.now) && "
                 "variables.now.all(k, k in variables.before)"
             ),
             "messageExpression": (
                 "'annotations of an assignment are written by Leasehold only: ' + "
-                "variables.now.filter(k, !(k in variables.before)).join(', ')"
+                "(variables.now.filter(k, !(k in variables.before)) + "
+                "variables.before.filter(k, !(k in variables.now))).join(', ') + "
+                f"(variables.now.exists(k, k == '{EXEMPT}') ? "
+                f"': only a namespace with the label {EXEMPT_LABEL} exempts its new pods' : '')"
             ),
             "message": "annotations of an assignment are written by Leasehold only",
             "reason": "Forbidden",
@@ -124,13 +176,18 @@ def _validations() -> list[Manifest]:
             "message": "annotations of an assignment are changed by Leasehold only",
             "reason": "Forbidden",
         },
-        {
-            "expression": (
-                "!variables.exempt || variables.wasExempt || (has(namespaceObject.metadata.labels) "
-                f"&& '{EXEMPT_LABEL}' in namespaceObject.metadata.labels && "
-                f"namespaceObject.metadata.labels['{EXEMPT_LABEL}'] == 'true')"
-            ),
-            "message": f"only a namespace with the label {EXEMPT_LABEL} exempts its pods",
-            "reason": "Forbidden",
-        },
     ]
+
+
+def _node_validation() -> Manifest:
+    ours = _has_prefix(DENIED_ANNOTATIONS)
+    notes, old = "object.metadata.annotations", "oldObject.metadata.annotations"
+    return {
+        "expression": (
+            f"(!has({notes}) || {notes}.all(k, !({ours}) || "
+            f"(has({old}) && k in {old} && {notes}[k] == {old}[k]))) && "
+            f"(!has({old}) || {old}.all(k, !({ours}) || (has({notes}) && k in {notes})))"
+        ),
+        "message": "the status of a Node does not change annotations that its node agent writes",
+        "reason": "Forbidden",
+    }

@@ -47,8 +47,7 @@ _SET_BY_SERVER = ("managedFields", "resourceVersion", "generation")
 def service_policies(system: str, agents: str) -> list[Manifest]:
     """Return the policies and their bindings for the services of these namespaces."""
     nodes = [_rule("", "v1", ("nodes", "nodes/status"), ("UPDATE",))]
-    pods = [_rule("", "v1", ("pods",), ("UPDATE",))]
-    bound = [_rule("", "v1", ("pods", "pods/status"), ("UPDATE",))]
+    pods = [_rule("", "v1", ("pods", "pods/*"), ("UPDATE",))]
     agent, binder = account_in(agents, AGENT), account_in(system, BINDER)
     objects = [_collection_rule(path) for path in sorted(NODE_OBJECTS)]
     written = ("CREATE", "UPDATE", "DELETE")
@@ -58,7 +57,7 @@ def service_policies(system: str, agents: str) -> list[Manifest]:
         *_policy("leasehold-agent-pods", agent, pods, POD_MAPS, _pod_validations()),
         *_policy("leasehold-agent-objects", agent, objects, (), _object_validations()),
         *_policy("leasehold-agent-slices", agent, slices, (), _slice_validations()),
-        *_policy("leasehold-binder-pods", binder, bound, BOUND_MAPS, _binder_validations()),
+        *_policy("leasehold-binder-pods", binder, pods, BOUND_MAPS, _binder_validations()),
     ]
 
 
@@ -93,7 +92,8 @@ def _node_validations() -> Iterator[tuple[str, str]]:
 def _pod_validations() -> Iterator[tuple[str, str]]:
     node = "has(oldObject.spec.nodeName) ? oldObject.spec.nodeName : ''"
     yield _own_node(node, "the pod's Node")
-    yield _unchanged("spec"), "a node agent may not change the spec of a pod"
+    for part in ("spec", "status"):
+        yield _unchanged(part), f"a node agent may not change the {part} of a pod"
     yield (
         _unchanged_entries("metadata", f"k in {['annotations', *_SET_BY_SERVER]}"),
         "a node agent may change only annotations in the metadata of a pod",

@@ -46,7 +46,8 @@ def matching_version(
 
     Unless `exact`, a rule for one version of a kind matches requests in all its versions.
     """
-    candidates = [request.kind, *(() if exact else versions)]
+    same = (each for each in versions if each.plural == request.kind.plural)
+    candidates = [request.kind, *(() if exact else same)]
     listed = list(rules)
     return next(
         (kind for kind in candidates if any(_rule(rule, kind, request) for rule in listed)), None

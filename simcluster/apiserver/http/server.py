@@ -34,6 +34,7 @@ from simcluster.apiserver.http.service_proxy import parse_proxied, serve_proxied
 from simcluster.apiserver.http.static_responses import OPEN_PATHS, static_response
 from simcluster.apiserver.http.watches import WatchRequest, serve_watch
 from simcluster.apiserver.kinds.binding import bind
+from simcluster.apiserver.kinds.builtin_resources import BINDINGS
 from simcluster.apiserver.kinds.disruption_budgets import DisruptionController
 from simcluster.apiserver.kinds.garbage_collection import GarbageCollector
 from simcluster.apiserver.kinds.namespaces import NamespaceController, create_system_objects
@@ -241,7 +242,7 @@ class ApiServer:
         if target.subresource == "scale":
             workload = self.store.read(target.kind.table, target.namespace, target.name)
             return json_response(encode(scale_of(workload)))
-        if target.subresource not in {"", "status"}:
+        if target.kind is BINDINGS or target.subresource not in {"", "status"}:
             raise method_not_allowed("GET")
         options = ListOptions.parse(query)
         fields = options.fields

@@ -16,6 +16,9 @@ _NEW_EVENT_FIELDS = (
     "regarding.apiVersion", "regarding.resourceVersion", "regarding.fieldPath", "reason",
     "reportingController", "type",
 )  # fmt: skip
+BINDINGS = Resource(plural="bindings", kind="Binding", stored_as="pods")
+"""The older path of Bindings. It only accepts new ones, and is not the subresource of a pod for
+roles and admission."""
 BUILTIN = (
     Resource(plural="namespaces", kind="Namespace", namespaced=False, short_names=("ns",),
              has_status=True, selectable=("status.phase",)),

@@ -10,6 +10,7 @@ from simcluster.apimachinery.selectors import parse_selection
 from simcluster.apiserver.admission.chain import AdmissionChain
 from simcluster.apiserver.crd.custom_kinds import CustomKind
 from simcluster.apiserver.kinds.binding import bind
+from simcluster.apiserver.kinds.builtin_resources import BINDINGS
 from simcluster.apiserver.kinds.disruption_budgets import DisruptionController
 from simcluster.apiserver.kinds.garbage_collection import GarbageCollector
 from simcluster.apiserver.kinds.scale import scale_of, with_scale
@@ -22,6 +23,7 @@ from simcluster.apiserver.requests.request_target import RequestTarget
 from simcluster.apiserver.storage.store import ObjectStore
 from simcluster.apiserver.storage.write_rules import refuse_invalid
 
+_WRITTEN = frozenset({"", "status", "finalize", "ephemeralcontainers"})
 _RETURNED_ON_DELETE = frozenset(
     {
         "pods",
@@ -79,7 +81,7 @@ class ObjectWriter:
             return await self._post(request)
         if target.subresource == "scale" and method in {"PUT", "PATCH"}:
             return await self._scale(method, request)
-        if target.subresource not in {"", "status", "finalize", "ephemeralcontainers"}:
+        if target.subresource not in _WRITTEN:
             raise method_not_allowed(method)
         if method == "DELETE" and not target.subresource:
             if target.name:
@@ -106,7 +108,8 @@ class ObjectWriter:
     async def _post(self, request: WriteRequest) -> WriteResult:
         target = request.target
         body = _object(request.body)
-        if target.subresource not in {"binding", "eviction", "token"}:
+        binds = target.kind is BINDINGS or target.subresource == "binding"
+        if not binds and target.subresource not in {"eviction", "token"}:
             if target.name:
                 raise method_not_allowed("POST")
             return await self._create(request, body)
@@ -119,7 +122,7 @@ class ObjectWriter:
             answer = self._tokens.issue(target.namespace, target.name, body)
             return WriteResult(201, answer, warnings)
         dry = is_dry_run(request.query, body.get("deleteOptions"))
-        if target.subresource == "binding":
+        if binds:
             bind(self._store, target.namespace, target.name, body, dry_run=dry)
         else:
             self._disruptions.evict(target.namespace, target.name, body, dry_run=dry)
@@ -257,6 +260,8 @@ class ObjectWriter:
 
     async def _delete_collection(self, request: WriteRequest) -> WriteResult:
         target, query = request.target, request.query
+        if target.kind is BINDINGS:
+            raise method_not_allowed("DELETE")
         options = _object(request.body) if request.body else {}
         chosen = parse_selection(
             target.kind,

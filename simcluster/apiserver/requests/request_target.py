@@ -5,6 +5,7 @@ from urllib.parse import unquote
 
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.resources import Kinds, Resource
+from simcluster.apiserver.kinds.builtin_resources import BINDINGS
 
 PATH_NOT_FOUND = ApiError(
     404, "NotFound", "the server could not find the requested resource", details={}
@@ -34,13 +35,19 @@ def parse_target(path: str, kinds: Kinds) -> RequestTarget:
         raise PATH_NOT_FOUND
     plural, name, subresource = (*rest, "", "")[:3]
     if (group, version, plural) == ("", "v1", "bindings"):
-        return RequestTarget(kinds["pods"], namespace, name, "binding")
+        return _bindings(namespace, name)
     kind = kinds.find(group, version, plural)
     if kind is None or (subresource and subresource not in _subresources(kind)):
         raise PATH_NOT_FOUND
     if (namespace and not kind.namespaced) or (name and kind.namespaced and not namespace):
         raise PATH_NOT_FOUND
     return RequestTarget(kind, namespace, name, subresource)
+
+
+def _bindings(namespace: str, name: str) -> RequestTarget:
+    if name or not namespace:
+        raise PATH_NOT_FOUND
+    return RequestTarget(BINDINGS, namespace)
 
 
 def _split_version(parts: list[str]) -> tuple[str, str, list[str]]:

@@ -8,6 +8,7 @@ import pytest
 from services.webhook.annotation_policy import annotation_policy, writers
 from services.webhook.registration import EXEMPT_LABEL
 from shared.dialects.reserved import EXEMPT
+from shared.model.events.event import ADMISSION
 from tests.support.simcluster.apiserver import api_server
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -16,6 +17,7 @@ RESOURCES = {
     "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
 }
 IDS = "volcano.sh/vgpu-ids-new"
+CDI = {"cdi.k8s.io/gpus": "nvidia.com/gpu=all"}
 
 
 async def install(client: aiohttp.ClientSession, *users: str) -> None:
@@ -29,6 +31,13 @@ def pod(name: str, **notes: str) -> dict[str, Any]:
     main = {"name": "main", "image": "app"}
     meta: dict[str, Any] = {"name": name} | ({"annotations": notes} if notes else {})
     return {"metadata": meta, "spec": {"containers": [main]}}
+
+
+async def labelled(client: aiohttp.ClientSession, namespace: str, value: str) -> None:
+    body = {"metadata": {"labels": {EXEMPT_LABEL: value}}}
+    kind = {"Content-Type": "application/merge-patch+json"}
+    async with client.patch(namespace, json=body, headers=kind) as response:
+        assert response.status == 200
 
 
 async def created(client: aiohttp.ClientSession, obj: dict[str, Any]) -> tuple[int, str]:
@@ -74,26 +83,76 @@ async def test_assignments_are_neither_added_changed_nor_removed_by_others() -> 
     assert own == 200
 
 
-async def test_only_a_labelled_namespace_exempts_pods_and_they_stay_exempt() -> None:
-    label = {"Content-Type": "application/merge-patch+json"}
+async def test_a_pod_is_exempt_from_its_creation_on_and_only_in_a_labelled_namespace() -> None:
     namespace = "/api/v1/namespaces/default"
+    exempt = {EXEMPT: "true"}
     async with api_server() as api, api.client() as client:
         await install(client, *writers("leasehold-system", "leasehold-agents"))
-        new, text = await created(client, pod("forged", **{EXEMPT: "true"}))
-        await created(client, pod("train"))
-        later, _ = await annotated(client, "train", {EXEMPT: "true"})
+        forged, text = await created(client, pod("forged", **exempt))
+        await created(client, pod("plain"))
+        await labelled(client, namespace, "true")
+        new, _ = await created(client, pod("driver", **exempt, **CDI))
+        later, _ = await annotated(client, "plain", {EXEMPT: "true"})
+        await labelled(client, namespace, "false")
+        kept, _ = await annotated(client, "driver", {"mine": "x"})
+        again, _ = await created(client, pod("other", **exempt))
 
-        for value, wanted in (("true", 200), ("false", 200)):
-            body = {"metadata": {"labels": {EXEMPT_LABEL: value}}}
-            async with client.patch(namespace, json=body, headers=label) as response:
-                assert response.status == 200
-            status, _ = await annotated(client, "train", {EXEMPT: "true", "mine": value})
-            assert status == wanted
-        await created(client, pod("other"))
-        again, _ = await annotated(client, "other", {EXEMPT: "true"})
-
-    assert (new, later, again) == (403, 403, 403)
+    assert (forged, new, later, kept, again) == (403, 201, 403, 200, 403)
     assert EXEMPT_LABEL in text
+
+
+@pytest.mark.parametrize(
+    "key", ["leasehold.dev/lease", EXEMPT, ADMISSION, IDS, "cdi.k8s.io/any", "hami.io/vgpu-node"]
+)
+@pytest.mark.parametrize("path", ["plain", "gated", "plain/status", "plain/ephemeralcontainers"])
+async def test_no_subresource_of_a_pod_changes_an_assignment(path: str, key: str) -> None:
+    async with api_server() as api, api.client() as client:
+        await created(client, pod("plain"))
+        gated = pod("gated")
+        gated["spec"]["schedulingGates"] = [{"name": "example.org/wait"}]
+        await created(client, gated)
+        await install(client, *writers("leasehold-system", "leasehold-agents"))
+
+        await annotated(client, path, {key: "GPU-a", "mine": "x"})
+        found = api.store.read("pods", "default", path.partition("/")[0])
+        status, text = await annotated(client, "plain/status", {"mine": "x"})
+
+    assert key not in found["metadata"].get("annotations", {})
+    assert status == 200, text
+
+
+@pytest.mark.parametrize("path", [f"{PODS}/waiting/binding", "/api/v1/namespaces/default/bindings"])
+async def test_a_binding_carries_an_assignment_only_from_the_binder(path: str) -> None:
+    binding = {
+        "metadata": {"name": "waiting", "annotations": {"leasehold.dev/lease": "{}"}},
+        "target": {"kind": "Node", "name": "node-0"},
+    }
+    async with api_server() as api, api.client() as client:
+        await created(client, pod("waiting"))
+        await install(client, *writers("leasehold-system", "leasehold-agents"))
+        async with client.post(path, json=binding) as response:
+            status, text = response.status, await response.text()
+        binding["metadata"] = {"name": "waiting", "annotations": {"mine": "x"}}
+        async with client.post(path, json=binding) as response:
+            assert response.status == 201, await response.text()
+
+    assert status == 403
+    assert "leasehold.dev/lease" in text
+
+
+async def test_the_status_of_a_node_changes_no_annotation_of_its_agent() -> None:
+    key = "leasehold.dev/agent"
+    async with api_server() as api, api.client() as client:
+        api.store.create("nodes", {"metadata": {"name": "node-0", "annotations": {key: "true"}}})
+        await install(client, *writers("leasehold-system", "leasehold-agents"))
+        patch = {"Content-Type": "application/merge-patch+json"}
+        answers = []
+        for notes in ({key: None}, {key: "false"}, {"leasehold.dev/own-x": "1"}, {"mine": "x"}):
+            body = {"metadata": {"annotations": notes}}
+            async with client.patch("/api/v1/nodes/node-0/status", json=body, headers=patch) as got:
+                answers.append(got.status)
+
+    assert answers == [403, 403, 403, 200]
 
 
 async def test_the_services_that_write_assignments_may_change_them() -> None:
