@@ -113,6 +113,7 @@ class Watcher:
                 elif before is not None:
                     events += self.pods.remove(before)
             self.pods.revision = self.pod_source.revision
+            self._forget_revisions(self.pod_source.restored)
             if self.pods.has_urgent_changes:
                 events += self.nodes.update_usage()
             self._announce_usage()
@@ -164,6 +165,7 @@ class Watcher:
                     events += self.nodes.remove(update.name, update.revision)
                 events += self.devices.update(update.name, update.devices)
             self.nodes.revision = self.node_source.revision
+            self._forget_revisions(self.node_source.restored)
             if events:
                 yield events
 
@@ -185,7 +187,6 @@ class Watcher:
             requested = await self._wait_for_request()
             yield [
                 *self.nodes.resync(),
-                *self.nodes.list_names(),
                 *self.devices.resync(now_s=self.clock.now()),
                 *self._quotas_updated(),
                 *(self.pods.resync(self._next_generation()) if requested else ()),
@@ -258,6 +259,13 @@ class Watcher:
         """Publish pods again, after a delay, whose binding failed and that are still pending."""
         await self.clock.sleep(REQUEUE_DELAY_S)
         return self.pods.requeue({event.pod for event in events}, self._next_generation())
+
+    def _forget_revisions(self, restored: bool) -> None:
+        """Publish everything at once if the API server may have gone back to an older state."""
+        if restored:
+            logger.warning("the API server may have been restored: publishing its present state")
+            self.nodes.revisions_forgotten = True
+            self.resync_requested.set()
 
     def _announce_usage(self) -> None:
         if self.pods.changed_nodes:

@@ -17,7 +17,13 @@ from services.watcher.pod_groups import PodGroupChanges, unreadable_groups
 from shared.dialects.pod_groups import PATHS, PodGroupKind
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
-from shared.kubernetes.known_objects import ObjectAdded, ObjectDeleted, ObjectUpdated, as_number
+from shared.kubernetes.known_objects import (
+    ListSynced,
+    ObjectAdded,
+    ObjectDeleted,
+    ObjectUpdated,
+    as_number,
+)
 from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ApiNamespace, ApiNode, ApiPod, ObjectMeta, PodGroup
 from shared.kubernetes.watch_events import ObjectIdentity
@@ -55,6 +61,8 @@ class PodReflector:
     parser: PodParser
     synced: bool = False
     revision: int = 0
+    restored: bool = False
+    """The last batch ended a list of an API server that may have gone back to an older state."""
     observed: dict[PodUid, ObservedPod] = field(default_factory=dict)
 
     async def batches(self) -> AsyncIterator[list[tuple[ObservedPod | None, ObservedPod | None]]]:
@@ -63,14 +71,15 @@ class PodReflector:
         async with aclosing(reflector.batches()) as batches:
             async for batch in batches:
                 changes: list[tuple[ObservedPod | None, ObservedPod | None]] = []
+                self.restored = False
                 for change in batch:
                     match change:
                         case ObjectAdded(item=item) | ObjectUpdated(item=item):
                             changes.append(self._update(item))
                         case ObjectDeleted(item=named):
                             changes.append((None, self.observed.pop(PodUid(named.uid), None)))
-                        case _:
-                            self.synced = True
+                        case ListSynced(restored=restored):
+                            self.synced, self.restored = True, restored
                 if self.synced:
                     self.revision = as_number(reflector.resource_version)
                 yield changes
@@ -89,6 +98,8 @@ class NodeReflector:
     client: KubernetesClient
     revision: int | None = None
     """Highest resource version, 0 if unknown; None: not all nodes were yielded yet."""
+    restored: bool = False
+    """The last batch ended a list of an API server that may have gone back to an older state."""
 
     async def batches(self) -> AsyncIterator[list[NodeUpdate]]:
         """Yield every change."""
@@ -96,6 +107,7 @@ class NodeReflector:
         async with aclosing(reflector.batches()) as batches:
             async for batch in batches:
                 changes: list[NodeUpdate] = []
+                self.restored = False
                 for change in batch:
                     match change:
                         case ObjectAdded(item=item) | ObjectUpdated(item=item):
@@ -103,8 +115,8 @@ class NodeReflector:
                         case ObjectDeleted(item=named):
                             revision = as_number(named.resource_version)
                             changes.append(NodeUpdate(name=NodeName(named.name), revision=revision))
-                        case _:
-                            self.revision = 0
+                        case ListSynced(restored=restored):
+                            self.revision, self.restored = 0, restored
                 if self.revision is not None:
                     self.revision = as_number(reflector.resource_version)
                 yield changes

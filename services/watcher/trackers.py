@@ -17,7 +17,7 @@ from shared.model.events.pod_events import (
     PodTerminated,
 )
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts, NodeRevision
+from shared.model.node import UNKNOWN_REVISION, NodeFacts, NodeRevision
 from shared.pods.observed_pod import ObservedPod, queued
 from shared.pods.pod_anti_affinity import PodAntiAffinity, resolve_all
 
@@ -198,6 +198,8 @@ class NodeTracker:
         """Resource version of each observed node."""
         self.revision: int | None = None
         """Highest resource version of the watch, 0 if unknown; None: not all were observed yet."""
+        self.revisions_forgotten = False
+        """The next `resync` has no revisions, so that it replaces states of higher ones."""
 
     def update(self, node: NodeFacts, revision: int) -> list[NodeChanged]:
         """Update a node; return an event if it differs from the published state."""
@@ -221,16 +223,18 @@ class NodeTracker:
         self.pods.has_urgent_changes = False
         return self._publish_changed(changed)
 
-    def resync(self) -> list[NodeChanged]:
-        """Return an event for every node."""
+    def resync(self) -> list[NodeChanged | NodesListed]:
+        """Return an event for every node, and one that names all, once all were observed."""
         self.published.clear()
-        return self._publish_changed(list(self.observed))
-
-    def list_names(self) -> list[NodesListed]:
-        """Return the event that names all nodes, once all were observed."""
-        if self.revision is None:
-            return []
-        return [NodesListed(nodes=tuple(sorted(self.observed)), revision=self.revision)]
+        changes = self._publish_changed(list(self.observed))
+        revision, forgotten = self.revision, self.revisions_forgotten
+        self.revisions_forgotten = False
+        if forgotten:
+            changes = [replace(change, revision=UNKNOWN_REVISION) for change in changes]
+        if revision is None:
+            return [*changes]
+        names = tuple(sorted(self.observed))
+        return [*changes, NodesListed(nodes=names, revision=0 if forgotten else revision)]
 
     def _publish_changed(self, names: Iterable[NodeName]) -> list[NodeChanged]:
         changes = []

@@ -122,6 +122,11 @@ class UnexpectedResponseError(RequestError):
     """The response is JSON of an unexpected shape."""
 
 
+def is_throttled(error: LeaseholdError) -> bool:
+    """Return whether the API server is there and wants fewer requests."""
+    return isinstance(error, KubernetesError) and error.response.code == 429
+
+
 BY_CODE: Mapping[int, type[KubernetesError]] = {
     401: UnauthorizedError,
     403: ForbiddenError,

@@ -39,9 +39,14 @@ class ObjectDeleted(msgspec.Struct, frozen=True, gc=False):
 
 
 class ListSynced(msgspec.Struct, frozen=True, gc=False):
-    """A list is complete: every object that existed at this version has been reported."""
+    """A list is complete: every object that existed at this version has been reported.
+
+    With `restored`, the API server's store may have been replaced by an older one since the list
+    before, so that versions of objects may be lower than those reported earlier.
+    """
 
     resource_version: str
+    restored: bool = False
 
 
 Change = ObjectAdded[R] | ObjectUpdated[R] | ObjectDeleted | ListSynced
@@ -61,6 +66,11 @@ def newer(version: str, known: str) -> bool:
 def as_number(version: str) -> int:
     """Return a resource version as a number that rises; 0: it is opaque."""
     return int(version) if version.isdecimal() else 0
+
+
+def is_older(version: str, known: str) -> bool:
+    """Return whether `version` certainly comes before `known`: both are numbers."""
+    return 0 < as_number(version) < as_number(known)
 
 
 class _Known(NamedTuple):
@@ -101,13 +111,13 @@ class KnownObjects(Generic[R]):
         if known is not None and known.uid == named.uid:
             self._missing.pop(_key(named), None)
 
-    def end_list(self, resource_version: str) -> tuple[Change[R], ...]:
+    def end_list(self, resource_version: str, *, restored: bool = False) -> tuple[Change[R], ...]:
         """End a list: objects that it did not contain are deleted."""
         gone = tuple(self._delete(key, resource_version) for key in self._missing)
         self._missing = {}
         self._tombstones.clear()
         self.resource_version = self._listed_at = resource_version
-        return (*gone, ListSynced(resource_version))
+        return (*gone, ListSynced(resource_version, restored))
 
     def upsert(self, item: R) -> tuple[Change[R], ...]:
         """Apply an ADDED or MODIFIED event."""

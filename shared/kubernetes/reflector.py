@@ -2,6 +2,11 @@
 
 The sequence of changes is complete from the first list on, even if the connection is lost: a
 deletion is reported once, a change once or merged with later ones, and nothing is repeated.
+
+An API server whose etcd was restored from a backup continues with lower resource versions, and
+sends nothing to a watch that starts from a higher one. So before a watch is resumed, the version of
+the store is read; a lower one than before, there or in the watch, leads to a new list, and so does
+an API server that could not be reached, since its versions may have caught up meanwhile.
 """
 
 import asyncio
@@ -21,8 +26,9 @@ from shared.kubernetes.errors import (
     Status,
     error_for,
     error_response_of,
+    is_throttled,
 )
-from shared.kubernetes.known_objects import Change, KnownObjects
+from shared.kubernetes.known_objects import Change, KnownObjects, is_older
 from shared.kubernetes.watch_events import (
     Bookmark,
     EventReader,
@@ -32,7 +38,7 @@ from shared.kubernetes.watch_events import (
     UnreadableLineError,
     WatchEvent,
 )
-from shared.model.errors import LeaseholdError, RequestError
+from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 
 R = TypeVar("R", bound=KubernetesObject)
 Uniform = Callable[[float, float], float]
@@ -49,6 +55,16 @@ WATCH_S = (300, 600)
 _UNIFORM = random.SystemRandom().uniform
 
 logger = logging.getLogger(__name__)
+
+
+class RestoredError(ConflictError):
+    """The API server's store is older than what it reported before: it was restored."""
+
+    def __init__(self, *, known: str, found: str) -> None:
+        super().__init__(
+            f"the API server is at resource version {found}, after it was at {known}: its etcd was "
+            "restored from a backup"
+        )
 
 
 @dataclass(slots=True)
@@ -104,6 +120,7 @@ class Reflector(Generic[R]):
         self._unreported: list[Change[R]] = []
         self._failures = 0
         self._must_list = True
+        self._was_away = False
         self._watching_since_s = float("inf")
 
     @property
@@ -137,8 +154,8 @@ class Reflector(Generic[R]):
 
     async def _recover(self, error: LeaseholdError) -> None:
         """Wait according to the error; after a first expiry list at once."""
-        expired = isinstance(error, ExpiredError)
-        self._must_list |= isinstance(error, ExpiredError | UnreadableLineError | RequestError)
+        expired = isinstance(error, ExpiredError | RestoredError)
+        self._must_list |= expired or isinstance(error, UnreadableLineError | RequestError)
         self.counts.interruptions += 1
         self._failures = 1 if self._watched_s() > LONGEST_PAUSE_S else self._failures + 1
         if expired and self._failures == 1:
@@ -151,6 +168,8 @@ class Reflector(Generic[R]):
 
     async def _follow(self) -> AsyncGenerator[list[Change[R]], None]:
         """List if necessary, then watch until the watch ends."""
+        if not self._must_list:
+            await self._check_store()
         if self._must_list:
             async with aclosing(self._list()) as listed:
                 async for batch in listed:
@@ -164,6 +183,20 @@ class Reflector(Generic[R]):
             self._failures += 1
             await self._pause(pause_s(self._failures, jitter=self._uniform(0.5, 1.0)))
 
+    async def _check_store(self) -> None:
+        """Raise RestoredError if the store is older than the last change."""
+        try:
+            page = await self._kube.list_page(self._path, query=self._selectors, limit=1)
+        except UnavailableError as error:
+            if not is_throttled(error):
+                self._must_list = self._was_away = True
+            raise
+        self._refuse_older(page.metadata.resource_version)
+
+    def _refuse_older(self, version: str) -> None:
+        if is_older(version, self._known.resource_version):
+            raise RestoredError(known=self._known.resource_version, found=version)
+
     def _watched_s(self) -> float:
         return asyncio.get_running_loop().time() - self._watching_since_s
 
@@ -171,7 +204,7 @@ class Reflector(Generic[R]):
         self.counts.lists += 1
         self._watching_since_s = float("inf")
         self._known.begin_list()
-        token = ""
+        token, restored = "", self._was_away
         while True:
             page = await self._kube.list_page(
                 self._path, query=self._selectors, limit=PAGE, continue_token=token
@@ -180,8 +213,10 @@ class Reflector(Generic[R]):
                 self._unreported.extend(self._take_item(item))
             token = page.metadata.continue_
             if not token:
-                self._unreported.extend(self._known.end_list(page.metadata.resource_version))
-                self._must_list = False
+                version = page.metadata.resource_version
+                restored |= is_older(version, self._known.resource_version)
+                self._unreported.extend(self._known.end_list(version, restored=restored))
+                self._must_list = self._was_away = False
             for batch in self._take_batches():
                 yield batch
             if not token:
@@ -227,13 +262,16 @@ class Reflector(Generic[R]):
     def _take_line(self, line: bytes) -> tuple[Change[R], ...]:
         event = self._reader.read_event(line)
         if isinstance(event, Bookmark):
+            self._refuse_older(event.resource_version)
             self._known.advance(event.resource_version)
             return ()
         if isinstance(event, WatchEvent):
+            self._refuse_older(event.item.metadata.resource_version)
             if event.kind == "DELETED":
                 return self._known.remove(event.item.metadata)
             return self._known.upsert(event.item)
         if isinstance(event, Undecodable):
+            self._refuse_older(event.item.resource_version)
             self._report(event)
             if event.kind == "DELETED":
                 return self._known.remove(event.item)

@@ -117,3 +117,24 @@ async def test_a_ledger_of_an_older_format_is_rebuilt_while_its_pods_run(up: Sta
     await up.audit()
     await up.clear()
     await up.audit()
+
+
+async def test_leases_of_pods_that_a_restored_api_server_does_not_know_end_within_30_s(
+    up: Stack,
+) -> None:
+    await up.create(gpu_pod("kept", vgpu(memory=2000)))
+    await up.until("kept", running)
+    before = up.back_up_objects()
+    for number in range(24):
+        await up.create(gpu_pod(f"forgotten-{number}", vgpu(memory=70000)))
+    await up.until_all(24)
+
+    up.restore_objects(before)
+
+    async with redis.asyncio.Redis.from_url(up.state()["redis_url"], **up.login()) as client:
+        await until(lambda: client.hlen("lh:leases"), lambda count: count == 1, limit_s=30)
+    await up.create(gpu_pod("after", vgpu(number=8, memory=70000)))
+    await up.until("after", running, limit_s=30)
+    await up.audit()
+    await up.clear()
+    await up.audit()

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -85,6 +86,29 @@ class Stack:
     def kill(self, part: str) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid(part), signal.SIGKILL)
+
+    def back_up_objects(self) -> Path:
+        """Keep a copy of the API server's objects, to which `restore_objects` goes back."""
+        copy = self.root / "objects.backup"
+        with (
+            contextlib.closing(sqlite3.connect(self._objects)) as store,
+            contextlib.closing(sqlite3.connect(copy)) as backup,
+        ):
+            store.backup(backup)
+        return copy
+
+    def restore_objects(self, copy: Path) -> None:
+        """Restart the API server with the objects and the resource version of a copy."""
+        store = self._objects
+        for suffix in ("-wal", "-shm"):
+            store.with_name(f"{store.name}{suffix}").unlink(missing_ok=True)
+        copy.replace(store)
+        self.kill("simcluster")
+
+    @property
+    def _objects(self) -> Path:
+        [found] = self.root.rglob("objects.sqlite")
+        return found
 
     def secret(self, server: str, user: str) -> Path:
         """Return the file with a user's secret at `nats` or `redis`."""

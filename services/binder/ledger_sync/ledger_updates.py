@@ -48,7 +48,7 @@ class LedgerUpdater:
         newest: dict[NodeName, NodeChanged] = {}
         for event in events:
             known = newest.get(event.node.name)
-            if known is None or known.revision <= event.revision:
+            if known is None or not event.revision.node or known.revision <= event.revision:
                 newest[event.node.name] = event
         present = [event for event in newest.values() if not event.deleted]
         await self.ledger.save_nodes(

@@ -237,10 +237,14 @@ class SliceWriter:
                 async with aclosing(reflector.batches()) as batches:
                     async for batch in batches:
                         for change in batch:
-                            if isinstance(change, ObjectDeleted):
-                                self._observe_deleted(change.item)
-                            elif not isinstance(change, ListSynced):
-                                self._observe(change.item)
+                            match change:
+                                case ObjectDeleted(item=named):
+                                    self._observe_deleted(named)
+                                case ListSynced(restored=restored):
+                                    if restored:
+                                        self.write_anew()
+                                case _:
+                                    self._observe(change.item)
             except RequestError as error:
                 logger.debug("ResourceSlices are not watched: %s", error)
             await self.clock.sleep(UNSUPPORTED_RETRY_S)

@@ -9,7 +9,7 @@ from services.binder.ledger_sync.lost_leases import LostLeases
 from services.binder.ledger_sync.vanished_pods import VanishedPods
 from services.watcher.trackers import NodeTracker, PodTracker
 from shared.ledger.leases import RedisLeases
-from shared.model.events.pod_events import NodeChanged
+from shared.model.events.pod_events import NodeChanged, NodesListed
 from shared.model.names import NodeName
 from shared.model.node import NodeFacts
 from shared.nats.bus import Bus
@@ -30,6 +30,12 @@ class Watch:
 
     def change(self, node: NodeFacts, version: int) -> list[NodeChanged]:
         return self.nodes.update(node, version)
+
+    def changes_again(self) -> list[NodeChanged]:
+        return [event for event in self.nodes.resync() if isinstance(event, NodeChanged)]
+
+    def listings(self) -> list[NodesListed]:
+        return [event for event in self.nodes.resync() if isinstance(event, NodesListed)]
 
     def delete(self, node: NodeFacts, version: int) -> list[NodeChanged]:
         return self.nodes.remove(node.name, version)
@@ -93,7 +99,7 @@ async def test_a_cordon_is_saved_whichever_watcher_published_the_node_before(url
         await binder.save_nodes(one.change(node, 1))
 
         await binder.save_nodes(other.change(cordoned, 2))
-        late = one.nodes.resync()
+        late = one.changes_again()
         await binder.save_nodes(late)
 
         assert (await known_nodes(leases))[node.name].unschedulable
@@ -124,7 +130,7 @@ async def test_a_node_that_was_deleted_without_an_event_is_removed_with_the_next
         watch.nodes.revision = 3
         deleted_nodes = DeletedNodes(leases, pods, FakeMetrics())
 
-        await deleted_nodes.remove(watch.nodes.list_names())
+        await deleted_nodes.remove(watch.listings())
 
         assert set(await known_nodes(leases)) == {kept.name}
 
@@ -132,7 +138,7 @@ async def test_a_node_that_was_deleted_without_an_event_is_removed_with_the_next
 async def test_a_list_that_is_older_than_a_node_does_not_remove_it(url: str) -> None:
     new, watch, pods = facts("new"), Watch(), FakePods()
     watch.nodes.revision = 5
-    [before] = watch.nodes.list_names()
+    [before] = watch.listings()
     async with ledger(url, {}) as leases:
         deleted_nodes = DeletedNodes(leases, pods, FakeMetrics())
         await updater(leases).save_nodes(watch.change(new, 6))
@@ -143,3 +149,25 @@ async def test_a_list_that_is_older_than_a_node_does_not_remove_it(url: str) -> 
         pods.nodes = {new.name}
         await deleted_nodes.remove([replace(before, revision=9)])
         assert set(await known_nodes(leases)) == {new.name}, "the API server has it"
+
+
+async def test_a_restored_api_server_replaces_states_of_higher_versions_at_once(url: str) -> None:
+    cordoned, gone, pods = replace(facts("a"), unschedulable=True), facts("b"), FakePods()
+    watch, restored = Watch(), Watch()
+    restored.nodes.revision, restored.nodes.revisions_forgotten = 40, True
+    pods.nodes = {cordoned.name}
+    async with ledger(url, {}) as leases:
+        binder = updater(leases)
+        before = [*watch.change(cordoned, 90), *watch.change(gone, 91)]
+        await binder.save_nodes(before)
+
+        restored.change(facts("a"), 30)
+        [event, listing] = restored.nodes.resync()
+        assert isinstance(event, NodeChanged)
+        assert isinstance(listing, NodesListed)
+        await binder.save_nodes([*before[:1], event])
+        await DeletedNodes(leases, pods, FakeMetrics()).remove([listing])
+        assert list((await known_nodes(leases)).values()) == [facts("a")]
+
+        await binder.save_nodes(restored.change(cordoned, 41))
+        assert (await known_nodes(leases))[cordoned.name].unschedulable

@@ -1,8 +1,12 @@
 """The reflector against a scripted API server: lists, watches, bookmarks, 410 and reconnects."""
 
+import pytest
+
 from shared.kubernetes.reflector import BATCH
 from tests.support.kubernetes.followed import PODS, following, has
 from tests.support.kubernetes.scripted_apiserver import (
+    Object,
+    Step,
     added,
     bookmark,
     deleted,
@@ -12,6 +16,7 @@ from tests.support.kubernetes.scripted_apiserver import (
     modified,
     pod,
     refuses,
+    resets,
     streams,
 )
 
@@ -154,7 +159,7 @@ async def test_a_server_whose_store_was_emptied_is_listed_again() -> None:
     async with following(*steps, streams(modified(pod("a", 4, uid="other")), then="")) as followed:
         changes = await followed.changes_until(has("~a@4"))
 
-    assert changes == ["+a@90", "=90", "-a@2", "+a@2", "=3", "~a@4"]
+    assert changes == ["+a@90", "=90", "-a@2", "+a@2", "=3 restored", "~a@4"]
 
 
 async def test_a_pod_replaced_under_its_name_during_a_gap_is_removed_before_it_is_added() -> None:
@@ -169,32 +174,67 @@ async def test_a_pod_replaced_under_its_name_during_a_gap_is_removed_before_it_i
     assert changes == ["+a@1", "=7", "-a@15", "+a@15", "=20"]
 
 
-async def test_duplicate_and_outdated_events_are_ignored() -> None:
-    events = streams(
-        modified(pod("a", 12)),
-        modified(pod("a", 12)),
-        modified(pod("a", 9)),
-        added(pod("a", 1)),
-        added(pod("b", 11)),
-        deleted(pod("a", 10)),
-        added(pod("c", 13)),
-        then="silence",
-    )
-    async with following(lists(pod("a", 1), version=7), events) as followed:
-        changes = await followed.changes_until(has("+c@13"))
+async def test_repeated_events_are_ignored() -> None:
+    a, gone = modified(pod("a", 12)), deleted(pod("b", 13))
+    events = streams(a, a, gone, gone, added(pod("c", 14)), then="silence")
+    async with following(lists(pod("a", 1), pod("b", 2), version=7), events) as followed:
+        changes = await followed.changes_until(has("+c@14"))
 
-    assert changes == ["+a@1", "=7", "~a@12", "+b@11", "+c@13"]
-    assert followed.reflector.ignored == 4
+    assert changes == ["+a@1", "+b@2", "=7", "~a@12", "-b@13", "+c@14"]
+    assert followed.reflector.ignored == 2
 
 
-async def test_a_late_event_does_not_bring_a_deleted_pod_back() -> None:
-    events = streams(
-        deleted(pod("a", 9)), modified(pod("a", 8)), added(pod("c", 10)), then="silence"
-    )
-    async with following(lists(pod("a", 1), version=7), events) as followed:
-        changes = await followed.changes_until(has("+c@10"))
+RESTORED = lists(pod("a", 3), version=40)
+"""The list of an API server whose etcd was restored to a state before pod b."""
 
-    assert changes == ["+a@1", "=7", "-a@9", "+c@10"]
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        bookmark(41),
+        added(pod("c", 41)),
+        modified(pod("a", 41)),
+        deleted(pod("b", 41)),
+        added({**pod("bad", 41), "spec": []}),
+    ],
+)
+async def test_a_lower_version_in_a_watch_lists_anew_at_once(event: Object) -> None:
+    steps = (lists(pod("a", 5), pod("b", 80), version=90), streams(event, then=""), RESTORED)
+    async with following(*steps) as followed:
+        changes = await followed.changes_until(has("=40 restored"))
+
+    assert changes == ["+a@5", "+b@80", "=90", "~a@3", "-b@40", "=40 restored"]
+    assert followed.pauses == []
+
+
+@pytest.mark.parametrize("then", ["end", "reset"])
+async def test_a_store_at_a_lower_version_than_the_watch_is_listed_anew(then: str) -> None:
+    watch = streams(bookmark(95), then=then)
+    async with following(lists(pod("b", 80), version=90), watch, RESTORED) as followed:
+        followed.server.checks = [lists(version=40)]
+        changes = await followed.changes_until(has("=40 restored"))
+
+    assert changes == ["+b@80", "=90", "+a@3", "-b@40", "=40 restored"]
+
+
+@pytest.mark.parametrize("away", [resets, refuses(503, "ServiceUnavailable")])
+async def test_an_api_server_that_was_away_is_listed_anew_whatever_its_version(away: Step) -> None:
+    caught_up = lists(pod("a", 3), version=200)
+    async with following(lists(pod("b", 80), version=90), streams(then="reset"), caught_up) as at:
+        at.server.checks = [away, away]  # a request on a closed connection is sent once more
+        changes = await at.changes_until(has("=200 restored"))
+
+    assert changes == ["+b@80", "=90", "+a@3", "-b@200", "=200 restored"]
+
+
+async def test_an_api_server_that_throttles_is_not_listed_anew() -> None:
+    steps = (lists(version=7), streams(then="reset"), streams(added(pod("a", 8)), then="silence"))
+    async with following(*steps) as followed:
+        followed.server.checks = [refuses(429, "TooManyRequests", Retry_After="3")]
+        changes = await followed.changes_until(has("+a@8"))
+
+    assert changes == ["=7", "+a@8"]
+    assert 3.0 in followed.pauses
 
 
 async def test_versions_that_are_not_numbers_pass_through() -> None:

@@ -74,8 +74,8 @@ def _text(change: Change[ApiPod]) -> str:
             return f"~{item.metadata.name}@{item.metadata.resource_version}"
         case ObjectDeleted(item):
             return f"-{item.name}@{item.resource_version}"
-        case ListSynced(version):
-            return f"={version}"
+        case ListSynced(version, restored):
+            return f"={version}{' restored' if restored else ''}"
     raise AssertionError(change)
 
 

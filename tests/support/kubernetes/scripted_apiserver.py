@@ -80,11 +80,16 @@ class Exchange:
 
 
 class ScriptedApiserver:
-    """Answers with `steps` in order, then leaves every further request without an answer."""
+    """Answers with `steps` in order, then leaves every further request without an answer.
+
+    Reads of the store's version (a list of at most one object) are answered beside them.
+    """
 
     def __init__(self, *steps: Step, tls: ssl.SSLContext | None = None) -> None:
         self.requests: list[Request] = []
         self.peers: set[int] = set()
+        self.checks: list[Step] = []
+        """Answers to the next reads of the store's version; then it is at the highest one."""
         self._steps = list(steps)
         self._tls = tls
         self._arrived = asyncio.Condition()
@@ -137,10 +142,13 @@ class ScriptedApiserver:
         try:
             while request := await _read_request(reader):
                 exchange = Exchange(request, reader, writer)
-                step = self._steps.pop(0) if self._steps else hang
-                async with self._arrived:
-                    self.requests.append(request)
-                    self._arrived.notify_all()
+                if request.query.get("limit") == "1":
+                    step = self.checks.pop(0) if self.checks else lists(version=1 << 53)
+                else:
+                    step = self._steps.pop(0) if self._steps else hang
+                    async with self._arrived:
+                        self.requests.append(request)
+                        self._arrived.notify_all()
                 await step(exchange)
                 if exchange.broken:
                     return

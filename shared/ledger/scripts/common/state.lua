@@ -233,8 +233,8 @@ local function mark_changed(name)
 end
 
 -- Save the revision of a node's state, by resource versions of the API server; false if a higher one was
--- saved less than two minutes ago. After that time the state counts whatever its revision: an API server
--- that was restored from a backup begins again with lower versions.
+-- saved less than two minutes ago. A state of revision 0 always counts: a watcher publishes all nodes so when
+-- it notices that the API server was restored from a backup and begins again with lower versions.
 local function raise_node_revision(name, revision, pods_revision)
   local key = PREFIX .. 'node-revision:' .. name
   local stored = call('GET', key)
