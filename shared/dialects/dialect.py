@@ -19,7 +19,12 @@ class ContainerManifest:
     requests: Mapping[str, int] = field(default_factory=dict)
     init: bool = False
     sidecar: bool = False
-    """An init container with `restartPolicy: Always`, which runs beside the others."""
+    """An init container with `restartPolicy: Always`, which runs beside those after it."""
+
+    @property
+    def ends_first(self) -> bool:
+        """Whether it ends before the pod's next container starts."""
+        return self.init and not self.sidecar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +100,6 @@ class ContainerSetup:
     """Of the container in its runtime, not of the pod."""
     cdi_devices: tuple[str, ...] = ()
     """Names of its devices in the Container Device Interface, for the runtime."""
-
-
-def runs_before(container: ContainerManifest, requesting: Sequence[ContainerManifest]) -> bool:
-    """Return whether a container ends before any other with a GPU starts.
-
-    An init container does, unless a sidecar of the pod also has a GPU and may run beside it.
-    """
-    return container.init and not any(other.sidecar for other in requesting)
 
 
 def list_entries(text: str) -> tuple[str, ...]:

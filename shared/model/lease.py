@@ -29,6 +29,7 @@ from shared.model.bounds import (
     ShortText,
     TraceText,
 )
+from shared.model.concurrency import peak
 from shared.model.errors import ConflictError
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.request import SharingPolicy
@@ -168,6 +169,7 @@ class Booking:
     cores_percent: int
     shares: int
     slots: int
+    """The number of shares with `Share.slotted`."""
     sharing: SharingPolicy
     layout: str
     """MIG layout that the lease requires; empty: none."""
@@ -223,8 +225,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def bookings(shares: Iterable[Share]) -> tuple[Booking, ...]:
     """Sum up what the shares take of each device, in order of first appearance.
 
-    Containers run side by side, init containers one after the other before them: a device must
-    hold the sum of the former or the largest of the latter, whichever is more.
+    `shares` are in the order of the pod's containers: see `shared.model.concurrency.peak`.
     """
     beside: dict[DeviceUuid, list[Share]] = {}
     for share in shares:
@@ -232,19 +233,24 @@ def bookings(shares: Iterable[Share]) -> tuple[Booking, ...]:
     return tuple(_booking(device, held) for device, held in beside.items())
 
 
+def allocated_shares(leases: Mapping[str, Lease]) -> tuple[Share, ...]:
+    """Return the shares of some of a pod's containers, in the order of its containers.
+
+    Each container's shares are those of its lease in `leases`.
+    """
+    names = dict.fromkeys(share.container for lease in leases.values() for share in lease.shares)
+    return tuple(
+        share for name in names if name in leases for share in leases[name].shares_of(name)
+    )
+
+
 def _booking(device: DeviceUuid, shares: list[Share]) -> Booking:
-    app = [share for share in shares if not share.init]
-    init = [share for share in shares if share.init]
     return Booking(
         device=device,
-        memory_mib=max(
-            sum(s.memory_mib for s in app), max((s.memory_mib for s in init), default=0)
-        ),
-        cores_percent=max(
-            sum(s.booked_cores for s in app), max((s.booked_cores for s in init), default=0)
-        ),
-        shares=max(len(app), 1),
-        slots=sum(s.slotted for s in app),
+        memory_mib=peak(((s.memory_mib, s.init) for s in shares), 0),
+        cores_percent=peak(((s.booked_cores, s.init) for s in shares), 0),
+        shares=peak(((1, s.init) for s in shares), 0),
+        slots=peak(((int(s.slotted), s.init) for s in shares), 0),
         sharing=_strictest_sharing(shares),
         layout=next((share.mig.layout for share in shares if share.mig), ""),
     )

@@ -98,7 +98,8 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     slotted: bool = True
     """The share takes a slot of the device (the kubelet counts slots, not MiB)."""
     init: bool = False
-    """An init container: it runs before the others and uses the same devices."""
+    """It ends before the pod's next container starts, which may use the same part of a device. A
+    sidecar does not end: it is no init container here."""
     memory_bytes: Amount | None = None
     """Bytes per device, for dialects that request bytes. The share takes whole MiB, rounded up; the
     container's limit is exact."""
@@ -199,7 +200,8 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     dialect: ShortText = ""
     """Key of `shared.dialects.DIALECTS`; empty for a pod that requests no GPU."""
     containers: Annotated[tuple[GpuRequest, ...], Meta(max_length=MOST_CONTAINERS)] = ()
-    """One entry per container that requests a GPU, in spec order, init containers first."""
+    """One entry per container that requests a GPU, in spec order: first init containers, with
+    sidecars in between."""
     same_device: bool = False
     """All containers share one device (gpushare)."""
     triggers: tuple[KeyText, ...] = ()

@@ -92,7 +92,7 @@ def _fit_share(
     use: DeviceUse,
     given: tuple[Share, ...],
 ) -> Share | None:
-    own_use = use if container.init else _with_own(device, use, given)
+    own_use = _with_own(device, use, given)
     memory_mib = required_memory_mib(container, device)
     if not fits(
         container,
@@ -116,10 +116,9 @@ def _fit_instance(
     if not _accepts_instances(request, device, use):
         return None
     pinned = use.layout or _own_layout(device, given)
-    taken = _taken_positions(container, device, use, given)
-    if not container.init:
-        use = _with_own(device, use, given)
-    free_mib = device.memory_mib - use.memory_mib
+    beside = _instances_beside(container, request, device, given)
+    taken = _taken_positions(use, beside)
+    free_mib = device.memory_mib - use.memory_mib - sum(share.memory_mib for share in beside)
     needed_mib = _needed_instance_mib(container, device)
     for layout in device.layouts:
         if pinned in {"", layout.name}:
@@ -149,14 +148,29 @@ def _accepts_instances(request: PodRequest, device: Device, use: DeviceUse) -> b
     return allowed and device.healthy and not use.exclusive and separate and not shared
 
 
-def _taken_positions(
-    container: GpuRequest, device: Device, use: DeviceUse, given: tuple[Share, ...]
-) -> set[int]:
+def _taken_positions(use: DeviceUse, beside: Iterable[Share]) -> set[int]:
     taken = {n for n, mark in enumerate(use.slots_taken) if mark == "1" and use.layout}
-    if container.init:
-        return taken
-    own = (share for share in given if share.device == device.uuid and not share.init)
-    return taken | {share.mig.position for share in own if share.mig}
+    return taken | {share.mig.position for share in beside if share.mig}
+
+
+def _instances_beside(
+    container: GpuRequest, request: PodRequest, device: Device, given: tuple[Share, ...]
+) -> list[Share]:
+    """Return those of the pod's instances on a device that are in use beside a container.
+
+    The instance of an earlier container is, unless that is an init container.
+    """
+    earlier: set[str] = set()
+    for other in request.containers:
+        if other == container:
+            break
+        earlier.add(other.container)
+    return [
+        share
+        for share in given
+        if share.device == device.uuid
+        and not (share.init if share.container in earlier else container.init)
+    ]
 
 
 def _needed_instance_mib(container: GpuRequest, device: Device) -> int:

@@ -1,13 +1,13 @@
 """Parses pods of the API server; pure.
 
-Resources of init and sidecar containers add up as Kubernetes documents it: containers that run side
-by side add up, and of containers that run one after the other the largest counts.
-https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers
+Resources of init and sidecar containers add up as Kubernetes documents it: see
+`shared.model.concurrency.peak`.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import msgspec
 from msgspec import structs
@@ -24,6 +24,7 @@ from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.protected_paths import node_conflict
 from shared.dialects.reserved import EXEMPT, is_device_name_mount
 from shared.kubernetes.types import Affinity, ApiPod, Container, NodeSelectorTerm, Volume
+from shared.model.concurrency import peak
 from shared.model.errors import RequestError
 from shared.model.events.event import ADMISSION, is_traceparent
 from shared.model.events.pod_events import message_digest
@@ -247,22 +248,13 @@ def pod_resources(pod: ApiPod) -> dict[str, int]:
 
     Raises RequestError for an invalid quantity, and for one that is too large to count.
     """
-    running: Counter[str] = Counter()
-    largest: dict[str, int] = {}
-    for container in pod.spec.init_containers:
-        requested = _requests(container)
-        if container.restart_policy == SIDECAR:
-            running.update(requested)
-            requested = dict(running)
-        else:
-            requested = {
-                key: requested.get(key, 0) + running[key] for key in requested.keys() | running
-            }
-        _raise_to(largest, requested)
-    for container in pod.spec.containers:
-        running.update(_requests(container))
-    _raise_to(largest, running)
-    total = Counter(largest | _pod_level(pod))
+    init = [(_requests(each), each.restart_policy != SIDECAR) for each in pod.spec.init_containers]
+    requests = [*init, *((_requests(each), False) for each in pod.spec.containers)]
+    at_once = {
+        key: peak(((amounts.get(key, 0), ends_first) for amounts, ends_first in requests), 0)
+        for key in dict.fromkeys(chain.from_iterable(amounts for amounts, _ in requests))
+    }
+    total = Counter(at_once | _pod_level(pod))
     total.update(parse_resources(pod.spec.overhead))
     for key, amount in total.items():
         check_amount(key, amount)
@@ -285,11 +277,6 @@ def _pod_level(pod: ApiPod) -> dict[str, int]:
         for name, amount in requested.items()
         if name in POD_LEVEL or name.startswith(HUGE_PAGES)
     }
-
-
-def _raise_to(largest: dict[str, int], requested: Mapping[str, int]) -> None:
-    for key, amount in requested.items():
-        largest[key] = max(largest.get(key, 0), amount)
 
 
 def node_requirements(pod: ApiPod) -> NodeRequirements:

@@ -2,12 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 
 from services.cli.audit.differences import BIND_S, Difference, device_difference, pod_name
 from services.cli.snapshot.snapshot import Snapshot, shares_on
 from shared.model.device import Device, DeviceUse
-from shared.model.lease import Booking, Lease, Share, bookings
+from shared.model.lease import Booking, Lease, Share, allocated_shares, bookings
 from shared.model.ledger import counted_use
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.request import SharingPolicy
@@ -62,13 +61,12 @@ def allocated_totals(snapshot: Snapshot) -> Iterator[Difference]:
     """S9: no agent has given out more of a device than the device has, by its own checkpoint."""
     devices = snapshot.devices
     for node, allocations in snapshot.allocations.items():
-        shares: dict[PodUid, dict[str, tuple[Share, ...]]] = {}
+        leases: dict[PodUid, dict[str, Lease]] = {}
         for each in allocations:
-            given = each.lease.shares_of(each.container)
-            shares.setdefault(each.pod, {})[each.container] = given
+            leases.setdefault(each.pod, {})[each.container] = each.lease
         booked: dict[DeviceUuid, list[Booking]] = {}
-        for containers in shares.values():
-            for booking in bookings(chain.from_iterable(containers.values())):
+        for of_pod in leases.values():
+            for booking in bookings(allocated_shares(of_pod)):
                 booked.setdefault(booking.device, []).append(booking)
         for uuid, held in sorted(booked.items()):
             if uuid in devices:

@@ -10,6 +10,7 @@ from services.cli.formats import age, used_texts
 from services.cli.inspect.explanation import Explanation
 from services.cli.snapshot.snapshot import MeasuredUsage, Snapshot, shares_on
 from services.cli.tables import keep_widths, new_table
+from shared.model.concurrency import peak
 from shared.model.device import Device, DeviceMode, DeviceUse
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeTotals
@@ -98,7 +99,7 @@ def _device_lines(totals: NodeTotals, width: int, usage: MeasuredUsage) -> list[
         line.append("[")
         free = bar_width
         for pod in pods:
-            memory = max(sum(s.memory_mib for x, s in shares if x.pod == pod and not s.init), 1)
+            memory = max(peak(((s.memory_mib, s.init) for x, s in shares if x.pod == pod), 0), 1)
             cells = min(max(round(memory * bar_width / device.memory_mib), 1), free)
             line.append(letter[pod] * cells, style=style[pod])
             free -= cells

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
-from shared.model.lease import Booking, Share, bookings
+from shared.model.lease import Booking, Lease, Share, allocated_shares, bookings
 from shared.model.names import DeviceUuid, PodUid
 from shared.model.request import SharingPolicy
 
@@ -48,8 +48,9 @@ def check_fits(
     of which no record exists: nothing more is given out of such a device.
     """
     pod, container = entry.allocation.pod, entry.allocation.container
-    shares = _shares_by_pod(entries)
-    shares.setdefault(pod, {})[container] = entry.lease.shares_of(container)
+    leases = _leases_by_pod(entries)
+    leases.setdefault(pod, {})[container] = entry.lease
+    shares = {each: allocated_shares(of_pod) for each, of_pod in leases.items()}
     names = {each.allocation.pod: _name(each) for each in (*entries, entry)}
     for uuid in {share.device for share in entry.lease.shares_of(container)}:
         device = devices.get(uuid)
@@ -97,22 +98,17 @@ def _name(entry: CheckpointEntry) -> str:
     return f"{entry.allocation.namespace}/{entry.allocation.name}"
 
 
-def _shares_by_pod(
-    entries: Iterable[CheckpointEntry],
-) -> dict[PodUid, dict[str, tuple[Share, ...]]]:
-    """Return each container's shares; one with two resources counts once."""
-    shares: dict[PodUid, dict[str, tuple[Share, ...]]] = {}
+def _leases_by_pod(entries: Iterable[CheckpointEntry]) -> dict[PodUid, dict[str, Lease]]:
+    """Return each container's lease; one with two resources counts once."""
+    leases: dict[PodUid, dict[str, Lease]] = {}
     for entry in entries:
         allocation = entry.allocation
-        of_pod = shares.setdefault(allocation.pod, {})
-        of_pod[allocation.container] = entry.lease.shares_of(allocation.container)
-    return shares
+        leases.setdefault(allocation.pod, {})[allocation.container] = entry.lease
+    return leases
 
 
-def _holder(
-    name: str, of_pod: Mapping[str, tuple[Share, ...]], device: DeviceUuid
-) -> DeviceHolder | None:
-    shares = [share for each in of_pod.values() for share in each if share.device == device]
+def _holder(name: str, of_pod: Iterable[Share], device: DeviceUuid) -> DeviceHolder | None:
+    shares = [share for share in of_pod if share.device == device]
     if not shares:
         return None
     return DeviceHolder(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from shared.model.budget import Budget, WeightMode
+from shared.model.concurrency import peak
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid
 from shared.model.request import SharingPolicy
@@ -33,8 +34,7 @@ def weigh(lease: Lease, budget: Budget, factors: Mapping[str, Fraction]) -> Leas
     """Weigh a lease.
 
     A factor applies to devices whose model contains its name, in any letter case; the longest such
-    name counts. Containers run in parallel and init containers one by one before them, so the sum
-    of the containers or the largest init container counts, whichever is more.
+    name counts. Of each device, the most that the pod's containers use at one time counts.
     """
     devices: dict[DeviceUuid, list[Share]] = {}
     for share in lease.shares:
@@ -93,9 +93,7 @@ def _factor(model: str, factors: Mapping[str, Fraction]) -> Fraction:
 
 
 def _most(shares: Iterable[Share], part: Callable[[Share], Fraction]) -> Fraction:
-    shares = tuple(shares)
-    containers = sum((part(share) for share in shares if not share.init), Fraction(0))
-    return max([containers, *(part(share) for share in shares if share.init)])
+    return peak(((part(share), share.init) for share in shares), Fraction(0))
 
 
 def _memory_mib(shares: Iterable[Share]) -> int:

@@ -37,7 +37,6 @@ from shared.dialects.dialect import (
     Paths,
     PodManifest,
     Rules,
-    runs_before,
 )
 from shared.dialects.koordinator.amounts import (
     CORE,
@@ -111,8 +110,7 @@ def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
     return PodRequest(
         dialect=NAME,
         containers=tuple(
-            _request(container.name, part, init=runs_before(container, containers))
-            for container, part in parts
+            _request(container.name, part, init=container.ends_first) for container, part in parts
         ),
         distinct_devices=True,
         triggers=(NVIDIA_GPUS if _check_names(containers) else TRIGGER,),

@@ -20,7 +20,6 @@ from shared.dialects.dialect import (
     Paths,
     PodManifest,
     Rules,
-    runs_before,
 )
 from shared.dialects.koordinator.amounts import NVIDIA_GPUS, reads_nvidia_gpus
 from shared.dialects.lease_memo import decode_memo, encode_memo
@@ -80,9 +79,7 @@ def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
         _check(f"container {container.name}", _amounts(container))
     most = max(_amounts(container)[COUNT] for container in requesting)
     choice = parse_device_choice(pod.annotations, rules, gpus=most)
-    containers = tuple(
-        _request(container, choice, runs_before(container, requesting)) for container in requesting
-    )
+    containers = tuple(_request(container, choice) for container in requesting)
     priorities = {
         container.name: _amounts(container)[PRIORITY]
         for container in requesting
@@ -134,7 +131,7 @@ def _check(where: str, amounts: Amounts) -> None:
         raise RequestError(f"{where}: {MEMORY} must not be negative, got {amounts[MEMORY]}")
 
 
-def _request(container: ContainerManifest, choice: DeviceChoice, init: bool) -> GpuRequest:
+def _request(container: ContainerManifest, choice: DeviceChoice) -> GpuRequest:
     """Parse one container that has been checked.
 
     All memory means the whole device, unless fewer cores are requested. A pod that accepts MIG
@@ -154,7 +151,7 @@ def _request(container: ContainerManifest, choice: DeviceChoice, init: bool) -> 
         cores_percent=0 if whole else cores,
         whole=whole,
         sharing=_sharing_policy(choice, alone=whole or cores == ALL),
-        init=init,
+        init=container.ends_first,
         mig_allowed=not whole,
     )
 

@@ -23,7 +23,6 @@ from shared.dialects.dialect import (
     Paths,
     PodManifest,
     Rules,
-    runs_before,
 )
 from shared.dialects.lease_memo import decode_memo, encode_memo
 from shared.model.device import Device, DeviceMode
@@ -63,9 +62,7 @@ def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
     if not requesting:
         return None
     _check_core_limit(pod.annotations)
-    containers = tuple(
-        _parse_container(container, runs_before(container, requesting)) for container in requesting
-    )
+    containers = tuple(_parse_container(container) for container in requesting)
     return PodRequest(
         dialect=NAME,
         containers=containers,
@@ -75,7 +72,7 @@ def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
     )
 
 
-def _parse_container(container: ContainerManifest, init: bool) -> GpuRequest:
+def _parse_container(container: ContainerManifest) -> GpuRequest:
     core, memory = _amount(container, CORE), _amount(container, MEMORY)
     where = f'container "{container.name}"'
     if core < 1:
@@ -87,7 +84,11 @@ def _parse_container(container: ContainerManifest, init: bool) -> GpuRequest:
         raise RequestError(f"{where}: {CORE}={core} must be 1..99 or a multiple of 100")
     if core >= WHOLE:
         return GpuRequest(
-            container=container.name, gpus=core // WHOLE, whole=True, slotted=False, init=init
+            container=container.name,
+            gpus=core // WHOLE,
+            whole=True,
+            slotted=False,
+            init=container.ends_first,
         )
     if memory < 1:
         raise RequestError(
@@ -100,7 +101,7 @@ def _parse_container(container: ContainerManifest, init: bool) -> GpuRequest:
         memory_bytes=memory * BLOCK_BYTES,
         cores_percent=core,
         slotted=False,
-        init=init,
+        init=container.ends_first,
     )
 
 

@@ -24,7 +24,6 @@ from shared.dialects.dialect import (
     Paths,
     PodManifest,
     Rules,
-    runs_before,
 )
 from shared.dialects.reserved import VISIBLE
 from shared.model.device import Device, DeviceMode
@@ -79,7 +78,7 @@ def _parse_memory(containers: Sequence[ContainerManifest]) -> PodRequest:
                 memory_units=container.limits[MEMORY],
                 slotted=False,
                 limited=False,
-                init=runs_before(container, containers),
+                init=container.ends_first,
             )
             for container in containers
         ),

@@ -67,7 +67,8 @@ def joined(pieces: Sequence[bytes]) -> tuple[list[int], bytes]:
 def demand_of(node: NodeName, shares: Sequence[Share]) -> list[Any]:
     """Return what shares take of a node's devices, and which of its new slots each share gets.
 
-    An init container uses a slot that another container of the pod uses after it.
+    An init container uses the slot that the pod's next container on the device uses after it, as
+    the kubelet gives its device IDs to the next container.
     """
     devices = [_booking_values(booking, shares) for booking in bookings(shares)]
     number = {values[0]: at for at, values in enumerate(devices, start=1)}
@@ -80,13 +81,12 @@ def demand_of(node: NodeName, shares: Sequence[Share]) -> list[Any]:
 
 def _booking_values(booking: Booking, shares: Sequence[Share]) -> list[Any]:
     slotted = [s for s in shares if s.device == booking.device and s.slotted and not s.mig]
-    concurrent = sum(not share.init for share in slotted)
     return [
         booking.device,
         booking.memory_mib,
         booking.cores_percent,
         booking.shares,
-        max(concurrent, int(bool(slotted))),
+        booking.slots if slotted else 0,
         booking.sharing,
         min((share.slots for share in slotted), default=0),
         booking.layout,
@@ -102,10 +102,10 @@ def _slot_number(share: Share, slots_given: dict[str, int]) -> int:
         return -1 - share.mig.position
     if not share.slotted:
         return 0
-    if share.init:
-        return 1
-    slots_given[share.device] = slots_given.get(share.device, 0) + 1
-    return slots_given[share.device]
+    number = slots_given.get(share.device, 0) + 1
+    if not share.init:
+        slots_given[share.device] = number
+    return number
 
 
 def encode_demand(node: NodeName, shares: Sequence[Share]) -> bytes:

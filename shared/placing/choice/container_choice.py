@@ -10,7 +10,7 @@ from shared.placing.choice.device_topology import (
     topology_location,
     topology_matters,
 )
-from shared.placing.choice.picks import NO_POD_USE, NO_POD_USES, DevicePick, PodDeviceUses
+from shared.placing.choice.picks import NO_POD_USE, DevicePick, PodDeviceUses
 from shared.placing.mig_instances import find_instance, instance_mib
 from shared.placing.mirror.node_mirror import MirroredDevice
 
@@ -32,7 +32,6 @@ def choose_shared_devices(
         return None
     free_cores, takes_slot = required_free_cores(container), _takes_slot(container)
     constrained = _is_constrained(container, request)
-    met_uses = NO_POD_USES if container.init else pod_uses
     devices = _candidates(request, devices, pod_uses)
     enough = _enough(container, request, devices)
     for device in ordered_devices(request, devices, pod_uses):
@@ -44,7 +43,7 @@ def choose_shared_devices(
         if (
             not (constrained or device.isolation_restricted)
             or _meets_constraints(container, request, device)
-        ) and _fits_beside(container, device, memory_mib, met_uses):
+        ) and _fits_beside(container, device, memory_mib, pod_uses):
             chosen.append((container, device, memory_mib, None))
             if len(chosen) == enough:
                 break
@@ -114,7 +113,7 @@ def choose_mig_instances(
             or not device.anti_affinity_groups.isdisjoint(groups)
         ):
             continue
-        layout, taken, free_mib = instance_availability(device, container, pod_uses)
+        layout, taken, free_mib = instance_availability(device, container, request, pod_uses)
         found = find_instance(
             device.layout_shapes, layout, taken, need_mib=need_mib, free_mib=free_mib
         )
@@ -132,18 +131,20 @@ CONTAINER_CHOOSERS = {
 
 
 def instance_availability(
-    device: MirroredDevice, container: GpuRequest, pod_uses: PodDeviceUses
+    device: MirroredDevice,
+    container: GpuRequest,
+    request: PodRequest,
+    pod_uses: PodDeviceUses,
 ) -> tuple[str, int, int]:
     """Return, for a container, the pinned layout, the taken positions and the free MiB.
 
-    What the pod's own containers have counts too. Init containers may use the same instances as
-    the others, since they have ended by then, but all share one layout.
+    The pod's containers that run beside it count too. Of two containers that do not run at the same
+    time, one may use the instance of the other, and all share one layout.
     """
     pod_use, free_mib = pod_uses.get(device, NO_POD_USE), device.total_mib - device.used_mib
+    positions, beside_mib = pod_use.instances_beside(container, request.containers)
     layout = device.layout or pod_use.layout
-    if container.init:
-        return layout, device.taken_positions, free_mib
-    return layout, device.taken_positions | pod_use.positions, free_mib - pod_use.memory_mib
+    return layout, device.taken_positions | positions, free_mib - beside_mib
 
 
 def _candidates(

@@ -42,7 +42,7 @@ def choose_devices(request: PodRequest, node: MirroredNode) -> list[DevicePick] 
     """Return a device for every share of the pod, or None if the node has too little.
 
     Two shares of one container are never on the same device; shares of two containers may be.
-    Init containers end before the others start, so what they use is free again for them.
+    What an init container uses is free again for the containers after it.
     """
     if not request.containers:
         return []

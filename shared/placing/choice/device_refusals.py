@@ -172,7 +172,7 @@ def _refusal(
     if device.in_mig_mode and allows_instances(request):
         return _instance_refusal(container, request, device, pod_uses)
     use = device.use()
-    pod_use = None if container.init else pod_uses.get(device)
+    pod_use = pod_uses.get(device)
     if pod_use is not None:
         use = structs.replace(
             use,
@@ -205,7 +205,7 @@ def _instance_refusal(
     if device.shares and not device.layout:
         text = f"{device.shares} shares from before MIG mode prevent it from being partitioned"
         return DeviceRefusal("GpuNotPartitioned", text)
-    layout, taken, free_mib = instance_availability(device, container, pod_uses)
+    layout, taken, free_mib = instance_availability(device, container, request, pod_uses)
     need_mib = instance_mib(container, device.device, device.largest_instance_mib)
     return instance_refusal(
         device.layout_shapes, layout, taken, need_mib=need_mib, free_mib=free_mib

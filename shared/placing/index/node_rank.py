@@ -9,6 +9,7 @@ SPREAD the emptiest node first and then the largest headroom.
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from shared.model.concurrency import peak
 from shared.model.device import IDLE_BEFORE, MIB, DeviceMode
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
 from shared.placing.choice.container_choice import required_free_cores
@@ -63,7 +64,7 @@ def request_kind(
             measure, need = WHOLE, 1
         return RequestKind(measure, lead.gpus, 0, False, False, packs, instances=True), need
     if request.same_device and measure == UNITS:
-        need = max(need, sum(c.memory_units or 0 for c in containers if not c.init))
+        need = peak(((c.memory_units or 0, c.init) for c in containers), 0)
     idle, slotted = lead.sharing in IDLE_BEFORE, lead.slotted and not lead.slots
     return RequestKind(measure, lead.gpus, required_free_cores(lead), idle, slotted, packs), need
 

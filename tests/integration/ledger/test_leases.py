@@ -136,6 +136,27 @@ async def test_containers_are_added_up_and_init_containers_use_what_the_others_u
         assert (use.memory_mib, use.shares) == (9_000, 2)
 
 
+async def test_a_sidecar_is_added_to_the_init_containers_after_it_and_to_the_others(
+    url: str,
+) -> None:
+    async with ledger(url, {"a": 1}) as leases:
+        [lease] = await reserve(
+            leases,
+            reservation(
+                "p",
+                share("a", mib=9_000, cores=10, container="first", init=True),
+                share("a", mib=2_000, cores=20, container="sidecar"),
+                share("a", mib=8_000, cores=30, container="second", init=True),
+                share("a", mib=5_000, cores=50, container="main"),
+            ),
+        )
+
+        assert [s.slot for s in lease.shares] == [0, 0, 1, 1]
+        use = (await uses(leases))[uuid("a", 0)]
+        assert (use.memory_mib, use.cores_percent, use.shares) == (10_000, 70, 2)
+        assert use.slots_taken == "11"
+
+
 async def test_ending_a_lease_frees_exactly_what_it_took(url: str) -> None:
     async with ledger(url) as leases:
         before = await leases.capacity()

@@ -4,7 +4,7 @@ What is expected here follows the vendors' published rules and the roundings of
 `docs/compatibility.md`; nothing of it is taken from `shared.dialects` or `shared.model.device`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,28 +111,28 @@ def _names(draw: Any) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kinds:
-    """Which containers of a pod, from the first on, are init containers, and whether those stay."""
+    """Which containers of a pod, from the first on, are init containers, and which are sidecars."""
 
     inits: int
-    sidecars: bool
+    sidecars: Collection[int] = ()
 
     def container(self, place: int, name: str, limits: dict[str, int | None]) -> ContainerManifest:
         named = {resource: amount for resource, amount in limits.items() if amount is not None}
         init = place < self.inits
-        return ContainerManifest(name=name, limits=named, init=init, sidecar=init and self.sidecars)
+        return ContainerManifest(name=name, limits=named, init=init, sidecar=place in self.sidecars)
 
     def runs_before(self, place: int) -> bool:
         """Whether a container has ended when the next one starts."""
-        return place < self.inits and not self.sidecars
+        return place < self.inits and place not in self.sidecars
 
 
 @st.composite
 def _kinds(draw: Any, names: list[str]) -> Kinds:
     inits = draw(st.sampled_from([0, 0, 0, *range(len(names))]))
-    return Kinds(inits=inits, sidecars=draw(st.integers(0, 3)) == 0)
+    return Kinds(inits=inits, sidecars=[n for n in range(inits) if draw(st.integers(0, 2)) == 0])
 
 
-ORDINARY = Kinds(inits=0, sidecars=False)
+ORDINARY = Kinds(inits=0)
 
 
 @st.composite

@@ -6,6 +6,7 @@ pod asked for (`tests.support.dialects.mixes`), not those of the lease.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
@@ -15,6 +16,7 @@ from shared.model.device import Device, DeviceMode
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, NodeName
 from tests.support.dialects.mixes import MIB, ExpectedPod, ExpectedShare
+from tests.support.lifecycle import moments, most_at_once
 
 PATHS = Paths(library="/l/libvgpu.so", preload="/l/preload", containers="/c")
 
@@ -104,7 +106,7 @@ class Recount:
             self.assert_device_consistent(device)
             for part in (holding.part for holding in held if holding.pod == pod):
                 if part.slots is not None and device.mode is DeviceMode.HAMI_CORE:
-                    assert len(concurrent_shares(held)) <= (part.slots or device.slots), (
+                    assert concurrent_sum(held, one_each) <= (part.slots or device.slots), (
                         f"too many: {held}"
                     )
 
@@ -155,7 +157,7 @@ class Recount:
             return False
         if device.mode is DeviceMode.MIG:
             return any(self.free_instances(part, device, held))
-        shares, cores = len(concurrent_shares(held)), concurrent_sum(held, lambda h: h.part.cores)
+        shares, cores = (concurrent_sum(held, part) for part in (one_each, lambda h: h.part.cores))
         memory = concurrent_sum(held, lambda h: mib(h.part.memory(device)))
         return (
             memory + mib(part.memory(device)) <= device.memory_mib
@@ -195,47 +197,48 @@ def needed_of_instance(part: ExpectedShare, device: Device) -> int:
     return mib(part.memory(device))
 
 
-def concurrent_shares(held: Iterable[HeldShare]) -> list[HeldShare]:
-    """What counts as one share each: a pod's ordinary containers, or all its init ones as one."""
-    by_pod: dict[str, list[HeldShare]] = {}
-    for holding in held:
-        by_pod.setdefault(holding.pod, []).append(holding)
-    return [
-        one
-        for holdings in by_pod.values()
-        for one in ([h for h in holdings if not h.part.init] or holdings[:1])
-    ]
-
-
 def concurrent_sum(held: Iterable[HeldShare], amount: Callable[[HeldShare], int]) -> int:
-    """Sum an amount: of each pod the sum of its containers, or its largest init container."""
-    by_pod: dict[str, list[HeldShare]] = {}
-    for holding in held:
-        by_pod.setdefault(holding.pod, []).append(holding)
+    """Sum up the most that each pod uses of an amount at one time."""
     return sum(
-        max(
-            sum(amount(h) for h in holdings if not h.part.init),
-            max((amount(h) for h in holdings if h.part.init), default=0),
-        )
-        for holdings in by_pod.values()
+        most_at_once(of_pod, lambda holding: holding.part.init, amount)
+        for of_pod in by_pod(held).values()
     )
 
 
+def one_each(_: HeldShare) -> int:
+    return 1
+
+
+def by_pod(held: Iterable[HeldShare]) -> dict[str, list[HeldShare]]:
+    pods: dict[str, list[HeldShare]] = {}
+    for holding in held:
+        pods.setdefault(holding.pod, []).append(holding)
+    return pods
+
+
+def run_together(one: HeldShare, other: HeldShare, held: Iterable[HeldShare]) -> bool:
+    """Whether two shares are ever in use at the same time."""
+    if one.pod != other.pod:
+        return True
+    own = by_pod(held)[one.pod]
+    return any(one in now and other in now for now in moments(own, lambda each: each.part.init))
+
+
 def assert_sharing_allowed(held: list[HeldShare]) -> None:
-    """Exclusive shares share a device only with init containers of the same pod."""
+    """Exclusive shares share a device only with containers of the same pod at other times."""
     for holding in held:
         if not holding.part.alone:
             continue
         for other in held:
-            same_pod = other.pod == holding.pod
-            one_after_other = same_pod and (other.part.init or holding.part.init)
-            assert other is holding or one_after_other, f"{holding} is not alone: {other}"
+            alone = other is holding or not run_together(holding, other, held)
+            assert alone, f"{holding} is not alone: {other}"
 
 
 def assert_slots_distinct(device: Device, held: list[HeldShare]) -> None:
     """No slot is given twice at a time, and each is among those that its dialect has."""
-    slots = [h.share.slot for h in concurrent_shares(held) if h.share.slot is not None]
-    assert len(slots) == len(set(slots)), f"a slot of {device.uuid} is taken twice: {held}"
+    for one, other in combinations([h for h in held if h.share.slot is not None], 2):
+        distinct = one.share.slot != other.share.slot or not run_together(one, other, held)
+        assert distinct, f"a slot of {device.uuid} is taken twice: {held}"
     for holding in held:
         most = holding.part.slots
         assert (most is None) == (not holding.share.slotted)
@@ -256,8 +259,9 @@ def assert_instances_valid(device: Device, held: list[HeldShare]) -> None:
         assert profile.memory_mib >= needed_of_instance(holding.part, device)
         holders.setdefault(place.position, []).append(holding)
     for position, several in holders.items():
-        assert len({h.pod for h in several}) == 1, f"instance {position} is held twice: {several}"
-        assert sum(not h.part.init for h in several) <= 1
+        for one, other in combinations(several, 2):
+            distinct = not run_together(one, other, held)
+            assert distinct, f"instance {position} is held twice: {several}"
 
 
 def assert_shares_as_requested(

@@ -63,7 +63,7 @@ def candidates(draw: st.DrawFn) -> tuple[str, list[Share]]:
                 st.sampled_from((SharingPolicy.SHARED, SharingPolicy.SHARED, *SharingPolicy))
             ),
             slots=draw(st.sampled_from((0, 0, 100, 2))),
-            init=number == 0 and draw(st.booleans()),
+            init=draw(st.integers(0, 2)) == 0,
         )
         for number in range(count)
     ]

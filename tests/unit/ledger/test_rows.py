@@ -64,6 +64,20 @@ def test_an_init_container_takes_the_slot_of_a_later_one() -> None:
     assert rest[16:] == [1, 1, 1, 1, 1, 2, 2, 0]
 
 
+def test_a_slot_of_a_sidecar_is_not_given_to_the_containers_after_it() -> None:
+    shares = [
+        share("a", container="first", init=True),
+        share("a", container="sidecar"),
+        share("a", container="second", init=True),
+        share("a", container="main"),
+    ]
+
+    taken = demand_of(A, shares)
+
+    assert taken[6] == 2, "slots"
+    assert taken[10:] == [1, 1, 1, 1, 1, 2, 1, 2]
+
+
 def test_an_instance_takes_its_position_of_the_layout_that_it_requires() -> None:
     place = MigPlacement(layout="group2", position=3, profile="1g.5gb")
 

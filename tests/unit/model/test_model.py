@@ -1,5 +1,7 @@
 """Quantities, bookings and the life of a lease."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +10,7 @@ from shared.model.errors import RequestError
 from shared.model.lease import LIVE, TRANSITIONS, LeaseState, Share, bookings
 from shared.model.names import DeviceUuid
 from shared.model.quantity import amount_text, parse_count, parse_cpu_m, parse_resources
+from tests.support.lifecycle import most_at_once
 
 
 @pytest.mark.parametrize(
@@ -86,10 +89,25 @@ def test_a_booking_holds_what_any_moment_of_the_pod_needs(
 
     (booking,) = bookings(shares)
 
-    together = sum(memory for memory, _, init in parts if not init)
-    assert booking.memory_mib >= together
-    assert all(booking.memory_mib >= memory for memory, _, _ in parts)
-    assert booking.memory_mib in {together, *(memory for memory, _, init in parts if init)}
+    def most(amount: Callable[[Share], int]) -> int:
+        return most_at_once(shares, lambda share: share.init, amount)
+
+    assert booking.memory_mib == most(lambda share: share.memory_mib)
+    assert booking.cores_percent == most(lambda share: share.cores_percent)
+    assert booking.shares == booking.slots == most(lambda _: 1)
+
+
+def test_a_sidecar_counts_beside_the_init_containers_after_it_and_beside_the_others() -> None:
+    first, sidecar, second, main = (
+        share(9000, 10, init=True),
+        share(2000, 20, init=False),
+        share(8000, 30, init=True),
+        share(5000, 40, init=False),
+    )
+
+    assert [b.memory_mib for b in bookings((first, sidecar, second, main))] == [10_000]
+    assert [b.cores_percent for b in bookings((first, sidecar, second, main))] == [60]
+    assert [b.memory_mib for b in bookings((sidecar, first, main))] == [11_000]
 
 
 def test_each_device_is_booked_separately() -> None:

@@ -225,6 +225,22 @@ def test_a_container_takes_the_instance_of_an_init_container_before_it() -> None
     assert ids(cluster().place(pod)) == []
 
 
+def test_an_instance_of_a_sidecar_is_not_given_to_the_containers_after_it() -> None:
+    sidecar, before, main = vgpu(15000, "side"), vgpu(15000, "first", init=True), vgpu(15000, "a")
+
+    assert ids(cluster().place(request(sidecar, before, main))) == [
+        "GPU-m[group3-0]",
+        "GPU-m[group3-1]",
+        "GPU-m[group3-1]",
+    ]
+    assert ids(cluster().place(request(before, sidecar, main))) == [
+        "GPU-m[group3-0]",
+        "GPU-m[group3-0]",
+        "GPU-m[group3-1]",
+    ]
+    assert ids(cluster().place(request(sidecar, main, vgpu(15000, "b")))) == []
+
+
 def test_a_layout_that_fits_all_containers_is_preferred_to_the_first_that_fits_one() -> None:
     pod = request(vgpu(3000, "a"), vgpu(8000, "b"))
     first = request(vgpu(3000, "first", init=True), vgpu(8000, "a"))

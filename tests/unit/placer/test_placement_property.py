@@ -154,10 +154,8 @@ def requests(draw: Any) -> PodRequest:
         )
         for number in range(draw(st.integers(0, 3)))
     )
-    inits = draw(st.integers(0, len(containers)))
     containers = tuple(
-        structs.replace(container, init=number < inits)
-        for number, container in enumerate(containers)
+        structs.replace(container, init=draw(st.integers(0, 2)) == 0) for container in containers
     )
     same_device = draw(st.booleans()) and all(c.gpus == 1 for c in containers)
     return request(
@@ -314,13 +312,13 @@ def _partitioned(draw: Any) -> LedgerNode:
 layouts = st.sampled_from(LAYOUTS[1:])
 gpu_requests = st.builds(
     lambda sizes, inits, order: request(
-        *(gpu(f"c{n}", 1, size, mig_allowed=True, init=n < inits) for n, size in enumerate(sizes)),
+        *(gpu(f"c{n}", 1, size, mig_allowed=True, init=n in inits) for n, size in enumerate(sizes)),
         device_order=order,
         triggers=(),
         resources={},
     ),
     st.lists(st.sampled_from([None, 1, 7, 14, 21, 30]), min_size=1, max_size=3),
-    st.sampled_from([0, 0, 1]),
+    st.sampled_from([(), (), (0,), (1,), (0, 2)]),
     st.sampled_from(DeviceOrder),
 )
 

@@ -2,6 +2,8 @@
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.watcher.node_parser import parse_node
 from services.watcher.trackers import PodTracker
@@ -14,6 +16,7 @@ from shared.model.request import NodeTerm
 from shared.pods.observed_pod import ObservedPod
 from shared.pods.pod_parser import PodParser
 from shared.runtime.request_settings import RequestSettings, load_rules
+from tests.support.lifecycle import most_at_once
 
 PARSER = PodParser(frozenset({"volcano"}), Rules())
 
@@ -67,6 +70,31 @@ def test_the_largest_init_container_counts_and_sidecars_add_up() -> None:
     )
 
     assert seen.resources == {"cpu": 2150, "pods": 1}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["init", "sidecar"]))), st.integers(0, 9)
+)
+def test_a_pod_requests_the_most_that_it_uses_at_one_time(
+    init: list[tuple[int, str]], main: int
+) -> None:
+    def container(memory: int, kind: str = "main") -> dict[str, object]:
+        more = {"restartPolicy": "Always"} if kind == "sidecar" else {}
+        return {"name": "c", "resources": {"requests": {"memory": memory}}, **more}
+
+    seen = read(
+        {
+            "spec": {
+                "initContainers": [container(*each) for each in init],
+                "containers": [container(main)],
+            }
+        }
+    )
+
+    most = most_at_once(
+        [*init, (main, "main")], lambda each: each[1] == "init", lambda each: each[0]
+    )
+    assert seen.resources.get("memory", 0) == most
 
 
 def test_a_gpu_pod_is_parsed_with_its_node_requirements() -> None:
@@ -138,7 +166,7 @@ def test_a_sidecar_that_requests_a_gpu_is_booked_beside_the_others() -> None:
         return [container.init for container in seen.request.containers]
 
     assert init_of(ends, stays) == [True, False], "a sidecar without a GPU changes nothing"
-    assert init_of(ends, {**stays, "resources": limits}) == [False, False, False]
+    assert init_of(ends, {**stays, "resources": limits}) == [True, False, False]
 
 
 def test_an_invalid_quantity_is_an_error_of_the_request() -> None:

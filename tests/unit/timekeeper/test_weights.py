@@ -62,7 +62,15 @@ def test_init_containers_and_those_beside_each_other_count_as_the_larger() -> No
     before = share("T4", memory_mib=12_288, container="i", init=True)
 
     assert weight(*beside) == 500
-    assert weight(*beside, before) == 750
+    assert weight(before, *beside) == 750
+
+
+def test_a_sidecar_is_weighed_with_the_init_containers_after_it() -> None:
+    sidecar, main = (share("T4", memory_mib=2_048, container=name) for name in ("side", "main"))
+    before = share("T4", memory_mib=4_096, container="i", init=True)
+
+    assert weight(sidecar, before, main) == 375
+    assert weight(before, sidecar, main) == 250
 
 
 def test_the_longest_matching_model_name_gives_the_factor_and_the_sum_is_rounded_up_once() -> None:

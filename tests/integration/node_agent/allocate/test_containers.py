@@ -32,18 +32,20 @@ async def test_hami_core_29_an_app_container_reuses_the_slot_of_an_init_containe
 
 async def test_hami_core_30_a_sidecar_and_an_app_container_hold_devices_side_by_side() -> None:
     side = container("side", limits={GPU: 1}, restartPolicy="Always")
-    first = container("first", limits={GPU: 1})
+    first, second = (container(name, limits={GPU: 1}) for name in ("first", "second"))
     async with one_node_cluster() as cluster, cluster.running():
         cluster.bind(
-            pod("one", limits={GPU: 1}, initContainers=[first, side]),
-            share(0, 400, container="first", slot=0),
-            share(0, 500, container="side", slot=1),
-            share(1, 3000, slot=0),
+            pod("one", limits={GPU: 1}, initContainers=[first, side, second]),
+            share(0, 400, container="first", init=True, slot=0),
+            share(0, 500, container="side", slot=0),
+            share(0, 600, container="second", init=True, slot=1),
+            share(0, 3000, slot=1),
             dialect="nvidia",
         )
         await cluster.node.phase("one", "Running")
         held = await cluster.node.allocated_devices()
-        env = {name: cluster.env("one", name) for name in ("first", "side", "main")}
+        env = {name: cluster.env("one", name) for name in ("first", "side", "second", "main")}
+        ids = {each.allocation.container: each.allocation.device_ids for each in cluster.activated}
         writable = {
             name: {
                 m.host_path for m in cluster.node.container("one", name).mounts if not m.read_only
@@ -54,9 +56,11 @@ async def test_hami_core_30_a_sidecar_and_an_app_container_hold_devices_side_by_
     assert {name: limit(one) for name, one in env.items()} == {
         "first": "400m",
         "side": "500m",
+        "second": "600m",
         "main": "3000m",
     }
     assert not held["one", "side"] & held["one", "main"]
+    assert ids["first"] == ids["side"] != ids["second"] == ids["main"]
     assert len(set().union(*writable.values())) == sum(map(len, writable.values())) > len(env)
     assert not cluster.refused
 

@@ -148,15 +148,17 @@ def test_gpusharing_7_gpus_of_init_and_later_containers_are_leased() -> None:
     assert "tencent.com/predicate-gpu-idx-0" not in notes
 
 
-def test_a_gpu_of_a_sidecar_is_leased_beside_those_of_init_containers() -> None:
-    beside = [
-        vcuda("side", core=10, memory=2, init=True, sidecar=True),
-        vcuda("warm", core=10, memory=2, init=True),
-        vcuda("main", core=10, memory=2),
-    ]
-    held = leased(pod(*beside), (0,), (0,), (0,))
+def test_a_gpu_of_a_sidecar_is_leased_beside_those_of_later_containers() -> None:
+    side = vcuda("side", core=10, memory=2, init=True, sidecar=True)
+    warm = vcuda("warm", core=10, memory=4, init=True)
+    main = vcuda("main", core=10, memory=2)
 
-    assert [b.memory_mib for b in bookings(held.shares)] == [3 * 512]
+    def leased_mib(*containers: ContainerManifest) -> list[int]:
+        held = leased(pod(*containers), (0,), (0,), (0,))
+        return [booking.memory_mib for booking in bookings(held.shares)]
+
+    assert leased_mib(side, warm, main) == [3 * 512]
+    assert leased_mib(warm, side, main) == [2 * 512]
 
 
 def test_an_assignment_has_the_annotations_of_gpu_manager() -> None:
