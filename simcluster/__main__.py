@@ -9,11 +9,15 @@ Examples:
 
 import argparse
 import logging
+import os
 from pathlib import Path
 
 import uvloop
 
+from shared.model.errors import RequestError
+from shared.model.quantity import parse_count
 from shared.runtime.health import suppress_bad_request_tracebacks
+from shared.runtime.variables import check_variables, number_argument, port_argument
 from simcluster.apiserver.storage.store import DEFAULT_WINDOW
 from simcluster.wiring import serve
 
@@ -29,26 +33,46 @@ def parser() -> argparse.ArgumentParser:
     add("--state", type=Path, required=True, help="directory of the state and the kubeconfig")
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     add("--name", default="", help="name that clients use; default: the address")
-    add("--port", type=int, default=0, help="port of the API server; 0 takes a free one")
-    add("--nodes", type=int, default=0, help="simulated nodes, each with a kubelet (%(default)s)")
+    add("--port", type=port_argument, default=0, help="port of the API server; 0 takes a free one")
+    add(
+        "--nodes",
+        type=number_argument(int),
+        default=0,
+        help="simulated nodes, each with a kubelet (%(default)s)",
+    )
     add(
         "--node-prefix", default="node-", help="prefix of node names, before a number (%(default)s)"
     )
-    add("--node-cpu", default="64", help="cpu of each node (%(default)s)")
-    add("--node-memory", default="512Gi", help="memory of each node (%(default)s)")
-    add("--max-pods", type=int, default=110, help="pods per node (%(default)s)")
+    add("--node-cpu", type=_quantity, default="64", help="cpu of each node (%(default)s)")
+    add("--node-memory", type=_quantity, default="512Gi", help="memory of each node (%(default)s)")
+    add("--max-pods", type=number_argument(int, 1), default=110, help="pods per node (%(default)s)")
     add("--scheduler-config", type=Path,
         help="KubeSchedulerConfiguration of a second scheduler, with one extender")  # fmt: skip
-    add("--window", type=int, default=DEFAULT_WINDOW,
+    add("--window", type=number_argument(int, 1), default=DEFAULT_WINDOW,
         help="changes per kind that watches and paged lists can go back (%(default)s)")  # fmt: skip
-    add("--bookmark-s", type=float, default=60.0,
+    add("--bookmark-s", type=number_argument(float, 0.01), default=60.0,
         help="seconds between the bookmarks of a watch (%(default)s)")  # fmt: skip
     return made
 
 
+def _quantity(text: str) -> str:
+    """Return a valid quantity of 0 or more."""
+    try:
+        if parse_count(text) >= 0:
+            return text
+    except RequestError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    raise argparse.ArgumentTypeError(f"{text!r} must be 0 or more")
+
+
 def main() -> None:
     """Run the simulated cluster."""
-    options = parser().parse_args()
+    made = parser()
+    try:
+        options = made.parse_args()
+        check_variables(os.environ)
+    except RequestError as error:
+        made.exit(2, f"{made.prog}: {error}\n")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     suppress_bad_request_tracebacks()
     uvloop.run(serve(options))

@@ -47,6 +47,10 @@ class AuthSettings(LedgerSettings):
         "its account also authorizes them, by the user that the client names",
     )
 
+    def check(self) -> None:
+        """Raise RequestError unless the Secret has namespace and name."""
+        _ = self.secret_name
+
     @property
     def secret_name(self) -> tuple[str, str]:
         """Namespace and name of the Secret. Raises RequestError unless both are given."""

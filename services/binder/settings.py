@@ -15,9 +15,13 @@ class BinderSettings(LedgerSettings):
     kubeconfig: Path | None = setting(
         None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
     )
-    api_concurrency: int = setting(32, "Bindings in flight at once")
-    api_timeout_s: float = setting(5.0, "timeout of a request to the API server, in seconds")
-    events_per_s: float = setting(50.0, "core/v1 Events written per second, on average")
+    api_concurrency: int = setting(32, "Bindings in flight at once", at_least=1)
+    api_timeout_s: float = setting(
+        5.0, "timeout of a request to the API server, in seconds", at_least=0.01
+    )
+    events_per_s: float = setting(
+        50.0, "core/v1 Events written per second, on average", at_least=0.01
+    )
     preemption: bool = setting(
         True, "preempt leases whose namespace is over budget, or of lower priority"
     )
@@ -47,6 +51,10 @@ class BinderSettings(LedgerSettings):
         ("kube-system", SYSTEM_NAMESPACE, AGENTS_NAMESPACE),
         "namespaces whose pods are not evicted for violations",
     )
+
+    def check(self) -> None:
+        """Raise RequestError for an unknown violation."""
+        _ = self.rules
 
     @property
     def rules(self) -> PreemptionRules:

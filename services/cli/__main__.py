@@ -9,6 +9,7 @@ from services.cli.completion import NO_FILES, candidates
 from services.cli.parser import build_parser, parse
 from services.cli.program import program_name
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.runtime.variables import check_variables
 
 DEBUG_VARIABLE = "LEASEHOLD_DEBUG"
 BUG_EXIT_CODE = 70
@@ -23,7 +24,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if words[:1] == [COMPLETE]:
         print("\n".join(candidates(build_parser(), words[1:])))
         return
-    flags = parse(argv, program)
+    try:
+        flags = parse(argv, program)
+        check_variables(os.environ)
+    except RequestError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        sys.exit(2)
     if argv is None and not os.environ.get(DEBUG_VARIABLE):
         sys.excepthook = _report_bug
     try:

@@ -1,13 +1,14 @@
 """Flags that several commands have, and how a command is added to the parser."""
 
 import argparse
-import os
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from services.cli.command_parser import CommandParser
 from shared.dialects import KUBE_SCHEDULER, SCHEDULERS
 from shared.model.usage import IDLE_AFTER_S
+from shared.runtime.setting_values import parse_number
+from shared.runtime.variables import argument_of
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -23,7 +24,7 @@ def add_state(command: CommandParser) -> None:
     """Add the flag for the state directory of `leasehold up`."""
     command.connection.add_argument(
         "--state",
-        default=os.environ.get("LEASEHOLD_STATE", ".leasehold"),
+        **argument_of("LEASEHOLD_STATE", ".leasehold"),
         metavar="DIR",
         help="state directory [LEASEHOLD_STATE; default: .leasehold]",
     )
@@ -70,7 +71,7 @@ def add_api_server(command: CommandParser) -> None:
     """Add the flag for the API server."""
     command.connection.add_argument(
         "--kubeconfig",
-        default=os.environ.get("LEASEHOLD_KUBECONFIG", ""),
+        **argument_of("LEASEHOLD_KUBECONFIG"),
         help="the API server [LEASEHOLD_KUBECONFIG; default: the one in DIR/state.json, else as "
         "kubectl finds it]",
     )
@@ -83,7 +84,7 @@ def add_dashboard(command: CommandParser) -> None:
     """Add the flag for the dashboard, through which a cluster is read without its secrets."""
     command.connection.add_argument(
         "--dashboard",
-        default=os.environ.get("LEASEHOLD_DASHBOARD", ""),
+        **argument_of("LEASEHOLD_DASHBOARD"),
         metavar="URL",
         help="the dashboard that is read without --redis-url: its URL, or NAMESPACE/NAME of its "
         "Service [LEASEHOLD_DASHBOARD; default: leasehold-system/dashboard]",
@@ -109,7 +110,7 @@ def add_schedulers(command: CommandParser) -> None:
     default = ",".join((*SCHEDULERS, KUBE_SCHEDULER))
     command.add_argument(
         "--schedulers",
-        default=os.environ.get("LEASEHOLD_SCHEDULERS", default),
+        **argument_of("LEASEHOLD_SCHEDULERS", default),
         help="schedulerName values of our pods, also of those that kube-scheduler places "
         f"[LEASEHOLD_SCHEDULERS; default: {default}]",
     )
@@ -132,12 +133,12 @@ def add_server(
     prefix = f"LEASEHOLD_{server.upper()}"
     command.connection.add_argument(
         f"--{server}-url",
-        default=os.environ.get(f"{prefix}_URL", ""),
+        **argument_of(f"{prefix}_URL"),
         help=f"{url} [{prefix}_URL; default: the one in DIR/state.json]",
     )
     command.connection.add_argument(
         f"--{server}-credentials",
-        default=os.environ.get(f"{prefix}_CREDENTIALS", ""),
+        **argument_of(f"{prefix}_CREDENTIALS"),
         metavar="FILE",
         help=f"{credentials} [{prefix}_CREDENTIALS; default: those in DIR/state.json]",
     )
@@ -145,10 +146,24 @@ def add_server(
         variable = f"{prefix}_{kind.upper()}_FILE"
         command.connection.add_argument(
             f"--{server}-{kind}-file",
-            default=os.environ.get(variable, ""),
+            **argument_of(variable),
             metavar="FILE",
             help=f"{text} [{variable}]",
         )
+
+
+def number(text: str) -> float:
+    """Parse a finite number of 0 or more. Raises ValueError."""
+    return parse_number(text, float)
+
+
+def add_min_runtime(command: CommandParser) -> None:
+    """Add the flag for how long leases are safe from preemption."""
+    command.add_argument(
+        "--min-runtime-s",
+        **argument_of("LEASEHOLD_PREEMPTION_MIN_RUNTIME_S", "600", number),
+        help="the binder's setting [LEASEHOLD_PREEMPTION_MIN_RUNTIME_S; default: 600]",
+    )
 
 
 def add_view(command: CommandParser, *more_outputs: str) -> None:
@@ -176,8 +191,7 @@ def add_usage(command: CommandParser, *more_outputs: str) -> None:
     add_nats(command, "the NATS of the node agents, which report measured usage")
     command.add_argument(
         "--idle-after",
-        type=float,
-        default=os.environ.get("LEASEHOLD_IDLE_AFTER", f"{IDLE_AFTER_S / 60:g}"),
+        **argument_of("LEASEHOLD_IDLE_AFTER", f"{IDLE_AFTER_S / 60:g}", number),
         metavar="MINUTES",
         help="mark shares as idle that neither a kernel nor a change of their memory has used for "
         "this long [LEASEHOLD_IDLE_AFTER; default: 10]",

@@ -26,7 +26,9 @@ class DashboardSettings(LedgerSettings):
     kubeconfig: Path | None = setting(
         None, "kubeconfig for --auth kube; default: $KUBECONFIG, in-cluster, ~/.kube/config"
     )
-    listen: str = setting("127.0.0.1:0", "HOST:PORT of the page and of /api/v1; port 0: any")
+    listen: str = setting(
+        "127.0.0.1:0", "HOST:PORT of the page and of /api/v1; port 0: any", address=True
+    )
     certificate_file: Path | None = setting(
         None, "PEM file with a certificate: --listen uses TLS; default: HTTP"
     )
@@ -35,6 +37,7 @@ class DashboardSettings(LedgerSettings):
         "none",
         "authentication: none (loopback only), tokens (of a file), kube (tokens of the API server; "
         "without the right to get pods of a namespace, its leases are shown as `in use`)",
+        one_of=AUTH_MODES,
     )
     tokens: Path | None = setting(
         None, "with --auth tokens: file of lines `TOKEN NAMESPACE`, * for all namespaces"
@@ -44,11 +47,14 @@ class DashboardSettings(LedgerSettings):
         "with --auth tokens, without --tokens: a token for all namespaces is made in `tokens` here",
     )
     trace_url: str = setting(
-        "", "URL of a trace, with {trace} for its id: http://HOST:16686/trace/{trace}"
+        "",
+        "URL of a trace, with {trace} for its id: http://HOST:16686/trace/{trace}",
+        schemes=("http", "https"),
     )
     scheduler_metrics: str = setting(
         "",
         "HOST:PORT of another /metrics, named as by Volcano's and HAMi's schedulers; no login",
+        address=True,
     )
 
     idle_after_minutes: float = setting(
@@ -57,24 +63,14 @@ class DashboardSettings(LedgerSettings):
 
     def check(self) -> None:
         """Raise RequestError for contradictory settings, and for public access without a token."""
-        if self.auth not in AUTH_MODES:
-            raise RequestError(f"--auth {self.auth!r} must be one of {', '.join(AUTH_MODES)}")
         if (self.certificate_file is None) != (self.key_file is None):
             raise RequestError("--certificate-file and --key-file are needed together")
         if self.tokens and self.auth != "tokens":
             raise RequestError(f"--tokens has no effect with --auth {self.auth}: add --auth tokens")
-        if self.idle_after_minutes < 0:
-            raise RequestError(
-                f"--idle-after-minutes must be at least 0, got {self.idle_after_minutes:g}"
-            )
         if self.auth == "none" and not is_loopback(self.listen):
             raise RequestError(
                 f"--listen {self.listen} is reachable from other hosts, and --auth none shows "
                 "everything to any client: listen on 127.0.0.1, or set --auth tokens or --auth kube"
-            )
-        if self.trace_url and not self.trace_url.startswith(("http://", "https://")):
-            raise RequestError(
-                f"--trace-url {self.trace_url!r} must start with http:// or https://"
             )
 
     @property

@@ -12,7 +12,9 @@ from shared.runtime.settings import LedgerSettings, setting
 class ExtenderSettings(RequestSettings, LedgerSettings):
     """Settings of the extender; those about requests must be the watchers'."""
 
-    listen: str = setting("127.0.0.1:0", "HOST:PORT that kube-scheduler calls; port 0: any")
+    listen: str = setting(
+        "127.0.0.1:0", "HOST:PORT that kube-scheduler calls; port 0: any", address=True
+    )
     kubeconfig: Path | None = setting(
         None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
     )

@@ -4,7 +4,7 @@ from services.node_agent.settings import ABOUT, EXAMPLES, AgentSettings
 from services.node_agent.wiring import node_agent
 from shared.nats.bus import Bus
 from shared.runtime.run import Nats, run, serve
-from shared.runtime.settings import load
+from shared.runtime.settings import load_or_exit
 from shared.runtime.telemetry import open_tracing
 
 NAME = "node-agent"
@@ -38,7 +38,9 @@ async def serve_node(settings: AgentSettings) -> None:
 
 def main() -> None:
     """Read the settings and run."""
-    settings = load(AgentSettings, "python -m services.node_agent", about=ABOUT, examples=EXAMPLES)
+    settings = load_or_exit(
+        AgentSettings, "python -m services.node_agent", about=ABOUT, examples=EXAMPLES
+    )
     run(lambda: serve_node(settings), service=NAME, log_level=settings.log_level)
 
 

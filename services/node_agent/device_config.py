@@ -11,10 +11,8 @@ import yaml
 
 from services.node_agent.gpus.sharing_config import (
     SharingConfig,
-    check_sharing_config,
     merge_sharing,
 )
-from shared.dialects.advertised import Strategy
 from shared.dialects.volcano.device_config import (
     DEVICE_KEY,
     DEVICE_MAP,
@@ -77,8 +75,7 @@ class DeviceConfigLoader:
     async def load(self) -> SharingConfig:
         """Return the configuration, at most a minute old.
 
-        Raises RequestError if a file that a flag names cannot be read the first time, or if a
-        setting is out of range.
+        Raises RequestError if a file that a flag names cannot be read the first time.
         """
         if self._sharing is None or self.clock.ticks() >= self._read_at + REFRESH_S:
             texts = {
@@ -139,9 +136,7 @@ class DeviceConfigLoader:
             if text not in self._warnings:
                 logger.warning("configuration: %s", text)
         self._warnings = (*warnings, *config.warnings)
-        sharing = merge_sharing(config, self.flags, split=self.split, unit=self.unit)
-        check_sharing_config(sharing, Strategy.ALL)
-        return sharing
+        return merge_sharing(config, self.flags, split=self.split, unit=self.unit)
 
     def _save_cache(self, texts: dict[str, str | None]) -> None:
         """Cache the texts for a start without the API server; a full disk is only logged."""

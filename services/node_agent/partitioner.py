@@ -14,7 +14,7 @@ from services.node_agent.gpus.driver import GPUS_HELP, NVML, open_gpu_driver
 from services.node_agent.partition.partition_server import PartitionServer
 from shared.model.names import NodeName
 from shared.runtime.run import run
-from shared.runtime.settings import load_or_exit, setting
+from shared.runtime.settings import load_or_exit, log_level_setting, setting
 
 NAME = "partitioner"
 ABOUT = """Changes the layouts of GPUs in MIG mode for this node's unprivileged agent.
@@ -36,12 +36,14 @@ class PartitionerSettings:
         Path("/run/leasehold/partition.sock"), "socket on which the agent of this node connects"
     )
     agent_uid: int | None = setting(
-        None, "user whose processes are served; default: the partitioner's own"
+        None,
+        "user whose processes are served; default: the partitioner's own",
+        at_most=2**32 - 2,
     )
     gpus: str = setting(NVML, GPUS_HELP)
     node: str = setting("", "the node's name, for simulated GPUs; default: this machine's name")
     simulation_dir: Path = setting(Path(), "faults.json and simulated-mig.json of simulated GPUs")
-    log_level: str = setting("info", "debug, info, warning or error")
+    log_level: str = log_level_setting()
 
 
 async def partition(settings: PartitionerSettings) -> None:

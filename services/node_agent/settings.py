@@ -14,13 +14,12 @@ from services.node_agent.allocate.device_list_strategies import (
 )
 from services.node_agent.dra.slices import TaintEffect
 from services.node_agent.gpus.driver import GPUS_HELP, NVML
-from services.node_agent.gpus.sharing_config import (
-    SharingConfig,
-    check_sharing_config,
-    parse_isolation,
-)
+from services.node_agent.gpus.sharing_config import SharingConfig
+from services.node_agent.gpus.simulated.gpus import parse_layout
+from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
 from shared.dialects.reserved import LIBRARY_DIRECTORY
+from shared.dialects.volcano.device_config import MAX_SPLIT_COUNT, MAX_UNIT_MIB
 from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.model.device import Isolation
 from shared.model.errors import RequestError
@@ -94,6 +93,7 @@ class AgentSettings(ServiceSettings):
         Isolation.SHARED.value,
         "shared: parts of devices are allocated, limited by HAMi-core; strict: only "
         "MIG instances and whole devices",
+        one_of=(Isolation.SHARED, Isolation.STRICT),
     )
     device_list_strategy: tuple[str, ...] = setting(
         DEFAULT_STRATEGIES,
@@ -115,11 +115,14 @@ class AgentSettings(ServiceSettings):
         "directories"
     )  # fmt: skip
     device_split_count: int | None = setting(
-        None, "slots per GPU; default: deviceSplitCount of the device configuration, else 10"
+        None,
+        "slots per GPU; default: deviceSplitCount of the device configuration, else 10",
+        at_least=1,
+        at_most=MAX_SPLIT_COUNT,
     )
     memory_factor: int | None = setting(
         None, "MiB per unit in which pods request memory; default: gpuMemoryFactor of the device "
-        "configuration, else 1"
+        "configuration, else 1", at_least=1, at_most=MAX_UNIT_MIB
     )  # fmt: skip
     device_config: Path | None = setting(
         None, "device-config.yaml; default: of ConfigMap volcano-vgpu-device-config in "
@@ -141,6 +144,7 @@ class AgentSettings(ServiceSettings):
         Strategy.AUTO,
         "gpu-memory: auto (an amount in node status), share (a device ID per unit, 2,000 at most, "
         "for clusters without the webhook), number (whole GPUs)",
+        one_of=Strategy.ALL,
     )
     dra_taint_effect: TaintEffect = setting(
         TaintEffect.NO_SCHEDULE,
@@ -149,13 +153,21 @@ class AgentSettings(ServiceSettings):
     )
     monitor_http: str = setting(
         "", "HOST:PORT of the usage metrics, for Prometheus; default: 0.0.0.0:9394, "
-        "and none for simulated GPUs"
+        "and none for simulated GPUs", address=True
     )  # fmt: skip
     proc_dir: Path = setting(Path("/proc"), "the node's processes; in a pod: /proc with hostPID")
-    dialects: tuple[str, ...] = setting((), "dialects to serve; default: all")
+    dialects: tuple[str, ...] = setting(
+        (), "dialects to serve; default: all", one_of=tuple(DIALECTS)
+    )
     volcano_handshake: bool = setting(
         False, "report to schedulers before Volcano 1.14.3 every 20 s, by annotation of the node"
     )
+
+    def check(self) -> None:
+        """Raise RequestError for an unknown strategy or layout of simulated GPUs."""
+        _ = self.device_list_strategies
+        if self.simulated:
+            parse_layout(self.gpus)
 
     @property
     def node_name(self) -> NodeName:
@@ -174,18 +186,16 @@ class AgentSettings(ServiceSettings):
 
     @property
     def sharing(self) -> SharingConfig:
-        """How GPUs are shared by the flags; raises RequestError naming an invalid one."""
+        """How GPUs are shared by the flags."""
         usual = SharingConfig()
         split, unit = self.device_split_count, self.memory_factor
-        sharing = SharingConfig(
+        return SharingConfig(
             split_count=usual.split_count if split is None else split,
             unit_mib=usual.unit_mib if unit is None else unit,
             strategy=self.gpu_strategy,
             may_partition=self.partitions,
-            isolation=parse_isolation(self.isolation),
+            isolation=Isolation(self.isolation),
         )
-        check_sharing_config(sharing, Strategy.ALL)
-        return sharing
 
     @property
     def device_list_strategies(self) -> DeviceListStrategies:

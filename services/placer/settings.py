@@ -9,4 +9,6 @@ from shared.runtime.settings import LedgerSettings, setting
 class PlacerSettings(LedgerSettings):
     """Settings of the placer."""
 
-    reservation_ttl: float = setting(30.0, "seconds until an unbound reservation expires")
+    reservation_ttl: float = setting(
+        30.0, "seconds until an unbound reservation expires", at_least=0.1
+    )

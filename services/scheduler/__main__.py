@@ -1,19 +1,16 @@
 """Runs watcher, placer and binder in one process: `python -m services.scheduler --help`."""
 
-import sys
-
 from services.scheduler.settings import KINDS
 from services.scheduler.wiring import serve_scheduler
-from shared.model.errors import RequestError
 from shared.runtime.run import run
-from shared.runtime.settings import load_each
+from shared.runtime.settings import exit_if_invalid, load_each
 
 PROGRAM = "python -m services.scheduler"
 
 
 def main() -> None:
     """Parse the settings and run."""
-    try:
+    with exit_if_invalid(PROGRAM):
         common, *each = load_each(
             KINDS,
             PROGRAM,
@@ -29,9 +26,6 @@ def main() -> None:
             ),
         )
         services = common.checked()
-    except RequestError as error:
-        sys.stderr.write(f"{PROGRAM}: {error}\n")
-        sys.exit(2)
     run(
         lambda: serve_scheduler(services, common, *each),
         service="scheduler",

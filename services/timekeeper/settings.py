@@ -22,17 +22,20 @@ class TimekeeperSettings(LedgerSettings):
     model_factors: tuple[str, ...] = setting(
         (), "MODEL=FACTOR,..: weight of devices by model, else 1"
     )
-    tick_s: float = setting(5.0, "seconds between two counts")
+    tick_s: float = setting(5.0, "seconds between two counts", at_least=0.01)
     charge_every_s: float = setting(
-        900.0, "seconds after which the time of a running lease gets a ledger entry"
+        900.0,
+        "seconds after which the time of a running lease gets a ledger entry",
+        at_least=0.01,
     )
-    keep_days: int = setting(400, "days after which ledger entries are deleted")
-    api: str = setting("127.0.0.1:0", "HOST:PORT of /budget and /v1; port 0: any")
+    keep_days: int = setting(400, "days after which ledger entries are deleted", at_least=1)
+    api: str = setting("127.0.0.1:0", "HOST:PORT of /budget and /v1; port 0: any", address=True)
     auth: str = setting(
         "",
         "authorization: none (loopback only; no grants), tokens (of a file), kube (the API server "
         "decides: get on a namespace's pods reads its budget, create on gpubudgets/grants grants); "
         "empty: tokens if --tokens, else none",
+        one_of=("", *AUTH_MODES),
     )
     tokens: Path | None = setting(
         None,
@@ -49,10 +52,12 @@ class TimekeeperSettings(LedgerSettings):
         ("127.0.0.1", "localhost"), "names and addresses in the certificate"
     )
     reports: str = setting(
-        "", "HOST:PORT without TLS for GPUSharing's sidecars: /budget/NS/report only"
+        "", "HOST:PORT without TLS for GPUSharing's sidecars: /budget/NS/report only", address=True
     )
     old_reports: str = setting(
-        "answer", "the response to /budget/NS/report: `answer`, or `gone` for 410 Gone"
+        "answer",
+        "the response to /budget/NS/report: `answer`, or `gone` for 410 Gone",
+        one_of=("answer", "gone"),
     )
 
     @property
@@ -62,8 +67,6 @@ class TimekeeperSettings(LedgerSettings):
 
     def check(self) -> None:
         """Raise RequestError for settings that contradict each other or expose every budget."""
-        if self.auth_mode not in AUTH_MODES:
-            raise RequestError(f"--auth {self.auth!r} is not one of {', '.join(AUTH_MODES)}")
         if (self.auth_mode == "tokens") != (self.tokens is not None):
             raise RequestError("--auth tokens and --tokens FILE must be set together")
         if self.auth_mode == "none" and not is_loopback(self.api):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from services.webhook.admission import AdmissionPolicy
 from services.webhook.handover import SchedulerChoice
-from shared.dialects import KUBE_SCHEDULER, SCHEDULERS
+from shared.dialects import DIALECTS, KUBE_SCHEDULER, SCHEDULERS
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
 from shared.model.claim import DraMode
@@ -22,12 +22,16 @@ EXAMPLES = (
     "    --url https://127.0.0.1                           # beside a simulated cluster",
 )
 
+KUBE_SCHEDULER_CHOICE = "kube-scheduler"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings(ServiceSettings):
     """Flags of `python -m services.webhook`."""
 
-    listen: str = setting("127.0.0.1:0", "HOST:PORT that the API server calls; port 0: any")
+    listen: str = setting(
+        "127.0.0.1:0", "HOST:PORT that the API server calls; port 0: any", address=True
+    )
     kubeconfig: Path | None = setting(
         None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
     )
@@ -54,8 +58,14 @@ class WebhookSettings(ServiceSettings):
         "a kube-scheduler with Leasehold's extender is installed: it gets pods that need more than "
         "devices, which are denied otherwise",
     )
-    all_pods_by: str = setting("placer", "placer, or kube-scheduler: all GPU pods go to it")
-    dialects: tuple[str, ...] = setting((), "accepted dialects, comma-separated; empty: all")
+    all_pods_by: str = setting(
+        "placer",
+        "placer, or kube-scheduler: all GPU pods go to it",
+        one_of=("placer", KUBE_SCHEDULER_CHOICE),
+    )
+    dialects: tuple[str, ...] = setting(
+        (), "accepted dialects, comma-separated; empty: all", one_of=tuple(DIALECTS)
+    )
     strict_namespaces: tuple[str, ...] = setting(
         (),
         "namespaces whose pods get MIG instances and whole devices only; *: all; as for watchers",
@@ -67,6 +77,7 @@ class WebhookSettings(ServiceSettings):
         (),
         "deny pods with the messages of these dialects' own webhooks, comma-separated: tencent for "
         "GPUSharing's, koordinator",
+        one_of=tuple(DIALECTS),
     )
     allow_privileged: bool = setting(False, "GPU pods may have privileged containers")
     allow_unread_secrets: bool = setting(
@@ -76,6 +87,12 @@ class WebhookSettings(ServiceSettings):
         False,
         "pods may request more memory than the largest device has, where larger nodes may be added",
     )
+
+    def check(self) -> None:
+        """Raise RequestError for settings that contradict each other."""
+        _ = self.policy
+        if self.tls_dir is None:
+            _ = self.secret_name
 
     @property
     def policy(self) -> AdmissionPolicy:
@@ -98,9 +115,7 @@ class WebhookSettings(ServiceSettings):
 
     @property
     def _scheduler_choice(self) -> SchedulerChoice:
-        if self.all_pods_by not in {"placer", "kube-scheduler"}:
-            raise RequestError(f"--all-pods-by {self.all_pods_by}: is placer or kube-scheduler")
-        all_pods = self.all_pods_by == "kube-scheduler"
+        all_pods = self.all_pods_by == KUBE_SCHEDULER_CHOICE
         if all_pods and not self.kube_scheduler:
             raise RequestError(
                 "--all-pods-by kube-scheduler needs --kube-scheduler: install the extender"

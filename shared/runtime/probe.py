@@ -9,13 +9,14 @@ import os
 import socket
 import sys
 
+PROBE_VARIABLE = "LEASEHOLD_PROBE"
 TIMEOUT_S = 2.0
 OK = 200
 
 
 def address(environ: dict[str, str]) -> str:
     """Return HOST:PORT of the service's HTTP endpoints."""
-    if probe := environ.get("LEASEHOLD_PROBE", ""):
+    if probe := environ.get(PROBE_VARIABLE, ""):
         return probe
     _, _, port = environ.get("LEASEHOLD_HTTP", "").rpartition(":")
     return f"127.0.0.1:{port or 9100}"

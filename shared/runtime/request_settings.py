@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from shared.dialects import SCHEDULERS
+from shared.dialects import DIALECTS, SCHEDULERS
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import check_rules
 from shared.dialects.volcano import scheduler_arguments
@@ -30,12 +30,16 @@ class RequestSettings:
         "LeastAllocated",
         "Koordinator's scoringStrategy for its pods: LeastAllocated, devices and nodes with more "
         "free capacity first, or MostAllocated",
+        one_of=("LeastAllocated", "MostAllocated"),
     )
     allow_privileged: bool = setting(False, "GPU pods may have privileged containers")
-    dialects: tuple[str, ...] = setting((), "accepted dialects, comma-separated; empty: all")
+    dialects: tuple[str, ...] = setting(
+        (), "accepted dialects, comma-separated; empty: all", one_of=tuple(DIALECTS)
+    )
     mode_first: str = setting(
         DeviceMode.HAMI_CORE.value,
         "devices tried first for pods that accept both: hami-core, or mig for instances",
+        one_of=tuple(DeviceMode),
     )
     strict_namespaces: tuple[str, ...] = setting(
         (), "namespaces whose pods get MIG instances and whole devices only; *: all"
@@ -54,6 +58,10 @@ class RequestSettings:
         "GPUs for such pods: binpack, spread, numa, mutex, topology-aware, comma-separated",
     )
 
+    def check(self) -> None:
+        """Raise RequestError for settings that contradict, or a --volcano-conf that is invalid."""
+        load_rules(self)
+
     def pod_parser(self) -> PodParser:
         """Return the parser of pods. Raises RequestError for settings that contradict."""
         return PodParser(
@@ -65,10 +73,6 @@ class RequestSettings:
 
 def load_rules(settings: RequestSettings) -> Rules:
     """Return the rules of the settings. Raises RequestError for settings that contradict."""
-    if settings.mode_first not in {mode.value for mode in DeviceMode}:
-        raise RequestError(
-            f"--mode-first must be {' or '.join(DeviceMode)}, got {settings.mode_first!r}"
-        )
     rules = Rules()
     if settings.volcano_conf is not None:
         arguments = _arguments(settings.volcano_conf)

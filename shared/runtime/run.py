@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from shared.model.clock import end
-from shared.model.errors import LeaseholdError
+from shared.model.errors import LeaseholdError, RequestError
 from shared.nats.bus import Bus
 from shared.runtime import health, telemetry
 from shared.runtime.heartbeat import sending_heartbeats
@@ -106,7 +106,7 @@ async def _until(
 
 
 def run(entry: Callable[[], Coroutine[Any, Any, None]], *, service: str, log_level: str) -> None:
-    """Run a service's `entry`; a known error is logged as one line, with exit code 1."""
+    """Run a service's `entry`; a known error is one line, with exit code 1 (2: of settings)."""
     telemetry.open_logs(service, log_level)
     gc.set_threshold(*GC_THRESHOLD)
     sys.setrecursionlimit(RECURSION_LIMIT)
@@ -115,9 +115,10 @@ def run(entry: Callable[[], Coroutine[Any, Any, None]], *, service: str, log_lev
     except KeyboardInterrupt:
         sys.exit(130)
     except (LeaseholdError, BaseExceptionGroup) as error:
-        for known in _known_errors(error):
+        errors = _known_errors(error)
+        for known in errors:
             sys.stderr.write(f"leasehold {service}: {known}\n")
-        sys.exit(1)
+        sys.exit(2 if all(isinstance(known, RequestError) for known in errors) else 1)
 
 
 async def _with_exception_handler(entry: Callable[[], Coroutine[Any, Any, None]]) -> None:

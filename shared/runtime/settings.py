@@ -5,35 +5,63 @@ written with commas.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import sys
-import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.model.claim import DraMode
 from shared.model.errors import RequestError
 from shared.nats.subjects import user_of
+from shared.runtime.setting_values import MAX_NUMBER, UNBOUNDED, Bounds, reader_of
+from shared.runtime.variables import VariableText, argument_reader, check_variables, variable_of
 
-PREFIX = "LEASEHOLD_"
+
+def setting(
+    default: Any,
+    text: str,
+    *,
+    one_of: Sequence[str] = (),
+    at_least: float = 0,
+    at_most: float = MAX_NUMBER,
+    address: bool = False,
+    schemes: Sequence[str] = (),
+) -> Any:
+    """Declare a setting with its default, its help text and what restricts its values.
+
+    Numbers are finite and 0 or more unless other bounds are declared; see `Bounds`.
+    """
+    bounds = Bounds(
+        one_of=tuple(one_of),
+        at_least=at_least,
+        at_most=at_most,
+        address=address,
+        schemes=tuple(schemes),
+    )
+    return field(default=default, metadata={"help": text, "bounds": bounds})
 
 
-def setting(default: Any, text: str) -> Any:
-    """Declare a setting with its default and its help text."""
-    return field(default=default, metadata={"help": text})
+NATS_SCHEMES = ("nats", "tls", "ws", "wss")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def log_level_setting() -> Any:
+    """Declare the setting of the log level."""
+    return setting("info", "debug, info, warning or error", one_of=LOG_LEVELS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
     """Settings of every service."""
 
-    nats_url: str = setting("nats://127.0.0.1:4222", "NATS server")
+    nats_url: str = setting("nats://127.0.0.1:4222", "NATS server", schemes=NATS_SCHEMES)
     nats_credentials: Path | None = setting(
         None,
         "file with user:secret for NATS, written by `leasehold credentials --out DIR`",
@@ -46,21 +74,24 @@ class ServiceSettings:
     )
     nats_certificate_file: Path | None = setting(None, "PEM file with the client certificate")
     nats_key_file: Path | None = setting(None, "PEM file with that certificate's key")
-    http: str = setting("127.0.0.1:0", "HOST:PORT of /healthz, /readyz, /metrics; port 0: any")
+    http: str = setting(
+        "127.0.0.1:0", "HOST:PORT of /healthz, /readyz, /metrics; port 0: any", address=True
+    )
     run_file: Path | None = setting(None, "written once ready: JSON with PID and HTTP address")
     dra: DraMode = setting(
         DraMode.OFF,
         "ResourceClaims of the driver gpu.leasehold.dev: off, or conditions (leased before their "
         "pods are bound, by binding conditions; requires Kubernetes 1.36)",
     )
-    log_level: str = setting("info", "debug, info, warning or error")
+    log_level: str = log_level_setting()
     trace_dir: Path | None = setting(None, "write finished spans there, one JSON object a line")
     otlp_endpoint: str = setting(
         "",
         "send spans there by OTLP over gRPC, http://HOST:4317; default: "
         "$OTEL_EXPORTER_OTLP_ENDPOINT",
+        schemes=("http", "https"),
     )
-    trace_ratio: float = setting(1.0, "share of pods whose spans are recorded, 0 to 1")
+    trace_ratio: float = setting(1.0, "share of pods whose spans are recorded, 0 to 1", at_most=1)
     instance: str = setting(
         "", "name of this replica in logs and spans; default: service, host and pid"
     )
@@ -124,8 +155,9 @@ def load(
 ) -> S:
     """Load settings of `kind`: flags, then the environment, then defaults.
 
-    Raises RequestError with the name and value of an invalid variable; an invalid flag ends the
-    process with code 2 and argparse's message.
+    Raises RequestError, a line with the flag or variable, its value and what is allowed, for an
+    invalid value, for settings that contradict each other (their method `check`), for a flag and
+    for a variable `LEASEHOLD_...` that do not exist.
     """
     (settings,) = load_each(
         (kind,), program, about=about, examples=examples, argv=argv, environ=environ
@@ -144,7 +176,7 @@ def load_each(
     environ: Mapping[str, str] = os.environ,
 ) -> list[Any]:
     """Load settings of several kinds, as `load` does; they share flags of the same name."""
-    parser = argparse.ArgumentParser(
+    parser = _SettingsParser(
         prog=program,
         description=about,
         epilog="\n".join(["examples:", *(f"  {line}" for line in examples)]) if examples else None,
@@ -152,107 +184,80 @@ def load_each(
     )
     known: set[str] = set()
     for kind in kinds:
-        add_flags(parser, kind, environ=environ, known=known)
+        _add_flags(parser, kind, environ=environ, known=known)
     flags = parser.parse_args(argv)
-    return [from_flags(kind, flags) for kind in kinds]
+    check_variables(environ, {variable_of(name) for name in known})
+    settings = [_from_flags(kind, flags) for kind in kinds]
+    for each in settings:
+        if hasattr(each, "check"):
+            each.check()
+    return settings
 
 
 def load_or_exit(kind: type[S], program: str, *, about: str, examples: Sequence[str] = ()) -> S:
     """Load settings; an invalid value is printed as one line, with exit code 2."""
-    try:
+    with exit_if_invalid(program):
         return load(kind, program, about=about, examples=examples)
+
+
+@contextlib.contextmanager
+def exit_if_invalid(program: str) -> Iterator[None]:
+    """Print a RequestError as one line, and exit with code 2."""
+    try:
+        yield
     except RequestError as error:
         sys.stderr.write(f"{program}: {error}\n")
         sys.exit(2)
 
 
-def add_flags(
+class _SettingsParser(argparse.ArgumentParser):
+    """Raises RequestError instead of printing the usage, which has dozens of flags."""
+
+    def error(self, message: str) -> NoReturn:
+        raise RequestError(message.removeprefix("argument "))
+
+
+def _add_flags(
     parser: argparse.ArgumentParser,
     kind: type[Any],
     *,
-    environ: Mapping[str, str] = os.environ,
-    known: set[str] | None = None,
+    environ: Mapping[str, str],
+    known: set[str],
 ) -> None:
     """Add one flag per field of `kind`, unless it is `known`; the environment has its default."""
-    known = set() if known is None else known
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
         if item.name in known:
             continue
         known.add(item.name)
-        variable = PREFIX + item.name.upper()
-        parse = reader_of(hints[item.name])
+        variable = variable_of(item.name)
         fallback = _default_of(item)
+        read = argument_reader(reader_of(hints[item.name], item.metadata.get("bounds", UNBOUNDED)))
         default = fallback
         if variable in environ:
-            default = _from_environment(parse, variable, environ[variable])
+            default = read(VariableText.read(variable, environ=environ))
         text = str(item.metadata.get("help", "")).replace("%", "%%")
         flag = "--" + item.name.replace("_", "-")
         note = f"{text} [{variable}; default: {_shown(fallback)}]"
-        if parse is parse_bool:
+        if hints[item.name] is bool:
             parser.add_argument(
                 flag, action=argparse.BooleanOptionalAction, default=default, help=note
             )
         else:
-            parser.add_argument(
-                flag, type=_for_argparse(parse), default=default, metavar="VALUE", help=note
-            )
+            parser.add_argument(flag, type=read, default=default, metavar="VALUE", help=note)
 
 
-def from_flags(kind: type[S], flags: argparse.Namespace) -> S:
+def _from_flags(kind: type[S], flags: argparse.Namespace) -> S:
     """Build settings of `kind` from parsed flags."""
     return kind(
         **{item.name: getattr(flags, item.name) for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
     )
 
 
-def parse_bool(text: str) -> bool:
-    """Parse a boolean in its usual spellings. Raises ValueError for others."""
-    if text.lower() in {"1", "true", "yes", "on"}:
-        return True
-    if text.lower() in {"0", "false", "no", "off", ""}:
-        return False
-    raise ValueError(f"{text!r} is neither true nor false")
-
-
-def parse_list(text: str) -> tuple[str, ...]:
-    """Parse a comma-separated list; blanks and empty entries are dropped."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def reader_of(hint: Any) -> Callable[[str], Any]:
-    """Return the function that parses text as a value of type `hint`."""
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        hint = next(part for part in typing.get_args(hint) if part is not type(None))
-    if typing.get_origin(hint) is tuple:
-        return parse_list
-    if hint is bool:
-        return parse_bool
-    reader: Callable[[str], Any] = hint
-    return reader
-
-
 def _default_of(item: "dataclasses.Field[Any]") -> Any:
     if item.default_factory is not dataclasses.MISSING:
         return item.default_factory()
     return None if item.default is dataclasses.MISSING else item.default
-
-
-def _from_environment(parse: Callable[[str], Any], variable: str, text: str) -> Any:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise RequestError(f"{variable}={text!r}: {error}") from error
-
-
-def _for_argparse(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        try:
-            return parse(text)
-        except (ValueError, RequestError) as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return read
 
 
 def _shown(value: Any) -> str:

@@ -12,7 +12,7 @@ import yaml
 
 from services.cli.admin.node_keys import API_TOKEN, KUBECONFIG, NATS_AUTHORITY, NATS_TOKEN
 from services.node_agent.settings import AgentSettings
-from shared.runtime.settings import PREFIX
+from shared.runtime.variables import PREFIX
 
 K8S = Path(__file__).parents[2] / "k8s"
 NODE = K8S / "node"

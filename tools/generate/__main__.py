@@ -13,6 +13,7 @@ from tools.generate import (
     pages,
     reference,
     security,
+    variables,
 )
 
 
@@ -38,6 +39,7 @@ def main() -> None:
             compatibility.CHECKLISTS: compatibility.checklists(),
             reference.PAGE: reference.generated(),
             security.PAGE: security.generated(),
+            variables.MODULE: variables.generated(),
         }
     )
     templates = chart.generated()

@@ -40,13 +40,9 @@ def pieces() -> dict[str, str]:
 
 
 def _commands() -> str:
-    subcommands = next(
-        action.choices for action in _actions(build_parser()) if isinstance(action.choices, dict)
-    )
-    about = {
-        name: str(found.description).partition("\n\n")[0] for name, found in subcommands.items()
-    }
-    rows = {name: _flags(subcommands[name]) for name in sorted(subcommands)}
+    commands = subcommands(build_parser())
+    about = {name: str(found.description).partition("\n\n")[0] for name, found in commands.items()}
+    rows = {name: _flags(commands[name]) for name in sorted(commands)}
     users = Counter(row for own in rows.values() for row in own)
     shared = [row for row, number in users.items() if number >= SHARED and "`-" in row[0]]
     parts = []
@@ -61,14 +57,19 @@ def _commands() -> str:
     return "\n\n".join(parts)
 
 
-def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parsers of the commands, by name."""
+    return next(dict(each.choices) for each in actions(parser) if isinstance(each.choices, dict))
+
+
+def actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     """Return what a command line takes; argparse has no public API for it."""
     return [action for action in parser._actions if action.dest != "help"]
 
 
 def _flags(parser: argparse.ArgumentParser) -> list[Row]:
     rows = []
-    for action in _actions(parser):
+    for action in actions(parser):
         text = str(action.help or "")
         if action.choices:
             text = f"{text} one of {', '.join(map(str, action.choices))}".strip()
@@ -90,7 +91,7 @@ def _flag(action: argparse.Action) -> str:
 def _settings() -> str:
     common = {item.name for item in dataclasses.fields(ServiceSettings)}
     ledger = {item.name for item in dataclasses.fields(LedgerSettings)}
-    kinds = sorted(_kinds().items())
+    kinds = sorted(settings_kinds().items())
     with_ledger = ", ".join(name for name, kind in kinds if issubclass(kind, LedgerSettings))
     parts = [
         f"### Every service\n\n{_fields_of(ServiceSettings, ())}",
@@ -101,7 +102,7 @@ def _settings() -> str:
     return "\n\n".join(parts)
 
 
-def _kinds() -> dict[str, type[ServiceSettings]]:
+def settings_kinds() -> dict[str, type[ServiceSettings]]:
     """Return the settings of each service, by its name."""
     found: dict[str, type[ServiceSettings]] = {}
     for path in sorted(ROOT.glob(f"services/*/{MAIN}.py")):

@@ -1,12 +1,12 @@
 """The arguments of the commands budget, report, preemptions, resize, credentials, node-keys."""
 
 import argparse
-import os
 import platform
 
 from services.cli import flags
 from services.cli.flags import AddCommand
 from shared.model.names import AGENTS_NAMESPACE
+from shared.runtime.variables import argument_of, number_argument
 
 RESIZE_ABOUT = """\
 The container keeps running. Additional memory is available to its next allocation. Memory can
@@ -96,12 +96,7 @@ def _add_preemptions(add: AddCommand) -> None:
         help="show which pods would be evicted for this pod",
     )
     flags.add_namespace(preemptions, "default")
-    preemptions.add_argument(
-        "--min-runtime-s",
-        type=float,
-        default=float(os.environ.get("LEASEHOLD_PREEMPTION_MIN_RUNTIME_S", "600")),
-        help="the binder's setting [LEASEHOLD_PREEMPTION_MIN_RUNTIME_S; default: 600]",
-    )
+    flags.add_min_runtime(preemptions)
     flags.add_view(preemptions)
 
 
@@ -125,7 +120,12 @@ def _add_resize(add: AddCommand) -> None:
         help="required where several containers have shares",
     )
     option("--memory", default="", metavar="SIZE", help="of each of its GPUs: 6Gi, 6144Mi")
-    option("--cores", type=int, metavar="PERCENT", help="of each of its GPUs: 1 to 99")
+    option(
+        "--cores",
+        type=number_argument(int, 1),
+        metavar="PERCENT",
+        help="of each of its GPUs: 1 to 99",
+    )
     flags.add_state(resize)
     flags.add_nats(resize, "the NATS of a binder")
     flags.add_api_server(resize)
@@ -170,18 +170,23 @@ def _add_node_keys(add: AddCommand) -> None:
         "--node gpu-1 --out gpu-1 --days 7",
     )
     node_keys.description = f"{node_keys.description}\n\n{NODE_KEYS_ABOUT}"
-    option, environ = node_keys.add_argument, os.environ
+    option = node_keys.add_argument
     option("--out", required=True, metavar="DIR", help="directory to write, for its owner only")
     option(
         "--node",
-        default=environ.get("LEASEHOLD_NODE", "") or platform.node().lower(),
+        **argument_of("LEASEHOLD_NODE", "", lambda text: text or platform.node().lower()),
         help="the node [LEASEHOLD_NODE; default: this machine]",
     )
-    option("--days", type=int, default=30, help="how long the tokens are valid (default: 30)")
+    option(
+        "--days",
+        type=number_argument(int, 1),
+        default=30,
+        help="how long the tokens are valid (default: 30)",
+    )
     flags.add_namespace(node_keys, AGENTS_NAMESPACE)
     option(
         "--kubeconfig",
-        default=environ.get("LEASEHOLD_KUBECONFIG", ""),
+        **argument_of("LEASEHOLD_KUBECONFIG"),
         help="the API server [LEASEHOLD_KUBECONFIG; default: as kubectl finds it]",
     )
 

@@ -1,9 +1,9 @@
 """The arguments of the command audit."""
 
 import argparse
-import os
 
 from services.cli.flags import AddCommand, add_schedulers, add_view
+from shared.runtime.variables import argument_of
 
 
 def add_audit_command(add: AddCommand) -> None:
@@ -20,7 +20,7 @@ def add_audit_command(add: AddCommand) -> None:
     add_schedulers(audit)
     audit.add_argument(
         "--agents",
-        default=os.environ.get("LEASEHOLD_AGENTS", ""),
+        **argument_of("LEASEHOLD_AGENTS"),
         metavar="DIR",
         help="DIR/*/checkpoint.json are the checkpoints of agents on this machine "
         "[LEASEHOLD_AGENTS; default: those of the state directory]",

@@ -1,9 +1,11 @@
 """The arguments of the command doctor."""
 
 import argparse
-import os
 
 from services.cli.flags import AddCommand, add_view
+from shared.runtime.variables import argument_of
+
+SCOPES = ("node", "cluster")
 
 
 def add_doctor_command(add: AddCommand) -> None:
@@ -22,8 +24,8 @@ def add_doctor_command(add: AddCommand) -> None:
     option = doctor.add_argument
     option(
         "--only",
-        choices=("node", "cluster"),
-        default=os.environ.get("LEASEHOLD_DOCTOR_ONLY"),
+        choices=SCOPES,
+        **argument_of("LEASEHOLD_DOCTOR_ONLY", "", _scope),
         help="check only the node, or only the cluster [LEASEHOLD_DOCTOR_ONLY; default: both]",
     )
     option("--node", default="", help="only this node (default: all of `up`; else this machine)")
@@ -32,6 +34,12 @@ def add_doctor_command(add: AddCommand) -> None:
     option("--gpus", default="", metavar="LAYOUT", help="the agent's --gpus (default: nvml)")
     option("--library-source", default="", metavar="PATH", help="the agent's --library-source")
     option("--nats-url", default="", help="NATS (default: from the agent's environment)")
+
+
+def _scope(text: str) -> str | None:
+    if text not in {"", *SCOPES}:
+        raise ValueError(f"must be {' or '.join(SCOPES)}")
+    return text or None
 
 
 def _doctor(flags: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ import argparse
 
 from services.cli import flags
 from services.cli.flags import AddCommand, Run
+from shared.runtime.variables import number_argument
 
 SORTS = ("memory", "cores", "idle", "pod", "node")
 
@@ -65,7 +66,13 @@ def _add_top(add: AddCommand) -> None:
     option("--sort", choices=SORTS, default=SORTS[0], help=f"default: {SORTS[0]}")
     flags.add_namespace(top, "")
     option("--node", default="", help="default: all")
-    option("--interval", type=float, default=2.0, metavar="SECONDS", help="default: 2")
+    option(
+        "--interval",
+        type=number_argument(float, 0.1),
+        default=2.0,
+        metavar="SECONDS",
+        help="default: 2",
+    )
     option("--once", action="store_true", help="print it once, as without a terminal")
     flags.add_usage(top)
 

@@ -1,7 +1,6 @@
 """The arguments of the commands what-if, replay and defrag."""
 
 import argparse
-import os
 from contextlib import suppress
 
 from services.cli import flags
@@ -49,12 +48,7 @@ def add_plan_commands(add: AddCommand) -> None:
         action="store_true",
         help="evict them through the Eviction API; their controllers replace them",
     )
-    defrag.add_argument(
-        "--min-runtime-s",
-        type=float,
-        default=float(os.environ.get("LEASEHOLD_PREEMPTION_MIN_RUNTIME_S", "600")),
-        help="the binder's setting [LEASEHOLD_PREEMPTION_MIN_RUNTIME_S; default: 600]",
-    )
+    flags.add_min_runtime(defrag)
     _add_volcano_conf(defrag)
     flags.add_view(defrag)
 

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from services.cli.flags import AddCommand, add_state
+from shared.runtime.variables import number_argument, port_argument
 
 
 def add_up_commands(add: AddCommand) -> None:
@@ -21,16 +22,8 @@ def add_up_commands(add: AddCommand) -> None:
         "--nats-url nats://10.0.0.5:4222 --redis-url redis://10.0.0.6:6379/0",
     )
     add_state(up)
+    _add_size(up)
     option = up.add_argument
-    option("--nodes", type=int, help="simulated nodes (default: as in the last run, else 2)")
-    option(
-        "--gpus",
-        default="",
-        metavar="LAYOUT",
-        help="devices of every node, such as 4xT4+2xA100-40GB:mig (in MIG mode); with commas: one "
-        "layout per node",
-    )
-    option("--placers", type=int, default=2, help="placer replicas (default: 2)")
     option(
         "--combined",
         action="store_true",
@@ -67,13 +60,40 @@ def add_up_commands(add: AddCommand) -> None:
     add_state(add("down", "stop what `up` started, and wait for it", _down, ""))
 
 
+def _add_size(up: argparse.ArgumentParser) -> None:
+    """Add how many nodes, devices and placers there are."""
+    option = up.add_argument
+    option(
+        "--nodes",
+        type=number_argument(int),
+        help="simulated nodes (default: as in the last run, else 2)",
+    )
+    option(
+        "--gpus",
+        default="",
+        metavar="LAYOUT",
+        help="devices of every node, such as 4xT4+2xA100-40GB:mig (in MIG mode); with commas: one "
+        "layout per node",
+    )
+    option(
+        "--placers", type=number_argument(int, 1), default=2, help="placer replicas (default: 2)"
+    )
+
+
 def _add_servers(up: argparse.ArgumentParser) -> None:
     """Add the URLs and the ports of servers."""
     option = up.add_argument
     option("--nats-url", default="", help="use this NATS instead of starting one")
     option("--redis-url", default="", help="use this Valkey or Redis instead of starting one")
-    option("--api-port", type=int, default=0, help="of the simulated API server (default: free)")
-    option("--page-port", type=int, default=0, help="of the dashboard's page (default: free)")
+    option(
+        "--api-port",
+        type=port_argument,
+        default=0,
+        help="of the simulated API server (default: free)",
+    )
+    option(
+        "--page-port", type=port_argument, default=0, help="of the dashboard's page (default: free)"
+    )
     option(
         "--scheduler-metrics",
         default="",
@@ -82,13 +102,17 @@ def _add_servers(up: argparse.ArgumentParser) -> None:
     )
     option(
         "--usage-port",
-        type=int,
+        type=port_argument,
         default=0,
         help="of the first node's usage metrics, 9394 on a real node; the other nodes take the "
         "ports after it (default: free)",
     )
-    option("--nats-port", type=int, default=0, help="of the NATS we start (default: free)")
-    option("--redis-port", type=int, default=0, help="of the Valkey we start (default: free)")
+    option(
+        "--nats-port", type=port_argument, default=0, help="of the NATS we start (default: free)"
+    )
+    option(
+        "--redis-port", type=port_argument, default=0, help="of the Valkey we start (default: free)"
+    )
 
 
 def _absolute(text: str) -> Path:

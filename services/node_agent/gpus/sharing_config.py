@@ -1,12 +1,10 @@
 """The operator's settings for sharing the node's GPUs; pure."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES
 from shared.dialects.volcano.device_config import DeviceConfig, MigGeometries
 from shared.model.device import DeviceMode, Isolation
-from shared.model.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,27 +27,6 @@ class SharingConfig:
     """Which shares are offered of devices that are not partitioned."""
     expected_mode: DeviceMode | None = None
     """The mode that the configuration expects of the node's devices."""
-
-
-def check_sharing_config(sharing: SharingConfig, strategies: Sequence[str]) -> None:
-    """Raise RequestError naming the setting that is out of range."""
-    if sharing.split_count < 1:
-        raise RequestError(f"--device-split-count must be 1 or more, got {sharing.split_count}")
-    if sharing.unit_mib < 1:
-        raise RequestError(f"--memory-factor must be 1 MiB or more, got {sharing.unit_mib}")
-    if sharing.strategy not in strategies:
-        raise RequestError(
-            f"--gpu-strategy must be one of {', '.join(strategies)}, got {sharing.strategy!r}"
-        )
-
-
-def parse_isolation(word: str) -> Isolation:
-    """Parse the value of `--isolation`. Raises RequestError if it is invalid."""
-    if word not in {Isolation.SHARED.value, Isolation.STRICT.value}:
-        raise RequestError(
-            f"--isolation must be {Isolation.SHARED} or {Isolation.STRICT}, got {word!r}"
-        )
-    return Isolation(word)
 
 
 def without_isolation(sharing: SharingConfig) -> SharingConfig:

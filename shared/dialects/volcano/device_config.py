@@ -18,6 +18,10 @@ NAMESPACES = ("kube-system", "volcano-system")
 DEVICE_MAP, DEVICE_KEY = "volcano-vgpu-device-config", "device-config.yaml"
 NODE_MAP, NODE_KEY = "volcano-vgpu-node-config", "config.json"
 SECTION = "nvidia"
+MAX_SPLIT_COUNT = 4096
+"""Slots per device: the kubelet gets an ID for each."""
+MAX_UNIT_MIB = 1 << 20
+"""1 TiB, more than a device has."""
 SPLIT_COUNT, FACTOR, GEOMETRIES = "deviceSplitCount", "gpuMemoryFactor", "knownMigGeometries"
 NAMES: Mapping[str, str] = {
     "resourceCountName": NUMBER,

@@ -158,13 +158,19 @@ async def test_the_process_ends_with_the_reason_if_one_service_cannot_run(tmp_pa
             async with asyncio.timeout(LIMIT_S):
                 await until(scheduler.process.poll, lambda code: code is not None)
 
-    assert scheduler.process.returncode == 1
+    assert scheduler.process.returncode == 2, "as for any invalid setting"
     assert "missing.yaml" in scheduler.log()
     assert "Traceback" not in scheduler.log()
 
 
-@pytest.mark.parametrize("named", ["placer,dashboard", ""])
-def test_other_services_are_refused(named: str) -> None:
+@pytest.mark.parametrize(
+    ("named", "text"),
+    [
+        ("placer,dashboard", "of watcher, placer or binder: 'dashboard' is none"),
+        ("", "none is named; choose from watcher,placer,binder"),
+    ],
+)
+def test_other_services_are_refused(named: str, text: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "services.scheduler", "--services", named],
         capture_output=True,
@@ -174,5 +180,5 @@ def test_other_services_are_refused(named: str) -> None:
     )
 
     assert done.returncode == 2
-    assert done.stderr.endswith("choose from watcher,placer,binder\n")
+    assert done.stderr.endswith(f"{text}\n")
     assert done.stderr.count("\n") == 1

@@ -65,9 +65,7 @@ def test_loopback_addresses_are_recognised(address: str, here: bool) -> None:
     ("changes", "message"),
     [
         ({"listen": "0.0.0.0:80"}, "--auth none shows everything to any client"),
-        ({"auth": "both"}, "one of none, tokens, kube"),
         ({"tokens": "t"}, "add --auth tokens"),
-        ({"trace_url": "javascript:alert(1)"}, "must start with http://"),
     ],
 )
 def test_contradictory_and_unsafe_settings_are_refused(changes: Any, message: str) -> None:

@@ -61,14 +61,6 @@ def test_an_invalid_variable_is_named_with_its_value() -> None:
         read(LEASEHOLD_LIMIT="many")
 
 
-def test_an_invalid_flag_exits_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        read("--limit", "many")
-
-    assert ended.value.code == 2
-    assert "--limit" in capsys.readouterr().err
-
-
 def test_help_names_every_variable_and_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read("--help")

@@ -213,7 +213,6 @@ def test_kube_scheduler_gets_all_pods_where_that_is_set() -> None:
     ("settings", "text"),
     [
         ({"all_pods_by": "kube-scheduler"}, "needs --kube-scheduler"),
-        ({"all_pods_by": "volcano"}, "is placer or kube-scheduler"),
     ],
 )
 def test_settings_that_would_leave_pods_without_a_scheduler_are_refused(

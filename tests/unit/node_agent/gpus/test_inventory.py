@@ -2,14 +2,11 @@
 
 from dataclasses import replace
 
-import pytest
-
 from services.node_agent.gpus.inventory import Gpu, devices_of
-from services.node_agent.gpus.sharing_config import SharingConfig, check_sharing_config
+from services.node_agent.gpus.sharing_config import SharingConfig
 from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
-from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
 
 MEMORY = "volcano.sh/gpu-memory"
@@ -53,13 +50,3 @@ def test_a_gpu_with_the_index_of_a_lost_one_gets_new_ids() -> None:
             assert all(known[text].device == ids[text].device for text in ids if text in known)
             assert sum(entry.healthy for entry in ids.values()) == len(known), resource
         assert new.annotation_entries["volcano.sh/gpu-unhealthy-ids"] == ()
-
-
-def test_an_invalid_sharing_setting_is_refused_by_its_flag() -> None:
-    for division, flag in (
-        (SharingConfig(split_count=0), "--device-split-count"),
-        (SharingConfig(unit_mib=0), "--memory-factor"),
-        (SharingConfig(strategy="guess"), "--gpu-strategy"),
-    ):
-        with pytest.raises(RequestError, match=flag):
-            check_sharing_config(division, Strategy.ALL)

@@ -1,0 +1,160 @@
+"""What is refused in the settings of every component: one line, before anything starts."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.model.errors import RequestError
+from shared.runtime.settings import load
+from shared.runtime.variable_names import NAMES
+from shared.runtime.variables import check_variables
+from tools.generate import variables
+from tools.generate.reference import settings_kinds
+
+KINDS = settings_kinds()
+SERVICE_VARIABLES = {
+    "LEASEHOLD_SERVICE_HOST": "10.0.0.1",
+    "LEASEHOLD_SERVICE_PORT": "443",
+    "LEASEHOLD_SERVICE_PORT_HTTPS": "443",
+    "LEASEHOLD_PORT": "tcp://10.0.0.1:443",
+    "LEASEHOLD_PORT_443_TCP": "tcp://10.0.0.1:443",
+    "LEASEHOLD_PORT_443_TCP_ADDR": "10.0.0.1",
+    "LEASEHOLD_WEB_HOOK_SERVICE_HOST": "10.0.0.2",
+    "LEASEHOLD_WEB_HOOK_PORT_443_TCP_PROTO": "tcp",
+}
+
+
+def started(module: str, *argv: str, **environ: str) -> tuple[int, str]:
+    outside = {name: text for name, text in os.environ.items() if name not in NAMES}
+    done = subprocess.run(
+        [sys.executable, "-m", module, *argv],
+        env={**outside, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+def parsed(kind: type[Any], *argv: str, **environ: str) -> Any:
+    return load(kind, "example", about="", argv=argv, environ=environ)
+
+
+@pytest.mark.parametrize("service", KINDS)
+def test_each_number_of_each_service_is_refused_with_the_setting_the_value_and_what_is_allowed(
+    service: str,
+) -> None:
+    kind = KINDS[service]
+    numbers = [
+        item.name
+        for item in dataclasses.fields(kind)
+        if str(item.type).partition(" ")[0] in {"int", "float", "<class"}
+        and isinstance(item.default, int | float | None)
+        and item.type in {int, float, int | None, float | None}
+    ]
+
+    assert "trace_ratio" in numbers
+    for name in numbers:
+        variable, flag = f"LEASEHOLD_{name.upper()}", f"--{name.replace('_', '-')}"
+        for value in ("abc", "nan", "inf", "-1", "1e300", "9" * 5000):
+            with pytest.raises(RequestError, match=rf"^{variable}='{value}' must be a .*number"):
+                parsed(kind, **{variable: value})
+            with pytest.raises(RequestError, match=rf"^{flag}: '{value}' must be a .*number"):
+                parsed(kind, f"{flag}={value}")
+
+
+@pytest.mark.parametrize("service", KINDS)
+def test_words_addresses_and_booleans_are_refused_alike(service: str) -> None:
+    values = {"LOG_LEVEL": "loud", "HTTP": "9100", "DRA": "on", "NATS_URL": "nats.example"}
+
+    for name, value in values.items():
+        with pytest.raises(RequestError, match=rf"^LEASEHOLD_{name}='{value}' must be"):
+            parsed(KINDS[service], **{f"LEASEHOLD_{name}": value})
+
+
+@pytest.mark.parametrize(
+    ("module", "variable"),
+    [
+        ("services.node_agent", "LEASEHOLD_DEVICE_SPLIT_COUNT"),
+        ("services.node_agent", "LEASEHOLD_DIALECTS"),
+        ("services.node_agent", "LEASEHOLD_GPUS"),
+        ("services.scheduler", "LEASEHOLD_API_CONCURRENCY"),
+        ("services.cli", "LEASEHOLD_IDLE_AFTER"),
+    ],
+)
+def test_a_process_ends_with_one_line_and_code_2(module: str, variable: str) -> None:
+    argv = ["gpus"] if module == "services.cli" else []
+
+    code, text = started(module, *argv, **{variable: "abc"})
+
+    assert code == 2
+    assert text.count("\n") == 1
+    assert variable in text or variable.removeprefix("LEASEHOLD_").lower() in text or "abc" in text
+
+
+@pytest.mark.parametrize("module", ["services.placer", "services.cli", "simcluster"])
+def test_a_variable_that_does_not_exist_is_refused_with_the_nearest_one(
+    module: str, tmp_path: Path
+) -> None:
+    argv = {"services.cli": ["help"], "simcluster": ["--state", str(tmp_path)]}.get(module, [])
+
+    code, text = started(module, *argv, LEASEHOLD_DEVICE_SPLTI_COUNT="5")
+
+    assert code == 2
+    assert "LEASEHOLD_DEVICE_SPLTI_COUNT is not a setting; did you mean" in text
+    assert "did you mean LEASEHOLD_DEVICE_SPLIT_COUNT?" in text
+    assert text.count("\n") == 1
+
+
+def test_the_variables_that_kubernetes_sets_for_services_are_no_settings() -> None:
+    check_variables(SERVICE_VARIABLES)
+    with pytest.raises(RequestError, match="LEASEHOLD_OTHER_PORT is not a setting"):
+        check_variables({**SERVICE_VARIABLES, "LEASEHOLD_OTHER_PORT": "1"})
+
+
+@pytest.mark.parametrize(
+    ("service", "name", "value"),
+    [
+        ("dashboard", "auth", "both"),
+        ("dashboard", "trace_url", "javascript:alert(1)"),
+        ("webhook", "all_pods_by", "volcano"),
+        ("webhook", "dialects", "hami,volcanoo"),
+        ("node_agent", "isolation", "none"),
+        ("node_agent", "gpu_strategy", "guess"),
+        ("timekeeper", "old_reports", "never"),
+        ("watcher", "mode_first", "mps"),
+    ],
+)
+def test_a_word_that_is_none_of_the_choices_is_refused_with_them(
+    service: str, name: str, value: str
+) -> None:
+    with pytest.raises(RequestError, match=rf"LEASEHOLD_{name.upper()}='.*' must be "):
+        parsed(KINDS[service], **{f"LEASEHOLD_{name.upper()}": value})
+
+
+def test_a_password_in_a_url_is_not_printed() -> None:
+    with pytest.raises(RequestError) as refused:
+        parsed(KINDS["placer"], LEASEHOLD_NATS_URL="http://me:secret@nats:4222")
+
+    assert "secret" not in str(refused.value)
+    assert "//...@nats:4222" in str(refused.value)
+
+
+def test_the_names_of_variables_are_those_of_the_code() -> None:
+    assert variables.MODULE.read_text() == variables.generated()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["--port", "70000"], ["--nodes", "-1"], ["--node-cpu", "much"], ["--bookmark-s", "nan"]],
+)
+def test_the_simulated_cluster_refuses_invalid_flags(argv: list[str], tmp_path: Path) -> None:
+    code, text = started("simcluster", "--state", str(tmp_path), *argv)
+
+    assert code == 2
+    assert f"{argv[0]}: {argv[1]!r}" in text
