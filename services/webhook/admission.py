@@ -119,8 +119,8 @@ def decide(
     found = [*violations(subject, exempt=exempt), *policy.schedulers.unsupported(pod)]
     if found:
         return AdmissionDecision(allowed=False, message="; ".join(found), code=FORBIDDEN)
-    changes = {container.path: _amount_changes(container) for container in gpu_containers}
     try:
+        changes = {container.path: _amount_changes(container) for container in gpu_containers}
         request = _parse_request(pod, changes, policy)
         warnings += _size_warnings(pod, request, policy, largest)
     except RequestError as error:
@@ -195,7 +195,7 @@ def decide_update(
 
 def _is_limited(container: ReviewedContainer) -> bool:
     """Return whether a container's devices do not depend on its image."""
-    return _has_amount(container) or VISIBLE in container.variables
+    return container.requests_gpu or VISIBLE in container.variables
 
 
 def _subject(
@@ -248,17 +248,12 @@ def _hide_devices(
     """Hide all devices from containers that request none and could see some."""
     runtime_adds_devices = RUNTIME_CLASSES in pod.runtime_class
     for container in containers:
-        if not _has_amount(container) and (
+        if not container.requests_gpu and (
             in_gpu_pod or runtime_adds_devices or _may_see_devices(container)
         ):
             value = container.variables.get(VISIBLE)
             if value not in NO_DEVICE_VALUES or VISIBLE in container.value_from:
                 yield add_variable(container, VISIBLE, NOTHING_VISIBLE)
-
-
-def _has_amount(container: ReviewedContainer) -> bool:
-    amounts = {**container.requests, **container.limits}
-    return any(amount > 0 for name, amount in amounts.items() if name in GPU_RESOURCES)
 
 
 def _may_see_devices(container: ReviewedContainer) -> bool:
@@ -272,8 +267,20 @@ def _may_see_devices(container: ReviewedContainer) -> bool:
 
 
 def _amount_changes(container: ReviewedContainer) -> Mapping[str, int | None]:
-    """Return the changes that the vendors' own webhooks would make to a container's amounts."""
-    return pod_requests.amount_changes({**container.requests, **container.limits})
+    """Return the changes that the vendors' own webhooks would make to a container's amounts.
+
+    Raises RequestError where its author has set to 0 what is missing beside the other amounts.
+    """
+    amounts = {**container.requests, **container.limits}
+    changes = pod_requests.amount_changes(amounts)
+    contradicted = sorted(container.zeros & {key for key, amount in changes.items() if amount})
+    if contradicted:
+        requested = ", ".join(sorted(amounts.keys() & GPU_RESOURCES))
+        raise RequestError(
+            f"container {container.name}: {contradicted[0]} is 0 and needed by {requested}: set it "
+            "to 1 or more, or remove them all"
+        )
+    return changes
 
 
 def _parse_request(pod: ReviewedPod, changes: AmountChanges, policy: AdmissionPolicy) -> PodRequest:

@@ -68,13 +68,18 @@ def requests_gpu() -> str:
     named = " || ".join(f"k.startsWith('{prefix}')" for prefix in RESOURCE_PREFIXES)
     in_one = (
         "has(c.resources) && ("
-        f"(has(c.resources.limits) && c.resources.limits.exists(k, {named})) || "
-        f"(has(c.resources.requests) && c.resources.requests.exists(k, {named})))"
+        f"(has(c.resources.limits) && {_requests_some('limits', named)}) || "
+        f"(has(c.resources.requests) && {_requests_some('requests', named)}))"
     )
     return (
         f"object.spec.containers.exists(c, {in_one}) || "
         f"(has(object.spec.initContainers) && object.spec.initContainers.exists(c, {in_one}))"
     )
+
+
+def _requests_some(part: str, named: str) -> str:
+    """Return that container `c` requests a resource `k`: the API server writes every zero as 0."""
+    return f"c.resources.{part}.exists(k, ({named}) && c.resources.{part}[k] != '0')"
 
 
 def uses_claims() -> str:
@@ -83,9 +88,7 @@ def uses_claims() -> str:
     A pod does not say of which driver they are, and a claim may be created after its pod.
     """
     named = " || ".join(f"k.startsWith('{prefix}')" for prefix in EXTENDED_RESOURCES)
-    extended = (
-        f"has(c.resources) && has(c.resources.limits) && c.resources.limits.exists(k, {named})"
-    )
+    extended = f"has(c.resources) && has(c.resources.limits) && {_requests_some('limits', named)}"
     return (
         "(has(object.spec.resourceClaims) && object.spec.resourceClaims.size() > 0) || "
         f"{_some_container(extended)}"

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from shared.dialects import GPU_RESOURCES
+from shared.dialects.requested import parse_requested, requests_gpu
 from shared.model.errors import RequestError
-from shared.model.quantity import parse_resources
 from shared.placing.pod_fields import FoundField, handed_over
 
 CONFIG_MAP, SECRET = "config map", "secret"
@@ -48,6 +47,8 @@ class ReviewedContainer:
     init: bool
     limits: Mapping[str, int] = field(default_factory=dict)
     requests: Mapping[str, int] = field(default_factory=dict)
+    zeros: frozenset[str] = frozenset()
+    """Resources that it names with an amount of 0."""
     has_claims: bool = False
     """It uses ResourceClaims, of whatever driver."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -67,8 +68,8 @@ class ReviewedContainer:
 
     @property
     def requests_gpu(self) -> bool:
-        """Whether it names a resource of a dialect."""
-        return not GPU_RESOURCES.isdisjoint({*self.requests, *self.limits})
+        """Whether it requests a resource of a dialect."""
+        return requests_gpu({**self.requests, **self.limits})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +132,10 @@ class _RawResources(msgspec.Struct, frozen=True):
     limits: _Quantities | None = None
     requests: _Quantities | None = None
     claims: tuple[_RawNamed, ...] | None = None
+
+    @property
+    def named(self) -> frozenset[str]:
+        return frozenset({*(self.limits or {}), *(self.requests or {})})
 
 
 class _RawCapabilities(msgspec.Struct, frozen=True):
@@ -277,6 +282,7 @@ def _containers(spec: _RawPodSpec) -> Iterator[ReviewedContainer]:
 
 def _container(container: _RawContainer, path: str, kind: str) -> ReviewedContainer:
     resources = container.resources or _RawResources()
+    limits, requests = _amounts(container.name, resources)
     security = container.security_context or _RawSecurityContext()
     env = {variable.name: variable for variable in container.env or ()}
     return ReviewedContainer(
@@ -284,8 +290,9 @@ def _container(container: _RawContainer, path: str, kind: str) -> ReviewedContai
         name=container.name,
         init=kind == "initContainers",
         ephemeral=kind == "ephemeralContainers",
-        limits=_amounts(resources.limits),
-        requests=_amounts(resources.requests),
+        limits=limits,
+        requests=requests,
+        zeros=resources.named - {*limits, *requests},
         has_claims=bool(resources.claims),
         variables={name: variable.text for name, variable in env.items()},
         value_from=frozenset(name for name, variable in env.items() if variable.value_from),
@@ -311,8 +318,14 @@ def _added_capabilities(security: _RawSecurityContext) -> Iterator[str]:
         yield from security.capabilities.add or ()
 
 
-def _amounts(quantities: _Quantities | None) -> Mapping[str, int]:
-    return parse_resources(quantities or {})
+def _amounts(
+    container: str, resources: _RawResources
+) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """Return limits and requests."""
+    try:
+        return parse_requested(resources.limits or {}), parse_requested(resources.requests or {})
+    except RequestError as error:
+        raise RequestError(f"container {container}: {error}") from error
 
 
 def _env_from_sources(container: _RawContainer) -> Iterator[EnvFromSource]:

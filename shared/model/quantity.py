@@ -28,7 +28,9 @@ LONGEST = 64
 """Characters of a quantity; longer ones are refused."""
 CACHE_SIZE = 4096
 """Size of the cache of parsed quantities."""
-_NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i|))")
+_NUMBER = re.compile(
+    r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i|))", re.ASCII
+)
 
 
 def parse_quantity(text: str | float) -> Fraction:
@@ -54,7 +56,7 @@ def parse_count(text: str | float) -> int:
     """Parse a quantity as an integer, rounded up (extended resources, bytes, pods)."""
     if isinstance(text, int):
         return text
-    if isinstance(text, str) and text.isdecimal() and len(text) <= LONGEST:
+    if isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) <= LONGEST:
         return int(text)
     return math.ceil(parse_quantity(text))
 
@@ -84,11 +86,15 @@ def parse_available(resources: Mapping[str, str | int | float]) -> dict[str, int
 def check_amount(name: str, amount: int) -> None:
     """Raise RequestError for an amount above `MOST`."""
     if abs(amount) > MOST:
-        raise RequestError(f"{name}: {amount} is more than any node has; ask for {MOST} at most")
+        shown = amount if abs(amount) < 10**LONGEST else f"a number of {len(str(amount))} digits"
+        raise RequestError(f"{name}: {shown} is more than any node has; ask for {MOST} at most")
 
 
 def _amount(name: str, text: str | float) -> int:
-    return parse_cpu_m(text) if name == "cpu" else parse_count(text)
+    try:
+        return parse_cpu_m(text) if name == "cpu" else parse_count(text)
+    except RequestError as error:
+        raise RequestError(f"{name}: {error}") from error
 
 
 def amount_text(name: str, amount: int) -> str:

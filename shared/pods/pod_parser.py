@@ -5,7 +5,7 @@ Resources of init and sidecar containers add up as Kubernetes documents it: see
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -22,8 +22,16 @@ from shared.dialects import (
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.protected_paths import node_conflict
+from shared.dialects.requested import parse_requested
 from shared.dialects.reserved import EXEMPT, is_device_name_mount
-from shared.kubernetes.types import Affinity, ApiPod, Container, NodeSelectorTerm, Volume
+from shared.kubernetes.types import (
+    Affinity,
+    ApiPod,
+    Container,
+    NodeSelectorTerm,
+    Quantities,
+    Volume,
+)
 from shared.model.concurrency import peak
 from shared.model.errors import RequestError
 from shared.model.events.event import ADMISSION, is_traceparent
@@ -209,8 +217,8 @@ def _request(pod: ApiPod, resources: Mapping[str, int], rules: Rules) -> PodRequ
     containers = [
         ContainerManifest(
             name=container.name,
-            limits=parse_resources(container.resources.limits),
-            requests=parse_resources(container.resources.requests),
+            limits=_amounts(container, parse_requested, container.resources.limits),
+            requests=_amounts(container, parse_requested, container.resources.requests),
             init=init,
             sidecar=init and container.restart_policy == SIDECAR,
         )
@@ -235,6 +243,15 @@ def _request(pod: ApiPod, resources: Mapping[str, int], rules: Rules) -> PodRequ
         node_requirements=structs.replace(required, selector=tuple(selector)),
         priority=pod.spec.priority or 0,
     )
+
+
+def _amounts(
+    container: Container, parse: Callable[[Quantities], dict[str, int]], amounts: Quantities
+) -> dict[str, int]:
+    try:
+        return parse(amounts)
+    except RequestError as error:
+        raise RequestError(f"container {container.name}: {error}") from error
 
 
 def _without_scheduler_rules(request: PodRequest) -> PodRequest:
@@ -263,7 +280,8 @@ def pod_resources(pod: ApiPod) -> dict[str, int]:
 
 def _requests(container: Container) -> dict[str, int]:
     amounts = {**container.resources.limits, **container.resources.requests}
-    return {key: n for key, n in parse_resources(amounts).items() if key not in LEDGER_RESOURCES}
+    parsed = _amounts(container, parse_resources, amounts)
+    return {key: amount for key, amount in parsed.items() if key not in LEDGER_RESOURCES}
 
 
 def _pod_level(pod: ApiPod) -> dict[str, int]:

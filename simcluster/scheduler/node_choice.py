@@ -50,7 +50,8 @@ class FittingNodes:
 def requested_resources(pod: Json) -> set[str]:
     """Return the names of the resources that containers request."""
     containers = list_at(pod, "spec.containers") + (list_at(pod, "spec.initContainers"))
-    return {name for each in containers for name in (at_path(each, "resources.requests") or {})}
+    requests = (at_path(each, "resources.requests") or {} for each in containers)
+    return {name for each in requests for name, amount in parse_resources(each).items() if amount}
 
 
 def requests_devices(pod: Json) -> bool:

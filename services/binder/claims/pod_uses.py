@@ -10,6 +10,7 @@ from msgspec import Struct
 from services.binder.ports.claims import RequestUse
 from shared.dialects import GPU_RESOURCES
 from shared.kubernetes.types import ObjectMeta, Quantities
+from shared.model.quantity import parse_count
 
 
 class _UsedClaim(Struct, frozen=True):
@@ -75,8 +76,10 @@ def _uses(pod: ClaimingPod) -> Iterator[RequestUse]:
             claim = names.get(used.name)
             if claim:
                 yield RequestUse(container=container.name, claim=claim, request=used.request)
-        for resource in sorted(container.resources.limits.keys() & GPU_RESOURCES):
-            yield RequestUse(container=container.name, claim="", request=resource)
+        limits = container.resources.limits
+        for resource in sorted(limits.keys() & GPU_RESOURCES):
+            if parse_count(limits[resource]):
+                yield RequestUse(container=container.name, claim="", request=resource)
     extended = pod.status.extended_resource_claim_status
     for each in extended.request_mappings if extended else ():
         yield RequestUse(

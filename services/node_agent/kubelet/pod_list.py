@@ -147,11 +147,17 @@ def _init(pod: _KubeletPodEntry) -> list[_KubeletContainerSpec]:
     return pod.spec.init_containers or []
 
 
-def _container(container: _KubeletContainerSpec, *, init: bool) -> KubeletContainer:
+def _limits(container: _KubeletContainerSpec) -> dict[str, int]:
+    """Return the limits of extended resources; an amount of 0 is none."""
     limits = (container.resources.limits if container.resources else None) or {}
+    counts = {name: parse_count(amount) for name, amount in limits.items() if "/" in name}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _container(container: _KubeletContainerSpec, *, init: bool) -> KubeletContainer:
     return KubeletContainer(
         name=container.name,
-        limits={name: parse_count(amount) for name, amount in limits.items() if "/" in name},
+        limits=_limits(container),
         init=init,
         variables=tuple(
             variable.name

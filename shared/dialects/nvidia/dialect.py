@@ -207,8 +207,7 @@ DIALECT = Dialect(
     advertise=advertise,
     resized_annotations=resized_annotations,
     released_amounts=lambda share: hami_core.released_amounts(share, MEMORY, CORES),
-    # A count of 0 that the pod's author wrote stays, and the pod is refused.
-    amount_changes=lambda amounts: {} if COUNT in amounts else amount_changes(amounts),
+    amount_changes=amount_changes,
     check_rules=check_policies,
     scheduler=SCHEDULER,
     cordoned_devices=cordoned_devices,

@@ -55,16 +55,7 @@ def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
     if memory:
         return _parse_memory(memory)
     number = [container for container in pod.containers if container.limits.get(NUMBER, 0) > 0]
-    if number:
-        return _parse_number(number)
-    for container in pod.containers:
-        for name in (MEMORY, NUMBER):
-            amount = container.limits.get(name)
-            if amount is not None:
-                raise RequestError(
-                    f"container {container.name}: {name} must be 1 or more, got {amount}"
-                )
-    return None
+    return _parse_number(number) if number else None
 
 
 def _parse_memory(containers: Sequence[ContainerManifest]) -> PodRequest:

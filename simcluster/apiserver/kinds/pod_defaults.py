@@ -1,5 +1,6 @@
 """Defaults of pods: API defaults, priority, tolerations, service account; pure."""
 
+import re
 from collections.abc import Iterable
 
 from simcluster.apimachinery.errors import ApiError
@@ -19,6 +20,7 @@ _PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 _PROBE_DEFAULTS = {
     "timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3,
 }  # fmt: skip
+_ZERO = re.compile(r"[+-]?(?:0+\.?0*|\.0+)(?:[numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?", re.ASCII)
 _FILE_MODE = 420  # 0644
 _GATED = {
     "type": "PodScheduled",
@@ -98,7 +100,9 @@ def _complete_resources(resources: Json) -> None:
 
 
 def _quantity(value: object) -> object:
-    """Write a quantity as text: pods may set numbers, and the API shows text."""
+    """Write a quantity as text: pods may set numbers, and the API shows text, every zero as 0."""
+    if isinstance(value, str) and _ZERO.fullmatch(value):
+        return "0"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     return str(int(value)) if float(value).is_integer() else str(value)
