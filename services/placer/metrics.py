@@ -8,7 +8,8 @@ DECISIONS = Counter(
     "leasehold_placements",
     "Decisions by outcome: reserved, reserved_other (not the first choice), already_leased (a "
     "repeat), no_capacity (used meanwhile), deferred (offered to a pod that comes first), "
-    "gang_incomplete (another pod of its gang does not fit), gone (the pod no longer exists), "
+    "gang_incomplete (another pod of its gang does not fit), too_large (its lease cannot be "
+    "stored), gone (the pod no longer exists), "
     "refused, stale (refused, but capacity was freed), feed_truncated.",
     ["outcome"],
 )

@@ -14,9 +14,10 @@ confirmed (a replica that was behind took over) is recognised by its versions.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Self
+from itertools import chain
+from typing import Any, Self
 from uuid import uuid4
 
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
@@ -24,37 +25,32 @@ from shared.ledger.claim_leases import ClaimLeases
 from shared.ledger.connection import LedgerConnection, in_batches, unpack
 from shared.ledger.lease_resizes import LeaseResizes
 from shared.ledger.ledger_clock import LedgerClock
-from shared.ledger.ledger_feed import LedgerFeed
+from shared.ledger.ledger_inventory import LedgerInventory
 from shared.ledger.ledger_totals import PAGE_SIZE, LedgerQuotas, LedgerTotals, read_nodes
-from shared.ledger.rows.lease_rows import decode_lease, encode_lease, encode_reservations, joined
-from shared.ledger.rows.node_rows import (
-    encode_device_report,
-    encode_node_facts,
-)
+from shared.ledger.rows.joined_texts import escaped
+from shared.ledger.rows.lease_rows import decode_lease, encode_leases, encode_reservation, joined
 from shared.ledger.rows.outcome_rows import decode_outcome
 from shared.ledger.rows.waiting_rows import rank_of
 from shared.ledger.waiting_pods import WaitingPods
-from shared.model.events.node_events import DeviceReported
 from shared.model.lease import Lease, LeaseState, StaleLeaseError
 from shared.model.ledger import (
+    GangIncomplete,
     Reservation,
     ReservationOutcome,
     Reserved,
+    TooLarge,
 )
-from shared.model.names import DeviceUuid, NodeName, PodUid
-from shared.model.node import UNKNOWN_REVISION, NodeFacts, NodeRevision
+from shared.model.names import NodeName, PodUid
 from shared.model.request import Gang
 
 EXPIRE_BATCHES = 4
 """Batches of reservations, per script call that ends them."""
-NODES_AT_ONCE = 32
-"""Nodes saved per call: Redis runs nothing else meanwhile."""
 _MOVED = -1
 GangNeeds = tuple[str, int, bool]
 """A gang, how many of its pods must hold leases, and whether that is before the call."""
 
 
-class RedisLeases(LedgerFeed):
+class RedisLeases(LedgerInventory):
     """The ledger: leases and nodes; other subjects are attributes."""
 
     def __init__(self, connection: LedgerConnection) -> None:
@@ -120,7 +116,7 @@ class RedisLeases(LedgerFeed):
         None: one of them fits nowhere (NoCapacity; the others are GangIncomplete), or fewer than
         `gang.min_member` of the gang would hold a lease then.
         """
-        needs = (gang.name, gang.min_member, False)
+        needs = (escaped(gang.name), gang.min_member, False)
         return await self._reserve_batch(wanted, now, now + ttl_s, needs)
 
     async def reserve_further(
@@ -130,7 +126,7 @@ class RedisLeases(LedgerFeed):
 
         GangIncomplete: fewer than `gang.min_member` of the gang hold a lease any more.
         """
-        needs = (gang.name, gang.min_member, True)
+        needs = (escaped(gang.name), gang.min_member, True)
         return await self._reserve_each(wanted, now, now + ttl_s, needs)
 
     async def _reserve_each(
@@ -161,9 +157,14 @@ class RedisLeases(LedgerFeed):
         expires_at: float,
         gang_needs: GangNeeds | None = None,
     ) -> list[ReservationOutcome]:
+        texts: dict[tuple[Any, ...], str] = {}
+        encoded = [encode_reservation(reservation, texts) for reservation in batch]
+        pieces_of = [each for each in encoded if not isinstance(each, TooLarge)]
+        if len(pieces_of) < len(batch):
+            return await self._reserve_encodable(batch, encoded, now, expires_at, gang_needs)
         pods = [reservation.pod for reservation in batch]
         counts = [len(reservation.candidates) for reservation in batch]
-        bounds, pieces = joined(encode_reservations(batch))
+        bounds, pieces = joined(list(chain.from_iterable(pieces_of)))
         ranks = [rank_of(reservation.priority) for reservation in batch]
         packed, *values = await self._connection.run_raw(
             "reserve",
@@ -180,6 +181,29 @@ class RedisLeases(LedgerFeed):
         outcomes = [decode_outcome(each, numbers, following, now, expires_at) for each in batch]
         self._observe(outcome.lease for outcome in outcomes if isinstance(outcome, Reserved))
         return outcomes
+
+    async def _reserve_encodable(
+        self,
+        batch: Sequence[Reservation],
+        encoded: Sequence[list[bytes] | TooLarge],
+        now: float,
+        expires_at: float,
+        gang_needs: GangNeeds | None,
+    ) -> list[ReservationOutcome]:
+        """Reserve for those whose lease can be stored; of a gang that needs all, for none."""
+        together = gang_needs is not None and not gang_needs[2]
+        rest = [
+            wanted
+            for wanted, each in zip(batch, encoded, strict=True)
+            if not isinstance(each, TooLarge)
+        ]
+        outcomes = (
+            [GangIncomplete(pod=wanted.pod) for wanted in rest]
+            if together
+            else await self._reserve_batch(rest, now, expires_at, gang_needs)
+        )
+        following = iter(outcomes)
+        return [each if isinstance(each, TooLarge) else next(following) for each in encoded]
 
     async def bind(self, leases: Sequence[Lease]) -> list[Lease | StaleLeaseError]:
         """Bind reservations to their nodes; from then on only a release ends them.
@@ -267,7 +291,7 @@ class RedisLeases(LedgerFeed):
 
     async def load_gang(self, gang: str) -> list[Lease]:
         """Return the live leases that count for a gang."""
-        return await self._load_all([], [gang])
+        return await self._load_all([], [escaped(gang)])
 
     async def load_all(self) -> AsyncIterator[list[Lease]]:
         """Yield all live leases, in pages of nodes; one that comes meanwhile may be missing."""
@@ -278,72 +302,6 @@ class RedisLeases(LedgerFeed):
     async def _load_all(self, nodes: Sequence[str], gangs: Sequence[str]) -> list[Lease]:
         values = await self._connection.run_raw("load_leases", [], nodes, gangs)
         return [decode_lease(value) for value in values if value]
-
-    # Nodes
-
-    async def save_nodes(
-        self, nodes: Sequence[NodeFacts], revisions: Sequence[NodeRevision] = ()
-    ) -> bool:
-        """Save nodes' facts from the API server; also possible during a rebuild.
-
-        Facts of a lower revision than what was saved or removed in the last two minutes are
-        ignored. Without `revisions` they are not compared. Returns whether anything changed.
-        """
-        known = revisions or [UNKNOWN_REVISION] * len(nodes)
-        rows = [
-            (*encode_node_facts(facts), revision.node, revision.pods)
-            for facts, revision in zip(nodes, known, strict=True)
-        ]
-        changed = [
-            await self._connection.run("save_nodes", *batch, state="open")
-            for batch in in_batches(rows, NODES_AT_ONCE)
-        ]
-        return any(changed)
-
-    async def save_devices(
-        self, reports: Sequence[DeviceReported]
-    ) -> dict[DeviceUuid, frozenset[NodeName]] | None:
-        """Save what nodes' agents report; also possible during a rebuild.
-
-        A report up to two minutes older than one saved in the last 20 s is ignored. Leases stay: a
-        device that is missing, unhealthy or smaller than its use takes nothing new. Its fence is
-        raised to those that its agent has honoured. Returns None if nothing changed, otherwise the
-        devices that two nodes report as healthy, with those nodes.
-        """
-        shared: dict[DeviceUuid, frozenset[NodeName]] | None = None
-        for batch in in_batches(
-            [encode_device_report(report) for report in reports], NODES_AT_ONCE
-        ):
-            found = await self._connection.run("save_devices", *batch, state="open")
-            if found is not False:
-                pairs = zip(found[1::3], found[2::3], strict=True)
-                nodes = [frozenset(pair) for pair in pairs]
-                shared = (shared or {}) | dict(zip(found[::3], nodes, strict=True))
-        return shared
-
-    async def reported_by_agent(self, node: NodeName) -> bool:
-        """Return whether our agent sent the node's latest device report."""
-        return bool(await self._connection.run("query", "by_agent", node))
-
-    async def remove_node(
-        self, name: NodeName, *, revision: NodeRevision = UNKNOWN_REVISION
-    ) -> bool:
-        """Remove a node, on the same condition; its leases stay until they are released."""
-        row = (name, revision.node, revision.pods)
-        return bool(await self._connection.run("remove_node", *row, state="open"))
-
-    async def node_names(self) -> frozenset[NodeName]:
-        """Return the names of all nodes, those included of which only leases are left."""
-        return frozenset(map(NodeName, (await read_nodes(self._connection, [])).names))
-
-    async def set_cordoned(self, reasons: Mapping[NodeName, str]) -> frozenset[NodeName]:
-        """Cordon nodes, so that no pod is bound to them, or (empty) uncordon them.
-
-        Returns all nodes that are cordoned. Their leases stay, and so does what they report;
-        mirrors see them without served resources.
-        """
-        parts = [part for item in reasons.items() for part in item]
-        return frozenset(map(NodeName, await self._connection.run("cordon", parts)))
 
     # Rebuilds
 
@@ -369,12 +327,14 @@ class RedisLeases(LedgerFeed):
         """
         refused: list[tuple[Lease, str]] = []
         for batch in in_batches(leases):
-            bounds, values = joined([encode_lease(lease) for lease in batch])
+            packed, values, too_large = encode_leases(batch)
+            bounds, tail = joined(values)
             replies = await self._connection.run(
-                "restore", token, now, lock_s, bounds, state="open", tail=values
+                "restore", token, now, lock_s, bounds, state="open", tail=tail
             )
+            refused += too_large
             refused += [
-                (lease, reason) for lease, reason in zip(batch, replies, strict=True) if reason
+                (lease, reason) for lease, reason in zip(packed, replies, strict=True) if reason
             ]
         return refused
 

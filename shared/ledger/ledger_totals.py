@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from shared.ledger.connection import LedgerConnection, LedgerPart, in_batches, unpack
+from shared.ledger.rows.joined_texts import unescaped
 from shared.ledger.rows.node_rows import decode_node_totals
 from shared.ledger.rows.quota_rows import decode_quota_totals, encode_quota
 from shared.model.fair_share import Entitlement, FairShare, GpuAmount
@@ -60,8 +61,9 @@ class LedgerTotals(LedgerPart):
     async def claimed(self) -> dict[NodeName, dict[str, int]]:
         """Return the ordinary resources of nodes that claims reserve; leases are not included."""
         claimed: dict[NodeName, dict[str, int]] = {}
-        for node, name, amount in await self._connection.run("query", "claimed"):
+        for node, escaped_name, amount in await self._connection.run("query", "claimed"):
             amounts = claimed.setdefault(NodeName(node), {})
+            name = unescaped(escaped_name)
             amounts[name] = amounts.get(name, 0) + int(amount)
         return claimed
 
@@ -76,7 +78,7 @@ class LedgerTotals(LedgerPart):
     async def _gangs(self, query: str) -> dict[str, frozenset[PodUid]]:
         counted: dict[str, set[PodUid]] = {}
         for gang, pod in await self._connection.run("query", query):
-            counted.setdefault(gang, set()).add(PodUid(pod))
+            counted.setdefault(unescaped(gang), set()).add(PodUid(pod))
         return {gang: frozenset(pods) for gang, pods in counted.items()}
 
     async def fair_share(self) -> FairShare:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from shared.ledger.connection import LedgerPart
+from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import demand_of
 from shared.model.budget import LeaseClass
 from shared.model.events.pod_events import BudgetChanged
@@ -42,7 +43,11 @@ class Preemptions(LedgerPart):
         if preemption.wanted is not None:
             (placement,) = preemption.wanted.candidates
             devices = sorted({share.device for share in placement.shares})
-            amounts = [part for item in preemption.wanted.resources.items() for part in item]
+            amounts = [
+                part
+                for name, amount in preemption.wanted.resources.items()
+                for part in (escaped(name), amount)
+            ]
             demand = demand_of(placement.node, placement.shares)
             pod, namespace = preemption.wanted.pod, preemption.wanted.namespace
             claim = (pod, placement.node, devices, amounts, namespace, demand)

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from shared.ledger.rows.lease_rows import NUMBER_OF_STATE
+from shared.ledger.rows.record_sizes import LIMITS
 from shared.model.lease import TRANSITIONS, LeaseState
 from shared.model.node import CORDON_PREFIX
 
@@ -118,13 +119,14 @@ def reachable() -> Mapping[LeaseState, frozenset[LeaseState]]:
 
 
 def _constants() -> str:
-    """Return constants shared with Python: the lease's life cycle and the prefix of cordons."""
+    """Return constants shared with Python: life cycle of leases, prefix of cordons, limits."""
     numbers = ", ".join(str(NUMBER_OF_STATE[state]) for state in LeaseState)
     return (
         f"local {', '.join(state.name for state in LeaseState)} = {numbers}\n"
         f"local MAY_BECOME = {_lua_sets(TRANSITIONS)}\n"
         f"local MAY_REACH = {_lua_sets(reachable())}\n"
         f"local CORDON_PREFIX = '{CORDON_PREFIX}'\n"
+        f"local {', '.join(LIMITS)} = {', '.join(map(str, LIMITS.values()))}\n"
     )
 
 

@@ -1,22 +1,27 @@
 """Waiting pods in the ledger: for capacity, with their gang, or at their budget's gate."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from shared.ledger.connection import LedgerPart, in_batches, unpack
+from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import decode_lease
 from shared.ledger.rows.waiting_rows import (
     decode_waiting_pod,
     encode_enrolled_pod,
     encode_waiting_pod,
 )
+from shared.model.errors import RequestError
 from shared.model.events.pod_events import BudgetChanged, PodGated
 from shared.model.ledger import GangEnrollment, OfferedPods, WaitingPod, WaitResult
 from shared.model.names import Namespace, PodUid
 from shared.model.request import Gang
+
+logger = logging.getLogger(__name__)
 
 SCAN_COUNT = 500
 
@@ -40,7 +45,7 @@ class WaitingPods(LedgerPart):
         gone: list[PodUid] = []
         changed: list[PodUid] = []
         for batch in in_batches(verdicts):
-            rows = [encode_waiting_pod(waiting) for waiting in batch]
+            rows = _encoded(batch, encode_waiting_pod)
             found = await self._connection.run("wait", "wait", rows)
             for pods, names in zip((stale, leased, gone, changed), found, strict=True):
                 pods.extend(map(PodUid, names))
@@ -117,10 +122,10 @@ class WaitingPods(LedgerPart):
         A pod that waits already is left as it is, and one that is gone is not stored. If one was
         queued again, all waiting pods of the gang are returned, to be decided again with it.
         """
-        rows = [encode_enrolled_pod(waiting) for waiting in enrolled]
+        rows = _encoded(enrolled, encode_enrolled_pod)
         requeued = any(waiting.queued.requeue_number for waiting in enrolled)
         packed, *values = await self._connection.run_raw(
-            "enroll", gang.name, gang.min_member, rows, requeued
+            "enroll", escaped(gang.name), gang.min_member, rows, requeued
         )
         live_count, waiting_count, waiting_rows, gone = unpack(packed)
         return GangEnrollment(
@@ -130,6 +135,20 @@ class WaitingPods(LedgerPart):
             leases=tuple(map(decode_lease, values)),
             gone=tuple(map(PodUid, gone)),
         )
+
+
+def _encoded(
+    waiting: Iterable[WaitingPod], encode: Callable[[WaitingPod], list[Any]]
+) -> list[list[Any]]:
+    """Pack waiting pods; those that are too large are left out."""
+    rows = []
+    for each in waiting:
+        try:
+            rows.append(encode(each))
+        except (RequestError, OverflowError, UnicodeEncodeError) as error:
+            queued = each.queued
+            logger.warning("%s/%s does not wait: %s", queued.namespace, queued.name, error)
+    return rows
 
 
 class GatedPods(LedgerPart):

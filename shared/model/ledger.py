@@ -107,7 +107,16 @@ class GonePod:
     pod: PodUid
 
 
-ReservationOutcome = Reserved | AlreadyLeased | NoCapacity | GangIncomplete | GonePod
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooLarge:
+    """The pod's lease cannot be stored: it has more of something than the ledger stores."""
+
+    pod: PodUid
+    reason: str
+    """What there would be too much of, how much, and the limit."""
+
+
+ReservationOutcome = Reserved | AlreadyLeased | NoCapacity | GangIncomplete | GonePod | TooLarge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

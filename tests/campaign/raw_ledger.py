@@ -10,9 +10,10 @@ import msgspec
 from tests.campaign.observations import RawCharge, RawDevice, RawLease, RawShare
 from tests.campaign.workload import INIT
 
-_LEASE = Struct("<BddddHH")
+_LEASE = Struct("<BddddII")
 _GRANT = "<id"
-_DEVICE = Struct("<IIBIIIIdBBB")
+_DEVICE = Struct("<qqBqqqqqBBI")
+_LENGTH = Struct("<I")
 _STATES = ("", "reserved", "bound", "active", "released", "expired")
 _CLAIMED = 2
 """Added to the mark of exclusive use while a device is claimed."""
@@ -63,7 +64,8 @@ def decode_device(value: bytes) -> RawDevice:
     used_mib, used_cores, shares, fence = used
     at = _DEVICE.size
     uuid, at = value[at : at + length].decode(), at + length
-    node = value[at + 1 : at + 1 + value[at]].decode()
+    [length] = _LENGTH.unpack_from(value, at)
+    node = value[at + _LENGTH.size :][:length].decode()
     return RawDevice(
         uuid=uuid,
         node=node,
@@ -78,7 +80,7 @@ def decode_device(value: bytes) -> RawDevice:
 
 def is_known_node(value: bytes) -> bool:
     """Whether a field of `nodes` is of a node that the API server has reported and not removed."""
-    _, _, status = unpack_from("<Bdb", value)
+    _, _, status = unpack_from("<Idb", value)
     return bool(status == 1)
 
 

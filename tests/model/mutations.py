@@ -26,7 +26,8 @@ async def _true(*_: object) -> bool:
 
 MUTATIONS: Mapping[str, tuple[str, Any]] = {
     "reserve without memory": (
-        "  if device[D_MEMORY_USED] + memory > device[D_MEMORY] then return 'memory' end\n",
+        "  if not (memory >= 0 and device[D_MEMORY_USED] + memory <= device[D_MEMORY]) then\n"
+        "    return 'memory'\n  end\n",
         "",
     ),
     "release keeps totals": ("  add_demand(demand, resources, groups_text, -1)\n", ""),
@@ -50,7 +51,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "",
     ),
     "positions do not matter": (
-        "if position >= 0 and is_slot_used(devices[uuid], position) then",
+        "if position > MOST_SLOT or position >= 0 and is_slot_used(devices[uuid], position) then",
         "if false then",
     ),
     "leases of prepared claims end": (

@@ -91,9 +91,9 @@ def decode(raw: Mapping[str, Mapping[bytes, bytes]]) -> RawLedger:
 
 
 def _lease(value: bytes) -> RawLease:
-    state, _, _, _, expires_at, count, _ = struct.unpack_from("<BddddHH", value)
+    state, _, _, _, expires_at, count, _ = struct.unpack_from("<BddddII", value)
     unpacker = msgpack.Unpacker()
-    unpacker.feed(value[37 + 12 * count :])
+    unpacker.feed(value[41 + 12 * count :])
     _, _, pod, gang, *_ = unpacker.unpack()
     node, first, *others = unpacker.unpack()
     rows = others[1] if first is False else [[first, *others]]
@@ -108,14 +108,13 @@ def _share(row: Sequence[Any]) -> RawShare:
 
 
 def _device(value: bytes) -> RawDevice:
-    memory, slots, status, _, used, cores, shares, _, _, mode = struct.unpack_from(
-        "<IIBIIIIdBB", value
-    )
-    at = struct.calcsize("<IIBIIIIdBB")
+    numbers = "<qqBqqqqqBB"
+    memory, slots, status, _, used, cores, shares, _, _, mode = struct.unpack_from(numbers, value)
+    at = struct.calcsize(numbers)
     texts = []
-    for size in "<B", "<B", "<H", "<H", "<B":
-        (length,) = struct.unpack_from(size, value, at)
-        at += struct.calcsize(size)
+    for _ in range(5):
+        (length,) = struct.unpack_from("<I", value, at)
+        at += 4
         texts.append(value[at : at + length].decode())
         at += length
     _, node, _, _, layout = texts
@@ -123,4 +122,4 @@ def _device(value: bytes) -> RawDevice:
 
 
 def _known(value: bytes) -> bool:
-    return bool(struct.unpack_from("<Bdb", value)[2] == 1)
+    return bool(struct.unpack_from("<Idb", value)[2] == 1)

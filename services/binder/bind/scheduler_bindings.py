@@ -22,6 +22,7 @@ from shared.model.ledger import (
     Reservation,
     ReservationOutcome,
     Reserved,
+    TooLarge,
     reservation_for,
 )
 from shared.model.names import PodUid
@@ -110,6 +111,8 @@ class SchedulerBindings:
                 return PodBindingReply(
                     reason=outcome.reason, no_capacity=not outcome.quotas, quotas=outcome.quotas
                 )
+            case TooLarge(reason=reason):
+                return PodBindingReply(reason=f"the pod's lease cannot be stored: {reason}")
         return PodBindingReply(reason="the pod has terminated or was deleted")
 
     async def _outcome(self, wanted: Reservation) -> ReservationOutcome:

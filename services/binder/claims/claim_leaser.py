@@ -24,7 +24,14 @@ from shared.model.events.node_events import LeaseHolder
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import load_lease
-from shared.model.ledger import AlreadyLeased, NoCapacity, NodeTotals, Reservation, Reserved
+from shared.model.ledger import (
+    AlreadyLeased,
+    NoCapacity,
+    NodeTotals,
+    Reservation,
+    Reserved,
+    TooLarge,
+)
 from shared.model.names import NodeName, PodUid
 
 logger = logging.getLogger(__name__)
@@ -192,6 +199,9 @@ class ClaimLeaser:
                     decisions.leased.append((claim, lease))
                 case NoCapacity():
                     await self._refuse(claim, request, outcome, totals, decisions)
+                case TooLarge(reason=reason):
+                    text = f"its lease cannot be stored: {reason}"
+                    decisions.refused.append((claim, text))
                 case _:
                     decisions.unresolved.append(f"{_named(claim)} has another lease")
 

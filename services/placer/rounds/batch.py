@@ -24,6 +24,16 @@ CONTESTED_PODS = 4096
 DEFERRED = Refusal(reason="the capacity it needs is being offered to a pod that comes first")
 
 
+def too_large_refusal(reason: str) -> Refusal:
+    """Return the refusal of a pod whose lease the ledger cannot store."""
+    return Refusal(
+        reason=f"the pod's lease cannot be stored: {reason}",
+        counts=(("RecordTooLarge", 1),),
+        hint="use fewer containers that request GPUs, and shorter names and groups",
+        permanent=True,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PlacementUnit:
     """Pods of a batch that are decided together: those of one gang, or of none."""

@@ -9,6 +9,7 @@ from services.placer.rounds.batch import (
     DecisionContext,
     RefusedPod,
     RoundDecisions,
+    too_large_refusal,
     waiting_pod,
 )
 from shared.model.clock import Clock
@@ -31,6 +32,7 @@ from shared.model.ledger import (
     Reservation,
     ReservationOutcome,
     Reserved,
+    TooLarge,
     WaitingPod,
     WaitResult,
     reservation_for,
@@ -182,6 +184,10 @@ class DecisionWriter:
                     self.mirror.drop(pod.pod)
                     self.metrics.count("gang_incomplete")
                     undecided.append(pod)
+                case TooLarge(reason=reason):
+                    self.mirror.drop(pod.pod)
+                    self.metrics.count("too_large")
+                    decisions.refused.append((pod, too_large_refusal(reason)))
                 case GonePod():
                     self.mirror.drop(pod.pod)
                     decisions.ledger_disagreed = True

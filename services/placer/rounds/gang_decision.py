@@ -42,6 +42,12 @@ def decide_gang(
     return second if second.fitting > first.fitting else first
 
 
+def member_refused(gang: Gang, pod: PodQueued, refusal: Refusal) -> Refusal:
+    """Return the refusal of a gang one of whose pods can get no lease."""
+    reason = f"pod {pod.name} of gang {gang.name}: {refusal.reason}"
+    return structs.replace(refusal, reason=reason)
+
+
 def gang_too_small(gang: Gang, *, live: int, waiting: int) -> Refusal:
     """Return the refusal of a gang of which pods are missing."""
     missing = gang.min_member - live - waiting

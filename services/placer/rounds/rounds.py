@@ -9,12 +9,12 @@ from services.placer.rounds.batch import DecisionContext, RoundDecisions, decide
 from services.placer.rounds.decision_writer import DecisionWriter, PlacementEvent
 from services.placer.rounds.gang_decision import (
     GANG_NOT_DECIDED,
-    GangDecision,
     changed_verdicts,
     choose_offer_recipients,
     decide_gang,
     gang_does_not_fit,
     gang_too_small,
+    member_refused,
 )
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError
@@ -149,7 +149,12 @@ class GangRounds:
             )
         decision = decide_gang(pods, gang.min_member - live, self.context)
         if decision.refusal is None:
-            return await self._reserve(gang, pods, decision, events)
+            decisions = RoundDecisions(chosen=decision.chosen)
+            spare = await self._reserve(gang, pods, decisions, events)
+            if not decisions.refused:
+                return spare
+            refusal = member_refused(gang, *decisions.refused[0])
+            return await self._refuse(pods, enrollment, refusal, events, capacity=capacity)
         refusal = gang_does_not_fit(
             gang, live=live, fitting=decision.fitting, refusal=decision.refusal
         )
@@ -162,16 +167,15 @@ class GangRounds:
         self,
         gang: Gang,
         pods: Sequence[PodQueued],
-        decision: GangDecision,
+        decisions: RoundDecisions,
         events: list[PlacementEvent],
     ) -> list[PodQueued] | None:
-        decisions = RoundDecisions(chosen=decision.chosen)
         undecided = await self.writer.reserve(decisions, events, gang, together=True)
         if decisions.deferred:
             return None if await self.writer.defer(decisions.deferred) else []
         if undecided or decisions.gone:
             return None
-        chosen = {pod.pod for pod, _ in decision.chosen}
+        chosen = {pod.pod for pod, _ in decisions.chosen}
         return [pod for pod in pods if pod.pod not in chosen]
 
     async def _refuse(

@@ -1,24 +1,28 @@
 """The use of nodes and devices, as the ledger's scripts store and return it; pure.
 
 The layouts are those of `N_*` and `D_*` in `scripts/common/state.lua`. The feed contains the stored
-bytes of all changes, joined: each value contains its length. Other replies contain the same values
-as arrays.
+bytes of all changes, joined, each value after its length. Other replies contain the same values as
+arrays.
 """
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from struct import Struct
 from typing import Any
 
 import msgspec
 
+from shared.ledger.rows.joined_texts import split_texts
+from shared.ledger.rows.unreadable import cut, readable
 from shared.model.device import DeviceUse
 from shared.model.ledger import NodeUse
 from shared.model.names import DeviceUuid, NodeName
 
-_NODE = Struct("<BdbIB")
-_DEVICE = Struct("<IIBIIIIdBBB")
-_LENGTH = Struct("<H")
+_NODE = Struct("<IdbII")
+_DEVICE = Struct("<qqBqqqqqBBI")
+_LENGTH = Struct("<I")
+_OTHER_TEXTS = 4
+"""Of a device, after its UUID: node, slot map, groups, layout."""
 
 NO_GROUPS: frozenset[str] = frozenset()
 
@@ -63,8 +67,8 @@ def decode_device_row(row: Sequence[Any]) -> DeviceState:
             memory_mib=used_mib,
             cores_percent=cores,
             shares=shares,
-            fence=int(fence),
-            anti_affinity_groups=frozenset(groups_text.strip("\n").split("\n"))
+            fence=fence,
+            anti_affinity_groups=frozenset(split_texts(groups_text[1:-1]))
             if groups_text
             else NO_GROUPS,
             exclusive=bool(exclusive),
@@ -76,43 +80,40 @@ def decode_device_row(row: Sequence[Any]) -> DeviceState:
 
 
 def decode_node_values(values: bytes) -> dict[NodeName, NodeUse]:
-    """Decode the joined values of nodes; of a repeated node the last one counts."""
-    uses: dict[NodeName, NodeUse] = {}
-    at = 0
-    while at < len(values):
-        count, version, _, _, length = _NODE.unpack_from(values, at)
-        name, at = _string(values, at + _NODE.size, length)
-        names, at = _long_string(values, at)
-        amounts = _amounts(count)
-        uses[NodeName(name)] = _node_use(version, names, amounts.unpack_from(values, at))
-        at += amounts.size
-    return uses
+    """Decode joined values of nodes; of a repeated node the last one counts."""
+    return dict(readable(_decode_node, cut(values)))
 
 
 def decode_device_values(values: bytes) -> dict[DeviceUuid, DeviceState]:
-    """Decode the joined values of devices; of a repeated device the last one counts."""
-    states: dict[DeviceUuid, DeviceState] = {}
-    at = 0
-    while at < len(values):
-        *numbers, length = _DEVICE.unpack_from(values, at)
-        uuid, at = _string(values, at + _DEVICE.size, length)
-        node, at = _string(values, at + 1, values[at])
-        slot_map, at = _long_string(values, at)
-        groups_text, at = _long_string(values, at)
-        layout, at = _string(values, at + 1, values[at])
-        row = (*numbers, uuid, node, slot_map, groups_text, layout)
-        states[DeviceUuid(uuid)] = decode_device_row(row)
-    return states
+    """Decode joined values of devices; of a repeated device the last one counts."""
+    return {state.uuid: state for state in readable(_decode_device, cut(values))}
 
 
-@cache
+def _decode_node(value: bytes) -> tuple[NodeName, NodeUse]:
+    count, version, _, _, length = _NODE.unpack_from(value)
+    name, at = _string(value, _NODE.size, length)
+    names, at = _long_string(value, at)
+    return NodeName(name), _node_use(version, names, _amounts(count).unpack(value[at:]))
+
+
+def _decode_device(value: bytes) -> DeviceState:
+    *numbers, length = _DEVICE.unpack_from(value)
+    uuid, at = _string(value, _DEVICE.size, length)
+    texts = []
+    for _ in range(_OTHER_TEXTS):
+        text, at = _long_string(value, at)
+        texts.append(text)
+    return decode_device_row((*numbers, uuid, *texts))
+
+
+@lru_cache(maxsize=256)
 def _amounts(count: int) -> Struct:
     return Struct(f"<{2 * count}d")
 
 
 @lru_cache(maxsize=1024)
 def _resource_names(names: str) -> tuple[str, ...]:
-    return tuple(names.split("\n")[:-1])
+    return tuple(split_texts(names[:-1]))
 
 
 def _string(values: bytes, at: int, length: int) -> tuple[str, int]:

@@ -4,14 +4,22 @@ The layout of a lease is that of `L_*` in `scripts/common/state.lua`: numbers, a
 per share, its description, and its demand. Scripts read only the beginning of the last two.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from operator import attrgetter
-from struct import Struct, unpack_from
+from struct import Struct, error, unpack_from
 from typing import Any
 
 import msgspec
 
+from shared.ledger.rows.joined_texts import escaped, joined_texts, split_texts, unescaped
+from shared.ledger.rows.record_sizes import (
+    MOST_GROUPS_BYTES,
+    MOST_LEASE_BYTES,
+    check_amount,
+    check_size,
+)
+from shared.model.errors import RequestError
 from shared.model.lease import (
     Booking,
     ClaimAllocation,
@@ -23,7 +31,7 @@ from shared.model.lease import (
     ShareSize,
     bookings,
 )
-from shared.model.ledger import Reservation
+from shared.model.ledger import Reservation, TooLarge
 from shared.model.names import NodeName
 from shared.model.placement import Placement
 from shared.model.request import SharingPolicy
@@ -33,9 +41,11 @@ DEVICE_FIELDS = 8
 its dialect has, MIG layout."""
 NUMBER_OF_STATE = {state: number for number, state in enumerate(LeaseState, start=1)}
 
-_HEADER = Struct("<BddddHH")
+_HEADER = Struct("<BddddII")
 _GRANT = "id"
 _GRANT_BYTES = 12
+_UNENCODABLE = (RequestError, OverflowError, UnicodeEncodeError, error)
+"""What is raised for numbers and texts that are beyond every limit."""
 _STATES = dict(enumerate(LeaseState, start=1))
 _POLICIES = tuple(SharingPolicy)
 
@@ -49,9 +59,7 @@ _booked_values = attrgetter(
 )
 _device_values = attrgetter("index", "device_mib", "device_model")
 _other_values = attrgetter("unit_mib", "init", "whole", "mig", "requested_units")
-_described_values = attrgetter(
-    "pod", "gang", "namespace", "name", "dialect", "memo", "trace", "weighed"
-)
+_described_values = attrgetter("namespace", "name", "dialect", "memo", "trace", "weighed")
 
 
 def text(value: Any) -> str:
@@ -138,24 +146,41 @@ def encode_description(
     resources_text = texts.get(resources)
     if resources_text is None:
         resources_text = texts[resources] = encode_resources(of.resources)
-    groups_text = "\n".join(of.anti_affinity_groups)
+    groups_text = joined_texts(of.anti_affinity_groups) if of.anti_affinity_groups else ""
+    check_size("the anti-affinity groups", len(groups_text.encode()), MOST_GROUPS_BYTES)
+    gang = of.gang and escaped(of.gang)
     claim = (of.claim.generation, of.claim.consumers) if of.claim else ()
-    return _pack((groups_text, resources_text, *_described_values(of), *claim, *more))
+    return _pack((groups_text, resources_text, of.pod, gang, *_described_values(of), *claim, *more))
 
 
 def encode_resources(resources: Mapping[str, int]) -> str:
     """Return ordinary resources as the text that a lease stores."""
-    return text([part for item in resources.items() for part in item])
+    for name, amount in resources.items():
+        check_amount(name, amount)
+    return text([part for item in resources.items() for part in (escaped(item[0]), item[1])])
 
 
-def encode_reservations(wanted: Sequence[Reservation]) -> list[bytes]:
-    """Pack reservations: the description of each, then the demands of its candidates."""
-    texts: dict[tuple[Any, ...], str] = {}
-    pieces = []
-    for reservation in wanted:
-        pieces.append(encode_description(reservation, texts))
-        pieces += [encode_demand(each.node, each.shares) for each in reservation.candidates]
-    return pieces
+def encode_reservation(
+    wanted: Reservation, texts: dict[tuple[Any, ...], str]
+) -> list[bytes] | TooLarge:
+    """Pack a reservation: its description, then the demands of its candidates.
+
+    TooLarge: its lease would have more than a lease may have.
+    """
+    try:
+        description = encode_description(wanted, texts)
+        demands = [encode_demand(each.node, each.shares) for each in wanted.candidates]
+        for each, demand in zip(wanted.candidates, demands, strict=True):
+            _check_lease(len(description) + len(demand), len(each.shares))
+    except _UNENCODABLE as error:
+        return TooLarge(pod=wanted.pod, reason=str(error))
+    return [description, *demands]
+
+
+def _check_lease(described_bytes: int, shares: int) -> None:
+    check_size(
+        "the lease", _HEADER.size + _GRANT_BYTES * shares + described_bytes, MOST_LEASE_BYTES
+    )
 
 
 def new_lease(
@@ -213,14 +238,32 @@ def _granted(candidate: Placement, numbers: Iterator[int]) -> tuple[Share, ...]:
     return tuple(shares)
 
 
+def encode_leases(
+    leases: Iterable[Lease],
+) -> tuple[list[Lease], list[bytes], list[tuple[Lease, str]]]:
+    """Pack leases; return those that can be stored, packed, and the others with the reasons."""
+    packed, values, refused = [], [], []
+    for lease in leases:
+        try:
+            value = encode_lease(lease)
+        except _UNENCODABLE as error:
+            refused.append((lease, str(error)))
+        else:
+            packed.append(lease)
+            values.append(value)
+    return packed, values, refused
+
+
 def encode_lease(lease: Lease) -> bytes:
     """Pack a lease as it is, with its slots and fences.
 
     The time of its last resize, if any, is the last eight bytes of the description: the script that
-    resizes overwrites them.
+    resizes overwrites them. Raises RequestError if it would be too large.
     """
     resized_at = (lease.resized_at,) if lease.resized_at else ()
     description = encode_description(lease, {}, *resized_at)
+    demand = encode_demand(lease.node, lease.shares)
+    _check_lease(len(description) + len(demand), len(lease.shares))
     header = _HEADER.pack(
         NUMBER_OF_STATE[lease.state],
         lease.version,
@@ -234,7 +277,7 @@ def encode_lease(lease: Lease) -> bytes:
         Struct("<" + _GRANT).pack(-1 if share.slot is None else share.slot, share.fence)
         for share in lease.shares
     ]
-    return b"".join((header, *grants, description, encode_demand(lease.node, lease.shares)))
+    return b"".join((header, *grants, description, demand))
 
 
 def decode_lease(value: bytes) -> Lease:
@@ -255,9 +298,9 @@ def decode_lease(value: bytes) -> Lease:
         shares=tuple(map(_decode_share, share_values, grants[::2], grants[1::2])),
         claim=ClaimAllocation(generation=last[0], consumers=tuple(last[1])) if last[1:] else None,
         dialect=dialect,
-        resources=dict(zip(amounts[::2], amounts[1::2], strict=True)),
-        anti_affinity_groups=tuple(groups_text.split("\n")) if groups_text else (),
-        gang=gang,
+        resources=dict(zip(map(unescaped, amounts[::2]), amounts[1::2], strict=True)),
+        anti_affinity_groups=tuple(split_texts(groups_text)),
+        gang=unescaped(gang),
         memo=memo,
         trace=trace,
         weighed=weighed,

@@ -14,7 +14,9 @@ from shared.ledger.rows.device_rows import (
     decode_node_row,
     decode_node_values,
 )
+from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import decode_lease, text
+from shared.ledger.rows.record_sizes import MOST_AMOUNT
 from shared.model.device import Device, DeviceMode
 from shared.model.events.node_events import DeviceReported
 from shared.model.ledger import LedgerChange, LedgerNode, NodeTotals, NodeUse
@@ -39,9 +41,13 @@ def encode_node_facts(facts: NodeFacts) -> list[object]:
     room = [
         part
         for name, amount in facts.allocatable.items()
-        for part in (name, amount - facts.used_by_others.get(name, 0))
+        for part in (escaped(name), _counted(amount - facts.used_by_others.get(name, 0)))
     ]
     return [facts.name, text(facts), text(rules), room, facts.excluded_devices]
+
+
+def _counted(amount: int) -> int:
+    return min(max(amount, -MOST_AMOUNT), MOST_AMOUNT)
 
 
 def encode_device_report(report: DeviceReported) -> list[object]:
@@ -103,7 +109,7 @@ def decode_change(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
     uses, states = decode_node_values(fields[b"n"]), decode_device_values(fields[b"d"])
     by_kind: dict[str, dict[NodeName, str]] = {kind: {} for kind in "fgsx"}
     for key, value in fields.items():
-        if len(key) > 1:
+        if chr(key[0]) in by_kind:
             by_kind[chr(key[0])][NodeName(key[1:].decode())] = value.decode()
     return LedgerChange(
         position=position,

@@ -16,10 +16,11 @@ from shared.model.ledger import (
     Reservation,
     ReservationOutcome,
     Reserved,
+    TooLarge,
 )
 from shared.model.names import PodUid
 
-_ALREADY_LEASED, _GANG_INCOMPLETE, _GONE = 0, -2, -3
+_ALREADY_LEASED, _GANG_INCOMPLETE, _GONE, _TOO_LARGE = 0, -2, -3, -4
 
 
 def decode_outcome(
@@ -39,6 +40,8 @@ def decode_outcome(
         return GangIncomplete(pod=wanted.pod)
     if number == _GONE:
         return GonePod(pod=wanted.pod)
+    if number == _TOO_LARGE:
+        return TooLarge(pod=wanted.pod, reason=next(values).decode())
     return _decode_refusal(wanted.pod, next(values))
 
 

@@ -4,7 +4,9 @@ from typing import Any
 
 import msgspec
 
+from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import text
+from shared.ledger.rows.record_sizes import MOST_WAITING_BYTES, check_size
 from shared.model.device import MIB
 from shared.model.events.pod_events import PodQueued
 from shared.model.ledger import WaitingPod
@@ -16,6 +18,7 @@ _decode_record = msgspec.json.Decoder(tuple[PodQueued, Refusal]).decode
 _NO_OFFERS = "-"
 _LOWEST_PRIORITY = -(2**31)
 _PRIORITIES = 2**32
+_LATEST_S = 9_999_999_999.0
 
 
 def group_of(request: PodRequest) -> str:
@@ -28,27 +31,34 @@ def group_of(request: PodRequest) -> str:
     if not needs:
         needs = [_need(container) for container in request.containers]
     largest = max(needs, default=(0,) * 8)
-    return ":".join(str(part) for part in largest)
+    return ":".join(str(max(part, 0)) for part in largest)
 
 
 def order_of(queued: PodQueued) -> str:
-    """Return the sort key of a pod: highest priority first, then oldest."""
-    return f"{rank_of(queued.request.priority):010d}:{queued.created_at:014.3f}"
+    """Return the sort key of a pod, of one length: highest priority first, then oldest."""
+    created_at = min(max(0.0, queued.created_at), _LATEST_S)
+    return f"{rank_of(queued.request.priority):010d}:{created_at:014.3f}"
 
 
 def rank_of(priority: int) -> int:
     """Return a number of at most ten digits; a higher priority has a lower one."""
-    return _PRIORITIES - 1 - (priority - _LOWEST_PRIORITY)
+    return min(max(_PRIORITIES - 1 - (priority - _LOWEST_PRIORITY), 0), _PRIORITIES - 1)
+
+
+def _record(waiting: WaitingPod) -> str:
+    record = text((waiting.queued, waiting.refusal))
+    check_size("the record of the waiting pod", len(record.encode()), MOST_WAITING_BYTES)
+    return record
 
 
 def encode_waiting_pod(waiting: WaitingPod) -> list[Any]:
-    """Pack a waiting pod."""
+    """Pack a waiting pod. Raises RequestError if it is too large."""
     return [
         waiting.queued.pod,
         _group(waiting),
         order_of(waiting.queued),
         waiting.capacity,
-        text((waiting.queued, waiting.refusal)),
+        _record(waiting),
         waiting.waiting_since,
         gang_of(waiting.queued),
         waiting.receives_offers,
@@ -59,15 +69,15 @@ def encode_waiting_pod(waiting: WaitingPod) -> list[Any]:
 
 def encode_enrolled_pod(waiting: WaitingPod) -> list[object]:
     """Pack a pod of a gang that receives no offers yet."""
-    record = text((waiting.queued, waiting.refusal))
+    record = _record(waiting)
     order, since = order_of(waiting.queued), waiting.waiting_since
     return [waiting.queued.pod, _group(waiting), order, record, since, waiting.queued.namespace]
 
 
 def gang_of(queued: PodQueued) -> str:
-    """Name the gang that the pod waits with; empty: it may run alone."""
+    """Name the gang that the pod waits with, escaped; empty: it may run alone."""
     gang = queued.request.gang
-    return gang.name if gang and gang.min_member > 1 else ""
+    return escaped(gang.name) if gang and gang.min_member > 1 else ""
 
 
 def decode_waiting_pod(capacity: int, since: float, record: str, group: str = "") -> WaitingPod:
@@ -86,7 +96,7 @@ def _group(waiting: WaitingPod) -> str:
     """Name the group; pods that a quota keeps waiting have groups of their own by namespace."""
     by_need = "" if waiting.refusal.permanent else group_of(waiting.queued.request)
     if waiting.refusal.quota:
-        return f"q:{waiting.refusal.quota}" + (f"|{by_need}" if by_need else "")
+        return f"q:{by_need}|{waiting.refusal.quota}"
     return by_need
 
 

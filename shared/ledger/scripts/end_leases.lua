@@ -95,7 +95,7 @@ if #ending > 0 then
   write('SREM', 'vanished', ending)
   write('ZREM', 'gang-leases', leaving_gang)
   for _, entry in ipairs(leaving_gang) do
-    local gang = string.match(entry, '^(.*)|')
+    local gang = string.match(entry, '^([^|]*)|')
     if first_of_gang(gang) then mark_gang_changed(gang) end
   end
   delete_removed_nodes()

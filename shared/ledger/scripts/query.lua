@@ -43,7 +43,7 @@ end
 function queries.gangs()
   local rows = {}
   for i, entry in ipairs(call('ZRANGE', PREFIX .. 'gang-leases', 0, -1)) do
-    rows[i] = {string.match(entry, '^(.*)|([^|]*)$')}
+    rows[i] = {string.match(entry, '^([^|]*)|(.*)$')}
   end
   return rows
 end
@@ -51,7 +51,7 @@ end
 function queries.waiting_gangs()
   local rows = {}
   for i, entry in ipairs(call('ZRANGE', PREFIX .. 'gang-waiting', 0, -1)) do
-    rows[i] = {string.match(entry, '^(.*)|[^|]*|([^|]*)$')}
+    rows[i] = {string.match(entry, '^([^|]*)|[^|]*|(.*)$')}
   end
   return rows
 end

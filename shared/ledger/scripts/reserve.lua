@@ -11,6 +11,7 @@
 --       is reserved for another pod}
 --   -2  it fits, but not all of its gang do
 --   -3  the pod is gone
+--   -4  its lease is too large; the value is why
 local LEASE_OF_ONE_FORMAT = LEASE_FORMAT .. GRANT_FORMAT
 local now, expires_at, pods, counts, bounds, joined = ARGS[1], ARGS[2], ARGS[3], ARGS[4], ARGS[5], ARGV[5]
 local gang_needs, ranks = ARGS[6], ARGS[7]
@@ -76,6 +77,11 @@ end
 local numbers, answer, reserved_pods = {}, {''}, {}
 
 local function add_refusal(reasons, first, last)
+  if reasons.too_large then
+    numbers[#numbers + 1] = -4
+    answer[#answer + 1] = reasons.too_large
+    return
+  end
   local node_rows, device_rows = {}, {}
   for p = first, last do
     local demand = demand_at(joined, bounds[p])
@@ -121,6 +127,10 @@ local function put_reservation(pod, gang, name, number, description, demand, des
   for g = 1, #grants do numbers[at + g] = grants[g] end
 end
 
+local function too_large(what, size, most)
+  return string.format('%s would have %d bytes, and the ledger stores at most %d', what, size, most)
+end
+
 -- Write a lease for the first of the pieces `first` to `last` that fits; its description is the piece
 -- before them. Without a rank nothing is reserved for others. Returns nothing, or why none fits.
 local function reserve(pod, rank, first, last)
@@ -132,10 +142,16 @@ local function reserve(pod, rank, first, last)
     reasons.excesses = {{'budget', '', 0, 0, 0, '', {}}}
     return reasons
   end
+  if #groups_text > MOST_GROUPS_BYTES then
+    return {too_large = too_large('the anti-affinity groups', #groups_text, MOST_GROUPS_BYTES)}
+  end
   for p = first, last do
     local name, uuid, memory, cores, slotted, slots, policy, reason, grants
     local excess, charges
     _, name, uuid, memory, cores, slotted, slots, policy = unpack_limit(joined, 7, bounds[p] + 1)
+    local shares = uuid and 1 or (#memory - memory[2]) / 2
+    local bytes = LEASE_BYTES + GRANT_BYTES * shares + to - from + bounds[p + 1] - bounds[p]
+    if bytes > MOST_LEASE_BYTES then return {too_large = too_large('the lease', bytes, MOST_LEASE_BYTES)} end
     if quota.on then excess, charges = quota.check(namespace, demand_at(joined, bounds[p])) end
     if pending[1] and rank and fair.is_reserved_for_other(pending, pod, namespace, rank, name) then
       reason = 'reserved-for-other'
@@ -160,6 +176,9 @@ local function reserve(pod, rank, first, last)
     end
     reasons = reasons or {}
     reasons[#reasons + 1] = name .. ': ' .. reason
+    if string.find(reason, 'record-size', 1, true) == 1 and first == last then
+      reasons.too_large = 'the anti-affinity groups have no room in the record of a device: ' .. reasons[1]
+    end
     if reason == 'quota' then
       reasons.excesses = reasons.excesses or {}
       reasons.excesses[#reasons.excesses + 1] = excess

@@ -76,9 +76,11 @@ function actions.resize(pod, version, token)
 
   local before, after = demand_of(header, value), demand_of(header_of(ARGV[5]), ARGV[5])
   local name, is_smaller, changes = before[1], false, {}
+  if #ARGV[5] > MOST_LEASE_BYTES then return refused('record-size', before) end
   for d = FIRST_DEVICE, before[2], DEVICE_FIELDS do
     local memory, cores = after[d + 1] - before[d + 1], after[d + 2] - before[d + 2]
-    local reason = growth_refusal(device_of(before[d]), name, memory, cores)
+    local reason = not (after[d + 1] >= 0 and after[d + 2] >= 0) and 'memory'
+      or growth_refusal(device_of(before[d]), name, memory, cores)
     if reason then return refused(reason .. ' of ' .. before[d], before) end
     changes[d] = {memory, cores}
     is_smaller = is_smaller or memory < 0 or cores < 0

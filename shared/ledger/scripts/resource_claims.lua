@@ -23,7 +23,9 @@ end
 function actions.consumers(claim, version)
   local value = lease_of(claim)
   local header = value and header_of(value)
-  if not header or header[L_VERSION] ~= version then return {encode(false)} end
+  if not header or header[L_VERSION] ~= version or #ARGV[5] > MOST_LEASE_BYTES then
+    return {encode(false)}
+  end
   header[L_DESCRIPTION_BYTES], header[L_VERSION] = header_of(ARGV[5])[L_DESCRIPTION_BYTES], next_version()
   value = put_header(claim, header, ARGV[5])
   write_changes('consumers')

@@ -26,26 +26,42 @@ local function add_device(uuid, node)
 end
 
 -- Why the lease conflicts with those that are there, or nil.
-local function conflict(demand, grants, groups_text)
+local function conflict(version, demand, grants, groups_text, resources)
+  if not (version >= 0 and version <= MOST_FENCE) then return 'version ' .. version end
   local last = demand[2]
+  local node = node_of(demand[1])
+  if #demand[1] > MOST_NAME_BYTES or node and not has_room_for_resources(node, resources) then
+    return 'record-size of node ' .. string.sub(demand[1], 1, 253)
+  end
+  for i = 2, #resources, 2 do
+    if not (resources[i] >= 0 and resources[i] <= MOST_AMOUNT) then return 'resource:' .. resources[i - 1] end
+  end
   for d = FIRST_DEVICE, last, DEVICE_FIELDS do
     local device = device_of(demand[d])
+    local memory, cores = demand[d + 1], demand[d + 2]
+    if not (memory >= 0 and memory <= MOST_AMOUNT) then return 'memory' end
+    if not (cores >= 0 and cores <= 100) then return 'cores' end
     if device then
       if device[D_NODE] ~= demand[1] and device[D_SHARES] > 0 then return 'device-moved' end
       local policy, is_reported = demand[d + 5], device[D_MEMORY] > 0
-      if is_reported and device[D_MEMORY_USED] + demand[d + 1] > device[D_MEMORY] then return 'memory' end
-      if device[D_CORES_USED] + demand[d + 2] > 100 then return 'cores' end
+      local most = is_reported and device[D_MEMORY] or MOST_AMOUNT
+      if device[D_MEMORY_USED] + memory > most then return 'memory' end
+      if device[D_CORES_USED] + cores > 100 then return 'cores' end
       if policy == EXCLUSIVE and device[D_SHARES] > 0 then return 'not-idle' end
       if device[D_EXCLUSIVE] % 2 == 1 then return 'in-exclusive-use' end
       if device[D_CORES_USED] >= 100 and policy ~= BEST_EFFORT then return 'in-exclusive-use' end
       if device[D_SHARES] > 0 and device[D_LAYOUT] ~= demand[d + 7] then return 'layout' end
       if has_group(device, groups_text) then return 'anti-affinity' end
+      if not has_room_for_text(device, #groups_text + 2) then return 'record-size of ' .. demand[d] end
     end
   end
   for s = last + 1, #demand, 2 do
     local device = device_of(demand[FIRST_DEVICE + (demand[s] - 1) * DEVICE_FIELDS])
-    local slot = grants[s - last]
-    if device and slot >= 0 and is_slot_used(device, slot) then return 'slot ' .. slot end
+    local slot, fence = grants[s - last], grants[s - last + 1]
+    if not (fence >= 0 and fence <= MOST_FENCE) then return 'fence ' .. fence end
+    if slot > MOST_SLOT or device and slot >= 0 and is_slot_used(device, slot) then
+      return 'slot ' .. slot
+    end
   end
 end
 
@@ -87,7 +103,7 @@ local function merge(known_value, header, demand, grants, pod)
   if MAY_REACH[state_before][state] then
     -- The lease may skip states.
     known[L_STATE], known[L_EXPIRES] = state, 0
-    known[L_VERSION] = math.max(next_version(), header[L_VERSION])
+    known[L_VERSION] = math.max(next_version(), math.min(header[L_VERSION], MOST_FENCE))
     last_version = known[L_VERSION]
     local value = put_header(pod, known, known_value)
     if state_before == RESERVED then append_tenures('held', {pod, value}) end
@@ -112,14 +128,14 @@ fetch('devices', uuids)
 local answer, restored_pods = {}, {}
 for i, pod in ipairs(pods) do
   local value, header, demand = unpack(given[i])
-  local grants, groups_text = grants_of(header, value), description_of(header, value)
+  local grants, groups_text, resources = grants_of(header, value), description_of(header, value)
   local known = lease_of(pod)
   if known then
     answer[i] = merge(known, header, demand, grants, pod)
   elseif is_ready and gone_pods.among({pod})[pod] then
     answer[i] = 'the pod is gone'
   else
-    answer[i] = conflict(demand, grants, groups_text) or ''
+    answer[i] = conflict(header[L_VERSION], demand, grants, groups_text, resources) or ''
     if answer[i] == '' then
       restore(value, header, demand, grants, pod)
       restored_pods[#restored_pods + 1] = pod

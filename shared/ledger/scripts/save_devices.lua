@@ -6,7 +6,18 @@
 local MAX_LATE_S, RECENT_S = 120, 20
 local time, elsewhere = call('TIME'), {}
 
-local function save_report(name, devices_text, served, rows, fences, reported_at, by_agent)
+-- Whether the numbers of a reported device can be stored, and counted.
+local function is_storable(row)
+  local uuid, memory, slots, _, unit = unpack(row)
+  return #uuid > 0 and #uuid <= MOST_NAME_BYTES and memory >= 0 and memory <= MOST_AMOUNT
+    and slots >= 0 and slots <= MOST_SLOT and unit >= 1 and unit <= MOST_AMOUNT
+end
+
+local function save_report(name, devices_text, served, reported_rows, fences, reported_at, by_agent)
+  local rows = {}
+  for _, row in ipairs(reported_rows) do
+    if is_storable(row) then rows[#rows + 1] = row end
+  end
   local stored = call('HMGET', PREFIX .. 'facts:' .. name, 'devices', 'served', 'reported_at',
     'excluded_devices', 'by_agent', 'saved_at')
   -- A report that is a little older than one saved a moment ago was delivered late. Any other older one counts:

@@ -1,6 +1,8 @@
 -- Write nodes' facts. Arguments: a row for each node: name; facts; the part of them that decides placement,
 -- amounts aside (both as text); room ({name, allocatable less occupied, ...}); indices of excluded devices;
--- revision of the node, and of its pods. Returns whether anything changed.
+-- revision of the node, and of its pods. Returns whether anything changed, and the names of nodes whose
+-- resources are more than the ledger stores: they stay as they were.
+local too_large = {}
 local function save_node(name, facts, rules, room, excluded, revision, pods_revision)
   if not raise_node_revision(name, revision, pods_revision) then return false end
   local node = node_of(name)
@@ -12,6 +14,10 @@ local function save_node(name, facts, rules, room, excluded, revision, pods_revi
   local number = node and node[N_NUMBER] or new_node(name)[N_NUMBER]
   local changed_node, positions = {0, 0, 1, number, name, ''}, node and resource_positions(node) or {}
   local has_resource = {}
+  if #name > MOST_NAME_BYTES or not has_room_for_resources(changed_node, room) then
+    too_large[#too_large + 1] = name
+    return false
+  end
   for i = 1, #room, 2 do
     local at = positions[room[i]]
     if is_known and room[i + 1] > (at and node[at] or 0) then has_more_room = true end
@@ -50,4 +56,4 @@ for _, row in ipairs(ARGS) do
   if save_node(unpack(row)) then has_changes = true end
 end
 if has_changes then write_changes('node changed') end
-return encode(has_changes)
+return encode({has_changes, too_large})

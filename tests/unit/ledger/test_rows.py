@@ -10,7 +10,7 @@ from shared.ledger.rows.lease_rows import (
     decode_lease,
     demand_of,
     encode_lease,
-    encode_reservations,
+    encode_reservation,
     joined,
     new_lease,
 )
@@ -21,7 +21,7 @@ from shared.ledger.rows.waiting_rows import (
     order_of,
 )
 from shared.model.lease import Lease, LeaseState, MigPlacement, Share
-from shared.model.ledger import counted_use
+from shared.model.ledger import Reservation, counted_use
 from shared.model.names import NodeName
 from shared.model.request import GpuRequest, PodRequest
 from tests.support.placer.ledger import (
@@ -35,6 +35,12 @@ from tests.support.placer.ledger import (
 )
 
 A = NodeName("a")
+
+
+def pieces_of(wanted: Reservation) -> list[bytes]:
+    pieces = encode_reservation(wanted, {})
+    assert isinstance(pieces, list)
+    return pieces
 
 
 def test_one_share_takes_one_slot() -> None:
@@ -88,12 +94,11 @@ def test_an_instance_takes_its_position_of_the_layout_that_it_requires() -> None
 
 def test_a_reservation_is_packed_as_a_description_and_the_demands_of_its_candidates() -> None:
     several = [share("b", 0, mib=9), share("b", 1, whole=True)]
-    pieces = encode_reservations(
-        [
-            reservation_among("p", [("a", [share("a", 1, mib=700)]), ("b", several)], tag="red"),
-            reservation("q", share("a"), cpu=7),
-        ]
-    )
+    wanted = [
+        reservation_among("p", [("a", [share("a", 1, mib=700)]), ("b", several)], tag="red"),
+        reservation("q", share("a"), cpu=7),
+    ]
+    pieces = [piece for each in wanted for piece in pieces_of(each)]
 
     header, first, second, *other = map(msgspec.msgpack.decode, pieces)
     assert header[:5] == ["red", '["cpu",100,"pods",1]', "p", "", "default"]
@@ -103,7 +108,7 @@ def test_a_reservation_is_packed_as_a_description_and_the_demands_of_its_candida
 
 
 def test_each_piece_begins_with_a_one_byte_array_header_because_scripts_skip_one_byte() -> None:
-    for piece in encode_reservations([reservation("p", share("a"), node="a" * 253)]):
+    for piece in pieces_of(reservation("p", share("a"), node="a" * 253)):
         assert piece[0] & 0xF0 == 0x90, "a short array: its length is in its first byte"
 
 

@@ -42,6 +42,18 @@ local function changed_groups(known, groups_text, sign)
   return known
 end
 
+local function has_room_for_text(device, bytes)
+  return DEVICE_BYTES + #device[D_UUID] + #device[D_NODE] + #device[D_SLOT_MAP] + #device[D_GROUPS]
+    + #device[D_LAYOUT] + bytes <= MOST_DEVICE_BYTES
+end
+
+-- Whether the names of these resources can be added to those of the node.
+local function has_room_for_resources(node, resources)
+  local count, bytes = node[N_RESOURCE_COUNT], #node[N_RESOURCE_NAMES]
+  for i = 1, #resources, 2 do count, bytes = count + 1, bytes + #resources[i] + 1 end
+  return count <= MOST_NODE_RESOURCES and #node[N_NAME] + bytes + 16 * count + 21 <= MOST_NODE_BYTES
+end
+
 -- Position of each of a node's resources; its amount in use is at the next position.
 local positions_by_names = {}
 local function resource_positions(node)
@@ -90,9 +102,9 @@ end
 local function add_to_node(node, resources, sign)
   local amounts = placed_amounts(resources, node)
   for i = 1, #amounts, 2 do
-    local at = amounts[i]
-    if at == 0 then at = add_resource(node, resources[i], 0, 0) end
-    node[at + 1] = node[at + 1] + sign * amounts[i + 1]
+    local at, amount = amounts[i], amounts[i + 1]
+    if at == 0 and amount ~= 0 then at = add_resource(node, resources[i], 0, 0) end
+    if at > 0 then node[at + 1] = node[at + 1] + sign * amount end
   end
   changed_nodes[node[N_NAME]] = true
 end
@@ -127,14 +139,15 @@ local function add_demand(demand, resources, groups_text, sign)
   end
 end
 
--- Reasons are part of refusals, and so of messages about pods.
+-- Reasons are part of refusals, and so of messages about pods. Amounts below 0, and what is no number,
+-- fit nowhere.
 
 local function node_refusal(node, resources)
   if not node or node[N_STATUS] ~= 1 then return 'node-unknown' end
   local amounts = placed_amounts(resources, node)
   for i = 1, #amounts, 2 do
     local at, amount = amounts[i], amounts[i + 1]
-    if amount > 0 and (at == 0 or node[at + 1] + amount > node[at]) then
+    if amount ~= 0 and not (amount > 0 and at > 0 and node[at + 1] + amount <= node[at]) then
       return 'resource:' .. resources[i]
     end
   end
@@ -159,12 +172,16 @@ local function device_refusal(device, node_name, memory, cores, shares, slotted,
     return 'slots'
   end
   if groups_text ~= '' and has_group(device, groups_text) then return 'anti-affinity' end
-  if device[D_MEMORY_USED] + memory > device[D_MEMORY] then return 'memory' end
-  if device[D_CORES_USED] + cores > 100 then return 'cores' end
+  if not (memory >= 0 and device[D_MEMORY_USED] + memory <= device[D_MEMORY]) then
+    return 'memory'
+  end
+  if not (cores >= 0 and device[D_CORES_USED] + cores <= 100) then return 'cores' end
   if (policy == EXCLUSIVE or policy == IDLE_DEVICE) and device[D_SHARES] > 0 then return 'not-idle' end
   if device[D_EXCLUSIVE] > 0 then return 'in-exclusive-use' end
   if device[D_CORES_USED] >= 100 and policy ~= BEST_EFFORT then return 'in-exclusive-use' end
   if device[D_LAYOUT] ~= layout and device[D_SHARES] > 0 then return 'layout' end
+  if groups_text ~= '' and not has_room_for_text(device, #groups_text + 2) then return 'record-size' end
+  if slotted and #device[D_SLOT_MAP] + shares > MOST_SLOT then return 'slots' end
 end
 
 local function demand_refusal(demand, resources, groups_text)
@@ -179,7 +196,7 @@ local function demand_refusal(demand, resources, groups_text)
   for s = last + 1, #demand, 2 do
     local uuid = demand[FIRST_DEVICE + (demand[s] - 1) * DEVICE_FIELDS]
     local position = -1 - demand[s + 1]
-    if position >= 0 and is_slot_used(devices[uuid], position) then
+    if position > MOST_SLOT or position >= 0 and is_slot_used(devices[uuid], position) then
       return 'position ' .. position .. ' of ' .. uuid
     end
   end

@@ -7,7 +7,8 @@
 --                                     order of all groups must be rewritten
 --   entitlements              hash    namespace -> {0: it has budget left, 1: it has none; its weight;
 --                                     1: its budget queues new pods}
---   queue:NAMESPACE|GROUP     zset    order|pod, all of score 0: highest priority first, then oldest
+--   queue:N|NAMESPACE|GROUP   zset    order|pod, all of score 0: highest priority first, then oldest; N is
+--                                     the length of the namespace
 --   group-order:GROUP         zset    position|namespace, all of score 0: the queues of a group
 --   queue-positions:NAMESPACE hash    group -> the namespace's entry in the group's order
 local fair = {used = {}, added = {}, entitlements = {}, unit = 1}
@@ -56,7 +57,7 @@ function fair.position(namespace, order, more)
 end
 
 function fair.queue(namespace, group)
-  return PREFIX .. 'queue:' .. namespace .. '|' .. group
+  return PREFIX .. 'queue:' .. #namespace .. '|' .. namespace .. '|' .. group
 end
 
 -- Update the position of a namespace's queue in the order of its group.

@@ -8,7 +8,7 @@
 --   quota-freed      hash  namespace -> capacity number at which it last had more left of its quota
 --   quota-offers     hash  namespace -> how often its waiting pods are still to be offered that
 -- A bucket is '' (all devices) or the name of a model. Pods that wait for a quota have the group
--- 'q:NAMESPACE', or 'q:NAMESPACE|GROUP' if capacity freed where the quota allows it may help them, too.
+-- 'q:|NAMESPACE', or 'q:GROUP|NAMESPACE' if capacity freed where the quota allows it may help them, too.
 local quota = {
   on = tonumber(call('HGET', PREFIX .. 'ledger', 'quotas') or 0) > 0,
   rules_key = string.gsub(PREFIX, ':$', '') .. '-quotas',

@@ -56,11 +56,15 @@ local ARGS = cmsgpack.unpack(ARGV[2])
 local call, encode, decode, parse_json = redis.call, cmsgpack.pack, cmsgpack.unpack, cjson.decode
 local struct_pack, struct_unpack, unpack_limit = struct.pack, struct.unpack, cmsgpack.unpack_limit
 
+-- Texts that are joined (anti-affinity groups, resource names, gangs with pods) are escaped by the
+-- callers (rows/joined_texts.py), so that no separator occurs in them. Lengths have four bytes, numbers
+-- eight, and MOST_..._BYTES limit whole records: whatever would need more is refused.
+
 -- A device. D_STATUS: 1 takes new shares, 0 is unhealthy, 2 is excluded by an annotation of its node.
 -- D_EXCLUSIVE: 1 while one share has the device to itself, plus 2 while it is claimed (claims.lua).
 -- D_MODE: 0 shares, 1 MIG instances. D_GROUPS: '' or anti-affinity groups, each between line feeds.
 -- D_SLOT_MAP: used slots, or used positions of D_LAYOUT, the MIG layout that live leases pin ('': none).
-local DEVICE_FORMAT = '<I4I4BI4I4I4I4dBBBc0Bc0Hc0Hc0Bc0'
+local DEVICE_FORMAT, DEVICE_BYTES = '<i8i8Bi8i8i8i8i8BBI4c0I4c0I4c0I4c0I4c0', 79
 local D_MEMORY, D_SLOTS, D_STATUS, D_UNIT, D_MEMORY_USED, D_CORES_USED, D_SHARES, D_FENCE =
   1, 2, 3, 4, 5, 6, 7, 8
 local D_EXCLUSIVE, D_MODE, D_UUID, D_NODE, D_SLOT_MAP, D_GROUPS, D_LAYOUT = 9, 10, 11, 12, 13, 14, 15
@@ -77,7 +81,7 @@ local N_RESOURCE_COUNT, N_VERSION, N_STATUS, N_NUMBER, N_NAME, N_RESOURCE_NAMES,
 -- first, of L_DESCRIPTION_BYTES, describes it: anti-affinity groups (each but the last before a line
 -- feed), resources as JSON {name, amount, ...}, pod, gang, namespace, and what no script reads. The
 -- second is its demand: see demand_at. The states are lease_states.lua's.
-local LEASE_FORMAT, LEASE_BYTES, GRANT_FORMAT, GRANT_BYTES = '<BddddHH', 37, 'i4d', 12
+local LEASE_FORMAT, LEASE_BYTES, GRANT_FORMAT, GRANT_BYTES = '<BddddI4I4', 41, 'i4d', 12
 local L_STATE, L_VERSION, L_RESERVED_VERSION, L_CREATED, L_EXPIRES, L_SHARE_COUNT, L_DESCRIPTION_BYTES =
   1, 2, 3, 4, 5, 6, 7
 
@@ -91,7 +95,7 @@ local state = call('HMGET', PREFIX .. 'ledger', 'ready', 'generation', 'version'
   'fence_floor', 'node_number', 'claims', 'format', 'feed_digest')
 -- The number of the format of all that is stored under the prefix, but for `ledger`, which every version
 -- must be able to read. A ledger of an older format counts as empty; a newer one is not touched.
-state.format = 1
+state.format = 2
 if state[2] and tonumber(state[9]) ~= state.format then
   local formats = state[9] .. ' ' .. state.format
   if tonumber(state[9]) > state.format then return redis.error_reply('FORMAT ' .. formats) end
@@ -126,7 +130,7 @@ do
   function node_format(count)
     local format = formats[count]
     if not format then
-      format = '<BdbI4Bc0Hc0' .. string.rep('dd', count)
+      format = '<I4dbI4I4c0I4c0' .. string.rep('dd', count)
       formats[count] = format
     end
     return format

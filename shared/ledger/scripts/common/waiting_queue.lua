@@ -26,7 +26,7 @@ end
 local function gang_pods(set, gang)
   local pods = {}
   for i, entry in ipairs(call('ZRANGEBYLEX', PREFIX .. set, gang_range(gang))) do
-    pods[i] = string.match(entry, '([^|]*)$')
+    pods[i] = string.match(entry, set == 'gang-leases' and '^[^|]*|(.*)$' or '^[^|]*|[^|]*|(.*)$')
   end
   return pods
 end
@@ -35,7 +35,7 @@ end
 local function first_of_gang(gang)
   local from, to = gang_range(gang)
   local entry = call('ZRANGEBYLEX', PREFIX .. 'gang-waiting', from, to, 'LIMIT', 0, 1)[1]
-  return entry and string.match(entry, '([^|]*)$')
+  return entry and string.match(entry, '^[^|]*|[^|]*|(.*)$')
 end
 
 -- Let the verdicts of the gang's waiting pods be decided again; true unless that is due already.
@@ -73,7 +73,7 @@ local function remove_waiting(pods)
       if group ~= NO_OFFERS then
         call('ZREM', PREFIX .. 'verdicts', member)
         call('ZREM', fair.queue(namespace, group), member)
-        changed_queues[namespace .. '|' .. group] = {namespace, group}
+        changed_queues[fair.queue(namespace, group)] = {namespace, group}
         if call('HINCRBY', PREFIX .. 'waiting-groups', group, -1) <= 0 then
           call('HDEL', PREFIX .. 'waiting-groups', group)
         end
@@ -85,6 +85,7 @@ end
 
 -- Write a waiting pod, as decided at the capacity number `verdict`. It waits since its first verdict.
 local function put_waiting(pod, need, order, verdict, record, since, gang, receives_offers, namespace)
+  if #record > MOST_WAITING_BYTES then return end
   local before = call('HGET', PREFIX .. 'waiting', pod)
   if before then
     since = decode(before)[W.SINCE]
@@ -104,7 +105,7 @@ end
 
 -- The namespace whose quota the pods of this group wait for, or nil.
 local function quota_namespace(group)
-  return string.match(group, '^q:([^|]*)')
+  return string.match(group, '^q:[%d:]*|(.*)$')
 end
 
 local room_for
@@ -122,7 +123,7 @@ end
 
 -- The approximate demand of a pod of the group: cores, and MiB. The exact one is known after placement.
 function fair.need_of(group)
-  local need = string.match(group, '^q:[^|]*|?(.*)$') or group
+  local need = string.match(group, '^q:([%d:]*)|') or group
   if need == '' then return 0, 0 end
   local gpus, units, percent, cores, _, _, mib = need_of(need)
   local total = fair.total_of()
@@ -165,8 +166,8 @@ end
 -- How many pods of the group could fit on the node, by their smallest need alone.
 function room_for(group, name)
   if string.sub(group, 1, 2) == 'q:' then
-    group = string.match(group, '|(.*)$')
-    if not group then return 0 end
+    group = string.match(group, '^q:([%d:]*)|')
+    if group == '' then return 0 end
   end
   local gpus, units, percent, cores, policy, slotted, mib, slots = need_of(group)
   if gpus == 0 then return 1 end

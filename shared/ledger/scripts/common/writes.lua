@@ -33,17 +33,30 @@ end
 -- Each entry has a version of its own, by which readers recognise that the server has lost it; and the
 -- digest of its content and of all entries before, and that of the one before: an entry that others have
 -- replaced is recognised, too.
+-- Where entries are larger than usual, the feed is shorter.
+local FEED_ENTRY_BYTES = 4096
 local function add_feed_entry(version, content, ...)
   last_entry = last_entry + 1
   local before = state[10] or ''
   state[10] = string.sub(redis.sha1hex(before .. content), 1, 12)
-  call('XADD', PREFIX .. 'feed', 'MAXLEN', '~', ARGV[4], string.format('%.0f-0', last_entry), 'v',
-    string.format('%.0f', version), 'p', before, 't', state[10], ...)
+  local most, number = ARGV[4], string.format('%.0f-0', last_entry)
+  if #content > FEED_ENTRY_BYTES then most = math.ceil(most * FEED_ENTRY_BYTES / #content) end
+  local function add(run, ...)
+    return run('XADD', PREFIX .. 'feed', 'MAXLEN', '~', most, number, 'v',
+      string.format('%.0f', version), 'p', before, 't', state[10], ...)
+  end
+  local added = add(redis.pcall, ...)
+  if type(added) == 'string' then return end
+  -- Something else has written to the key: readers of a new one begin with a snapshot.
+  if string.find(added.err, '^WRONGTYPE') or string.find(added.err, 'equal or smaller', 1, true) then
+    call('DEL', PREFIX .. 'feed')
+  end
+  add(call, ...)
 end
 
 local write_changes
 do
--- Names with the packed values to be written, and all values joined: each contains its length.
+-- Names with the packed values to be written, and all values joined, each after its length.
 local function packed_values(changed, cache, value_of)
   local parts, joined = {}, {}
   for name in pairs(changed) do
@@ -52,6 +65,7 @@ local function packed_values(changed, cache, value_of)
       local value = value_of(thing)
       parts[#parts + 1] = name
       parts[#parts + 1] = value
+      joined[#joined + 1] = struct_pack('<I4', #value)
       joined[#joined + 1] = value
     end
   end
@@ -113,7 +127,7 @@ end
 -- verdict counts as a later one.
 local function raise_capacity(cause)
   capacity = capacity + 1
-  add_feed_entry(next_version(), capacity, 'e', generation, 'c', capacity, 'w', cause, 'n', '', 'd', '')
+  add_feed_entry(next_version(), string.format('%.0f', capacity), 'e', generation, 'c', capacity, 'w', cause, 'n', '', 'd', '')
   call('HSET', PREFIX .. 'ledger', 'version', last_version, 'capacity', capacity, 'feed_entry', last_entry,
     'feed_digest', state[10])
 end

@@ -1,0 +1,41 @@
+"""Texts that the ledger joins with separators, escaped so that no separator occurs in them; pure.
+
+Anti-affinity groups and names of resources are joined with line feeds, gangs and pods with `|`. An
+escaped text contains neither and is not empty; two texts are equal if and only if their escaped
+ones are.
+"""
+
+from collections.abc import Iterable
+
+_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "|": "\\p"})
+_EMPTY = "\\e"
+
+
+def escaped(text: str) -> str:
+    """Return a text without separators; usually the text itself."""
+    return text.translate(_ESCAPES) or _EMPTY
+
+
+def unescaped(text: str) -> str:
+    """Return the text that was escaped."""
+    if "\\" not in text:
+        return text
+    if text == _EMPTY:
+        return ""
+    first, *others = text.split("\\\\")
+    parts = [_unescaped_part(first), *map(_unescaped_part, others)]
+    return "\\".join(parts)
+
+
+def _unescaped_part(part: str) -> str:
+    return part.replace("\\n", "\n").replace("\\p", "|")
+
+
+def joined_texts(texts: Iterable[str]) -> str:
+    """Return texts, each but the last before a line feed."""
+    return "\n".join(map(escaped, texts))
+
+
+def split_texts(text: str) -> list[str]:
+    """Return the texts that were joined."""
+    return list(map(unescaped, text.split("\n"))) if text else []

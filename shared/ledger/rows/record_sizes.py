@@ -1,0 +1,48 @@
+"""What a record of the ledger may have at most, for Python and the scripts; pure.
+
+Whatever would be larger is refused where it is encoded, and again where a script writes it.
+"""
+
+from shared.model.errors import RequestError
+
+MOST_LEASE_BYTES = 131_072
+"""Half of what Kubernetes allows all annotations of a pod, one of which is a copy of the lease."""
+MOST_GROUPS_BYTES = 8_192
+"""Of the anti-affinity groups of a lease."""
+MOST_DEVICE_BYTES = 1_048_576
+"""Groups of 128 leases, and the slots."""
+MOST_NODE_BYTES = 65_536
+"""Names and amounts of a node's resources."""
+MOST_NODE_RESOURCES = 1_000
+"""Lua's stack has room for the amounts of so many."""
+MOST_SLOT = 65_535
+"""The highest slot of a device, or position of an MIG instance."""
+MOST_NAME_BYTES = 1_024
+"""Of the name of a node, or the UUID of a device."""
+MOST_FENCE = 2**52 - 1
+"""Of a fence or version that is restored: the ledger counts on from it."""
+MOST_AMOUNT = 2**53 - 1
+"""The highest number that a script counts exactly."""
+MOST_WAITING_BYTES = 1_048_576
+"""Of a waiting pod with its verdict; NATS carries no larger message."""
+
+
+def check_size(what: str, size: int, most: int) -> None:
+    """Raise RequestError if something has more bytes than the ledger stores."""
+    if size > most:
+        raise RequestError(too_large(what, size, most))
+
+
+def too_large(what: str, size: int, most: int) -> str:
+    """Return the reason of a refusal."""
+    return f"{what} would have {size} bytes, and the ledger stores at most {most}"
+
+
+def check_amount(what: str, amount: int) -> None:
+    """Raise RequestError for a number that a script does not count exactly."""
+    if abs(amount) > MOST_AMOUNT:
+        raise RequestError(f"the amount of {what} is {amount}; the limit is {MOST_AMOUNT}")
+
+
+LIMITS = {name: value for name, value in sorted(globals().items()) if name.startswith("MOST_")}
+"""The limits by name, as the scripts get them."""
