@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from shared.dialects import LEDGER_RESOURCES
 from shared.dialects.pod_requests import cordoned_devices
 from shared.dialects.volcano import device_register
 from shared.kubernetes.types import ApiNode
+from shared.model.bounds import MOST_FACTS, check_bounds, check_size
 from shared.model.events.node_events import DeviceReported
 from shared.model.names import NodeName
 from shared.model.node import AGENT_ANNOTATION, NodeFacts, Taint
@@ -26,9 +29,10 @@ class NodeUpdate:
 
 
 def parse_node(node: ApiNode) -> NodeFacts:
-    """Parse one node. Raises RequestError for an invalid quantity."""
+    """Parse one node. Raises RequestError for an invalid quantity, and for what is too large."""
     allocatable = parse_available(node.status.allocatable)
-    return NodeFacts(
+    check_size("metadata.labels", len(msgspec.json.encode(node.metadata.labels)), MOST_FACTS)
+    facts = NodeFacts(
         name=NodeName(node.metadata.name),
         labels=node.metadata.labels,
         taints=tuple(
@@ -42,6 +46,8 @@ def parse_node(node: ApiNode) -> NodeFacts:
         ),
         excluded_devices=cordoned_devices(node.metadata.annotations),
     )
+    check_bounds(facts, "the node")
+    return facts
 
 
 def foreign_devices(node: ApiNode, *, now_s: float) -> DeviceReported | None:

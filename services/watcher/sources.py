@@ -33,6 +33,7 @@ from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.pod_events import LEASE_PRESENT, BoundPod, ListedPods, PodsListed
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts
 from shared.pods.observed_pod import TERMINAL, ObservedPod
 from shared.pods.pod_parser import PodParser
 
@@ -111,7 +112,7 @@ class NodeReflector:
                 for change in batch:
                     match change:
                         case ObjectAdded(item=item) | ObjectUpdated(item=item):
-                            changes += self._parse(item)
+                            changes.append(self._parse(item))
                         case ObjectDeleted(item=named):
                             revision = as_number(named.resource_version)
                             changes.append(NodeUpdate(name=NodeName(named.name), revision=revision))
@@ -121,20 +122,15 @@ class NodeReflector:
                     self.revision = as_number(reflector.resource_version)
                 yield changes
 
-    def _parse(self, node: ApiNode) -> list[NodeUpdate]:
+    def _parse(self, node: ApiNode) -> NodeUpdate:
+        name, devices = NodeName(node.metadata.name), None
         try:
-            facts = parse_node(node)
-            return [
-                NodeUpdate(
-                    name=facts.name,
-                    facts=facts,
-                    devices=foreign_devices(node, now_s=time.time()),
-                    revision=as_number(node.metadata.resource_version),
-                )
-            ]
+            facts, devices = parse_node(node), foreign_devices(node, now_s=time.time())
         except RequestError as error:
-            logger.warning("node %s is ignored: %s", node.metadata.name, error)
-            return []
+            logger.warning("node %s gets no pods: %s", name, error)
+            facts = NodeFacts(name=name, unschedulable=True)
+        revision = as_number(node.metadata.resource_version)
+        return NodeUpdate(name=name, facts=facts, devices=devices, revision=revision)
 
 
 @dataclass(slots=True)

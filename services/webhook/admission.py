@@ -324,6 +324,7 @@ def _manifest(pod: ReviewedPod, changes: AmountChanges) -> PodManifest:
         annotations=pod.annotations,
         labels=pod.labels,
         scheduler=pod.scheduler,
+        field_bytes=pod.field_bytes,
     )
 
 

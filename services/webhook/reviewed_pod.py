@@ -98,6 +98,8 @@ class ReviewedPod:
     runtime_class: str = ""
     handed_over: tuple[FoundField, ...] = ()
     """Fields that only kube-scheduler supports."""
+    field_bytes: Mapping[str, int] = field(default_factory=dict)
+    """See `PodManifest.field_bytes`."""
 
 
 _Quantities = dict[str, str | int | float]
@@ -188,6 +190,10 @@ class _RawMetadata(msgspec.Struct, frozen=True, rename="camel"):
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
 
+    @property
+    def labels_bytes(self) -> int:
+        return len(msgspec.json.encode(self.labels))
+
 
 class _RawPodSpec(msgspec.Struct, frozen=True, rename="camel"):
     containers: tuple[_RawContainer, ...] | None = None
@@ -204,6 +210,9 @@ class _RawPodSpec(msgspec.Struct, frozen=True, rename="camel"):
     host_pid: bool | None = msgspec.field(name="hostPID", default=None)
     host_ipc: bool | None = msgspec.field(name="hostIPC", default=None)
     share_process_namespace: bool | None = None
+    node_selector: msgspec.Raw = msgspec.Raw()
+    affinity: msgspec.Raw = msgspec.Raw()
+    tolerations: msgspec.Raw = msgspec.Raw()
 
 
 class _RawPod(msgspec.Struct, frozen=True):
@@ -242,6 +251,12 @@ def _reviewed(
         shares_processes=bool(spec.share_process_namespace),
         runtime_class=spec.runtime_class_name or "",
         handed_over=fields,
+        field_bytes={
+            "metadata.labels": metadata.labels_bytes,
+            "spec.nodeSelector": len(bytes(spec.node_selector)),
+            "spec.affinity": len(bytes(spec.affinity)),
+            "spec.tolerations": len(bytes(spec.tolerations)),
+        },
     )
 
 

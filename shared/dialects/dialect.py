@@ -38,6 +38,8 @@ class PodManifest:
     labels: Mapping[str, str] = field(default_factory=dict)
     scheduler: str = ""
     """`spec.schedulerName`: it decides between dialects that share a resource name."""
+    field_bytes: Mapping[str, int] = field(default_factory=dict)
+    """The size of fields that the request keeps as they are, as JSON, by their paths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,11 @@ number on the pod itself, in two annotations or, in its lightweight form, in two
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from shared.model.bounds import NAME as LONGEST_NAME
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 
@@ -73,16 +74,26 @@ def parse_pod_group(
         (VOLCANO_GROUPS, annotations, PodGroupKind.VOLCANO),
         (COSCHEDULING_GROUPS, labels, PodGroupKind.COSCHEDULING),
     ):
-        key = next((key for key in keys if values.get(key)), None)
-        if key is not None:
-            return PodGroupReference(name=f"{namespace}/{values[key]}", kind=kind)
+        name = group_name(namespace, keys, values)
+        if name:
+            return PodGroupReference(name=name, kind=kind)
     return None
+
+
+def group_name(namespace: Namespace, keys: Sequence[str], values: Mapping[str, str]) -> str:
+    """Return the group that the first of these annotations or labels names; empty: none does.
+
+    Raises RequestError for what is no name of an object: no such PodGroup can exist.
+    """
+    key = next((key for key in keys if values.get(key)), None)
+    return _name(namespace, key, values[key]) if key else ""
 
 
 def _name(namespace: Namespace, key: str, name: str) -> str:
     if not _NAME.fullmatch(name):
         raise RequestError(
-            f"{key} is {name!r}: a group's name consists of small letters, digits, '-' and '.'"
+            f"{key} is {name[:LONGEST_NAME]!r}, with {len(name)} characters: a group's name has at "
+            f"most {LONGEST_NAME}, which are small letters, digits, '-' and '.'"
         )
     return f"{namespace}/{name}"
 

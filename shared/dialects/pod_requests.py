@@ -4,9 +4,22 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import structs
 
-from shared.dialects import DIALECTS, strict_isolation
+from shared.dialects import (
+    DIALECTS,
+    REQUEST_ANNOTATIONS,
+    REQUEST_LABELS,
+    pod_groups,
+    strict_isolation,
+)
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules
 from shared.dialects.nvidia import dialect as nvidia
+from shared.model.bounds import (
+    MOST_CONTAINERS,
+    MOST_SHARES,
+    check_bounds,
+    check_size,
+    check_text,
+)
 from shared.model.errors import RequestError
 from shared.model.quantity import check_amount
 from shared.model.request import DeviceOrder, NodeOrder, PodRequest
@@ -16,6 +29,8 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
     for resource in frozenset().union(*(d.resources for d in DIALECTS.values()))
 }
 """The dialects that have a resource name, by the name."""
+_READ_ANNOTATIONS = REQUEST_ANNOTATIONS | pod_groups.READ_ANNOTATIONS
+_READ_LABELS = REQUEST_LABELS | pod_groups.READ_LABELS
 
 
 def enabled(rules: Rules) -> Sequence[Dialect]:
@@ -37,8 +52,9 @@ def parse_pod_request(pod: PodManifest, rules: Rules) -> PodRequest:
     """Parse a pod's request in whatever dialect; a pod without GPUs has an empty request.
 
     Raises RequestError naming container, field, value and rule: for a malformed request, for one
-    that mixes dialects, and for resources that no enabled dialect reads.
+    that mixes dialects, for resources that no enabled dialect reads, and for one that is too large.
     """
+    _check_sizes(pod)
     _check_mixed(pod)
     requests = [
         request for dialect in enabled(rules) if (request := dialect.parse(pod, rules)) is not None
@@ -48,13 +64,44 @@ def parse_pod_request(pod: PodManifest, rules: Rules) -> PodRequest:
     request = requests[0] if requests else PodRequest()
     _check_unread(pod, rules, request)
     _check_amounts(request)
+    _check_shares(request)
     if request.containers and strict_isolation.is_strict(pod, rules):
         request = strict_isolation.strict_request(request)
     if rules.node_scheduler_policy == NodeOrder.FRAGMENTATION and request.dialect != nvidia.NAME:
         request = structs.replace(
             request, node_order=NodeOrder.FRAGMENTATION, device_order=DeviceOrder.BINPACK
         )
-    return structs.replace(request, prefer_mig=True) if rules.prefer_mig else request
+    if rules.prefer_mig:
+        request = structs.replace(request, prefer_mig=True)
+    check_bounds(request, "the request for GPUs")
+    return request
+
+
+def _check_sizes(pod: PodManifest) -> None:
+    """Refuse a pod of which a lease, or the record of a waiting pod, would be too large."""
+    for path, size in pod.field_bytes.items():
+        check_size(path, size)
+    for kind, values, keys in (
+        ("annotation", pod.annotations, _READ_ANNOTATIONS),
+        ("label", pod.labels, _READ_LABELS),
+    ):
+        for key in keys & values.keys():
+            check_text(f"{kind} {key}", values[key])
+    requesting = [container for container in pod.containers if _requested(container)]
+    if requesting and len(pod.containers) > MOST_CONTAINERS:
+        raise RequestError(
+            f"the pod requests GPUs and has {len(pod.containers)} containers; at most "
+            f"{MOST_CONTAINERS} are allowed"
+        )
+
+
+def _check_shares(request: PodRequest) -> None:
+    shares = sum(container.gpus for container in request.containers)
+    if shares > MOST_SHARES:
+        raise RequestError(
+            f"the pod requests {shares} GPUs or shares of GPUs in all its containers; at most "
+            f"{MOST_SHARES} are allowed"
+        )
 
 
 def _check_mixed(pod: PodManifest) -> None:

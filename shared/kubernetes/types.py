@@ -34,7 +34,7 @@ class ObjectMeta(Struct, frozen=True, rename="camel", gc=False):
     owner_references: tuple[OwnerReference, ...] = ()
 
 
-class SelectorRequirement(Struct, frozen=True, gc=False):
+class SelectorRequirement(Struct, frozen=True, omit_defaults=True, gc=False):
     """`key operator values`, the operators being In, NotIn, Exists, DoesNotExist, Gt and Lt."""
 
     key: str = ""
@@ -42,27 +42,27 @@ class SelectorRequirement(Struct, frozen=True, gc=False):
     values: tuple[str, ...] = ()
 
 
-class NodeSelectorTerm(Struct, frozen=True, rename="camel", gc=False):
+class NodeSelectorTerm(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
     """All of its requirements must hold."""
 
     match_expressions: tuple[SelectorRequirement, ...] = ()
     match_fields: tuple[SelectorRequirement, ...] = ()
 
 
-class NodeSelector(Struct, frozen=True, rename="camel", gc=False):
+class NodeSelector(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
     """One of its terms must hold."""
 
     node_selector_terms: tuple[NodeSelectorTerm, ...] = ()
 
 
-class PreferredTerm(Struct, frozen=True, gc=False):
+class PreferredTerm(Struct, frozen=True, omit_defaults=True, gc=False):
     """A preferred term with a weight of 1 to 100."""
 
     weight: int = 0
     preference: NodeSelectorTerm = NodeSelectorTerm()
 
 
-class NodeAffinity(Struct, frozen=True, gc=False):
+class NodeAffinity(Struct, frozen=True, omit_defaults=True, gc=False):
     """Required and preferred node affinity."""
 
     required: NodeSelector | None = field(
@@ -73,7 +73,7 @@ class NodeAffinity(Struct, frozen=True, gc=False):
     )
 
 
-class Affinity(Struct, frozen=True, rename="camel", gc=False):
+class Affinity(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
     """Affinity; pod affinities are not decoded."""
 
     node_affinity: NodeAffinity | None = None
@@ -81,7 +81,7 @@ class Affinity(Struct, frozen=True, rename="camel", gc=False):
     pod_anti_affinity: dict[str, object] | None = None
 
 
-class ApiToleration(Struct, frozen=True, rename="camel", gc=False):
+class ApiToleration(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
     """A taint the pod accepts; an empty operator means Equal."""
 
     key: str = ""

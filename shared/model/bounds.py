@@ -5,8 +5,7 @@ refuses values beyond it. Where Kubernetes or NVIDIA limits a value, the bound i
 are ours, with room above what clusters have.
 """
 
-import functools
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -16,6 +15,8 @@ from shared.model.errors import RequestError
 
 MOST = 2**53 - 1
 """The largest amount: JSON, MessagePack and the ledger's scripts represent it exactly."""
+MOST_VERSION = 2**52
+"""Versions and fences are below: the ledger counts in doubles, and could not count on from more."""
 MOST_CONTAINERS = 128
 """Containers, init containers included, of a pod that requests GPUs."""
 MOST_SHARES = 128
@@ -32,8 +33,10 @@ LONGEST_ANNOTATION = 4096
 """Characters of an annotation or label of a pod that a dialect reads: a hundred UUIDs."""
 LONGEST_FIELD = 32_768
 """Bytes of a pod's labels, node selector, affinity or tolerations, each as JSON."""
+MOST_FACTS = 262_144
+"""Bytes of a node's labels, and of the anti-affinity of its pods, each as JSON."""
 LONGEST_MESSAGE = 1024
-"""Characters of an Event's message (https://kubernetes.io/docs/reference/kubernetes-api/)."""
+"""Characters of a message for people: the API server rejects Events with longer ones."""
 
 SHORT, NAME, KEY, LONG = 63, 253, 317, 1024
 """Kubernetes' limits of labels (and of container and namespace names), of object names, and of keys
@@ -72,12 +75,13 @@ Count = Annotated[int, Meta(ge=0, le=65_535)]
 """A number of things on one node."""
 Index = Annotated[int, Meta(ge=-1, le=1023)]
 """A device's index on its node, or a NUMA node; -1: unknown."""
-Fence = Annotated[int, Meta(ge=0, lt=2**52)]
-"""A fence or version: the ledger counts in doubles, and could not count on from more."""
+Fence = Annotated[int, Meta(ge=0, lt=MOST_VERSION)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 """Kubernetes' int32."""
 Shares = Annotated[int, Meta(ge=0, le=MOST_SHARES)]
 """Devices of one container."""
+Units = Annotated[int, Meta(ge=1 - 2**63, le=2**63 - 1)]
+"""GPU time of a budget, see `shared.model.budget`."""
 Revision = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """A resource version of the API server, as etcd counts."""
 Members = Annotated[int, Meta(ge=1, le=999_999)]
@@ -99,18 +103,12 @@ SignedAmounts = Annotated[Mapping[KeyText, SignedAmount], Meta(max_length=MOST_E
 _encode = msgspec.msgpack.Encoder().encode
 
 
-@functools.cache
-def _decoder(kind: Hashable) -> Any:
-    return msgspec.msgpack.Decoder(kind)
-
-
 def check_bounds(value: Any, what: str) -> None:
     """Raise RequestError if a field of `value`, of `what`, is beyond the bound of its type."""
-    kind: Hashable = type(value)
     try:
-        _decoder(kind).decode(_encode(value))
+        msgspec.msgpack.decode(_encode(value), type=type(value))
     except (msgspec.MsgspecError, OverflowError, UnicodeEncodeError) as error:
-        raise RequestError(f"{what} is beyond what can be leased: {error}") from error
+        raise RequestError(f"{what}: a field is out of its bounds: {error}") from error
 
 
 def check_text(name: str, text: str, longest: int = LONGEST_ANNOTATION) -> None:
@@ -119,16 +117,12 @@ def check_text(name: str, text: str, longest: int = LONGEST_ANNOTATION) -> None:
         raise RequestError(f"{name} has {len(text)} characters; at most {longest} are allowed")
 
 
-def check_size(name: str, value: object, most: int = LONGEST_FIELD) -> None:
+def check_size(name: str, size: int, most: int = LONGEST_FIELD) -> None:
     """Raise RequestError for a field of more than `most` bytes as JSON."""
-    size = len(msgspec.json.encode(value))
     if size > most:
         raise RequestError(f"{name} has {size} bytes as JSON; at most {most} are allowed")
 
 
-def shortened(message: str, longest: int = LONGEST_MESSAGE) -> str:
-    """Return a message for people, without its middle if it is too long."""
-    if len(message) <= longest:
-        return message
-    half = (longest - 5) // 2
-    return f"{message[:half]} ... {message[-half:]}"
+def cut(message: str) -> str:
+    """Return a message for people, without its end if it is too long."""
+    return message if len(message) <= LONGEST_MESSAGE else message[: LONGEST_MESSAGE - 1] + "…"

@@ -29,9 +29,9 @@ from shared.model.bounds import (
     ShortText,
     TraceText,
 )
-from shared.model.concurrency import peak
 from shared.model.errors import ConflictError
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.quantity import peak
 from shared.model.request import SharingPolicy
 
 
@@ -225,7 +225,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def bookings(shares: Iterable[Share]) -> tuple[Booking, ...]:
     """Sum up what the shares take of each device, in order of first appearance.
 
-    `shares` are in the order of the pod's containers: see `shared.model.concurrency.peak`.
+    `shares` are in the order of the pod's containers: see `shared.model.quantity.peak`.
     """
     beside: dict[DeviceUuid, list[Share]] = {}
     for share in shares:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from shared.model.bounds import check_bounds
 from shared.model.errors import RequestError
 from shared.model.lease import (
     ClaimAllocation,
@@ -24,8 +25,6 @@ from shared.model.request import SharingPolicy
 
 ANNOTATION = "leasehold.dev/lease"
 FORMAT = 1
-NUMBERS = 2**52
-"""Versions and fences are below: the ledger counts in doubles, and could not count on from more."""
 
 
 def dump_lease(lease: Lease) -> str:
@@ -73,7 +72,7 @@ def load_lease(text: str, *, namespace: Namespace, name: str) -> Lease:
         copy: dict[str, Any] = json.loads(text)
         if copy["format"] != FORMAT:
             raise RequestError(f"{ANNOTATION} of {namespace}/{name} has format {copy['format']}")
-        return Lease(
+        lease = Lease(
             pod=PodUid(copy["pod"]),
             namespace=namespace,
             name=name,
@@ -90,7 +89,7 @@ def load_lease(text: str, *, namespace: Namespace, name: str) -> Lease:
             memo=copy.get("memo", ""),
             trace=copy["trace"],
             state=LeaseState.BOUND,
-            version=_number(copy["version"]),
+            version=int(copy["version"]),
             created_at=float(copy["at"]),
             resized_at=float(copy.get("resized", 0.0)),
         )
@@ -101,13 +100,8 @@ def load_lease(text: str, *, namespace: Namespace, name: str) -> Lease:
         raise RequestError(
             f"{ANNOTATION} of {namespace}/{name} is not a lease: {error!r}"
         ) from error
-
-
-def _number(value: Any) -> int:
-    """Return a version or a fence. Raises ValueError for one that the ledger cannot have given."""
-    if not 0 <= int(value) < NUMBERS:
-        raise ValueError(f"{value} is no version or fence")
-    return int(value)
+    check_bounds(lease, f"{ANNOTATION} of {namespace}/{name}")
+    return lease
 
 
 def _size_mib(value: Any) -> int:
@@ -171,7 +165,7 @@ def _share(row: list[Any], more: dict[str, Any]) -> Share:
         slotted=bool(slotted),
         init=bool(init),
         slot=None if slot is None else int(slot),
-        fence=_number(fence),
+        fence=int(fence),
         sharing=SharingPolicy(more.get("sharing", _default_policy(bool(whole), int(cores)))),
         slots=int(more.get("slots", 0)),
         mig=_mig(more.get("mig")),

@@ -2,6 +2,15 @@
 
 import msgspec
 
+from shared.model.bounds import (
+    Amount,
+    Fence,
+    Index,
+    KeyText,
+    LongText,
+    MessageText,
+    ShortText,
+)
 from shared.model.lease import Share
 from shared.model.names import DeviceUuid, NodeName
 
@@ -11,9 +20,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     node: NodeName
     shares: tuple[Share, ...]
-    node_version: int = 0
+    node_version: Fence = 0
     """The version of the node in the ledger that the choice is based on."""
-    weighed: str = ""
+    weighed: LongText = ""
     """What the policy weighed, for `explain`; empty: the policy weighs nothing."""
 
 
@@ -21,31 +30,31 @@ class DeviceVerdict(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Why a device does not fit."""
 
     device: DeviceUuid
-    index: int
-    reason: str
+    index: Index
+    reason: MessageText
 
 
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Why a node does not fit, with the reasons of its devices."""
 
     node: NodeName
-    reason: str
+    reason: MessageText
     devices: tuple[DeviceVerdict, ...] = ()
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """No node fits. Reasons are counted over all nodes; details are given for a few nodes."""
 
-    reason: str
+    reason: MessageText
     """One line with the numbers, as Kubernetes' `0/N nodes are available: …` reads."""
-    counts: tuple[tuple[str, int], ...] = ()
+    counts: tuple[tuple[KeyText, Amount], ...] = ()
     """(machine-readable reason, number of nodes), most frequent first."""
     nearest_nodes: tuple[NodeVerdict, ...] = ()
-    hint: str = ""
+    hint: MessageText = ""
     """The next thing to try."""
     permanent: bool = False
     """Freed capacity cannot help; only a change of the pod or the cluster can."""
-    quota: str = ""
+    quota: ShortText = ""
     """The namespace whose quota is exceeded; its freed capacity is offered to the pod."""
 
     @property

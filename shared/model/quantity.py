@@ -7,11 +7,14 @@ binary suffix, a decimal suffix or an exponent. Fractions round up, as the sched
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from typing import TypeVar
 
 from shared.model.bounds import MOST
 from shared.model.errors import RequestError
+
+Amount = TypeVar("Amount", int, Fraction)
 
 _SUFFIXES: Mapping[str, Fraction] = {
     "": Fraction(1),
@@ -107,3 +110,19 @@ def amount_text(name: str, amount: int) -> str:
         if amount >= 1024**power:
             return f"{amount / 1024**power:.1f}".removesuffix(".0") + suffix
     return str(amount)
+
+
+def peak(amounts: Iterable[tuple[Amount, bool]], nothing: Amount) -> Amount:
+    """Return the most that a pod uses at any time, given each container's amount in spec order.
+
+    https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers
+    The boolean is true for an init container that ends before the next container starts. Others,
+    sidecars among them, run until the pod ends: beside all later containers.
+    """
+    running = most = nothing
+    for amount, ends_first in amounts:
+        if ends_first:
+            most = max(most, running + amount)
+        else:
+            running += amount
+    return max(most, running)

@@ -17,6 +17,7 @@ from shared.model.bounds import (
     Amount,
     KeyText,
     LongText,
+    ShortText,
 )
 from shared.model.names import DeviceUuid, Namespace
 
@@ -58,16 +59,16 @@ class Quota:
 class QuotaExcess:
     """Why a quota refused one candidate."""
 
-    measure: str
+    measure: ShortText
     """cores, milliGPU, memoryMiB or cards; `pool`, `model`: the node or device is not allowed."""
-    model: str = ""
+    model: LongText = ""
     """Empty: of all devices together."""
-    limit: int = 0
-    used: int = 0
-    requested: int = 0
-    label: str = ""
+    limit: Amount = 0
+    used: Amount = 0
+    requested: Amount = 0
+    label: KeyText = ""
     """The node label that names the pool, or the model; empty: devices' own names do."""
-    values: tuple[str, ...] = ()
+    values: tuple[LongText, ...] = ()
     """Of `pool` and `model`: what is allowed. Of all `cards`: the devices that are held."""
 
 

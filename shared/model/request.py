@@ -14,8 +14,10 @@ from shared.model.bounds import (
     Count,
     Groups,
     KeyText,
+    LongText,
     Members,
     MemoText,
+    NameText,
     Percent,
     Priority,
     Resources,
@@ -151,36 +153,36 @@ class NodeTerm(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     `operator` is one of In, NotIn, Exists, DoesNotExist, Gt, Lt as in NodeSelectorRequirement.
     """
 
-    key: str
-    operator: str
-    values: tuple[str, ...] = ()
+    key: KeyText
+    operator: ShortText
+    values: tuple[NameText, ...] = ()
     field: bool = False
 
 
 class Toleration(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A pod's toleration: Kubernetes' `Toleration` without the seconds."""
 
-    key: str = ""
-    operator: str = "Equal"
-    value: str = ""
-    effect: str = ""
+    key: KeyText = ""
+    operator: ShortText = "Equal"
+    value: NameText = ""
+    effect: ShortText = ""
 
 
-RepelledFrom = tuple[tuple[str, frozenset[str]], ...]
+RepelledFrom = tuple[tuple[KeyText, frozenset[NameText]], ...]
 """Labels of nodes, and the values of each where a pod must not run."""
 
 
 class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Requirements on the node besides devices. Equal values share one cached result."""
 
-    selector: tuple[tuple[str, str], ...] = ()
+    selector: tuple[tuple[KeyText, NameText], ...] = ()
     """`nodeSelector`, sorted by key."""
     required: tuple[tuple[NodeTerm, ...], ...] = ()
     """Terms of required node affinity: any one term, all of its requirements."""
-    preferred: tuple[tuple[int, tuple[NodeTerm, ...]], ...] = ()
+    preferred: tuple[tuple[Percent, tuple[NodeTerm, ...]], ...] = ()
     """Weight 1-100 and term of preferred node affinity."""
     tolerations: tuple[Toleration, ...] = ()
-    unsupported: tuple[str, ...] = ()
+    unsupported: tuple[LongText, ...] = ()
     """Fields that placement does not support; the pod is refused with their paths."""
     repelled_from: RepelledFrom = ()
     """Where required anti-affinity of running pods forbids the pod; set for a decision only."""

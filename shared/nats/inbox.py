@@ -11,14 +11,19 @@ from typing import Any, Protocol, TypeVar
 import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from prometheus_client import Counter
 
-from shared.model.errors import RequestError
 from shared.model.events.event import Event
 from shared.nats import subjects, wire
 from shared.nats.confirmations import Confirmations
 
 logger = logging.getLogger(__name__)
 
+REFUSED = Counter(
+    "leasehold_events_refused_total",
+    "Received events that are invalid or out of bounds; the others of their message are handled",
+    ["subject"],
+)
 MAX_BUFFERED = 65_536
 EVENTS_PER_MESSAGE = 256
 
@@ -161,12 +166,13 @@ class Inbox:
 
 
 def _decode(kind: type[E], message: Msg) -> list[E]:
-    """Return the events of a message. One that cannot be decoded is logged and has no events."""
-    try:
-        return of_its_node(wire.decode(message.data, kind), message.subject)
-    except RequestError as error:
-        logger.error("dropped a message: %s", error)  # noqa: TRY400 - the text is enough
-        return []
+    """Return the events of a message but for those that are invalid, which are counted."""
+    events, errors = wire.decode_each(message.data, kind)
+    for error in errors:
+        logger.error("refused an event on %s: %s", message.subject, error)
+    if errors:
+        REFUSED.labels(kind.subject).inc(len(errors))
+    return of_its_node(events, message.subject)
 
 
 def of_its_node(events: list[E], subject: str) -> list[E]:

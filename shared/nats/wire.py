@@ -29,6 +29,13 @@ class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
     """Not handled, and no longer held."""
 
 
+class _RawMessage(msgspec.Struct):
+    v: int
+    events: list[msgspec.Raw]
+
+
+_INVALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_decode_raw = msgspec.msgpack.Decoder(_RawMessage)
 _decode_confirmation = msgspec.msgpack.Decoder(Confirmation).decode
 
 E = TypeVar("E", bound=Event)
@@ -50,17 +57,44 @@ def encode(events: Sequence[Event]) -> bytes:
 
 
 def decode(data: bytes, event_type: type[E]) -> list[E]:
-    """Decode one message. Raises RequestError if it is not a message of `event_type`."""
+    """Decode one message.
+
+    Raises RequestError if it is not a message of `event_type`, or a field is out of its bounds.
+    """
+    message = _read(data, event_type, _decoder(event_type))  # type: ignore[arg-type]
+    events: list[E] = message.events
+    return events
+
+
+def decode_each(data: bytes, event_type: type[E]) -> tuple[list[E], list[RequestError]]:
+    """Decode one message of which some events may be invalid: return the others, and the errors."""
     try:
-        message = _decoder(event_type).decode(data)  # type: ignore[arg-type]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return decode(data, event_type), []
+    except RequestError as error:
+        events, errors = list[E](), [error]
+    try:
+        message = _read(data, event_type, _decode_raw)
+    except RequestError:
+        return events, errors
+    errors.clear()
+    for raw in message.events:
+        try:
+            events.append(msgspec.msgpack.decode(raw, type=event_type))
+        except _INVALID as error:
+            errors.append(RequestError(f"{len(raw)} bytes are not {event_type.subject}: {error}"))
+    return events, errors
+
+
+def _read(data: bytes, event_type: type[Event], decoder: Any) -> Any:
+    try:
+        message = decoder.decode(data)
+    except _INVALID as error:
         raise RequestError(f"{len(data)} bytes are not {event_type.subject}: {error}") from error
     if message.v != FORMAT:
         raise RequestError(
             f"a message of {event_type.subject} has format {message.v}, not {FORMAT}"
         )
-    events: list[E] = message.events
-    return events
+    return message
 
 
 def encode_confirmation(report: Confirmation) -> bytes:

@@ -5,10 +5,12 @@ The API server has merged `matchLabelKeys` and `mismatchLabelKeys` into the labe
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 import msgspec
 
 from shared.kubernetes.types import ApiPod
+from shared.model.bounds import MOST_FACTS, check_size
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.model.node import AntiAffinityTerm, LabelRequirement
@@ -51,10 +53,11 @@ class _Term(msgspec.Struct, frozen=True, rename="camel"):
 def parse_anti_affinity(pod: ApiPod) -> tuple[PodAntiAffinity, ...]:
     """Return the required terms; one without a label selector selects no pod.
 
-    Raises RequestError for what no API server stores.
+    Raises RequestError for what no API server stores, and for what is too large.
     """
     affinity = pod.spec.affinity
     required = (affinity.pod_anti_affinity or {}).get(REQUIRED) if affinity else None
+    check_size(f"{REQUIRED} of podAntiAffinity", len(msgspec.json.encode(required)))
     try:
         terms = msgspec.convert(required or (), tuple[_Term, ...])
     except msgspec.ValidationError as error:
@@ -89,8 +92,18 @@ def _requirements(selector: _PodSelector) -> Selector:
 def resolve_all(
     terms: Iterable[PodAntiAffinity], namespaces: Mapping[Namespace, Mapping[str, str]]
 ) -> tuple[AntiAffinityTerm, ...]:
-    """Return the terms with the namespaces that they select by these labels, sorted."""
-    return tuple(sorted({_resolve(term, namespaces) for term in terms}))
+    """Return the terms with the namespaces that they select by these labels, sorted.
+
+    Those beyond `MOST_FACTS` bytes, the largest ones, are left out, so that the pods of a node
+    cannot make its facts too large to be published.
+    """
+    resolved = {_resolve(term, namespaces) for term in terms}
+    sizes = {term: len(msgspec.msgpack.encode(term)) for term in resolved}
+    if sum(sizes.values()) > MOST_FACTS:
+        smallest = sorted(resolved, key=lambda term: (sizes[term], term))
+        total = accumulate(map(sizes.__getitem__, smallest))
+        resolved = {term for term, size in zip(smallest, total, strict=True) if size <= MOST_FACTS}
+    return tuple(sorted(resolved))
 
 
 def _resolve(

@@ -1,7 +1,7 @@
 """Parses pods of the API server; pure.
 
 Resources of init and sidecar containers add up as Kubernetes documents it: see
-`shared.model.concurrency.peak`.
+`shared.model.quantity.peak`.
 """
 
 from collections import Counter, OrderedDict
@@ -32,13 +32,13 @@ from shared.kubernetes.types import (
     Quantities,
     Volume,
 )
-from shared.model.concurrency import peak
+from shared.model.bounds import check_bounds, cut
 from shared.model.errors import RequestError
 from shared.model.events.event import ADMISSION, is_traceparent
 from shared.model.events.pod_events import message_digest
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
-from shared.model.quantity import check_amount, parse_resources
+from shared.model.quantity import check_amount, parse_resources, peak
 from shared.model.request import NodeRequirements, NodeTerm, PodRequest, Toleration
 from shared.placing.pod_fields import handed_over
 from shared.pods.observed_pod import ObservedPod
@@ -161,8 +161,8 @@ class PodParser:
         resources: Mapping[str, int] = {}
         repels: tuple[PodAntiAffinity, ...] = ()
         try:
-            repels = parse_anti_affinity(pod)
             resources = pod_resources(pod)
+            repels = parse_anti_affinity(pod)
             request = _request(pod, resources, self.rules) if ours else None
             if request and pod.spec.scheduler_name == KUBE_SCHEDULER:
                 request = _without_scheduler_rules(request)
@@ -170,7 +170,7 @@ class PodParser:
                 check_device_access(pod, allow_privileged=self.allow_privileged)
             group = _group(pod) if ours else None
         except RequestError as error:
-            return _TemplateRequest(resources, repels, error=str(error))
+            return _TemplateRequest(resources, repels, error=cut(str(error)))
         return _TemplateRequest(resources, repels, request, group=group)
 
 
@@ -232,17 +232,31 @@ def _request(pod: ApiPod, resources: Mapping[str, int], rules: Rules) -> PodRequ
             annotations=pod.metadata.annotations,
             labels=pod.metadata.labels,
             scheduler=pod.spec.scheduler_name,
+            field_bytes=_field_bytes(pod),
         ),
         rules,
     )
     required = node_requirements(pod)
     selector = sorted({*required.selector, *request.node_requirements.selector})
-    return structs.replace(
+    request = structs.replace(
         request,
         resources=resources,
         node_requirements=structs.replace(required, selector=tuple(selector)),
         priority=pod.spec.priority or 0,
     )
+    check_bounds(request, "the pod's request")
+    return request
+
+
+def _field_bytes(pod: ApiPod) -> dict[str, int]:
+    """Return the size of fields as the webhook finds them: what is not decoded counts there."""
+    fields = {
+        "metadata.labels": pod.metadata.labels,
+        "spec.nodeSelector": pod.spec.node_selector,
+        "spec.affinity": pod.spec.affinity,
+        "spec.tolerations": pod.spec.tolerations,
+    }
+    return {path: len(msgspec.json.encode(value)) for path, value in fields.items() if value}
 
 
 def _amounts(

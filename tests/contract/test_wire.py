@@ -396,5 +396,17 @@ def test_malformed_messages_are_refused(data: bytes) -> None:
         wire.decode(data, PodTerminated)
 
 
+def test_of_a_message_with_an_invalid_event_the_others_are_read() -> None:
+    gone = PodTerminated(**WHO, node=NODE, phase="Failed")
+    too_long = PodTerminated(**{**WHO, "name": "x" * 254}, node=NODE, phase="Failed")
+
+    events, errors = wire.decode_each(wire.encode([gone, too_long, gone]), PodTerminated)
+
+    assert events == [gone, gone]
+    assert [str(error).rpartition(": ")[2] for error in errors] == [
+        "Expected `str` of length <= 253 - at `$.name`"
+    ]
+
+
 if __name__ == "__main__":
     PINNED.write_text(json.dumps(written(), indent=1, sort_keys=True) + "\n")

@@ -6,7 +6,8 @@ https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-
 from typing import Any
 
 from services.binder.ports.claims import ClaimAnswer
-from services.binder.report.explanations import cut, stamp
+from services.binder.report.explanations import stamp
+from shared.model.bounds import cut
 from shared.model.claim import DRIVER
 from shared.model.events.claim_events import AllocatedClaim
 

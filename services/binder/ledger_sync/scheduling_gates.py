@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from services.binder.ports.kubernetes import PodGates
 from services.binder.ports.reports import EventRecorder, KubernetesEvent
-from services.binder.report.explanations import cut
 from shared.ledger.waiting_pods import GatedPods
+from shared.model.bounds import cut
 from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import BudgetChanged, PodGated, PodTerminated

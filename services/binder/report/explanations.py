@@ -11,14 +11,13 @@ from typing import Any
 
 from services.binder.ports.observations import ObservedCondition
 from services.binder.ports.reports import KubernetesEvent
+from shared.model.bounds import cut
 from shared.model.events.node_events import HealthChanged, LeaseHolder, ShareRefused, ViolationFound
 from shared.model.events.pod_events import PlacementRefused, PodRejected
 from shared.model.lease import Lease
 from shared.model.names import Namespace, PodUid
 
 COMPONENT = "leasehold"
-MAX_MESSAGE = 1024
-"""The API server rejects Events with a longer message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,11 +145,6 @@ def health_events(event: HealthChanged) -> list[KubernetesEvent]:
 
 def _kind_of(holder: ViolationFound | ShareRefused | LeaseHolder) -> str:
     return "ResourceClaim" if holder.claim else "Pod"
-
-
-def cut(message: str) -> str:
-    """Shorten a message to what the API server accepts."""
-    return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
 
 
 def condition_patch(

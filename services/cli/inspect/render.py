@@ -10,12 +10,12 @@ from services.cli.formats import age, used_texts
 from services.cli.inspect.explanation import Explanation
 from services.cli.snapshot.snapshot import MeasuredUsage, Snapshot, shares_on
 from services.cli.tables import keep_widths, new_table
-from shared.model.concurrency import peak
 from shared.model.device import Device, DeviceMode, DeviceUse
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeTotals
 from shared.model.names import DeviceUuid
 from shared.model.node import cordon_reason
+from shared.model.quantity import peak
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from shared.model.budget import Budget, WeightMode
-from shared.model.concurrency import peak
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid
+from shared.model.quantity import peak
 from shared.model.request import SharingPolicy
 
 WHOLE = Fraction(1)

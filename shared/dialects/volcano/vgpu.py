@@ -18,7 +18,7 @@ from shared.dialects.dialect import (
     list_entries,
 )
 from shared.dialects.nvidia.device_choice import NOT_TYPES, USE_TYPES
-from shared.dialects.pod_groups import VOLCANO_GROUPS
+from shared.dialects.pod_groups import VOLCANO_GROUPS, group_name
 from shared.dialects.volcano.device_register import (
     HANDSHAKE,
     NUMBER,
@@ -152,9 +152,8 @@ def _anti_affinity_groups(pod: PodManifest, rules: Rules) -> tuple[str, ...]:
 
 
 def _spread_group(namespace: Namespace, annotations: Mapping[str, str]) -> tuple[str, ...]:
-    group = next((annotations[key] for key in VOLCANO_GROUPS if annotations.get(key)), "")
-    spread = annotations.get(GROUP_POLICY) == "spread"
-    return (f"{namespace}/{group}",) if spread and group else ()
+    group = group_name(namespace, VOLCANO_GROUPS, annotations)
+    return (group,) if group and annotations.get(GROUP_POLICY) == "spread" else ()
 
 
 def encode_shares(shares: Sequence[Share]) -> str:

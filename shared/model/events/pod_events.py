@@ -21,6 +21,7 @@ from shared.model.bounds import (
     ShortText,
     SignedAmount,
     TraceText,
+    Units,
 )
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.event import Delivery, Event
@@ -240,7 +241,7 @@ class PodBound(Event):
     delivery: ClassVar[Delivery] = Delivery.COPY
 
     lease: Lease
-    latency_s: float = 0.0
+    latency_s: Seconds = 0.0
     trace: TraceText = ""
 
 
@@ -380,10 +381,10 @@ class BudgetChanged(Event):
     reported_at: Seconds = 0.0
     """Unix seconds."""
     window: LongText = ""
-    used_units: int = 0
+    used_units: Units = 0
     """Milli-GPU-milliseconds."""
-    remaining_units: int | None = None
+    remaining_units: Units | None = None
     """None: there is no limit."""
-    current_rate_milli_gpu: int = 0
+    current_rate_milli_gpu: Amount = 0
     exhausted_at: Seconds | None = None
     """When the budget was exhausted, or will be at the current rate, Unix seconds."""

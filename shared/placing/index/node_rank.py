@@ -9,8 +9,8 @@ SPREAD the emptiest node first and then the largest headroom.
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from shared.model.concurrency import peak
 from shared.model.device import IDLE_BEFORE, MIB, DeviceMode
+from shared.model.quantity import peak
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
 from shared.placing.choice.container_choice import required_free_cores
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode

@@ -42,6 +42,11 @@ def queued(number: int, *, version: str = "1") -> PodQueued:
     )
 
 
+def labelled(number: int, labels: int) -> PodQueued:
+    """A pod whose labels take about 60 bytes each."""
+    return replace(queued(number), labels={f"{n:050}": "value" for n in range(labels)})
+
+
 class Recorder:
     """Handles pods, and raises the given error."""
 
@@ -251,16 +256,16 @@ async def test_events_are_split_over_messages_and_an_event_too_large_blocks_no_o
     server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Bus.connect(server.url, name="test") as bus:
-        third = bus.client.max_payload // 3
-        events = [replace(queued(n), name=f"{n}" * third) for n in range(4)]
-        events[2] = replace(events[2], name="x" * bus.client.max_payload)
+        third = bus.client.max_payload // 3 // 60
+        events = [labelled(n, third) for n in range(4)]
+        events[2] = labelled(2, 4 * third)
         recorder = Recorder()
         task = await running("placer", recorder, bus)
 
         await bus.publish(events)
 
         await until(lambda: len(recorder.seen) == 3)
-        assert sorted(name[0] for name in recorder.seen) == ["0", "1", "3"]
+        assert sorted(recorder.seen) == ["p0", "p1", "p3"]
         assert "increase max_payload" in caplog.text
         task.cancel()
 
