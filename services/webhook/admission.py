@@ -19,11 +19,12 @@ from services.webhook.patches import (
     complete_limits,
     remove,
 )
-from services.webhook.pod_policy import EnvFromKeys, PolicySubject, device_names, violations
+from services.webhook.pod_policy import PolicySubject, device_names, violations
 from services.webhook.reviewed_pod import ReviewedContainer, ReviewedPod
 from shared.dialects import GPU_RESOURCES, pod_requests
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
+from shared.dialects.protected_paths import HOST_PATHS
 from shared.dialects.reserved import (
     COMPLETED_ANNOTATIONS,
     EXEMPT,
@@ -63,8 +64,10 @@ class AdmissionPolicy:
     """Priority class of GPU pods whose namespace's budget is exhausted; empty: none is set."""
     allow_privileged: bool = False
     """GPU pods may have privileged containers, which see every device whatever they lease."""
-    allow_unread_secrets: bool = False
-    """`envFrom` may refer to Secrets and ConfigMaps whose keys cannot be read."""
+    allow_env_from: bool = False
+    """`envFrom` of containers with GPUs needs no prefix: CDI passes the devices."""
+    host_paths: tuple[str, ...] = HOST_PATHS
+    """Directories of nodes that GPU pods may mount: they contain only data."""
     claims: bool = False
     """ResourceClaims may be for GPUs: `pod_policy` applies to the containers that use them."""
     allow_larger_requests: bool = False
@@ -87,7 +90,6 @@ class AdmissionDecision:
 def decide(
     pod: ReviewedPod,
     policy: AdmissionPolicy,
-    env_from_keys: EnvFromKeys,
     *,
     has_budget: bool = True,
     largest: DeviceMaximum | None = None,
@@ -105,7 +107,7 @@ def decide(
     if denial:
         return AdmissionDecision(allowed=False, message=denial, code=FORBIDDEN)
     gpu_containers = [container for container in pod.containers if container.requests_gpu]
-    subject = _subject(pod, pod.containers, policy, env_from_keys)
+    subject = _subject(pod, pod.containers, policy)
     if not exempt:
         patches += _hide_devices(pod, pod.containers, in_gpu_pod=bool(subject.gpu_containers))
     if not gpu_containers or not policy.schedulers.serves(pod):
@@ -166,16 +168,14 @@ def decide_without_gpu(pod: ReviewedPod, policy: AdmissionPolicy) -> AdmissionDe
     return AdmissionDecision(allowed=True, patches=(add(SCHEDULER, schedulers.placer),))
 
 
-def decide_update(
-    pod: ReviewedPod, old: ReviewedPod, policy: AdmissionPolicy, env_from_keys: EnvFromKeys
-) -> AdmissionDecision:
+def decide_update(pod: ReviewedPod, old: ReviewedPod, policy: AdmissionPolicy) -> AdmissionDecision:
     """Decide on changed images, and on ephemeral containers that are added to a pod.
 
     Other fields cannot change so that a container sees other devices.
     """
     before = {container.name: container for container in old.containers}
     added = [each for each in pod.containers if each.ephemeral and each.name not in before]
-    subject = _subject(replace(pod, node=""), added, policy, env_from_keys)
+    subject = _subject(replace(pod, node=""), added, policy)
     in_gpu_pod = bool(subject.gpu_containers_of_pod)
     found = [*device_names(pod, added)]
     if in_gpu_pod:
@@ -202,16 +202,15 @@ def _subject(
     pod: ReviewedPod,
     containers: Sequence[ReviewedContainer],
     policy: AdmissionPolicy,
-    env_from_keys: EnvFromKeys,
 ) -> PolicySubject:
     return PolicySubject(
         pod=pod,
         containers=containers,
         gpu_containers=[each for each in containers if _holds_gpu(each, policy)],
         gpu_containers_of_pod=[each for each in pod.containers if _holds_gpu(each, policy)],
-        env_from_keys=env_from_keys,
         allow_privileged=policy.allow_privileged,
-        allow_unread_secrets=policy.allow_unread_secrets,
+        allow_env_from=policy.allow_env_from,
+        host_paths=policy.host_paths,
     )
 
 

@@ -4,16 +4,19 @@
 by administrators, only the rules on variables apply: the node agent enforces those, too.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from services.webhook.reviewed_pod import (
-    EnvFromSource,
-    ReviewedContainer,
-    ReviewedMount,
-    ReviewedPod,
+from services.webhook.reviewed_pod import ReviewedContainer, ReviewedMount, ReviewedPod
+from shared.dialects.protected_paths import (
+    HARMLESS_PATHS,
+    HOST_PATHS,
+    host_path_advice,
+    is_data_path,
+    lease_conflict,
+    normalized,
 )
-from shared.dialects.protected_paths import lease_conflict, node_conflict, normalized
 from shared.dialects.reserved import (
     CAPABILITIES,
     CDI_ANNOTATIONS,
@@ -21,17 +24,16 @@ from shared.dialects.reserved import (
     DEVICE_ORDER,
     LIBRARY_DIRECTORY,
     LIBRARY_SEARCH,
+    NAMES,
     NOTHING_VISIBLE,
+    PREFIXES,
     VISIBLE,
     is_device_name_mount,
-    is_reserved,
-    is_reserved_prefix,
+    may_set_reserved,
     sets_reserved,
 )
 
 TEMPORARY = "/tmp"  # noqa: S108 - inside the container
-EnvFromKeys = Callable[[EnvFromSource], frozenset[str] | None]
-"""The keys of a ConfigMap or Secret in the pod's namespace; None if they cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +47,10 @@ class PolicySubject:
     """Those of them that request GPUs."""
     gpu_containers_of_pod: Sequence[ReviewedContainer]
     """All of the pod that request GPUs."""
-    env_from_keys: EnvFromKeys
     allow_privileged: bool = False
-    allow_unread_secrets: bool = False
+    allow_env_from: bool = False
+    host_paths: Sequence[str] = HOST_PATHS
+    """Directories of nodes that contain only data."""
 
 
 Broken = Iterator[str]
@@ -61,6 +64,8 @@ class PodRule:
     denied: str
     find: Callable[[PolicySubject], Broken]
     """Yields container, field, value, and what to do."""
+    held_by: str = "admission"
+    """What holds pods to it."""
     variables: bool = False
     """It is about variables, and holds in exempt namespaces, too."""
 
@@ -104,11 +109,10 @@ def _host_namespaces(subject: PolicySubject) -> Broken:
 
 def _host_paths(subject: PolicySubject) -> Broken:
     for volume, path in subject.pod.host_paths.items():
-        conflict = node_conflict(path)
-        if conflict:
+        if not is_data_path(path, subject.host_paths):
             yield (
-                f"volume {volume}: hostPath {path} gives access to {conflict} of the node: remove "
-                "it, or mount a directory that contains only the data"
+                f"volume {volume}: hostPath {path} gives access to the node or its devices: "
+                f"{host_path_advice(subject.host_paths)}"
             )
 
 
@@ -159,14 +163,24 @@ def _mounts(subject: PolicySubject) -> Broken:
                     f"container {container.name}: a volume mounted at {mount.path} could replace "
                     f"{conflict}, which the lease mounts: mount it at another path"
                 )
-    for holder in subject.gpu_containers_of_pod:
-        for volume in (each.volume for each in holder.mounts if _is_temporary(each, subject.pod)):
-            yield from (
-                f"container {container.name}: volume {volume} is {TEMPORARY} of container "
-                f"{holder.name}, whose lease is mounted below it: mount a volume of its own"
-                for container in subject.containers
-                if _mounts_again(container, volume, holder)
-            )
+    yield from _shared_temporaries(subject)
+
+
+def _shared_temporaries(subject: PolicySubject) -> Broken:
+    holders = {
+        mount.volume: holder.name
+        for holder in subject.gpu_containers_of_pod
+        for mount in holder.mounts
+        if _is_temporary(mount, subject.pod)
+    }
+    for container in subject.containers:
+        times = Counter(mount.volume for mount in container.mounts if mount.volume in holders)
+        for volume, count in times.items():
+            if count > (1 if container.name == holders[volume] else 0):
+                yield (
+                    f"container {container.name}: volume {volume} is {TEMPORARY} of container "
+                    f"{holders[volume]}, whose lease is mounted below it: mount a volume of its own"
+                )
 
 
 def _is_temporary(mount: ReviewedMount, pod: ReviewedPod) -> bool:
@@ -177,12 +191,6 @@ def _is_temporary(mount: ReviewedMount, pod: ReviewedPod) -> bool:
     """
     is_all = mount.whole and mount.volume in pod.empty_dirs
     return is_all and normalized(mount.path) == TEMPORARY
-
-
-def _mounts_again(container: ReviewedContainer, volume: str, holder: ReviewedContainer) -> bool:
-    """Return whether a container has the holder's volume: the holder itself, a second time."""
-    times = sum(mount.volume == volume for mount in container.mounts)
-    return times > (1 if container.name == holder.name else 0)
 
 
 def _variables(subject: PolicySubject) -> Broken:
@@ -214,39 +222,27 @@ def _searches_library(value: str) -> bool:
 
 def _env_from(subject: PolicySubject) -> Broken:
     for container in subject.gpu_containers:
-        for source in container.env_from:
-            text = _env_from_violation(source, subject)
-            if text:
-                yield f"container {container.name}: {text}"
+        for prefix in container.env_from:
+            if may_set_reserved(prefix) and not subject.allow_env_from:
+                source = f"envFrom with prefix {prefix}" if prefix else "envFrom without a prefix"
+                yield (
+                    f"container {container.name}: {source} could set variables that select devices "
+                    "or lift limits, now or when its source changes: give it a prefix such as "
+                    "APP_, or list the variables in env with valueFrom"
+                )
 
 
-def _env_from_violation(source: EnvFromSource, subject: PolicySubject) -> str:
-    """Return why a source may not set variables; empty: it may."""
-    if is_reserved_prefix(source.prefix):
-        return (
-            f"envFrom with prefix {source.prefix} sets variables that the lease sets: use another "
-            "prefix"
-        )
-    keys = subject.env_from_keys(source)
-    if keys is None:
-        if subject.allow_unread_secrets:
-            return ""
-        return (
-            f"envFrom sets every key of {source.kind} {source.name}, which cannot be checked: list "
-            "the variables one by one with valueFrom"
-        )
-    names = sorted(source.prefix + key for key in keys)
-    reserved = [name for name in names if is_reserved(name) or name == LIBRARY_SEARCH]
-    if not reserved:
-        return ""
-    return (
-        f"envFrom {source.kind} {source.name} sets {reserved[0]}, which the lease sets: remove "
-        "that key"
-    )
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _free_variables() -> Iterator[str]:
+    for names in PREFIXES.values():
+        yield from (f"{name}…" if name.endswith("_") else name for name in names)
 
 
 RULES = (
-    PodRule("`nodeName`", "any value", _node_name),
+    PodRule("`nodeName`", "any value", _node_name, "admission; the node agent, without a lease"),
     PodRule("`hostPID`, `hostIPC`", "true", _host_namespaces),
     PodRule(
         "`shareProcessNamespace`; `targetContainerName` of ephemeral containers",
@@ -255,14 +251,16 @@ RULES = (
     ),
     PodRule(
         "`volumes[].hostPath`",
-        "paths of devices, the library, the container runtime, the kubelet and the node agent; "
-        "those above and below them",
+        f"all but {_listed(HARMLESS_PATHS)}, and what is below the directories of "
+        f"`--host-paths`, by default {_listed(HOST_PATHS)}",
         _host_paths,
+        "admission; the watcher rejects the pod",
     ),
     PodRule(
         "`securityContext.privileged` of any container",
         "true, unless the webhook runs with `--allow-privileged`",
         _privileged,
+        "admission; the watcher rejects the pod",
     ),
     PodRule(
         "`securityContext.capabilities.add` of any container",
@@ -271,24 +269,27 @@ RULES = (
     ),
     PodRule(
         "`volumeMounts`, `volumeDevices` of containers with GPUs",
-        f"paths that the lease mounts, those above and below them; not an `emptyDir` at "
-        f"`{TEMPORARY}` that nothing else mounts",
+        f"paths that the lease mounts, those above and below them, those that end like them (such "
+        f"as `x/ld.so.preload`); not an `emptyDir` at `{TEMPORARY}` that nothing else mounts",
         _mounts,
+        "admission; the node agent reports what a link in the image leads there",
     ),
     PodRule(
         "`env` of containers with GPUs",
-        "variables of the devices and of the library (except "
-        f"{', '.join(f'`{name}={value}`' for name, value in DEVICE_ORDER.items())}), "
-        "`LD_PRELOAD`, `LD_AUDIT`; `LD_LIBRARY_PATH` with the library's directory, `valueFrom` or "
-        "`$(…)`",
+        f"{_listed(f'{prefix}…' for prefix in PREFIXES)}, but "
+        f"{_listed(f'{name}={value}' for name, value in DEVICE_ORDER.items())} and "
+        f"{_listed(_free_variables())}; {_listed(sorted(NAMES))}; `{LIBRARY_SEARCH}` with the "
+        "library's directory, `valueFrom` or `$(…)`",
         _variables,
+        "admission; the node agent refuses the container",
         variables=True,
     ),
     PodRule(
         "`envFrom` of containers with GPUs",
-        "ConfigMaps with such variables, and sources that cannot be read, unless the webhook runs "
-        "with `--allow-unread-secrets`",
+        "sources whose prefix does not keep them from setting such variables, unless the webhook "
+        "runs with `--allow-env-from`",
         _env_from,
+        "admission; the node agent, where a variable passes the devices",
         variables=True,
     ),
 )

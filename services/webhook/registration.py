@@ -63,23 +63,31 @@ CONTAINER_KINDS = ("containers", "initContainers", "ephemeralContainers")
 Manifest = dict[str, Any]
 
 
+MAX_CONTAINERS, MAX_RESOURCES, MAX_ANNOTATIONS = 64, 32, 1000
+"""A pod with more containers of a kind, more resources of a container, or more annotations counts
+as one that concerns Leasehold, whatever they are."""
+MAX_VARIABLES, MAX_MOUNTS = 200, 100
+"""A container with more variables or mounts counts as one that would see devices.
+
+The API server ends the evaluation of a condition whose cost exceeds its limit, and then does not
+call a webhook that fails open. With these limits no pod comes near it.
+"""
+
+
 def requests_gpu() -> str:
     """Return the condition, in CEL, that some container requests a GPU."""
-    named = " || ".join(f"k.startsWith('{prefix}')" for prefix in RESOURCE_PREFIXES)
-    in_one = (
-        "has(c.resources) && ("
-        f"(has(c.resources.limits) && {_requests_some('limits', named)}) || "
-        f"(has(c.resources.requests) && {_requests_some('requests', named)}))"
+    named = _starts_with("k", RESOURCE_PREFIXES)
+    amounts = " || ".join(
+        f"(has(c.resources.{each}) && {_requests_some(each, named)})"
+        for each in ("limits", "requests")
     )
-    return (
-        f"object.spec.containers.exists(c, {in_one}) || "
-        f"(has(object.spec.initContainers) && object.spec.initContainers.exists(c, {in_one}))"
-    )
+    return _some_container(f"has(c.resources) && ({amounts})", CONTAINER_KINDS[:2])
 
 
 def _requests_some(part: str, named: str) -> str:
     """Return that container `c` requests a resource `k`: the API server writes every zero as 0."""
-    return f"c.resources.{part}.exists(k, ({named}) && c.resources.{part}[k] != '0')"
+    amounts = f"c.resources.{part}"
+    return _some(amounts, "k", f"({named}) && {amounts}[k] != '0'", MAX_RESOURCES)
 
 
 def uses_claims() -> str:
@@ -87,8 +95,8 @@ def uses_claims() -> str:
 
     A pod does not say of which driver they are, and a claim may be created after its pod.
     """
-    named = " || ".join(f"k.startsWith('{prefix}')" for prefix in EXTENDED_RESOURCES)
-    extended = f"has(c.resources) && has(c.resources.limits) && {_requests_some('limits', named)}"
+    named = _requests_some("limits", _starts_with("k", EXTENDED_RESOURCES))
+    extended = f"has(c.resources) && has(c.resources.limits) && {named}"
     return (
         "(has(object.spec.resourceClaims) && object.spec.resourceClaims.size() > 0) || "
         f"{_some_container(extended)}"
@@ -97,16 +105,13 @@ def uses_claims() -> str:
 
 def has_reserved_annotation() -> str:
     """Return the condition, in CEL, that the pod has an annotation that its author must not set."""
-    prefixes = (*DENIED_ANNOTATIONS, *STRIPPED_ANNOTATIONS)
-    named = " || ".join(f"k.startsWith('{prefix}')" for prefix in prefixes)
+    named = _starts_with("k", (*DENIED_ANNOTATIONS, *STRIPPED_ANNOTATIONS))
     vendors = " || ".join(
         f"object.metadata.annotations[k].contains('{vendor}')" for vendor in CDI_VENDORS
     )
     devices = f"k.startsWith('{CDI_ANNOTATIONS}') && ({vendors})"
-    return (
-        "has(object.metadata.annotations) && "
-        f"object.metadata.annotations.exists(k, {named} || ({devices}))"
-    )
+    some = _some("object.metadata.annotations", "k", f"{named} || ({devices})", MAX_ANNOTATIONS)
+    return f"has(object.metadata.annotations) && {some}"
 
 
 def would_see_devices() -> str:
@@ -117,15 +122,17 @@ def would_see_devices() -> str:
     """
     image = " || ".join(
         [
-            *(f"c.image.startsWith('{prefix}')" for prefix in CUDA_IMAGE_PREFIXES),
+            _starts_with("c.image", CUDA_IMAGE_PREFIXES),
             *(f"c.image.contains('{part}')" for part in CUDA_IMAGES),
         ]
     )
-    variables = f"e.name in {[VISIBLE, CUDA_VERSION]}"
-    mounts = f"m.mountPath.contains('{DEVICE_NAME_MOUNTS}')"
+    variables = _some("c.env", "e", f"e.name in {[VISIBLE, CUDA_VERSION]}", MAX_VARIABLES)
+    mounts = _some(
+        "c.volumeMounts", "m", f"m.mountPath.contains('{DEVICE_NAME_MOUNTS}')", MAX_MOUNTS
+    )
     in_one = (
-        f"(has(c.env) && c.env.exists(e, {variables})) || has(c.envFrom) || "
-        f"(has(c.volumeMounts) && c.volumeMounts.exists(m, {mounts})) || {image}"
+        f"(has(c.env) && {variables}) || has(c.envFrom) || "
+        f"(has(c.volumeMounts) && {mounts}) || {image}"
     )
     runtime_class = f"object.spec.runtimeClassName.contains('{RUNTIME_CLASSES}')"
     return f"(has(object.spec.runtimeClassName) && {runtime_class}) || {_some_container(in_one)}"
@@ -138,17 +145,28 @@ def has_our_scheduler() -> str:
 
 def changes_images() -> str:
     """Return the condition, in CEL, that a pod is new, or gets another image or container."""
-    old = "oldObject.spec.{0}.exists(o, o.name == c.name && o.image == c.image)"
-    changed = _some_container(f"!(has(oldObject.spec.{{0}}) && {old})")
+    before = "oldObject.spec.{0}"
+    same = f"{before}.exists(o, o.name == c.name && o.image == c.image)"
+    changed = _some_container(f"!(has({before}) && {before}.size() <= {MAX_CONTAINERS} && {same})")
     return f"request.operation == 'CREATE' || {changed}"
 
 
-def _some_container(condition: str) -> str:
+def _some_container(condition: str, kinds: Iterable[str] = CONTAINER_KINDS) -> str:
     """Return that some container `c` fulfils a condition, in which `{0}` is its kind."""
     return " || ".join(
-        f"(has(object.spec.{kind}) && object.spec.{kind}.exists(c, {condition.format(kind)}))"
-        for kind in CONTAINER_KINDS
+        f"(has(object.spec.{kind}) && "
+        f"{_some(f'object.spec.{kind}', 'c', condition.format(kind), MAX_CONTAINERS)})"
+        for kind in kinds
     )
+
+
+def _some(items: str, name: str, condition: str, limit: int) -> str:
+    """Return that some item, called `name`, fulfils a condition, or that there are too many."""
+    return f"({items}.size() > {limit} || {items}.exists({name}, {condition}))"
+
+
+def _starts_with(text: str, prefixes: Iterable[str]) -> str:
+    return " || ".join(f"{text}.startsWith('{prefix}')" for prefix in prefixes)
 
 
 def configuration(client: Callable[[str], Mapping[str, Any]], *, claims: bool = False) -> Manifest:

@@ -13,19 +13,6 @@ from shared.dialects.requested import parse_requested, requests_gpu
 from shared.model.errors import RequestError
 from shared.placing.pod_fields import FoundField, handed_over
 
-CONFIG_MAP, SECRET = "config map", "secret"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvFromSource:
-    """One entry of a container's `envFrom`."""
-
-    kind: str
-    """`config map` or `secret`."""
-    name: str
-    prefix: str = ""
-    optional: bool = False
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewedMount:
@@ -56,7 +43,8 @@ class ReviewedContainer:
     value of one with `valueFrom` is empty."""
     value_from: frozenset[str] = frozenset()
     """Variables with `valueFrom`."""
-    env_from: tuple[EnvFromSource, ...] = ()
+    env_from: tuple[str, ...] = ()
+    """The prefix of each source of `envFrom`, of whatever kind; empty: it has none."""
     privileged: bool = False
     capabilities: tuple[str, ...] = ()
     """Those that it adds."""
@@ -109,15 +97,8 @@ class _RawNamed(msgspec.Struct, frozen=True):
     name: str
 
 
-class _RawReference(msgspec.Struct, frozen=True):
-    name: str = ""
-    optional: bool | None = None
-
-
-class _RawEnvFrom(msgspec.Struct, frozen=True, rename="camel"):
+class _RawEnvFrom(msgspec.Struct, frozen=True):
     prefix: str | None = None
-    config_map_ref: _RawReference | None = None
-    secret_ref: _RawReference | None = None
 
 
 class _RawEnv(msgspec.Struct, frozen=True, rename="camel"):
@@ -311,13 +292,18 @@ def _container(container: _RawContainer, path: str, kind: str) -> ReviewedContai
         has_claims=bool(resources.claims),
         variables={name: variable.text for name, variable in env.items()},
         value_from=frozenset(name for name, variable in env.items() if variable.value_from),
-        env_from=tuple(_env_from_sources(container)),
+        env_from=tuple(_prefixes(container)),
         image=container.image or "",
         mounts=tuple(_mounts(container)),
         target=container.target_container_name or "",
         privileged=bool(security.privileged),
         capabilities=tuple(_added_capabilities(security)),
     )
+
+
+def _prefixes(container: _RawContainer) -> Iterator[str]:
+    for source in container.env_from or ():
+        yield source.prefix or ""
 
 
 def _mounts(container: _RawContainer) -> Iterator[ReviewedMount]:
@@ -341,16 +327,3 @@ def _amounts(
         return parse_requested(resources.limits or {}), parse_requested(resources.requests or {})
     except RequestError as error:
         raise RequestError(f"container {container}: {error}") from error
-
-
-def _env_from_sources(container: _RawContainer) -> Iterator[EnvFromSource]:
-    for entry in container.env_from or ():
-        references = ((CONFIG_MAP, entry.config_map_ref), (SECRET, entry.secret_ref))
-        for kind, reference in references:
-            if reference is not None:
-                yield EnvFromSource(
-                    kind=kind,
-                    name=reference.name,
-                    prefix=entry.prefix or "",
-                    optional=bool(reference.optional),
-                )

@@ -1,6 +1,5 @@
 """The webhook: decides on AdmissionReviews, by the timekeeper's last report of each budget."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,7 +23,7 @@ from services.webhook.cluster_lookups import ApiServerLookups
 from services.webhook.largest_device import LargestDevice
 from services.webhook.metrics import WebhookMetrics
 from services.webhook.patches import add_annotation, add_gate
-from services.webhook.reviewed_pod import EnvFromSource, ReviewedPod, parse_pod
+from services.webhook.reviewed_pod import ReviewedPod, parse_pod
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import ADMISSION
@@ -123,9 +122,9 @@ class Webhook:
                     parse_pod(request.raw_object, request.namespace or "default"), self.policy
                 )
             elif request.is_new_pod:
-                decision = await self._review_pod(request, exempt=exempt)
+                decision = self._review_pod(request, exempt=exempt)
             elif request.is_changed_pod:
-                decision = await self._review_change(request)
+                decision = self._review_change(request)
             elif request.is_claim_status:
                 decision = await self._review_claim(request)
         except RequestError as error:
@@ -134,12 +133,11 @@ class Webhook:
         self.metrics.count_review(outcome, time.perf_counter() - started)
         return encode_response(request.uid, decision)
 
-    async def _review_change(self, request: ReviewRequest) -> AdmissionDecision:
+    def _review_change(self, request: ReviewRequest) -> AdmissionDecision:
         namespace = request.namespace or "default"
         pod = parse_pod(request.raw_object, namespace)
         old = parse_pod(request.raw_old_object, namespace)
-        keys = await self._env_from_keys(pod)
-        return decide_update(pod, old, self.policy, keys.get)
+        return decide_update(pod, old, self.policy)
 
     async def _review_claim(self, request: ReviewRequest) -> AdmissionDecision:
         """Answer a new allocation, if a binder leases or refuses it in time."""
@@ -162,12 +160,12 @@ class Webhook:
             telemetry.end(spans, fault)
         return decision
 
-    async def _review_pod(self, request: ReviewRequest, *, exempt: bool) -> AdmissionDecision:
+    def _review_pod(self, request: ReviewRequest, *, exempt: bool) -> AdmissionDecision:
         """Decide, and annotate the pod with the span of the review: its own trace links to it."""
         started_ns = time.time_ns()
         namespace = Namespace(request.namespace or "default")
         pod = parse_pod(request.raw_object, namespace)
-        decision = await self._decide(pod, namespace, exempt=exempt)
+        decision = self._decide(pod, namespace, exempt=exempt)
         if request.dry_run or (decision.allowed and not decision.requests_gpu):
             return decision
         span = self._record_span(pod, started_ns, decision.message)
@@ -184,15 +182,11 @@ class Webhook:
         attributes = {"k8s.namespace.name": pod.namespace, "k8s.pod.name": pod.name}
         return self.tracing.over("webhook review", started_ns, attributes, fault=denial)
 
-    async def _decide(
-        self, pod: ReviewedPod, namespace: Namespace, *, exempt: bool
-    ) -> AdmissionDecision:
-        keys = await self._env_from_keys(pod)
+    def _decide(self, pod: ReviewedPod, namespace: Namespace, *, exempt: bool) -> AdmissionDecision:
         budget = self._budget(namespace)
         decision = decide(
             pod,
             self.policy,
-            keys.get,
             has_budget=budget is None or budget.lease_class == "guaranteed",
             largest=self.largest.now(self.clock.ticks()),
             default_class=self.default_class,
@@ -201,17 +195,6 @@ class Webhook:
         if budget is None or not (decision.allowed and decision.requests_gpu):
             return decision
         return _apply_budget(decision, budget, pod)
-
-    async def _env_from_keys(self, pod: ReviewedPod) -> dict[EnvFromSource, frozenset[str]]:
-        sources = {source for container in pod.containers for source in container.env_from}
-        if not sources:
-            return {}
-        found = await asyncio.gather(
-            *(self.lookups.env_from_keys(pod.namespace, source) for source in sources)
-        )
-        return {
-            source: keys for source, keys in zip(sources, found, strict=True) if keys is not None
-        }
 
     def _budget(self, namespace: Namespace) -> BudgetChanged | None:
         budget, received_at = self.budgets.get(namespace, (None, 0.0))

@@ -8,6 +8,7 @@ from services.webhook.handover import SchedulerChoice
 from shared.dialects import DIALECTS, KUBE_SCHEDULER, SCHEDULERS
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
+from shared.dialects.protected_paths import HOST_PATHS
 from shared.model.claim import DraMode
 from shared.model.errors import RequestError
 from shared.runtime.settings import ServiceSettings, setting
@@ -80,8 +81,13 @@ class WebhookSettings(ServiceSettings):
         one_of=tuple(DIALECTS),
     )
     allow_privileged: bool = setting(False, "GPU pods may have privileged containers")
-    allow_unread_secrets: bool = setting(
-        False, "envFrom may refer to Secrets, which the webhook never reads"
+    host_paths: tuple[str, ...] = setting(
+        HOST_PATHS,
+        "directories of nodes that contain only data, below which GPU pods may mount a hostPath",
+    )
+    allow_env_from: bool = setting(
+        False,
+        "envFrom of containers with GPUs needs no prefix: only if CDI passes devices on all nodes",
     )
     allow_larger_requests: bool = setting(
         False,
@@ -108,7 +114,8 @@ class WebhookSettings(ServiceSettings):
             in_budget_class=self.in_budget_class,
             out_of_budget_class=self.out_of_budget_class,
             allow_privileged=self.allow_privileged,
-            allow_unread_secrets=self.allow_unread_secrets,
+            allow_env_from=self.allow_env_from,
+            host_paths=self.host_paths,
             claims=self.dra is not DraMode.OFF,
             allow_larger_requests=self.allow_larger_requests,
         )

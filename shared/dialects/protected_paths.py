@@ -1,6 +1,6 @@
-"""Paths that a pod with GPUs must not mount: those of the lease, and those of the node; pure.
+"""What a pod with GPUs may mount: not the paths of the lease, and of the node only data; pure.
 
-A mount at a protected path, above it or below it conflicts. One above conflicts because a link
+A mount at a path of the lease, above it or below it conflicts. One above conflicts because a link
 inside that volume can redirect the lease's own mount.
 """
 
@@ -20,35 +20,41 @@ LEASE_PATHS = (
 )
 """Paths inside containers: what the node agent mounts, and the file with which HAMi-core replaces
 its variables."""
-NODE_PATHS = (
-    PRELOAD,
-    LIBRARY_DIRECTORY,
-    "/dev/nvidia",
-    "/etc/cdi",
-    "/etc/nvidia-container-runtime",
-    "/proc",
-    "/run",
-    "/sys/fs/cgroup",
-    "/var/lib/containerd",
-    "/var/lib/containers",
-    "/var/lib/docker",
-    "/var/lib/kubelet",
-    "/var/lib/leasehold",
-    "/var/run",
+_LEASE_NAMES = frozenset(path.rpartition("/")[2] for path in (*LEASE_PATHS, hami_core.LIBRARY))
+"""Their last elements. A link in the image can lead a directory above them to any other one."""
+HOST_PATHS = ("/data", "/media", "/mnt", "/scratch", "/srv")
+"""Directories of a node that contain only data, unless an administrator names others."""
+HARMLESS_PATHS = (
+    "/dev/infiniband",
+    "/dev/shm",  # noqa: S108 - of the node
+    "/etc/localtime",
+    "/usr/share/zoneinfo",
 )
-"""Paths of the node: devices, the library, the container runtime, the kubelet, the node agent."""
-_PREFIXES = frozenset({"/dev/nvidia"})
-"""Those that stand for all paths that begin with them."""
+"""What programs commonly mount besides, on every node. All other paths of a node may lead to its
+devices, its memory, the container runtime, the kubelet or the node agent."""
 
 
 def lease_conflict(mount_path: str) -> str:
     """Return the path of the lease with which a container's mount conflicts; empty: none."""
-    return _conflict(mount_path, LEASE_PATHS)
+    path = normalized(mount_path)
+    name = path.rpartition("/")[2]
+    touched = next((each for each in LEASE_PATHS if _touches(path, each)), "")
+    return touched or (name if name in _LEASE_NAMES else "")
 
 
-def node_conflict(host_path: str) -> str:
-    """Return the path of the node with which a `hostPath` conflicts; empty: none."""
-    return _conflict(host_path, NODE_PATHS)
+def is_data_path(host_path: str, directories: Iterable[str] = HOST_PATHS) -> bool:
+    """Return whether a `hostPath` is one of the directories with data, or below one."""
+    path = normalized(host_path)
+    allowed = map(normalized, (*HARMLESS_PATHS, *directories))
+    return any(path == each or path.startswith(f"{each}/") for each in allowed)
+
+
+def host_path_advice(directories: Iterable[str]) -> str:
+    """Return which paths a `hostPath` may have, as the end of a message."""
+    return (
+        f"use a path below {', '.join(directories)}, or have an administrator add it with "
+        "--host-paths"
+    )
 
 
 def normalized(path: str) -> str:
@@ -62,14 +68,9 @@ def normalized(path: str) -> str:
     return "/" + "/".join(parts)
 
 
-def _conflict(path: str, protected: Iterable[str]) -> str:
-    found = normalized(path)
-    return next((each for each in protected if _touches(found, each)), "")
-
-
 def _touches(path: str, protected: str) -> bool:
     return (
         path in {"/", protected}
         or protected.startswith(f"{path}/")
-        or path.startswith(protected if protected in _PREFIXES else f"{protected}/")
+        or path.startswith(f"{protected}/")
     )

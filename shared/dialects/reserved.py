@@ -4,7 +4,7 @@ A pod's own variables override those of the device plugin, so a pod that sets on
 choose its own limits. Annotations grant nothing here, but vendors' components may still read them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from shared.dialects.strict_isolation import ISOLATION
 from shared.model.events.event import ADMISSION
@@ -15,18 +15,47 @@ VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 CUDA_VERSION = "CUDA_VERSION"
 """A variable of CUDA images."""
 
-PREFIXES = ("CUDA_DEVICE_", "VOLCANO_GPU_")
+PREFIXES: Mapping[str, tuple[str, ...]] = {
+    "CUDA_DEVICE_": (
+        "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT",
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "CUDA_DEVICE_WAITS_ON_EXCEPTION",
+    ),
+    "DOCKER_RESOURCE_": (),
+    "LD_": ("LD_BIND_NOW", "LD_LIBRARY_PATH"),
+    "NVIDIA_": (
+        "NVIDIA_API_KEY",
+        "NVIDIA_BASE_URL",
+        "NVIDIA_BUILD_",
+        "NVIDIA_DISABLE_REQUIRE",
+        "NVIDIA_DRIVER_CAPABILITIES",
+        "NVIDIA_NGC_",
+        "NVIDIA_NIM_",
+        "NVIDIA_PRODUCT_NAME",
+        "NVIDIA_PYTORCH_",
+        "NVIDIA_REQUIRE_",
+        "NVIDIA_TENSORFLOW_",
+        "NVIDIA_TENSORRT_",
+        "NVIDIA_TF32_OVERRIDE",
+        "NVIDIA_TRITON_",
+    ),
+    "VOLCANO_GPU_": (),
+}
+"""Prefixes of HAMi-core, of NVIDIA's container runtime, of the dynamic loader and of Volcano, each
+with the beginnings of variables that only programs read, or that select no device."""
 NAMES = frozenset(
     {
+        "ACTIVE_OOM_KILLER",
         "CONTAINER_VGPU_MOUNT",
         "CUDA_DISABLE_CONTROL",
+        "CUDA_OVERSUBSCRIBE",
         "CUDA_REDIRECT",
+        "CUDA_TASK_PRIORITY",
         "GPU_CORE_UTILIZATION_POLICY",
-        "LD_AUDIT",
-        "LD_PRELOAD",
-        VISIBLE,
+        "RECORD_KERNEL_INTERVAL",
     }
 )
+"""HAMi-core's variables without such a prefix."""
 DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 """CUDA lists faster models first otherwise, and limits are by its numbers. Many programs set it."""
 LIBRARY_DIRECTORY = "/usr/local/vgpu"
@@ -122,7 +151,11 @@ def is_cuda_image(image: str) -> bool:
 
 def is_reserved(variable: str) -> bool:
     """Return whether a pod must not set this variable."""
-    return variable in NAMES or variable.startswith(PREFIXES)
+    free = (name for prefix, names in PREFIXES.items() if variable.startswith(prefix)
+            for name in names)  # fmt: skip
+    return variable in NAMES or (
+        variable.startswith(tuple(PREFIXES)) and not variable.startswith(tuple(free))
+    )
 
 
 def sets_reserved(variable: str, value: str) -> bool:
@@ -130,23 +163,13 @@ def sets_reserved(variable: str, value: str) -> bool:
     return is_reserved(variable) and DEVICE_ORDER.get(variable) != value
 
 
-def is_reserved_prefix(prefix: str) -> bool:
-    """Return whether all variables with this prefix are reserved."""
-    return prefix.startswith(PREFIXES)
+def may_set_reserved(prefix: str) -> bool:
+    """Return whether a source of `envFrom` with this prefix may set a reserved variable.
 
-
-def find_reserved(variables: Iterable[str], prefixes: Iterable[str]) -> str | None:
-    """Return the first of a container's variables that is reserved, or None.
-
-    Of variables from a ConfigMap or a Secret only the prefix is known.
+    Its keys may change whenever a container starts, so only the prefix says what it cannot set.
     """
-    for variable in variables:
-        if is_reserved(variable):
-            return variable
-    for prefix in prefixes:
-        if is_reserved_prefix(prefix):
-            return f"{prefix}* (from envFrom)"
-    return None
+    reserved = (*PREFIXES, *NAMES)
+    return prefix.startswith(tuple(PREFIXES)) or any(each.startswith(prefix) for each in reserved)
 
 
 def is_device_name_mount(mount_path: str) -> bool:

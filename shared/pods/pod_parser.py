@@ -5,7 +5,7 @@ Resources of init and sidecar containers add up as Kubernetes documents it: see
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -21,7 +21,7 @@ from shared.dialects import (
 )
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
-from shared.dialects.protected_paths import node_conflict
+from shared.dialects.protected_paths import HOST_PATHS, host_path_advice, is_data_path
 from shared.dialects.requested import parse_requested
 from shared.dialects.reserved import EXEMPT, is_device_name_mount
 from shared.kubernetes.types import (
@@ -78,10 +78,12 @@ class PodParser:
         rules: Rules,
         *,
         allow_privileged: bool = False,
+        host_paths: Sequence[str] = HOST_PATHS,
     ) -> None:
         self.schedulers = schedulers | {KUBE_SCHEDULER}
         self.rules = rules
         self.allow_privileged = allow_privileged
+        self.host_paths = host_paths
         self.annotations = REQUEST_ANNOTATIONS | pod_groups.READ_ANNOTATIONS | {EXEMPT}
         self.labels = (REQUEST_LABELS | pod_groups.READ_LABELS).union(
             *(dict(rule) for rule in rules.exclusive_labels)
@@ -167,25 +169,26 @@ class PodParser:
             if request and pod.spec.scheduler_name == KUBE_SCHEDULER:
                 request = _without_scheduler_rules(request)
             if request and request.containers and EXEMPT not in pod.metadata.annotations:
-                check_device_access(pod, allow_privileged=self.allow_privileged)
+                check_device_access(
+                    pod, allow_privileged=self.allow_privileged, host_paths=self.host_paths
+                )
             group = _group(pod) if ours else None
         except RequestError as error:
             return _TemplateRequest(resources, repels, error=cut(str(error)))
         return _TemplateRequest(resources, repels, request, group=group)
 
 
-def check_device_access(pod: ApiPod, *, allow_privileged: bool) -> None:
+def check_device_access(pod: ApiPod, *, allow_privileged: bool, host_paths: Sequence[str]) -> None:
     """Raise RequestError for a pod that would see devices outside its lease.
 
     The webhook denies such pods; this check is for those created while it was not running. The node
     agent checks reserved variables, since it sees them as the kubelet does.
     """
     for volume in pod.spec.volumes:
-        conflict = node_conflict(volume.host_path.path) if volume.host_path else ""
-        if volume.host_path and conflict:
+        if volume.host_path and not is_data_path(volume.host_path.path, host_paths):
             raise RequestError(
-                f"volume {volume.name}: hostPath {volume.host_path.path} gives access to "
-                f"{conflict} of the node: create the pod without it"
+                f"volume {volume.name}: hostPath {volume.host_path.path} gives access to the "
+                f"node or its devices: {host_path_advice(host_paths)}"
             )
     for container in (*pod.spec.init_containers, *pod.spec.containers):
         for mount in container.volume_mounts:

@@ -10,6 +10,7 @@ import yaml
 from shared.dialects import DIALECTS, SCHEDULERS
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import check_rules
+from shared.dialects.protected_paths import HOST_PATHS
 from shared.dialects.volcano import scheduler_arguments
 from shared.model.device import DeviceMode
 from shared.model.errors import RequestError
@@ -33,6 +34,10 @@ class RequestSettings:
         one_of=("LeastAllocated", "MostAllocated"),
     )
     allow_privileged: bool = setting(False, "GPU pods may have privileged containers")
+    host_paths: tuple[str, ...] = setting(
+        HOST_PATHS,
+        "directories of nodes that contain only data, below which GPU pods may mount a hostPath",
+    )
     dialects: tuple[str, ...] = setting(
         (), "accepted dialects, comma-separated; empty: all", one_of=tuple(DIALECTS)
     )
@@ -68,6 +73,7 @@ class RequestSettings:
             frozenset(self.schedulers),
             load_rules(self),
             allow_privileged=self.allow_privileged,
+            host_paths=self.host_paths,
         )
 
 

@@ -33,8 +33,7 @@ def test_the_pods_of_an_example_are_admitted_and_request_gpus(file: Path) -> Non
     objects = list(yaml.safe_load_all(file.read_text()))
     pods = list(templates(objects))
     decisions = [
-        decide(parse_pod(msgspec.json.encode(pod), "default"), AdmissionPolicy(), lambda _: None)
-        for pod in pods
+        decide(parse_pod(msgspec.json.encode(pod), "default"), AdmissionPolicy()) for pod in pods
     ]
 
     assert [each.message for each in decisions if not each.allowed] == []

@@ -25,9 +25,7 @@ def test_limits_of_the_page_are_admitted_as_a_request_for_gpus(wanted: str, cell
     container = {"name": "main", "image": "x", "resources": {"limits": limits_of(cell)}}
     pod = {"metadata": {"name": "pod"}, "spec": {"containers": [container]}}
 
-    decision = decide(
-        parse_pod(msgspec.json.encode(pod), "default"), AdmissionPolicy(), lambda _: None
-    )
+    decision = decide(parse_pod(msgspec.json.encode(pod), "default"), AdmissionPolicy())
 
     assert decision.allowed, (wanted, decision.message)
     assert decision.requests_gpu, wanted

@@ -186,9 +186,9 @@ def generated() -> str:
             "redis-users": redis_users(),
             "pod-policy": "\n".join(
                 [
-                    "| field | denied |",
-                    "|---|---|",
-                    *(f"| {rule.fields} | {rule.denied} |" for rule in RULES),
+                    "| field | denied | held by |",
+                    "|---|---|---|",
+                    *(f"| {rule.fields} | {rule.denied} | {rule.held_by} |" for rule in RULES),
                 ]
             ),
             "privileges": "\n".join([head, "|---|---|---|---|---|", *privileges()]),

@@ -191,7 +191,7 @@ TRIES: Mapping[str, tuple[Try, ...]] = {
             LABEL,
         ),
         Try(
-            ALLOWED,
+            RBAC,
             "read a ConfigMap of a tenant",
             "GET",
             "/api/v1/namespaces/team-a/configmaps/own",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from services.node_agent.allocate.device_list_strategies import (
     DEFAULT_STRATEGIES,
     DeviceListStrategies,
+    DeviceListStrategy,
     name_devices,
 )
 from services.node_agent.allocate.pod_resolution import ContainerCandidate
@@ -21,7 +22,7 @@ from services.node_agent.records.checkpoint_entry import Fence, slot_key
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import ContainerSetup, Dialect, Paths
-from shared.dialects.reserved import VISIBLE, find_reserved
+from shared.dialects.reserved import VISIBLE, is_reserved, may_set_reserved
 from shared.model.device import Device, DeviceMode, Isolation
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, Share
@@ -71,13 +72,30 @@ def shares_for(
     shares = lease.shares_of(candidate.container.name)
     if not shares:
         raise RequestError(f"the lease of pod {candidate} has no share for this container")
-    variable = find_reserved(candidate.container.variables, candidate.container.prefixes)
-    if variable is not None:
+    variable = next(filter(is_reserved, candidate.container.variables), "")
+    if variable:
         raise RequestError(
             f"container {candidate.container.name} of pod {pod.namespace}/{pod.name} sets "
             f"{variable}, which only its lease may set: remove it from the pod"
         )
     return shares
+
+
+def check_sources(candidate: ContainerCandidate, strategies: DeviceListStrategies) -> None:
+    """Raise RequestError if a later change of a source of variables could select other devices.
+
+    The pod's variables override those of the device plugin whenever the container starts. CDI
+    devices and mounts are not overridden.
+    """
+    if DeviceListStrategy.ENVVAR in strategies and any(
+        map(may_set_reserved, candidate.container.prefixes)
+    ):
+        raise RequestError(
+            f"container {candidate.container.name} of pod {candidate.pod.namespace}/"
+            f"{candidate.pod.name} takes variables by envFrom, which could set {VISIBLE} whenever "
+            "it starts: give the source a prefix such as APP_, list the variables with valueFrom, "
+            "or have the administrator pass devices by CDI"
+        )
 
 
 def dialect_of(lease: Lease) -> Dialect:
@@ -142,6 +160,7 @@ def grant(
     lease: the container's limits come from its lease, not from the names of IDs.
     """
     shares = shares_for(lease, candidate, node.name)
+    check_sources(candidate, node.device_list_strategies)
     ids_of = _ids_of(lease, resource)
     check_fences(shares, lease.pod, honoured)
     chosen = devices_named(device_ids, node.served.get(resource, {}))

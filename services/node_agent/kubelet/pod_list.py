@@ -164,5 +164,5 @@ def _container(container: _KubeletContainerSpec, *, init: bool) -> KubeletContai
             for variable in container.env or ()
             if DEVICE_ORDER.get(variable.name) != variable.value
         ),
-        prefixes=tuple(source.prefix for source in container.env_from or () if source.prefix),
+        prefixes=tuple(source.prefix for source in container.env_from or ()),
     )

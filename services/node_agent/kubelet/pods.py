@@ -20,7 +20,7 @@ class KubeletContainer:
     variables: tuple[str, ...] = ()
     """Names of the variables that the pod sets itself, but to the value that its lease sets."""
     prefixes: tuple[str, ...] = ()
-    """Prefixes under which variables come from a config map or a secret."""
+    """The prefix of each source of `envFrom`; empty: it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,10 +162,7 @@ class NoPods:
 
 
 class Lookups:
-    """A cluster whose ConfigMaps have one key."""
-
-    async def env_from_keys(self, namespace: str, source: object) -> frozenset[str]:
-        return frozenset({"A"})
+    """A cluster without priority classes."""
 
     async def default_priority_class(self) -> str:
         return ""

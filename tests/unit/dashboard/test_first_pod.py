@@ -15,7 +15,7 @@ def test_the_pod_to_try_is_admitted_and_requests_a_gpu(resource: str) -> None:
     assert manifest is not None
     pod = parse_pod(msgspec.json.encode(yaml.safe_load(manifest)), "default")
 
-    decision = decide(pod, AdmissionPolicy(), lambda _: None)
+    decision = decide(pod, AdmissionPolicy())
 
     assert decision.allowed, decision.message
     assert decision.requests_gpu

@@ -203,7 +203,7 @@ async def test_an_agent_reports_what_its_operator_and_its_library_allow() -> Non
 def admitted(limits: dict[str, Any], notes: dict[str, str], **policy: Any) -> tuple[bool, str]:
     main = {"name": "main", "image": "i", "resources": {"limits": limits}}
     obj = {"metadata": {"name": "p", "annotations": notes}, "spec": {"containers": [main]}}
-    decision = decide(reviewed(obj, "team-a"), AdmissionPolicy(**policy), lambda _: None)
+    decision = decide(reviewed(obj, "team-a"), AdmissionPolicy(**policy))
     return decision.allowed, decision.message
 
 

@@ -11,19 +11,12 @@ import pytest
 from services.webhook.admission import AdmissionDecision, AdmissionPolicy, decide
 from services.webhook.admission_review import ReviewRequest, decode_request, encode_response
 from services.webhook.handover import SchedulerChoice
-from services.webhook.reviewed_pod import EnvFromSource
 from shared.dialects.tencent.vcuda import DENIAL
 from shared.model.errors import RequestError
 from tests.support.webhook.reviews import reviewed
 
 CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 VGPU = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "3000"}
-KEYS = {
-    "settings": frozenset({"LD_PRELOAD", "MODE"}),
-    "plain": frozenset({"MODE"}),
-    "paths": frozenset({"LD_LIBRARY_PATH"}),
-    "preloads": frozenset({"PRELOAD"}),
-}
 
 
 NAMING = {"volumeMounts": [{"name": "v", "mountPath": "/var/run/nvidia-container-devices/all"}]}
@@ -47,12 +40,8 @@ def answer(decision: AdmissionDecision) -> Any:
     return json.loads(encode_response("u1", decision))["response"]
 
 
-def keys(source: EnvFromSource) -> frozenset[str] | None:
-    return KEYS.get(source.name) if source.kind == "config map" else None
-
-
 def decided(obj: Any, *, has_budget: bool = True, **policy: Any) -> AdmissionDecision:
-    return decide(reviewed(obj, "team-a"), AdmissionPolicy(**policy), keys, has_budget=has_budget)
+    return decide(reviewed(obj, "team-a"), AdmissionPolicy(**policy), has_budget=has_budget)
 
 
 def patched(obj: Any, **policy: Any) -> Any:
@@ -192,13 +181,13 @@ def test_gpusharing_18_a_container_called_sidecar_is_a_container() -> None:
             pod(gpu(env=[{"name": "LD_LIBRARY_PATH", "valueFrom": {"configMapKeyRef": {}}}])),
             "LD_LIBRARY_PATH uses valueFrom",
         ),
-        (pod(gpu(envFrom=[{"configMapRef": {"name": "paths"}}])), "paths sets LD_LIBRARY_PATH"),
+        (pod(gpu(envFrom=[{"configMapRef": {"name": "paths"}}])), "envFrom without a prefix"),
         (
             pod(gpu(envFrom=[{"prefix": "LD_", "configMapRef": {"name": "preloads"}}])),
-            "preloads sets LD_PRELOAD",
+            "envFrom with prefix LD_",
         ),
-        (pod(gpu(envFrom=[{"configMapRef": {"name": "settings"}}])), "settings sets LD_PRELOAD"),
-        (pod(gpu(envFrom=[{"secretRef": {"name": "token"}}])), "secret token"),
+        (pod(gpu(envFrom=[{"configMapRef": {"name": "settings"}}])), "give it a prefix"),
+        (pod(gpu(envFrom=[{"secretRef": {"name": "token"}}])), "valueFrom"),
         (
             pod(gpu(envFrom=[{"prefix": "CUDA_DEVICE_", "configMapRef": {"name": "plain"}}])),
             "prefix CUDA_DEVICE_",
@@ -237,7 +226,10 @@ def test_what_would_let_a_pod_exceed_its_limits_is_denied(obj: Any, message: str
     [
         pod(gpu(env=[{"name": "CUDA_VISIBLE_DEVICES", "value": "0"}])),
         pod(gpu(env=[{"name": "CUDA_DEVICE_ORDER", "value": "PCI_BUS_ID"}])),
-        pod(gpu(envFrom=[{"configMapRef": {"name": "plain"}}])),
+        pod(gpu(env=[{"name": "CUDA_DEVICE_MAX_CONNECTIONS", "value": "1"}])),
+        pod(gpu(env=[{"name": "NVIDIA_API_KEY", "valueFrom": {"secretKeyRef": {}}}])),
+        pod(gpu(envFrom=[{"prefix": "APP_", "configMapRef": {"name": "plain"}}])),
+        pod(gpu(envFrom=[{"prefix": "APP_", "secretRef": {"name": "token"}}])),
         pod(gpu(), volumes=[{"name": "v", "hostPath": {"path": "/data/models"}}]),
         pod({**container(), "env": [{"name": "LD_PRELOAD", "value": "x.so"}]}, nodeName="n1"),
     ],
@@ -246,9 +238,9 @@ def test_what_does_not_affect_the_limits_is_admitted(obj: Any) -> None:
     assert decided(obj).allowed
 
 
-def test_the_operator_may_allow_secrets_that_cannot_be_read() -> None:
+def test_the_operator_may_allow_sources_of_variables_where_cdi_passes_devices() -> None:
     assert decided(
-        pod(gpu(envFrom=[{"secretRef": {"name": "token"}}])), allow_unread_secrets=True
+        pod(gpu(envFrom=[{"secretRef": {"name": "token"}}])), allow_env_from=True
     ).allowed
 
 

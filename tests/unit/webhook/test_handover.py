@@ -96,7 +96,7 @@ HARMLESS: tuple[dict[str, Any], ...] = (
     {
         "volumes": [
             {"name": "v", "configMap": {"name": "c"}},
-            {"name": "h", "hostPath": {"path": "/d"}},
+            {"name": "h", "hostPath": {"path": "/data"}},
         ]
     },
     {"resourceClaims": []},
@@ -108,7 +108,7 @@ def pod(spec: dict[str, Any], **metadata: Any) -> dict[str, Any]:
 
 
 def decided(obj: dict[str, Any], choice: SchedulerChoice) -> AdmissionDecision:
-    return decide(reviewed(obj, "team-a"), AdmissionPolicy(schedulers=choice), lambda _: None)
+    return decide(reviewed(obj, "team-a"), AdmissionPolicy(schedulers=choice))
 
 
 def patched(obj: dict[str, Any], choice: SchedulerChoice) -> Any:

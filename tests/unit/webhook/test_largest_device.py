@@ -26,7 +26,7 @@ def decided(
     spec: dict[str, Any] = {"containers": [plain]}
     spec[kind] = [*spec.get(kind, []), gpu]
     pod = reviewed({"metadata": {"name": "pod"}, "spec": spec})
-    return decide(pod, AdmissionPolicy(**policy), lambda _: None, largest=largest)
+    return decide(pod, AdmissionPolicy(**policy), largest=largest)
 
 
 FITTING = {

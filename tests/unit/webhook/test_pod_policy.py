@@ -45,15 +45,11 @@ def host_path(path: str) -> list[Obj]:
 
 
 def decided(obj: Obj, *, exempt: bool = False, **policy: Any) -> AdmissionDecision:
-    return decide(
-        reviewed(obj), AdmissionPolicy(**policy), lambda _: frozenset({"MODE"}), exempt=exempt
-    )
+    return decide(reviewed(obj), AdmissionPolicy(**policy), exempt=exempt)
 
 
 def updated(new: Obj, old: Obj) -> AdmissionDecision:
-    return decide_update(
-        reviewed(new), reviewed(old), AdmissionPolicy(), lambda _: frozenset({"MODE"})
-    )
+    return decide_update(reviewed(new), reviewed(old), AdmissionPolicy())
 
 
 def applied(obj: Obj, decision: AdmissionDecision) -> Any:
@@ -136,6 +132,10 @@ def test_a_second_review_changes_nothing() -> None:
         ("/tmp/cudevshr.cache", "/tmp/cudevshr.cache"),
         ("/tmp", "/tmp/vgpu"),
         ("/overrideEnv", "/overrideEnv"),
+        ("/x/y/ld.so.preload", "ld.so.preload"),
+        ("x/ld.so.preload/", "ld.so.preload"),
+        ("/opt/lib/libvgpu.so", "libvgpu.so"),
+        ("/var/tmp/vgpu", "vgpu"),
     ],
 )
 def test_a_mount_at_above_or_below_a_path_of_the_lease_is_denied(path: str, conflict: str) -> None:
@@ -150,16 +150,26 @@ def test_a_mount_at_above_or_below_a_path_of_the_lease_is_denied(path: str, conf
 HOST_PATHS = (
     *("/", "/dev", "/dev/nvidia0", "/dev/nvidia-caps", "/etc", "/etc/cdi", "/proc", "/run", "/var"),
     *("/var/lib/kubelet/device-plugins", "/var/lib/leasehold", "/var/run/containerd", "/var/lib"),
-    *("/usr/local/vgpu", "/sys/fs/cgroup", "/data/../etc", "/run/../proc/1"),
+    *("/usr/local/vgpu", "/sys/fs/cgroup", "/data/../etc", "/run/../proc/1", "/usr/bin", "/boot"),
+    *("/dev/char", "/dev/mem", "/dev/shm/../mem", "/dev/infinibandx", "/sys/bus/pci", "", "/root"),
+    *("/sys/kernel/debug", "/etc/kubernetes", "/opt/cni/bin", "/tmp", "/home", "/system", "/datax"),
 )
 
 
 @pytest.mark.parametrize("path", HOST_PATHS)
-def test_a_host_path_that_reaches_devices_or_their_guards_is_denied(path: str) -> None:
+def test_a_host_path_outside_the_directories_with_data_is_denied(path: str) -> None:
     decision = decided(pod(gpu(), volumes=host_path(path)))
 
     assert not decision.allowed
     assert f"volume v: hostPath {path} gives access to" in decision.message
+
+
+def test_an_administrator_names_the_directories_with_data() -> None:
+    models = pod(gpu(), volumes=host_path("/models/a"))
+
+    assert decided(models, host_paths=("/models",)).allowed
+    assert not decided(models, host_paths=("/data",)).allowed
+    assert "--host-paths" in decided(models).message
 
 
 @pytest.mark.parametrize("capability", [*sorted(CAPABILITIES), "CAP_SYS_PTRACE", "sys_admin"])
@@ -284,7 +294,8 @@ def test_variables_that_lift_limits_are_denied(fields: Obj) -> None:
         pod(gpu(), container() | mounted("/etc")),
         pod(gpu(), volumes=host_path("/dev/shm")),
         pod(gpu(), volumes=host_path("/dev/infiniband")),
-        pod(gpu(), volumes=host_path("/var/lib/models")),
+        pod(gpu(), volumes=host_path("/etc/localtime")),
+        pod(gpu(), volumes=host_path("/mnt/models//a")),
         pod(gpu(securityContext={"capabilities": {"add": ["IPC_LOCK"], "drop": ["SYS_ADMIN"]}})),
         pod(gpu(**env("LD_LIBRARY_PATH", "/opt/lib:/usr/local/vgpux"))),
         pod(container(), hostPID=True, volumes=host_path("/")),

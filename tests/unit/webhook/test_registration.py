@@ -1,8 +1,10 @@
-"""The URL at which the webhook registers itself."""
+"""The webhook's configuration: bounded conditions, and the URL at which it registers itself."""
+
+import re
 
 import pytest
 
-from services.webhook.registration import registered_url
+from services.webhook.registration import configuration, registered_url
 from shared.model.errors import RequestError
 
 
@@ -25,3 +27,19 @@ def test_the_url_has_one_port(url: str, registered: str) -> None:
 def test_a_url_without_host_or_tls_is_refused(url: str) -> None:
     with pytest.raises(RequestError, match="--url"):
         registered_url(url, 8443)
+
+
+def test_every_list_is_measured_before_a_condition_looks_at_its_items() -> None:
+    hooks = configuration(lambda _: {}, claims=True)["webhooks"]
+    looks = [
+        (found[1], text[: found.start()])
+        for hook in hooks
+        for text in [each["expression"] for each in hook["matchConditions"]]
+        for found in re.finditer(r"([\w.]+)\.(?:exists|all|filter|map)\(", text)
+        if "claims" not in hook["name"] or "pods" in hook["name"]
+    ]
+
+    assert looks
+    for items, before in looks:
+        measured = rf"{re.escape(items)}\.size\(\) (> \d+ \|\||<= \d+ &&) $"
+        assert re.search(measured, before), f"{items} may be as long as the author likes"

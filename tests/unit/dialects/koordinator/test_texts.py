@@ -60,10 +60,8 @@ def test_koordinator_33_the_webhook_uses_these_messages_if_enabled() -> None:
     main = {"name": "main", "resources": {"limits": amounts, "requests": amounts}}
     pod = reviewed({"metadata": {"name": "p"}, "spec": {"containers": [main]}}, "ns")
 
-    decision = decide(
-        pod, AdmissionPolicy(vendor_messages=frozenset({"koordinator"})), lambda _: None
-    )
-    ours = decide(pod, AdmissionPolicy(), lambda _: None)
+    decision = decide(pod, AdmissionPolicy(vendor_messages=frozenset({"koordinator"})))
+    ours = decide(pod, AdmissionPolicy())
 
     assert (decision.allowed, decision.message) == (False, f"{FIELD}: {ROWS[2][1]}")
     assert "container" in ours.message

@@ -14,12 +14,13 @@ from services.node_agent.allocate.allocation import (
     preferred_device_ids,
     refusal_text,
 )
+from services.node_agent.allocate.device_list_strategies import DeviceListStrategy
 from services.node_agent.allocate.pod_resolution import ContainerCandidate
 from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod
 from services.node_agent.records.checkpoint_entry import Fence, slot_key
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import ContainerSetup, Paths
-from shared.dialects.reserved import find_reserved, is_reserved
+from shared.dialects.reserved import is_reserved, may_set_reserved
 from shared.model.device import Device, Isolation
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, Share
@@ -101,11 +102,12 @@ def granted(
     container: ContainerCandidate | None = None,
     honoured: Mapping[str, Fence] | None = None,
     reusable: tuple[str, ...] = (),
+    node: NodeSnapshot = NODE_FACTS,
 ) -> ContainerSetup:
     return grant(
         leased or lease(),
         container or candidate(),
-        NODE_FACTS,
+        node,
         resource=resource,
         device_ids=ids or (f"{A}-2",),
         honoured=honoured or {},
@@ -237,9 +239,14 @@ def test_a_fence_older_than_the_last_honoured_one_is_refused() -> None:
         "CUDA_DEVICE_MEMORY_LIMIT_0",
         "CUDA_DEVICE_MEMORY_SHARED_CACHE",
         "CUDA_DISABLE_CONTROL",
+        "CUDA_OVERSUBSCRIBE",
         "CUDA_REDIRECT",
+        "CUDA_TASK_PRIORITY",
         "GPU_CORE_UTILIZATION_POLICY",
         "LD_PRELOAD",
+        "NVIDIA_IMEX_CHANNELS",
+        "NVIDIA_MIG_CONFIG_DEVICES",
+        "NVIDIA_MIG_MONITOR_DEVICES",
         "NVIDIA_VISIBLE_DEVICES",
         "VOLCANO_GPU_ALLOCATED",
     ],
@@ -252,12 +259,22 @@ def test_a_pod_that_sets_a_reserved_variable_is_refused(variable: str) -> None:
 def test_other_variables_are_not_reserved() -> None:
     assert not is_reserved("CUDA_VISIBLE_DEVICES")
     assert not is_reserved("PATH")
-    assert find_reserved(["PATH"], ["APP_"]) is None
+    assert not is_reserved("CUDA_DEVICE_MAX_CONNECTIONS")
+    assert not is_reserved("NVIDIA_API_KEY")
 
 
-def test_an_env_from_prefix_of_reserved_variables_is_refused() -> None:
-    with pytest.raises(RequestError, match="CUDA_DEVICE_"):
-        granted(container=candidate(prefixes=("CUDA_DEVICE_",)))
+@pytest.mark.parametrize("prefix", ["", "N", "NVIDIA_", "NVIDIA_VISIBLE_DEV", "CUDA", "L", "GPU_"])
+def test_a_source_that_could_select_devices_later_is_refused(prefix: str) -> None:
+    with pytest.raises(RequestError, match="takes variables by envFrom"):
+        granted(container=candidate(prefixes=("APP_", prefix)))
+
+
+def test_a_source_is_harmless_by_its_prefix_or_where_cdi_passes_the_devices() -> None:
+    by_cdi = replace(NODE_FACTS, device_list_strategies=(DeviceListStrategy.CDI_CRI,))
+
+    assert not may_set_reserved("APP_")
+    assert granted(container=candidate(prefixes=("APP_",)))
+    assert granted(container=candidate(prefixes=("",)), node=by_cdi)
 
 
 def chosen(leased: Lease, resource: str, size: int, **changes: Any) -> list[str]:
