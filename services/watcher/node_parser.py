@@ -60,10 +60,12 @@ def foreign_devices(node: ApiNode, *, now_s: float) -> DeviceReported | None:
     if AGENT_ANNOTATION in annotations:
         return None
     allocatable = parse_available(node.status.allocatable)
-    return DeviceReported(
+    report = DeviceReported(
         node=NodeName(node.metadata.name),
         devices=device_register.registered_devices(annotations, allocatable, now_s=now_s),
         served=device_register.SERVED,
         reported_at=now_s,
         other_plugin=True,
     )
+    check_bounds(report, "the devices that another device plugin registered")
+    return report

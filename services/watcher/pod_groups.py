@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from shared.dialects.pod_groups import PATHS, PodGroupKind
+from shared.model.bounds import check_bounds
+from shared.model.errors import RequestError
 from shared.model.request import Gang
 from shared.pods.observed_pod import ObservedPod
 
@@ -104,6 +106,10 @@ def unreadable_groups(kind: PodGroupKind, reason: str) -> PodGroupChanges:
 
 
 def _with(pod: ObservedPod, gang: Gang) -> ObservedPod:
+    try:
+        check_bounds(gang, f"pod group {gang.name}")
+    except RequestError as error:
+        return _with_error(pod, str(error))
     return structs.replace(pod, request=pod.request and structs.replace(pod.request, gang=gang))
 
 

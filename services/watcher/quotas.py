@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 
 from shared.dialects.tencent.gpu_quota import POOL_LABEL
-from shared.model.bounds import MOST
+from shared.model.bounds import MOST, check_bounds
 from shared.model.errors import RequestError
 from shared.model.lease import MIB
 from shared.model.names import Namespace
@@ -61,7 +61,7 @@ def parse_spec(namespace: Namespace, spec: object) -> Quota:
         models.append((model.name, _limits(model, f"{place}.models[{number}]")))
     if len({name for name, _ in models}) < len(models):
         raise RequestError(f"{place}.models lists a model twice")
-    return Quota(
+    quota = Quota(
         namespace=namespace,
         limits=_limits(read, place),
         models=tuple(models),
@@ -70,6 +70,8 @@ def parse_spec(namespace: Namespace, spec: object) -> Quota:
         pools=read.pools,
         pool_label=read.pool_label,
     )
+    check_bounds(quota, place)
+    return quota
 
 
 def merge_sources(sources: Iterable[Mapping[Namespace, Quota]]) -> tuple[Quota, ...]:

@@ -14,6 +14,7 @@ from shared.dialects import (
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules
 from shared.dialects.nvidia import dialect as nvidia
 from shared.model.bounds import (
+    HIGHEST_INDEX,
     MOST_CONTAINERS,
     MOST_SHARES,
     check_bounds,
@@ -199,6 +200,5 @@ def vendor_denial(pod: PodManifest, names: Collection[str], *, refused: bool) ->
 
 def cordoned_devices(annotations: Mapping[str, str]) -> tuple[int, ...]:
     """Return the indices of devices that a node's annotations cordon, in any dialect, ascending."""
-    return tuple(
-        sorted({i for dialect in DIALECTS.values() for i in dialect.cordoned_devices(annotations)})
-    )
+    named = {i for dialect in DIALECTS.values() for i in dialect.cordoned_devices(annotations)}
+    return tuple(sorted(index for index in named if 0 <= index <= HIGHEST_INDEX))

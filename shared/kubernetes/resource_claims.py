@@ -10,6 +10,7 @@ from urllib.parse import quote
 from msgspec import Raw, Struct, field
 
 from shared.kubernetes.types import Condition, ObjectMeta, Quantities
+from shared.model.bounds import check_bounds
 from shared.model.claim import CORES, DRIVER, LEASED, MEMORY, REFUSED, generation_of
 from shared.model.errors import RequestError
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
@@ -88,7 +89,7 @@ def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
 
     Administrative access is part of it only where its pods wait for our condition.
 
-    Raises RequestError for an allocation that our slices cannot have led to.
+    Raises RequestError for an allocation that our slices cannot have led to, or that is too large.
     """
     allocation = claim.status.allocation
     results = _our_results(allocation) if allocation else []
@@ -104,7 +105,7 @@ def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
     statuses = [each for each in claim.status.devices if each.driver == DRIVER]
     copies = (bytes(each.data).decode() for each in statuses)
     consumers = _consumers(claim.status.reserved_for)
-    return AllocatedClaim(
+    found = AllocatedClaim(
         claim=PodUid(claim.metadata.uid),
         namespace=Namespace(claim.metadata.namespace),
         name=claim.metadata.name,
@@ -118,6 +119,8 @@ def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
         answer=_answer(statuses, len(results)),
         lease=next((text for text in copies if text != "null"), ""),
     )
+    check_bounds(found, f"ResourceClaim {found.namespace}/{found.name}")
+    return found
 
 
 def _our_results(allocation: AllocationResult) -> list[DeviceRequestAllocationResult]:

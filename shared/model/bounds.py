@@ -25,6 +25,7 @@ MOST_ENTRIES = 256
 """Entries of a list or map that an administrator writes."""
 MOST_CONSUMERS = 256
 """Pods that may use one ResourceClaim (ResourceClaimReservedForMaxSize)."""
+HIGHEST_INDEX = 1023
 MOST_DEVICES = 256
 """Devices of a node."""
 MOST_ALLOCATIONS = 4096
@@ -73,7 +74,7 @@ Mib = Annotated[int, Meta(ge=0, le=2**24)]
 Percent = Annotated[int, Meta(ge=0, le=100)]
 Count = Annotated[int, Meta(ge=0, le=65_535)]
 """A number of things on one node."""
-Index = Annotated[int, Meta(ge=-1, le=1023)]
+Index = Annotated[int, Meta(ge=-1, le=HIGHEST_INDEX)]
 """A device's index on its node, or a NUMA node; -1: unknown."""
 Fence = Annotated[int, Meta(ge=0, lt=MOST_VERSION)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]

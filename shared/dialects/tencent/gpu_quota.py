@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from shared.model.bounds import MOST
+from shared.model.bounds import MOST, SHORT, check_bounds
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.model.quota import Quota, QuotaLimits
@@ -40,7 +40,7 @@ def parse_config_map(data: Mapping[str, str]) -> dict[Namespace, Quota]:
         quotas = _decode(data[KEY])
     except msgspec.DecodeError as error:
         raise RequestError(f"{place}: {KEY}: {error}") from error
-    return {
+    found = {
         Namespace(name): Quota(
             namespace=Namespace(name),
             models=tuple(
@@ -54,3 +54,6 @@ def parse_config_map(data: Mapping[str, str]) -> dict[Namespace, Quota]:
         )
         for name, quota in quotas.items()
     }
+    for name, each in found.items():
+        check_bounds(each, f"{place}: {KEY}: {name[:SHORT]}")
+    return found

@@ -149,3 +149,9 @@ def test_a_claim_without_an_answer_is_published_again() -> None:
     tracker.update(claim.claim, answered)
     assert tracker.resync_unanswered() == []
     assert tracker.resync() == [ClaimAllocated(claim=answered)]
+
+
+@pytest.mark.parametrize("field", ["request", "device", "shareID", "pool"])
+def test_an_allocation_with_a_field_that_is_too_long_is_refused(field: str) -> None:
+    with pytest.raises(RequestError, match="ResourceClaim ns/c: a field is out of its bounds"):
+        parsed(RESULT | {field: "x" * 318})

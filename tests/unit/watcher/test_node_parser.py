@@ -9,6 +9,7 @@ from services.watcher.node_parser import foreign_devices, parse_node
 from services.watcher.trackers import ForeignDeviceTracker, NodeTracker, PodTracker
 from shared.kubernetes.types import ApiNode
 from shared.model.device import Device
+from shared.model.errors import RequestError
 from shared.model.events.node_events import DeviceReported
 from shared.model.names import DeviceUuid, NodeName
 from shared.model.node import NodeFacts
@@ -53,7 +54,12 @@ def test_a_node_is_published_only_when_it_has_changed() -> None:
 
 def test_item_6_cards_that_the_annotation_lists_are_cordoned() -> None:
     node = msgspec.convert(
-        {"metadata": {"name": "n", "annotations": {"volcano.sh/gpu-unhealthy-ids": "0,1,x, 3"}}},
+        {
+            "metadata": {
+                "name": "n",
+                "annotations": {"volcano.sh/gpu-unhealthy-ids": "0,1,x, 3,99999,-7"},
+            }
+        },
         ApiNode,
     )
 
@@ -126,3 +132,15 @@ def test_devices_of_volcanos_own_plugin_are_taken_from_its_annotation(
 
     assert (None if report is None else len(report.devices)) == devices
     assert report is None or report.other_plugin
+
+
+def test_a_node_that_is_too_large_to_publish_is_refused() -> None:
+    labels = {f"example.com/{number}": "x" * 63 for number in range(4000)}
+    resources = {f"example.com/{number}": "1" for number in range(257)}
+
+    for content in (
+        {"metadata": {"name": "n", "labels": labels}},
+        {"status": {"allocatable": resources}},
+    ):
+        with pytest.raises(RequestError, match="at most 262144|length <= 256"):
+            parse_node(msgspec.convert(content, ApiNode))

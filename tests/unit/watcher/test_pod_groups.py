@@ -186,3 +186,16 @@ def test_an_absent_kind_is_requested_when_a_pod_names_its_group() -> None:
     assert pods.update(WAITING, None) == []
     assert gangs(apply(pods, replace(group(2), synced=True))) == [Gang(name="ns/g", min_member=2)]
     assert pods.groups.absent_kinds([WAITING]) == frozenset()
+
+
+def test_a_group_of_more_pods_than_can_be_counted_is_refused() -> None:
+    pods = PodTracker()
+    apply(pods, NONE_LISTED)
+    apply(pods, group(10**12))
+
+    (rejected,) = pods.update(WAITING, None)
+
+    assert isinstance(rejected, PodRejected)
+    assert (
+        "pod group ns/g: a field is out of its bounds: Expected `int` <= 999999" in rejected.reason
+    )

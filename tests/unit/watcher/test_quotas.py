@@ -48,6 +48,8 @@ def test_a_quota_is_read_field_by_field() -> None:
         ({"models": [{"maxCards": 1}]}, "models[0].name must be the name of a model"),
         ({"models": [{"name": "T4"}, {"name": "T4"}]}, "lists a model twice"),
         ([], "GPUQuota team: spec"),
+        ({"pools": ["p"] * 257}, "length <= 256 - at `$.pools`"),
+        ({"modelLabel": "m" * 318}, "length <= 317 - at `$.model_label`"),
     ],
 )
 def test_an_invalid_quota_is_refused_with_its_field(spec: Any, message: str) -> None:
@@ -74,7 +76,12 @@ def test_gpu_admissions_config_map_means_cores_by_node_label() -> None:
     assert quotas[Namespace("b")].only_models
 
 
-@pytest.mark.parametrize("data", [{}, {"gpu_quota": "{"}, {"gpu_quota": '{"a": {"quota": 3}}'}])
+LONG = {"gpu_quota": '{"%s": {}}' % ("n" * 64)}
+
+
+@pytest.mark.parametrize(
+    "data", [{}, {"gpu_quota": "{"}, {"gpu_quota": '{"a": {"quota": 3}}'}, LONG]
+)
 def test_a_config_map_that_gpu_admission_would_refuse_is_refused(data: dict[str, str]) -> None:
     with pytest.raises(RequestError, match="kube-system/gpuquota"):
         parse_config_map(data)
