@@ -142,5 +142,5 @@ def test_a_node_that_is_too_large_to_publish_is_refused() -> None:
         {"metadata": {"name": "n", "labels": labels}},
         {"status": {"allocatable": resources}},
     ):
-        with pytest.raises(RequestError, match="at most 262144|length <= 256"):
+        with pytest.raises(RequestError, match=r"at most 262144|length <= 256"):
             parse_node(msgspec.convert(content, ApiNode))
