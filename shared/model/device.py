@@ -234,18 +234,22 @@ def device_refusal(
     device: Device,
     use: DeviceUse,
     *,
+    own: DeviceUse,
     memory_mib: int,
     anti_affinity_groups: Iterable[str] = (),
 ) -> DeviceRefusal | None:
     """Return why a share for `request` does not fit on `device`, or None if it fits.
 
     The checks are in Volcano's order, so that its users find the reason that they expect. `use`
-    includes the shares of earlier containers of the same pod.
+    is that of other pods, `own` that of earlier containers of the same pod.
     """
     return (
         _device_reason(request, device)
-        or _amount_reason(request, device, use, memory_mib, anti_affinity_groups)
-        or _sharing_reason(request, use)
+        or _slots_reason(request, device, use, own)
+        or _group_reason(use, anti_affinity_groups)
+        or _amount_reason(request, device, use, own, memory_mib)
+        or _idle_reason(request, use, own)
+        or _sharing_reason(request, use, own)
     )
 
 
@@ -271,38 +275,61 @@ def _device_reason(request: GpuRequest, device: Device) -> DeviceRefusal | None:
     )
 
 
-def _amount_reason(
-    request: GpuRequest, device: Device, use: DeviceUse, memory_mib: int, groups: Iterable[str]
+def _slots_reason(
+    request: GpuRequest, device: Device, use: DeviceUse, own: DeviceUse
 ) -> DeviceRefusal | None:
-    if request.slotted and use.shares >= slot_limit(request, device):
-        text = f"all {slot_limit(request, device)} share slots are taken"
-        return DeviceRefusal("GpuSlotsTaken", text)
-    if not use.anti_affinity_groups.isdisjoint(groups):
-        shared_groups = ", ".join(sorted(use.anti_affinity_groups.intersection(groups)))
-        return DeviceRefusal("GpuGroupSpread", f"it already has a pod of group {shared_groups}")
-    if use.memory_mib + memory_mib > device.memory_mib:
+    slots = slot_limit(request, device)
+    if not request.slotted or use.shares + own.shares < slots:
+        return None
+    of_them = f", {own.shares} of them by earlier containers" if own.shares else ""
+    return DeviceRefusal("GpuSlotsTaken", f"all {slots} share slots are taken{of_them}")
+
+
+def _group_reason(use: DeviceUse, groups: Iterable[str]) -> DeviceRefusal | None:
+    if use.anti_affinity_groups.isdisjoint(groups):
+        return None
+    shared_groups = ", ".join(sorted(use.anti_affinity_groups.intersection(groups)))
+    return DeviceRefusal("GpuGroupSpread", f"it already has a pod of group {shared_groups}")
+
+
+def _amount_reason(
+    request: GpuRequest, device: Device, use: DeviceUse, own: DeviceUse, memory_mib: int
+) -> DeviceRefusal | None:
+    if use.memory_mib + own.memory_mib + memory_mib > device.memory_mib:
+        beside = f" beside {own.memory_mib} for earlier containers" if own.memory_mib else ""
         free = f"{device.memory_mib - use.memory_mib} of {device.memory_mib} MiB are free"
-        return DeviceRefusal("InsufficientGpuMemory", f"{memory_mib} MiB are requested, {free}")
+        text = f"{memory_mib} MiB are requested{beside}, {free}"
+        return DeviceRefusal("InsufficientGpuMemory", text)
     cores = required_cores_percent(request)
-    if use.cores_percent + cores > 100:
+    if use.cores_percent + own.cores_percent + cores > 100:
+        beside = f" beside {own.cores_percent} % for earlier ones" if own.cores_percent else ""
         free = f"{100 - use.cores_percent} % are free"
-        return DeviceRefusal(
-            "InsufficientGpuCores", f"{cores} % of its cores are requested, {free}"
-        )
+        text = f"{cores} % of its cores are requested{beside}, {free}"
+        return DeviceRefusal("InsufficientGpuCores", text)
     return None
 
 
-def _sharing_reason(request: GpuRequest, use: DeviceUse) -> DeviceRefusal | None:
-    if request.sharing in IDLE_BEFORE and use.shares > 0:
-        text = f"the pod requires an idle device, and {use.shares} shares are on it"
-        return DeviceRefusal("GpuNotIdle", text)
+def _idle_reason(request: GpuRequest, use: DeviceUse, own: DeviceUse) -> DeviceRefusal | None:
+    if request.sharing not in IDLE_BEFORE or use.shares + own.shares == 0:
+        return None
+    text = f"the pod requires an idle device, and {use.shares} shares are on it"
+    if not use.shares:
+        text = "the container requires an idle device, and an earlier one of the pod uses it"
+    return DeviceRefusal("GpuNotIdle", text)
+
+
+def _sharing_reason(request: GpuRequest, use: DeviceUse, own: DeviceUse) -> DeviceRefusal | None:
     if use.layout:
         return DeviceRefusal("GpuInstancesLive", "live MIG instances are on it")
-    no_cores = use.cores_percent >= 100 and request.sharing is not SharingPolicy.BEST_EFFORT
-    if not (use.exclusive or no_cores):
+    cores = use.cores_percent + own.cores_percent
+    no_cores = cores >= 100 and request.sharing is not SharingPolicy.BEST_EFFORT
+    if not (use.exclusive or own.exclusive or no_cores):
         return None
     if use.claimed_by:
         return DeviceRefusal("GpuClaimed", "it is reserved for a preempting pod")
     if use.exclusive:
         return DeviceRefusal("GpuInExclusiveUse", "another pod uses it exclusively")
+    if own.exclusive:
+        text = "an earlier container of the pod uses it exclusively"
+        return DeviceRefusal("GpuInExclusiveUse", text)
     return DeviceRefusal("GpuInExclusiveUse", "all of its cores are reserved")

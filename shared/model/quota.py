@@ -65,7 +65,10 @@ class QuotaExcess:
     """Empty: of all devices together."""
     limit: Amount = 0
     used: Amount = 0
+    """By leases, and by other pods of the gang that are reserved for together."""
     requested: Amount = 0
+    by_gang: Amount = 0
+    """The part of `used` that is for other pods of the gang."""
     label: KeyText = ""
     """The node label that names the pool, or the model; empty: devices' own names do."""
     values: tuple[LongText, ...] = ()

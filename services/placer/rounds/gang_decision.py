@@ -1,7 +1,7 @@
 """Gangs: enough of their pods are placed together, or none at all; pure."""
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
@@ -11,6 +11,8 @@ from shared.model.ledger import GangEnrollment
 from shared.model.names import PodUid
 from shared.model.placement import Refusal
 from shared.model.request import Gang, GpuRequest, PodRequest
+from shared.placing.index.node_index import placement_key
+from shared.placing.refusal.empty_cluster import pods_on_empty_nodes
 
 GANG_NOT_DECIDED = Refusal(reason="its gang is being counted")
 """The stored refusal of a pod until its gang has been decided on."""
@@ -24,6 +26,8 @@ class GangDecision:
     fitting: int
     """How many pods fit before one did not."""
     refusal: Refusal | None = None
+    impossible: str = ""
+    """Why they would not fit if no other pod ran, and what to change; empty: they may."""
 
 
 def decide_gang(
@@ -35,11 +39,32 @@ def decide_gang(
     members than needed, the smallest go first.
     """
     largest_first = sorted(members, key=_size, reverse=True)
-    first = _place_in_order(largest_first, needed, context)
-    if first.refusal is None or len(members) == needed:
-        return first
-    second = _place_in_order(sorted(members, key=_size), needed, context)
-    return second if second.fitting > first.fitting else first
+    decision = _place_in_order(largest_first, needed, context)
+    if decision.refusal is not None and len(members) > needed:
+        second = _place_in_order(sorted(members, key=_size), needed, context)
+        decision = second if second.fitting > decision.fitting else decision
+    if decision.refusal is None or decision.refusal.permanent or decision.refusal.quota:
+        return decision
+    return replace(decision, impossible=_never_fits(members, needed, context))
+
+
+def _never_fits(members: Sequence[PodQueued], needed: int, context: DecisionContext) -> str:
+    """Return why the gang would not fit if no other pod ran, and what to change.
+
+    Equal pods are counted on empty nodes. Empty: the gang fits as far as that shows.
+    """
+    alike: dict[Hashable, list[PodRequest]] = {}
+    for event in members:
+        alike.setdefault(placement_key(event.request), []).append(event.request)
+    for requests in alike.values():
+        least = len(requests) - (len(members) - needed)
+        most = pods_on_empty_nodes(requests[0], context.index, least) if least > 0 else 0
+        if most < least:
+            return (
+                f"waiting does not help: if no other pod ran, {most} of {least} equal pods of the "
+                "gang would fit: lower its minimum, request less, or add nodes"
+            )
+    return ""
 
 
 def member_refused(gang: Gang, pod: PodQueued, refusal: Refusal) -> Refusal:
@@ -57,7 +82,9 @@ def gang_too_small(gang: Gang, *, live: int, waiting: int) -> Refusal:
     )
 
 
-def gang_does_not_fit(gang: Gang, *, live: int, fitting: int, refusal: Refusal) -> Refusal:
+def gang_does_not_fit(
+    gang: Gang, *, live: int, fitting: int, refusal: Refusal, impossible: str = ""
+) -> Refusal:
     """Return the refusal of a gang of which only some pods fit, with the reason of the next.
 
     Its amounts count those that fit, which hold nothing: they differ from what commands and page
@@ -69,12 +96,14 @@ def gang_does_not_fit(gang: Gang, *, live: int, fitting: int, refusal: Refusal) 
     else:
         count = f"{fitting} of {gang.min_member}"
     reason = f"{_rule(gang)}; {count} fit"
+    if impossible:
+        refusal = structs.replace(refusal, hint=impossible, permanent=True)
     if not fitting:
         return structs.replace(refusal, reason=f"{reason}: {refusal.reason}")
     return structs.replace(
         refusal,
         reason=f"{reason}, and beside them: {refusal.reason}",
-        hint=refusal.hint and f"beside the {fitting} that fit, {refusal.hint}",
+        hint=impossible or (refusal.hint and f"beside the {fitting} that fit, {refusal.hint}"),
         nearest_nodes=tuple(
             structs.replace(node, reason=f"{node.reason}, with the {fitting} that fit counted")
             for node in refusal.nearest_nodes

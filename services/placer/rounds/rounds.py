@@ -156,7 +156,11 @@ class GangRounds:
             refusal = member_refused(gang, *decisions.refused[0])
             return await self._refuse(pods, enrollment, refusal, events, capacity=capacity)
         refusal = gang_does_not_fit(
-            gang, live=live, fitting=decision.fitting, refusal=decision.refusal
+            gang,
+            live=live,
+            fitting=decision.fitting,
+            refusal=decision.refusal,
+            impossible=decision.impossible,
         )
         recipients = choose_offer_recipients(pods)
         return await self._refuse(

@@ -36,8 +36,9 @@ def decode_excesses(rows: Any) -> tuple[QuotaExcess, ...]:
             requested=int(requested),
             label=label,
             values=tuple(values),
+            by_gang=int(by_gang[0]) if by_gang else 0,
         )
-        for measure, model, limit, held, requested, label, values in rows
+        for measure, model, limit, held, requested, label, values, *by_gang in rows
     )
 
 

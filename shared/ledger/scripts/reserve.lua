@@ -182,6 +182,7 @@ local function reserve(pod, rank, first, last)
     if reason == 'quota' then
       reasons.excesses = reasons.excesses or {}
       reasons.excesses[#reasons.excesses + 1] = excess
+      reasons.namespace = namespace
     elseif reason == 'reserved-for-other' then
       reasons.reserved_for_other = true
     end
@@ -209,6 +210,9 @@ local function refuse_gang(leases_before, refused)
     elseif leases_before[i] then
       add_lease(leases_before[i])
     elseif refused[i] then
+      for _, excess in ipairs(refused[i].namespace and refused[i].excesses or {}) do
+        quota.add_gang_part(refused[i].namespace, excess)
+      end
       add_refusal(refused[i], at + 1, at + counts[i])
     else
       numbers[#numbers + 1] = -2

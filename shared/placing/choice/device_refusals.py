@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from msgspec import structs
-
-from shared.model.device import DeviceMode, DeviceRefusal, device_refusal
+from shared.model.device import DeviceMode, DeviceRefusal, DeviceUse, device_refusal
 from shared.model.request import GpuRequest, PodRequest, TopologyScope
 from shared.placing.choice.container_choice import (
     CONTAINER_CHOOSERS,
@@ -13,7 +11,7 @@ from shared.placing.choice.container_choice import (
 )
 from shared.placing.choice.device_choice import allowed_modes, allows_instances, devices_in_mode
 from shared.placing.choice.device_topology import topology_location
-from shared.placing.choice.picks import PodDeviceUse, PodDeviceUses, add_pod_uses
+from shared.placing.choice.picks import NO_POD_USE, PodDeviceUse, PodDeviceUses, add_pod_uses
 from shared.placing.device_filters import device_excluded, is_selective
 from shared.placing.mig_instances import instance_mib, instance_refusal
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
@@ -171,20 +169,17 @@ def _refusal(
         return DeviceRefusal("GpuPlaceUnknown", text)
     if device.in_mig_mode and allows_instances(request):
         return _instance_refusal(container, request, device, pod_uses)
-    use = device.use()
-    pod_use = pod_uses.get(device)
-    if pod_use is not None:
-        use = structs.replace(
-            use,
-            memory_mib=use.memory_mib + pod_use.memory_mib,
-            cores_percent=use.cores_percent + pod_use.cores_percent,
-            shares=use.shares + pod_use.shares,
-            exclusive=use.exclusive or pod_use.exclusive,
-        )
+    pod_use = pod_uses.get(device, NO_POD_USE)
     return device_refusal(
         container,
         device.device,
-        use,
+        device.use(),
+        own=DeviceUse(
+            memory_mib=pod_use.memory_mib,
+            cores_percent=pod_use.cores_percent,
+            shares=pod_use.shares,
+            exclusive=pod_use.exclusive,
+        ),
         memory_mib=share_mib(container, device),
         anti_affinity_groups=request.anti_affinity_groups,
     )

@@ -13,6 +13,7 @@ from shared.placing.index.node_sets import NodeSets
 from shared.placing.index.ranked_nodes import RankedNodes
 from shared.placing.index.repelled_pods import RepelledPods
 from shared.placing.index.request_plan import CACHED_KINDS, PlannedKind, RequestPlans
+from shared.placing.index.threshold_column import NodeSet
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import NodeFilterFailure
@@ -32,8 +33,8 @@ class RefusalMemo:
     position: int
     """The mirror's position then."""
     inventory_position: int
-    permanent: bool
-    """Whether no freed capacity can ever help, as of the inventory's position."""
+    possible: NodeSet
+    """The nodes that would fit if they were empty, as of the inventory's position."""
     details: Mapping[NearNode, tuple[NodeFilterFailure, NodeVerdict]]
     """Why the nearest nodes do not fit."""
     refusal: Refusal
@@ -56,6 +57,9 @@ class NodeIndex:
         """The latest refusals, by `placement_key`."""
         self.empty_copies: dict[tuple[MirroredNode, int], MirroredNode] = {}
         """Nodes without any use, by node and the inventory's position."""
+        self.pods_on_empty: dict[tuple[Hashable, int], tuple[int, int]] = {}
+        """How many equal pods of a gang fit on empty nodes, at most as many as asked for; by
+        `placement_key` and that number, with the inventory's position."""
         self._ranked_nodes: dict[RequestKind, RankedNodes] = {}
         self._exact_uses_left: dict[RequestKind, int] = {}
 

@@ -24,7 +24,7 @@ NO_RANK: Final = -1
 
 UNITS, MIBS, PERCENT, WHOLE, NONE = "units", "mib", "percent", "whole", "none"
 FREEST = "freest"
-"""The unit of the headroom: that of the request. WHOLE: 1 if nothing is used, else 0. Where no
+"""The unit of the headroom: that of the request. WHOLE: 1 if all units are free, else 0. Where no
 device is requested, NONE: the number of devices; FREEST: the units that the freest one has free."""
 
 
@@ -195,7 +195,7 @@ class _PercentRanking(_DeviceRanking):
 
 class _WholeRanking(_DeviceRanking):
     def amount(self, device: MirroredDevice) -> int:
-        return int(device.used_mib <= 0)
+        return int(device.total_mib - device.used_mib >= device.whole_units_mib)
 
 
 _SHARE_RANKINGS: Mapping[str, type[Ranking]] = {

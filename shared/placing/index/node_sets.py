@@ -69,8 +69,10 @@ class NodeSets:
         self._reasons: dict[Hashable, NodeClasses[Reason | None]] = {}
         self._preferences: dict[Hashable, NodeClasses[int]] = {}
         self._hardware: dict[Hashable, NodeClasses[Hashable]] = {}
-        self._examples: dict[tuple[bool, bool], tuple[int, NodeSet, list[MirroredNode]]] = {}
-        """The last examples of hardware, with the inventory's position and the nodes."""
+        self._kinds: dict[
+            tuple[bool, bool], tuple[int, NodeSet, list[tuple[MirroredNode, NodeSet]]]
+        ] = {}
+        """The last kinds of hardware, with the inventory's position and the nodes."""
 
     def split(self, request: PodRequest, *, explained: bool = True) -> tuple[NodeSet, Excluded]:
         """Return the nodes that fit the request, and the others by reason.
@@ -135,15 +137,15 @@ class NodeSets:
         """Return the most memory that a healthy device of each node has free, by position."""
         return self._column("largest free MiB", largest_free_mib).amounts
 
-    def examples_of_hardware(
+    def kinds_of_hardware(
         self, resources: Mapping[str, int], *, uuids: bool, locations: bool
-    ) -> Sequence[MirroredNode]:
-        """Return a node of each kind of hardware, of those with enough to allocate."""
+    ) -> Sequence[tuple[MirroredNode, NodeSet]]:
+        """Divide nodes with enough to allocate by hardware; return an example of each kind, too."""
         nodes, changes = self.positions.all, self.mirror.inventory_changes
         for name, amount in resources.items():
             column = self._column(("allocatable", name), _allocatable(name), changes)
             nodes &= column.at_least(amount)
-        known = self._examples.get((uuids, locations))
+        known = self._kinds.get((uuids, locations))
         if known is not None and known[:2] == (changes.end, nodes):
             return known[2]
         kinds = _cached(
@@ -156,9 +158,9 @@ class NodeSets:
             ),
             CACHED_CLASSES,
         ).split(nodes)
-        examples = [next(self.nodes_in(alike & -alike)) for alike in kinds.values()]
-        self._examples[uuids, locations] = changes.end, nodes, examples
-        return examples
+        found = [(next(self.nodes_in(alike & -alike)), alike) for alike in kinds.values()]
+        self._kinds[uuids, locations] = changes.end, nodes, found
+        return found
 
     def _split_by_facts(self, request: PodRequest, excluded: Excluded) -> NodeSet:
         left = self.positions.all

@@ -23,7 +23,7 @@ def hint_for(request: PodRequest, nearest: BlockedNodes) -> str:
     if code in _HINTS:
         return _HINTS[code](request, [near for near in nearest if near[1].code == code])
     if code.startswith(("Insufficient", "TooMany")):
-        return f"request less: {nearest[0][1].numbers} on the nearest node"
+        return f"request less, or wait: {nearest[0][1].numbers} on the nearest node"
     return f"check node {nearest[0][0].name}"
 
 
@@ -36,6 +36,11 @@ def _for_memory(request: PodRequest, nearest: BlockedNodes) -> str:
     where = f"node {node.name} device {device.index}"
     wanted = max(share_mib(container, device) for container in request.containers)
     gpus = max(container.gpus for container in request.containers)
+    if len(request.containers) > 1 and free >= 1:
+        return (
+            f"wait until a pod on these nodes ends: {where} has the most free memory, {free} MiB, "
+            "and the pod's containers need more together"
+        )
     if free >= wanted and gpus > 1:
         return (
             f"not enough GPUs have that much free memory: request fewer than {gpus} GPUs, or wait"
@@ -73,8 +78,8 @@ def _for_count(request: PodRequest, nearest: BlockedNodes) -> str:
 def _for_cores(request: PodRequest, nearest: BlockedNodes) -> str:
     allowed = [device for node, _ in nearest for device in _allowed(request, node)]
     free = max((100 - device.used_cores for device in allowed), default=0)
-    if free < 1:
-        return "wait until cores of a device are free"
+    if free < 1 or len(request.containers) > 1:
+        return "wait until more cores of a device are free"
     return f"request at most {free} % of a device's cores, or wait"
 
 
@@ -127,6 +132,12 @@ _HINTS: Mapping[str, Callable[[PodRequest, BlockedNodes], str]] = {
     "InsufficientGpuMemory": _for_memory,
     "InsufficientGpuCores": _for_cores,
     "NotEnoughGpus": _for_count,
+    "TooManyPods": _fixed_hint(
+        "wait until a pod on node {node} ends: it runs as many pods as its kubelet allows"
+    ),
+    "GpusDoNotFitTogether": _fixed_hint(
+        "wait until pods on these nodes end: the pod's containers need their GPUs at once"
+    ),
     "ResourceNotServed": _for_trigger,
     "NodeAgentNotReady": _fixed_hint("check the node agent of node {node}, and its kubelet"),
     "NoGpus": _fixed_hint("no node that the pod may use has a GPU: is a node agent running there?"),

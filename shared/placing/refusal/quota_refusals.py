@@ -134,10 +134,11 @@ def over_quota(
         return no_budget(namespace)
     reasons = list(dict.fromkeys(_reason(excess) for excess in excesses))
     reason = f"the GPU quota of namespace {namespace} blocks the pod: {'; '.join(reasons)}"
-    hint = (
-        f"wait until a pod of namespace {namespace} ends, or raise its GPUQuota "
-        f"(kubectl get gpuquota {namespace})"
-    )
+    raise_it = f"raise its GPUQuota (kubectl get gpuquota {namespace})"
+    hint = f"wait until a pod of namespace {namespace} ends, or {raise_it}"
+    if all(map(_never_met, excesses)):
+        instead = other_refusal.hint if other_refusal else _allowed_instead(excesses)
+        hint = f"{instead}, or {raise_it}"
     if other_refusal is None:
         return Refusal(
             reason=reason,
@@ -167,6 +168,22 @@ def no_budget(namespace: Namespace) -> Refusal:
     )
 
 
+def _never_met(excess: QuotaExcess) -> bool:
+    """Return whether the quota refuses the pod, or its gang, even if no other pod has a lease."""
+    return excess.requested + excess.by_gang > excess.limit or excess.measure in {"pool", "model"}
+
+
+def _allowed_instead(excesses: Iterable[QuotaExcess]) -> str:
+    """Return what the quota would allow."""
+    first = next(iter(excesses))
+    if first.measure in {"pool", "model"}:
+        return "waiting does not help: change which nodes or GPUs the pod may use"
+    of_model = f" of model {first.model}" if first.model else ""
+    together = " for all pods of the gang together" if first.by_gang else ""
+    limit = f"{_amount(first.measure, first.limit)} {_MEASURE_NAMES[first.measure]}"
+    return f"waiting does not help: request at most {limit}{of_model}{together}"
+
+
 def _reason(excess: QuotaExcess) -> str:
     listed = ", ".join(excess.values)
     if excess.measure == "pool":
@@ -174,11 +191,11 @@ def _reason(excess: QuotaExcess) -> str:
     if excess.measure == "model":
         return f"it allows only GPUs of model {listed}"
     of_model = f" of model {excess.model}" if excess.model else ""
-    limit, used, requested = (
-        _amount(excess.measure, n) for n in (excess.limit, excess.used, excess.requested)
-    )
-    measure = _MEASURE_NAMES[excess.measure]
-    return f"it allows {limit} {measure}{of_model}, {used} are used and {requested} requested"
+    together = " by pods of the gang" if excess.by_gang else ""
+    used, requested = excess.used - excess.by_gang, excess.requested + excess.by_gang
+    limit, used_text, wanted = (_amount(excess.measure, n) for n in (excess.limit, used, requested))
+    allowed = f"it allows {limit} {_MEASURE_NAMES[excess.measure]}{of_model}"
+    return f"{allowed}, {used_text} are used and {wanted} requested{together}"
 
 
 def _amount(measure: str, number: int) -> str:

@@ -15,10 +15,11 @@ from shared.placing.choice.device_refusals import (
 )
 from shared.placing.index.node_index import NearNode, NodeIndex, RefusalMemo, placement_key
 from shared.placing.index.node_sets import Excluded
-from shared.placing.index.threshold_column import positions_in
+from shared.placing.index.threshold_column import NodeSet, positions_in
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 from shared.placing.node_filters import NodeFilterFailure, check_all
-from shared.placing.refusal.hints import hint_for
+from shared.placing.refusal.hints import BlockedNodes, hint_for
+from shared.placing.refusal.impossible_requests import impossible_hint
 
 NEAREST = 3
 COMPARED_NODES = 32
@@ -53,24 +54,21 @@ def explain_refusal(request: PodRequest, index: NodeIndex, excluded: Excluded) -
     inventory = mirror.inventory_changes.end
     if known is not None and known.inventory_position != inventory:
         known = None
-    if known is not None:
-        permanent = known.permanent
-    else:
-        permanent = bool(mirror.nodes) and not _could_ever_fit(request, index)
+    possible = possible_nodes(request, index) if known is None else known.possible
     counts = sorted(
         ((nodes.bit_count(), code, text) for (code, text), nodes in excluded.items()),
         key=lambda entry: (-entry[0], entry[2]),
     )
-    details, hint = _details(request, tuple(_nearest(index, excluded)), known)
+    details, hint = _details(request, index, excluded, possible, known)
     listed = ", ".join(f"{count} {text}" for count, _, text in counts) or "there is no node"
     refusal = Refusal(
         reason=f"0/{len(mirror.nodes)} nodes are available: {listed}.",
         counts=_by_code(counts),
         nearest_nodes=tuple([verdict for _, verdict in details.values()]),
         hint=hint,
-        permanent=permanent,
+        permanent=bool(mirror.nodes) and not possible,
     )
-    index.refusals[key] = RefusalMemo(mirror.changes.end, inventory, permanent, details, refusal)
+    index.refusals[key] = RefusalMemo(mirror.changes.end, inventory, possible, details, refusal)
     return refusal
 
 
@@ -82,29 +80,53 @@ def _by_code(counts: Iterable[tuple[int, str, str]]) -> tuple[tuple[str, int], .
 
 
 def _details(
-    request: PodRequest, nearest: tuple[NearNode, ...], known: RefusalMemo | None
+    request: PodRequest,
+    index: NodeIndex,
+    excluded: Excluded,
+    possible: NodeSet,
+    known: RefusalMemo | None,
 ) -> tuple[NodeDetails, str]:
-    """Return why each of the nodes does not fit, and a hint; `known` is the last refusal."""
+    """Return why each of the nearest nodes does not fit, and a hint; `known` is the last refusal.
+
+    A hint to wait is given only for nodes that would fit if they were empty.
+    """
+    nearest = tuple(_nearest(index, excluded, possible))
     known_details = known.details if known else {}
     if known and tuple(known_details) == nearest:
         return known_details, known.refusal.hint
     details = {near: known_details.get(near) or _explain(request, near[1]) for near in nearest}
-    hint = hint_for(request, [(near[1], failure) for near, (failure, _) in details.items()])
-    return details, hint
+    blocked = [(near[1], failure) for near, (failure, _) in details.items()]
+    return details, _hint(request, index, blocked, possible)
 
 
-def _nearest(index: NodeIndex, excluded: Excluded) -> Iterator[NearNode]:
+def _hint(request: PodRequest, index: NodeIndex, blocked: BlockedNodes, possible: NodeSet) -> str:
+    """Return advice for the nodes that would fit if they were empty, or else for the nearest."""
+    positions = index.sets.positions.positions
+    hopeful = [each for each in blocked if possible >> positions[each[0]] & 1]
+    if hopeful or not blocked:
+        return hint_for(request, hopeful)
+    node = blocked[0][0]
+    return impossible_hint(request, node, empty_copy(node, index)) or hint_for(request, blocked)
+
+
+def _nearest(index: NodeIndex, excluded: Excluded, possible: NodeSet) -> Iterator[NearNode]:
     """Yield nodes at the last stage that excludes any, those with the most free memory first.
 
-    Each with the reason that excludes it and the number of its changes.
+    At each stage, `possible` nodes come first. Each node has the reason that excludes it and the
+    number of its changes.
     """
     nodes, free_mib = index.sets.positions.nodes, index.sets.largest_free_mib()
     missing = NEAREST
-    by_stage = sorted((-_stage(code), code, members) for (code, _), members in excluded.items())
-    for _, same_stage in groupby(by_stage, key=itemgetter(0)):
+    by_stage = sorted(
+        (-_stage(code), at, code, members)
+        for (code, _), same_reason in excluded.items()
+        for at, members in enumerate((same_reason & possible, same_reason & ~possible))
+        if members
+    )
+    for _, same_stage in groupby(by_stage, key=itemgetter(0, 1)):
         compared = [
             (-free_mib[position], node.name, code, node)
-            for _, code, members in same_stage
+            for _, _, code, members in same_stage
             for position in positions_in(members, COMPARED_NODES)
             if (node := nodes[position]) is not None
         ]
@@ -146,24 +168,32 @@ def _node_verdict(
     return NodeVerdict(node=node.name, reason=reason, devices=devices)
 
 
-def _could_ever_fit(request: PodRequest, index: NodeIndex) -> bool:
-    """Return whether some node could fit the pod if it were empty, healthy and untainted.
+def possible_nodes(request: PodRequest, index: NodeIndex) -> NodeSet:
+    """Return the nodes that could fit the pod if they were empty, healthy and untainted.
 
     Only what ending pods cannot change counts: devices, their number and kind, and what a node has
     to allocate.
     """
     if request.node_requirements.unsupported:
-        return False
+        return 0
     selection = request.selection
-    examples = index.sets.examples_of_hardware(
+    kinds = index.sets.kinds_of_hardware(
         request.resources,
         uuids=bool(selection.uuids or selection.not_uuids),
         locations=request.topology_scope is not TopologyScope.NODE,
     )
-    return any(choose_devices(request, _empty_copy(node, index)) is not None for node in examples)
+    possible: NodeSet = 0
+    for example, alike in kinds:
+        if choose_devices(request, empty_copy(example, index)) is not None:
+            possible |= alike
+    return possible
 
 
-def _empty_copy(node: MirroredNode, index: NodeIndex) -> MirroredNode:
+def empty_copy(node: MirroredNode, index: NodeIndex) -> MirroredNode:
+    """Return a node with the same devices, all of them healthy, and without any use.
+
+    Besides, only its name and what it has to allocate are those of the node.
+    """
     key = node, index.mirror.inventory_changes.end
     empty = index.empty_copies.get(key)
     if empty is not None:
@@ -171,6 +201,7 @@ def _empty_copy(node: MirroredNode, index: NodeIndex) -> MirroredNode:
     if len(index.empty_copies) >= CACHED_COPIES:
         index.empty_copies.clear()
     empty = index.empty_copies[key] = MirroredNode(node.name)
+    empty.free_resources = dict(node.facts.allocatable)
     empty.put_devices(
         MirroredDevice(empty, replace(device.device, healthy=True)) for device in node.devices
     )

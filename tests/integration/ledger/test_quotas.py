@@ -17,6 +17,7 @@ from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
 from shared.model.quota import Quota, QuotaLimits, QuotaUsage, total_of
 from shared.model.request import Gang
+from shared.placing.refusal import quota_refusals
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
@@ -266,7 +267,14 @@ async def test_a_gang_that_exceeds_a_quota_as_a_whole_reserves_and_counts_nothin
 
     outcomes = await leases.reserve_gang(gang, wanted, now=NOW, ttl_s=30)
 
-    assert [each.quotas != () for each in outcomes if isinstance(each, NoCapacity)] == [True]
+    [refused] = [each for each in outcomes if isinstance(each, NoCapacity)]
+    [excess] = refused.quotas
+    assert (excess.limit, excess.used, excess.by_gang, excess.requested) == (2, 2, 2, 1)
+    assert quota_refusals.over_quota(TEAM, refused.quotas, None).text == (
+        "the GPU quota of namespace team blocks the pod: it allows 2 GPU cards, 0 are used and 3 "
+        "requested by pods of the gang. Waiting does not help: request at most 2 GPU cards for all "
+        "pods of the gang together, or raise its GPUQuota (kubectl get gpuquota team)."
+    )
     assert await held(leases) == QuotaUsage()
     assert len(await reserve(leases, reservation("single", share("a", 0, 16_000, whole=True)))) == 1
 

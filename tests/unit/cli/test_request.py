@@ -102,7 +102,7 @@ def test_a_request_that_no_such_device_fits_is_refused_with_the_numbers(
 
     assert code == 1
     assert "Insufficient GPU memory" in out
-    assert "Request at most 15360 MiB" in out
+    assert "request at most 15360 MiB" in out
 
 
 def test_a_pod_of_another_scheduler_is_read_and_reported_as_such(

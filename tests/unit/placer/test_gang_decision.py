@@ -107,13 +107,33 @@ def test_a_gang_of_which_too_few_pods_can_ever_fit_is_refused_permanently() -> N
     hopeless = member("huge", 90_000)
 
     refusal = decide_gang([hopeless, member("s")], 2, context).refusal
-    hopeful = decide_gang([member("a"), member("b"), member("c")], 3, context)
 
     assert refusal is not None
     assert refusal.permanent
+
+
+def test_a_gang_that_would_not_fit_an_empty_cluster_is_not_advised_to_wait() -> None:
+    three = [member(name) for name in "abc"]
+    busy, idle = cluster(nodes=1, gpus=2), cluster(nodes=1, gpus=1)
+    busy.choose(member("other", 9_000))
+
+    hopeful, hopeless = decide_gang(three, 3, busy), decide_gang(three, 3, idle)
     assert hopeful.refusal is not None
-    assert not hopeful.refusal.permanent
-    assert hopeful.fitting == 2
+    assert hopeless.refusal is not None
+    refusal = gang_does_not_fit(
+        GANG,
+        live=0,
+        fitting=hopeless.fitting,
+        refusal=hopeless.refusal,
+        impossible=hopeless.impossible,
+    )
+
+    assert (hopeful.impossible, hopeful.fitting) == ("", 2)
+    assert refusal.permanent
+    assert refusal.hint == (
+        "waiting does not help: if no other pod ran, 2 of 3 equal pods of the gang would fit: "
+        "lower its minimum, request less, or add nodes"
+    )
 
 
 def test_refusals_name_what_the_gang_lacks() -> None:

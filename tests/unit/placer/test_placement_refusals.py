@@ -10,7 +10,13 @@ from shared.model.ledger import LedgerNode
 from shared.model.names import NodeName
 from shared.model.node import Taint
 from shared.model.placement import DeviceVerdict, NodeVerdict, Placement, Refusal
-from shared.model.request import NodeOrder, NodeRequirements, NodeTerm, PodRequest, Toleration
+from shared.model.request import (
+    NodeOrder,
+    NodeRequirements,
+    NodeTerm,
+    PodRequest,
+    Toleration,
+)
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from tests.support.build import V100_MIB, device, dice, gpu, ledger_node, request, use

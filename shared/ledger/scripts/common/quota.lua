@@ -226,6 +226,16 @@ function quota.discard()
   quota.used, quota.charges, quota.freed, quota.changed = {}, {}, {}, {}
 end
 
+-- Append to an excess which part of what is used was for other pods of a gang, now that this is discarded.
+function quota.add_gang_part(namespace, excess)
+  for m, measure in ipairs(MEASURES) do
+    if excess[1] == measure then
+      local bucket = bucket_in(used_of(namespace), excess[2])
+      excess[8] = excess[4] - (m == 4 and #names_of(bucket[4]) or bucket[m])
+    end
+  end
+end
+
 -- Offer what is left of the quota to pods that wait for it, at most `times` times; again whenever one of
 -- them is placed.
 function quota.offer(namespace, times)
