@@ -21,6 +21,8 @@ MOST_CONTAINERS = 128
 """Containers, init containers included, of a pod that requests GPUs."""
 MOST_SHARES = 128
 """Shares of one lease: more than the MIG instances of 16 GPUs."""
+LONGEST_MEMO = 16_384
+MOST_GROUPS = 64
 MOST_ENTRIES = 256
 """Entries of a list or map that an administrator writes."""
 MOST_CONSUMERS = 256
@@ -52,7 +54,7 @@ KeyText = Annotated[str, Meta(max_length=KEY)]
 LongText = Annotated[str, Meta(max_length=LONG)]
 ChoiceText = Annotated[str, Meta(max_length=128)]
 """A type, model, UUID or mode of devices as the author of a pod wrote it."""
-MemoText = Annotated[str, Meta(max_length=16_384)]
+MemoText = Annotated[str, Meta(max_length=LONGEST_MEMO)]
 """Names and priorities of `MOST_CONTAINERS`, as JSON."""
 GenerationText = Annotated[str, Meta(max_length=8192)]
 """An instant and the 32 results that an allocation may have."""
@@ -90,7 +92,7 @@ Members = Annotated[int, Meta(ge=1, le=999_999)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 """A duration, or an instant in Unix seconds; also refuses NaN."""
 
-Groups = Annotated[tuple[LongText, ...], Meta(max_length=64)]
+Groups = Annotated[tuple[LongText, ...], Meta(max_length=MOST_GROUPS)]
 """Anti-affinity groups of a pod."""
 Choices = Annotated[tuple[ChoiceText, ...], Meta(max_length=256)]
 """Entries of a list of devices, models or types."""

@@ -96,6 +96,7 @@ FAULTS: Mapping[str, FaultKind] = {
     "device-twice": FaultKind(targets=DOUBLED_DEVICES, seconds=(4.0, 9.0)),
     "quota": FaultKind(seconds=(4.0, 9.0)),
     "budget": FaultKind(seconds=(4.0, 9.0)),
+    "tenant": FaultKind(seconds=(4.0, 9.0)),
 }
 """Every kind of fault, by the name that `--fault` takes."""
 CLOCK_OFFSETS_S = (-3600.0, -45.0, -5.0, 5.0, 45.0, 3600.0)

@@ -298,12 +298,15 @@ class Judge:
         }
 
     def _unplaced(self, pod: Pod, ledger: RawLedger) -> Iterator[str]:
-        """P1, P4: a pending pod has a lease or waits, and waits only while it fits nowhere."""
+        """P1, P4: a pending pod has a lease or waits, and waits only while it fits nowhere.
+
+        One with groups may also wait for devices without them, or since it is too large.
+        """
         if not pod.is_pending or pod.uid in ledger.leases:
             return
         if pod.uid not in ledger.waiting:
             yield f"P1: {pod.uid} is pending, and has neither lease nor verdict"
-        elif pod.request.gang is None:
+        elif pod.request.gang is None and not pod.request.anti_affinity_groups:
             yield from (
                 f"P4: {pod.uid} waits, and fits on {uuid}"
                 for uuid, device in ledger.devices.items()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from shared.model.bounds import KEY, LONG, LONGEST_MEMO, MOST_GROUPS
 from shared.model.device import DeviceMode
 from shared.model.names import NodeName, PodUid
 from shared.model.request import DeviceSelection, Gang
@@ -17,6 +18,8 @@ CLAIMS = ("c0", "c1", "c2")
 PODS = tuple(f"p{number}" for number in range(6))
 GANGS = (Gang(name="ns/red-2", min_member=2), Gang(name="ns/blue-3", min_member=3))
 """The judge reads from a gang's name how many pods it needs."""
+TEXTS = ("a", "\n", "|", "a\nns/red-2", "\0", "\u00e9", "\U0001f600", "'", '"', "\\")
+"""What texts of hostile pods repeat: separators, and characters of several bytes."""
 WATCHER = ("list pods", "resync", "queue pods again")
 
 sizes = any_of(30, 60, 60, 100)
@@ -57,6 +60,25 @@ class Users(Machine):
     ) -> None:
         for _ in range(min(members, len(self.free_names()))):
             self.create(mib, gang, mode=mode, mig_allowed=mode is not None)
+
+    @rule(
+        lambda self: self.free_names(),
+        mib=sizes,
+        text=any_of(*TEXTS),
+        length=any_of(1, KEY, LONG, LONGEST_MEMO),
+        count=any_of(1, 2, MOST_GROUPS),
+    )
+    def create_hostile(self, mib: int, text: str, length: int, count: int) -> None:
+        """Create a pod whose texts are as long and odd as messages may carry."""
+        self.count("hostile pods created")
+        filled = [f"{number}{text * length}"[:length] for number in range(count)]
+        request_ = request(
+            gpu(memory=mib, cores_percent=mib // 2),
+            anti_affinity_groups=tuple(each[:LONG] for each in filled),
+            memo=filled[0],
+            resources=dict.fromkeys((each[:KEY] for each in filled), 0) | {"pods": 1},
+        )
+        self.world.api.create(self.free_names()[0], request_)
 
     def create(
         self,

@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -16,6 +17,8 @@ from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.kubernetes.errors import NotFoundError
 from shared.model.errors import ConflictError, LeaseholdError
 from shared.model.names import NodeName
+from tests.campaign.hostile import NAMESPACE as HOSTILE_NAMESPACE
+from tests.campaign.hostile import hostile_pods
 from tests.campaign.schedule import NODES, SERVERS_OF, SERVICES, Fault
 from tests.campaign.stack.cluster import CampaignCluster
 
@@ -25,6 +28,7 @@ TINY = "1mb"
 TOUCHED = "campaign.test/touched"
 API = "leasehold.dev/v1alpha1"
 NAMESPACE = "default"
+HOSTILE_PODS = f"/api/v1/namespaces/{HOSTILE_NAMESPACE}/pods"
 REFUSALS = frozenset({"redis-full", "redis-readonly", "redis-misconf", "redis-busy"})
 """States of Redis in which it refuses writes, or all calls, and which end when it is killed."""
 
@@ -238,6 +242,14 @@ class FaultInjector:
     async def _create_budget(self, _fault: Fault) -> None:
         await self._create_object("gpubudgets", "GPUBudget", {"limitGPUMinutes": 1})
 
+    async def _create_hostile_pods(self, fault: Fault) -> None:
+        """Create pods that harm others if a field of a pod can."""
+        for pod in hostile_pods(round(1000 * self.at_work[fault]) % 1_000_000):
+            await self._until_done(partial(self.cluster.kube.create, HOSTILE_PODS, pod))
+
+    async def _delete_hostile_pods(self, _fault: Fault) -> None:
+        await self._until_done(lambda: self.cluster.kube.delete(HOSTILE_PODS))
+
     async def _create_object(self, plural: str, kind: str, spec: Mapping[str, int]) -> None:
         text = {"apiVersion": API, "kind": kind, "metadata": {"name": NAMESPACE}, "spec": spec}
         await self._until_done(lambda: self.cluster.kube.create(f"/apis/{API}/{plural}", text))
@@ -285,6 +297,7 @@ class FaultInjector:
         "device-twice": _double_device,
         "quota": _create_quota,
         "budget": _create_budget,
+        "tenant": _create_hostile_pods,
     }
     _END: Mapping[str, _Handler] = {
         "pause": _continue,
@@ -304,6 +317,7 @@ class FaultInjector:
         "device-twice": _mend_device,
         "quota": _delete_object,
         "budget": _delete_object,
+        "tenant": _delete_hostile_pods,
     }
 
 
