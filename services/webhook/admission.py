@@ -7,6 +7,7 @@ that the watcher uses, so an admitted pod is never rejected later for the syntax
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from services.webhook.handover import SCHEDULER, SchedulerChoice
 from services.webhook.largest_device import DeviceMaximum, excess_memory
@@ -23,6 +24,7 @@ from services.webhook.pod_policy import PolicySubject, device_names, violations
 from services.webhook.reviewed_pod import ReviewedContainer, ReviewedPod
 from shared.dialects import GPU_RESOURCES, pod_requests
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
+from shared.dialects.pod_groups import parse_pod_group
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.protected_paths import HOST_PATHS
 from shared.dialects.reserved import (
@@ -37,12 +39,16 @@ from shared.dialects.reserved import (
     is_denied,
     names_devices,
 )
+from shared.dialects.vocabulary import find_misplaced, find_unread
 from shared.model.claim import EXTENDED_RESOURCES
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.model.request import PodRequest
 
 BAD_REQUEST, FORBIDDEN, UNPROCESSABLE = 400, 403, 422
+
+MOST_WARNINGS = 10
+"""Words of a pod that are warned of: each is compared with all that are known."""
 
 AmountChanges = Mapping[str, Mapping[str, int | None]]
 """Changes of a container's amounts, by the container's path; None removes an amount."""
@@ -124,6 +130,7 @@ def decide(
     try:
         changes = {container.path: _amount_changes(container) for container in gpu_containers}
         request = _parse_request(pod, changes, policy)
+        warnings += _word_warnings(pod, request)
         warnings += _size_warnings(pod, request, policy, largest)
     except RequestError as error:
         return AdmissionDecision(allowed=False, message=str(error), code=BAD_REQUEST)
@@ -145,11 +152,21 @@ def _decide_without_lease(
 ) -> AdmissionDecision:
     """Decide on a pod without a lease of its own; its node, if it names our scheduler."""
     ours = policy.schedulers.has(pod)
-    found = [*broken, *(policy.schedulers.unsupported(pod) if ours else ())]
+    found = [*broken, *(_broken_by_scheduler(pod, policy) if ours else ())]
     if found:
         return AdmissionDecision(allowed=False, message="; ".join(found), code=FORBIDDEN)
     scheduler = policy.schedulers.patches(pod) if ours else ()
-    return AdmissionDecision(allowed=True, patches=(*patches, *scheduler), warnings=tuple(warnings))
+    warnings = (*warnings, *_word_warnings(pod, PodRequest()))
+    return AdmissionDecision(allowed=True, patches=(*patches, *scheduler), warnings=warnings)
+
+
+def _broken_by_scheduler(pod: ReviewedPod, policy: AdmissionPolicy) -> Iterator[str]:
+    """Yield what a pod without GPUs must not have if it names our scheduler."""
+    yield from policy.schedulers.unsupported(pod)
+    try:
+        _check_group(pod)
+    except RequestError as error:
+        yield str(error)
 
 
 def _broken_with_claims(
@@ -289,10 +306,31 @@ def _parse_request(pod: ReviewedPod, changes: AmountChanges, policy: AdmissionPo
     if message:
         raise RequestError(message)
     try:
-        return parse_pod_request(_manifest(pod, changes), policy.rules)
+        request = parse_pod_request(_manifest(pod, changes), policy.rules)
     except RequestError as error:
         message = pod_requests.vendor_denial(written, vendors, refused=True)
         raise RequestError(message or str(error)) from error
+    _check_group(pod)
+    return request
+
+
+def _check_group(pod: ReviewedPod) -> None:
+    """Raise RequestError for a gang that the watcher would refuse."""
+    parse_pod_group(Namespace(pod.namespace), pod.annotations, pod.labels)
+
+
+def _word_warnings(pod: ReviewedPod, request: PodRequest) -> list[str]:
+    """Return warnings of vendors' words that have no effect in this pod.
+
+    Raises RequestError where a container would get all of a device, and was to get a part.
+    """
+    manifest = _manifest(pod, {})
+    misplaced = tuple(islice(find_misplaced(manifest), MOST_WARNINGS))
+    wide = next((each for each in request.containers if each.wants_all_memory), None)
+    amount = next((each for each in misplaced if each.is_resource), None)
+    if wide and amount:
+        raise RequestError(f"{amount.text}; container {wide.container} would get a whole GPU")
+    return [*(each.text for each in misplaced), *find_unread(manifest, request.dialect)]
 
 
 def _size_warnings(

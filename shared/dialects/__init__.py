@@ -37,6 +37,7 @@ RESOURCE_PREFIXES = (
     "kubernetes.io/gpu",
     "tencent.com/vcuda-",
     "nvidia.com/gpu",
+    "nvidia.com/priority",
     "leasehold.dev/",
 )
 """Every one of `GPU_RESOURCES` has one of these prefixes; other names may have them, too."""

@@ -5,12 +5,17 @@ Volcano names a PodGroup in an annotation and coscheduling in a label; the PodGr
 number on the pod itself, in two annotations or, in its lightweight form, in two labels.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shared.model.bounds import NAME as LONGEST_NAME
+from shared.dialects.strict_values import (
+    check_choice,
+    check_duration,
+    parse_list,
+    parse_name,
+    parse_whole_number,
+)
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 
@@ -25,11 +30,26 @@ LIGHTWEIGHT = (
     "pod-group.scheduling.sigs.k8s.io/min-available",
 )
 
-READ_ANNOTATIONS = frozenset({*VOLCANO_GROUPS, *KOORDINATOR})
+MODE, STRICT, NON_STRICT = "gang.scheduling.koordinator.sh/mode", "Strict", "NonStrict"
+MATCH_POLICIES = (
+    "gang.scheduling.koordinator.sh/match-policy",
+    "pod-group.scheduling.sigs.k8s.io/match-policy",
+)
+WAITING_AND_RUNNING, ONCE_SATISFIED = "waiting-and-running", "once-satisfied"
+WAITING_TIME = "gang.scheduling.koordinator.sh/waiting-time"
+TOTAL = "gang.scheduling.koordinator.sh/total-number"
+GROUPS = "gang.scheduling.koordinator.sh/groups"
+TOPOLOGY = "gang.scheduling.koordinator.sh/network-topology-spec"
+
+READ_ANNOTATIONS = frozenset(
+    {
+        *(*VOLCANO_GROUPS, *KOORDINATOR, *MATCH_POLICIES),
+        *(MODE, WAITING_TIME, TOTAL, GROUPS, TOPOLOGY),
+    }
+)
 READ_LABELS = frozenset({*COSCHEDULING_GROUPS, *LIGHTWEIGHT})
 
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_NUMBER = re.compile(r"[0-9]{1,6}")
+MOST_MEMBERS = 999_999
 
 
 class PodGroupKind(StrEnum):
@@ -63,13 +83,14 @@ def parse_pod_group(
 ) -> PodGroupReference | None:
     """Parse a pod's group; a group with its number on the pod comes first.
 
-    Raises RequestError for a malformed name or number, if the number is on the pod.
+    Raises RequestError for a malformed name or number, and for what Koordinator's annotations ask
+    for and no gang has here.
     """
-    for (name_key, number_key), values in ((KOORDINATOR, annotations), (LIGHTWEIGHT, labels)):
-        if values.get(name_key) and values.get(number_key):
-            name = _name(namespace, name_key, values[name_key])
-            number = _number(number_key, values[number_key])
-            return PodGroupReference(name=name, min_member=number)
+    _check_gang(namespace, annotations)
+    for keys, values in ((KOORDINATOR, annotations), (LIGHTWEIGHT, labels)):
+        found = [key for key in keys if key in values]
+        if found:
+            return _group_with_number(namespace, keys, found, values)
     for keys, values, kind in (
         (VOLCANO_GROUPS, annotations, PodGroupKind.VOLCANO),
         (COSCHEDULING_GROUPS, labels, PodGroupKind.COSCHEDULING),
@@ -86,19 +107,45 @@ def group_name(namespace: Namespace, keys: Sequence[str], values: Mapping[str, s
     Raises RequestError for what is no name of an object: no such PodGroup can exist.
     """
     key = next((key for key in keys if values.get(key)), None)
-    return _name(namespace, key, values[key]) if key else ""
+    return f"{namespace}/{parse_name(key, values[key])}" if key else ""
 
 
-def _name(namespace: Namespace, key: str, name: str) -> str:
-    if not _NAME.fullmatch(name):
+def _group_with_number(
+    namespace: Namespace, keys: tuple[str, str], found: list[str], values: Mapping[str, str]
+) -> PodGroupReference:
+    name_key, number_key = keys
+    if len(found) < len(keys):
+        (missing,) = set(keys) - set(found)
+        raise RequestError(f"{found[0]} needs {missing} beside it: a gang has a name and a size")
+    name = parse_name(name_key, values[name_key])
+    number = parse_whole_number(number_key, values[number_key], least=1, most=MOST_MEMBERS)
+    return PodGroupReference(name=f"{namespace}/{name}", min_member=number)
+
+
+def _check_gang(namespace: Namespace, annotations: Mapping[str, str]) -> None:
+    """Check the rest of Koordinator's annotations of a gang."""
+    if MODE in annotations and annotations[MODE] != STRICT:
+        check_choice(MODE, annotations[MODE], (STRICT, NON_STRICT))
+        raise RequestError(f"{MODE} {NON_STRICT} is not supported: gangs start together; remove it")
+    for key in MATCH_POLICIES:
+        if key in annotations:
+            check_choice(key, annotations[key], (WAITING_AND_RUNNING, ONCE_SATISFIED))
+    if WAITING_TIME in annotations:
+        check_duration(WAITING_TIME, annotations[WAITING_TIME])
+    if TOTAL in annotations:
+        least = annotations.get(KOORDINATOR[1], "1")
+        least_number = parse_whole_number(KOORDINATOR[1], least, least=1, most=MOST_MEMBERS)
+        parse_whole_number(TOTAL, annotations[TOTAL], least=least_number, most=MOST_MEMBERS)
+    if TOPOLOGY in annotations:
+        raise RequestError(f"{TOPOLOGY} is not supported: remove it")
+    _check_bundle(namespace, annotations)
+
+
+def _check_bundle(namespace: Namespace, annotations: Mapping[str, str]) -> None:
+    own = {f"{namespace}/{annotations.get(KOORDINATOR[0])}"}
+    others = set(parse_list(GROUPS, annotations.get(GROUPS, "[]"))) - own
+    if others:
         raise RequestError(
-            f"{key} is {name[:LONGEST_NAME]!r}, with {len(name)} characters: a group's name has at "
-            f"most {LONGEST_NAME}, which are small letters, digits, '-' and '.'"
+            f"{GROUPS} names {min(others)}: gangs do not wait for each other here; make one gang "
+            "of all their pods, or remove it"
         )
-    return f"{namespace}/{name}"
-
-
-def _number(key: str, text: str) -> int:
-    if not _NUMBER.fullmatch(text) or int(text) < 1:
-        raise RequestError(f"{key} is {text!r}: it must be a whole number from 1 to 999999")
-    return int(text)

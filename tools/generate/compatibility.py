@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from shared.dialects import DIALECTS
+from shared.dialects.vocabulary import WORDS, Place
 from tools.generate.pages import DOCS, ROOT, filled
 
 PAGE = DOCS / "compatibility.md"
@@ -246,9 +247,18 @@ def resources_table() -> str:
     return "\n".join(rows)
 
 
+def words_table() -> str:
+    rows = ["| key | in a pod it is | effect |", "|---|---|---|"]
+    for word in sorted(WORDS.values(), key=lambda each: each.name):
+        if word.place is not Place.RESOURCE or word.note:
+            effect = f"{word.effect}: {word.note}" if word.note else str(word.effect)
+            rows.append(f"| `{word.name}` | {word.place} | {effect} |")
+    return "\n".join(rows)
+
+
 def generated() -> str:
-    """Return the page with the table of the dialects."""
-    return filled(PAGE, {"resources": resources_table()})
+    """Return the page with the tables of the dialects and of their words."""
+    return filled(PAGE, {"resources": resources_table(), "words": words_table()})
 
 
 def checklists() -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.dialects.koordinator.amounts import DEPRECATED, PREFIX
+from shared.dialects.strict_values import check_fields, parse_object
 from shared.model.errors import RequestError
 from shared.model.request import TopologyScope
 
@@ -37,6 +38,14 @@ OTHERS = ("rdma", "fpga")
 APPLY_FOR_ALL = "ApplyForAll"
 SAME_PCIE = "SamePCIe"
 RESTRICTED, BEST_EFFORT = "Restricted", "BestEffort"
+
+HINT_FIELDS = (
+    *("selector", "requiredTopologyScope", "allocateStrategy"),
+    *("vfSelector", "exclusivePolicy"),
+)
+JOINT_FIELDS = ("deviceTypes", "requiredScope")
+BANDWIDTH = "ringBusBandwidth"
+PARTITION_FIELDS = ("allocatePolicy", BANDWIDTH)
 
 SCOPES: Mapping[str, TopologyScope] = {
     "": TopologyScope.NODE,
@@ -68,9 +77,12 @@ def parse_hints(
     RequestError naming annotation, field, value and rule.
     """
     hints = _hints(annotations.get(HINT))
-    _check_joint(_object(JOINT, annotations.get(JOINT)), hints, frozenset(resources))
-    _check_partition(_object(PARTITION, annotations.get(PARTITION)), shared=shared)
+    joint = parse_object(JOINT, annotations.get(JOINT), JOINT_FIELDS)
+    _check_joint(joint, hints, frozenset(resources))
+    partition = parse_object(PARTITION, annotations.get(PARTITION), PARTITION_FIELDS)
+    _check_partition(partition, shared=shared)
     hint = hints.get(GPU, {})
+    check_fields(f"{HINT}: {GPU}", hint, HINT_FIELDS)
     for name in ("vfSelector", "exclusivePolicy"):
         if hint.get(name):
             raise RequestError(f"{HINT}: {name} has no effect on a GPU; remove it from {GPU}")
@@ -82,20 +94,8 @@ def parse_hints(
     return _selected(hint.get("selector") or {}, SCOPES[scope])
 
 
-def _object(name: str, text: str | None) -> Mapping[str, Any]:
-    if not text:
-        return {}
-    try:
-        read = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{name} is not JSON: {error}") from error
-    if read is not None and not isinstance(read, dict):
-        raise RequestError(f"{name} must be a JSON object, got {text}")
-    return read or {}
-
-
 def _hints(text: str | None) -> Hints:
-    hints = _object(HINT, text)
+    hints = parse_object(HINT, text)
     for kind, hint in hints.items():
         if not isinstance(hint, dict):
             raise RequestError(f"{HINT}: {kind} must be a JSON object, got {json.dumps(hint)}")
@@ -133,6 +133,11 @@ def _check_partition(spec: Mapping[str, Any], *, shared: bool) -> None:
         raise RequestError(
             f"{PARTITION}: allocatePolicy {RESTRICTED} is not supported, because there are no "
             f"partition tables here: {BEST_EFFORT} prefers the GPUs with the best links"
+        )
+    if spec.get(BANDWIDTH) and not shared:
+        raise RequestError(
+            f"{PARTITION}: {BANDWIDTH} is not supported, because there are no partition tables "
+            "here: remove it"
         )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.dialects.dialect import Rules, list_entries
+from shared.dialects.strict_values import parse_boolean, parse_decimal
 from shared.model.device import DeviceMode
 from shared.model.errors import RequestError
 from shared.model.request import DeviceOrder, DeviceSelection, NodeOrder, TopologyScope
@@ -39,10 +40,6 @@ NODE_ORDERS: Mapping[str, NodeOrder] = {order.value: order for order in NodeOrde
 NODE_POLICIES = ", ".join(NODE_ORDERS)
 POLICIES = (*ORDERS, NUMA, MUTEX, TOPOLOGY)
 PARTS = ("slot", "core", "memory")
-BOOLEANS: Mapping[str, bool] = {
-    **dict.fromkeys(("1", "t", "T", "true", "True", "TRUE"), True),
-    **dict.fromkeys(("", "0", "f", "F", "false", "False", "FALSE"), False),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +84,7 @@ def parse_device_choice(annotations: Mapping[str, str], rules: Rules, *, gpus: i
         device_order=DeviceOrder.LEAST_LINKED if TOPOLOGY in policies and gpus == 1 else orders[0],
         allocation_weights=_weights(annotations.get(WEIGHTS, "")),
         scope=TopologyScope.NUMA
-        if _boolean(NUMA_BIND, annotations.get(NUMA_BIND, ""))
+        if parse_boolean(NUMA_BIND, annotations.get(NUMA_BIND, ""))
         else TopologyScope.NODE,
         prefer_links=TOPOLOGY in policies or NUMA in policies,
         idle_only=MUTEX in policies,
@@ -139,21 +136,9 @@ def _weights(text: str) -> tuple[int, int, int]:
     weights = dict.fromkeys(PARTS, 1.0)
     for entry in list_entries(text):
         part, _, amount = (piece.strip() for piece in entry.partition("="))
-        try:
-            weight = float(amount)
-        except ValueError:
-            weight = -1.0
-        if part not in weights or not 0 <= weight <= 1000:
-            raise RequestError(
-                f"{WEIGHTS} must look like slot=1,core=1,memory=3, each 0 to 1000, got {entry!r}"
-            )
-        weights[part] = weight
+        if part not in weights:
+            raise RequestError(f"{WEIGHTS} must look like slot=1,core=1,memory=3, got {entry!r}")
+        weights[part] = parse_decimal(f"{WEIGHTS}: {part}", amount, most=1000)
     scale = 1 if all(weight.is_integer() for weight in weights.values()) else 1000
     slot, core, memory = (round(weights[part] * scale) for part in PARTS)
     return slot, core, memory
-
-
-def _boolean(name: str, text: str) -> bool:
-    if text.strip() not in BOOLEANS:
-        raise RequestError(f"{name} must be true or false, got {text!r}")
-    return BOOLEANS[text.strip()]

@@ -25,6 +25,7 @@ from shared.dialects.dialect import (
     Rules,
 )
 from shared.dialects.lease_memo import decode_memo, encode_memo
+from shared.dialects.strict_values import parse_whole_number
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease, Share
@@ -111,11 +112,8 @@ def _amount(container: ContainerManifest, resource: str) -> int:
 
 def _check_core_limit(annotations: Mapping[str, str]) -> None:
     limit = annotations.get(CORE_LIMIT)
-    if limit is not None and not limit.strip().isdecimal():
-        raise RequestError(
-            f"annotation {CORE_LIMIT} must be a whole number of percent, got {limit!r}; it may be "
-            f"left out, because a share is always limited to its {CORE}"
-        )
+    if limit is not None:
+        parse_whole_number(f"annotation {CORE_LIMIT}", limit.strip(), least=0, most=WHOLE * WHOLE)
 
 
 def added_annotations(pod: PodManifest) -> dict[str, str]:

@@ -19,6 +19,7 @@ from shared.dialects.dialect import (
 )
 from shared.dialects.nvidia.device_choice import NOT_TYPES, USE_TYPES
 from shared.dialects.pod_groups import VOLCANO_GROUPS, group_name
+from shared.dialects.strict_values import check_choice
 from shared.dialects.volcano.device_register import (
     HANDSHAKE,
     NUMBER,
@@ -26,7 +27,7 @@ from shared.dialects.volcano.device_register import (
     encode_register,
 )
 from shared.dialects.volcano.gpushare import SCHEDULER
-from shared.model.device import Device
+from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace
@@ -57,6 +58,7 @@ MODE = "volcano.sh/vgpu-mode"
 GROUP_POLICY = "volcano.sh/vgpu-podgroup-policy"
 USE_UUIDS = "volcano.sh/vgpu-use-gpuuuid"
 NOT_UUIDS = "volcano.sh/vgpu-nouse-gpuuuid"
+SPREAD = "spread"
 
 ORDERS: Mapping[str, DeviceOrder] = {
     "": DeviceOrder.LAST,
@@ -129,8 +131,12 @@ def _parse_container(container: ContainerManifest) -> GpuRequest | None:
 def _parse_selection(annotations: Mapping[str, str]) -> DeviceSelection:
     """Parse the selection annotations. Unlike upstream, empty list entries are dropped.
 
-    With `use-gputype` present, `nouse-gputype` is ignored, as upstream.
+    With `use-gputype` present, `nouse-gputype` is ignored, as upstream. Raises RequestError for
+    other values of the mode and of the pod group's policy, with which nothing would match.
     """
+    for key, choices in ((MODE, tuple(DeviceMode)), (GROUP_POLICY, (SPREAD,))):
+        if key in annotations:
+            check_choice(key, annotations[key], choices)
     return DeviceSelection(
         types=list_entries(annotations.get(USE_TYPES, "")),
         not_types=() if USE_TYPES in annotations else list_entries(annotations.get(NOT_TYPES, "")),
@@ -153,7 +159,7 @@ def _anti_affinity_groups(pod: PodManifest, rules: Rules) -> tuple[str, ...]:
 
 def _spread_group(namespace: Namespace, annotations: Mapping[str, str]) -> tuple[str, ...]:
     group = group_name(namespace, VOLCANO_GROUPS, annotations)
-    return (group,) if group and annotations.get(GROUP_POLICY) == "spread" else ()
+    return (group,) if group and annotations.get(GROUP_POLICY) == SPREAD else ()
 
 
 def encode_shares(shares: Sequence[Share]) -> str:

@@ -77,7 +77,7 @@ ODD_NAMES = ("a0\nprod/train", "a|b", "a,b", "A", "..", "é", "a" * 254, "a\0b",
 
 
 def denial_of(obj: dict[str, Any]) -> str:
-    decision = decide(reviewed(obj), AdmissionPolicy(), lambda _: None)
+    decision = decide(reviewed(obj), AdmissionPolicy())
     return decision.message
 
 

@@ -77,7 +77,6 @@ def gangs(events: list[PodEvent]) -> list[Gang | str | None]:
             },
             PodGroupReference(name="ns/l", min_member=2),
         ),
-        ({"gang.scheduling.koordinator.sh/name": "k"}, {}, None),
     ],
 )
 def test_a_group_is_named_in_any_dialect(
@@ -86,15 +85,56 @@ def test_a_group_is_named_in_any_dialect(
     assert parse_pod_group(NS, annotations, labels) == named
 
 
-@pytest.mark.parametrize(("name", "number"), [("k", "0"), ("k", "two"), ("k|x", "2"), ("K", "2")])
-def test_an_impossible_gang_is_refused_with_the_reason(name: str, number: str) -> None:
+@pytest.mark.parametrize(
+    ("notes", "reason"),
+    [
+        ({"min-available": "0"}, "a whole number from 1 to 999999, got '0'"),
+        ({"min-available": "two"}, "a whole number from 1 to 999999, got 'two'"),
+        ({"min-available": "-1"}, "a whole number from 1 to 999999, got '-1'"),
+        ({"min-available": "9" * 500}, r"got .9{100}.\.\.\. with 500 characters"),
+        ({"min-available": "٣"}, "a whole number from 1 to 999999"),
+        ({"min-available": ""}, "a whole number from 1 to 999999, got ''"),
+        ({"min-available": None}, "name needs .*/min-available beside it"),
+        ({"name": None}, "min-available needs .*/name beside it"),
+        ({"name": "k|x"}, "a name of at most 253 small letters"),
+        ({"name": "K"}, "a name of at most 253 small letters"),
+        ({"mode": "NonStrict"}, "NonStrict is not supported"),
+        ({"mode": "strict"}, "Strict or NonStrict, got 'strict'"),
+        ({"total-number": "1"}, "a whole number from 2 to 999999, got '1'"),
+        ({"waiting-time": "soon"}, "a duration such as 90s"),
+        ({"match-policy": "only-waiting"}, "waiting-and-running or once-satisfied"),
+        ({"groups": '["ns/k","ns/other"]'}, "names ns/other"),
+        ({"groups": "ns/k"}, "groups is not JSON"),
+        ({"groups": "{}"}, "a JSON list of texts"),
+        ({"network-topology-spec": "{}"}, "is not supported"),
+    ],
+)
+def test_a_gang_that_cannot_be_is_refused_with_the_reason(
+    notes: dict[str, str | None], reason: str
+) -> None:
+    whole = {"name": "k", "min-available": "2"} | notes
+    prefix = "gang.scheduling.koordinator.sh/"
+    annotations = {prefix + key: text for key, text in whole.items() if text is not None}
+
+    with pytest.raises(RequestError, match=reason):
+        parse_pod_group(NS, annotations, {})
+
+
+def test_a_gang_may_have_what_changes_nothing_here() -> None:
+    prefix = "gang.scheduling.koordinator.sh/"
     notes = {
-        "gang.scheduling.koordinator.sh/name": name,
-        "gang.scheduling.koordinator.sh/min-available": number,
+        "name": "k",
+        "min-available": "2",
+        "total-number": "3",
+        "mode": "Strict",
+        "waiting-time": "1h30m",
+        "match-policy": "once-satisfied",
+        "groups": '["ns/k"]',
     }
 
-    with pytest.raises(RequestError, match=r"gang\.scheduling\.koordinator\.sh/"):
-        parse_pod_group(NS, notes, {})
+    found = parse_pod_group(NS, {prefix + key: text for key, text in notes.items()}, {})
+
+    assert found == PodGroupReference(name="ns/k", min_member=2)
 
 
 def test_a_pod_is_not_published_until_pod_groups_have_been_listed() -> None:

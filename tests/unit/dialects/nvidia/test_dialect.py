@@ -276,7 +276,7 @@ def test_hami_scoring_weights(text: str, weights: tuple[int, int, int]) -> None:
         ({"devices": "binpak"}, "gpu-scheduler-policy: 'binpak' must be one of binpack, spread"),
         ({"node": "pack"}, "node-scheduler-policy must be one of binpack, spread, fragmentation"),
         ({"weights": "slots=1"}, "must look like slot=1,core=1,memory=3"),
-        ({"weights": "slot=-1"}, "got 'slot=-1'"),
+        ({"weights": "slot=-1"}, "slot must be a number from 0 to 1000, got '-1'"),
         ({"numa": "yes"}, "numa-bind must be true or false, got 'yes'"),
         ({"mode": "mps"}, "vgpu-mode must be hami-core or mig, got 'mps'"),
     ],

@@ -1,0 +1,109 @@
+"""Values of annotations and labels, parsed strictly; pure.
+
+Every function raises RequestError with the key, the value and what is allowed, at admission and,
+where there was none, in the pod's condition.
+"""
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from shared.model.bounds import NAME as LONGEST_NAME
+from shared.model.errors import RequestError
+
+SHOWN = 100
+"""Characters of a value that messages show."""
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_DURATION = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h)")
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_BOOLEANS: Mapping[str, bool] = {
+    **dict.fromkeys(("1", "t", "T", "true", "True", "TRUE"), True),
+    **dict.fromkeys(("", "0", "f", "F", "false", "False", "FALSE"), False),
+}
+
+
+def parse_whole_number(key: str, text: str, *, least: int, most: int) -> int:
+    """Parse a whole number within bounds."""
+    if not _NUMBER.fullmatch(text) or not least <= int(text) <= most:
+        raise _refused(key, text, f"a whole number from {least} to {most}")
+    return int(text)
+
+
+def parse_decimal(key: str, text: str, *, most: int) -> float:
+    """Parse a number from 0, perhaps with a fraction."""
+    if not _DECIMAL.fullmatch(text) or float(text) > most:
+        raise _refused(key, text, f"a number from 0 to {most}")
+    return float(text)
+
+
+def parse_boolean(key: str, text: str) -> bool:
+    """Parse a boolean as Go does; empty: false."""
+    if text.strip() not in _BOOLEANS:
+        raise _refused(key, text, "true or false")
+    return _BOOLEANS[text.strip()]
+
+
+def check_duration(key: str, text: str) -> None:
+    """Check for a duration as Go writes it, such as 90s or 1h30m."""
+    if not text or _DURATION.sub("", text):
+        raise _refused(key, text, "a duration such as 90s or 1h30m")
+
+
+def check_choice(key: str, text: str, choices: Collection[str]) -> None:
+    """Check for one of several words, letter by letter."""
+    if text not in choices:
+        raise _refused(key, text, " or ".join(choices))
+
+
+def parse_name(key: str, text: str) -> str:
+    """Parse the name of an object."""
+    if len(text) > LONGEST_NAME or not _NAME.fullmatch(text):
+        allowed = f"a name of at most {LONGEST_NAME} small letters, digits, '-' and '.'"
+        raise _refused(key, text, allowed)
+    return text
+
+
+def parse_object(key: str, text: str | None, fields: Collection[str] = ()) -> Mapping[str, Any]:
+    """Parse a JSON object with only these fields (empty: any); no text is an empty one."""
+    if not text:
+        return {}
+    read = _json(key, text)
+    if read is not None and not isinstance(read, dict):
+        raise _refused(key, text, "a JSON object")
+    check_fields(key, read or {}, fields)
+    return read or {}
+
+
+def parse_list(key: str, text: str) -> tuple[str, ...]:
+    """Parse a JSON list of texts."""
+    read = _json(key, text)
+    if not isinstance(read, list) or not all(isinstance(each, str) for each in read):
+        raise _refused(key, text, "a JSON list of texts")
+    return tuple(read)
+
+
+def check_fields(key: str, found: Mapping[str, object], fields: Collection[str]) -> None:
+    """Check that a JSON object has only these fields; empty: any."""
+    unknown = sorted(found.keys() - set(fields)) if fields else []
+    if unknown:
+        raise RequestError(
+            f"{key} has the field {_shown(unknown[0])}: it may have {', '.join(fields)}"
+        )
+
+
+def _json(key: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{key} is not JSON: {error}") from error
+
+
+def _refused(key: str, text: str, allowed: str) -> RequestError:
+    return RequestError(f"{key} must be {allowed}, got {_shown(text)}")
+
+
+def _shown(text: str) -> str:
+    more = f"... with {len(text)} characters" if len(text) > SHOWN else ""
+    return f"{text[:SHOWN]!r}{more}"

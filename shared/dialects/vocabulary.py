@@ -1,0 +1,217 @@
+"""The vendors' words in pods: where each belongs, and what it does here; pure.
+
+Words of requests come from `DIALECTS`. A word that vendors document and that has another effect, or
+none, has its row here. `docs/compatibility.md` shows the table.
+"""
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shared.dialects import DIALECTS, GPU_RESOURCES, pod_groups
+from shared.dialects.dialect import PodManifest
+from shared.dialects.reserved import AUTHOR_ANNOTATIONS, COMPLETED_ANNOTATIONS, STRIPPED_ANNOTATIONS
+from shared.model.claim import EXTENDED_RESOURCES
+from shared.model.names import HANDED_OVER
+from shared.model.preemption import PREEMPTIBLE
+
+
+class Place(StrEnum):
+    """Where a word belongs in a pod."""
+
+    RESOURCE = "resource"
+    ANNOTATION = "annotation"
+    LABEL = "label"
+
+
+class WordEffect(StrEnum):
+    """What a word does."""
+
+    SUPPORTED = "supported"
+    NO_EFFECT = "no effect"
+    """Admission warns of it."""
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One key of a vendor; one that ends in `*` stands for all that begin so."""
+
+    name: str
+    place: Place
+    effect: WordEffect = WordEffect.SUPPORTED
+    note: str = ""
+    """What else there is to know; with NO_EFFECT, why, and what to use."""
+
+
+_GANG = "gang.scheduling.koordinator.sh/"
+_POLICY_NOTE = (
+    f"`{pod_groups.WAITING_AND_RUNNING}`; `{pod_groups.ONCE_SATISFIED}` has the same effect here; "
+    "`only-waiting` is refused"
+)
+_OWN_ROWS = (
+    Word(
+        pod_groups.MODE, Place.ANNOTATION, note=f"`{pod_groups.STRICT}`; "
+        f"`{pod_groups.NON_STRICT}` is refused",
+    ),
+    Word(
+        pod_groups.TOTAL, Place.ANNOTATION,
+        note="not below `min-available`; pods beyond that are placed one by one",
+    ),
+    *(Word(key, Place.ANNOTATION, note=_POLICY_NOTE) for key in pod_groups.MATCH_POLICIES),
+    Word(pod_groups.GROUPS, Place.ANNOTATION, note="the gang itself; others are refused"),
+    Word(pod_groups.TOPOLOGY, Place.ANNOTATION, WordEffect.REFUSED),
+    Word(
+        pod_groups.WAITING_TIME, Place.ANNOTATION, WordEffect.NO_EFFECT,
+        "no pod holds a GPU while its gang waits",
+    ),
+    Word(
+        f"{_GANG}network-topology-index", Place.ANNOTATION, WordEffect.NO_EFFECT,
+        "the network's topology is unknown here",
+    ),
+    Word(
+        f"{_GANG}timeout", Place.ANNOTATION, WordEffect.NO_EFFECT,
+        "Koordinator's scheduler writes it",
+    ),
+    Word(
+        "quota.scheduling.koordinator.sh/name", Place.LABEL, WordEffect.NO_EFFECT,
+        "a GPUQuota of the namespace limits its pods",
+    ),
+    Word(
+        "quota.scheduling.koordinator.sh/preemptible", Place.LABEL, WordEffect.NO_EFFECT,
+        f"use the label {PREEMPTIBLE}",
+    ),
+    Word(
+        "koordinator.sh/gpu-share-isolation-level", Place.LABEL, WordEffect.NO_EFFECT,
+        f"use the annotation {AUTHOR_ANNOTATIONS[0]}",
+    ),
+    Word(
+        "scheduling.volcano.sh/queue-name", Place.ANNOTATION, WordEffect.NO_EFFECT,
+        "there are no queues; namespaces share by their budgets",
+    ),
+    Word(
+        "hami.io/webhook", Place.LABEL, WordEffect.NO_EFFECT, "every pod with GPUs is reviewed",
+    ),
+    Word(
+        "nvidia.com/mig-*", Place.RESOURCE, WordEffect.NO_EFFECT,
+        "no agent serves it; request nvidia.com/gpumem with the annotation nvidia.com/vgpu-mode: "
+        "mig",
+    ),
+    Word(
+        "nvidia.com/gpu.shared", Place.RESOURCE, WordEffect.NO_EFFECT,
+        "no agent serves it; request nvidia.com/gpu with nvidia.com/gpumem",
+    ),
+    *(Word(key, Place.ANNOTATION) for key in AUTHOR_ANNOTATIONS),
+    *(Word(key, Place.LABEL) for key in (PREEMPTIBLE, HANDED_OVER)),
+)  # fmt: skip
+
+
+def _words() -> Iterator[Word]:
+    yield from (Word(name, Place.RESOURCE) for name in sorted(GPU_RESOURCES))
+    for dialect in DIALECTS.values():
+        yield from (Word(name, Place.ANNOTATION) for name in sorted(dialect.request_annotations))
+        yield from (Word(name, Place.LABEL) for name in sorted(dialect.request_labels))
+    yield from (Word(name, Place.ANNOTATION) for name in sorted(pod_groups.READ_ANNOTATIONS))
+    yield from (Word(name, Place.LABEL) for name in sorted(pod_groups.READ_LABELS))
+    yield from _OWN_ROWS
+
+
+WORDS: Mapping[str, Word] = {word.name: word for word in _words()}
+"""By name; a later row replaces an earlier one."""
+_BY_SMALL_LETTERS = {name.lower(): word for name, word in WORDS.items()}
+
+PREFIXES = (
+    "volcano.sh/vgpu",
+    "volcano.sh/gpu",
+    "nvidia.com/",
+    "hami.io/",
+    "koordinator.sh/gpu",
+    "kubernetes.io/gpu",
+    "scheduling.koordinator.sh/device-",
+    "scheduling.koordinator.sh/gpu-",
+    _GANG,
+    "pod-group.scheduling.sigs.k8s.io",
+    "tencent.com/vcuda",
+    "leasehold.dev/",
+)
+"""Of words about GPUs: others with these are unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misplaced:
+    """A word of a pod that has no effect there."""
+
+    text: str
+    is_resource: bool = False
+    """It is an amount: without it the container gets more than its author meant."""
+
+
+def find_misplaced(pod: PodManifest) -> Iterator[Misplaced]:
+    """Yield the words of a pod that have no effect where they are, with what to write instead."""
+    written = (*STRIPPED_ANNOTATIONS, *COMPLETED_ANNOTATIONS)
+    annotations = (key for key in pod.annotations if not key.startswith(written))
+    yield from _misplaced("", annotations, Place.ANNOTATION)
+    yield from _misplaced("", pod.labels, Place.LABEL)
+    for container in pod.containers:
+        of = f"container {container.name}: "
+        named = {**container.requests, **container.limits}
+        resources = (name for name in named if not name.startswith(EXTENDED_RESOURCES))
+        yield from _misplaced(of, resources, Place.RESOURCE)
+        for name in sorted((container.requests.keys() - container.limits.keys()) & GPU_RESOURCES):
+            yield Misplaced(f"{of}{name} is in the requests only: write it into the limits")
+
+
+def find_unread(pod: PodManifest, dialect: str) -> Iterator[str]:
+    """Yield what only other dialects read of a pod's annotations and labels; none: nothing."""
+    if not dialect:
+        return
+    own = DIALECTS[dialect]
+    read = own.request_annotations | own.request_labels
+    for key in sorted((pod.annotations.keys() | pod.labels.keys()) & _OF_DIALECTS - read):
+        yield f"{key} has no effect in {dialect}'s requests"
+
+
+_OF_DIALECTS = frozenset().union(
+    *(each.request_annotations | each.request_labels for each in DIALECTS.values())
+) - (pod_groups.READ_ANNOTATIONS | pod_groups.READ_LABELS)
+
+
+def _misplaced(of: str, names: Iterable[str], place: Place) -> Iterator[Misplaced]:
+    for name in sorted(names):
+        small = name.lower()
+        word = WORDS.get(name)
+        if word is None and not small.startswith(PREFIXES):
+            continue
+        if word is None:
+            yield _unknown(f"{of}{place} {name}", small)
+        elif word.place is not place:
+            yield _belongs(f"{of}{place} {name} has no effect", word)
+        elif word.effect is WordEffect.NO_EFFECT:
+            yield Misplaced(f"{of}{place} {name} has no effect: {word.note}")
+
+
+def _unknown(what: str, small: str) -> Misplaced:
+    """Describe an unknown word by the known one that was probably meant."""
+    same = _BY_SMALL_LETTERS.get(small)
+    if same is not None:
+        return _belongs(f"{what} has no effect: letters are small or large", same)
+    for word in WORDS.values():
+        if word.name.endswith("*") and small.startswith(word.name[:-1]):
+            return Misplaced(f"{what} has no effect: {word.note}")
+    ending = small.partition("/")[2]
+    nearest = next((w for n, w in _BY_SMALL_LETTERS.items() if n.partition("/")[2] == ending), None)
+    if nearest is None:
+        close = difflib.get_close_matches(small, _BY_SMALL_LETTERS, n=1, cutoff=0.8)
+        nearest = _BY_SMALL_LETTERS[close[0]] if close else None
+    if nearest is None:
+        return Misplaced(f"{what} has no effect: it is unknown")
+    return _belongs(f"{what} has no effect: it is unknown", nearest)
+
+
+def _belongs(fault: str, word: Word) -> Misplaced:
+    if word.place is Place.RESOURCE:
+        advice = f"{word.name} is a resource: write it into the container's limits"
+    else:
+        advice = f"{word.name} is {'an' if word.place is Place.ANNOTATION else 'a'} {word.place}"
+    return Misplaced(f"{fault}; {advice}", is_resource=word.place is Place.RESOURCE)

@@ -1,0 +1,118 @@
+"""Vendors' words in the wrong place of a pod: a Warning or a denial says where they belong."""
+
+from typing import Any
+
+import pytest
+
+from services.webhook.admission import AdmissionPolicy, decide
+from shared.dialects import DIALECTS, GPU_RESOURCES, RESOURCE_PREFIXES
+from shared.dialects.vocabulary import PREFIXES, WORDS, Place
+from tests.support.webhook.reviews import reviewed
+
+SHARE = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
+WHOLE = {"nvidia.com/gpu": "1"}
+
+
+def decided(limits: dict[str, str], notes: Any = None, labels: Any = None, **more: Any) -> Any:
+    resources = {"limits": limits, "requests": limits | more}
+    spec = {"containers": [{"name": "main", "image": "app", "resources": resources}]}
+    meta = {"name": "p", "annotations": notes or {}, "labels": labels or {}}
+    pod = reviewed({"metadata": meta, "spec": spec})
+    return decide(pod, AdmissionPolicy())
+
+
+@pytest.mark.parametrize("name", sorted(GPU_RESOURCES - {"leasehold.dev/share"}))
+@pytest.mark.parametrize("place", ["notes", "labels"])
+def test_an_amount_outside_the_limits_denies_a_pod_that_would_get_a_whole_gpu(
+    name: str, place: str
+) -> None:
+    whole, part = decided(WHOLE, **{place: {name: "1"}}), decided(SHARE, **{place: {name: "1"}})
+
+    assert (whole.allowed, part.allowed) == (False, True)
+    assert f"{name} is a resource: write it into the container's limits" in whole.message
+    assert "container main would get a whole GPU" in whole.message
+    assert any(f"{name} is a resource" in text for text in part.warnings)
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        ({"labels": {"nvidia.com/use-gputype": "A100"}}, "nvidia.com/use-gputype is an annotation"),
+        ({"labels": {"nvidia.com/vgpu-mode": "mig"}}, "nvidia.com/vgpu-mode is an annotation"),
+        ({"labels": {"hami.io/vgpu-mode": "mig"}}, "vgpu-mode is an annotation"),
+        ({"notes": {"nvidia.com/use-GPUtype": "A"}}, "nvidia.com/use-gputype is an annotation"),
+        ({"notes": {"koordinator.sh/gpu-isolation-provider": "HAMi-core"}}, "is a label"),
+        ({"notes": {"nvidia.com/use-gputypes": "A"}}, "nvidia.com/use-gputype is an annotation"),
+        ({"notes": {"hami.io/never-heard": "A"}}, "hami.io/never-heard has no effect: it is unk"),
+        ({"labels": {"quota.scheduling.koordinator.sh/name": "q"}}, "a GPUQuota"),
+        ({"labels": {"hami.io/webhook": "ignore"}}, "every pod with GPUs is reviewed"),
+        (
+            {"notes": {"volcano.sh/vgpu-mode": "mig"}},
+            "volcano.sh/vgpu-mode has no effect in nvidia's requests",
+        ),
+        ({"nvidia.com/gpucores": "30"}, "nvidia.com/gpucores is in the requests only"),
+    ],
+)
+def test_a_word_without_effect_is_warned_of(found: dict[str, Any], text: str) -> None:
+    decision = decided(SHARE, **found)
+
+    assert decision.allowed, decision.message
+    assert any(text in warning for warning in decision.warnings), decision.warnings
+
+
+def test_an_amount_in_other_letters_denies_a_pod_that_would_get_a_whole_gpu() -> None:
+    decision = decided(WHOLE | {"nvidia.com/gpuMem": "3000"})
+
+    assert not decision.allowed
+    assert "nvidia.com/gpumem is a resource" in decision.message
+
+
+def test_words_where_they_belong_are_not_warned_of() -> None:
+    notes = {"nvidia.com/use-gputype": "A100", "team": "x", "example.org/gpu": "y"}
+    labels = {"scheduling.x-k8s.io/pod-group": "training", "app": "x"}
+
+    assert decided(SHARE, notes=notes, labels=labels).warnings == ()
+
+
+def test_many_unknown_words_take_no_time_and_few_warnings() -> None:
+    decision = decided(SHARE, notes={f"hami.io/unknown-{n}": "" for n in range(5000)})
+
+    assert decision.allowed
+    assert len(decision.warnings) == 10
+
+
+@pytest.mark.parametrize(
+    ("notes", "text"),
+    [
+        ({"gang.scheduling.koordinator.sh/name": "g"}, "min-available"),
+        (
+            {
+                "gang.scheduling.koordinator.sh/name": "g",
+                "gang.scheduling.koordinator.sh/min-available": "two",
+            },
+            "min-available must be a whole number from 1 to 999999, got 'two'",
+        ),
+        ({"gang.scheduling.koordinator.sh/mode": "NonStrict"}, "NonStrict is not supported"),
+        ({"scheduling.k8s.io/group-name": "a/b"}, "group-name must be a name"),
+        ({"nvidia.com/numa-bind": "yes"}, "numa-bind must be true or false, got 'yes'"),
+        ({"hami.io/device-scoring-weights": "slot=nan"}, "slot must be a number"),
+        ({"hami.io/device-scoring-weights": "slot=1_0"}, "slot must be a number"),
+    ],
+)
+def test_a_malformed_value_is_denied_with_its_key(notes: dict[str, str], text: str) -> None:
+    decision = decided(SHARE, notes=notes)
+
+    assert (decision.allowed, decision.code) == (False, 400)
+    assert text in decision.message
+
+
+def test_every_word_of_a_request_has_its_place_and_is_found_by_a_prefix() -> None:
+    for dialect in DIALECTS.values():
+        for names, place in (
+            (dialect.resources, Place.RESOURCE),
+            (dialect.request_annotations, Place.ANNOTATION),
+            (dialect.request_labels, Place.LABEL),
+        ):
+            assert {WORDS[name].place for name in names} <= {place}
+    assert [name for name in GPU_RESOURCES if not name.startswith(RESOURCE_PREFIXES)] == []
+    assert [name for name in GPU_RESOURCES if not name.startswith(PREFIXES)] == []
