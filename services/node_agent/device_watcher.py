@@ -7,6 +7,7 @@ ledger in device reports.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.allocate.cdi_files import CdiFiles
@@ -17,6 +18,8 @@ from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.gpus.sharing_config import SharingConfig, without_isolation
 from services.node_agent.node_state import AgentNodeState
 from services.node_agent.records.checkpoint import Checkpoint
+from services.node_agent.records.held_devices import devices_of_records, held_slots
+from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.resize.limits import excess_requests
 from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
 from shared.dialects.advertised import NodeSoftware, PluginDeviceId
@@ -24,7 +27,7 @@ from shared.dialects.dialect import Dialect, Paths
 from shared.model.clock import until_tick
 from shared.model.device import Device
 from shared.model.errors import LeaseholdError, UnavailableError
-from shared.model.names import NodeName
+from shared.model.names import DeviceUuid, NodeName
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +54,7 @@ class DeviceWatcher:
         dialects: Sequence[Dialect],
         get_paths: Callable[[], Paths],
         checkpoint: Checkpoint,
+        leases: KnownLeases,
         serve: ServeResources,
         advertise: Callable[[NodeAdvertisement], None],
         probe_s: float,
@@ -68,6 +72,7 @@ class DeviceWatcher:
         self.dialects = tuple(dialects)
         self.get_paths = get_paths
         self.checkpoint = checkpoint
+        self.leases = leases
         self.serve = serve
         """Serves these lists from the device plugins; the amounts are requested beside them."""
         self.advertise = advertise
@@ -77,6 +82,8 @@ class DeviceWatcher:
         self._warnings: tuple[str, ...] = ()
         self._observed: object = None
         """What the devices that are advertised were derived from; None: they must be again."""
+        self._remembered: tuple[Device, ...] | None = None
+        """The devices of the agent's earlier run; None: no probe has succeeded yet."""
         self._unready_reason: str | None = "the GPUs have not been discovered yet"
 
     def unready_reason(self) -> str | None:
@@ -103,6 +110,9 @@ class DeviceWatcher:
         except UnavailableError as error:
             await self._mark_silent(config, no_response(str(error)))
             raise
+        if self._remembered is None:
+            self._remembered = self._recorded(config)
+            self.health.remember(self._remembered)
         self.health.update(gpus)
         software = NodeSoftware(
             driver_version=inventory.driver_version(gpus),
@@ -117,6 +127,25 @@ class DeviceWatcher:
             raise
         await self._observe(gpus, config, software)
         self._set_unready(None)
+        await self._record()
+
+    def _recorded(self, config: SharingConfig) -> tuple[Device, ...]:
+        """Return the devices that the checkpoint knows."""
+        given = devices_of_records(self.checkpoint.entries, config.split_count)
+        known = {device.uuid: device for device in (*given, *self.checkpoint.devices)}
+        return tuple(known.values())
+
+    async def _record(self) -> None:
+        try:
+            await self.checkpoint.record_devices(self.state.devices)
+        except UnavailableError as error:  # allocations are refused meanwhile
+            logger.debug("the devices are not recorded: %s", error)
+
+    def _held(self) -> Mapping[DeviceUuid, int] | None:
+        """Return what is held of the devices; None: it is not known."""
+        if self.checkpoint.lost or not self.leases.synced:
+            return None
+        return held_slots(self.checkpoint.entries, self.leases.leases.values())
 
     async def _mark_silent(self, config: SharingConfig, fault: Fault) -> None:
         """Mark the known devices as unhealthy: the driver does not respond."""
@@ -124,28 +153,38 @@ class DeviceWatcher:
         self._observed = None
         if self.state.devices:
             known = self.state.devices
+            present = {device.uuid for device in known} - self.state.absent
             devices = inventory.devices_of((), config, known, self.health.faults)
-            await self._advertise(devices, config, self.state.software)
+            await self._advertise(devices, config, self.state.software, present)
 
     async def _observe(
         self, gpus: Sequence[Gpu], config: SharingConfig, software: NodeSoftware
     ) -> None:
-        observed = (gpus, config, software, self.health.faults, self.get_paths())
+        held = self._held()
+        observed = (gpus, config, software, self.health.faults, self.get_paths(), held)
         if observed == self._observed:
             return
-        devices = inventory.devices_of(gpus, config, self.state.devices, self.health.faults)
+        known = self.state.devices or self._remembered or ()
+        devices = inventory.devices_of(gpus, config, known, self.health.faults, held)
+        removed = {each.uuid for each in known}.difference(each.uuid for each in devices)
+        self.health.forget(removed.difference(gpu.uuid for gpu in gpus))
         self.observe_mig(gpus, devices)
         warnings = inventory.mode_warnings(gpus, config)
         for warning in warnings:
             if warning not in self._warnings:
                 logger.warning(warning)
         self._warnings = warnings
-        await self._advertise(devices, config, software)
+        await self._advertise(devices, config, software, {gpu.uuid for gpu in gpus})
         self._observed = observed
 
     async def _advertise(
-        self, devices: tuple[Device, ...], config: SharingConfig, software: NodeSoftware
+        self,
+        devices: tuple[Device, ...],
+        config: SharingConfig,
+        software: NodeSoftware,
+        present: AbstractSet[DeviceUuid],
     ) -> None:
+        """Advertise the devices, of which the driver lists those that are present."""
         served = self.health.as_served(devices)
         paths, known = self.get_paths(), self.state.snapshot
         before = (self.state.devices, self._served, self.state.software)
@@ -161,6 +200,11 @@ class DeviceWatcher:
             served=shown.served,
             paths=paths,
             device_list_strategies=self.cdi.strategies,
+            absent=frozenset(
+                device.uuid
+                for device in served
+                if not device.healthy and device.uuid not in present
+            ),
         )
         self.state.update(devices, software, shown=shown, snapshot=snapshot)
         self.serve(shown.served, shown.amounts)

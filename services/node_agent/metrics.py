@@ -47,10 +47,21 @@ HEALTH = Gauge(
 )
 
 
+_exported: dict[tuple[DeviceUuid, int], tuple[StrEnum, ...]] = {}
+"""The states that are exported, by device and index."""
+
+
 def health_shown(device: DeviceUuid, index: int, state: StrEnum) -> None:
     """Export the state of a device."""
+    _exported[device, index] = tuple(type(state))
     for each in type(state):
         HEALTH.labels(device, str(index), str(each)).set(float(each is state))
+
+
+def health_forgotten(device: DeviceUuid, index: int) -> None:
+    """Stop to export the state of a device."""
+    for state in _exported.pop((device, index), ()):
+        HEALTH.remove(device, str(index), str(state))
 
 
 LIBRARY = Gauge(

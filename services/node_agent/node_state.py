@@ -8,6 +8,7 @@ from services.node_agent.views.advertisement import NodeAdvertisement
 from shared.dialects.advertised import NodeSoftware
 from shared.model.device import Device
 from shared.model.errors import UnavailableError
+from shared.model.names import DeviceUuid
 
 
 class AgentNodeState:
@@ -27,6 +28,11 @@ class AgentNodeState:
     def get_snapshot(self) -> NodeSnapshot | None:
         """Return the snapshot for allocations; None until the devices are known."""
         return self.snapshot
+
+    @property
+    def absent(self) -> frozenset[DeviceUuid]:
+        """Devices that the driver no longer lists."""
+        return frozenset() if self.snapshot is None else self.snapshot.absent
 
     def require_snapshot(self) -> NodeSnapshot:
         """Return the snapshot for allocations. Raises UnavailableError until it is known."""

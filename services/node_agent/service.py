@@ -20,11 +20,13 @@ from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.device_guard import close_unrecorded
+from services.node_agent.records.held_devices import close_exceeded
 from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.usage.violations import violation_events
 from shared.model.clock import Clock, until_tick, wait_for_event
+from shared.model.device import Device
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import (
     DeviceReported,
@@ -47,7 +49,7 @@ from shared.model.events.request_reply import (
     UsageReply,
     UsageRequest,
 )
-from shared.model.names import NodeName
+from shared.model.names import DeviceUuid, NodeName
 from shared.runtime.service import answers, emits, handles, loops, publishes
 
 logger = logging.getLogger(__name__)
@@ -115,6 +117,8 @@ class NodeAgent:
         self._sync_due = asyncio.Event()
         self._reported_at = 0.0
         self._was_unreadable = False
+        self._exceeded: frozenset[DeviceUuid] = frozenset()
+        """Devices whose leases exceed their memory, at the last report."""
 
     @property
     def probes(self) -> Mapping[str, Callable[[], str | None]]:
@@ -131,7 +135,9 @@ class NodeAgent:
     @handles
     async def observe_leases(self, events: Sequence[LeaseChanged]) -> list[ShareActivated]:
         """Update the known leases of this node."""
-        self.leases.observe(event.lease for event in events)
+        changed = self.leases.observe(event.lease for event in events)
+        if self._exceeded.intersection(share.device for each in changed for share in each.shares):
+            self.state.report_due.set()
         self._leases_changed()
         return []
 
@@ -220,7 +226,7 @@ class NodeAgent:
                 yield [
                     DeviceReported(
                         node=self.route,
-                        devices=close_unrecorded(self.state.devices, self.checkpoint.unrecorded),
+                        devices=self._reported_devices(),
                         served=served,
                         newly_served=newly_served,
                         allocations=self.checkpoint.allocations,
@@ -229,6 +235,12 @@ class NodeAgent:
                         fences=self.checkpoint.device_fences,
                     )
                 ]
+
+    def _reported_devices(self) -> tuple[Device, ...]:
+        """Return the devices; those that must not get new shares as unhealthy."""
+        closed = close_unrecorded(self.state.devices, self.checkpoint.unrecorded)
+        reported, self._exceeded = close_exceeded(closed, self.leases.leases.values())
+        return reported
 
     def _served(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the resources that pods may be placed for, and which of them are newly served.

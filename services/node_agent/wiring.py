@@ -118,6 +118,7 @@ def _build_gpus(base: NodeClients) -> _Gpus:
         rules=read_xid_rules(os.environ),
         policy=HealthPolicy(first_backoff_s=backoff_s) if settings.simulated else HealthPolicy(),
         leases=base.leases,
+        allocations=lambda: base.checkpoint.allocations,
         clock=base.clock,
     )
     mig = LayoutReconciler(
@@ -242,6 +243,7 @@ def _build_watcher(
         dialects=enabled(Rules(enabled=settings.dialects)),
         get_paths=lambda: files.layout.paths,
         checkpoint=base.checkpoint,
+        leases=base.leases,
         serve=allocation.plugins.serve,
         advertise=views.views.set_advertisement,
         probe_s=base.timing.gpu_probe_s,

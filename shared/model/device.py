@@ -42,6 +42,8 @@ class Isolation(StrEnum):
     """Only the whole device: the administrator does not rely on HAMi-core."""
     UNHELD = "unheld"
     """Whole devices and unlimited shares: HAMi-core cannot be loaded on the node."""
+    UNMEASURED = "unmeasured"
+    """The same: the driver does not report the device's memory, as where it is the host's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,9 +185,13 @@ class DeviceRefusal(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
+UNLIMITED_ONLY = (Isolation.UNHELD, Isolation.UNMEASURED)
+"""Isolations that hold no limit. A tuple, since enum members hash slowly."""
+
+
 def isolation_allows(request: GpuRequest, device: Device) -> bool:
     """Return whether the isolation of the device allows a share for `request`."""
-    if device.isolation is Isolation.UNHELD and request.limited and not request.whole:
+    if device.isolation in UNLIMITED_ONLY and request.limited and not request.whole:
         return False
     strict = request.strict or device.isolation is Isolation.STRICT
     return not strict or request.sharing is SharingPolicy.EXCLUSIVE
@@ -253,6 +259,14 @@ def device_refusal(
     )
 
 
+_NOT_ISOLATED: Mapping[Isolation, str] = {
+    Isolation.UNHELD: "HAMi-core's library is missing or unusable on its node, so that limits "
+    "would not be enforced",
+    Isolation.UNMEASURED: "the driver does not report its memory, as it is the host's: limits "
+    "would not be enforced, and pods get it whole or without a limit",
+}
+
+
 def _device_reason(request: GpuRequest, device: Device) -> DeviceRefusal | None:
     if not device.healthy:
         return DeviceRefusal("GpuUnhealthy", device.health_text)
@@ -268,11 +282,7 @@ def _device_reason(request: GpuRequest, device: Device) -> DeviceRefusal | None:
     if part and device.isolation is Isolation.STRICT:
         text = "its node's isolation is strict: it serves only MIG instances and whole GPUs"
         return DeviceRefusal("GpuNotShared", text)
-    return DeviceRefusal(
-        "GpuNotIsolated",
-        "HAMi-core's library is missing or unusable on its node, so that limits would not be "
-        "enforced",
-    )
+    return DeviceRefusal("GpuNotIsolated", _NOT_ISOLATED[device.isolation])
 
 
 def _slots_reason(

@@ -127,7 +127,13 @@ def _over_booked(device: Device, leases: Iterable[Lease], slots: int) -> Iterato
         ("slots", sum(booking.slots for booking in booked), slots),
     ):
         if taken > limit:
-            yield device_difference("S1", device, f"leases take {taken} {unit}, it has {limit}")
+            text = f"leases take {taken} {unit}, it has {limit}{_because(device)}"
+            yield device_difference("S1", device, text)
+
+
+def _because(device: Device) -> str:
+    """Return the fault of a device, which may be why its leases do not fit any more."""
+    return f" ({device.fault})" if device.fault else ""
 
 
 def _over_allocated(
@@ -139,7 +145,7 @@ def _over_allocated(
     ):
         if given > limit:
             text = f"the agent of {node} has given out {given} {unit}, it has {limit}"
-            yield device_difference("S9", device, text)
+            yield device_difference("S9", device, text + _because(device))
     exclusive = any(booking.sharing is SharingPolicy.EXCLUSIVE for booking in booked)
     if exclusive and len(booked) > 1:
         text = f"the agent of {node} has given it to {len(booked)} pods, to one exclusively"

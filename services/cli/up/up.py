@@ -25,6 +25,7 @@ from services.cli.state_dir import (
 )
 from services.cli.up import servers
 from services.cli.up.background import run_in_background
+from services.cli.up.changed_layouts import forget_devices
 from services.cli.up.components import Component, components_of, with_credentials
 from services.cli.up.down import kill_leftovers
 from services.cli.up.kube_scheduler import write_scheduler_configuration
@@ -83,6 +84,7 @@ def up(settings: UpSettings) -> int:
         if settings.fresh:
             wipe(directory)
             directory.make()
+        forget_devices(directory, before.nodes if before else {}, plan.nodes)
         if settings.headless:
             return run_in_background(
                 lambda report: _run(settings, plan, directory, report), directory

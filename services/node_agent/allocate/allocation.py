@@ -47,6 +47,19 @@ class NodeSnapshot:
     paths: Paths
     device_list_strategies: DeviceListStrategies = DEFAULT_STRATEGIES
     """How devices are passed to containers."""
+    absent: frozenset[DeviceUuid] = frozenset()
+    """Devices that the driver no longer lists; a container would start without them."""
+
+
+def check_present(shares: Iterable[Share], node: NodeSnapshot) -> None:
+    """Raise RequestError if a device of the shares is missing on the node."""
+    for share in shares:
+        if share.device in node.absent:
+            raise RequestError(
+                f"GPU {share.index} ({share.device}, {share.device_model}) is missing on the node: "
+                f"{node.devices[share.device].fault}; delete the pod, so that its controller makes "
+                "another one, which gets another GPU"
+            )
 
 
 def shares_for(

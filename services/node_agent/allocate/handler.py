@@ -14,6 +14,7 @@ from typing import Protocol
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.allocation import (
     NodeSnapshot,
+    check_present,
     grant,
     preferred_device_ids,
     refusal_text,
@@ -160,6 +161,9 @@ class AllocationHandler:
                 )
             )
         for entry in matching:
+            check_present(
+                entry.lease.shares_of(entry.allocation.container), self.require_snapshot()
+            )
             await self._prepare_again(entry, starting=True)
             self.checkpoint.note_start(entry.allocation.pod, self.clock.now())
 
@@ -213,7 +217,7 @@ class AllocationHandler:
         lease = await self.resolver.lease_of(candidate)
         container = candidate.container.name
         previous = self.checkpoint.find(candidate.pod.uid, container, resource)
-        shares_for(lease, candidate, self.node)
+        check_present(shares_for(lease, candidate, self.node), self.require_snapshot())
         if lease is None:
             raise AssertionError("shares_for refuses pods without a lease")
         if previous is not None and previous.allocation.device_ids == ids:

@@ -159,6 +159,13 @@ def driver(gpus: Sequence[Gpu], unseen: Mapping[int, str]) -> Finding:
         return fail("; ".join(faults[:MAX_LISTED]), "nvidia-smi -q; dmesg | grep -i xid")
     if not gpus:
         return fail("the driver lists no GPU", "nvidia-smi -L; lspci | grep -i nvidia")
+    unmeasured = [str(gpu.index) for gpu in gpus if not gpu.measured]
+    if unmeasured:
+        return warn(
+            f"the driver does not report the memory of GPU {', '.join(unmeasured)}: pods get it "
+            "whole or without a limit",
+            "nvidia-smi -q -d MEMORY; N/A is usual where GPU and host share the memory (GB10)",
+        )
     return ok(f"driver {gpus[0].driver or 'of unknown version'} lists {len(gpus)} GPUs")
 
 

@@ -15,6 +15,7 @@ from services.node_agent.allocate.allocation import (
     HONOURED_STATES,
     DeviceMismatchError,
     NodeSnapshot,
+    check_present,
 )
 from services.node_agent.allocate.cdi import qualified_name
 from services.node_agent.allocate.claim_setup import claim_entry, requests_of
@@ -254,6 +255,7 @@ class ClaimPreparation:
         if any(share.mig for share in lease.shares_of(request)):
             instances = await self.mig_instances_of(lease, request)
         node = self.require_snapshot()
+        check_present(lease.shares_of(request), node)
         span = self.metrics.begin(
             lease, {"k8s.container.name": request, "leasehold.resource": DRIVER}
         )

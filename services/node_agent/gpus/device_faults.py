@@ -71,7 +71,22 @@ ROW_REMAP_FAILED = Fault(
     text="a memory row could not be remapped: reset the GPU, and replace it if the fault persists",
     severe=True,
 )
-NOT_LISTED = Fault(code="NotListed", text="the driver no longer lists it")
+NOT_LISTED = Fault(
+    code="NotListed",
+    text="the driver no longer lists it: check `nvidia-smi -L` and the kernel log; exclude it by "
+    "filterdevices if it was removed",
+)
+EXCLUDED = Fault(
+    code="Excluded",
+    text="filterdevices of the node configuration excludes it; its pods keep it until they end",
+)
+
+
+def replaced_by(uuid: DeviceUuid) -> Fault:
+    """Return the fault of a GPU in whose place on the PCI bus there is another one."""
+    return Fault(
+        code="Replaced", text=f"{uuid} is in its place on the PCI bus now: delete its pods"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

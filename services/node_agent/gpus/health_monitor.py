@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from services.node_agent.gpus.device_faults import Fault, Xid, XidRules
+from services.node_agent.gpus.device_faults import NOT_LISTED, Fault, Xid, XidRules
 from services.node_agent.gpus.device_health import (
+    DeviceBaseline,
     DeviceHealth,
     HealthPolicy,
     HealthRecord,
@@ -16,11 +17,11 @@ from services.node_agent.gpus.device_health import (
     update_health,
 )
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.metrics import health_shown
+from services.node_agent.metrics import health_forgotten, health_shown
 from services.node_agent.records.known_leases import KnownLeases
 from shared.model.clock import Clock
 from shared.model.device import Device
-from shared.model.events.node_events import HealthChanged, LeaseHolder
+from shared.model.events.node_events import Allocation, HealthChanged, LeaseHolder
 from shared.model.names import DeviceUuid, NodeName
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class HealthMonitor:
         rules: XidRules,
         policy: HealthPolicy,
         leases: KnownLeases,
+        allocations: Callable[[], Iterable[Allocation]],
         clock: Clock,
     ) -> None:
         self.node = node
@@ -54,6 +56,8 @@ class HealthMonitor:
         self.rules = rules
         self.policy = policy
         self.leases = leases
+        self.allocations = allocations
+        """Returns what containers were given, also before the leases are known."""
         self.clock = clock
         self.devices: dict[DeviceUuid, DeviceHealth] = {}
         self._gpus: Sequence[Gpu] = ()
@@ -85,6 +89,30 @@ class HealthMonitor:
             replace(device, healthy=True, fault="") if device.uuid in suspect else device
             for device in devices
         )
+
+    def remember(self, devices: Iterable[Device]) -> None:
+        """Note the devices of an earlier run: one that the next probe does not find is cordoned.
+
+        It is not merely suspect: no pod was placed on it since the agent started.
+        """
+        found_before = HealthRecord(
+            state=HealthState.SUSPECT,
+            since=self.clock.ticks(),
+            fault=NOT_LISTED,
+            streak=self.policy.failure_threshold - 1,
+        )
+        for device in devices:
+            baseline = DeviceBaseline(
+                memory_mib=device.memory_mib, mode=device.mode, ecc_errors=None
+            )
+            self._indices[device.uuid] = device.index
+            self.devices[device.uuid] = DeviceHealth(record=found_before, baseline=baseline)
+
+    def forget(self, devices: Iterable[DeviceUuid]) -> None:
+        """Forget devices that an operator has removed."""
+        for uuid in devices:
+            self.devices.pop(uuid, None)
+            health_forgotten(uuid, self._indices.pop(uuid, -1))
 
     def update(self, gpus: Sequence[Gpu], driver_fault: Fault | None = None) -> None:
         """Apply one probe; with `driver_fault`, the driver did not respond."""
@@ -124,23 +152,24 @@ class HealthMonitor:
     def _event(
         self, uuid: DeviceUuid, index: int, record: HealthRecord, now: float
     ) -> HealthChanged:
-        holders = [
-            LeaseHolder(
+        recorded = (allocation.lease for allocation in self.allocations())
+        holders = {
+            lease.pod: LeaseHolder(
                 pod=lease.pod,
                 namespace=lease.namespace,
                 name=lease.name,
                 claim=lease.claim is not None,
             )
-            for lease in self.leases.leases.values()
+            for lease in (*recorded, *self.leases.leases.values())
             if any(share.device == uuid for share in lease.shares)
-        ]
+        }
         return HealthChanged(
             node=self.node,
             device=uuid,
             index=index,
             healthy=record.state is HealthState.HEALTHY,
             fault="" if record.fault is None else str(record.fault),
-            holders=tuple(holders),
+            holders=tuple(holders.values()),
             changed_at=now,
         )
 

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from services.node_agent.gpus.device_faults import NOT_LISTED, Fault
+from services.node_agent.gpus.device_faults import EXCLUDED, NOT_LISTED, Fault, replaced_by
 from services.node_agent.gpus.sharing_config import SharingConfig
 from services.node_agent.mig.instances import MigInstance, MigState
 from services.node_agent.mig.layouts import current_layouts, layouts_for
-from shared.model.device import Device, DeviceMode, MigLayout
+from shared.model.device import Device, DeviceMode, Isolation, MigLayout
 from shared.model.names import DeviceUuid
 
 NO_FAULTS: Mapping[DeviceUuid, str] = {}
@@ -23,6 +23,8 @@ class Gpu:
     """Minor number."""
     model: str
     memory_mib: int
+    measured: bool = True
+    """The driver reports its memory; otherwise it is the host's."""
     fault: Fault | None = None
     """Its current fault, as far as the driver shows it."""
     ecc_errors: int | None = None
@@ -52,27 +54,47 @@ def devices_of(
     sharing: SharingConfig,
     known: Iterable[Device] = (),
     faults: Mapping[DeviceUuid, str] = NO_FAULTS,
+    held: Mapping[DeviceUuid, int] | None = None,
 ) -> tuple[Device, ...]:
     """Return the devices that are offered of GPUs, in the order of their minor numbers.
 
     `faults` are the messages of devices that are not healthy. A known device that is no longer
     found stays, unhealthy: the kubelet may have given its IDs to pods that still run, and an ID
-    must never denote another device.
+    must never denote another device. One that was excluded or replaced stays while it is `held`,
+    and a device has as many slots as its holders need. None: it is not known what is held.
     """
+    visible = visible_gpus(gpus, sharing)
     found = {
-        gpu.uuid: _device(gpu, sharing, faults.get(gpu.uuid, ""))
-        for gpu in visible_gpus(gpus, sharing)
+        gpu.uuid: _device(gpu, sharing, faults.get(gpu.uuid, ""), (held or {}).get(gpu.uuid, 0))
+        for gpu in visible
     }
-    lost = {
-        device.uuid: replace(device, healthy=False, fault=faults.get(device.uuid, str(NOT_LISTED)))
-        for device in known
-    }
+    places = {gpu.bus: gpu.uuid for gpu in visible if gpu.bus}
+    lost: dict[DeviceUuid, Device] = {}
+    for device in known:
+        removed = _removed(device, sharing, places)
+        if removed is None or held is None or device.uuid in held:
+            fault = str(removed) if removed else faults.get(device.uuid, str(NOT_LISTED))
+            lost[device.uuid] = replace(device, healthy=False, fault=fault)
     return tuple(sorted((lost | found).values(), key=lambda device: (device.index, device.uuid)))
+
+
+def _removed(
+    device: Device, sharing: SharingConfig, places: Mapping[str, DeviceUuid]
+) -> Fault | None:
+    """Return how an operator removed a device that is not found; None: it is missing."""
+    if _is_hidden(device, sharing):
+        return EXCLUDED
+    other = places.get(device.bus)
+    return None if other is None else replaced_by(other)
 
 
 def visible_gpus(gpus: Iterable[Gpu], sharing: SharingConfig) -> list[Gpu]:
     """Return the GPUs that the configuration does not hide."""
-    return [gpu for gpu in gpus if not sharing.hidden & {gpu.uuid, str(gpu.index)}]
+    return [gpu for gpu in gpus if not _is_hidden(gpu, sharing)]
+
+
+def _is_hidden(gpu: Gpu | Device, sharing: SharingConfig) -> bool:
+    return bool(sharing.hidden & {gpu.uuid, str(gpu.index)})
 
 
 def driver_version(gpus: Iterable[Gpu]) -> str:
@@ -87,7 +109,7 @@ def count_models(devices: Iterable[Device]) -> str:
 
 
 def mode_warnings(gpus: Iterable[Gpu], sharing: SharingConfig) -> tuple[str, ...]:
-    """Return warnings about the GPUs' modes and layouts."""
+    """Return warnings about the GPUs' modes, layouts and memory."""
     warnings: list[str] = []
     for gpu in visible_gpus(gpus, sharing):
         where = f"GPU {gpu.index} ({gpu.model})"
@@ -101,6 +123,12 @@ def mode_warnings(gpus: Iterable[Gpu], sharing: SharingConfig) -> tuple[str, ...
                 f"{where} is in {gpu.mode} mode, and operatingmode is {sharing.expected_mode}: "
                 f"{remedy}"
             )
+        if not gpu.measured:
+            warnings.append(
+                f"{where}: the driver does not report its memory, as it is the host's "
+                f"({gpu.memory_mib} MiB): no share of it can be limited, so that pods get it "
+                "whole, or without a limit"
+            )
         if gpu.mig is not None and gpu.mig.enabled != gpu.mig.pending:
             to = "on" if gpu.mig.pending else "off"
             warnings.append(f"{where}: MIG is turned {to} by the next reset of the GPU")
@@ -110,14 +138,14 @@ def mode_warnings(gpus: Iterable[Gpu], sharing: SharingConfig) -> tuple[str, ...
     return tuple(dict.fromkeys(warnings))
 
 
-def _device(gpu: Gpu, sharing: SharingConfig, fault: str) -> Device:
+def _device(gpu: Gpu, sharing: SharingConfig, fault: str, slots: int) -> Device:
     layouts = _layouts(gpu, sharing)
     return Device(
         uuid=gpu.uuid,
         index=gpu.index,
         model=gpu.model,
         memory_mib=gpu.memory_mib,
-        slots=max([sharing.split_count, *(len(layout.positions) for layout in layouts)]),
+        slots=max([slots, sharing.split_count, *(len(layout.positions) for layout in layouts)]),
         unit_mib=sharing.unit_mib,
         mode=gpu.mode,
         healthy=not fault,
@@ -127,8 +155,14 @@ def _device(gpu: Gpu, sharing: SharingConfig, fault: str) -> Device:
         bus=gpu.bus,
         links=gpu.links,
         layouts=layouts,
-        isolation=sharing.isolation,
+        isolation=_isolation(gpu, sharing),
     )
+
+
+def _isolation(gpu: Gpu, sharing: SharingConfig) -> Isolation:
+    if gpu.measured or sharing.isolation is Isolation.STRICT:
+        return sharing.isolation
+    return Isolation.UNMEASURED
 
 
 def _layouts(gpu: Gpu, sharing: SharingConfig) -> tuple[MigLayout, ...]:

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -38,6 +38,8 @@ class CheckpointFile:
     node: str = ""
     entries: tuple[CheckpointEntry, ...] = ()
     fences: Mapping[str, Fence] = field(default_factory=dict)
+    devices: tuple[Device, ...] = ()
+    """The node's devices as they were last offered, without their health."""
 
 
 class Checkpoint:
@@ -48,6 +50,8 @@ class Checkpoint:
         self.node = node
         self.by_key: dict[tuple[PodUid, str, str], CheckpointEntry] = {}
         self.fences: dict[str, Fence] = {}
+        self.devices: tuple[Device, ...] = ()
+        """The devices that the node had when they were last recorded."""
         self.lost = False
         """The file is missing or unreadable: it must be rebuilt from PodResources."""
         self.unrecorded: Mapping[DeviceUuid, Collection[str]] = {}
@@ -73,6 +77,7 @@ class Checkpoint:
             raise UnavailableError(f"{self.path} cannot be read: {error.strerror}") from error
         self.by_key = {entry.key: entry for entry in content.entries}
         self.fences = dict(content.fences)
+        self.devices = content.devices
 
     async def save(
         self, entry: CheckpointEntry, *, devices: Mapping[DeviceUuid, Device] | None = None
@@ -93,6 +98,22 @@ class Checkpoint:
                 if newest is None or newest.fence <= share.fence:
                     fences[key] = Fence(fence=share.fence, pod=lease.pod)
             await self._write({**self.by_key, entry.key: entry}, fences)
+
+    async def record_devices(self, devices: Iterable[Device]) -> None:
+        """Record the node's devices, so that a missing one is noticed after a restart.
+
+        Raises UnavailableError if they cannot be written. A lost file is rebuilt first.
+        """
+        facts = tuple(replace(device, healthy=True, fault="", links={}) for device in devices)
+        if self.lost or facts == self.devices:
+            return
+        async with self._writing:
+            before, self.devices = self.devices, facts
+            try:
+                await self._write(self.by_key, self.fences)
+            except UnavailableError:
+                self.devices = before
+                raise
 
     async def forget(self, pods: Iterable[PodUid]) -> None:
         """Drop the entries of pods that have ended; the fences of slots stay.
@@ -172,7 +193,9 @@ class Checkpoint:
     async def _write(
         self, entries: dict[tuple[PodUid, str, str], CheckpointEntry], fences: dict[str, Fence]
     ) -> None:
-        content = CheckpointFile(node=self.node, entries=tuple(entries.values()), fences=fences)
+        content = CheckpointFile(
+            node=self.node, entries=tuple(entries.values()), fences=fences, devices=self.devices
+        )
         try:
             encoded = msgspec.json.encode(content)
             await asyncio.to_thread(self._write_newer, encoded, next(self._numbers))

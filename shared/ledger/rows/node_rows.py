@@ -161,4 +161,5 @@ def _unreported(state: DeviceState) -> Device:
         slots=state.slots,
         unit_mib=state.unit_mib,
         healthy=False,
+        fault="NotReported: its node agent does not report it",
     )

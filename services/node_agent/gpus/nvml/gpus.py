@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pynvml
@@ -15,7 +16,15 @@ import pynvml
 from services.node_agent.gpus.device_faults import ROW_REMAP_FAILED, Fault, Xid, no_response
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.gpus.nvml import mig, topology
-from services.node_agent.gpus.nvml.calls import TIMEOUT_S, text_of, value_or, with_nvml
+from services.node_agent.gpus.nvml.calls import (
+    NOT_AVAILABLE,
+    TIMEOUT_S,
+    if_available,
+    model_of,
+    text_of,
+    value_or,
+    with_nvml,
+)
 from services.node_agent.gpus.nvml.xid_listener import XidListener
 from services.node_agent.gpus.probes import GpuProber
 from services.node_agent.gpus.worker_threads import SingleFlight, start_in_thread
@@ -27,14 +36,7 @@ logger = logging.getLogger(__name__)
 
 LINKS_REFRESH_S = 300.0
 MIB = 1024 * 1024
-NOT_AVAILABLE = frozenset(
-    {
-        pynvml.NVML_ERROR_NOT_SUPPORTED,
-        pynvml.NVML_ERROR_NO_PERMISSION,
-        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-    }
-)
-"""Errors of a working driver that does not report a value: of this model, to us, or at all."""
+MEMINFO = Path("/proc/meminfo")
 
 T = TypeVar("T")
 
@@ -169,11 +171,13 @@ def _gpu(number: int) -> Gpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(number)
     location = topology.location_of(handle)
     state = mig.state_of(handle)
+    memory: Any = if_available(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle), None)
     return Gpu(
         uuid=DeviceUuid(text_of(pynvml.nvmlDeviceGetUUID(handle))),
         index=value_or(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), number),
-        model=text_of(pynvml.nvmlDeviceGetName(handle)),
-        memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB,
+        model=model_of(handle),
+        memory_mib=_host_memory_mib() if memory is None else int(memory.total) // MIB,
+        measured=memory is not None,
         fault=_fault_of(handle),
         ecc_errors=value_or(lambda: _uncorrected_ecc_errors(handle), None),
         numa=location.numa,
@@ -185,6 +189,15 @@ def _gpu(number: int) -> Gpu:
         if state is not None and state.enabled
         else (),
     )
+
+
+def _host_memory_mib() -> int:
+    """Return the memory of the host, which a GPU with unified memory shares."""
+    for line in MEMINFO.read_text().splitlines():
+        name, _, amount = line.partition(":")
+        if name == "MemTotal":
+            return int(amount.split()[0]) // 1024
+    return 0
 
 
 def _fault_of(handle: Any) -> Fault | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pynvml
 
-from services.node_agent.gpus.nvml.calls import text_of
+from services.node_agent.gpus.nvml.calls import NOT_AVAILABLE, if_available, text_of
 from services.node_agent.mig.instances import InstanceProfile, MigInstance, MigState
 from shared.model.names import DeviceUuid
 
@@ -29,12 +29,13 @@ EIGHTHS = 8
 def state_of(handle: Any) -> MigState | None:
     """Return a device's MIG mode and, if it is on, its profiles; None if it does not support MIG.
 
-    Without permission to list instances, the profiles are empty.
+    Without permission to list instances, the profiles are empty; without permission to read the
+    mode, it counts as not supported.
     """
     try:
         current, pending = pynvml.nvmlDeviceGetMigMode(handle)
     except pynvml.NVMLError as error:
-        if error.value in UNSUPPORTED:
+        if error.value in UNSUPPORTED | NOT_AVAILABLE:
             return None
         raise
     enabled = current == pynvml.NVML_DEVICE_MIG_ENABLE
@@ -135,7 +136,9 @@ def _name(handle: Any, info: Any) -> str:
     text = text_of(getattr(info, "name", b"")).removeprefix("MIG ").strip()
     if text:
         return text
-    total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    total = if_available(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), 0)
+    if not total:
+        return f"{info.sliceCount}g.{-(-int(info.memorySizeMB) // 1024)}gb"
     eighths = -(-int(info.memorySizeMB) * (1 << 20) * EIGHTHS // total)
     gigabytes = -(-total // (1 << 30))
     return f"{info.sliceCount}g.{round(eighths * gigabytes / EIGHTHS)}gb"

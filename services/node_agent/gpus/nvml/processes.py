@@ -2,12 +2,13 @@
 
 import functools
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pynvml
 
 from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
-from services.node_agent.gpus.nvml.calls import TIMEOUT_S, text_of, value_or, with_nvml
+from services.node_agent.gpus.nvml.calls import TIMEOUT_S, model_of, text_of, value_or, with_nvml
 from services.node_agent.gpus.worker_threads import SingleFlight
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
@@ -62,12 +63,12 @@ def _read_sample(number: int) -> DeviceSample:
     rates: Any = value_or(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle), None)
     busy_percents = _busy_percents(handle)
     listed = _listed(handle)
-    instances = _instances(listed)
+    instances, memory = _instances(listed), _memory_bytes(listed)
     return DeviceSample(
         device=DeviceUuid(text_of(pynvml.nvmlDeviceGetUUID(handle))),
         index=value_or(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), number),
-        model=text_of(pynvml.nvmlDeviceGetName(handle)),
-        used_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).used),
+        model=model_of(handle),
+        used_bytes=_used_bytes(handle, memory),
         busy_percent=None if rates is None else int(rates.gpu),
         memory_busy_percent=None if rates is None else int(rates.memory),
         processes=tuple(
@@ -77,10 +78,18 @@ def _read_sample(number: int) -> DeviceSample:
                 busy_percent=None if busy_percents is None else busy_percents.get(pid, 0),
                 instance=instances.get(pid),
             )
-            for pid, memory in sorted(_memory_bytes(listed).items())
+            for pid, memory in sorted(memory.items())
         ),
         sampled_at_s=sampled_at_s,
     )
+
+
+def _used_bytes(handle: Any, of_processes: Mapping[int, int | None]) -> int:
+    """Return the memory in use; of unified memory, what the processes use."""
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    except pynvml.NVMLError:
+        return sum(used or 0 for used in of_processes.values())
 
 
 def _listed(handle: Any) -> list[Any]:

@@ -50,3 +50,41 @@ def test_a_gpu_with_the_index_of_a_lost_one_gets_new_ids() -> None:
             assert all(known[text].device == ids[text].device for text in ids if text in known)
             assert sum(entry.healthy for entry in ids.values()) == len(known), resource
         assert new.annotation_entries["volcano.sh/gpu-unhealthy-ids"] == ()
+
+
+def placed(gpu: Gpu, index: int) -> Gpu:
+    return replace(gpu, bus=f"0000:0{gpu.index}:00.0", index=index)
+
+
+def test_devices_keep_their_uuids_when_their_indices_change() -> None:
+    before = devices_of([placed(gpu, n) for n, gpu in enumerate(GPUS[:3])], SharingConfig())
+    swapped = [placed(gpu, 2 - n) for n, gpu in enumerate(GPUS[:3])]
+
+    after = devices_of(swapped, SharingConfig(), before, held={})
+
+    assert [(device.uuid, device.index) for device in after] == [
+        ("GPU-2", 0), ("GPU-1", 1), ("GPU-0", 2),
+    ]  # fmt: skip
+    assert all(device.healthy for device in after)
+
+
+def test_a_missing_gpu_is_not_replaced_by_one_that_took_its_index() -> None:
+    before = devices_of([placed(gpu, n) for n, gpu in enumerate(GPUS[:2])], SharingConfig())
+
+    after = devices_of([placed(GPUS[1], 0)], SharingConfig(), before, held={})
+
+    assert [(device.uuid, device.healthy) for device in after] == [
+        ("GPU-0", False),
+        ("GPU-1", True),
+    ]
+
+
+def test_a_replaced_gpu_stays_while_it_is_held() -> None:
+    old, new = placed(GPUS[0], 0), replace(placed(GPUS[0], 0), uuid=DeviceUuid("GPU-new"))
+    before = devices_of([old], SharingConfig())
+
+    held = devices_of([new], SharingConfig(), before, held={old.uuid: 1})
+    unheld = devices_of([new], SharingConfig(), before, held={})
+
+    assert [device.uuid for device in unheld] == ["GPU-new"]
+    assert [device.fault.partition(":")[0] for device in held if not device.healthy] == ["Replaced"]

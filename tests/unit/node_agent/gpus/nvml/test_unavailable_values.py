@@ -1,0 +1,174 @@
+"""Each function of NVML that is called may fail for one GPU: what can be served is served."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from services.node_agent.diagnosis import node_checks
+from services.node_agent.gpus import nvml
+from services.node_agent.gpus.inventory import Gpu, devices_of, mode_warnings
+from services.node_agent.gpus.nvml import gpus as nvml_gpus
+from services.node_agent.gpus.nvml.gpus import NvmlGpus
+from services.node_agent.gpus.nvml.processes import NvmlProcesses
+from services.node_agent.gpus.sharing_config import SharingConfig
+from shared.model.device import DeviceUse, Isolation, device_refusal, fits, required_memory_mib
+from shared.model.errors import UnavailableError
+from shared.model.findings import Outcome
+from shared.model.names import DeviceUuid
+from shared.model.request import GpuRequest, SharingPolicy
+
+pytestmark = pytest.mark.usefixtures("no_xid_threads")
+
+FUNCTION = re.compile(r"pynvml\.(nvml[A-Z]\w+)")
+CALLED = sorted(
+    {
+        name
+        for path in Path(nvml.__path__[0]).glob("*.py")
+        for name in FUNCTION.findall(path.read_text())
+        if callable(getattr(pynvml, name))
+    }
+)
+OF_THE_DRIVER = {"nvmlInit", "nvmlDeviceGetCount"}
+"""Without them there is no GPU at all."""
+IDENTITY = {"nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"}
+"""Without them a GPU cannot be served."""
+CODES = ("NOT_SUPPORTED", "NO_PERMISSION", "UNKNOWN")
+GIB = 1 << 30
+MEMINFO = "MemTotal:       127600748 kB\nMemFree:        118566368 kB\n"
+
+
+def failing(code: str) -> Callable[..., Any]:
+    def fail(*_: Any) -> Any:
+        raise pynvml.NVMLError(getattr(pynvml, f"NVML_ERROR_{code}"))
+
+    return fail
+
+
+ANSWERS: Mapping[str, Callable[..., Any]] = {
+    "nvmlInit": lambda: None,
+    "nvmlShutdown": lambda: None,
+    "nvmlDeviceGetCount": lambda: 2,
+    "nvmlSystemGetDriverVersion": lambda: "580.95.05",
+    "nvmlDeviceGetHandleByIndex": lambda number: number,
+    "nvmlDeviceGetHandleByUUID": lambda uuid: int(uuid[-1]),
+    "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
+    "nvmlDeviceGetMinorNumber": lambda handle: handle,
+    "nvmlDeviceGetName": lambda _: "NVIDIA A100-SXM4-40GB",
+    "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=40 * GIB, used=GIB),
+    "nvmlDeviceGetMigMode": lambda _: (0, 0),
+    "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=1, memory=1),
+    "nvmlDeviceGetComputeRunningProcesses": lambda _: [
+        SimpleNamespace(pid=7, usedGpuMemory=GIB, gpuInstanceId=None)
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    for name in CALLED:
+        monkeypatch.setattr(pynvml, name, ANSWERS.get(name, failing("NOT_SUPPORTED")))
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(MEMINFO)
+    monkeypatch.setattr(nvml_gpus, "MEMINFO", meminfo)
+    return monkeypatch
+
+
+def break_first_gpu(driver: pytest.MonkeyPatch, name: str, code: str) -> None:
+    """Let a function fail for the first GPU; one without a GPU fails always."""
+    answer = getattr(pynvml, name)
+
+    def call(*arguments: Any) -> Any:
+        if not arguments or arguments[0] in {0, "GPU-0"}:
+            failing(code)()
+        return answer(*arguments)
+
+    driver.setattr(pynvml, name, call)
+
+
+async def found_with(driver: pytest.MonkeyPatch, name: str, code: str) -> dict[str, Gpu]:
+    break_first_gpu(driver, name, code)
+    return {gpu.uuid: gpu for gpu in await NvmlGpus().discover()}
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("name", sorted(set(CALLED) - OF_THE_DRIVER))
+async def test_other_gpus_are_served_whatever_fails_of_one(
+    driver: pytest.MonkeyPatch, name: str, code: str
+) -> None:
+    found = await found_with(driver, name, code)
+
+    other = found["GPU-1"]
+    assert (other.fault, other.memory_mib, other.measured) == (None, 40 * 1024, True)
+    samples = {sample.device: sample for sample in await NvmlProcesses().sample()}
+    assert samples[DeviceUuid("GPU-1")].used_bytes == GIB
+
+
+@pytest.mark.parametrize("code", ["NOT_SUPPORTED", "NO_PERMISSION"])
+@pytest.mark.parametrize("name", sorted(set(CALLED) - OF_THE_DRIVER - IDENTITY))
+async def test_a_gpu_is_served_without_what_its_driver_does_not_report(
+    driver: pytest.MonkeyPatch, name: str, code: str
+) -> None:
+    found = await found_with(driver, name, code)
+
+    assert found["GPU-0"].fault is None
+    assert devices_of(found.values(), SharingConfig())[0].healthy
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("name", sorted(OF_THE_DRIVER))
+async def test_a_driver_that_lists_no_gpu_is_reported_with_its_error(
+    driver: pytest.MonkeyPatch, name: str, code: str
+) -> None:
+    driver.setattr(pynvml, name, failing(code))
+
+    with pytest.raises(UnavailableError, match="Install the NVIDIA driver"):
+        await NvmlGpus().discover()
+
+
+@pytest.mark.parametrize("code", CODES)
+async def test_the_calls_of_mig_mode_fail_for_their_gpu_alone(
+    driver: pytest.MonkeyPatch, code: str
+) -> None:
+    driver.setattr(pynvml, "nvmlDeviceGetMigMode", lambda handle: (1 - handle, 1 - handle))
+    for name in CALLED:
+        if name not in ANSWERS:
+            driver.setattr(pynvml, name, failing(code))
+
+    found = {str(gpu.uuid): gpu for gpu in await NvmlGpus().discover()}
+
+    assert found["GPU-1"].fault is None
+
+
+async def test_unified_memory_is_the_hosts_and_is_served_whole_or_without_a_limit(
+    driver: pytest.MonkeyPatch,
+) -> None:
+    found = await found_with(driver, "nvmlDeviceGetMemoryInfo", "NOT_SUPPORTED")
+    gpus = list(found.values())
+    device = devices_of(gpus, SharingConfig())[0]
+    part = GpuRequest(container="main", gpus=1, memory_units=1000)
+    whole = GpuRequest(container="main", gpus=1, sharing=SharingPolicy.EXCLUSIVE, whole=True)
+
+    assert (device.memory_mib, device.isolation) == (127600748 // 1024, Isolation.UNMEASURED)
+    refusal = device_refusal(part, device, DeviceUse(), memory_mib=1000)
+    assert refusal is not None
+    assert refusal.code == "GpuNotIsolated"
+    assert "the driver does not report its memory" in refusal.text
+    assert fits(whole, device, DeviceUse(), memory_mib=required_memory_mib(whole, device))
+    (warning,) = mode_warnings(gpus, SharingConfig())
+    assert "does not report its memory" in warning
+    assert node_checks.driver(gpus, {}).outcome is Outcome.WARN
+
+
+async def test_the_usage_of_unified_memory_is_that_of_its_processes(
+    driver: pytest.MonkeyPatch,
+) -> None:
+    driver.setattr(pynvml, "nvmlDeviceGetMemoryInfo", failing("NOT_SUPPORTED"))
+
+    samples = await NvmlProcesses().sample()
+
+    assert [sample.used_bytes for sample in samples] == [GIB, GIB]
