@@ -20,6 +20,11 @@ CURRENT_RATE = Gauge(
 STATE = Gauge(
     "leasehold_budget_state", "1 for the budget's state, 0 for others.", ["namespace", "state"]
 )
+INVALID = Gauge(
+    "leasehold_budget_invalid",
+    "1 while the configured budget is invalid, and its last valid version, or none, is in force.",
+    ["namespace"],
+)
 CHARGE_DELAY = Histogram(
     "leasehold_budget_charge_delay_seconds",
     "How much later than due GPU time was charged.",
@@ -42,6 +47,7 @@ class TimekeeperMetrics:
         """Set the gauges of a namespace."""
         name = balance.namespace
         USED.labels(name).set(balance.used_units / UNITS_PER_GPU_MINUTE)
+        INVALID.labels(name).set(int(bool(balance.problem)))
         CURRENT_RATE.labels(name).set(balance.current_rate_milli_gpu)
         if balance.remaining_units is not None:
             REMAINING.labels(name).set(balance.remaining_units / UNITS_PER_GPU_MINUTE)

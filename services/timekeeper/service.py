@@ -196,12 +196,14 @@ class Timekeeper:
                 apply_update(account, update), budget, now_ms
             )
         current = balance(account, budget, now_ms)
-        changed = is_reportable_change(before.state, account.state)
+        changed = is_reportable_change(before, account)
         self.metrics.set_balance(current)
         await self.statuses.publish(budget, account, current, changed=changed)
         if budget.share != 1:
             self.with_share.add(namespace)
-        report = report and (budget.limit_units is not None or namespace in self.with_share)
+        report = report and (
+            budget.limit_units is not None or budget.unreadable or namespace in self.with_share
+        )
         share_changed = budget.share != (before.budget.share if before.budget else 1)
         if changed or share_changed or report:
             return budget_changed(budget, account, current, previous=before.state)

@@ -56,6 +56,8 @@ class BudgetState(StrEnum):
     WARNING = "warning"
     EXHAUSTED = "exhausted"
     OVERDRAWN = "overdrawn"
+    INVALID = "invalid"
+    """No version of the configured budget could be read."""
 
 
 class LeaseClass(StrEnum):
@@ -114,6 +116,10 @@ class Budget:
     debt_grace_minutes: int = 10
     hysteresis_units: int | None = None
     share: int = 1
+    problem: str = ""
+    """Why the configured budget is not this one, but its last valid version; empty: it is."""
+    unreadable: bool = False
+    """There is no valid version: new pods wait until there is one, and running pods stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +274,8 @@ class Balance:
     leases: int
     exhausted_at_ms: int | None = None
     """When the budget was exhausted, or will be at the current rate; None: not foreseeable."""
+    problem: str = ""
+    """See `Budget.problem`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,9 @@ library does not know optional fields (`?.`) and `cel.bind`; expressions with th
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from functools import lru_cache
+from zoneinfo import ZoneInfo, available_timezones
 
 from shared.model.errors import RequestError
 from shared.model.quantity import parse_quantity
@@ -108,6 +110,13 @@ def _index_of(items: JsonValue, wanted: JsonValue) -> int:
     )  # fmt: skip
 
 
+def _full_year(instant: datetime, zone: str = "UTC") -> int:
+    """Return the year in a time zone, by its IANA name."""
+    if zone not in available_timezones():
+        raise ValueError(f"unknown time zone {zone}")
+    return instant.astimezone(ZoneInfo(zone)).year
+
+
 def _check(authorizer: Json, verb: str) -> bool:
     """Evaluate the last step of `authorizer.group(…).resource(…).check(verb)`."""
     names = filter(None, (authorizer["resource"], authorizer.get("subresource")))
@@ -134,6 +143,7 @@ _FUNCTIONS: Mapping[str, Callable[..., JsonValue]] = {
     "replace": lambda text, old, new: text.replace(old, new),
     "substring": lambda text, start, end=None: text[start:end],
     "indexOf": _index_of,
+    "getFullYear": _full_year,
     "sum": sum,
     "min": lambda items: min(items),  # noqa: PLW0108  (the library counts arguments)
     "max": lambda items: max(items),  # noqa: PLW0108

@@ -119,6 +119,7 @@ def shape(balance: Balance) -> dict[str, Any]:
         "used_gpu_minutes": minutes(balance.used_units),
         "current_rate_milli_gpu": balance.current_rate_milli_gpu,
         "leases": balance.leases,
+        "problem": balance.problem,
         "exhausted_at": None if exhausted_ms is None else timestamp(exhausted_ms // 1000),
     }
 

@@ -17,6 +17,7 @@ STYLES = {
     BudgetState.WARNING: "yellow",
     BudgetState.EXHAUSTED: "red",
     BudgetState.OVERDRAWN: "bold red",
+    BudgetState.INVALID: "bold red",
 }
 
 
@@ -45,7 +46,12 @@ def budgets(balances: Sequence[Balance]) -> RenderableType:
             balance.window.id + _window_end(balance),
         )
     keep_widths(table, "", "WINDOW")
-    return Group(table, Text("amounts are GPU-minutes", style="dim"))
+    problems = [
+        Text(f"{balance.namespace} is invalid: {balance.problem}", style="red")
+        for balance in balances
+        if balance.problem
+    ]
+    return Group(table, *problems, Text("amounts are GPU-minutes", style="dim"))
 
 
 def bar(balance: Balance) -> str:

@@ -26,6 +26,7 @@ LEASE_CLASSES = {
     BudgetState.WARNING: LeaseClass.GUARANTEED,
     BudgetState.EXHAUSTED: LeaseClass.RECLAIMABLE,
     BudgetState.OVERDRAWN: LeaseClass.EXPIRED,
+    BudgetState.INVALID: LeaseClass.GUARANTEED,
 }
 OUT_OF_BUDGET = frozenset({BudgetState.EXHAUSTED, BudgetState.OVERDRAWN})
 
@@ -43,7 +44,7 @@ class Consequence:
 
 def consequence(budget: Budget, state: BudgetState) -> Consequence:
     """Return the consequence of a state under a budget."""
-    new_pods, evict_after = "admit", None
+    new_pods, evict_after = "queue" if state is BudgetState.INVALID else "admit", None
     if state in OUT_OF_BUDGET:
         if budget.on_exhausted in {OnExhausted.QUEUE, OnExhausted.DENY}:
             new_pods = str(budget.on_exhausted)
@@ -84,14 +85,16 @@ def balance(account: Account, budget: Budget, at_ms: int) -> Balance:
     remaining = None if allowed is None else allowed - used
     if budget.policy.type is PolicyType.BUCKET and window.limit_units is not None:
         remaining = level_at(window, account.leases, budget, at_ms) // HOUR_MS
-    state = next_state(
-        _state_before(account, budget),
-        budget,
-        used=used,
-        allowed=allowed,
-        remaining=remaining,
-        rate=rate,
-    )
+    state = BudgetState.INVALID
+    if not budget.unreadable:
+        state = next_state(
+            _state_before(account, budget),
+            budget,
+            used=used,
+            allowed=allowed,
+            remaining=remaining,
+            rate=rate,
+        )
     return Balance(
         namespace=account.namespace,
         at_ms=at_ms,
@@ -106,6 +109,7 @@ def balance(account: Account, budget: Budget, at_ms: int) -> Balance:
         leases=len([each for each in account.leases if each.ended_ms is None]),
         exhausted_at_ms=_exhausted_before(account, budget, remaining)
         or exhaustion_ms(budget, window, remaining, rate, at_ms),
+        problem=budget.problem,
     )
 
 

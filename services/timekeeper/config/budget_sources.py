@@ -1,12 +1,13 @@
 """Sources of budgets: GPUBudget objects of the cluster, and a file with the same objects.
 
-An invalid object is logged once, and its last valid version stays in force.
+An invalid object is reported, and its last valid version stays in force, which its status has, too,
+for a timekeeper that starts again. Without one, new pods of the namespace wait.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from services.timekeeper.config.budget_spec import (
     ALL_OTHERS,
     API_VERSION,
     KIND,
+    SPEC_IN_FORCE,
     SpecFields,
     StatusCopy,
     parse_budget,
@@ -28,6 +30,7 @@ from shared.kubernetes.known_objects import ListSynced, ObjectAdded, ObjectDelet
 from shared.kubernetes.object_files import load_objects
 from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ObjectMeta
+from shared.model.bounds import shortened
 from shared.model.budget import Budget
 from shared.model.clock import wait_for_event
 from shared.model.errors import RequestError
@@ -39,6 +42,8 @@ PATH = f"/apis/{API_VERSION}/gpubudgets"
 FILE_POLL_S = 2.0
 RETRY_S = 5.0
 SYNC_TIMEOUT_S = 30.0
+LONGEST_PROBLEM = 600
+"""Characters of what is reported of an invalid budget, which a value may make long."""
 
 
 def load_file(path: Path) -> dict[Namespace, Budget]:
@@ -61,12 +66,21 @@ class BudgetFile:
 
     path: Path
     budgets: Mapping[Namespace, Budget] = field(default_factory=dict)
+    problem: str = ""
+    """Why its latest version is not in force."""
     _loaded_stamp: tuple[int, int] = (0, 0)
 
     def load(self) -> None:
         """Load the file. Raises RequestError if it is invalid."""
         self._loaded_stamp = self._file_stamp()
-        self.budgets = load_file(self.path)
+        try:
+            self.budgets = load_file(self.path)
+        except RequestError as error:
+            self.problem = shortened(
+                f"{error}; the last valid version stays in force", LONGEST_PROBLEM
+            )
+            raise
+        self.problem = ""
 
     async def watch(self) -> None:
         """Load the file whenever it changes; an invalid file changes nothing."""
@@ -79,6 +93,11 @@ class BudgetFile:
                 logger.info("%s was loaded again: %d budgets", self.path, len(self.budgets))
             except RequestError as error:
                 logger.error("%s; the last valid version stays in force", error)  # noqa: TRY400
+
+    def find(self, name: Namespace) -> Budget | None:
+        """Return the budget of this name; None: there is none."""
+        found = self.budgets.get(name)
+        return found and replace(found, problem=self.problem)
 
     def _file_stamp(self) -> tuple[int, int]:
         try:
@@ -104,7 +123,10 @@ class BudgetObjects:
     budgets: dict[Namespace, Budget] = field(default_factory=dict)
     statuses: dict[Namespace, StatusCopy] = field(default_factory=dict)
     uids: dict[Namespace, str] = field(default_factory=dict)
+    specs: dict[Namespace, object] = field(default_factory=dict)
+    """The specs of the budgets in force."""
     problems: dict[Namespace, str] = field(default_factory=dict)
+    """Why the latest version of an object is not in force."""
     synced: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def watch(self) -> None:
@@ -135,19 +157,44 @@ class BudgetObjects:
         name = Namespace(item.metadata.name)
         self.uids[name] = item.metadata.uid
         try:
-            spec = SpecFields({"spec": item.spec}, f"{KIND} {name}").mapping("spec")
-            self.budgets[name] = parse_spec(name, spec)
+            self._put_in_force(name, item.spec)
             self.problems.pop(name, None)
         except RequestError as error:
-            if self.problems.get(name) != str(error):
-                logger.error("%s; the last valid version stays in force", error)  # noqa: TRY400
-            self.problems[name] = str(error)
+            if name not in self.budgets:
+                self._restore(name, item.status)
+            in_force = (
+                "the last valid version stays in force"
+                if name in self.budgets
+                else "new pods of the namespace wait until it is valid"
+            )
+            problem = shortened(f"{error}; {in_force}", LONGEST_PROBLEM)
+            if self.problems.get(name) != problem:
+                logger.error("%s", problem)  # noqa: TRY400
+            self.problems[name] = problem
         copy = parse_status(item.status, self.budgets.get(name))
         if copy is not None:
             self.statuses[name] = copy
 
+    def _put_in_force(self, name: Namespace, spec: object) -> None:
+        fields = SpecFields({"spec": spec}, f"{KIND} {name}").mapping("spec")
+        self.budgets[name], self.specs[name] = parse_spec(name, fields), spec
+
+    def _restore(self, name: Namespace, status: object) -> None:
+        """Put the spec in force that the object's status has, as of before a restart."""
+        known = status.get(SPEC_IN_FORCE) if isinstance(status, Mapping) else None
+        if known is not None:
+            with suppress(RequestError):
+                self._put_in_force(name, known)
+
+    def find(self, name: Namespace) -> Budget | None:
+        """Return the budget of this name; None: there is none."""
+        problem, found = self.problems.get(name, ""), self.budgets.get(name)
+        if found is not None:
+            return replace(found, problem=problem)
+        return Budget(namespace=name, problem=problem, unreadable=True) if problem else None
+
     def _remove(self, name: Namespace) -> None:
-        for known in (self.budgets, self.statuses, self.uids, self.problems):
+        for known in (self.budgets, self.statuses, self.uids, self.specs, self.problems):
             known.pop(name, None)
 
 
@@ -160,17 +207,19 @@ class ConfiguredBudgets:
 
     def budget_of(self, namespace: Namespace) -> Budget:
         """Return a namespace's budget; without one it has no limit."""
-        for budgets in self._sources():
-            if namespace in budgets:
-                return budgets[namespace]
-        for budgets in self._sources():
-            if ALL_OTHERS in budgets:
-                return replace(budgets[ALL_OTHERS], namespace=namespace)
+        sources = [each for each in (self.objects, self.file) if each is not None]
+        for name in (namespace, ALL_OTHERS):
+            for source in sources:
+                if (found := source.find(name)) is not None:
+                    return replace(found, namespace=namespace)
         return Budget(namespace=namespace)
 
     def namespaces(self) -> Iterable[Namespace]:
         """Return the namespaces with budgets of their own."""
-        return {name for budgets in self._sources() for name in budgets}.difference({ALL_OTHERS})
+        named = set(self.file.budgets) if self.file else set()
+        if self.objects is not None:
+            named |= {*self.objects.budgets, *self.objects.problems}
+        return named - {ALL_OTHERS}
 
     def status_copies(self) -> Mapping[Namespace, StatusCopy]:
         """Return the statuses of the objects."""
@@ -191,6 +240,3 @@ class ConfiguredBudgets:
                 tasks.create_task(self.file.watch())
             if self.objects is not None:
                 tasks.create_task(self.objects.watch())
-
-    def _sources(self) -> Sequence[Mapping[Namespace, Budget]]:
-        return [each.budgets for each in (self.objects, self.file) if each is not None]

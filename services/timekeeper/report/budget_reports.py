@@ -3,7 +3,15 @@
 import datetime
 
 from services.timekeeper.accounts.balance import consequence
-from shared.model.budget import UNITS_PER_GPU_MINUTE, Account, Balance, Budget, StoredBudgetState
+from services.timekeeper.config.budget_spec import SPEC_IN_FORCE
+from shared.model.budget import (
+    UNITS_PER_GPU_MINUTE,
+    Account,
+    Balance,
+    Budget,
+    BudgetState,
+    StoredBudgetState,
+)
 from shared.model.events.pod_events import BudgetChanged
 
 MAX_UNITS = 2**63 - 1
@@ -23,8 +31,11 @@ def stamp(at_ms: int) -> str:
     )
 
 
-def budget_status(account: Account, current: Balance, *, problem: str = "") -> dict[str, object]:
+def budget_status(account: Account, current: Balance, *, spec: object = None) -> dict[str, object]:
     """Return the status; amounts are text, since JSON numbers lose integers above 2^53.
+
+    `spec` is the object's spec that is in force. The condition `Valid` has what is wrong with the
+    latest one.
 
     Fields that do not apply are null, so that a merge patch removes them.
     """
@@ -48,7 +59,19 @@ def budget_status(account: Account, current: Balance, *, problem: str = "") -> d
             None if current.exhausted_at_ms is None else stamp(current.exhausted_at_ms)
         ),
         "checkpointAt": current.at_ms,
-        "problem": problem or None,
+        "problem": current.problem or None,
+        "conditions": [_valid_condition(current)],
+        SPEC_IN_FORCE: spec,
+    }
+
+
+def _valid_condition(current: Balance) -> dict[str, object]:
+    return {
+        "type": "Valid",
+        "status": "False" if current.problem else "True",
+        "reason": "InvalidSpec" if current.problem else "SpecInForce",
+        "message": current.problem or "the spec is in force",
+        "lastTransitionTime": stamp(current.at_ms),
     }
 
 
@@ -56,9 +79,14 @@ def _text(units: int | None) -> str | None:
     return None if units is None else str(units)
 
 
-def is_reportable_change(before: StoredBudgetState, after: StoredBudgetState) -> bool:
-    """Return whether a change of state must be published."""
-    return (before.state, before.warned_percent) != (after.state, after.warned_percent)
+def is_reportable_change(before: Account, after: Account) -> bool:
+    """Return whether a change of state, or of what is wrong with the budget, is published."""
+    return _reported(before) != _reported(after)
+
+
+def _reported(account: Account) -> tuple[BudgetState, int, str]:
+    problem = account.budget.problem if account.budget else ""
+    return account.state.state, account.state.warned_percent, problem
 
 
 def budget_changed(

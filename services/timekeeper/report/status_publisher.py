@@ -13,6 +13,7 @@ from services.timekeeper.accounts.balance import consequence
 from services.timekeeper.config.budget_sources import PATH, BudgetObjects
 from services.timekeeper.config.budget_spec import API_VERSION, KIND
 from services.timekeeper.report.budget_reports import budget_status, minutes, stamp
+from shared.model.bounds import shortened
 from shared.model.budget import Account, Balance, Budget, BudgetState, LeaseClass
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.names import Namespace
@@ -31,6 +32,8 @@ class StatusPublisher:
 
     objects: BudgetObjects | None = None
     _written: dict[Namespace, int] = field(default_factory=dict)
+    _specs: dict[Namespace, object] = field(default_factory=dict)
+    """The specs in force that were written."""
     _paused_until_ms: int = 0
 
     async def publish(
@@ -45,9 +48,10 @@ class StatusPublisher:
         name, objects = account.namespace, self.objects
         recent = current.at_ms - self._written.get(name, 0) < CHECKPOINT_MS
         writes: list[Callable[[], Awaitable[object]]] = []
-        if name in objects.uids and (changed or not recent):
-            self._written[name] = current.at_ms
-            status = budget_status(account, current, problem=objects.problems.get(name, ""))
+        unwritten = self._specs.get(name) != objects.specs.get(name)
+        if name in objects.uids and (changed or unwritten or not recent):
+            self._written[name], self._specs[name] = current.at_ms, objects.specs.get(name)
+            status = budget_status(account, current, spec=objects.specs.get(name))
             path = f"{PATH}/{quote(name, safe='')}/status"
             writes.append(partial(objects.client.patch_merge, path, {"status": status}))
         if changed:
@@ -111,14 +115,18 @@ def _event(
     namespace: str, regarding: Mapping[str, str], budget: Budget, account: Account, current: Balance
 ) -> Mapping[str, Any]:
     follows = consequence(budget, current.state)
+    state = BudgetState.INVALID if budget.problem else current.state
     remaining, window = current.remaining_units, current.window.id
     left = "no limit" if remaining is None else f"{minutes(remaining)} left"
-    message = (
+    invalid = f"{budget.problem}. " if budget.problem else ""
+    message = invalid + (
         f"the GPU budget of namespace {account.namespace} is {current.state}: "
         f"{minutes(current.used_units)} GPU-minutes used in {window}, {left}; "
         f"{_LEASES[follows.lease_class]}, {_NEW_PODS[follows.new_pods]}"
     )
-    identity = f"{account.state.since_ms} {current.state} {current.warned_percent} {window}"
+    identity = (
+        f"{account.state.since_ms} {current.state} {current.warned_percent} {window} {invalid}"
+    )
     digest = hashlib.blake2s(identity.encode(), digest_size=8).hexdigest()
     at = stamp(current.at_ms)
     return {
@@ -126,9 +134,9 @@ def _event(
         "kind": "Event",
         "metadata": {"name": f"{account.namespace}.{digest}", "namespace": namespace},
         "involvedObject": dict(regarding),
-        "reason": f"Budget{str(current.state).capitalize()}",
-        "message": message,
-        "type": "Normal" if current.state is BudgetState.OK else "Warning",
+        "reason": f"Budget{str(state).capitalize()}",
+        "message": shortened(message),
+        "type": "Normal" if state is BudgetState.OK else "Warning",
         "source": {"component": "leasehold"},
         "reportingComponent": "leasehold",
         "reportingInstance": "",

@@ -24,6 +24,7 @@ def budget_json(balance: Balance, budget: Budget) -> Json:
         "currentRateMilliGPU": balance.current_rate_milli_gpu,
         "leases": balance.leases,
         "projectedExhaustion": _stamp(balance.exhausted_at_ms),
+        "problem": balance.problem or None,
         "asOf": stamp(balance.at_ms),
     }
 

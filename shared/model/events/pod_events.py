@@ -364,7 +364,7 @@ class BudgetChanged(Event):
 
     namespace: Namespace
     state: ShortText
-    """ok, warning, exhausted or overdrawn."""
+    """ok, warning, exhausted, overdrawn or invalid."""
     previous_state: ShortText
     """The state before; equal to `state` in a repetition."""
     lease_class: ShortText

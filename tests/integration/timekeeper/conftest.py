@@ -20,6 +20,18 @@ async def opened(server: ValkeyServer) -> AsyncIterator[AccountLedger]:
 
 
 @pytest.fixture
+async def lenient_api() -> AsyncIterator[ApiUnderTest]:
+    """An API server that accepts time zones that the timekeeper does not know."""
+    definition = yaml.safe_load(DEFINITION.read_text())
+    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    spec = schema["properties"]["spec"]["properties"]
+    del spec["policy"]["properties"]["timeZone"]["x-kubernetes-validations"]
+    async with api_server() as started:
+        started.store.create("customresourcedefinitions", definition)
+        yield started
+
+
+@pytest.fixture
 async def api() -> AsyncIterator[ApiUnderTest]:
     async with api_server() as started:
         started.store.create("customresourcedefinitions", yaml.safe_load(DEFINITION.read_text()))

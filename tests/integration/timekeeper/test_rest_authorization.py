@@ -225,7 +225,6 @@ async def test_the_address_for_sidecars_serves_reports_only(server: ValkeyServer
         ({"api": "0.0.0.0:8090"}, "shows every budget to every caller"),
         ({"auth": "tokens"}, "must be set together"),
         ({"auth": "kube", "tokens": Path("t")}, "must be set together"),
-        ({"auth": "friends"}, "none, tokens, kube"),
         ({"secret": "no-namespace"}, "NAMESPACE/NAME"),
         ({"authority": "map"}, "needs --secret"),
     ],

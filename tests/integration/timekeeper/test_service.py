@@ -41,9 +41,9 @@ async def test_gpusharing_18_a_container_named_gpu_sidecar_is_charged_like_any_o
 
 
 async def test_a_budget_object_is_applied_and_gets_a_status_and_an_event(
-    opened: AccountLedger, api: ApiUnderTest
+    opened: AccountLedger, lenient_api: ApiUnderTest
 ) -> None:
-    async with KubernetesClient(load_credentials(api.kubeconfig)) as kube:
+    async with KubernetesClient(load_credentials(lenient_api.kubeconfig)) as kube:
         objects = BudgetObjects(kube)
         configured = ConfiguredBudgets(objects=objects)
         timekeeper = opened.timekeeper(configuration=configured, statuses=StatusPublisher(objects))

@@ -1,0 +1,213 @@
+"""Budgets that cannot be read: what is in force, and who learns of it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+from rich.console import Console, RenderableType
+
+from services.cli.admin import budget_render
+from services.timekeeper.config.budget_sources import (
+    PATH,
+    BudgetFile,
+    BudgetObject,
+    BudgetObjects,
+    ConfiguredBudgets,
+)
+from services.timekeeper.report.status_publisher import StatusPublisher
+from services.timekeeper.service import Timekeeper
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.kubernetes.types import ObjectMeta
+from shared.model.budget import BudgetState
+from shared.model.errors import RequestError
+from tests.support.simcluster.apiserver import ApiUnderTest
+from tests.support.timekeeper.accounts import MINUTE_MS, T0, TEAM, AccountLedger, lease, units
+from tests.support.waiting import until
+
+ZONES = ("CST", "Asia/Beijing", "UTC+8", "+08:00", "Local", "", "../UTC", "u" * 65)
+KIND = {"apiVersion": "leasehold.dev/v1alpha1", "kind": "GPUBudget"}
+
+
+def manifest(**spec: Any) -> dict[str, Any]:
+    return {**KIND, "metadata": {"name": str(TEAM)}, "spec": spec}
+
+
+def in_zone(zone: str) -> dict[str, Any]:
+    return manifest(limitGPUMinutes=10, policy={"timeZone": zone})
+
+
+@asynccontextmanager
+async def keeping(
+    opened: AccountLedger, kube: KubernetesClient
+) -> AsyncIterator[tuple[Timekeeper, BudgetObjects]]:
+    """A timekeeper that follows the objects."""
+    objects = BudgetObjects(kube)
+    configured = ConfiguredBudgets(objects=objects)
+    keeper = opened.timekeeper(configuration=configured, statuses=StatusPublisher(objects))
+    following = asyncio.create_task(configured.watch())
+    try:
+        await configured.wait_until_synced()
+        yield keeper, objects
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+@pytest.fixture
+async def kube(lenient_api: ApiUnderTest) -> AsyncIterator[KubernetesClient]:
+    async with KubernetesClient(load_credentials(lenient_api.kubeconfig)) as client:
+        await client.create("/api/v1/namespaces", {"metadata": {"name": TEAM}})
+        yield client
+
+
+def shown(table: RenderableType) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+async def status_of(kube: KubernetesClient) -> Any:
+    return json.loads(await kube.read(f"{PATH}/team-a"))["status"]
+
+
+async def reasons(kube: KubernetesClient) -> list[tuple[str, str]]:
+    events = json.loads(await kube.read("/api/v1/namespaces/default/events"))["items"]
+    return [(event["reason"], event["involvedObject"]["kind"]) for event in events]
+
+
+@pytest.mark.parametrize("zone", ZONES)
+async def test_a_time_zone_that_does_not_exist_is_refused_at_the_door(
+    api: ApiUnderTest, zone: str
+) -> None:
+    async with api.client() as client, client.post(PATH, json=in_zone(zone)) as answer:
+        body = await answer.json()
+
+    assert answer.status == 422, body
+    assert "timeZone" in body["message"]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Shanghai", "America/Argentina/Buenos_Aires"])
+async def test_a_time_zone_by_its_iana_name_is_accepted(api: ApiUnderTest, zone: str) -> None:
+    async with api.client() as client, client.post(PATH, json=in_zone(zone)) as answer:
+        assert answer.status == 201, await answer.text()
+
+
+async def test_a_new_invalid_budget_lets_no_new_pod_in_and_says_so(
+    opened: AccountLedger, kube: KubernetesClient
+) -> None:
+    async with keeping(opened, kube) as (keeper, objects):
+        await kube.create(PATH, in_zone("CST"))
+        await until(lambda: TEAM in objects.problems)
+        await opened.journal("held", T0, lease("p"))
+        (event,) = await opened.count(T0 + MINUTE_MS, keeper=keeper)
+        status, found = await status_of(kube), await reasons(kube)
+        balance = keeper.balance_of(TEAM)
+
+        assert (event.state, event.new_pods, event.lease_class) == (
+            "invalid",
+            "queue",
+            "guaranteed",
+        )
+        assert status["state"] == "invalid"
+        (condition,) = status["conditions"]
+        assert (condition["type"], condition["status"]) == ("Valid", "False")
+        assert "spec.policy.timeZone must be the IANA name of a time zone" in condition["message"]
+        assert "'CST'" in condition["message"]
+        assert found == [("BudgetInvalid", "GPUBudget")]
+        labels = {"namespace": str(TEAM)}
+        assert REGISTRY.get_sample_value("leasehold_budget_invalid", labels) == 1
+        assert balance.state is BudgetState.INVALID
+        assert "team-a is invalid: " in shown(budget_render.budgets([balance]))
+
+        await kube.patch_merge(f"{PATH}/team-a", {"spec": {"policy": {"timeZone": "UTC"}}})
+        await until(lambda: TEAM not in objects.problems)
+        (event,) = await opened.count(T0 + 2 * MINUTE_MS, keeper=keeper)
+        assert (event.state, event.new_pods) == ("ok", "admit")
+        assert (await status_of(kube))["conditions"][0]["status"] == "True"
+
+
+async def test_the_last_valid_budget_stays_in_force_also_after_a_restart(
+    opened: AccountLedger, kube: KubernetesClient
+) -> None:
+    async with keeping(opened, kube) as (keeper, objects):
+        await kube.create(PATH, in_zone("UTC"))
+        await until(lambda: TEAM in objects.budgets)
+        await opened.count(T0 + MINUTE_MS, keeper=keeper)
+        await kube.patch_merge(f"{PATH}/team-a", {"spec": {"policy": {"timeZone": "UTC+8"}}})
+        await until(lambda: TEAM in objects.problems)
+        await opened.count(T0 + MINUTE_MS + 1000, keeper=keeper)
+        status, found = await status_of(kube), await reasons(kube)
+    async with keeping(opened, kube) as (keeper, objects):
+        again = keeper.configuration.budget_of(TEAM)
+
+    assert (status["state"], status["conditions"][0]["status"]) == ("ok", "False")
+    assert "the last valid version stays in force" in status["problem"]
+    assert found == [("BudgetInvalid", "GPUBudget")]
+    assert (again.limit_units, again.unreadable) == (units(10), False)
+    assert "UTC+8" in again.problem
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"limitGPUMinutes": -1}, "limitGPUMinutes"),
+        ({"limitGPUMinutes": "1e308"}, "limitGPUMinutes"),
+        ({"limitGPUMinutes": "NaN"}, "limitGPUMinutes"),
+        ({"limitGPUMinutes": float("inf")}, "limitGPUMinutes"),
+        ({"debtLimitGPUMinutes": -5}, "debtLimitGPUMinutes"),
+        ({"share": 0}, "share"),
+        ({"share": 10**9}, "share"),
+        ({"warnAt": [50] * 10_000}, "warnAt"),
+        ({"graceMinutes": 10**12}, "graceMinutes"),
+        ({"policy": {"window": "fortnight"}}, "window"),
+        ({"policy": {"timeZone": "x" * 1_000_000}}, "timeZone"),
+        ({"policy": {"timeZone": 8}}, "timeZone"),
+        ({"policy": ["fixed"]}, "policy"),
+        ({"y" * 1_000_000: 1}, "unknown"),
+    ],
+)
+def test_each_field_beyond_its_bounds_is_reported_in_few_words(
+    spec: dict[str, Any], field: str, tmp_path: Path
+) -> None:
+    objects = BudgetObjects(client=None)  # type: ignore[arg-type]
+    objects._apply(_object(spec))
+
+    budget = ConfiguredBudgets(objects=objects).budget_of(TEAM)
+
+    assert budget.unreadable
+    assert field in budget.problem
+    assert len(budget.problem) <= 600
+
+
+async def test_an_amount_of_zero_is_a_valid_budget() -> None:
+    objects = BudgetObjects(client=None)  # type: ignore[arg-type]
+    objects._apply(_object({"limitGPUMinutes": 0}))
+
+    assert ConfiguredBudgets(objects=objects).budget_of(TEAM).limit_units == 0
+
+
+def test_an_invalid_file_keeps_the_last_valid_one_in_force_and_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "budgets.yaml"
+    path.write_text(json.dumps(in_zone("UTC")))
+    file = BudgetFile(path)
+    file.load()
+    path.write_text(json.dumps(in_zone("CST")))
+    with pytest.raises(RequestError, match="timeZone"):
+        file.load()
+
+    budget = ConfiguredBudgets(file=file).budget_of(TEAM)
+
+    assert (budget.limit_units, budget.unreadable) == (units(10), False)
+    assert "timeZone" in budget.problem
+
+
+def _object(spec: dict[str, Any]) -> Any:
+
+    return BudgetObject(metadata=ObjectMeta(name=str(TEAM)), spec=spec)
