@@ -30,7 +30,7 @@ from shared.kubernetes.known_objects import ListSynced, ObjectAdded, ObjectDelet
 from shared.kubernetes.object_files import load_objects
 from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ObjectMeta
-from shared.model.bounds import shortened
+from shared.model.bounds import cut
 from shared.model.budget import Budget
 from shared.model.clock import wait_for_event
 from shared.model.errors import RequestError
@@ -42,8 +42,6 @@ PATH = f"/apis/{API_VERSION}/gpubudgets"
 FILE_POLL_S = 2.0
 RETRY_S = 5.0
 SYNC_TIMEOUT_S = 30.0
-LONGEST_PROBLEM = 600
-"""Characters of what is reported of an invalid budget, which a value may make long."""
 
 
 def load_file(path: Path) -> dict[Namespace, Budget]:
@@ -76,9 +74,7 @@ class BudgetFile:
         try:
             self.budgets = load_file(self.path)
         except RequestError as error:
-            self.problem = shortened(
-                f"{error}; the last valid version stays in force", LONGEST_PROBLEM
-            )
+            self.problem = f"{cut(str(error))}; the last valid version stays in force"
             raise
         self.problem = ""
 
@@ -167,7 +163,7 @@ class BudgetObjects:
                 if name in self.budgets
                 else "new pods of the namespace wait until it is valid"
             )
-            problem = shortened(f"{error}; {in_force}", LONGEST_PROBLEM)
+            problem = f"{cut(str(error))}; {in_force}"
             if self.problems.get(name) != problem:
                 logger.error("%s", problem)  # noqa: TRY400
             self.problems[name] = problem

@@ -30,6 +30,8 @@ SPEC_IN_FORCE = "specInForce"
 """Field of the status with the last valid spec."""
 MOST_THRESHOLDS = 10
 LONGEST_ZONE = 64
+LONGEST_SHOWN = 80
+"""Characters of a value in a message."""
 ALL_OTHERS = Namespace("*")
 """In a file, the name of the budget of all other namespaces."""
 
@@ -64,14 +66,15 @@ class SpecFields:
         for name in self.values:
             if name not in names:
                 raise RequestError(
-                    f"{self.path_of(name)} is unknown; known fields are {', '.join(names)}"
+                    f"{self.path}.{_brief(name, quoted=False)} is unknown; "
+                    f"known fields are {', '.join(names)}"
                 )
 
     def mapping(self, name: str) -> "SpecFields":
         """Return the mapping in a field; empty without the field."""
         value = self.values.get(name) or {}
         if not isinstance(value, Mapping):
-            raise RequestError(f"{self.path_of(name)} must be a mapping, not {value!r}")
+            raise RequestError(f"{self.path_of(name)} must be a mapping, not {_brief(value)}")
         return SpecFields(value, self.path_of(name))
 
     def integer(self, name: str, least: int, most: int | None = None) -> int | None:
@@ -81,7 +84,7 @@ class SpecFields:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise RequestError(
-                f"{self.path_of(name)} must be an integer from {least}, not {value!r}"
+                f"{self.path_of(name)} must be an integer from {least}, not {_brief(value)}"
             )
         if most is not None and value > most:
             raise RequestError(f"{self.path_of(name)} must be at most {most}, not {value}")
@@ -95,9 +98,13 @@ class SpecFields:
         is_number = _MINUTES.fullmatch(str(value)) and not isinstance(value, bool)
         units = Fraction(str(value)) * UNITS_PER_GPU_MINUTE if is_number else None
         if units is None or units.denominator != 1:
-            raise RequestError(f"{self.path_of(name)} must be GPU-minutes from 0, not {value!r}")
+            raise RequestError(
+                f"{self.path_of(name)} must be GPU-minutes from 0, not {_brief(value)}"
+            )
         if units > MAX_MINUTES * UNITS_PER_GPU_MINUTE:
-            raise RequestError(f"{self.path_of(name)} must be at most {MAX_MINUTES}, not {value!r}")
+            raise RequestError(
+                f"{self.path_of(name)} must be at most {MAX_MINUTES}, not {_brief(value)}"
+            )
         return int(units)
 
     def choice(self, name: str, kind: type[E], default: E) -> E:
@@ -108,8 +115,14 @@ class SpecFields:
         except ValueError as error:
             known = ", ".join(kind)
             raise RequestError(
-                f"{self.path_of(name)} must be one of {known}, not {value!r}"
+                f"{self.path_of(name)} must be one of {known}, not {_brief(value)}"
             ) from error
+
+
+def _brief(value: object, *, quoted: bool = True) -> str:
+    """Return a value for a message, without its end if it is long."""
+    text = repr(value) if quoted else str(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
 def parse_budget(item: object) -> Budget:
@@ -195,7 +208,7 @@ def _policy(policy: SpecFields) -> BudgetPolicy:
 
 def _zone(policy: SpecFields) -> str:
     name = policy.values.get("timeZone", "UTC")
-    text = repr(name)
+    text = _brief(name)
     if isinstance(name, str) and len(name) <= LONGEST_ZONE and name in _zones():
         return name
     raise RequestError(
@@ -217,7 +230,7 @@ def _thresholds(spec: SpecFields) -> tuple[int, ...]:
     if not is_valid or len(listed) > MOST_THRESHOLDS:
         raise RequestError(
             f"{spec.path_of('warnAt')} must list up to {MOST_THRESHOLDS} percents from 1 to 100, "
-            f"not {listed!r}"
+            f"not {_brief(listed)}"
         )
     return tuple(sorted(listed))
 
@@ -225,7 +238,7 @@ def _thresholds(spec: SpecFields) -> tuple[int, ...]:
 def _evicts(debt: SpecFields) -> bool:
     action = debt.values.get("action", "none")
     if action not in {"evict", "none"}:
-        raise RequestError(f"{debt.path_of('action')} must be evict or none, not {action!r}")
+        raise RequestError(f"{debt.path_of('action')} must be evict or none, not {_brief(action)}")
     return bool(action == "evict")
 
 

@@ -13,7 +13,7 @@ from services.timekeeper.accounts.balance import consequence
 from services.timekeeper.config.budget_sources import PATH, BudgetObjects
 from services.timekeeper.config.budget_spec import API_VERSION, KIND
 from services.timekeeper.report.budget_reports import budget_status, minutes, stamp
-from shared.model.bounds import shortened
+from shared.model.bounds import cut
 from shared.model.budget import Account, Balance, Budget, BudgetState, LeaseClass
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.names import Namespace
@@ -135,7 +135,7 @@ def _event(
         "metadata": {"name": f"{account.namespace}.{digest}", "namespace": namespace},
         "involvedObject": dict(regarding),
         "reason": f"Budget{str(state).capitalize()}",
-        "message": shortened(message),
+        "message": cut(message),
         "type": "Normal" if state is BudgetState.OK else "Warning",
         "source": {"component": "leasehold"},
         "reportingComponent": "leasehold",

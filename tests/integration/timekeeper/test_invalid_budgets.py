@@ -183,7 +183,7 @@ def test_each_field_beyond_its_bounds_is_reported_in_few_words(
 
     assert budget.unreadable
     assert field in budget.problem
-    assert len(budget.problem) <= 600
+    assert len(budget.problem) <= 400
 
 
 async def test_an_amount_of_zero_is_a_valid_budget() -> None:
