@@ -154,7 +154,7 @@ async def test_unified_memory_is_the_hosts_and_is_served_whole_or_without_a_limi
     whole = GpuRequest(container="main", gpus=1, sharing=SharingPolicy.EXCLUSIVE, whole=True)
 
     assert (device.memory_mib, device.isolation) == (127600748 // 1024, Isolation.UNMEASURED)
-    refusal = device_refusal(part, device, DeviceUse(), memory_mib=1000)
+    refusal = device_refusal(part, device, DeviceUse(), memory_mib=1000, own=DeviceUse())
     assert refusal is not None
     assert refusal.code == "GpuNotIsolated"
     assert "the driver does not report its memory" in refusal.text
