@@ -15,7 +15,7 @@ import redis.exceptions
 
 from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.kubernetes.errors import NotFoundError
-from shared.model.errors import ConflictError, LeaseholdError
+from shared.model.errors import ConflictError, LeaseholdError, RequestError
 from shared.model.names import NodeName
 from tests.campaign.hostile import NAMESPACE as HOSTILE_NAMESPACE
 from tests.campaign.hostile import hostile_pods
@@ -245,7 +245,11 @@ class FaultInjector:
     async def _create_hostile_pods(self, fault: Fault) -> None:
         """Create pods that harm others if a field of a pod can."""
         for pod in hostile_pods(round(1000 * self.at_work[fault]) % 1_000_000):
-            await self._until_done(partial(self.cluster.kube.create, HOSTILE_PODS, pod))
+            await self._until_done(partial(self._create_unless_invalid, pod))
+
+    async def _create_unless_invalid(self, pod: Mapping[str, object]) -> None:
+        with contextlib.suppress(RequestError):
+            await self.cluster.kube.create(HOSTILE_PODS, pod)
 
     async def _delete_hostile_pods(self, _fault: Fault) -> None:
         await self._until_done(lambda: self.cluster.kube.delete(HOSTILE_PODS))
