@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.auth.nats_users import NatsUser, operator_user, service_users
+from services.auth.nats_users import RESPONSE_S, NatsUser, operator_user, service_users
 from services.auth.nkeys import SERVER, TokenIssuer, verify_claims
 from services.topology import OPERATOR, ServiceEntry
 from shared.model.errors import RequestError
@@ -144,6 +144,7 @@ def encode_grant(
         "nats": {
             "pub": {"allow": list(user.publish)},
             "sub": {"allow": list(user.subscribe)},
+            **({"resp": {"max": 1, "ttl": RESPONSE_S * 10**9}} if user.only_responds else {}),
             "subs": -1,
             "data": -1,
             "payload": -1,

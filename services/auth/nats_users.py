@@ -1,9 +1,10 @@
 """The users of NATS and their permissions, from the declared topology: one per service and node.
 
 A user may publish its service's events, send its requests, and reply to the services that send it
-requests and work. It may subscribe to its service's subjects and to an inbox of its own. Everything
-else is denied. A service with one replica per node has a user per node; its subjects end in that
-node's name.
+requests and work; the user of a node only to the requests that it receives, and to each once: it
+could otherwise reply to those that other nodes receive. It may subscribe to its service's subjects
+and to an inbox of its own. Everything else is denied. A service with one replica per node has a
+user per node; its subjects end in that node's name.
 """
 
 import json
@@ -28,6 +29,8 @@ from shared.nats import subjects
 from shared.runtime.service import Role
 
 WILDCARD = ".*"
+RESPONSE_S = 60
+"""Far longer than any service waits for a reply."""
 AUTH_CALLOUT_SUBJECT = "$SYS.REQ.USER.AUTH"
 """The subject of NATS servers' authorization requests."""
 
@@ -39,6 +42,8 @@ class NatsUser:
     name: str
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
+    only_responds: bool = False
+    """It may publish to the reply subject of a message that it received, within `RESPONSE_S`."""
 
 
 def all_users(nodes: Sequence[NodeName]) -> tuple[NatsUser, ...]:
@@ -82,6 +87,7 @@ def service_users(
             subscribe=_sorted_unique(
                 _subscribe_subjects(service, roles_by_name[service.name], node)
             ),
+            only_responds=service.per_node,
         )
         for service in services
         for node in (nodes if service.per_node else ("",))
@@ -112,7 +118,8 @@ def _publish_subjects(
     node: str,
     senders: Mapping[type[Event], Sequence[ServiceEntry]],
 ) -> Iterator[str]:
-    yield from map(subjects.publish_subject, ALL_SERVICES_PUBLISH)
+    user = subjects.user_of(service.name, node)
+    yield from (subjects.publish_subject(event, user) for event in ALL_SERVICES_PUBLISH)
     for event in published(service_roles):
         is_request = event in senders and not is_work(event)
         subject_of = subjects.reply_subject if is_request else subjects.subscribe_subject
@@ -121,6 +128,12 @@ def _publish_subjects(
         work = filter(is_work, published(service_roles))
         yield from chain.from_iterable(map(subjects.observed_subjects, work))
         yield subjects.publish_subject(ResyncRequested)
+        yield from _reply_subjects(service_roles, senders)
+
+
+def _reply_subjects(
+    service_roles: tuple[Role, ...], senders: Mapping[type[Event], Sequence[ServiceEntry]]
+) -> Iterator[str]:
     for role in service_roles:
         if role.kind in {"answers", "handles"}:
             replied_to = (event for event in role.consumes if event in senders)
@@ -176,6 +189,7 @@ def nats_configuration(
             "      permissions: {",
             *_permission_lines("publish", user.publish),
             *_permission_lines("subscribe", user.subscribe),
+            *([_RESPONSES] if user.only_responds else []),
             "      }",
             "    }",
         ]
@@ -229,6 +243,9 @@ def _tls_block(tls: tuple[Path, Path] | None) -> list[str]:
         return []
     certificate, key = (json.dumps(str(path)) for path in tls)
     return ["tls {", f"  cert_file: {certificate}", f"  key_file: {key}", "}"]
+
+
+_RESPONSES = f'        allow_responses: {{ max: 1, expires: "{RESPONSE_S}s" }}'
 
 
 def _permission_lines(operation: str, allowed: Sequence[str]) -> list[str]:

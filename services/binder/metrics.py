@@ -17,6 +17,7 @@ for _kind in (
     "lost_leases",
     "not_restored",
     "pods_without_lease",
+    "refused_of_nodes",
 ):
     ANOMALIES.labels(_kind)  # starts at 0, so that the first one is an increase
 

@@ -12,6 +12,7 @@ from services.binder.claims.claim_ender import ClaimEnder
 from services.binder.claims.claim_leaser import ClaimLeaser
 from services.binder.ledger_sync.deleted_nodes import DeletedNodes
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
+from services.binder.ledger_sync.node_refusals import NodeRefusals
 from services.binder.ledger_sync.rebuild import LedgerRebuild
 from services.binder.ledger_sync.reconciliation import Reconciler
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
@@ -53,3 +54,4 @@ class Reports:
 
     events: EventWriter
     conditions: ConditionWriter
+    refusals: NodeRefusals

@@ -180,16 +180,17 @@ class Binder:
     @handles
     async def report_violations(self, events: Sequence[ViolationFound]) -> list[Never]:
         """Write an Event with the rule that a pod's container breaks; evict the pod if required."""
-        for event in events:
+        own = await self.reports.refusals.own(events)
+        for event in own:
             once = event.reason == ViolationReason.CORES_NOT_LIMITED
             self.reports.events.record(violation_event(event), once=once)
-        await self.preemptor.evict_violators(events)
+        await self.preemptor.evict_violators(own)
         return []
 
     @handles
     async def report_health(self, events: Sequence[HealthChanged]) -> list[Never]:
         """Write Events about a device's health, for its node and every pod with a lease on it."""
-        for event in events:
+        for event in await self.reports.refusals.with_own_holders(events):
             for each in health_events(event):
                 self.reports.events.record(each)
         return []
@@ -229,21 +230,22 @@ class Binder:
     @handles(gather_s=GATHER_REPORTS_S)
     async def save_devices(self, events: Sequence[DeviceReported]) -> list[Never]:
         """Save nodes' devices, and what their agents have activated."""
-        await self.sync.updater.save_devices(events)
+        refused = await self.sync.updater.save_devices(events)
         await self.sync.rebuild.stage_reports(events)
-        self.binding.presence.record_reports(events)
+        self.reports.refusals.refuse_all(refused)
+        self.binding.presence.record_reports([each for each in events if each.node not in refused])
         return []
 
     @handles
     async def activate_shares(self, events: Sequence[ShareActivated]) -> list[Never]:
         """Record that the kubelet has a container's devices."""
-        await self.sync.updater.activate(events)
+        self.reports.refusals.refuse_all(await self.sync.updater.activate(events))
         return []
 
     @handles
     async def release_refused(self, events: Sequence[ShareRefused]) -> list[LeaseChanged]:
         """End the leases of pods that their node refused before any container started."""
-        for event in events:
+        for event in await self.reports.refusals.own(events):
             shown = share_event(event)
             if shown is not None:
                 self.reports.events.record(shown)

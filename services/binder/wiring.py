@@ -22,6 +22,7 @@ from services.binder.ledger_sync.deleted_nodes import DeletedNodes
 from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.ledger_sync.lost_leases import LostLeases
+from services.binder.ledger_sync.node_refusals import NodeRefusals
 from services.binder.ledger_sync.rebuild import LedgerRebuild
 from services.binder.ledger_sync.reconciliation import Reconciler
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
@@ -86,12 +87,14 @@ def build_binder(
     """Return a binder on these ports; its preemptor shares its writer of Events."""
     ledger, clock, metrics = ports.ledger, ports.clock, ports.metrics
     events = EventWriter(ports.pods, ports.host_clock, metrics, per_s=events_per_s)
+    presence = AgentPresence(ports.agents, ledger.reported_by_agent, clock)
     sweeper = Sweeper(ledger, clock)
     holders = LeaseHolders(ports.pods, ports.claims)
     lost_leases = LostLeases(ledger, holders, ports.agents, metrics=metrics, clock=clock)
-    updater = LedgerUpdater(ledger, VanishedPods(ports.agents, clock), lost_leases, metrics)
-    conditions = ConditionWriter(ports.pods, ports.host_clock, metrics)
-    reports = Reports(events=events, conditions=conditions)
+    updater = LedgerUpdater(
+        ledger, VanishedPods(ports.agents, clock), lost_leases, metrics=metrics, events=events
+    )
+    reports = _reports(ports, events, holders, presence)
     sender = BindingSender(ports.pods, clock, concurrency=concurrency, batch_wait_s=batch_wait_s)
     resizer = Resizer(
         ledger=ledger,
@@ -103,7 +106,7 @@ def build_binder(
         metrics=metrics,
         capacity_freed=sweeper.capacity_freed,
     )
-    binding = _binding(ports, sender, updater, sweeper, reports)
+    binding = _binding(ports, sender, updater, sweeper=sweeper, reports=reports, presence=presence)
     return Binder(
         ledger=ledger,
         publish=ports.publish,
@@ -131,6 +134,22 @@ def build_binder(
     )
 
 
+def _reports(
+    ports: BinderPorts, events: EventWriter, holders: LeaseHolders, presence: AgentPresence
+) -> Reports:
+    return Reports(
+        events=events,
+        conditions=ConditionWriter(ports.pods, ports.host_clock, ports.metrics),
+        refusals=NodeRefusals(
+            ledger=ports.ledger,
+            holders=holders,
+            events=events,
+            metrics=ports.metrics,
+            distrust=presence.distrust,
+        ),
+    )
+
+
 def _rebuild(ports: BinderPorts, sender: BindingSender, holders: LeaseHolders) -> LedgerRebuild:
     return LedgerRebuild(
         ledger=ports.ledger,
@@ -147,25 +166,20 @@ def _binding(
     ports: BinderPorts,
     sender: BindingSender,
     updater: LedgerUpdater,
+    *,
     sweeper: Sweeper,
     reports: Reports,
+    presence: AgentPresence,
 ) -> Bindings:
     ledger, clock = ports.ledger, ports.clock
-    presence = AgentPresence(ports.agents, ledger.reported_by_agent, clock)
-    deferred = DeferredPods(
-        ledger=ledger,
-        updater=updater,
-        conditions=reports.conditions,
-        events=reports.events,
-        clock=clock,
-    )
+    deferred = partial(DeferredPods, ledger=ledger, updater=updater, clock=clock)
     pod_binder = partial(
         PodBinder,
         ledger=ledger,
         publish=ports.publish,
         sender=sender,
         presence=presence,
-        deferred=deferred,
+        deferred=deferred(conditions=reports.conditions, events=reports.events),
         gangs=GangCheck(ledger, ports.pods, updater),
         conditions=reports.conditions,
         capacity_freed=sweeper.capacity_freed,
@@ -255,13 +269,13 @@ async def serve_binder(settings: BinderSettings, process: SharedProcess | None =
             events_per_s=settings.events_per_s,
         )
 
-        probes = {"api": api_server.unready_reason, "redis": ledger.unready_reason}
+        bus.on_refused = binder.reports.refusals.refuse
         await serve(
             "binder",
             binder,
             bus=bus,
             settings=settings,
-            probes=probes,
+            probes={"api": api_server.unready_reason, "redis": ledger.unready_reason},
             begin=partial(bus.publish, [ResyncRequested(reason="a binder has started")]),
             process=process,
         )

@@ -14,7 +14,7 @@ confirmed (a replica that was behind took over) is recognised by its versions.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from itertools import chain
 from typing import Any, Self
@@ -226,12 +226,14 @@ class RedisLeases(LedgerInventory):
         self._observe(lease for lease in bound if isinstance(lease, Lease))
         return bound
 
-    async def activate(self, pods: Sequence[PodUid]) -> list[Lease | None]:
-        """Record that the kubelet has the devices; None for a pod without a bound lease."""
+    async def activate(self, pods: Sequence[tuple[PodUid, NodeName]]) -> list[Lease | None]:
+        """Record that the kubelets of these nodes have the devices of the pods.
+
+        None for a pod without a bound lease on that node.
+        """
         active: list[Lease | None] = []
         for batch in in_batches(pods):
-            rows = [(pod,) for pod in batch]
-            packed, *values = await self._connection.run_raw("advance", "active", rows)
+            packed, *values = await self._connection.run_raw("advance", "active", batch)
             following = iter(values)
             active += [
                 decode_lease(next(following)) if stored == _MOVED else None
@@ -310,28 +312,34 @@ class RedisLeases(LedgerInventory):
     ) -> str | None:
         """Empty the ledger for a rebuild; return the token of the one caller that rebuilds it.
 
-        None: it is ready (and this is not `force`d), or another caller began less than `lock_s`
-        ago.
+        None: it is ready (and this is not `force`d), or another began less than `lock_s` ago.
         """
         token = uuid4().hex[:16]
         won = await self._connection.run("rebuild", "begin", token, now, lock_s, force, state="any")
         return token if won else None
 
     async def restore(
-        self, leases: Sequence[Lease], *, now: float, token: str = "", lock_s: float = 60.0
+        self,
+        leases: Sequence[Lease],
+        *,
+        now: float,
+        token: str = "",
+        lock_s: float = 60.0,
+        hearsay: Collection[PodUid] = (),
     ) -> list[tuple[Lease, str]]:
         """Write leases as they were, with slots and fences; return those that conflict, and why.
 
         A lease that would over-commit a device is not written. One that is there is not written
-        twice. Raises ConflictError if another rebuild has begun since `token` was given.
+        twice. Those of the pods in `hearsay` are known from the agents of their nodes alone: they
+        take no device that another node has. Raises ConflictError if another rebuild has begun
+        since `token` was given.
         """
         refused: list[tuple[Lease, str]] = []
         for batch in in_batches(leases):
             packed, values, too_large = encode_leases(batch)
             bounds, tail = joined(values)
-            replies = await self._connection.run(
-                "restore", token, now, lock_s, bounds, state="open", tail=tail
-            )
+            args = (token, now, lock_s, bounds, [lease.pod in hearsay for lease in packed])
+            replies = await self._connection.run("restore", *args, state="open", tail=tail)
             refused += too_large
             refused += [
                 (lease, reason) for lease, reason in zip(packed, replies, strict=True) if reason

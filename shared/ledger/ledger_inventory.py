@@ -43,23 +43,23 @@ class LedgerInventory(LedgerFeed):
 
     async def save_devices(
         self, reports: Sequence[DeviceReported]
-    ) -> dict[DeviceUuid, frozenset[NodeName]] | None:
+    ) -> dict[DeviceUuid, tuple[NodeName, NodeName]] | None:
         """Save what nodes' agents report; also possible during a rebuild.
 
         A report up to two minutes older than one saved in the last 20 s is ignored. Leases stay: a
         device that is missing, unhealthy or smaller than its use takes nothing new. Its fence is
-        raised to those that its agent has honoured. Returns None if nothing changed, otherwise the
-        devices that two nodes report as healthy, with those nodes.
+        raised to those that its agent has honoured, unless that is too high to count on from. One
+        that another node reports, too, stays there. Returns None if nothing changed, otherwise such
+        devices, with the node that reports them and the one that has them.
         """
-        shared: dict[DeviceUuid, frozenset[NodeName]] | None = None
+        shared: dict[DeviceUuid, tuple[NodeName, NodeName]] | None = None
         for batch in in_batches(
             [encode_device_report(report) for report in reports], NODES_AT_ONCE
         ):
             found = await self._connection.run("save_devices", *batch, state="open")
             if found is not False:
                 pairs = zip(found[1::3], found[2::3], strict=True)
-                nodes = [frozenset(pair) for pair in pairs]
-                shared = (shared or {}) | dict(zip(found[::3], nodes, strict=True))
+                shared = (shared or {}) | dict(zip(found[::3], pairs, strict=True))
         return shared
 
     async def reported_by_agent(self, node: NodeName) -> bool:
@@ -77,11 +77,12 @@ class LedgerInventory(LedgerFeed):
         """Return the names of all nodes, those included of which only leases are left."""
         return frozenset(map(NodeName, (await read_nodes(self._connection, [])).names))
 
-    async def set_cordoned(self, reasons: Mapping[NodeName, str]) -> frozenset[NodeName]:
+    async def set_cordoned(self, reasons: Mapping[NodeName, str]) -> dict[NodeName, str]:
         """Cordon nodes, so that no pod is bound to them, or (empty) uncordon them.
 
-        Returns all nodes that are cordoned. Their leases stay, and so does what they report;
+        Returns all that are cordoned, with why. Their leases stay, and so does what they report;
         mirrors see them without served resources.
         """
         parts = [part for item in reasons.items() for part in item]
-        return frozenset(map(NodeName, await self._connection.run("cordon", parts)))
+        found = await self._connection.run("cordon", parts)
+        return {NodeName(name): why for name, why in zip(found[::2], found[1::2], strict=True)}

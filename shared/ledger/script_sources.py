@@ -10,7 +10,7 @@ from typing import NamedTuple
 from shared.ledger.rows.lease_rows import NUMBER_OF_STATE
 from shared.ledger.rows.record_sizes import LIMITS
 from shared.model.lease import TRANSITIONS, LeaseState
-from shared.model.node import CORDON_PREFIX
+from shared.model.node import CORDON_PREFIX, NOT_LISTED_CODE, REPLACED_CODE
 
 _FOLDER = resources.files("shared.ledger") / "scripts"
 _COMMON = (
@@ -127,6 +127,7 @@ def _constants() -> str:
         f"local MAY_REACH = {_lua_sets(reachable())}\n"
         f"local CORDON_PREFIX = '{CORDON_PREFIX}'\n"
         f"local {', '.join(LIMITS)} = {', '.join(map(str, LIMITS.values()))}\n"
+        f"local IS_MISSING = {{{NOT_LISTED_CODE} = true, {REPLACED_CODE} = true}}\n"
     )
 
 

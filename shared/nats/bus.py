@@ -2,8 +2,8 @@
 
 Work goes to one replica of the service that handles it, in the queue group of its handler;
 `UnconfirmedWork` keeps it until that replica reports it as handled. Events about another node than
-their subject names are dropped, since the server restricts a node's agent to the subjects of its
-node.
+their subject names are refused, since the server restricts a node's agent to the subjects of its
+node, and so are those that contradict themselves.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from shared.nats.confirmations import Confirmations, ConfirmationTiming
 from shared.nats.connection import ConnectWait, connected
 from shared.nats.copies import Copies
 from shared.nats.handover import LocalHandlers
-from shared.nats.inbox import EVENTS_PER_MESSAGE, Inbox, of_its_node
+from shared.nats.inbox import EVENTS_PER_MESSAGE, Inbox, OnRefused, decode_checked
 from shared.nats.unconfirmed_work import UNCONFIRMED, ResendPolicy, UnconfirmedWork
 
 logger = logging.getLogger(__name__)
@@ -60,6 +60,8 @@ class Bus:
         self.client: Any = None
         self.has_lost_work = asyncio.Event()
         """Set once replicas receive work again of which some was dropped before."""
+        self.on_refused: OnRefused = lambda _node, _reason: None
+        """Called for each message of a node that is refused here."""
         self._handlers = handlers
         self._name = name
         self._policy = policy
@@ -229,8 +231,8 @@ class Bus:
     async def request(self, request: Event, reply_type: type[E], *, timeout_s: float = 2.0) -> E:
         """Send a request to one replica of the service that replies to it.
 
-        Raises UnavailableError if there is no reply within `timeout_s` seconds; NoRespondersError
-        at once if no service is subscribed.
+        Raises UnavailableError if there is no reply within `timeout_s` seconds, or none that can be
+        decoded; NoRespondersError at once if no service is subscribed.
         """
         if self.client is None:
             raise UnavailableError("NATS is not connected yet")
@@ -243,7 +245,15 @@ class Bus:
             raise UnavailableError(
                 f"no reply to {request.subject} within {timeout_s:g} s"
             ) from error
-        replies = wire.decode(reply.data, reply_type)
+        return self._first_reply(request, reply.data, reply_type)
+
+    def _first_reply(self, request: Event, data: bytes, reply_type: type[E]) -> E:
+        try:
+            replies = wire.decode(data, reply_type)
+        except RequestError as error:
+            if request.route:
+                self._note_refused(request.route, str(error))
+            raise UnavailableError(f"the reply to {request.subject} is none: {error}") from error
         if not replies:
             raise UnavailableError(f"the reply to {request.subject} was empty")
         return replies[0]
@@ -272,12 +282,12 @@ class Bus:
 
         async def respond(message: Msg) -> None:
             try:
-                requests = of_its_node(wire.decode(message.data, kind), message.subject)
+                requests = decode_checked(kind, message, self._note_refused)
                 response = await reply(requests[0]) if requests else None
             except LeaseholdError as error:
                 logger.warning("no reply to %s: %s", kind.subject, error)
                 return
-            if response is not None:
+            if response is not None and subjects.is_inbox(message.reply):
                 await message.respond(wire.encode([response]))
 
         subject = subjects.reply_subject(kind, route)
@@ -306,7 +316,7 @@ class Bus:
 
         With a `route`, only broadcasts for that route are received.
         """
-        inbox = Inbox()
+        inbox = Inbox(on_refused=self._note_refused)
         for kind in kinds:
             if is_work(kind):
                 queue, subject = group, subjects.subscribe_subject(kind)
@@ -329,6 +339,9 @@ class Bus:
             for subject in subjects.observed_subjects(kind):
                 inbox.subscriptions.append(await self.client.subscribe(subject, cb=callback))
         return inbox
+
+    def _note_refused(self, node: str, reason: str) -> None:
+        self.on_refused(node, reason)
 
     def _messages(self, events: Sequence[Event]) -> Iterator[tuple[Sequence[Event], bytes]]:
         """Encode events of one type, in one message if it is small enough for the server.

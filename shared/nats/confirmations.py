@@ -72,11 +72,11 @@ class Confirmations:
 
     def take(self, reply: str) -> Receipt | None:
         """Hold the message with this reply subject; None: it is held already, or has no sender."""
-        prefix, _, number = reply.rpartition(".")
-        if not prefix or not number.isdecimal():
+        prefix, number = reply.rpartition(".")[0], subjects.number_of(reply)
+        if number is None or not subjects.is_inbox(prefix):
             return None
         sender = self._senders.setdefault(prefix, _Sender(reported_at=self._ticks()))
-        receipt = Receipt(self, prefix, int(number))
+        receipt = Receipt(self, prefix, number)
         if receipt.number in sender.held:
             return None
         sender.held.add(receipt.number)

@@ -14,6 +14,7 @@ from nats.aio.subscription import Subscription
 from prometheus_client import Counter
 
 from shared.model.events.event import Event
+from shared.model.events.plausible import implausible
 from shared.nats import subjects, wire
 from shared.nats.confirmations import Confirmations
 
@@ -28,6 +29,12 @@ MAX_BUFFERED = 65_536
 EVENTS_PER_MESSAGE = 256
 
 E = TypeVar("E", bound=Event)
+OnRefused = Callable[[str, str], None]
+"""Called with the node whose message was refused, and why."""
+
+
+def _ignore(node: str, reason: str) -> None:
+    """What is refused is logged in any case."""
 
 
 @dataclass(slots=True)
@@ -104,6 +111,7 @@ class Inbox:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the one reader that a message wakes; other readers wait for their turn."""
     is_closed: bool = False
+    on_refused: OnRefused = _ignore
 
     def put(self, delivered: DeliveredMessage) -> None:
         """Add a message to the buffer."""
@@ -141,7 +149,7 @@ class Inbox:
         """Return the callback of a subscription to broadcasts, or to copies, of one type."""
 
         async def receive(message: Msg) -> None:
-            if events := _decode(kind, message):
+            if events := decode_checked(kind, message, self.on_refused):
                 self.put(DeliveredMessage(events))
 
         return receive
@@ -157,7 +165,7 @@ class Inbox:
             receipt = confirmations.take(message.reply)
             if receipt is None:
                 return
-            if events := _decode(kind, message):
+            if events := decode_checked(kind, message, self.on_refused):
                 self.put(WorkMessage(events, self, receipt))
             else:
                 receipt.confirm()
@@ -165,21 +173,31 @@ class Inbox:
         return receive
 
 
-def _decode(kind: type[E], message: Msg) -> list[E]:
-    """Return the events of a message but for those that are invalid, which are counted."""
+def decode_checked(kind: type[E], message: Msg, on_refused: OnRefused = _ignore) -> list[E]:
+    """Return the events of a message that its sender may have sent; the others are refused.
+
+    The last token of the subject is the node that NATS has authenticated. What is about another
+    node, or contradicts itself, is refused, and so is what cannot be decoded.
+    """
+    node = subjects.node_in(kind, message.subject)
     events, errors = wire.decode_each(message.data, kind)
-    for error in errors:
-        logger.error("refused an event on %s: %s", message.subject, error)
-    if errors:
-        REFUSED.labels(kind.subject).inc(len(errors))
-    return of_its_node(events, message.subject)
+    reasons = [str(error) for error in errors]
+    accepted: list[E] = []
+    for event in events:
+        if reason := _refusal(event, node):
+            reasons.append(reason)
+        else:
+            accepted.append(event)
+    for reason in reasons:
+        logger.error("refused an event on %s: %s", message.subject, reason)
+        if node:
+            on_refused(node, f"{kind.subject}: {reason}")
+    if reasons:
+        REFUSED.labels(kind.subject).inc(len(reasons))
+    return accepted
 
 
-def of_its_node(events: list[E], subject: str) -> list[E]:
-    """Drop events about another node than the last token of the subject."""
-    if not events or not subjects.is_routed(type(events[0])):
-        return events
-    ours = [event for event in events if subject.endswith(subjects.token(event.route))]
-    if len(ours) < len(events):
-        logger.error("dropped %d events on %s about other nodes", len(events) - len(ours), subject)
-    return ours
+def _refusal(event: Event, node: str) -> str:
+    if subjects.is_routed(type(event)) and event.route != node:
+        return "it is about another sender than its subject names"
+    return implausible(event)

@@ -8,6 +8,10 @@ from collections.abc import Mapping
 from shared.model.events.event import Delivery, Event, is_work
 
 CONFIRMED = "confirmed"
+INBOXES = "_INBOX."
+"""What all subjects of replies and confirmations begin with; receivers publish to no other."""
+MAX_DIGITS = 18
+"""Of a message's number, which a confirmation encodes in 64 bits."""
 
 
 def token(route: str) -> str:
@@ -49,6 +53,11 @@ def reply_subject(question: type[Event], route: str = "") -> str:
     return f"leasehold.request.{question.subject}{_filter(question, route)}"
 
 
+def node_in(kind: type[Event], subject: str) -> str:
+    """Return the node that the subject of an event or a request names; empty: none."""
+    return subject.rpartition(".")[2].replace("_", ".") if is_routed(kind) else ""
+
+
 def is_routed(kind: type[Event]) -> bool:
     """Return whether the subject of these events ends in the name of a node."""
     return kind.route is not Event.route
@@ -67,7 +76,13 @@ def confirmation_subject(prefix: str) -> str:
 def number_of(reply: str) -> int | None:
     """Return the number of the message that a reply subject belongs to; None: it is of reports."""
     number = reply.rpartition(".")[2]
-    return int(number) if number.isdecimal() else None
+    is_number = number.isascii() and number.isdecimal() and len(number) <= MAX_DIGITS
+    return int(number) if is_number else None
+
+
+def is_inbox(reply: str) -> bool:
+    """Return whether a reply subject, which the sender has chosen, is one of an inbox."""
+    return reply.startswith(INBOXES)
 
 
 def has_no_responders(headers: Mapping[str, str] | None) -> bool:
@@ -83,7 +98,7 @@ def user_of(service: str, node: str = "") -> str:
 def inbox_of(user: str) -> str:
     """Return the prefix of the reply subjects of a user."""
     service, _, node = user.partition(".")
-    return f"_INBOX.{service}{token(node)}"
+    return f"{INBOXES}{service}{token(node)}"
 
 
 def _filter(kind: type[Event], route: str) -> str:

@@ -207,7 +207,9 @@ class ApiServer:
         pod = self.pods.get(name)
         if pod is None:
             return None
-        return PodSnapshot(pod.uid, pod.node, deleting=pod.deleting, terminal=pod.is_terminal)
+        return PodSnapshot(
+            pod.uid, pod.node, deleting=pod.deleting, terminal=pod.is_terminal, lease=pod.lease
+        )
 
     async def get_annotations(self, namespace: str, name: str) -> PodAnnotations | None:
         pod = self.pods.get(name)

@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import shared.ledger.scripts
+from services.binder.ledger_sync.lost_leases import LostOutcome
 from tests.model.redis_links import EDITS
 
 FOLDER = Path(shared.ledger.scripts.__file__).parent
@@ -14,6 +15,10 @@ FOLDER = Path(shared.ledger.scripts.__file__).parent
 
 async def _nothing(*_: object) -> frozenset[Any]:
     return frozenset()
+
+
+async def _nothing_lost(*_: object) -> LostOutcome:
+    return LostOutcome()
 
 
 def _ignore(*_: object) -> None:
@@ -45,7 +50,10 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "if false then",
     ),
     "gone pods are placed": ("      if scores[i] then", "      if false then"),
-    "devices with shares move": ("or device[D_SHARES] == 0 and row[4] == 1 then", "or true then"),
+    "devices with shares move": (
+        "is_ours = device[D_SHARES] == 0 and not is_reported_by(device[D_NODE], row[1])",
+        "is_ours = true",
+    ),
     "layouts do not matter": (
         "  if device[D_LAYOUT] ~= layout and device[D_SHARES] > 0 then return 'layout' end\n",
         "",
@@ -74,7 +82,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
     "replaced changes unseen": ("shared.ledger.ledger_feed.check_unchanged", _ignore),
     "lost leases stay lost": (
         "services.binder.ledger_sync.lost_leases.LostLeases.restore",
-        _nothing,
+        _nothing_lost,
     ),
 }
 """By name: a piece of the scripts and its replacement, or the name of a function and another."""

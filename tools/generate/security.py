@@ -145,7 +145,7 @@ def nats_users() -> str:
     for user in all_users([NodeName(NODE)]):
         names = {subject.removesuffix(".*") for subject in user.publish if subject[0] not in "$_"}
         events = sorted(
-            {re.sub(rf"^[^.]+\.[^.]+\.(.*)\.v\d+(\.{NODE})?$", r"\1", name) for name in names}
+            {re.sub(r"^[^.]+\.[^.]+\.(.*)\.v\d+(\.[^.]+)?$", r"\1", name) for name in names}
             - RUNTIME_EVENTS
         )
         listed = ", ".join(f"`{event}`" for event in events) or "nothing"

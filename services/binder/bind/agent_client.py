@@ -41,7 +41,8 @@ class NodeAgentClient:
             return set()
         request = TerminationRequest(node=node, pod=pods[0], more_pods=tuple(pods[1:]))
         reply = await self.bus.request(request, TerminationReply, timeout_s=TERMINATION_TIMEOUT_S)
-        return {*reply.terminated_pods, *(pods[:1] if reply.terminated else ())}
+        more = set(pods[1:]).intersection(reply.terminated_pods)
+        return {*more, *(pods[:1] if reply.terminated else ())}
 
     async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
         """Return which of the pods must wait before they are bound to the node.

@@ -3,7 +3,8 @@
 A kubelet permanently rejects a pod that arrives while the node's agent is being replaced, and
 blocks all later pods if the agent hangs. So pods are deferred until the agent replies, with their
 reservation, or placed elsewhere. A node whose agent does not reply is cordoned: placers avoid it
-until the agent replies again. A running agent admits a few pods at a time.
+until the agent replies again. A running agent admits a few pods at a time. A node whose agent sends
+what no agent may send is cordoned until it sends a report that is accepted, whatever it replies.
 """
 
 import asyncio
@@ -34,8 +35,13 @@ class PresenceTiming:
     """Pause after a request to a node without an agent of Leasehold."""
     cordon_after: int = 2
     """Requests in a row without a reply that cordon the node: one may have been slow."""
+    refused_s: float = 5.0
+    """Reports count again so long after the last message that was refused: two kinds of messages in
+    turn must not cordon and uncordon the node all the time."""
 
 
+REFUSED = "its agent's messages are refused: "
+"""The beginning of the reason of such a cordon, by which all binders recognise it."""
 MAX_REQUESTS = 64
 PROBE_S = 1.0
 IDLE_S = 5.0
@@ -69,6 +75,10 @@ class AgentRecord:
     """When that last changed."""
     uncordon: bool = False
     """It has replied since the cordon was saved in the ledger."""
+    refusal: str = ""
+    """Why its messages are refused; empty: they are not."""
+    refused_at: float = 0.0
+    """When the last one was refused, or this binder learned of it."""
 
 
 class AgentPresence:
@@ -88,7 +98,7 @@ class AgentPresence:
         self.changed = asyncio.Event()
         """Set when a node was cordoned or uncordoned, or may have been."""
         self._records: dict[NodeName, AgentRecord] = {}
-        self._cordoned: frozenset[NodeName] = frozenset()
+        self._cordoned: Mapping[NodeName, str] = {}
         self._requests = asyncio.Semaphore(MAX_REQUESTS)
 
     async def deferrals(self, leases: Sequence[Lease]) -> dict[PodUid, Deferral]:
@@ -110,9 +120,29 @@ class AgentPresence:
         await asyncio.gather(*(self._deferrals_on(node, ()) for node in sorted(self._cordoned)))
 
     def record_reports(self, reports: Sequence[DeviceReported]) -> None:
-        """Record from device reports which nodes have agents of Leasehold."""
+        """Record from accepted reports which nodes have agents of Leasehold that may be trusted."""
+        for report in reports:
+            self._trust(report.node)
         self.mark_present(report.node for report in reports if not report.other_plugin)
         self.mark_absent(report.node for report in reports if report.other_plugin)
+
+    def distrust(self, node: NodeName, reason: str) -> None:
+        """Cordon a node whose agent has sent what is refused."""
+        record = self._record(node)
+        if not record.refusal:
+            record.refusal = reason
+            self.changed.set()
+        record.refused_at = self.clock.ticks()
+
+    def _trust(self, node: NodeName) -> None:
+        record = self._record(node)
+        is_late = self.clock.ticks() - record.refused_at >= self.timing.refused_s
+        if (record.refusal or self._is_refused(node)) and is_late:
+            record.refusal, record.uncordon = "", True
+            self.changed.set()
+
+    def _is_refused(self, node: NodeName) -> bool:
+        return self._cordoned.get(node, "").startswith(REFUSED)
 
     def mark_present(self, nodes: Iterable[NodeName]) -> None:
         """Record that these nodes have agents; cordoned ones are probed at once."""
@@ -139,26 +169,34 @@ class AgentPresence:
             for node, record in self._records.items()
             if record.cordon_reason and node not in self._cordoned
         }
+        refused = {
+            node: f"{REFUSED}{record.refusal}"
+            for node, record in self._records.items()
+            if record.refusal and not self._is_refused(node)
+        }
         uncordoned = {node: "" for node in self._cordoned if self._records[node].uncordon}
-        return cordoned | uncordoned
+        return cordoned | uncordoned | refused
 
-    def apply_cordons(self, nodes: frozenset[NodeName], changes: Mapping[NodeName, str]) -> None:
+    def apply_cordons(self, nodes: Mapping[NodeName, str], changes: Mapping[NodeName, str]) -> None:
         """Set the cordoned nodes from the ledger, including our own `changes`.
 
         A node that another binder uncordoned is probed here, too: its agent may be gone again.
         """
-        for node in nodes ^ self._cordoned:
+        for node in nodes.keys() ^ self._cordoned.keys():
             record = self._record(node)
             record.uncordon = False
             if node not in changes:
                 record.exists, record.next_request_at = node in nodes, 0.0
-                record.missed_replies, record.cordon_reason = 0, ""
+                record.missed_replies, record.cordon_reason, record.refusal = 0, "", ""
+                record.refused_at = self.clock.ticks()
         self._cordoned = nodes
 
     async def _deferrals_on(
         self, node: NodeName, leases: Sequence[Lease]
     ) -> dict[PodUid, Deferral]:
         record = self._record(node)
+        if record.refusal or self._is_refused(node):
+            return self._refused_deferrals(node, record, leases)
         if self.clock.ticks() >= record.next_request_at:
             async with self._requests:
                 reply = await self.agents.request_bind(node, leases)
@@ -166,20 +204,18 @@ class AgentPresence:
                 record.exists = reply.has_responder or await self.reported_by_agent(node)
             self._record_reply(node, record, reply)
             if isinstance(reply, BindReply):
-                deferral = Deferral(
-                    reply.reason,
-                    retry_soon=reply.retry_soon,
-                    cordoned_s=self._cordoned_s(record),
-                )
-                unserved = Deferral(reply.unserved_reason, cordoned_s=reply.unserved_s)
-                return {
-                    **dict.fromkeys(reply.deferred_pods, deferral),
-                    **dict.fromkeys(reply.unserved_pods, unserved),
-                }
+                return _deferred(reply, leases, cordoned_s=self._cordoned_s(record))
         if not record.missed_replies and not record.cordon_reason:
             return {}
         reason = record.cordon_reason or f"the agent of node {node} does not respond"
         deferral = Deferral(reason, cordoned_s=self._cordoned_s(record))
+        return dict.fromkeys((lease.pod for lease in leases), deferral)
+
+    def _refused_deferrals(
+        self, node: NodeName, record: AgentRecord, leases: Sequence[Lease]
+    ) -> dict[PodUid, Deferral]:
+        reason = self._cordoned.get(node) or f"{REFUSED}{record.refusal}"
+        deferral = Deferral(reason, cordoned_s=self.clock.ticks() - record.refused_at)
         return dict.fromkeys((lease.pod for lease in leases), deferral)
 
     def _record_reply(
@@ -213,13 +249,26 @@ class AgentPresence:
         return self.clock.ticks() - record.cordoned_at if record.cordon_reason else 0.0
 
 
+def _deferred(
+    reply: BindReply, leases: Sequence[Lease], *, cordoned_s: float
+) -> dict[PodUid, Deferral]:
+    """Return those of the pods that an agent defers; it may name no others."""
+    later = Deferral(reply.reason, retry_soon=reply.retry_soon, cordoned_s=cordoned_s)
+    unserved = Deferral(reply.unserved_reason, cordoned_s=reply.unserved_s)
+    deferrals = {
+        **dict.fromkeys(reply.deferred_pods, later),
+        **dict.fromkeys(reply.unserved_pods, unserved),
+    }
+    return {each.pod: deferrals[each.pod] for each in leases if each.pod in deferrals}
+
+
 class NodeCordons:
     """Any number of binders may run it at once; the latest reply counts."""
 
     def __init__(self, ledger: CordonLedger, presence: AgentPresence) -> None:
         self.ledger = ledger
         self.presence = presence
-        self.cordoned: frozenset[NodeName] = frozenset()
+        self.cordoned: Mapping[NodeName, str] = {}
 
     async def step(self) -> None:
         """Save changes, probe the agents of cordoned nodes, and save what that changes."""

@@ -10,6 +10,7 @@ from services.binder.ports.observations import ObservedCondition, PodAnnotations
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.kubernetes.types import ApiPodSpec, ObjectMeta
+from shared.model.lease_copy import ANNOTATION
 from shared.model.names import NodeName, PodUid
 
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
@@ -58,6 +59,7 @@ class PodClient:
             node=NodeName(pod.spec.node_name) or None,
             deleting=pod.metadata.deletion_timestamp is not None,
             terminal=pod.status.phase in TERMINAL_PHASES,
+            lease=pod.metadata.annotations.get(ANNOTATION, ""),
         )
 
     async def node_exists(self, name: NodeName) -> bool:

@@ -3,9 +3,10 @@
 from services.binder.ports.claims import ClaimAllocations
 from services.binder.ports.kubernetes import PodReader
 from services.binder.ports.observations import PodSnapshot
-from shared.model.events.claim_events import ClaimDeallocated
+from shared.model.events.claim_events import AllocatedClaim, ClaimDeallocated
 from shared.model.events.pod_events import BoundPod, ListedPods, PodTerminated
 from shared.model.lease import Lease
+from shared.model.names import Namespace
 
 HolderGone = PodTerminated | ClaimDeallocated
 
@@ -27,7 +28,18 @@ class LeaseHolders:
         claim = await self.claims.get_allocation(lease.namespace, lease.name)
         if claim is None or claim.generation != lease.claim.generation:
             return None
-        return PodSnapshot(claim.claim, claim.node)
+        return _snapshot_of(claim)
+
+    async def find(self, namespace: Namespace, name: str, *, claim: bool) -> PodSnapshot | None:
+        """Return the pod, or the allocated ResourceClaim, of this name; None: there is none."""
+        if not claim:
+            return await self.pods.get(namespace, name)
+        found = await self.claims.get_allocation(namespace, name)
+        return _snapshot_of(found) if found is not None else None
+
+
+def _snapshot_of(claim: AllocatedClaim) -> PodSnapshot:
+    return PodSnapshot(claim.claim, claim.node, lease=claim.lease)
 
 
 def holders_in(listing: ListedPods) -> tuple[BoundPod, ...]:

@@ -4,11 +4,18 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
-from services.binder.ledger_sync.lost_leases import LostLeases
+from services.binder.ledger_sync.lease_evidence import (
+    copy_for,
+    generation_of,
+    is_resized,
+    slots_of,
+)
+from services.binder.ledger_sync.lost_leases import LostLeases, LostOutcome
 from services.binder.ledger_sync.vanished_pods import VanishedPods
 from services.binder.metrics import PrometheusMetrics
-from services.binder.ports.ledger import LeaseLedger
-from services.binder.report.explanations import summarize
+from services.binder.ports.ledger import BinderLedger
+from services.binder.ports.reports import EventRecorder
+from services.binder.report.explanations import shared_device_event, summarize
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.node_events import Allocation, DeviceReported, ShareActivated, ShareRefused
 from shared.model.events.pod_events import BindingFailed, LeaseChanged, NodeChanged, PodTerminated
@@ -27,20 +34,23 @@ class LedgerUpdater:
 
     def __init__(
         self,
-        ledger: LeaseLedger,
+        ledger: BinderLedger,
         vanished_pods: VanishedPods,
         lost_leases: LostLeases,
+        *,
         metrics: PrometheusMetrics,
+        events: EventRecorder,
     ) -> None:
         self.ledger = ledger
         self.vanished_pods = vanished_pods
         self.lost_leases = lost_leases
         self.metrics = metrics
+        self.events = events
         self._activated: dict[NodeName, frozenset[tuple[PodUid, int]]] = {}
         """Pods whose leases were active in the ledger of `_generation`, with the version that the
         agent has: no lease ends while its pod's containers run, so they are compared once."""
         self._generation = ""
-        self._shared_devices: dict[DeviceUuid, frozenset[NodeName]] = {}
+        self._shared_devices: dict[DeviceUuid, tuple[NodeName, NodeName]] = {}
         """Devices that two nodes reported, as logged."""
 
     async def save_nodes(self, events: Sequence[NodeChanged]) -> None:
@@ -59,21 +69,24 @@ class LedgerUpdater:
                 await self.ledger.remove_node(name, revision=event.revision)
                 self._activated.pop(name, None)
 
-    async def save_devices(self, events: Sequence[DeviceReported]) -> None:
-        """Save each node's newest report, and activate the leases that it lists as active."""
+    async def save_devices(self, events: Sequence[DeviceReported]) -> dict[NodeName, str]:
+        """Save each node's newest report, and activate the leases that it lists as active.
+
+        Returns nodes whose agents report what they cannot have, with why.
+        """
         newest: dict[NodeName, DeviceReported] = {}
         for event in events:
             known = newest.get(event.node)
             if known is None or known.reported_at <= event.reported_at:
                 newest[event.node] = event
         shared = await self.ledger.save_devices(list(newest.values())) or {}
-        for device, nodes in shared.items():
-            self._report_shared(device, nodes)
-        await self._activate_reported(newest.values())
+        for device, (node, owner) in shared.items():
+            self._report_shared(device, node, owner)
+        return await self._activate_reported(newest.values())
 
-    async def activate(self, events: Sequence[ShareActivated]) -> None:
-        """Record that the kubelet has these pods' devices."""
-        await self._activate([event.allocation for event in events])
+    async def activate(self, events: Sequence[ShareActivated]) -> dict[NodeName, str]:
+        """Record that the kubelet has these pods' devices; return nodes as `save_devices` does."""
+        return (await self._activate([event.allocation for event in events])).refused
 
     async def end_refused(self, events: Sequence[ShareRefused]) -> list[Lease]:
         """End the leases of pods that their node refused before any container started."""
@@ -173,27 +186,29 @@ class LedgerUpdater:
             reserved, reason="the pod was deleted before it was bound"
         )
 
-    def _report_shared(self, device: DeviceUuid, nodes: frozenset[NodeName]) -> None:
+    def _report_shared(self, device: DeviceUuid, node: NodeName, owner: NodeName) -> None:
         """Report a device that two nodes report, once for each pair of nodes."""
-        if self._shared_devices.get(device) == nodes:
+        if self._shared_devices.get(device) == (node, owner):
             return
-        self._shared_devices[device] = nodes
+        self._shared_devices[device] = (node, owner)
+        self.events.record(shared_device_event(node, device, owner))
         self.metrics.count_anomaly("devices_on_two_nodes")
         logger.error(
-            "device %s is reported by nodes %s: the node with leases on it keeps it, otherwise "
-            "the one that reported last",
+            "device %s is reported by nodes %s: the one that has it keeps it until it does not "
+            "report it any more, or its Node is deleted",
             device,
-            " and ".join(sorted(nodes)),
+            " and ".join(sorted({node, owner})),
         )
 
-    async def _activate_reported(self, reports: Iterable[DeviceReported]) -> None:
+    async def _activate_reported(self, reports: Iterable[DeviceReported]) -> dict[NodeName, str]:
         """Activate the leases that agents report as active, whenever that set has changed.
 
-        After a rebuild, by whichever binder, all of them.
+        After a rebuild, by whichever binder, all of them. Returns nodes whose agents report what
+        they cannot have.
         """
         status = await self.ledger.status(now=self.vanished_pods.clock.ticks())
         if status is None:  # the ledger is being rebuilt, which collects all reports again
-            return
+            return {}
         if status.generation != self._generation:
             self._activated.clear()
             self._generation = status.generation
@@ -204,75 +219,97 @@ class LedgerUpdater:
             known = self._activated.get(report.node, frozenset())
             new += [each for each in report.allocations if _held(each) not in known]
         try:
-            missing = await self._activate(new) if new else set()
+            outcome = await self._activate(new) if new else LostOutcome()
         except UnavailableError:
-            return
+            return {}
         for node, held in current.items():
-            self._activated[node] = frozenset(each for each in held if each[0] not in missing)
+            self._activated[node] = frozenset(each for each in held if each[0] not in outcome.again)
+        return outcome.refused
 
-    async def _activate(self, allocations: Sequence[Allocation]) -> set[PodUid]:
-        """Activate leases; return the pods of those that are missing and could not be restored.
+    async def _activate(self, allocations: Sequence[Allocation]) -> LostOutcome:
+        """Activate leases on the nodes of their agents; restore those that are missing.
 
         An agent reports the allocations of pods that have ended for up to 10 s: that is no anomaly.
         """
-        pods = sorted({allocation.pod for allocation in allocations})
-        leases = dict(zip(pods, await self.ledger.activate(pods), strict=True))
-        replaced = await self._end_replaced(filter(None, leases.values()), allocations)
-        unleased = {pod for pod, lease in leases.items() if lease is None or pod in replaced}
-        if unleased:
-            unleased -= await self.ledger.waiting_pods.list_gone(sorted(unleased))
-        if not unleased:
-            return set()
-        self.metrics.count_anomaly("active_without_lease", len(unleased))
-        texts = [f"pod {pod} is active without a lease" for pod in sorted(unleased)]
-        logger.warning("%s", summarize(texts))
-        return await self.lost_leases.restore(
-            allocation for allocation in allocations if allocation.pod in unleased
+        used = _newest(allocation.lease for allocation in allocations)
+        found = dict(zip(used, await self.ledger.activate(list(used)), strict=True))
+        outcome, replaced = await self._compare(
+            [(stored, used[key]) for key, stored in found.items() if stored is not None]
         )
+        missing = [used[key] for key, lease in found.items() if not lease or lease.pod in replaced]
+        if missing:
+            outcome.add(await self._restore(missing))
+        return outcome
 
-    async def _end_replaced(
-        self, leases: Iterable[Lease], allocations: Iterable[Allocation]
-    ) -> set[PodUid]:
-        """End leases of other slots than those that the pods' containers use; return the pods.
+    async def _restore(self, missing: Sequence[Lease]) -> LostOutcome:
+        gone = await self.ledger.waiting_pods.list_gone(sorted({lease.pod for lease in missing}))
+        lost = [lease for lease in missing if lease.pod not in gone]
+        if lost:
+            self.metrics.count_anomaly("active_without_lease", len(lost))
+            texts = [f"pod {lease.pod} is active without a lease" for lease in lost]
+            logger.warning("%s", summarize(texts))
+        return await self.lost_leases.restore(lost)
 
-        A rebuild that missed a Binding in flight gives such leases. With another slot of the same
-        device, the ledger would have no room for the pod that really has it. So do leases of an
-        earlier size: the ledger was rolled back to before a resize, and nothing noticed. A report
-        may be late: of a claim that was allocated anew since, it says nothing about the lease.
+    async def _compare(
+        self, pairs: Sequence[tuple[Lease, Lease]]
+    ) -> tuple[LostOutcome, set[PodUid]]:
+        """Compare stored leases with those that agents use; return pods whose lease has ended.
+
+        Where they differ, the copy that the pod carries decides. A rebuild that missed a Binding in
+        flight gives a lease of other slots: with another slot of the same device, the ledger would
+        have no room for the pod that really has it. A rollback to before a resize gives one of an
+        earlier size. A report may be late: of a claim that was allocated anew since, it says
+        nothing about the lease.
         """
-        used: dict[PodUid, Lease] = {}
-        for allocation in allocations:
-            known = used.get(allocation.pod)
-            if known is None or known.version < allocation.lease.version:
-                used[allocation.pod] = allocation.lease
-        replaced = [
-            lease
-            for lease in leases
-            if generation_of(lease) == generation_of(used[lease.pod])
-            and (slots_of(lease) != slots_of(used[lease.pod]) or is_resized(lease, used[lease.pod]))
-        ]
+        outcome, replaced, outdated = LostOutcome(), list[Lease](), list[Lease]()
+        differing = [pair for pair in pairs if _differ(*pair)]
+        copies = await asyncio.gather(
+            *(self.lost_leases.read_copy(stored) for stored, _ in differing)
+        )
+        for (stored, used), text in zip(differing, copies, strict=True):
+            copy = copy_for(stored, text or "")
+            if text is None:
+                outcome.again.add(stored.pod)
+            elif copy is not None and _supersedes(copy, stored, used):
+                replaced.append(stored)
+            elif slots_of(stored) == slots_of(used):
+                outdated.append(stored)
+            else:
+                outcome.again.add(stored.pod)
+                outcome.refused[stored.node] = (
+                    f"pod {stored.pod} uses other devices or slots than those of its lease"
+                )
+        if outdated:
+            await self.ledger.resizes.set_unsynced(outdated)
         await self.release_unmoved(replaced, reason="its pod uses devices of an earlier lease")
-        return {lease.pod for lease in replaced}
+        return outcome, {lease.pod for lease in replaced}
+
+
+def _newest(leases: Iterable[Lease]) -> dict[tuple[PodUid, NodeName], Lease]:
+    """Return the newest lease of each pod on each node."""
+    newest: dict[tuple[PodUid, NodeName], Lease] = {}
+    for lease in leases:
+        known = newest.get((lease.pod, lease.node))
+        if known is None or known.version < lease.version:
+            newest[lease.pod, lease.node] = lease
+    return newest
 
 
 def _held(allocation: Allocation) -> tuple[PodUid, int]:
     return allocation.pod, allocation.lease.version
 
 
-def slots_of(lease: Lease) -> frozenset[tuple[DeviceUuid, int | None]]:
-    """Return the slots of a lease, with their devices."""
-    return frozenset((share.device, share.slot) for share in lease.shares)
+def _differ(stored: Lease, used: Lease) -> bool:
+    return generation_of(stored) == generation_of(used) and (
+        slots_of(stored) != slots_of(used) or is_resized(stored, used)
+    )
 
 
-def generation_of(lease: Lease) -> str:
-    """Return which allocation of a claim a lease is for; empty: it is that of a pod."""
-    return lease.claim.generation if lease.claim else ""
-
-
-def is_resized(lease: Lease, used: Lease) -> bool:
-    """Return whether a lease in use has another size than the stored one, and a later one."""
-    is_later = used.version > lease.version or used.resized_at > lease.resized_at
-    return is_later and used.shares != lease.shares
+def _supersedes(copy: Lease, stored: Lease, used: Lease) -> bool:
+    """Return whether the copy is of a later lease than the stored one, and of the one in use."""
+    if slots_of(copy) != slots_of(used):
+        return False
+    return slots_of(stored) != slots_of(used) or is_resized(stored, copy)
 
 
 def lease_changes(leases: Iterable[Lease]) -> list[LeaseChanged]:

@@ -8,19 +8,22 @@ rebuild missed a Binding in flight.
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
 
 from msgspec import structs
 
+from services.binder.ledger_sync.lease_evidence import Evidence, evidence_of
 from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.metrics import PrometheusMetrics
 from services.binder.ports.ledger import LostLeaseLedger
 from services.binder.ports.nats import Terminations
+from services.binder.ports.observations import PodSnapshot
 from services.binder.report.explanations import summarize
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, UnavailableError
-from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease, LeaseState
-from shared.model.names import PodUid
+from shared.model.names import NodeName, PodUid
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +31,21 @@ SHARE_IN_USE = "its claim is not prepared, and a pod whose lease was lost uses t
 BOUND_BEFORE = "the pod runs with an earlier lease, which was lost"
 MAX_READS = 16
 """Pods read from the API server at once."""
+
+
+@dataclass(slots=True)
+class LostOutcome:
+    """What came of allocations without a lease."""
+
+    again: set[PodUid] = field(default_factory=set)
+    """Pods to be tried again."""
+    refused: dict[NodeName, str] = field(default_factory=dict)
+    """Nodes whose agents report what they cannot have, with why."""
+
+    def add(self, other: Self) -> None:
+        """Add what came of more allocations."""
+        self.again |= other.again
+        self.refused |= other.refused
 
 
 class LostLeases:
@@ -49,34 +67,53 @@ class LostLeases:
         self.clock = clock
         self._reads = asyncio.Semaphore(MAX_READS)
 
-    async def restore(self, allocations: Iterable[Allocation]) -> set[PodUid]:
-        """Restore the leases of those pods that run; return the pods to be tried again.
+    async def read_copy(self, lease: Lease) -> str | None:
+        """Return the copy of its lease that a holder carries; None: it cannot be read now.
+
+        Empty: it carries none, or is not that of the lease any more.
+        """
+        pod = await self._read(lease)
+        if isinstance(pod, LeaseholdError):
+            return None
+        return pod.lease if pod is not None and pod.uid == lease.pod else ""
+
+    async def restore(self, used: Iterable[Lease]) -> LostOutcome:
+        """Restore the leases of those pods that run on the nodes whose agents report them.
 
         Their reservations, and leases of claims that are not prepared, make room. A lease that does
         not fit beside others then stays out until one of these has ended: the node agent gives out
         nothing more of the device meanwhile.
         """
-        leases: dict[PodUid, Lease] = {}
-        for allocation in allocations:
-            known = leases.get(allocation.pod)
-            if known is None or known.version < allocation.lease.version:
-                leases[allocation.pod] = allocation.lease
-        found = await asyncio.gather(*(self._is_running(lease) for lease in leases.values()))
-        running = dict(zip(leases, found, strict=True))
-        lost = [lease for lease in leases.values() if running[lease.pod]]
-        unknown = {pod for pod, runs in running.items() if runs is None}
-        return unknown | await self._restore(lost)
+        outcome = LostOutcome()
+        leases = list(used)
+        found = await asyncio.gather(*map(self._evidence, leases))
+        lost: list[Evidence] = []
+        for lease, evidence in zip(leases, found, strict=True):
+            match evidence:
+                case Evidence():
+                    lost.append(evidence)
+                case LeaseholdError():
+                    outcome.again.add(lease.pod)
+                case str(reason) if reason:
+                    outcome.again.add(lease.pod)
+                    outcome.refused[lease.node] = reason
+        outcome.again |= await self._restore(lost)
+        return outcome
 
-    async def _restore(self, lost: Sequence[Lease]) -> set[PodUid]:
+    async def _restore(self, lost: Sequence[Evidence]) -> set[PodUid]:
         if not lost:
             return set()
-        active = [structs.replace(lease, state=LeaseState.ACTIVE, expires_at=0.0) for lease in lost]
-        misfits = await self.ledger.restore(active, now=self.clock.now())
+        hearsay = {each.lease.pod for each in lost if each.is_hearsay}
+        active = [
+            structs.replace(each.lease, state=LeaseState.ACTIVE, expires_at=0.0) for each in lost
+        ]
+        now = self.clock.now()
+        misfits = await self.ledger.restore(active, now=now, hearsay=hearsay)
         again = [lease for lease, _ in misfits]
         if again and [*await self._end_reserved(again), *await self._end_unprepared(again)]:
-            misfits = await self.ledger.restore(again, now=self.clock.now())
+            misfits = await self.ledger.restore(again, now=now, hearsay=hearsay)
         self.metrics.count_anomaly("lost_leases", len(lost))
-        texts = [f"{each.namespace}/{each.name} on {each.node}" for each in lost]
+        texts = [f"{each.namespace}/{each.name} on {each.node}" for each in active]
         logger.error("the ledger had lost the leases of running pods: %s", summarize(texts))
         if misfits:
             texts = [f"{each.namespace}/{each.name}: {reason}" for each, reason in misfits]
@@ -113,14 +150,24 @@ class LostLeases:
                 )
         return ended
 
-    async def _is_running(self, lease: Lease) -> bool | None:
-        """Return whether the lease's pod is bound to its node and not terminated; None: unknown."""
+    async def _evidence(self, lease: Lease) -> Evidence | LeaseholdError | str:
+        """Return the lease of a pod that runs on its node; empty: it does not run.
+
+        The error if that is unknown; or why its agent cannot have it, if it runs elsewhere.
+        """
+        pod = await self._read(lease)
+        if isinstance(pod, LeaseholdError):
+            return pod
+        if pod is None or pod.uid != lease.pod or pod.terminal or pod.node is None:
+            return ""
+        if pod.node != lease.node:
+            return f"pod {lease.pod} is on node {pod.node}"
+        return evidence_of(lease, pod.lease)
+
+    async def _read(self, lease: Lease) -> PodSnapshot | LeaseholdError | None:
         async with self._reads:
             try:
-                pod = await self.holders.get(lease)
+                return await self.holders.get(lease)
             except LeaseholdError as error:
                 logger.warning("pod %s/%s is not known: %s", lease.namespace, lease.name, error)
-                return None
-        return (
-            pod is not None and pod.uid == lease.pod and pod.node == lease.node and not pod.terminal
-        )
+                return error

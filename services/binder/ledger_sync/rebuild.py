@@ -5,17 +5,14 @@ with the rebuild's lock reads each part once: the listing when it is complete, t
 arrive. Nothing is placed meanwhile: the ledger refuses reservations until the rebuild is finished.
 """
 
+import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from services.binder.ledger_sync.lease_holders import (
-    HolderGone,
-    LeaseHolders,
-    gone_event,
-    holders_in,
-)
+from services.binder.ledger_sync.lease_evidence import Evidence
+from services.binder.ledger_sync.lease_holders import LeaseHolders, holders_in
 from services.binder.ledger_sync.recovery import Recovery
 from services.binder.metrics import PrometheusMetrics
 from services.binder.ports.ledger import RebuildLedger, RebuildStaging
@@ -28,6 +25,9 @@ from shared.model.events.pod_events import BoundPod, LedgerRebuilt, ResyncReques
 from shared.model.lease import Lease
 
 logger = logging.getLogger(__name__)
+
+MAX_READS = 16
+"""Pods read from the API server at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class RebuildTiming:
     events have been handled by then."""
 
 
-RebuildEvent = LedgerRebuilt | HolderGone | ResyncRequested
+RebuildEvent = LedgerRebuilt | ResyncRequested
 
 
 class LedgerRebuild:
@@ -113,11 +113,15 @@ class LedgerRebuild:
         await self._await_bindings(token)
         recovery = Recovery(await self._list_pods(token))
         restored, misfits = 0, []
-        async for leases in self._leases(recovery, token):
+        async for evidence in self._leases(recovery, token):
             refused = await self.ledger.restore(
-                leases, now=self.clock.now(), token=token, lock_s=lock_s
+                [each.lease for each in evidence],
+                now=self.clock.now(),
+                token=token,
+                lock_s=lock_s,
+                hearsay={each.lease.pod for each in evidence if each.is_hearsay},
             )
-            restored += len(leases) - len(refused)
+            restored += len(evidence) - len(refused)
             misfits += [_misfit(lease, reason) for lease, reason in refused]
         if recovery.lagging:
             await self.ledger.resizes.set_unsynced(recovery.lagging)
@@ -129,9 +133,8 @@ class LedgerRebuild:
             return []
         await self.staging.clear()
         logger.warning("the ledger has %d leases again", restored)
-        gone = [lease for lease in recovery.unlisted.values() if await self._is_gone(lease)]
         self._compare_again_at = self.clock.ticks() + self.timing.compare_again_s
-        return [LedgerRebuilt(generation=token), *map(gone_event, gone)]
+        return [LedgerRebuilt(generation=token)]
 
     def _compare_again(self) -> list[RebuildEvent]:
         if self.clock.ticks() < self._compare_again_at:
@@ -139,17 +142,25 @@ class LedgerRebuild:
         self._compare_again_at = math.inf
         return [ResyncRequested(reason="events from before the rebuild have been handled")]
 
-    async def _is_gone(self, lease: Lease) -> bool:
-        """Return whether the lease's pod has ended; one that was bound after the listing has not.
+    async def _bound_since(self, recovery: Recovery, token: str) -> list[Evidence]:
+        """Return the leases of pods that agents report, and that were bound after the listing.
 
         A pod that cannot be read is compared again with the next listing.
         """
-        try:
-            pod = await self.holders.get(lease)
-        except LeaseholdError as error:
-            logger.warning("pod %s/%s is not known: %s", lease.namespace, lease.name, error)
-            return False
-        return pod is None or pod.uid != lease.pod or pod.terminal
+        found: list[Evidence] = []
+        unlisted = list(recovery.unlisted.values())
+        for first in range(0, len(unlisted), MAX_READS):
+            await self._extend_lock(token)
+            some = unlisted[first : first + MAX_READS]
+            pods = await asyncio.gather(*map(self.holders.get, some), return_exceptions=True)
+            for lease, pod in zip(some, pods, strict=True):
+                if isinstance(pod, LeaseholdError):
+                    logger.warning("pod %s/%s is not known: %s", lease.namespace, lease.name, pod)
+                elif isinstance(pod, BaseException):
+                    raise pod
+                elif pod and (pod.uid, pod.node) == (lease.pod, lease.node) and not pod.terminal:
+                    found += recovery.add_bound(lease, pod.lease)
+        return found
 
     async def _list_pods(self, token: str) -> list[BoundPod]:
         """Request a resync, again until a listing is there; return its pods and claims."""
@@ -173,7 +184,7 @@ class LedgerRebuild:
             await self._extend_lock(token)
         return holders
 
-    async def _leases(self, recovery: Recovery, token: str) -> AsyncIterator[Sequence[Lease]]:
+    async def _leases(self, recovery: Recovery, token: str) -> AsyncIterator[Sequence[Evidence]]:
         """Yield the leases to restore, those with the best evidence first.
 
         First those of agents' reports, as they arrive; see `RebuildTiming.silent_node_s`.
@@ -201,8 +212,8 @@ class LedgerRebuild:
                 summarize(sorted(recovery.silent)),
             )
         for leases in recovery.annotated():
-            yield leases
-        yield list(recovery.unlisted.values())
+            yield [Evidence(lease, is_hearsay=False) for lease in leases]
+        yield await self._bound_since(recovery, token)
 
     async def _await_bindings(self, token: str) -> None:
         """Wait for the Bindings in flight: the listing must include their pods."""

@@ -1,15 +1,16 @@
 """Leases to restore in an empty ledger, from agents' reports and pods' annotations; pure.
 
-An agent's activation shows what the kubelet received, so it has precedence. A bound pod's
-annotation is a copy that may have been edited, so it counts only if no agent reports, and only if
-it names this pod and its node. An activation of a pod that is not listed comes last: the pod may
-still run, or another pod may have its devices. The ledger refuses what does not fit.
+An agent's activation shows that the kubelet has devices, so it has precedence: it counts for a pod
+that Kubernetes shows on the agent's node, as far as the copy of the lease in the pod's annotation
+says so. The copies count alone where no agent reports. The ledger refuses what does not fit.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from msgspec import structs
 
+from services.binder.ledger_sync.lease_evidence import Evidence, evidence_of
 from shared.model.errors import RequestError
 from shared.model.events.node_events import Allocation
 from shared.model.events.pod_events import BoundPod
@@ -18,6 +19,7 @@ from shared.model.lease_copy import load_lease
 from shared.model.names import NodeName, PodUid
 
 NODES_PER_PAGE = 64
+K = TypeVar("K")
 
 
 class Recovery:
@@ -31,22 +33,21 @@ class Recovery:
         """Nodes that have a pod with a lease, and have not reported."""
         self.problems: list[str] = []
         """Evidence that was rejected."""
-        self.unlisted: dict[PodUid, Lease] = {}
-        """Activated leases whose pods are not listed: they end once the containers have
-        terminated."""
+        self.unlisted: dict[tuple[PodUid, NodeName], Lease] = {}
+        """Activated leases whose pods are not listed: they may have been bound since."""
         self.lagging: list[Lease] = []
-        """Activated leases of another size than in their pods' annotations: a resize was in
-        progress."""
-        self._nodes: dict[PodUid, NodeName] = {}
+        """Leases of another size than their pods' annotations, or their agents, have: a resize was
+        in progress."""
+        self._listed: dict[PodUid, BoundPod] = {}
         self._unreported: dict[PodUid, BoundPod] = {}
         """Pods with a lease that no agent has reported."""
         for pod in pods:
-            self._nodes[pod.pod] = pod.node
+            self._listed[pod.pod] = pod
             if pod.lease:
                 self._unreported[pod.pod] = pod
                 self.silent.add(pod.node)
 
-    def add_reports(self, allocations: Mapping[NodeName, Iterable[Allocation]]) -> list[Lease]:
+    def add_reports(self, allocations: Mapping[NodeName, Iterable[Allocation]]) -> list[Evidence]:
         """Return the leases that these nodes' agents have activated for listed pods."""
         self.silent.difference_update(allocations)
         active: dict[PodUid, Lease] = {}
@@ -55,20 +56,32 @@ class Recovery:
                 problem = self._problem(node, allocation)
                 if problem:
                     self.problems.append(problem)
+                elif allocation.pod in self._listed:
+                    _keep_newest(active, allocation.pod, allocation.lease)
                 else:
-                    _keep_newest(active, allocation.lease)
-        listed = [lease for lease in active.values() if lease.pod in self._nodes]
-        self.lagging += [lease for lease in listed if self._lags(lease)]
-        for lease in active.values():
-            if lease.pod not in self._nodes:
-                _keep_newest(self.unlisted, lease)
-        return listed
+                    _keep_newest(self.unlisted, (allocation.pod, node), allocation.lease)
+        return [each for lease in active.values() for each in self._listed_evidence(lease)]
 
-    def _lags(self, lease: Lease) -> bool:
-        """Take an activated lease's pod off those unreported; return whether its copy differs."""
-        pod = self._unreported.pop(lease.pod, None)
-        copy = _lease_of_pod(pod) if pod is not None else None
-        return isinstance(copy, Lease) and copy.shares != lease.shares
+    def _listed_evidence(self, lease: Lease) -> Iterator[Evidence]:
+        copy = self._listed[lease.pod].lease
+        evidence = evidence_of(lease, copy)
+        if isinstance(evidence, str):  # the copy counts
+            self.problems.append(evidence)
+            return
+        self._unreported.pop(lease.pod, None)
+        if not evidence.is_hearsay:
+            written = _lease_of_pod(self._listed[lease.pod])
+            if isinstance(written, Lease) and written.shares != lease.shares:
+                self.lagging.append(evidence.lease)
+        yield _active(evidence)
+
+    def add_bound(self, lease: Lease, copy: str) -> Iterator[Evidence]:
+        """Yield an unlisted lease as evidence: its pod is on its node now, and has this copy."""
+        evidence = evidence_of(lease, copy)
+        if isinstance(evidence, str):
+            self.problems.append(evidence)
+        else:
+            yield _active(evidence)
 
     def annotated(self) -> Iterator[list[Lease]]:
         """Yield the leases in annotations of all other pods, each node's oldest first."""
@@ -91,19 +104,22 @@ class Recovery:
                 f"node {node} reports for pod {allocation.pod} a lease of pod {lease.pod} "
                 f"on node {lease.node}"
             )
-        if self._nodes.get(lease.pod, node) != node:
-            return (
-                f"node {node} honours a lease of pod {lease.pod}, which is on "
-                f"{self._nodes[lease.pod]}"
-            )
+        listed = self._listed.get(lease.pod)
+        if listed is not None and listed.node != node:
+            return f"node {node} honours a lease of pod {lease.pod}, which is on {listed.node}"
         return None
 
 
-def _keep_newest(active: dict[PodUid, Lease], lease: Lease) -> None:
+def _keep_newest(active: dict[K, Lease], key: K, lease: Lease) -> None:
     """Add an activated lease, unless a newer one of the same pod is there."""
-    known = active.get(lease.pod)
+    known = active.get(key)
     if known is None or known.version < lease.version:
-        active[lease.pod] = structs.replace(lease, state=LeaseState.ACTIVE, expires_at=0.0)
+        active[key] = lease
+
+
+def _active(evidence: Evidence) -> Evidence:
+    lease = structs.replace(evidence.lease, state=LeaseState.ACTIVE, expires_at=0.0)
+    return Evidence(lease, is_hearsay=evidence.is_hearsay)
 
 
 def _lease_of_pod(pod: BoundPod) -> Lease | str:

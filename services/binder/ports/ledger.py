@@ -4,7 +4,7 @@
 suffices.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Protocol
 
 from shared.model.events.node_events import Allocation, DeviceReported
@@ -156,8 +156,11 @@ class LeaseLedger(LiveLeases, Protocol):
         """Commit reservations; the error stands for a lease that expired or moved on."""
         ...
 
-    async def activate(self, pods: Sequence[PodUid]) -> list[Lease | None]:
-        """Record that the kubelet has these pods' devices; None: the pod has no bound lease."""
+    async def activate(self, pods: Sequence[tuple[PodUid, NodeName]]) -> list[Lease | None]:
+        """Record that kubelets have the devices of these pods on their nodes.
+
+        None: the pod has no bound lease there.
+        """
         ...
 
     async def release(
@@ -192,7 +195,7 @@ class LeaseLedger(LiveLeases, Protocol):
 
     async def save_devices(
         self, reports: Sequence[DeviceReported]
-    ) -> Mapping[DeviceUuid, frozenset[NodeName]] | None:
+    ) -> Mapping[DeviceUuid, tuple[NodeName, NodeName]] | None:
         """Save what node agents report; return devices that two nodes report.
 
         None: nothing changed.
@@ -221,8 +224,8 @@ class LeaseLedger(LiveLeases, Protocol):
 class CordonLedger(LedgerState, Protocol):
     """The ledger's list of cordoned nodes."""
 
-    async def set_cordoned(self, reasons: Mapping[NodeName, str]) -> frozenset[NodeName]:
-        """Cordon nodes, or (empty) uncordon them; return all nodes that are cordoned."""
+    async def set_cordoned(self, reasons: Mapping[NodeName, str]) -> Mapping[NodeName, str]:
+        """Cordon nodes, or (empty) uncordon them; return all that are cordoned, with why."""
         ...
 
 
@@ -244,10 +247,17 @@ class LeaseRestorer(Protocol):
     """Writes leases that the ledger has lost."""
 
     async def restore(
-        self, leases: Sequence[Lease], *, now: float, token: str = ..., lock_s: float = ...
+        self,
+        leases: Sequence[Lease],
+        *,
+        now: float,
+        token: str = ...,
+        lock_s: float = ...,
+        hearsay: Collection[PodUid] = ...,
     ) -> list[tuple[Lease, str]]:
         """Save leases again, in this order; return those that do not fit, with the reasons.
 
+        Those of the pods in `hearsay`, which only agents know, take no device of another node.
         Raises ConflictError if another replica took the rebuild over.
         """
         ...

@@ -16,6 +16,8 @@ class PodSnapshot:
     """Whether it has a deletion timestamp."""
     terminal: bool = False
     """Whether its phase is Succeeded or Failed."""
+    lease: str = ""
+    """The copy of its lease; empty: it carries none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,7 +206,7 @@ def parse_violations(reasons: Iterable[str]) -> frozenset[str]:
 def is_evictable(event: ViolationFound, rules: PreemptionRules, now: float) -> bool:
     """Return whether pods are evicted for a violation."""
     return (
-        now - event.found_at < MAX_VIOLATION_AGE_S
+        abs(now - event.found_at) < MAX_VIOLATION_AGE_S
         and event.reason in rules.violations
         and event.namespace not in rules.spared_namespaces
     )

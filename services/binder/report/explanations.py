@@ -15,7 +15,7 @@ from shared.model.bounds import cut
 from shared.model.events.node_events import HealthChanged, LeaseHolder, ShareRefused, ViolationFound
 from shared.model.events.pod_events import PlacementRefused, PodRejected
 from shared.model.lease import Lease
-from shared.model.names import Namespace, PodUid
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 COMPONENT = "leasehold"
 
@@ -119,15 +119,7 @@ def health_events(event: HealthChanged) -> list[KubernetesEvent]:
     else:
         reason, message = "GpuCordoned", f"{device} is cordoned: {event.fault}"
         advice = "; the lease stays, and its containers may fail: delete the pod to move it"
-    node = KubernetesEvent(
-        pod=PodUid(event.node),
-        namespace=Namespace("default"),
-        name=event.node,
-        reason=reason,
-        message=cut(message),
-        warning=not event.healthy,
-        kind="Node",
-    )
+    node = _node_event(event.node, reason, message, warning=not event.healthy)
     owners = [
         KubernetesEvent(
             pod=holder.pod,
@@ -141,6 +133,41 @@ def health_events(event: HealthChanged) -> list[KubernetesEvent]:
         for holder in event.holders
     ]
     return [node, *owners]
+
+
+def refused_event(node: NodeName, reason: str) -> KubernetesEvent:
+    """Return the Event of a node whose agent sent what no agent may send."""
+    return _node_event(
+        node,
+        "AgentMessageRefused",
+        f"the binder refused a message of the node's agent: {reason}. No pod is bound to the node "
+        "until it reports what can be true. If its agent is not broken, its credentials may be "
+        "stolen: delete the Node to lock it out",
+    )
+
+
+def shared_device_event(node: NodeName, device: DeviceUuid, owner: NodeName) -> KubernetesEvent:
+    """Return the Event of a node that reports a device which another node has."""
+    return _node_event(
+        node,
+        "GpuOnTwoNodes",
+        f"device {device} stays with node {owner}, which reports it, too. If it has moved here, "
+        f"restart the agent of node {owner}, or delete that Node if it is gone",
+    )
+
+
+def _node_event(
+    node: NodeName, reason: str, message: str, *, warning: bool = True
+) -> KubernetesEvent:
+    return KubernetesEvent(
+        pod=PodUid(node),
+        namespace=Namespace("default"),
+        name=node,
+        reason=reason,
+        message=cut(message),
+        warning=warning,
+        kind="Node",
+    )
 
 
 def _kind_of(holder: ViolationFound | ShareRefused | LeaseHolder) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
+from services.binder.ledger_sync.lease_evidence import copy_for
 from services.binder.metrics import PrometheusMetrics
 from services.binder.ports.kubernetes import AnnotatedPods
 from services.binder.ports.ledger import ResizeLedger
@@ -21,6 +22,7 @@ from services.binder.resize.rules import (
     SizeChange,
     SizeUnchanged,
     decide,
+    is_between,
     no_capacity,
 )
 from shared.dialects import DIALECTS
@@ -187,7 +189,7 @@ class Resizer:
             reply = await self.agents.set_limits(LimitsRequest(node=lease.node, lease=lease))
             if not reply.applied:
                 back = reply.resize_back(lease.pod)
-                if undo and back is not None:
+                if undo and back is not None and await self._had_size(lease, back):
                     await self._undo(lease, back, reply.reason)
                 return (f"the container's limits: {reply.reason}",)
         except UnavailableError:
@@ -198,6 +200,18 @@ class Resizer:
             return (f"the pod's annotations: {error}",)
         await self.ledger.resizes.set_synced(lease.pod, lease.version)
         return ()
+
+    async def _had_size(self, lease: Lease, size: ResizeRequest) -> bool:
+        """Return whether the container can have had the size that its agent says it keeps.
+
+        The copy of the lease is written after the limits: it has the same size, or an earlier one.
+        """
+        try:
+            read = await self.pods.get_annotations(lease.namespace, lease.name)
+        except LeaseholdError:
+            return False
+        copy = copy_for(lease, read.annotations.get(ANNOTATION, "") if read else "")
+        return is_between(size, lease, copy)
 
     async def _undo(self, lease: Lease, request: ResizeRequest, reason: str) -> None:
         """Give the lease the size that its container keeps.

@@ -308,3 +308,11 @@ def _over_quota(lease: Lease, excess: QuotaExcess) -> ResizeRefusal:
         f"have {excess.requested}",
         hint=f"raise its GPUQuota (kubectl get gpuquota {lease.namespace}), or request less",
     )
+
+
+def is_between(size: ResizeRequest, lease: Lease, copy: Lease | None) -> bool:
+    """Return whether a size is at most that of the lease, and at least that of its copy."""
+    shares = lease.shares_of(size.container)
+    written = copy.shares_of(size.container) if copy else ()
+    least = min((share.memory_mib for share in written), default=0)
+    return bool(shares) and least <= (size.memory_mib or 0) <= shares[0].memory_mib

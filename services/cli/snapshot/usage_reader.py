@@ -1,7 +1,7 @@
 """Reads the measured usage of leased shares from the node agents."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Self
@@ -9,12 +9,22 @@ from typing import Self
 from services.cli.snapshot.location import ClusterLocation
 from services.cli.snapshot.snapshot import MeasuredUsage
 from shared.model.errors import LeaseholdError
+from shared.model.events.request_reply import UsageReply
 from shared.model.ledger import NodeTotals
-from shared.model.usage import IDLE_AFTER_S
+from shared.model.names import NodeName, PodUid
+from shared.model.usage import IDLE_AFTER_S, ShareMeasurement
 from shared.nats.bus import Bus
 from shared.nats.usage_requests import request_usage
 
 CONNECT_S = 2.0
+
+
+def _own_shares(
+    replies: Mapping[NodeName, UsageReply | None], leased: Mapping[NodeName, Container[PodUid]]
+) -> Iterator[ShareMeasurement]:
+    """Yield what the nodes have measured of pods with a lease there."""
+    for node, reply in replies.items():
+        yield from (one for one in (reply.shares if reply else ()) if one.pod in leased[node])
 
 
 class UsageReader:
@@ -38,7 +48,12 @@ class UsageReader:
         Never raises an error of ours: usage is shown beside leases, which are shown without it,
         too.
         """
-        names = sorted(totals.node.facts.name for totals in nodes if totals.leases)
+        leased = {
+            totals.node.facts.name: {lease.pod for lease in totals.leases}
+            for totals in nodes
+            if totals.leases
+        }
+        names = sorted(leased)
         usage = MeasuredUsage(read_at=time.time(), idle_after_s=self.idle_after_s)
         if not names:
             return usage
@@ -50,7 +65,7 @@ class UsageReader:
             return replace(usage, problem=f"usage is not shown: {error}")
         return replace(
             usage,
-            shares={one.key: one for reply in replies.values() if reply for one in reply.shares},
+            shares={one.key: one for one in _own_shares(replies, leased)},
             unmeasured_nodes=tuple(node for node, reply in replies.items() if reply is None),
         )
 

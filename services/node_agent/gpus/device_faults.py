@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from shared.model.names import DeviceUuid
+from shared.model.node import NOT_LISTED_CODE, REPLACED_CODE
 
 DISABLE_VARIABLE = "DP_DISABLE_HEALTHCHECKS"
 ENABLE_VARIABLE = "DP_ENABLE_HEALTHCHECKS"
@@ -72,7 +73,7 @@ ROW_REMAP_FAILED = Fault(
     severe=True,
 )
 NOT_LISTED = Fault(
-    code="NotListed",
+    code=NOT_LISTED_CODE,
     text="the driver no longer lists it: check `nvidia-smi -L` and the kernel log; exclude it by "
     "filterdevices if it was removed",
 )
@@ -85,7 +86,7 @@ EXCLUDED = Fault(
 def replaced_by(uuid: DeviceUuid) -> Fault:
     """Return the fault of a GPU in whose place on the PCI bus there is another one."""
     return Fault(
-        code="Replaced", text=f"{uuid} is in its place on the PCI bus now: delete its pods"
+        code=REPLACED_CODE, text=f"{uuid} is in its place on the PCI bus now: delete its pods"
     )
 
 

@@ -1,7 +1,8 @@
 -- Advance leases to their next state. Arguments: {'bound', rows of {pod, version that the caller read,
--- device and fence of its first share ('' and -1 without shares)}} or {'active', rows of {pod}}.
+-- device and fence of its first share ('' and -1 without shares)}} or {'active', rows of {pod, node}}: a lease on
+-- another node stays as it is.
 -- Returns numbers, and leases. Per row: -1 and the lease; or, if the life cycle does not allow it, the
--- stored version, or 0 without a lease.
+-- stored version, or 0 without a lease on that node.
 local to, rows = ARGS[1], ARGS[2]
 local to_state = to == 'bound' and BOUND or ACTIVE
 
@@ -57,6 +58,7 @@ end
 for i, row in ipairs(rows) do
   local pod = row[1]
   local value, header, is_moving = leases[pod], nil, nil
+  if value and to_state == ACTIVE and demand_of(header_of(value), value)[1] ~= row[2] then value = nil end
   if value then
     header = header_of(value)
     is_moving = moves(header, value, row)

@@ -1,5 +1,5 @@
 -- Cordon nodes: no pod may be bound to them. Arguments: {node, reason, ...}; the reason '' uncordons.
--- Returns the names of all cordoned nodes.
+-- Returns {node, reason, ...} of all cordoned nodes.
 local reasons = ARGS[1]
 for i = 1, #reasons, 2 do
   local name, reason = reasons[i], reasons[i + 1]
@@ -18,4 +18,4 @@ for i = 1, #reasons, 2 do
   end
 end
 if next(changed_nodes) then write_changes('nodes cordoned or uncordoned') end
-return encode(call('HKEYS', PREFIX .. 'cordons'))
+return encode(call('HGETALL', PREFIX .. 'cordons'))

@@ -1,7 +1,8 @@
 -- Restore leases found in the cluster, with their slots and fences, unless they would over-commit a
 -- device. Arguments: token ('' while ready); now; seconds by which the rebuild's lock is extended; start
--- and end of each lease in ARGV[5]. Returns per lease '', or why it was not written.
-local token, now, lock_s, bounds = ARGS[1], ARGS[2], ARGS[3], ARGS[4]
+-- and end of each lease in ARGV[5]; per lease whether only its node's agent knows it: then a device that
+-- another node has stays there. Returns per lease '', or why it was not written.
+local token, now, lock_s, bounds, is_hearsay = ARGS[1], ARGS[2], ARGS[3], ARGS[4], ARGS[5]
 local time = call('TIME')
 local newest_s = math.max(now, time[1] + time[2] / 1e6)
 if not is_ready then
@@ -25,9 +26,17 @@ local function add_device(uuid, node)
   call('HSET', PREFIX .. 'facts:' .. node, 'uuids', encode(uuids))
 end
 
+-- Why the ledger cannot count on from the lease's numbers, or nil.
+local function beyond_count(header, grants)
+  local version, highest = header[L_VERSION], highest_number(time)
+  if not (version >= 0 and version <= highest) then return 'version ' .. version end
+  for s = 2, #grants, 2 do
+    if not (grants[s] >= 0 and grants[s] <= highest) then return 'fence ' .. grants[s] end
+  end
+end
+
 -- Why the lease conflicts with those that are there, or nil.
-local function conflict(version, demand, grants, groups_text, resources)
-  if not (version >= 0 and version <= MOST_FENCE) then return 'version ' .. version end
+local function conflict(demand, grants, groups_text, resources, hearsay)
   local last = demand[2]
   local node = node_of(demand[1])
   if #demand[1] > MOST_NAME_BYTES or node and not has_room_for_resources(node, resources) then
@@ -42,7 +51,8 @@ local function conflict(version, demand, grants, groups_text, resources)
     if not (memory >= 0 and memory <= MOST_AMOUNT) then return 'memory' end
     if not (cores >= 0 and cores <= 100) then return 'cores' end
     if device then
-      if device[D_NODE] ~= demand[1] and device[D_SHARES] > 0 then return 'device-moved' end
+      local is_elsewhere = device[D_NODE] ~= demand[1]
+      if is_elsewhere and (device[D_SHARES] > 0 or hearsay) then return 'device-moved' end
       local policy, is_reported = demand[d + 5], device[D_MEMORY] > 0
       local most = is_reported and device[D_MEMORY] or MOST_AMOUNT
       if device[D_MEMORY_USED] + memory > most then return 'memory' end
@@ -57,8 +67,7 @@ local function conflict(version, demand, grants, groups_text, resources)
   end
   for s = last + 1, #demand, 2 do
     local device = device_of(demand[FIRST_DEVICE + (demand[s] - 1) * DEVICE_FIELDS])
-    local slot, fence = grants[s - last], grants[s - last + 1]
-    if not (fence >= 0 and fence <= MOST_FENCE) then return 'fence ' .. fence end
+    local slot = grants[s - last]
     if slot > MOST_SLOT or device and slot >= 0 and is_slot_used(device, slot) then
       return 'slot ' .. slot
     end
@@ -103,7 +112,7 @@ local function merge(known_value, header, demand, grants, pod)
   if MAY_REACH[state_before][state] then
     -- The lease may skip states.
     known[L_STATE], known[L_EXPIRES] = state, 0
-    known[L_VERSION] = math.max(next_version(), math.min(header[L_VERSION], MOST_FENCE))
+    known[L_VERSION] = math.max(next_version(), header[L_VERSION])
     last_version = known[L_VERSION]
     local value = put_header(pod, known, known_value)
     if state_before == RESERVED then append_tenures('held', {pod, value}) end
@@ -130,12 +139,15 @@ for i, pod in ipairs(pods) do
   local value, header, demand = unpack(given[i])
   local grants, groups_text, resources = grants_of(header, value), description_of(header, value)
   local known = lease_of(pod)
-  if known then
+  answer[i] = beyond_count(header, grants)
+  if answer[i] then
+    -- The lease is not written.
+  elseif known then
     answer[i] = merge(known, header, demand, grants, pod)
   elseif is_ready and gone_pods.among({pod})[pod] then
     answer[i] = 'the pod is gone'
   else
-    answer[i] = conflict(header[L_VERSION], demand, grants, groups_text, resources) or ''
+    answer[i] = conflict(demand, grants, groups_text, resources, is_hearsay[i]) or ''
     if answer[i] == '' then
       restore(value, header, demand, grants, pod)
       restored_pods[#restored_pods + 1] = pod

@@ -1,10 +1,23 @@
 -- Write all devices of nodes. Arguments: a row for each node: name; devices and served resources (as text);
 -- rows of {uuid, MiB, slots, healthy, unit, index, mode}; {uuid, lowest possible fence, ...}; reported_at; 1
 -- if our agent sent the report. A device that is not reported any more keeps its leases and gets no new ones.
--- Returns false if nothing changed, or {uuid, node, other node, ...} of devices that a node and another one
--- report as healthy.
+-- Returns false if nothing changed and nothing was refused, or {uuid, node, other node, ...} of devices that
+-- a node reports as healthy, and that stay with another node.
 local MAX_LATE_S, RECENT_S = 120, 20
 local time, elsewhere = call('TIME'), {}
+
+-- Whether a node that is there reports the device: it has not moved. An agent also reports devices that it
+-- remembers, and the driver does not list.
+local function is_reported_by(name, uuid)
+  local node = node_of(name)
+  if not node or node[N_STATUS] == -1 then return false end
+  for _, device in ipairs(parse_json(call('HGET', PREFIX .. 'facts:' .. name, 'devices') or '[]')) do
+    if device.uuid == uuid then
+      return device.healthy or not IS_MISSING[string.match(device.fault, '^%w*')]
+    end
+  end
+  return false
+end
 
 -- Whether the numbers of a reported device can be stored, and counted.
 local function is_storable(row)
@@ -29,8 +42,8 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
     call('HSET', PREFIX .. 'facts:' .. name, 'by_agent', by_agent, 'reported_at', reported_at, 'saved_at', time[1])
   end
 
-  -- A device on which another node has leases stays with that node. So does any device that this node only
-  -- remembers: an agent reports a device that the driver no longer lists as unhealthy.
+  -- A device on which another node has leases stays with that node, and so does one that it reports, too: any
+  -- agent can report any device. So does any device that this node only remembers.
   local uuids_before, is_reported, uuids = device_uuids(name), {}, {}
   for i, row in ipairs(rows) do uuids[i] = row[1] end
   fetch('devices', uuids)
@@ -39,12 +52,16 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
   local is_stored = true
   for _, row in ipairs(rows) do
     local device = device_of(row[1])
-    if device and device[D_NODE] ~= name and device[D_STATUS] ~= 0 and row[4] == 1 then
-      elsewhere[#elsewhere + 1] = row[1]
-      elsewhere[#elsewhere + 1] = name
-      elsewhere[#elsewhere + 1] = device[D_NODE]
+    local is_ours = not device or device[D_NODE] == name
+    if not is_ours and row[4] == 1 then
+      is_ours = device[D_SHARES] == 0 and not is_reported_by(device[D_NODE], row[1])
+      if not is_ours then
+        elsewhere[#elsewhere + 1] = row[1]
+        elsewhere[#elsewhere + 1] = name
+        elsewhere[#elsewhere + 1] = device[D_NODE]
+      end
     end
-    if not device or device[D_NODE] == name or device[D_SHARES] == 0 and row[4] == 1 then
+    if is_ours then
       uuids[#uuids + 1] = row[1]
       is_reported[row[1]] = true
       is_stored = is_stored and device and device[D_NODE] == name and (device[D_STATUS] == 0) == (row[4] == 0)
@@ -54,9 +71,9 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
   local function raise_fences()
     local has_raised = false
     for i = 1, #fences, 2 do
-      local device = device_of(fences[i])
-      if device and device[D_NODE] == name and device[D_FENCE] < fences[i + 1] then
-        device[D_FENCE] = fences[i + 1]
+      local device, fence = device_of(fences[i]), fences[i + 1]
+      if device and device[D_NODE] == name and device[D_FENCE] < fence and fence <= highest_number(time) then
+        device[D_FENCE] = fence
         changed_devices[fences[i]] = true
         has_raised = true
       end
@@ -119,4 +136,4 @@ for _, row in ipairs(ARGS) do
   if save_report(unpack(row)) then has_changes = true end
 end
 if has_changes then write_changes('devices reported') end
-return encode(has_changes and elsewhere)
+return encode((has_changes or #elsewhere > 0) and elsewhere)

@@ -329,6 +329,11 @@ class Heartbeat(Event):
     version: ShortText = ""
     """Version of the program."""
 
+    @property
+    def route(self) -> str:
+        """Its sender, which is its user at NATS."""
+        return f"{self.service}.{self.node}" if self.node else self.service
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotasUpdated(Event):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from services.binder.bind.scheduler_bindings import NoEvents
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.ledger_sync.lost_leases import LostLeases
 from services.binder.ledger_sync.reconciliation import Correction, Reconciler
@@ -64,7 +65,13 @@ class Binder:
         lost_leases = LostLeases(
             leases, holders(self.pods), FakeAgents(), metrics=metrics, clock=clock
         )
-        self.updater = LedgerUpdater(leases, VanishedPods(self.agents, clock), lost_leases, metrics)
+        self.updater = LedgerUpdater(
+            leases,
+            VanishedPods(self.agents, clock),
+            lost_leases,
+            metrics=metrics,
+            events=NoEvents(),
+        )
         records = WaitingRecords(leases, gated, self.pods)
         self.reconciler = Reconciler(
             leases,

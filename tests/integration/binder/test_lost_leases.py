@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from services.binder.bind.scheduler_bindings import NoEvents
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.ledger_sync.lost_leases import LostLeases
 from services.binder.ledger_sync.vanished_pods import VanishedPods
@@ -20,6 +21,7 @@ from shared.model.device import Device
 from shared.model.events.node_events import Allocation, DeviceReported, ShareRefused
 from shared.model.events.pod_events import PodTerminated
 from shared.model.lease import ClaimAllocation, Lease, LeaseState
+from shared.model.lease_copy import dump_lease
 from shared.model.ledger import NoCapacity, Reserved
 from shared.model.names import NodeName
 from tests.support.binder.claims import holders
@@ -48,7 +50,8 @@ class Cluster:
             leases,
             VanishedPods(self.agents, clock),
             LostLeases(leases, holders(self.pods), self.agents, metrics=metrics, clock=clock),
-            metrics,
+            metrics=metrics,
+            events=NoEvents(),
         )
         self.checkpoint = Checkpoint(path / "checkpoint.json", NODE)
 
@@ -60,7 +63,7 @@ class Cluster:
         assert isinstance(outcome, Reserved)
         [bound] = await self.leases.bind([outcome.lease])
         assert isinstance(bound, Lease)
-        self.pods.seen[bound.name] = PodSnapshot(bound.pod, NODE)
+        self.pods.seen[bound.name] = PodSnapshot(bound.pod, NODE, lease=dump_lease(bound))
         return bound
 
     async def allocate(self, lease: Lease) -> None:
@@ -206,10 +209,11 @@ async def test_a_reservation_gives_way_to_the_lease_that_the_pod_runs_with(
     assert lease.state is LeaseState.ACTIVE
 
 
-async def test_a_size_that_the_agent_sets_after_the_ledger_has_lost_it_is_restored(
-    cluster: Cluster,
+@pytest.mark.parametrize("is_written", [True, False])
+async def test_a_size_that_only_the_agent_has_is_not_believed_and_one_that_the_copy_has_is(
+    cluster: Cluster, *, is_written: bool
 ) -> None:
-    """A rebuild has read the agent's report from before the resize."""
+    """The ledger has lost a resize; a binder may have written it into the annotation before."""
     first = await cluster.bind("p1")
     await cluster.allocate(first)
     await cluster.report_devices()
@@ -221,12 +225,16 @@ async def test_a_size_that_the_agent_sets_after_the_ledger_has_lost_it_is_restor
     )
     await cluster.checkpoint.forget([first.pod])
     await cluster.allocate(larger)
+    if is_written:
+        cluster.pods.seen[first.name] = PodSnapshot(first.pod, NODE, lease=dump_lease(larger))
 
     await cluster.report_devices()
 
     [lease] = await cluster.leases.load([first.pod])
     assert lease is not None
-    assert lease.shares == larger.shares
+    assert lease.shares == (larger if is_written else first).shares
+    unsynced = await cluster.leases.resizes.unsynced(older_than_s=0.0)
+    assert unsynced == ([] if is_written else [first.pod])
 
 
 async def test_a_second_lease_of_another_slot_gives_way_to_the_first_one(cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 
+from services.binder.bind.scheduler_bindings import NoEvents
 from services.binder.ledger_sync.deleted_nodes import DeletedNodes
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.ledger_sync.lost_leases import LostLeases
@@ -44,7 +45,9 @@ class Watch:
 def updater(leases: RedisLeases) -> LedgerUpdater:
     clock, metrics, pods = FakeClock(), FakeMetrics(), FakePods()
     lost_leases = LostLeases(leases, holders(pods), FakeAgents(), metrics=metrics, clock=clock)
-    return LedgerUpdater(leases, VanishedPods(FakeAgents(), clock), lost_leases, metrics)
+    return LedgerUpdater(
+        leases, VanishedPods(FakeAgents(), clock), lost_leases, metrics=metrics, events=NoEvents()
+    )
 
 
 async def known_nodes(leases: RedisLeases) -> dict[NodeName, NodeFacts]:

@@ -185,7 +185,7 @@ async def test_a_prepared_claim_keeps_its_lease_until_it_is_not_prepared(
 ) -> None:
     claim = binder.claims.put(allocated("c", on(GPU, 16_000)))
     await binder.lease(claim)
-    await binder.leases.activate([claim.claim])
+    await binder.leases.activate([(claim.claim, claim.node)])
     binder.agents.answers[claim.claim] = False
 
     assert await binder.deallocate(claim) == []

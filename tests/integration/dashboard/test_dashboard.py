@@ -165,7 +165,7 @@ async def test_a_lease_without_an_event_is_found_by_its_change() -> None:
         await shown.until_shares(1)
         await shown.ledger.bind([lease])
 
-        await shown.ledger.activate([lease.pod])
+        await shown.ledger.activate([(lease.pod, lease.node)])
         await shown.publish(LeaseChanged(lease=lease))
 
         await until(shown.shares, lambda shares: shares[0]["state"] == "active")

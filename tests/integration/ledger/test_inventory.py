@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
 import redis.asyncio
 from msgspec import structs
 
 from shared.model.lease import LeaseState
 from shared.model.ledger import NoCapacity, Reserved
 from shared.model.names import NodeName, PodUid
-from shared.model.node import NodeRevision, cordon_reason
+from shared.model.node import NOT_LISTED_CODE, REPLACED_CODE, NodeRevision, cordon_reason
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
@@ -117,15 +118,19 @@ async def test_a_cordoned_node_serves_nothing_to_mirrors_and_is_offered_when_it_
         name = start.nodes[0].facts.name
         feed = leases.changes(start.position)
 
-        assert await leases.set_cordoned({name: "its agent is silent"}) == {name}
-        assert await leases.set_cordoned({name: "its agent is silent"}) == {name}
+        assert await leases.set_cordoned({name: "its agent is silent"}) == {
+            name: "its agent is silent"
+        }
+        assert await leases.set_cordoned({name: "its agent is silent"}) == {
+            name: "its agent is silent"
+        }
         [[cordoned]] = [await anext(feed)]
         [seen] = (await leases.snapshot()).nodes
         before = await leases.capacity()
-        assert await leases.set_cordoned({}) == {name}
+        assert await leases.set_cordoned({}) == {name: "its agent is silent"}
         await leases.save_devices([replace(served, reported_at=NOW + 1)])
         assert cordon_reason((await leases.snapshot()).nodes[0].serving) != ""
-        assert await leases.set_cordoned({name: ""}) == set()
+        assert await leases.set_cordoned({name: ""}) == {}
         [*_, opened] = await anext(feed)
 
         assert cordon_reason(cordoned.nodes[0].serving) == "its agent is silent"
@@ -158,11 +163,13 @@ async def test_an_allocatable_amount_of_0_counts_unless_the_resource_is_newly_se
 async def test_a_removed_node_is_not_cordoned_any_more_and_an_unknown_node_never(url: str) -> None:
     async with ledger(url) as leases:
         await leases.save_nodes([facts("a")])
-        assert await leases.set_cordoned({facts("a").name: "why", facts("b").name: "why"}) == {"a"}
+        assert await leases.set_cordoned({facts("a").name: "why", facts("b").name: "why"}) == {
+            "a": "why"
+        }
 
         await leases.remove_node(facts("a").name)
 
-        assert await leases.set_cordoned({}) == set()
+        assert await leases.set_cordoned({}) == {}
 
 
 async def test_the_latest_report_decides_whether_a_node_has_our_agent(url: str) -> None:
@@ -214,26 +221,104 @@ async def test_a_device_with_leases_stays_with_its_node_when_another_node_report
         await assert_sound(leases)
 
 
-async def test_a_device_moves_to_another_node_once_its_leases_have_ended(url: str) -> None:
+@pytest.mark.parametrize(
+    "leaves", ["no longer reported", NOT_LISTED_CODE, REPLACED_CODE, "node deleted"]
+)
+async def test_a_device_moves_once_its_node_does_not_report_it_and_its_leases_have_ended(
+    url: str, leaves: str
+) -> None:
     async with ledger(url, {"a": 1, "b": 0}) as leases:
         await reserve(leases, reservation("p", share("a")))
         moved = report("b", [device("a", 0)], at=NOW)
+        if leaves == "node deleted":
+            await leases.remove_node(NodeName("a"))
+        else:
+            missing = replace(device("a", 0), healthy=False, fault=f"{leaves}: gone")
+            left = [] if leaves == "no longer reported" else [missing]
+            await leases.save_devices([report("a", left, at=NOW)])
+
         await leases.save_devices([moved])
+        held = await leases.totals.of_nodes([NodeName("b")])
         await leases.release([PodUid("p")], reason="test")
+        await leases.save_devices([replace(moved, reported_at=NOW + 10)])
 
-        assert await leases.save_devices([replace(moved, reported_at=NOW + 10)]) is not None
-
+        assert [each for each, _ in held[0].node.devices] == []
         await reserve(leases, reservation("q", share("a"), node="b"))
         await assert_sound(leases)
+
+
+async def test_no_node_takes_an_idle_device_that_another_node_reports(url: str) -> None:
+    async with ledger(url, {"a": 1, "b": 1}) as leases:
+        [kept] = await reserve(leases, reservation("p", share("a")))
+        await leases.release([kept.pod], reason="test")
+        stolen = report("b", [device("b", 0), replace(device("a", 0), index=1)], at=NOW)
+
+        shared = [
+            await leases.save_devices([replace(stolen, reported_at=NOW + at, fences=fences)])
+            for at, fences in enumerate(({}, {uuid("a", 0): 2**51}))
+        ]
+
+        assert shared == 2 * [{uuid("a", 0): (NodeName("b"), NodeName("a"))}]
+        [after] = await reserve(leases, reservation("q", share("a")))
+        assert after.shares[0].fence == kept.shares[0].fence + 1
+        await assert_sound(leases)
+
+
+async def test_no_report_raises_a_fence_so_high_that_it_cannot_rise_any_more(url: str) -> None:
+    async with ledger(url, {"a": 1}) as leases:
+        [before] = await reserve(leases, reservation("p", share("a")))
+        mine = replace(report("a", [device("a", 0)]), fences={uuid("a", 0): 2**52 - 1})
+        await leases.save_devices([mine])
+        await leases.save_devices([report("a", [], at=NOW)])
+        await leases.release([PodUid("p")], reason="test")
+        await leases.save_devices([report("a", [device("a", 0)], at=NOW + 1)])
+
+        [after] = await reserve(leases, reservation("q", share("a")))
+
+        assert after.shares[0].fence == before.shares[0].fence + 1
+
+
+@pytest.mark.parametrize("number", ["version", "fence"])
+async def test_no_restored_lease_raises_versions_or_fences_so_high(url: str, number: str) -> None:
+    async with ledger(url, {"a": 1}) as leases:
+        [lease] = await reserve(leases, reservation("p", share("a")))
+        [known] = await leases.release([lease.pod], reason="its write was lost")
+        [mine] = known.shares
+        forged = {
+            "version": structs.replace(known, version=2**52 - 1),
+            "fence": structs.replace(known, shares=(structs.replace(mine, fence=2**52 - 1),)),
+        }[number]
+
+        active = structs.replace(forged, state=LeaseState.ACTIVE)
+
+        ready = await leases.restore([active], now=NOW)
+        token = await leases.begin_rebuild(now=NOW, force=True)
+        rebuilt = await leases.restore([active], now=NOW, token=token or "")
+
+        assert [why.split()[0] for _, why in (*ready, *rebuilt)] == [number, number]
+
+
+async def test_a_lease_that_only_an_agent_knows_takes_no_device_of_another_node(url: str) -> None:
+    async with ledger(url, {"a": 1, "b": 1}) as leases:
+        [lease] = await reserve(leases, reservation("p", share("a")))
+        await leases.release([lease.pod], reason="test")
+        stolen = structs.replace(lease, pod=PodUid("q"), node="b", state=LeaseState.ACTIVE)
+
+        refused = await leases.restore([stolen], now=NOW, hearsay=[stolen.pod])
+
+        assert [why for _, why in refused] == ["device-moved"]
+        await reserve(leases, reservation("r", share("a")))
 
 
 async def test_a_device_is_back_after_a_late_report_of_the_node_that_had_it(url: str) -> None:
     """A report of what was saved before is skipped, unless the device itself has changed since."""
     async with ledger(url, {"a": 1, "b": 0}) as leases:
         here = report("b", [device("a", 0)], at=NOW + 1)
+        await leases.save_devices([report("a", [], at=NOW)])
         await leases.save_devices([here])
         [lost] = await reserve(leases, reservation("p", share("a"), node="b"))
         await leases.release([lost.pod], reason="its write was lost")
+        await leases.save_devices([report("b", [], at=NOW + 1)])
         await leases.save_devices([report("a", [device("a", 0)], at=NOW + 2)])
         await leases.save_devices([report("a", [], at=NOW + 3)])
         await leases.restore([structs.replace(lost, state=LeaseState.ACTIVE)], now=NOW)

@@ -182,17 +182,17 @@ async def test_ending_a_lease_frees_exactly_what_it_took(url: str) -> None:
 async def test_a_lease_goes_from_reserved_to_bound_to_active(url: str) -> None:
     async with ledger(url) as leases:
         [lease] = await reserve(leases, reservation("p", share("a")))
-        assert await leases.activate([lease.pod]) == [None]
+        assert await leases.activate([(lease.pod, lease.node)]) == [None]
 
         [bound] = await leases.bind([lease])
-        [active] = await leases.activate([lease.pod])
+        [active] = await leases.activate([(lease.pod, lease.node)])
 
         assert isinstance(bound, Lease)
         assert (bound.state, bound.expires_at) == (LeaseState.BOUND, 0.0)
         assert active is not None
         assert active.state is LeaseState.ACTIVE
         assert lease.version < bound.version < active.version
-        assert await leases.activate([lease.pod]) == [active]
+        assert await leases.activate([(lease.pod, lease.node)]) == [active]
         assert await leases.bind([lease, bound]) == [active, active]
         assert await leases.expire(NOW + 1000) == []
 

@@ -44,7 +44,7 @@ async def moved(lease: Lease, to: LeaseState, leases: RedisLeases) -> Lease:
     if to is BOUND:
         await leases.bind([lease])
     elif to is ACTIVE:
-        await leases.activate([lease.pod])
+        await leases.activate([(lease.pod, lease.node)])
     ended: list[Lease] = []
     if to is RELEASED:
         ended = await leases.release([lease.pod], reason="test")

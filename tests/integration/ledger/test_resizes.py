@@ -49,7 +49,7 @@ async def running(leases: RedisLeases, pod: str = "p", mib: int = 4_000, gpu: in
     """Return the lease of a pod that runs."""
     [lease] = await reserve(leases, reservation(pod, share("a", gpu, mib)))
     await leases.bind([lease])
-    [active] = await leases.activate([lease.pod])
+    [active] = await leases.activate([(lease.pod, lease.node)])
     assert active is not None
     return active
 
@@ -141,7 +141,7 @@ async def test_a_lease_on_an_unhealthy_device_can_shrink_and_not_grow(leases: Re
 async def test_the_sizes_of_several_shares_change_together(leases: RedisLeases) -> None:
     [lease] = await reserve(leases, reservation("p", share("a", 0), share("a", 1), share("a", 1)))
     await leases.bind([lease])
-    [active] = await leases.activate([lease.pod])
+    [active] = await leases.activate([(lease.pod, lease.node)])
     assert active is not None
     await running(leases, "q", 4_000, gpu=1)
 
@@ -250,7 +250,7 @@ async def test_twenty_writers_that_resize_reserve_and_release_never_over_commit(
             if not isinstance(outcome, Reserved):
                 continue
             await leases.bind([outcome.lease])
-            [lease] = await leases.activate([outcome.lease.pod])
+            [lease] = await leases.activate([(outcome.lease.pod, outcome.lease.node)])
             for _ in range(3):
                 assert lease is not None
                 changed = await leases.resizes.apply(

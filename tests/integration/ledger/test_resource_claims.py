@@ -33,7 +33,7 @@ async def test_a_claims_lease_keeps_its_allocation_in_every_state(server: Valkey
     async with ledger(server.url) as leases:
         [reserved] = await reserve(leases, claimed())
         [bound] = await leases.bind([reserved])
-        [active] = await leases.activate([PodUid("claim")])
+        [active] = await leases.activate([(reserved.pod, reserved.node)])
 
         assert isinstance(active, Lease)
         for lease in (reserved, bound, active, *await leases.load([PodUid("claim")])):

@@ -14,7 +14,7 @@ from shared.ledger.leases import RedisLeases
 from shared.model.device import Device
 from shared.model.lease import Lease, LeaseState, Share, StaleLeaseError
 from shared.model.ledger import AlreadyLeased, NoCapacity, Reservation, ReservationOutcome, Reserved
-from shared.model.names import PodUid
+from shared.model.names import NodeName, PodUid
 from shared.model.request import Gang
 from tests.support.placer.ledger import (
     assert_sound,
@@ -174,7 +174,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def activate(self, pod: str) -> None:
         known = self.model.leases.get(pod)
 
-        [answer] = self.run(self.leases.activate([PodUid(pod)]))
+        [answer] = self.run(
+            self.leases.activate([(PodUid(pod), known.node if known else NodeName("a"))])
+        )
 
         if known is None or known.state is LeaseState.RESERVED:
             assert answer is None

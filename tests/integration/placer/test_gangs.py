@@ -15,7 +15,7 @@ from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
 from shared.model.events.pod_events import PlacementChosen, PodQueued
 from shared.model.lease import LeaseState
-from shared.model.names import PodUid
+from shared.model.names import NodeName, PodUid
 from shared.model.request import Gang, PodRequest
 from shared.nats.bus import Bus
 from shared.runtime.runner import Runner
@@ -292,7 +292,7 @@ async def test_a_repeated_event_of_a_running_pod_is_decided_although_others_of_i
     async with ledger(server.url, {"a": 1}) as leases, placers(leases, 1) as [placer]:
         chosen = await placer.place_pods(pods)
         await leases.bind([event.lease for event in chosen if isinstance(event, PlacementChosen)])
-        await leases.activate([pod.pod for pod in pods])
+        await leases.activate([(pod.pod, NodeName("a")) for pod in pods])
         await leases.release([pods[0].pod], reason="it has succeeded")
 
         repeated = await placer.place_pods([pods[1], pod_queued("other", requesting(4_000))])

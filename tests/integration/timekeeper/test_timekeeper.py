@@ -115,7 +115,7 @@ async def test_gpusharing_16_reservations_are_free_and_leases_are_charged_until_
     await opened.leases.release([only_reserved.pod], reason="a test")
     await timekeeper.count()
     held = (await opened.account(DEFAULT)).leases
-    await opened.leases.activate([bound.pod])
+    await opened.leases.activate([(bound.pod, bound.node)])
     await opened.leases.release([PodUid("bound")], reason="a test")
     await timekeeper.count()
 

@@ -1,6 +1,6 @@
 """The ledger as the binder uses it: leases in a dictionary."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from msgspec import structs
@@ -154,11 +154,16 @@ class FakeLedger(NoReservations, FakeResizes):
             answers.append(stored)
         return answers
 
-    async def activate(self, pods: Sequence[PodUid]) -> list[Lease | None]:
-        for pod in pods:
-            if pod in self.leases:
-                self.leases[pod] = structs.replace(self.leases[pod], state=LeaseState.ACTIVE)
-        return [self.leases.get(pod) for pod in pods]
+    async def activate(self, pods: Sequence[tuple[PodUid, NodeName]]) -> list[Lease | None]:
+        active: list[Lease | None] = []
+        for pod, node in pods:
+            lease = self.leases.get(pod)
+            if lease is not None and lease.node == node:
+                self.leases[pod] = lease = structs.replace(lease, state=LeaseState.ACTIVE)
+                active.append(lease)
+            else:
+                active.append(None)
+        return active
 
     async def release(
         self, pods: Sequence[PodUid], *, reason: str, version: int | None = None
@@ -202,7 +207,7 @@ class FakeLedger(NoReservations, FakeResizes):
 
     async def save_devices(
         self, reports: Sequence[DeviceReported]
-    ) -> Mapping[DeviceUuid, frozenset[NodeName]]:
+    ) -> Mapping[DeviceUuid, tuple[NodeName, NodeName]]:
         self.devices |= {report.node: report for report in reports}
         return {}
 
@@ -221,9 +226,9 @@ class FakeLedger(NoReservations, FakeResizes):
     async def reported_by_agent(self, node: NodeName) -> bool:
         return node in self.devices and not self.devices[node].other_plugin
 
-    async def set_cordoned(self, reasons: Mapping[NodeName, str]) -> frozenset[NodeName]:
+    async def set_cordoned(self, reasons: Mapping[NodeName, str]) -> Mapping[NodeName, str]:
         self.cordoned = {node: why for node, why in {**self.cordoned, **reasons}.items() if why}
-        return frozenset(self.cordoned)
+        return dict(self.cordoned)
 
     async def begin_rebuild(self, *, now: float, lock_s: float = 60.0) -> str | None:
         if self.is_ready or self.rebuilding:
@@ -232,7 +237,13 @@ class FakeLedger(NoReservations, FakeResizes):
         return "token"
 
     async def restore(
-        self, leases: Sequence[Lease], *, now: float, token: str = "", lock_s: float = 60.0
+        self,
+        leases: Sequence[Lease],
+        *,
+        now: float,
+        token: str = "",
+        lock_s: float = 60.0,
+        hearsay: Collection[PodUid] = (),
     ) -> list[tuple[Lease, str]]:
         self.restored += leases
         return [(each, "memory") for each in leases if each.pod in self.misfits]

@@ -157,7 +157,7 @@ class Scene:
         lease = await self.reserve(uid, name, place, namespace=namespace, age_s=age_s, cpu=cpu)
         assert isinstance(lease, Reserved), lease
         await self.ledger.bind([lease.lease])
-        [active] = await self.ledger.activate([uid])
+        [active] = await self.ledger.activate([(uid, place.node)])
         assert active is not None
         await self.kube.bind_pod(namespace, name, uid, "a", {})
         ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}

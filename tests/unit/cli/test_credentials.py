@@ -42,13 +42,11 @@ def test_each_user_may_publish_what_the_topology_has_and_nothing_else() -> None:
         assert allowed - common == {event for name, event in published if name == service} - common
 
 
-def test_an_agents_subjects_all_end_in_its_node_except_its_heartbeat() -> None:
+def test_an_agents_subjects_all_end_in_its_node() -> None:
     agent = next(u for u in all_users(NODES) if u.name == "node-agent.gpu.example")
 
-    published = [subject for subject in agent.publish if subject.startswith("leasehold.")]
-    assert {each for each in published if not each.endswith(".gpu_example")} == {
-        "leasehold.broadcast.heartbeat.sent.v1"
-    }
+    assert {each for each in agent.publish if not each.endswith("gpu_example")} == set()
+    assert "leasehold.broadcast.heartbeat.sent.v1.node-agent_gpu_example" in agent.publish
     assert subjects.subscribe_subject(LeaseChanged, "gpu.example") in agent.subscribe
     assert not any(subject.endswith("*") for subject in agent.publish + agent.subscribe)
 

@@ -232,6 +232,13 @@ local function next_version()
   return last_version
 end
 
+-- The highest version or fence that a caller may know from elsewhere. Both begin at the present in
+-- milliseconds, by a clock that may have been wrong by decades; the ledger counts on from any of them.
+local MAX_AHEAD_MS = 2 ^ 42
+local function highest_number(time)
+  return time[1] * 1000 + MAX_AHEAD_MS
+end
+
 local function mark_changed(name)
   changed_nodes[name] = true
 end

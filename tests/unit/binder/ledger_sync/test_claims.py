@@ -55,7 +55,8 @@ async def test_a_claim_that_was_allocated_after_the_listing_keeps_its_lease() ->
 
 def recovered(claim: AllocatedClaim, *active: Lease) -> tuple[list[Lease], int]:
     recovery = Recovery(holders_in(ListedPods(claims=(claim,))))
-    leases = recovery.add_reports({HELD.node: tuple(map(activation, active))})
+    reported = recovery.add_reports({HELD.node: tuple(map(activation, active))})
+    leases = [each.lease for each in reported]
     leases += [lease for page in recovery.annotated() for lease in page]
     return leases, len(recovery.problems)
 

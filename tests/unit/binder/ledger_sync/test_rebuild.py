@@ -9,11 +9,10 @@ from services.binder.ports.observations import PodSnapshot
 from shared.model.events.pod_events import (
     LedgerRebuilt,
     PlacementChosen,
-    PodTerminated,
     ResyncRequested,
 )
 from shared.model.lease import LeaseState
-from shared.model.names import PodUid
+from shared.model.names import NodeName, PodUid
 from tests.support.binder.events import activation, bound, in_state, listing, report, terminated
 from tests.support.binder.world import NOW, World, chosen, lease, running
 from tests.support.waiting import until
@@ -149,24 +148,23 @@ async def test_leases_that_cannot_be_restored_are_reported() -> None:
     assert world.metrics.anomalies["not_restored"] == 2
 
 
-async def test_a_lease_restored_for_a_pod_that_is_gone_is_ended_after_the_rebuild() -> None:
+async def test_an_agents_word_counts_only_for_pods_that_are_on_its_node() -> None:
     world = World()
     world.ledger.is_ready = False
-    gone, bound_late = lease("p1", "n1"), lease("p2", "n1")
+    gone, bound_late, elsewhere = lease("p1"), lease("p2"), lease("p3")
     world.pods.seen["p2"] = PodSnapshot(bound_late.pod, bound_late.node)
+    world.pods.seen["p3"] = PodSnapshot(elsewhere.pod, NodeName("n2"))
 
     async with running(world.binder.rebuild_ledger):
         request_id = await wanted(world)
-        await world.binder.save_devices([report("n1", activation(gone), activation(bound_late))])
+        reported = map(activation, (gone, bound_late, elsewhere))
+        await world.binder.save_devices([report("n1", *reported)])
         await world.binder.reconcile_listing([listing(request_id=request_id)])
         while not world.ledger.is_ready:
             world.clock.advance(0.25)
             await until(lambda: world.clock.sleepers or world.ledger.is_ready)
-        await until(lambda: isinstance(world.bus.published[-1], PodTerminated))
 
-    assert [each.pod for each in world.ledger.restored] == [gone.pod, bound_late.pod]
-    [terminated] = [each for each in world.bus.published if isinstance(each, PodTerminated)]
-    assert (terminated.pod, terminated.phase) == (gone.pod, "")
+    assert [each.pod for each in world.ledger.restored] == [bound_late.pod]
 
 
 async def test_nodes_that_keep_reporting_are_waited_for_and_not_asked_again() -> None:

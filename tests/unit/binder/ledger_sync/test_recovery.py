@@ -5,8 +5,8 @@ from dataclasses import replace
 from msgspec import structs
 
 from services.binder.ledger_sync.recovery import Recovery
-from shared.model.lease import LeaseState
-from shared.model.names import NodeName
+from shared.model.lease import Lease, LeaseState
+from shared.model.names import DeviceUuid, NodeName
 from tests.support.binder.events import activation, bound
 from tests.support.binder.world import lease
 
@@ -22,27 +22,53 @@ def test_leases_of_listed_pods_are_restored_before_those_of_unlisted_pods() -> N
     reported = recovery.add_reports({runs.node: (activation(terminated), activation(runs))})
     [annotated] = recovery.annotated()
 
-    assert [(each.name, each.state) for each in reported] == [("runs", LeaseState.ACTIVE)]
+    assert [(each.lease.name, each.lease.state) for each in reported] == [
+        ("runs", LeaseState.ACTIVE)
+    ]
     assert [(each.name, each.state) for each in annotated] == [("starts", LeaseState.BOUND)]
     assert [each.name for each in recovery.unlisted.values()] == ["terminated"]
     assert recovery.problems == []
 
 
-def test_an_annotation_that_lags_behind_a_resize_is_marked() -> None:
-    old = lease("resized")
-    new = structs.replace(
-        old, version=5, shares=(structs.replace(old.shares[0], memory_mib=7_000),)
+def sized(lease: Lease, mib: int) -> Lease:
+    shares = (structs.replace(lease.shares[0], memory_mib=mib),)
+    return structs.replace(lease, version=5, shares=shares)
+
+
+def test_a_lease_gets_the_size_of_its_agent_or_of_its_copy_whichever_is_less() -> None:
+    larger, smaller, same = lease("larger"), lease("smaller"), lease("same")
+    recovery = Recovery([bound(larger), bound(smaller), bound(same)])
+
+    reported = recovery.add_reports(
+        {
+            same.node: (
+                activation(sized(larger, 7_000)),
+                activation(sized(smaller, 700)),
+                activation(same),
+            )
+        }
     )
-    same = lease("same")
-    recovery = Recovery([bound(old), bound(same)])
 
-    reported = recovery.add_reports({old.node: (activation(new), activation(same))})
-
-    assert [(each.name, each.shares[0].memory_mib) for each in reported] == [
-        ("resized", 7_000),
+    assert [(each.lease.name, each.lease.shares[0].memory_mib) for each in reported] == [
+        ("larger", 1_000),
+        ("smaller", 700),
         ("same", 1_000),
     ]
-    assert [each.name for each in recovery.lagging] == ["resized"]
+    assert [each.name for each in recovery.lagging] == ["larger", "smaller"]
+
+
+def test_a_lease_on_other_devices_than_its_copy_is_restored_from_the_copy() -> None:
+    known = lease("p1")
+    forged = structs.replace(
+        known, shares=(structs.replace(known.shares[0], device=DeviceUuid("GPU-n2-0")),)
+    )
+    recovery = Recovery([bound(known)])
+
+    assert recovery.add_reports({known.node: (activation(forged),)}) == []
+    [[restored]] = recovery.annotated()
+
+    assert restored.shares == known.shares
+    assert "other devices or slots" in recovery.problems[0]
 
 
 def test_a_node_is_silent_until_it_reports() -> None:
@@ -52,13 +78,13 @@ def test_a_node_is_silent_until_it_reports() -> None:
     assert recovery.silent == {"n2"}
 
 
-def test_of_two_agents_reports_of_an_unlisted_pod_the_newest_lease_counts() -> None:
+def test_each_agents_report_of_an_unlisted_pod_is_kept_until_its_node_is_known() -> None:
     old, new = lease("p1", "n1"), structs.replace(lease("p1", "n2"), version=9)
     recovery = Recovery([])
     recovery.add_reports({new.node: (activation(new),)})
     recovery.add_reports({old.node: (activation(old),)})
 
-    assert [each.node for each in recovery.unlisted.values()] == ["n2"]
+    assert [each.node for each in recovery.unlisted.values()] == ["n2", "n1"]
 
 
 def test_an_activation_on_another_node_than_its_pods_is_no_evidence() -> None:

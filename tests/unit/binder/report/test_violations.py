@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from shared.model.events.node_events import HealthChanged, LeaseHolder, ViolationFound
+from shared.model.lease import ClaimAllocation
 from shared.model.names import DeviceUuid, Namespace, NodeName
 from tests.support.binder.world import World, lease, running
 from tests.support.waiting import until
@@ -22,7 +23,7 @@ def found(message: str = "container c has no region file any more") -> Violation
 
 
 async def test_a_violation_is_a_warning_event_of_its_pod() -> None:
-    world = World()
+    world = World(lease())
 
     async with running(world.binder.write_events):
         events = await world.binder.report_violations([found(), found("x" * 2000)])
@@ -37,7 +38,7 @@ async def test_a_violation_is_a_warning_event_of_its_pod() -> None:
 
 
 async def test_cores_that_cannot_be_limited_are_one_event_whoever_reports_them_again() -> None:
-    first, second = World(), World()
+    first, second = World(lease()), World(lease())
     second.pods.events = first.pods.events  # another replica, or this one after a restart
     again = replace(found("container c has a process"), reason="GpuCoresNotLimited")
 
@@ -58,7 +59,7 @@ def health(*, healthy: bool) -> HealthChanged:
     held = lease()
     return HealthChanged(
         node=NodeName("n1"),
-        device=DeviceUuid("GPU-a"),
+        device=DeviceUuid("GPU-n1-0"),
         index=3,
         healthy=healthy,
         fault="" if healthy else "XidError: Xid 79, the GPU has fallen off the bus",
@@ -67,7 +68,7 @@ def health(*, healthy: bool) -> HealthChanged:
 
 
 async def test_an_unhealthy_device_is_an_event_of_its_node_and_of_each_pod_on_it() -> None:
-    world = World()
+    world = World(lease())
 
     async with running(world.binder.write_events):
         events = await world.binder.report_health([health(healthy=False), health(healthy=True)])
@@ -88,7 +89,7 @@ async def test_an_unhealthy_device_is_an_event_of_its_node_and_of_each_pod_on_it
 
 
 async def test_what_concerns_a_claim_is_an_event_of_the_claim() -> None:
-    world = World()
+    world = World(lease("gpu", claim=ClaimAllocation(generation="g1"), pod=lease().pod))
     holder = LeaseHolder(pod=lease().pod, namespace=lease().namespace, name="gpu", claim=True)
     unhealthy = replace(health(healthy=False), holders=(holder,))
 

@@ -12,6 +12,7 @@ from services.binder.resize.rules import (
     SizeChange,
     SizeUnchanged,
     decide,
+    is_between,
     no_capacity,
 )
 from shared.dialects import DIALECTS
@@ -238,3 +239,16 @@ def test_a_resize_and_its_reverse_restore_the_lease(mib: int, cores: int, to: in
     back = assert_changed(structs.replace(there.lease, version=4), resize_to(mib, cores))
 
     assert back.lease == structs.replace(before, version=4)
+
+
+@pytest.mark.parametrize(
+    ("kept_mib", "counts"), [(8_001, False), (8_000, True), (2_000, True), (1_999, False)]
+)
+def test_a_container_keeps_a_size_between_those_of_its_copy_and_its_lease(
+    kept_mib: int, *, counts: bool
+) -> None:
+    """Its agent says which, and the agent may be stolen."""
+    copy, held = (running(share(memory_mib=mib)) for mib in (2_000, 8_000))
+    kept = ResizeRequest(pod=held.pod, container="main", memory_mib=kept_mib)
+
+    assert is_between(kept, held, copy) is counts
