@@ -21,6 +21,7 @@ from shared.dialects.advertised import Strategy
 from shared.dialects.reserved import LIBRARY_DIRECTORY
 from shared.dialects.volcano.device_config import MAX_SPLIT_COUNT, MAX_UNIT_MIB
 from shared.kubernetes.kubeconfig import ClusterCredentials
+from shared.model.claim import DraMode
 from shared.model.device import Isolation
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
@@ -145,6 +146,11 @@ class AgentSettings(ServiceSettings):
         "gpu-memory: auto (an amount in node status), share (a device ID per unit, 2,000 at most, "
         "for clusters without the webhook), number (whole GPUs)",
         one_of=Strategy.ALL,
+    )
+    dra: DraMode = setting(
+        DraMode.OFF,
+        "ResourceClaims of the driver gpu.leasehold.dev: off, or conditions (leased before their "
+        "pods are bound, by binding conditions; requires Kubernetes 1.36)",
     )
     dra_taint_effect: TaintEffect = setting(
         TaintEffect.NO_SCHEDULE,

@@ -169,6 +169,7 @@ def _build_allocation(
         retain_refused=views.reporter.retain_refused,
         files=files,
         clock=base.clock,
+        serves_claims=settings.dra is not DraMode.OFF,
     )
     resolver = PodResolver(
         base.lease_sync,

@@ -29,7 +29,6 @@ class ClaimReflector:
     """ResourceClaims; a cluster without `resource.k8s.io/v1` has none, which is logged once."""
 
     client: KubernetesClient
-    enabled: bool = True
     retry_s: float = RETRY_S
     synced: bool = field(default=False, init=False)
     _logged: str = field(default="", init=False)
@@ -38,10 +37,9 @@ class ClaimReflector:
         """Yield every change: the claim's uid, and its allocation if it has one of ours."""
         while True:
             try:
-                if self.enabled:
-                    async with aclosing(self._changes()) as changes:
-                        async for batch in changes:
-                            yield batch
+                async with aclosing(self._changes()) as changes:
+                    async for batch in changes:
+                        yield batch
             except NotFoundError as error:
                 self._log_once(f"ResourceClaims are not watched: {error}")
             except RequestError as error:
@@ -53,7 +51,7 @@ class ClaimReflector:
         """List all claims with an allocation of ours; none without the API."""
         found: list[AllocatedClaim] = []
         token = ""
-        while self.enabled:
+        while True:
             try:
                 page = await self.client.list_page(
                     CLAIMS_PATH, query={}, limit=PAGE_SIZE, continue_token=token

@@ -14,7 +14,6 @@ from services.watcher.sources import (
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.reachability import ApiServerReachability
-from shared.model.claim import DraMode
 from shared.model.clock import SystemClock
 from shared.nats.bus import Bus
 from shared.runtime.run import serve
@@ -36,7 +35,7 @@ async def serve_watcher(settings: WatcherSettings, process: SharedProcess | None
         ) as bus,
     ):
         pods, nodes = PodReflector(client, parser), NodeReflector(client)
-        claims = ClaimReflector(client, enabled=settings.dra is not DraMode.OFF)
+        claims = ClaimReflector(client)
         watcher = Watcher(
             pods,
             nodes,

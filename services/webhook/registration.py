@@ -30,6 +30,7 @@ from shared.model.names import AGENTS_NAMESPACE, DEFAULT_SCHEDULER, SYSTEM_NAMES
 NAME = "leasehold"
 WEBHOOK = "pods.leasehold.dev"
 PATH, EXEMPT_PATH, ALL_PODS_PATH = "/mutate", "/mutate-exempt", "/mutate-all-pods"
+CLAIMS_PATH = "/mutate-claims"
 ALLOCATIONS_PATH = "/lease-allocation"
 DEVICE_HIDING_WEBHOOK = "device-hiding.pods.leasehold.dev"
 """The webhook for pods that request no GPU and would see every device."""
@@ -46,7 +47,7 @@ PATHS = {
     DEVICE_HIDING_WEBHOOK: PATH,
     EXEMPT_WEBHOOK: EXEMPT_PATH,
     ALL_PODS_WEBHOOK: ALL_PODS_PATH,
-    CLAIMS_WEBHOOK: PATH,
+    CLAIMS_WEBHOOK: CLAIMS_PATH,
     ALLOCATIONS_WEBHOOK: ALLOCATIONS_PATH,
 }
 """The path of each webhook."""
@@ -229,9 +230,11 @@ def configuration(client: Callable[[str], Mapping[str, Any]], *, claims: bool = 
 
 
 def claims_configuration(client: Callable[[str], Mapping[str, Any]]) -> Manifest:
-    """Return the webhooks for ResourceClaims and pods with them, which the component `dra` adds."""
+    """Return the webhooks for ResourceClaims and pods with them, which the component `dra` adds.
+
+    They alone decide whether claims are reviewed, so that no setting of the webhook must agree.
+    """
     conditions = [
-        ("requests-no-gpu", f"!({_concerns()})"),
         ("uses-claims", uses_claims()),
         _not_own(),
         ("is-new-or-changes-images", changes_images()),

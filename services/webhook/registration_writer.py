@@ -34,12 +34,10 @@ class _WebhookConfiguration(msgspec.Struct, frozen=True):
 class RegistrationWriter:
     """Updates the MutatingWebhookConfiguration's CAs."""
 
-    def __init__(self, client: KubernetesClient, *, url: str = "", claims: bool = False) -> None:
+    def __init__(self, client: KubernetesClient, *, url: str = "") -> None:
         self.client = client
         self.url = url
         """The webhook's URL without a path; empty: the operator installs the configuration."""
-        self.claims = claims
-        """The configuration that it creates selects pods with ResourceClaims, too."""
 
     async def trust(self, authorities: bytes) -> None:
         """Write the authorities (PEM) unless the configuration has them.
@@ -62,7 +60,7 @@ class RegistrationWriter:
                 raise UnavailableError(
                     f"there is no MutatingWebhookConfiguration {NAME}: apply k8s/base/webhook.yaml"
                 ) from error
-            made = configuration(fields.__getitem__, claims=self.claims)
+            made = configuration(fields.__getitem__, claims=True)
             await self.client.create(CONFIGURATIONS, made)
             return
         operations = [

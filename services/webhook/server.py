@@ -10,7 +10,13 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from services.webhook.registration import ALL_PODS_PATH, ALLOCATIONS_PATH, EXEMPT_PATH, PATH
+from services.webhook.registration import (
+    ALL_PODS_PATH,
+    ALLOCATIONS_PATH,
+    CLAIMS_PATH,
+    EXEMPT_PATH,
+    PATH,
+)
 from shared.model.errors import RequestError
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
@@ -21,9 +27,12 @@ class Review(Protocol):
     """Responds to the body of one AdmissionReview."""
 
     def __call__(
-        self, body: bytes, *, exempt: bool = ..., all_pods: bool = ...
+        self, body: bytes, *, exempt: bool = ..., all_pods: bool = ..., claims: bool = ...
     ) -> Awaitable[bytes]:
-        """Respond; the namespace is `exempt`, or has `all_pods` placed by Leasehold."""
+        """Respond; the namespace is `exempt`, or has `all_pods` placed by Leasehold.
+
+        `claims`: ResourceClaims may be for GPUs.
+        """
         ...
 
 
@@ -49,6 +58,7 @@ def application(review: Review, drain: Drain) -> web.Application:
                 await request.read(),
                 exempt=request.path == EXEMPT_PATH,
                 all_pods=request.path == ALL_PODS_PATH,
+                claims=request.path == CLAIMS_PATH,
             )
             response = web.Response(body=body, content_type="application/json")
         except RequestError as error:
@@ -59,7 +69,7 @@ def application(review: Review, drain: Drain) -> web.Application:
         return response
 
     routes = web.Application(client_max_size=MAX_BODY_BYTES)
-    for path in (PATH, EXEMPT_PATH, ALL_PODS_PATH, ALLOCATIONS_PATH):
+    for path in (PATH, EXEMPT_PATH, ALL_PODS_PATH, CLAIMS_PATH, ALLOCATIONS_PATH):
         routes.router.add_post(path, mutate)
     return routes
 

@@ -107,12 +107,15 @@ class Webhook:
                 logger.warning("the default priority class is unknown: %s", error)
             await self.clock.sleep(PRIORITY_CLASSES_S)
 
-    async def review(self, body: bytes, *, exempt: bool = False, all_pods: bool = False) -> bytes:
+    async def review(
+        self, body: bytes, *, exempt: bool = False, all_pods: bool = False, claims: bool = False
+    ) -> bytes:
         """Respond to one AdmissionReview. Raises RequestError for any other body.
 
         `exempt`: administrators have exempted the namespace from `pod_policy`; `all_pods`: they
-        have Leasehold place its pods without GPUs.
+        have Leasehold place its pods without GPUs; `claims`: ResourceClaims may be for GPUs.
         """
+        policy = replace(self.policy, claims=claims)
         started = time.perf_counter()
         request = decode_request(body)
         decision = ALLOWED
@@ -122,9 +125,9 @@ class Webhook:
                     parse_pod(request.raw_object, request.namespace or "default"), self.policy
                 )
             elif request.is_new_pod:
-                decision = self._review_pod(request, exempt=exempt)
+                decision = self._review_pod(request, policy, exempt=exempt)
             elif request.is_changed_pod:
-                decision = self._review_change(request)
+                decision = self._review_change(request, policy)
             elif request.is_claim_status:
                 decision = await self._review_claim(request)
         except RequestError as error:
@@ -133,11 +136,11 @@ class Webhook:
         self.metrics.count_review(outcome, time.perf_counter() - started)
         return encode_response(request.uid, decision)
 
-    def _review_change(self, request: ReviewRequest) -> AdmissionDecision:
+    def _review_change(self, request: ReviewRequest, policy: AdmissionPolicy) -> AdmissionDecision:
         namespace = request.namespace or "default"
         pod = parse_pod(request.raw_object, namespace)
         old = parse_pod(request.raw_old_object, namespace)
-        return decide_update(pod, old, self.policy)
+        return decide_update(pod, old, policy)
 
     async def _review_claim(self, request: ReviewRequest) -> AdmissionDecision:
         """Answer a new allocation, if a binder leases or refuses it in time."""
@@ -160,12 +163,14 @@ class Webhook:
             telemetry.end(spans, fault)
         return decision
 
-    def _review_pod(self, request: ReviewRequest, *, exempt: bool) -> AdmissionDecision:
+    def _review_pod(
+        self, request: ReviewRequest, policy: AdmissionPolicy, *, exempt: bool
+    ) -> AdmissionDecision:
         """Decide, and annotate the pod with the span of the review: its own trace links to it."""
         started_ns = time.time_ns()
         namespace = Namespace(request.namespace or "default")
         pod = parse_pod(request.raw_object, namespace)
-        decision = self._decide(pod, namespace, exempt=exempt)
+        decision = self._decide(pod, namespace, policy, exempt=exempt)
         if request.dry_run or (decision.allowed and not decision.requests_gpu):
             return decision
         span = self._record_span(pod, started_ns, decision.message)
@@ -182,11 +187,13 @@ class Webhook:
         attributes = {"k8s.namespace.name": pod.namespace, "k8s.pod.name": pod.name}
         return self.tracing.over("webhook review", started_ns, attributes, fault=denial)
 
-    def _decide(self, pod: ReviewedPod, namespace: Namespace, *, exempt: bool) -> AdmissionDecision:
+    def _decide(
+        self, pod: ReviewedPod, namespace: Namespace, policy: AdmissionPolicy, *, exempt: bool
+    ) -> AdmissionDecision:
         budget = self._budget(namespace)
         decision = decide(
             pod,
-            self.policy,
+            policy,
             has_budget=budget is None or budget.lease_class == "guaranteed",
             largest=self.largest.now(self.clock.ticks()),
             default_class=self.default_class,

@@ -9,7 +9,6 @@ from shared.dialects import DIALECTS, KUBE_SCHEDULER, SCHEDULERS
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
 from shared.dialects.protected_paths import HOST_PATHS
-from shared.model.claim import DraMode
 from shared.model.errors import RequestError
 from shared.runtime.settings import ServiceSettings, setting
 
@@ -116,7 +115,6 @@ class WebhookSettings(ServiceSettings):
             allow_privileged=self.allow_privileged,
             allow_env_from=self.allow_env_from,
             host_paths=self.host_paths,
-            claims=self.dra is not DraMode.OFF,
             allow_larger_requests=self.allow_larger_requests,
         )
 

@@ -53,7 +53,7 @@ async def serve_webhook(settings: WebhookSettings) -> None:
         ) as bus,
     ):
         store = DirectoryStore(tls_dir) if tls_dir else SecretStore(client, *settings.secret_name)
-        registration = RegistrationWriter(client, claims=policy.claims)
+        registration = RegistrationWriter(client)
         certificate = ServingCertificate(
             store, registration.trust, settings.names, lambda: datetime.now(UTC)
         )

@@ -13,12 +13,20 @@ from ssl import SSLContext
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web import RequestPayloadError
-from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, Gauge, generate_latest
 
 from shared.model.errors import RequestError
+from shared.runtime.settings import digest, settings_digests
 
 Probe = Callable[[], str | None]
 """Returns why something is not ready, or None."""
+
+
+_SETTINGS = Gauge(
+    "leasehold_settings_info",
+    "1 for the digest of all settings in the environment of the process.",
+    ["digest"],
+)
 
 
 def unready(probes: Mapping[str, Probe]) -> dict[str, str]:
@@ -28,6 +36,7 @@ def unready(probes: Mapping[str, Probe]) -> dict[str, str]:
 
 def application(probes: Mapping[str, Probe]) -> web.Application:
     """Build the endpoints. /healthz responds while the event loop runs; /readyz lists reasons."""
+    _SETTINGS.labels(digest(str(sorted(settings_digests().items())))).set(1)
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")

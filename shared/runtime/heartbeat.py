@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Protocol
@@ -12,10 +13,13 @@ from shared.model.errors import UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.pod_events import Heartbeat
 from shared.runtime.health import Probe, unready
+from shared.runtime.settings import settings_digests
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
+IN_POD = "KUBERNETES_SERVICE_HOST"
+"""The kubelet sets it in each container."""
 
 
 class EventPublisher(Protocol):
@@ -38,6 +42,7 @@ async def sending_heartbeats(
 ) -> AsyncIterator[None]:
     """Publish heartbeats at an interval until the context exits."""
     own_version = version("leasehold")
+    settings = settings_digests() if IN_POD in os.environ else {}
 
     async def send(*, stopping: bool = False) -> None:
         event = Heartbeat(
@@ -48,6 +53,7 @@ async def sending_heartbeats(
             stopping=stopping,
             unready_reasons=tuple(f"{name}: {text}" for name, text in unready(probes).items()),
             version=own_version,
+            settings=settings,
         )
         try:
             await bus.publish([event])

@@ -7,6 +7,7 @@ written with commas.
 import argparse
 import contextlib
 import dataclasses
+import hashlib
 import os
 import sys
 import typing
@@ -17,11 +18,16 @@ from typing import Any, NoReturn, TypeVar
 
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
-from shared.model.claim import DraMode
 from shared.model.errors import RequestError
 from shared.nats.subjects import user_of
 from shared.runtime.setting_values import MAX_NUMBER, UNBOUNDED, Bounds, reader_of
-from shared.runtime.variables import VariableText, argument_reader, check_variables, variable_of
+from shared.runtime.variable_names import NAMES
+from shared.runtime.variables import (
+    VariableText,
+    argument_reader,
+    check_variables,
+    variable_of,
+)
 
 
 def setting(
@@ -78,11 +84,6 @@ class ServiceSettings:
         "127.0.0.1:0", "HOST:PORT of /healthz, /readyz, /metrics; port 0: any", address=True
     )
     run_file: Path | None = setting(None, "written once ready: JSON with PID and HTTP address")
-    dra: DraMode = setting(
-        DraMode.OFF,
-        "ResourceClaims of the driver gpu.leasehold.dev: off, or conditions (leased before their "
-        "pods are bound, by binding conditions; requires Kubernetes 1.36)",
-    )
     log_level: str = log_level_setting()
     trace_dir: Path | None = setting(None, "write finished spans there, one JSON object a line")
     otlp_endpoint: str = setting(
@@ -139,6 +140,16 @@ class LedgerSettings(ServiceSettings):
                 key=self.redis_key_file,
             ),
         )
+
+
+def digest(value: str) -> str:
+    """Return a digest of a setting's value, which may contain a secret."""
+    return hashlib.sha256(value.encode()).hexdigest()[:12]
+
+
+def settings_digests(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return a digest of each variable of ours."""
+    return {key: digest(text) for key, text in environ.items() if key in NAMES}
 
 
 S = TypeVar("S")

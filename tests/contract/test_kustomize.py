@@ -11,6 +11,7 @@ import yaml
 
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from tests.support.simcluster.installed import namespace_of
+from tools.generate.chart import without_hashes
 from tools.generate.manifests import webhook_manifests
 
 K8S = Path(__file__).parents[2] / "k8s"
@@ -26,7 +27,7 @@ def built(directory: str) -> list[dict[str, Any]]:
     text = subprocess.run(
         ["kubectl", "kustomize", str(K8S / directory)], capture_output=True, text=True, check=True
     ).stdout
-    return [found for found in yaml.safe_load_all(text) if found]
+    return [found for found in yaml.safe_load_all(without_hashes(text)) if found]
 
 
 def kinds(directory: str, *wanted: str) -> list[dict[str, Any]]:

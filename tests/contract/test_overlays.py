@@ -22,6 +22,7 @@ from services.node_agent.settings import AgentSettings
 from shared.runtime.setting_values import parse_bool
 from tests.support.simcluster.installed import namespace_of
 from tools.generate import manifests
+from tools.generate.chart import without_hashes
 
 K8S = Path(__file__).parents[2] / "k8s"
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir())
@@ -41,12 +42,21 @@ pytestmark = [
 ]
 
 
+def kustomized(directory: Path) -> list[Json]:
+    return [found for found in yaml.safe_load_all(_text(directory)) if found]
+
+
 @cache
 def built(directory: Path) -> list[Json]:
-    text = subprocess.run(
+    """What kubectl builds, without the hashes in names of ConfigMaps."""
+    return [found for found in yaml.safe_load_all(without_hashes(_text(directory))) if found]
+
+
+@cache
+def _text(directory: Path) -> str:
+    return subprocess.run(
         ["kubectl", "kustomize", str(directory)], capture_output=True, text=True, check=True
     ).stdout
-    return [found for found in yaml.safe_load_all(text) if found]
 
 
 def overlay(name: str) -> list[Json]:
@@ -144,12 +154,24 @@ def test_with_ha_replicas_have_anti_affinity() -> None:
         if workload["metadata"]["name"] == "redis":
             continue
         template = workload["spec"]["template"]
-        rules = template["spec"]["topologySpreadConstraints"]
+        spread = template["spec"].get("topologySpreadConstraints", ())
+        affinity = template["spec"].get("affinity", {}).get("podAntiAffinity", {})
+        terms = affinity.get("preferredDuringSchedulingIgnoredDuringExecution", ())
+        rules = [*spread, *(term["podAffinityTerm"] for term in terms)]
         assert "kubernetes.io/hostname" in {rule["topologyKey"] for rule in rules}
         for rule in rules:
             chosen = rule["labelSelector"]["matchLabels"]
             assert chosen.items() <= template["metadata"]["labels"].items()
             assert "app.kubernetes.io/name" in [*chosen, *rule.get("matchLabelKeys", ())]
+
+
+def test_with_ha_no_preference_of_a_zone_undoes_that_of_a_node() -> None:
+    """kube-scheduler ignores nodes that lack a key of any soft topology spread constraint."""
+    for workload in overlay("ha"):
+        if workload["kind"] in WORKLOADS:
+            rules = workload["spec"]["template"]["spec"].get("topologySpreadConstraints", ())
+            soft = [rule for rule in rules if rule["whenUnsatisfiable"] == "ScheduleAnyway"]
+            assert len(soft) <= 1
 
 
 def test_with_ha_every_nats_server_has_a_name_and_routes_to_the_others() -> None:

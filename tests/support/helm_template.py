@@ -1,10 +1,12 @@
 """Renders what our Helm chart is written in: so much of Go's template language and no more.
 
 `{{- if X }}`, `{{- else }}`, `{{- end }}` and `{{- range $name, $value := X }}` on lines of their
-own, `{{ X | quote }}`, `toJson` and `default N` among text, where X is a path below `.Values` or
-`.Release`. Anything else is an error, so that the generator cannot quietly come to need more.
+own, `{{ X | quote }}`, `toJson`, `sha256sum` and `default N` among text, where X is a path below
+`.Values` or `.Release`. Anything else is an error, so that the generator cannot quietly come to
+need more.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -87,7 +89,9 @@ def _written(expression: str, scope: Scope) -> str:
         elif name == "quote":
             found = json.dumps(str(found))
         elif name == "toJson":
-            found = json.dumps(found)
+            found = json.dumps(found, sort_keys=True)
+        elif name == "sha256sum":
+            found = hashlib.sha256(str(found).encode()).hexdigest()
         else:
             raise ValueError(f"not a function of ours: {pipe}")
     return str(found)

@@ -25,6 +25,7 @@ import yaml
 
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from tools.generate.chart_values import Expression, Members, Optional, with_values
+from tools.generate.manifests import KUBE_SCHEDULER
 
 K8S = Path(__file__).parents[2] / "k8s"
 TEMPLATES = K8S / "chart" / "templates"
@@ -80,6 +81,18 @@ def parts() -> tuple[str, ...]:
     return (HIGHLY_AVAILABLE, *components(), WITH_KOORDINATOR)
 
 
+_HASHED = re.compile(r"(leasehold|node-agent|kube-scheduler)-[a-z0-9]{10}")
+"""The names of ConfigMaps that end with a hash of their content."""
+
+
+def without_hashes(text: str) -> str:
+    """Return kustomize's output with the plain names of ConfigMaps."""
+    names = [it["metadata"]["name"] for it in objects(text) if it["kind"] == "ConfigMap"]
+    for name in filter(_HASHED.fullmatch, names):
+        text = re.sub(rf"\b{name}\b", name.rpartition("-")[0], text)
+    return text
+
+
 def kustomized(chosen: Parts) -> Mapping[Key, Any]:
     """Return kustomize's objects for these parts, by kind and name."""
     added = added_files()
@@ -126,7 +139,7 @@ def _built(chosen: Parts) -> list[Any]:
         text = subprocess.run(
             ["kubectl", "kustomize", made], capture_output=True, text=True, check=True
         ).stdout
-    return objects(text)
+    return objects(without_hashes(text))
 
 
 def combinations() -> list[Parts]:
@@ -275,7 +288,11 @@ def document(tree: Any) -> Iterator[str]:
 @cache
 def sources() -> dict[Key, Path]:
     """Return the file that defines each object: that of the base before an overlay's patch."""
-    found: dict[Key, Path] = {}
+    found: dict[Key, Path] = {
+        ("ConfigMap", "leasehold"): K8S / "base" / "settings.env",
+        ("ConfigMap", "node-agent"): K8S / "base" / "agent-settings.env",
+        ("ConfigMap", "kube-scheduler"): KUBE_SCHEDULER,
+    }
     for folder in ("base", "overlays/ha", "components", "persistent"):
         for path in sorted((K8S / folder).rglob("*.yaml")):
             for it in objects(path.read_text()):
@@ -297,7 +314,9 @@ def generated() -> dict[Path, str]:
         written.setdefault(sources()[key], []).extend(document(tree))
     return {
         TEMPLATES
-        / path.name: f"# Generated from k8s/{path.relative_to(K8S)}: python -m tools.generate\n"
+        / path.with_suffix(
+            ".yaml"
+        ).name: f"# Generated from k8s/{path.relative_to(K8S)}: python -m tools.generate\n"
         + re.sub(r"[ ]+\n", "\n", "\n".join(found))
         + "\n"
         for path, found in written.items()

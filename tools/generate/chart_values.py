@@ -6,6 +6,7 @@ checks this.
 """
 
 import copy
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tools.generate.manifests import KUBE_SCHEDULER
 
 VALUES = Path(__file__).parents[2] / "k8s" / "chart" / "values.yaml"
 STORES = ("nats", "redis")
@@ -86,7 +89,10 @@ def _workload(made: dict[str, Any]) -> None:
         claim["spec"]["resources"]["requests"]["storage"] = _value(f"{name}.storage")
         path = f".Values.{name}.storageClass"
         claim["spec"]["storageClassName"] = Optional(path, f"{{{{ {path} | quote }}}}")
-    pod = (spec["jobTemplate"]["spec"] if "jobTemplate" in spec else spec)["template"]["spec"]
+    template = (spec["jobTemplate"]["spec"] if "jobTemplate" in spec else spec)["template"]
+    pod = template["spec"]
+    if checksums := _checksums(pod):
+        template["metadata"].setdefault("annotations", {}).update(checksums)
     path = ".Values.imagePullSecrets"
     pod["imagePullSecrets"] = Optional(path, f"{{{{ {path} | toJson }}}}")
     for container in [*pod.get("initContainers", ()), *pod["containers"]]:
@@ -101,6 +107,19 @@ def _workload(made: dict[str, Any]) -> None:
             container["image"] = _value("kubeSchedulerImage")
         elif container["name"] == "hami-core":
             container["image"] = _value("hamiCoreImage")
+
+
+def _checksums(pod: Mapping[str, Any]) -> dict[str, Expression]:
+    """Return annotations that change, and so replace the pods, when their settings do."""
+    sources = [it for one in pod["containers"] for it in one.get("envFrom", ())]
+    for name in (it["configMapRef"]["name"] for it in sources):
+        value = f".Values.{SETTINGS[name]} | toJson | sha256sum | quote"
+        return {"checksum/config": Expression(f"{{{{ {value} }}}}")}
+    mounted = {it.get("configMap", {}).get("name") for it in pod.get("volumes", ())}
+    if "kube-scheduler" in mounted:
+        content = hashlib.sha256(KUBE_SCHEDULER.read_bytes()).hexdigest()
+        return {"checksum/config": Expression(json.dumps(content))}
+    return {}
 
 
 def _settings(data: dict[str, Any], value: str) -> None:

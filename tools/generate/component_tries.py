@@ -8,6 +8,7 @@ from shared.model.names import AGENTS_NAMESPACE
 from tools.generate.tries import (
     ALLOWED,
     BINDING,
+    CLAIMS,
     EVERYWHERE,
     LABEL,
     NODE,
@@ -22,8 +23,6 @@ from tools.generate.tries import (
     TRIES,
     Try,
 )
-
-CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims"
 
 
 def _slice(name: str, *, node: str, pool: str, driver: str = DRIVER) -> Mapping[str, Any]:
@@ -71,7 +70,7 @@ COMPONENT_TRIES: Mapping[str, Mapping[str, tuple[Try, ...]]] = {
     "combined-scheduler": {
         "binder": (
             Try(ALLOWED, "read every namespace", "GET", "/api/v1/namespaces"),
-            Try(RBAC, "read every ResourceClaim, without the component dra", "GET", CLAIMS),
+            Try(ALLOWED, "read every ResourceClaim", "GET", CLAIMS),
             Try(RBAC, "change a Node", "PATCH", NODE, LABEL),
             Try(RBAC, "read the Secret `auth`", "GET", f"{SYSTEM}/secrets/auth"),
         ),
@@ -122,10 +121,6 @@ COMPONENT_TRIES: Mapping[str, Mapping[str, tuple[Try, ...]]] = {
             ),
             Try(RBAC, "change a ResourceClaim", "PATCH", f"{CLAIMS}/own", LABEL),
             Try(RBAC, "delete a ResourceSlice", "DELETE", f"{SLICES}/other"),
-        ),
-        "watcher": (
-            Try(ALLOWED, "read every ResourceClaim", "GET", CLAIMS),
-            Try(RBAC, "write a claim's conditions", "PATCH", f"{CLAIMS}/own/status", CONDITIONS),
         ),
     },
     "kube-scheduler": {

@@ -62,6 +62,7 @@ DEVICE = {
 }
 WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
@@ -178,6 +179,8 @@ TRIES: Mapping[str, tuple[Try, ...]] = {
     "watcher": (
         Try(ALLOWED, "read every pod", "GET", PODS),
         Try(ALLOWED, "read every Node", "GET", "/api/v1/nodes"),
+        Try(ALLOWED, "read every ResourceClaim", "GET", CLAIMS),
+        Try(RBAC, "change a ResourceClaim", "PATCH", f"{CLAIMS}/own", LABEL),
         Try(RBAC, "change a pod", "PATCH", f"{PODS}/own", LABEL),
         Try(RBAC, "change a Node", "PATCH", NODE, LABEL),
         Try(RBAC, "read the Secret `auth`", "GET", f"{SYSTEM}/secrets/auth"),

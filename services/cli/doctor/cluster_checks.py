@@ -85,7 +85,8 @@ def webhook(missing: Sequence[str], days_left: float | None, refusal: str) -> Fi
     if missing:
         return fail(
             f"not registered: {', '.join(missing)}: pods pass unchecked",
-            f"kubectl -n {SYSTEM_NAMESPACE} rollout restart deployment/webhook",
+            "kubectl apply -k OVERLAY, with all its components, or helm upgrade; then kubectl -n "
+            f"{SYSTEM_NAMESPACE} rollout restart deployment/webhook",
         )
     if refusal:
         return fail(

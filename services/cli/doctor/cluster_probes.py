@@ -13,11 +13,14 @@ import msgspec
 from cryptography import x509
 
 from services.cli.doctor import cluster_checks as judge
+from services.cli.doctor import running_settings
+from services.webhook.registration import CLAIMS_WEBHOOK
 from shared.credentials.logins import ClientCredentials
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.ledger.redis_server import redis_facts
 from shared.ledger.sentinel import uses_sentinels
+from shared.model.claim import DRIVER
 from shared.model.clock import clock_ahead_s
 from shared.model.errors import LeaseholdError
 from shared.model.events.pod_events import Heartbeat
@@ -48,6 +51,7 @@ class _WebhookClientConfig(msgspec.Struct, frozen=True):
 
 
 class _WebhookEntry(msgspec.Struct, frozen=True):
+    name: str = ""
     config: _WebhookClientConfig = msgspec.field(
         name="clientConfig", default_factory=_WebhookClientConfig
     )
@@ -186,11 +190,22 @@ class ClusterProbes:
             missing = [] if webhooks else [kind]
         except NotFoundError:
             webhooks, missing = [], [kind]
+        missing += await self._unreviewed_claims(webhooks)
         bundle = next((one.config.bundle for one in webhooks if one.config.bundle), "")
         url = next((one.config.url for one in webhooks if one.config.url), "")
         trusted = base64.b64decode(bundle) if bundle else b""
         refusal = await self._refusal(url, trusted) if url and trusted else ""
         return judge.webhook(missing, _days_left(trusted), refusal)
+
+    async def _unreviewed_claims(self, webhooks: Iterable[_WebhookEntry]) -> list[str]:
+        """Return the webhook that the component `dra` has beside its DeviceClass, if it lacks."""
+        if CLAIMS_WEBHOOK in {each.name for each in webhooks}:
+            return []
+        try:
+            classes = (await self.kubernetes.read(DEVICE_CLASSES, _ListedClasses)).items
+        except NotFoundError:
+            return []
+        return [CLAIMS_WEBHOOK] if DRIVER in {each.metadata.name for each in classes} else []
 
     async def _refusal(self, url: str, trusted: bytes) -> str:
         address = urlsplit(url)
@@ -213,6 +228,11 @@ class ClusterProbes:
         """Observe heartbeats for components that are missing or not ready."""
         heartbeats = await self._heartbeats()
         return judge.components(heartbeats, self.nodes, observed_s=OBSERVE_S)
+
+    async def settings(self) -> Finding:
+        """Compare the settings in heartbeats with those of the cluster's workloads."""
+        wanted = await running_settings.read_settings(self.kubernetes)
+        return running_settings.judge(wanted, await self._heartbeats())
 
     async def rights(self) -> Finding:
         """Review the rights of our account at the API server."""

@@ -76,6 +76,7 @@ CLUSTER_CHECKS: Mapping[str, Callable[[ClusterProbes], Awaitable[Finding]]] = {
     "extender": ClusterProbes.extender,
     "components": ClusterProbes.components,
     "versions": ClusterProbes.versions,
+    "settings": ClusterProbes.settings,
 }
 _KUBECTL = f"kubectl -n {SYSTEM_NAMESPACE}"
 _LOGS = f"kubectl -n {AGENTS_NAMESPACE} logs daemonset/node-agent"
@@ -122,6 +123,7 @@ REMEDIES: Mapping[str, str] = {
     "extender": _API,
     "components": _NATS,
     "versions": _NATS,
+    "settings": _API,
 }
 """The fix for a check that fails without naming one, by the check's name."""
 

@@ -155,3 +155,22 @@ def ended_pods(
         for allocation in allocations
         if allocation.lease.claim is None and listed.get(allocation.pod, allocation.pod not in left)
     }
+
+
+def unused_claims(
+    allocations: Sequence[Allocation],
+    pods: Sequence[KubeletPod],
+    pod_resources: PodResources,
+    leases: Mapping[PodUid, Lease],
+    running: Set[PodUid],
+) -> set[PodUid]:
+    """Return the claims that no container uses, where the kubelet has no driver to call."""
+    held = {(each.namespace, each.claim) for each in pod_resources.claims}
+    live = {pod.uid for pod in pods if not pod.terminal} | running
+    return {
+        each.pod
+        for each in allocations
+        if each.lease.claim is not None
+        and (each.namespace, each.name) not in held
+        and live.isdisjoint(leases.get(each.pod, each.lease).users)
+    }

@@ -14,6 +14,7 @@ from services.node_agent.reconcile.checkpoint_rebuild import (
     rebuild_claims,
     rebuild_entries,
     unrecorded_holders,
+    unused_claims,
 )
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
@@ -37,6 +38,7 @@ class CheckpointReconciler:
         retain_refused: Callable[[Set[PodUid]], None],
         files: ContainerFiles,
         clock: Clock,
+        serves_claims: bool = True,
     ) -> None:
         self.checkpoint = checkpoint
         self.leases = leases
@@ -46,6 +48,8 @@ class CheckpointReconciler:
         self.retain_refused = retain_refused
         self.files = files
         self.clock = clock
+        self.serves_claims = serves_claims
+        """The kubelet calls when a claim ends; without, claims end as PodResources show them."""
 
     async def rebuild(self, node: NodeSnapshot) -> None:
         """Record what the checkpoint lacks from PodResources and leases, which have been synced."""
@@ -92,12 +96,15 @@ class CheckpointReconciler:
         pods, allocations = await self.pods.list_pods(), self.checkpoint.allocations
         pod_resources, leases = PodResources(), self.leases.leases
         ended = ended_pods(allocations, pods, pod_resources, leases, frozenset())
-        if ended or may_hold_unrecorded(self.checkpoint.entries, pods):
+        left = () if self.serves_claims else self.checkpoint.claims
+        if ended or left or may_hold_unrecorded(self.checkpoint.entries, pods):
             pod_resources = await self.pod_resources.list_holdings()
             ended = ended_pods(allocations, pods, pod_resources, leases, frozenset())
-        if ended:
+        if ended or left:
             running = await self.pods.list_running()
             ended = ended_pods(allocations, pods, pod_resources, leases, running)
+        if left:
+            ended |= unused_claims(allocations, pods, pod_resources, leases, running)
         await self.checkpoint.forget(ended)
         if node is not None:
             self._note_unrecorded(node, pods, pod_resources)

@@ -1,12 +1,14 @@
 """Events about pods, their leases and budgets; pure."""
 
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
 from shared.model.bounds import (
+    MOST_ENTRIES,
     Amount,
     CopyText,
     GenerationText,
@@ -328,6 +330,10 @@ class Heartbeat(Event):
     """Why it is not ready; empty: it is ready."""
     version: ShortText = ""
     """Version of the program."""
+    settings: Annotated[Mapping[NameText, ShortText], Meta(max_length=MOST_ENTRIES)] = field(
+        default_factory=dict
+    )
+    """Digest of each setting in the environment of a pod, by the variable; empty elsewhere."""
 
     @property
     def route(self) -> str:

@@ -35,7 +35,7 @@ class NoPods:
 
 async def listing(*request_ids: str) -> list[PodsListed]:
     kube = cast("KubernetesClient", NoPods())
-    lister = OurPodLister(kube, frozenset(), ClaimReflector(kube, enabled=False))
+    lister = OurPodLister(kube, frozenset(), ClaimReflector(kube))
     return [chunk async for chunk in lister.chunks(request_ids)]
 
 

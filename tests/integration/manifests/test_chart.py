@@ -31,6 +31,7 @@ from tools.generate.chart import (
     generated,
     kustomized,
     objects,
+    without_hashes,
 )
 from tools.generate.chart_values import SETTINGS, defaults
 
@@ -60,6 +61,23 @@ def charted(
         for it in objects(text):
             found[it["kind"], it["metadata"]["name"]] = it
     return found
+
+
+def checksum(workload: Json) -> str:
+    """Take the checksum of its settings out of a workload; empty: it has none."""
+    metadata = workload["spec"]["template"]["metadata"]
+    found = metadata.get("annotations", {}).pop("checksum/config", "")
+    if not metadata.get("annotations", {"": ""}):
+        del metadata["annotations"]
+    return str(found)
+
+
+def without_checksums(made: dict[tuple[str, str], Json]) -> dict[tuple[str, str], Json]:
+    """The objects as kustomize has them, which puts a hash into names instead."""
+    for it in made.values():
+        if "template" in it.get("spec", {}):
+            checksum(it)
+    return made
 
 
 def kept(made: Mapping[tuple[str, str], Json]) -> dict[tuple[str, str], Json]:
@@ -95,7 +113,32 @@ def _names(chosen: Parts) -> str:
 
 @pytest.mark.parametrize("chosen", combinations(), ids=_names)
 def test_the_chart_renders_what_kustomize_renders(chosen: Parts) -> None:
-    assert charted(values(chosen)) == kept(kustomized(chosen))
+    assert without_checksums(charted(values(chosen))) == kept(kustomized(chosen))
+
+
+@pytest.mark.parametrize(
+    ("value", "configmap"), [("settings", "leasehold"), ("agentSettings", "node-agent")]
+)
+def test_pods_are_replaced_when_their_settings_change(value: str, configmap: str) -> None:
+    changed = {value: defaults()[value] | {"LEASEHOLD_LOG_LEVEL": "debug"}}
+
+    before, after = charted(values()), charted(values(**changed))
+
+    replaced = {
+        key
+        for key, it in before.items()
+        if "template" in it.get("spec", {})
+        if checksum(it) != checksum(after[key])
+    }
+    assert replaced
+    assert replaced == {key for key, it in before.items() if settings_of(it) == [configmap]}
+
+
+def settings_of(workload: Json) -> list[str]:
+    """The ConfigMaps of settings that the pods of a workload have as variables."""
+    spec = workload.get("spec", {}).get("template", {}).get("spec", {})
+    sources = [it for one in spec.get("containers", ()) for it in one.get("envFrom", ())]
+    return [it["configMapRef"]["name"] for it in sources]
 
 
 def test_the_dev_overlay_equals_the_chart_with_other_values() -> None:
@@ -105,7 +148,7 @@ def test_the_dev_overlay_equals_the_chart_with_other_values() -> None:
         text=True,
         check=True,
     ).stdout
-    overlay = {(it["kind"], it["metadata"]["name"]): it for it in objects(text)}
+    overlay = {(it["kind"], it["metadata"]["name"]): it for it in objects(without_hashes(text))}
     persistent = {
         key: it
         for key, it in kustomized(frozenset()).items()
@@ -117,7 +160,8 @@ def test_the_dev_overlay_equals_the_chart_with_other_values() -> None:
         for name, it in defaults().items()
     }
 
-    assert charted(wanted) == kept(overlay | persistent)
+    assert list(schema_violations(schema(), wanted)) == []
+    assert without_checksums(charted(wanted)) == kept(overlay | persistent)
 
 
 def test_other_namespaces_replace_the_defaults_everywhere() -> None:

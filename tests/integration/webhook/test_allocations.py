@@ -26,7 +26,7 @@ LEASED_REPLY = ClaimLeaseReply(devices=(json.dumps(ENTRY),))
 
 @asynccontextmanager
 async def allocations(directory: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, Replica]]:
-    async with cluster() as (api, kube, client), replica(api, kube, directory, claims=True) as one:
+    async with cluster() as (api, kube, client), replica(api, kube, directory) as one:
         yield client, one
 
 
@@ -109,7 +109,7 @@ async def test_other_drivers_other_changes_and_dry_runs_ask_no_binder(tmp_path: 
 
 async def test_only_schedulers_that_may_write_the_answer_get_it(tmp_path: Path) -> None:
     """The simulated kube-scheduler is not an administrator."""
-    async with cluster() as (api, kube, client), replica(api, kube, tmp_path, claims=True) as one:
+    async with cluster() as (api, kube, client), replica(api, kube, tmp_path) as one:
         result = {"request": "gpu", "driver": DRIVER, "pool": "a", "device": "gpu"}
         status = {"allocation": {"devices": {"results": [result]}}}
         claims = [await made(client, name) for name in ("c", "d")]

@@ -14,9 +14,9 @@ from shared.model.cluster_view import Json
 from shared.model.names import SYSTEM_NAMESPACE
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.installed import created, install_rights, token_of
-from tools.generate.component_tries import CLAIMS, COMPONENT_TRIES, tries_of
+from tools.generate.component_tries import COMPONENT_TRIES, tries_of
 from tools.generate.security import components, manifests
-from tools.generate.tries import OTHER, OWN, PODS, SLICES, TRIES, WEBHOOK, Try, TryOutcome
+from tools.generate.tries import CLAIMS, OTHER, OWN, PODS, SLICES, TRIES, WEBHOOK, Try, TryOutcome
 
 K8S = Path(__file__).parents[3] / "k8s"
 SCHEDULER_ROLES = Path(__file__).with_name("scheduler_roles.yaml")

@@ -299,12 +299,17 @@ async def test_pods_with_claims_are_reviewed_where_claims_are_served(tmp_path: P
 
     preload = {"env": [{"name": "LD_PRELOAD", "value": ""}]}
     async with cluster() as (api, kube, client):
-        async with replica(api, kube, tmp_path, claims=True):
+        async with replica(api, kube, tmp_path):
             denied, denial = await created(client, using("free", **preload))
             admitted, shown = await created(client, using("held"))
+            both = using("both", **preload)
+            both["spec"]["containers"].append(
+                pod(limits={"nvidia.com/gpu": "1"})["spec"]["containers"][0] | {"name": "gpu"}
+            )
+            denied_too, _ = await created(client, both)
         away, _ = await created(client, using("away"))
         plain, _ = await created(client, pod("plain"))
 
-    assert (denied, admitted, away, plain) == (403, 201, 500, 201)
+    assert (denied, denied_too, admitted, away, plain) == (403, 403, 201, 500, 201)
     assert "variable LD_PRELOAD is set by the lease only" in denial["message"]
     assert shown["spec"]["containers"][0]["env"] == [{"name": VISIBLE, "value": "void"}]

@@ -70,7 +70,7 @@ async def replica(
     **policy: Any,
 ) -> AsyncIterator[Replica]:
     """Run a webhook with its own certificate, and register it."""
-    registration = RegistrationWriter(kube, claims=policy.get("claims", False))
+    registration = RegistrationWriter(kube)
     certificate = ServingCertificate(
         DirectoryStore(directory), registration.trust, NAMES, time or Time()
     )

@@ -70,7 +70,7 @@ def test_each_number_of_each_service_is_refused_with_the_setting_the_value_and_w
 
 @pytest.mark.parametrize("service", KINDS)
 def test_words_addresses_and_booleans_are_refused_alike(service: str) -> None:
-    values = {"LOG_LEVEL": "loud", "HTTP": "9100", "DRA": "on", "NATS_URL": "nats.example"}
+    values = {"LOG_LEVEL": "loud", "HTTP": "9100", "NATS_URL": "nats.example"}
 
     for name, value in values.items():
         with pytest.raises(RequestError, match=rf"^LEASEHOLD_{name}='{value}' must be"):

@@ -43,7 +43,7 @@ def _pod(number: int, text: str) -> dict[str, Any]:
 
 async def chunks_of(texts: list[str], request_ids: tuple[str, ...] = ("r",)) -> list[PodsListed]:
     kube = cast("KubernetesClient", OnePage(texts))
-    lister = OurPodLister(kube, frozenset({"volcano"}), ClaimReflector(kube, enabled=False))
+    lister = OurPodLister(kube, frozenset({"volcano"}), ClaimReflector(kube))
     return [chunk async for chunk in lister.chunks(request_ids)]
 
 
