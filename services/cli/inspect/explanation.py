@@ -17,6 +17,8 @@ from shared.model.names import BUDGET_GATE, OWN_SCHEDULER
 from shared.model.node import cordon_reason
 from shared.model.placement import Refusal
 
+OUT_OF = "OutOf"
+"""Kubelets reject a pod with this and the resource of which the node has too little."""
 STATES = {
     LeaseState.RESERVED: "its share is reserved, the binding is in progress",
     LeaseState.BOUND: "it is bound, its kubelet has not requested the devices yet",
@@ -238,11 +240,7 @@ def _without_lease(pod: PodSummary, schedulers: frozenset[str], program: str) ->
     if pod.scheduler not in schedulers:
         return _of_another_scheduler(pod, schedulers, program)
     if not pod.is_active:
-        return Explanation(
-            verdict="ended",
-            headline=f"{name} has {pod.phase.lower()}; its lease has ended",
-            next=f"{program} trace {pod.name} -n {pod.namespace}",
-        )
+        return _ended(pod, program)
     if pod.gates:
         return _gated(pod, program)
     if pod.unschedulable_message and pod.scheduler == KUBE_SCHEDULER:
@@ -261,6 +259,35 @@ def _without_lease(pod: PodSummary, schedulers: frozenset[str], program: str) ->
         verdict="unknown",
         headline=f"{name} is {pod.phase or 'new'} and not in the ledger yet",
         next=f"{program} audit",
+    )
+
+
+def _ended(pod: PodSummary, program: str) -> Explanation:
+    """Explain a terminated pod, or one that was bound and that its node then refused."""
+    name, reason = f"{pod.namespace}/{pod.name}", pod.rejection.partition(":")[0]
+    if not reason:
+        return Explanation(
+            verdict="ended",
+            headline=f"{name} has {pod.phase.lower()}; its lease has ended",
+            next=f"{program} trace {pod.name} -n {pod.namespace}",
+        )
+    causes = ["its lease has ended; a controller creates another pod, a bare pod is lost"]
+    following = f"kubectl describe node {pod.node}"
+    if reason.startswith(OUT_OF):
+        resource = reason.removeprefix(OUT_OF)
+        causes.append(
+            f"another scheduler has bound a pod to the node at the same time, which took its last "
+            f"{resource}: neither scheduler sees the other's choice before it is bound"
+        )
+        following = (
+            "if it happens often, have one scheduler place the pods of these nodes: "
+            "docs/troubleshooting.md"
+        )
+    return Explanation(
+        verdict="ended",
+        headline=f"{name} was rejected by the kubelet of node {pod.node}: {pod.rejection}",
+        lines=tuple(causes),
+        next=following,
     )
 
 

@@ -49,8 +49,11 @@ class _ListedCondition(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class _ListedStatus(msgspec.Struct, frozen=True):
+class _ListedStatus(msgspec.Struct, frozen=True, rename="camel"):
     phase: str = ""
+    reason: str = ""
+    message: str = ""
+    container_statuses: tuple[msgspec.Raw, ...] = ()
     conditions: tuple[_ListedCondition, ...] = ()
 
 
@@ -119,6 +122,13 @@ class ClusterObjects:
             return None
 
 
+def _rejection(status: _ListedStatus) -> str:
+    """Return why a kubelet rejected a pod, of which it then has started no container."""
+    if status.phase != "Failed" or not status.reason or status.container_statuses:
+        return ""
+    return f"{status.reason}: {status.message}"
+
+
 def _summary(pod: _ListedPod) -> PodSummary:
     created = pod.metadata.creation_timestamp
     return PodSummary(
@@ -136,6 +146,7 @@ def _summary(pod: _ListedPod) -> PodSummary:
         gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
         claims=tuple(claim.name for claim in pod.spec.resource_claims),
         annotations=pod.metadata.annotations,
+        rejection=_rejection(pod.status),
         unschedulable_message=next(
             (
                 condition.message

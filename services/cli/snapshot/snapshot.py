@@ -35,6 +35,8 @@ class PodSummary:
     annotations: Mapping[str, str] = field(default_factory=dict)
     unschedulable_message: str = ""
     """The message of the condition PodScheduled while it is false."""
+    rejection: str = ""
+    """Why its kubelet rejected it, as `reason: message`; empty: it did not."""
 
     @property
     def is_active(self) -> bool:

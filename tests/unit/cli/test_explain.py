@@ -161,3 +161,21 @@ def test_explain_shows_the_whole_gang_of_a_pod_that_waits_and_of_one_that_runs()
     assert first.lines[:3] == expected == second.lines[:3]
     assert shape(POD, first)["gang"]["holding"] == ["second"]
     assert "gang" not in shape(POD, explain(POD, Snapshot(read_at=1.0, nodes=(NODE,)), OURS))
+
+
+@pytest.mark.parametrize(
+    ("rejection", "line"),
+    [
+        ("OutOfcpu: Node didn't have enough resource: cpu", "which took its last cpu"),
+        ("UnexpectedAdmissionError: Allocate failed", "its lease has ended"),
+    ],
+)
+def test_a_pod_that_its_kubelet_rejected_is_explained(rejection: str, line: str) -> None:
+    rejected = replace(POD, node="node-0", phase="Failed", rejection=rejection)
+
+    answer = explain(rejected, Snapshot(read_at=1_000.0, nodes=(replace(NODE, leases=()),)), OURS)
+
+    assert answer.verdict == "ended"
+    assert f"rejected by the kubelet of node node-0: {rejection}" in answer.headline
+    assert line in " ".join(answer.lines)
+    assert ("which took" in " ".join(answer.lines)) == rejection.startswith("OutOf")
