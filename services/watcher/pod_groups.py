@@ -1,5 +1,6 @@
 """PodGroups by name, and the gangs of the pods that name them; pure."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ class PodGroupChanges:
 
 
 class PodGroupIndex:
-    """PodGroups by kind, each with its minMember.
+    """PodGroups by kind, each with its minMember, less the pods that other schedulers have placed.
 
     A pod whose PodGroup is missing waits for it, as with the schedulers that define these
     PodGroups. Where the kind itself is missing, no such scheduler was installed, no PodGroup can be
@@ -39,6 +40,8 @@ class PodGroupIndex:
         self._sizes: dict[PodGroupKind, dict[str, int]] = {}
         self._unreadable: dict[PodGroupKind, str] = {}
         self._listed: set[PodGroupKind] = set()
+        self._placed_elsewhere: Counter[str] = Counter()
+        """How many pods of each group other schedulers have placed."""
 
     def apply(self, changes: PodGroupChanges) -> set[str] | None:
         """Apply changes; return the names of the groups they may concern, None: all of the kind."""
@@ -59,6 +62,17 @@ class PodGroupIndex:
         self._unreadable.pop(kind, None)
         self._listed.add(kind)
         return None
+
+    def count(self, now: ObservedPod | None, before: ObservedPod | None) -> set[str]:
+        """Count pods that other schedulers place; return the groups of which that changes."""
+        group, former = (pod.placed_elsewhere if pod else "" for pod in (now, before))
+        if group == former:
+            return set()
+        for name, more in ((group, 1), (former, -1)):
+            self._placed_elsewhere[name] += more
+            if not name or not self._placed_elsewhere[name]:
+                del self._placed_elsewhere[name]
+        return {group, former} - {""}
 
     def absent_kinds(self, pods: Iterable[ObservedPod | None]) -> frozenset[PodGroupKind]:
         """Return the kinds that pending pods among these name and that are not installed."""
@@ -82,7 +96,7 @@ class PodGroupIndex:
         if group is None or pod.request is None:
             return pod
         if group.kind is None:
-            return _with(pod, Gang(name=group.name, min_member=group.min_member))
+            return self._in_gang(pod, group.name, group.min_member)
         if group.kind not in self._listed:
             return None
         unreadable = self._unreadable.get(group.kind)
@@ -96,7 +110,12 @@ class PodGroupIndex:
                 f"the pod belongs to PodGroup {name} ({group.kind}), which does not exist in "
                 f"namespace {namespace}: create the PodGroup, or remove its name from the pod",
             )
-        return _with(pod, Gang(name=group.name, min_member=max(size, 1)))
+        return self._in_gang(pod, group.name, size)
+
+    def _in_gang(self, pod: ObservedPod, name: str, size: int) -> ObservedPod:
+        elsewhere = self._placed_elsewhere.get(name, 0)
+        gang = Gang(name=name, min_member=max(size - elsewhere, 1), placed_elsewhere=elsewhere)
+        return _with(pod, gang)
 
 
 def unreadable_groups(kind: PodGroupKind, reason: str) -> PodGroupChanges:

@@ -112,6 +112,8 @@ class Watcher:
                     events += self.pods.update(now, before)
                 elif before is not None:
                     events += self.pods.remove(before)
+            if self.pods.changed_groups:
+                events += self.pods.update_members(self._next_generation())
             self.pods.revision = self.pod_source.revision
             self._forget_revisions(self.pod_source.restored)
             if self.pods.has_urgent_changes:

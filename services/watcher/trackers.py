@@ -43,6 +43,10 @@ class PodTracker:
         self.groups = PodGroupIndex()
         self._grouped: dict[PodUid, ObservedPod] = {}
         """Pending pods that name a group, as observed: without their gang."""
+        self._members: dict[str, set[PodUid]] = {}
+        """Those of each group."""
+        self.changed_groups: set[str] = set()
+        """Groups of which other schedulers have placed more or fewer pods."""
         self.usage: dict[NodeName, Counter[str]] = {}
         self.anti_affinity: dict[NodeName, Counter[PodAntiAffinity]] = {}
         """How many pods of each node have it."""
@@ -59,6 +63,7 @@ class PodTracker:
         """Update a pod; return the events that follow."""
         self._count(before, -1)
         self._count(now, +1)
+        self.changed_groups |= self.groups.count(now, before)
         known = self.budget_gated.pop(now.pod, None) is not None
         if now.is_pending:
             return self._update_pending(now)
@@ -74,6 +79,7 @@ class PodTracker:
         """Remove a deleted pod; return the events that follow."""
         self._count(last, -1)
         self._remove_pending(last.pod)
+        self.changed_groups |= self.groups.count(None, last)
         return [_terminated_event(last)] if last.ours and not last.is_terminated else []
 
     def update_namespaces(self, changes: Mapping[Namespace, Mapping[str, str] | None]) -> None:
@@ -103,6 +109,16 @@ class PodTracker:
             if pod.group and pod.group.kind is changes.kind
             if names is None or pod.group.name in names
             for event in self._update_pending(pod, requeue_number=-generation)
+        ]
+
+    def update_members(self, generation: int) -> list[PodEvent]:
+        """Return the events for the pending pods of `changed_groups`, and clear these."""
+        names, self.changed_groups = self.changed_groups, set()
+        return [
+            event
+            for name in names
+            for pod in list(self._members.get(name, ()))
+            for event in self._update_pending(self._grouped[pod], requeue_number=-generation)
         ]
 
     def resync(self, generation: int) -> list[PodEvent]:
@@ -153,8 +169,7 @@ class PodTracker:
         )
 
     def _update_pending(self, observed: ObservedPod, *, requeue_number: int = 0) -> list[PodEvent]:
-        if observed.group is not None:
-            self._grouped[observed.pod] = observed
+        self._set_group(observed.pod, observed)
         now = self.groups.with_gang(observed)
         if now is None:
             return []
@@ -170,7 +185,19 @@ class PodTracker:
     def _remove_pending(self, pod: PodUid) -> None:
         self.pending.pop(pod, None)
         self.budget_gated.pop(pod, None)
-        self._grouped.pop(pod, None)
+        self._set_group(pod, None)
+
+    def _set_group(self, pod: PodUid, observed: ObservedPod | None) -> None:
+        """Note the group that a pending pod names."""
+        known = self._grouped.pop(pod, None)
+        if known is not None and known.group is not None:
+            members = self._members[known.group.name]
+            members.discard(pod)
+            if not members:
+                del self._members[known.group.name]
+        if observed is not None and observed.group is not None:
+            self._grouped[pod] = observed
+            self._members.setdefault(observed.group.name, set()).add(pod)
 
     def _count(self, pod: ObservedPod | None, sign: int) -> None:
         if pod is None or pod.node is None or pod.is_terminated:

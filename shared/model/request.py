@@ -194,6 +194,9 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     name: KeyText
     """`namespace/name` of the pod group."""
     min_member: Members
+    """Without those that other schedulers have placed."""
+    placed_elsewhere: Count = 0
+    """Its pods that other schedulers have placed."""
 
 
 class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):

@@ -67,6 +67,14 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
         return waits and not (self.node or self.is_terminated or self.deleting or self.gated)
 
     @property
+    def placed_elsewhere(self) -> str:
+        """The group of which it is a pod that another scheduler has placed; empty: it is none."""
+        elsewhere = self.by_kube_scheduler or not self.ours
+        if self.group is None or self.node is None or not elsewhere or self.phase == "Failed":
+            return ""
+        return self.group.name
+
+    @property
     def uses_unleased_resources(self) -> bool:
         """Whether it uses resources of a node that no lease accounts for."""
         return (

@@ -4,6 +4,7 @@ Resources of init and sidecar containers add up as Kubernetes documents it: see
 `shared.model.quantity.peak`.
 """
 
+import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -172,7 +173,7 @@ class PodParser:
                 check_device_access(
                     pod, allow_privileged=self.allow_privileged, host_paths=self.host_paths
                 )
-            group = _group(pod) if ours else None
+            group = _group(pod) if ours else _valid_group(pod)
         except RequestError as error:
             return _TemplateRequest(resources, repels, error=cut(str(error)))
         return _TemplateRequest(resources, repels, request, group=group)
@@ -214,6 +215,13 @@ def _admission_span(annotations: Mapping[str, str]) -> str:
 def _group(pod: ApiPod) -> pod_groups.PodGroupReference | None:
     meta = pod.metadata
     return pod_groups.parse_pod_group(Namespace(meta.namespace), meta.annotations, meta.labels)
+
+
+def _valid_group(pod: ApiPod) -> pod_groups.PodGroupReference | None:
+    """Return the group of a pod of another scheduler, to which our rules do not apply."""
+    with contextlib.suppress(RequestError):
+        return _group(pod)
+    return None
 
 
 def _request(pod: ApiPod, resources: Mapping[str, int], rules: Rules) -> PodRequest:

@@ -115,6 +115,23 @@ async def test_a_lowered_minimum_lets_the_existing_pods_run(cluster: Stack) -> N
     await all_run(cluster, "only")
 
 
+@pytest.mark.parametrize("scheduler", ["default-scheduler", "leasehold"])
+async def test_a_pod_without_a_gpu_counts_whichever_scheduler_places_it(
+    cluster: Stack, scheduler: str
+) -> None:
+    await apply(cluster, group("trained", 2))
+    worker, launcher = member("worker", "trained"), member("launcher", "trained")
+    launcher["spec"]["containers"][0].pop("resources")
+    launcher["spec"]["schedulerName"] = scheduler
+    await cluster.create(worker)
+    await cluster.until("worker", lambda pod: "1 of 2 pods exist" in why(pod))
+
+    await cluster.create(launcher)
+
+    await all_run(cluster, "worker", "launcher")
+    await cluster.audit()
+
+
 async def test_coschedulings_label_and_koordinators_annotation_define_gangs(cluster: Stack) -> None:
     await apply(cluster, group("labelled", 2, COSCHEDULING))
     for name in ("l-0", "l-1"):

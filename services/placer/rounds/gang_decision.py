@@ -78,7 +78,8 @@ def gang_too_small(gang: Gang, *, live: int, waiting: int) -> Refusal:
     missing = gang.min_member - live - waiting
     return Refusal(
         reason=f"{_rule(gang)}; {live + waiting} of {gang.min_member} pods exist",
-        hint=f"create the other {missing}, or lower the gang's minimum",
+        hint=f"create the other {missing}, or lower the gang's minimum; pods with another "
+        "schedulerName count once that scheduler has placed them",
     )
 
 
@@ -186,4 +187,5 @@ def _requests_all_memory(container: GpuRequest) -> bool:
 
 
 def _rule(gang: Gang) -> str:
-    return f"gang {gang.name} needs {gang.min_member} pods at once"
+    beside = f", beside {gang.placed_elsewhere} of other schedulers" * bool(gang.placed_elsewhere)
+    return f"gang {gang.name} needs {gang.min_member} pods at once{beside}"

@@ -141,7 +141,14 @@ def test_refusals_name_what_the_gang_lacks() -> None:
     full = Refusal(reason="0/1 nodes are available.")
 
     assert missing.reason == ("gang default/g needs 3 pods at once; 1 of 3 pods exist")
-    assert missing.hint == "create the other 2, or lower the gang's minimum"
+    assert missing.hint == (
+        "create the other 2, or lower the gang's minimum; pods with another schedulerName count "
+        "once that scheduler has placed them"
+    )
+    beside = structs.replace(GANG, placed_elsewhere=2)
+    assert gang_too_small(beside, live=0, waiting=1).reason.startswith(
+        "gang default/g needs 3 pods at once, beside 2 of other schedulers; 1 of 3"
+    )
     assert gang_does_not_fit(GANG, live=0, fitting=2, refusal=full).reason.endswith(
         "; 2 of 3 fit, and beside them: 0/1 nodes are available."
     )

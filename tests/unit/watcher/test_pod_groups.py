@@ -10,7 +10,7 @@ from services.watcher.trackers import PodEvent, PodTracker
 from shared.dialects.pod_groups import PodGroupKind, PodGroupReference, parse_pod_group
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import PodQueued, PodRejected
-from shared.model.names import Namespace, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import Gang, PodRequest
 from shared.pods.observed_pod import ObservedPod
 
@@ -239,3 +239,30 @@ def test_a_group_of_more_pods_than_can_be_counted_is_refused() -> None:
     assert (
         "pod group ns/g: a field is out of its bounds: Expected `int` <= 999999" in rejected.reason
     )
+
+
+def test_pods_that_another_scheduler_has_placed_count_until_they_fail_or_are_deleted() -> None:
+    pods = PodTracker()
+    apply(pods, NONE_LISTED)
+    apply(pods, group(3))
+    pods.update(WAITING, None)
+    launcher = structs.replace(WAITING, pod=PodUid("u2"), ours=False, request=None)
+    bound = structs.replace(launcher, node=NodeName("n1"))
+    succeeded, failed = (structs.replace(bound, phase=each) for each in ("Succeeded", "Failed"))
+
+    def gang_after(now: ObservedPod | None, before: ObservedPod | None) -> list[Gang | str | None]:
+        if now is not None:
+            pods.update(now, before)
+        elif before is not None:
+            pods.remove(before)
+        return gangs(pods.update_members(8))
+
+    two_more = Gang(name="ns/g", min_member=2, placed_elsewhere=1)
+    assert gang_after(launcher, None) == []
+    assert gang_after(bound, launcher) == [two_more]
+    assert gang_after(succeeded, bound) == []
+    assert gang_after(failed, succeeded) == [Gang(name="ns/g", min_member=3)]
+    assert gang_after(bound, failed) == [two_more]
+    assert gang_after(None, bound) == [Gang(name="ns/g", min_member=3)]
+    by_kube_scheduler = structs.replace(bound, ours=True, by_kube_scheduler=True)
+    assert gang_after(by_kube_scheduler, None) == [two_more]
