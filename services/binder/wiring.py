@@ -13,6 +13,7 @@ from services.binder.bind.pod_binder import PodBinder
 from services.binder.bind.pod_client import PodClient
 from services.binder.bind.scheduler_bindings import NoEvents, SchedulerBindings
 from services.binder.bind.scheduler_offers import SchedulerOffers
+from services.binder.bind.selected_pods import SelectedPods
 from services.binder.claims.claim_admission import ClaimAdmission
 from services.binder.claims.claim_answers import AnswerWriter
 from services.binder.claims.claim_client import ClaimClient
@@ -190,17 +191,17 @@ def _binding(
     leaser = ClaimLeaser(
         ledger=ledger, publish=ports.publish, answers=answers, ender=ender, clock=clock
     )
-    chosen = SchedulerBindings(
-        ledger=ledger,
-        pods=pod_binder(events=NoEvents()),
-        updater=updater,
-        publish=ports.publish,
-        capacity_freed=sweeper.capacity_freed,
-        clock=clock,
-    )
     return Bindings(
         pods=pod_binder(events=reports.events),
-        chosen=chosen,
+        chosen=SchedulerBindings(
+            ledger=ledger,
+            pods=pod_binder(events=NoEvents()),
+            selected=SelectedPods(ports.pods, ledger),
+            updater=updater,
+            publish=ports.publish,
+            capacity_freed=sweeper.capacity_freed,
+            clock=clock,
+        ),
         offers=SchedulerOffers(ledger.waiting_pods, ports.pods, clock),
         sender=sender,
         presence=presence,

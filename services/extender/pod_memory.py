@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import NodeName, PodUid
+from shared.model.node import AntiAffinityTerm
 from shared.model.placement import Placement
 from shared.model.quota import QuotaExcess
 
@@ -21,6 +22,8 @@ class RememberedPod:
     """One pod."""
 
     queued: PodQueued
+    repels: tuple[AntiAffinityTerm, ...] = ()
+    """Its required anti-affinity, for the binder."""
     has_claims: bool = False
     """It has PersistentVolumeClaims: their volumes may be provisioned before it is bound."""
     has_preferences: bool = False

@@ -9,6 +9,7 @@ from shared.kubernetes.types import ApiPod, ApiPodSpec
 from shared.model.errors import RequestError
 from shared.model.names import OFFER, PodUid, offered_node
 from shared.pods.observed_pod import queued
+from shared.pods.pod_anti_affinity import widest
 from shared.pods.pod_parser import PodParser
 
 GANG = (
@@ -71,6 +72,7 @@ class PodRequests:
         if observed.group is not None or (gang is not None and gang.min_member > 1):
             raise RequestError(GANG)
         pod = self.memory.put(queued(observed, observed.request))
+        pod.repels = widest(observed.repels)
         pod.has_claims = any(volume.persistent_volume_claim for volume in seen.spec.volumes)
         pod.has_preferences = has_preferences(seen.spec)
         pod.offered_on = offered_node(meta.annotations.get(OFFER, "")) or None

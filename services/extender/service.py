@@ -250,7 +250,9 @@ class Extender:
         capacity = self.mirror.capacity
         (traced,), spans = self.tracing.start("extender bind", [queued], kind=SpanKind.SERVER)
         try:
-            reply = await self.binders.bind(PodBindingRequest(queued=traced, placement=placement))
+            reply = await self.binders.bind(
+                PodBindingRequest(queued=traced, placement=placement, repels=pod.repels)
+            )
         except UnavailableError:
             self.mirror.drop(queued.pod)
             raise

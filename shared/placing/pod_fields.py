@@ -195,7 +195,8 @@ FIELDS = (
         "spec.affinity.podAntiAffinity",
         f"{_REQUIRED}[]",
         reason="pod-anti-affinity",
-        note="that of running pods is obeyed",
+        note="that of running pods is obeyed; of pods that start at the same time, with a "
+        "[window](operations.md#pods-that-only-kube-scheduler-can-place)",
     ),
     *_all(Effect.PREFERENCE, "spec.affinity", f"podAffinity.{_PREFERRED}"),
     *_all(Effect.PREFERENCE, "spec.affinity", f"podAntiAffinity.{_PREFERRED}"),

@@ -106,6 +106,19 @@ def resolve_all(
     return tuple(sorted(resolved))
 
 
+def widest(terms: Iterable[PodAntiAffinity]) -> tuple[AntiAffinityTerm, ...]:
+    """Return the terms, in all namespaces where they select namespaces by labels."""
+    return tuple(
+        AntiAffinityTerm(
+            topology_key=term.topology_key,
+            selector=term.selector,
+            namespaces=tuple(sorted(term.namespaces)),
+            all_namespaces=term.namespace_selector is not None,
+        )
+        for term in terms
+    )
+
+
 def _resolve(
     term: PodAntiAffinity, namespaces: Mapping[Namespace, Mapping[str, str]]
 ) -> AntiAffinityTerm:

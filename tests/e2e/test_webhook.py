@@ -14,6 +14,9 @@ from shared.model.lease_copy import ANNOTATION
 from tests.support.stack import Stack, running, stack, vgpu
 from tests.support.waiting import until
 
+ROUNDS = 20
+IN_THE_WINDOW = 2
+"""Rounds in which the plain pod may be placed before placers know of the other."""
 CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -145,3 +148,30 @@ async def test_a_pod_that_the_extender_refuses_is_explained_by_its_verdict(up: S
     )
 
     assert "0/1 nodes are available: 1 Insufficient GPU memory" in explained.out
+
+
+async def test_a_pod_and_one_that_it_repels_seldom_start_side_by_side_when_created_together(
+    up: Stack,
+) -> None:
+    await up.clear()
+    noisy = {"matchLabels": {"app": "noisy"}}
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": noisy}
+    repelling = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    beside = 0
+
+    for number in range(ROUNDS):
+        quiet = asking(f"quiet-{number}", vgpu(memory=1000), affinity=repelling)
+        plain = asking(f"plain-{number}", vgpu(memory=1000))
+        plain["metadata"]["labels"] = {"app": "noisy"}
+        await asyncio.gather(up.create(quiet), up.create(plain))
+        await until(up.pods, lambda pods: any(map(running, pods)))
+        pods = await until(up.pods, lambda pods: all(_is_explained(pod) for pod in pods))
+        beside += sum(bool(pod["spec"].get("nodeName")) for pod in pods) > 1
+        await up.clear()
+
+    assert beside <= IN_THE_WINDOW, f"{beside} of {ROUNDS} rounds"
+
+
+def _is_explained(pod: dict[str, Any]) -> bool:
+    conditions = pod["status"].get("conditions", [])
+    return running(pod) or any(c.get("reason") == "Unschedulable" for c in conditions)

@@ -1,19 +1,30 @@
 """Pods and core/v1 Events at the API server, as the binder reads and writes them."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 from msgspec import Struct
 
-from services.binder.ports.observations import ObservedCondition, PodAnnotations, PodSnapshot
+from services.binder.ports.observations import (
+    ObservedCondition,
+    PodAnnotations,
+    PodSnapshot,
+    SelectedPod,
+)
+from shared.dialects import KUBE_SCHEDULER
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.kubernetes.types import ApiPodSpec, ObjectMeta
 from shared.model.lease_copy import ANNOTATION
-from shared.model.names import NodeName, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.node import AntiAffinityTerm, LabelRequirement
 
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
+PAGE = 500
+_OTHERS = f"spec.schedulerName!={KUBE_SCHEDULER},status.phase!=Succeeded,status.phase!=Failed"
+"""Field selector of active pods of schedulers without the extender."""
 
 
 class _PodCondition(Struct, frozen=True):
@@ -69,6 +80,48 @@ class PodClient:
         except NotFoundError:
             return False
         return True
+
+    async def list_selected(
+        self, term: AntiAffinityTerm, node: NodeName | None
+    ) -> list[SelectedPod]:
+        """Return the active pods of schedulers without the extender that the term selects.
+
+        With a `node`, only those on it or on none yet.
+        """
+        paths = [f"/api/v1/namespaces/{quote(each, safe='')}/pods" for each in term.namespaces]
+        places = ("",) if node is None else (",spec.nodeName=", f",spec.nodeName={node}")
+        return [
+            pod
+            for path in (["/api/v1/pods"] if term.all_namespaces else paths)
+            for place in places
+            async for pod in self._listed(path, term, _OTHERS + place)
+        ]
+
+    async def _listed(
+        self, path: str, term: AntiAffinityTerm, fields: str
+    ) -> AsyncIterator[SelectedPod]:
+        query, token = {"labelSelector": _selector(term), "fieldSelector": fields}, ""
+        while True:
+            page = await self.client.list_page(path, query=query, limit=PAGE, continue_token=token)
+            for item in page.items or ():
+                pod = msgspec.json.decode(item, type=_BindablePod)
+                yield SelectedPod(
+                    uid=PodUid(pod.metadata.uid),
+                    namespace=Namespace(pod.metadata.namespace),
+                    name=pod.metadata.name,
+                    node=NodeName(pod.spec.node_name) or None,
+                )
+            token = page.metadata.continue_
+            if not token:
+                return
+
+    async def node_label(self, name: NodeName, key: str) -> str | None:
+        """Return a label of a node; None: there is no such label or node."""
+        try:
+            node = await self.client.read(f"/api/v1/nodes/{quote(name, safe='')}", _ApiObject)
+        except NotFoundError:
+            return None
+        return node.metadata.labels.get(key)
 
     async def get_condition(self, namespace: str, name: str) -> ObservedCondition | None:
         """Return the pod's condition PodScheduled; None: there is no such pod."""
@@ -154,6 +207,23 @@ class PodClient:
             return await self.client.read(pod_path(namespace, name), _BindablePod)
         except NotFoundError:
             return None
+
+
+def _selector(term: AntiAffinityTerm) -> str:
+    """Return a term's selector as the API server reads it."""
+    return ",".join(map(_requirement, term.selector))
+
+
+def _requirement(one: LabelRequirement) -> str:
+    values = ",".join(one.values)
+    match one.operator:
+        case "In":
+            return f"{one.key} in ({values})"
+        case "NotIn":
+            return f"{one.key} notin ({values})"
+        case "Exists":
+            return one.key
+    return f"!{one.key}"
 
 
 def _events_path(namespace: str, name: str = "") -> str:

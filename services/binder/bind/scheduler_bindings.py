@@ -7,6 +7,7 @@ that fails. So a pod that is not bound keeps no reservation, unless its Binding 
 from collections.abc import Awaitable, Callable
 
 from services.binder.bind.pod_binder import PodBinder
+from services.binder.bind.selected_pods import SelectedPods
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.ports.ledger import SchedulerLedger
 from services.binder.ports.nats import Publish
@@ -52,6 +53,7 @@ class SchedulerBindings:
         *,
         ledger: SchedulerLedger,
         pods: PodBinder,
+        selected: SelectedPods,
         updater: LedgerUpdater,
         publish: Publish,
         capacity_freed: Callable[[], None],
@@ -59,13 +61,18 @@ class SchedulerBindings:
     ) -> None:
         self.ledger = ledger
         self.pods = pods
+        self.selected = selected
         self.updater = updater
         self.publish = publish
         self.capacity_freed = capacity_freed
         self.clock = clock
 
     async def bind(self, request: PodBindingRequest, claimed: Claimed) -> PodBindingReply:
-        """Reserve, ask the node's agent, commit, bind; on failure end the reservation."""
+        """Reserve, ask the node's agent, commit, bind; on failure end the reservation.
+
+        Between reserving and binding, the pod's anti-affinity is checked against pods of which
+        kube-scheduler may not know yet.
+        """
         deadline = self.clock.ticks() + DEADLINE_S
         lease = await self._reserve(request, claimed)
         if isinstance(lease, PodBindingReply):
@@ -73,6 +80,9 @@ class SchedulerBindings:
         if lease.node != request.placement.node:
             reason = f"the pod is being bound to node {lease.node}"
             return PodBindingReply(reason=reason, node=lease.node)
+        conflict = await self._conflict(lease, request)
+        if conflict:
+            return await self._give_up(lease, conflict)
         placement = PlacementChosen(lease=lease, trace=request.queued.trace)
         while True:
             try:
@@ -87,6 +97,15 @@ class SchedulerBindings:
             if failures:
                 return PodBindingReply(reason=failures[0])
             return PodBindingReply(bound=True, node=lease.node, lease=lease)
+
+    async def _conflict(self, lease: Lease, request: PodBindingRequest) -> str:
+        """Return why the pod must not run beside another one; empty: nothing is known."""
+        if not request.repels or lease.state is not LeaseState.RESERVED:
+            return ""
+        try:
+            return await self.selected.conflict(lease, request.repels)
+        except (UnavailableError, ConflictError) as error:
+            return str(error)
 
     async def _reserve(
         self, request: PodBindingRequest, claimed: Claimed

@@ -3,8 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from services.binder.ports.observations import ObservedCondition, PodAnnotations, PodSnapshot
+from services.binder.ports.observations import (
+    ObservedCondition,
+    PodAnnotations,
+    PodSnapshot,
+    SelectedPod,
+)
 from shared.model.names import NodeName
+from shared.model.node import AntiAffinityTerm
 
 
 class PodReader(Protocol):
@@ -12,6 +18,23 @@ class PodReader(Protocol):
 
     async def get(self, namespace: str, name: str) -> PodSnapshot | None:
         """Return the pod as it is now; None: there is none."""
+        ...
+
+
+class SelectedPodReader(Protocol):
+    """Reads the pods that required anti-affinity selects."""
+
+    async def list_selected(
+        self, term: AntiAffinityTerm, node: NodeName | None
+    ) -> list[SelectedPod]:
+        """Return active pods of schedulers without the extender.
+
+        With a `node`, only those on it or on none yet.
+        """
+        ...
+
+    async def node_label(self, name: NodeName, key: str) -> str | None:
+        """Return a label of a node; None: there is no such label or node."""
         ...
 
 
@@ -111,6 +134,7 @@ class BinderPods(
     PodAnnotator,
     EventApi,
     NodeReader,
+    SelectedPodReader,
     Protocol,
 ):
     """All ports to the API server except those for evictions."""

@@ -33,6 +33,16 @@ class ObservedCondition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SelectedPod:
+    """A pod that a selector selects."""
+
+    uid: PodUid
+    namespace: Namespace
+    name: str
+    node: NodeName | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PodAnnotations:
     """A pod's annotations, with its resource version."""
 

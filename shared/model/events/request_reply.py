@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from shared.model.bounds import (
     MOST_ALLOCATIONS,
+    MOST_ENTRIES,
     CopyText,
     Index,
     MessageText,
@@ -23,6 +24,7 @@ from shared.model.events.node_events import LeaseHolder
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, ShareSize
 from shared.model.names import NodeName, PodUid
+from shared.model.node import AntiAffinityTerm
 from shared.model.placement import Placement
 from shared.model.quota import QuotaExcess
 from shared.model.usage import ShareMeasurement
@@ -309,6 +311,8 @@ class PodBindingRequest(Event):
     queued: PodQueued
     placement: Placement
     """Without shares: those that the pod has on this node already, or that are claimed for it."""
+    repels: Annotated[tuple[AntiAffinityTerm, ...], Meta(max_length=MOST_ENTRIES)] = ()
+    """Its required anti-affinity, in all namespaces where it selects namespaces by labels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from shared.model.events.request_reply import BindReply, PodBindingReply, PodBin
 from shared.model.lease import LeaseState
 from shared.model.ledger import Reserved, reservation_for
 from shared.model.names import OFFER, Namespace, NodeName, PodUid
+from shared.model.node import AntiAffinityTerm, LabelRequirement
 from shared.model.placement import Placement, Refusal
 from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import GpuRequest, PodRequest
@@ -35,7 +36,7 @@ from tests.support.binder.world import (
     running,
 )
 from tests.support.clock import FakeClock
-from tests.support.placer.ledger import NOW, assert_sound, ledger, share
+from tests.support.placer.ledger import NOW, assert_sound, ledger, reservation, share
 from tests.support.simcluster.apiserver import api_server
 from tests.support.waiting import until
 
@@ -84,11 +85,36 @@ class SchedulerBindingsStage:
             by_kube_scheduler=True,
         )
 
-    async def bind(self, pod: PodQueued, node: str = "a", binder: int = 0) -> PodBindingReply:
-        """Request the whole GPU of a node."""
-        placement = Placement(node=NodeName(node), shares=(share(node, mib=WHOLE_MIB),))
-        request = PodBindingRequest(queued=pod, placement=placement)
+    async def bind(
+        self,
+        pod: PodQueued,
+        node: str = "a",
+        binder: int = 0,
+        *,
+        mib: int = WHOLE_MIB,
+        repels: tuple[AntiAffinityTerm, ...] = (),
+    ) -> PodBindingReply:
+        """Request the GPU of a node."""
+        placement = Placement(node=NodeName(node), shares=(share(node, mib=mib),))
+        request = PodBindingRequest(queued=pod, placement=placement, repels=repels)
         return await self.binders[binder].bind_chosen(request)
+
+    async def noisy_pod(self, node: str, *, bound: bool) -> None:
+        """Create a pod of a placer's with a lease on a node, and perhaps bind it there."""
+        spec = {"schedulerName": "leasehold", "containers": [{"name": "main", "image": "i"}]}
+        body = {"metadata": {"name": "noisy", "labels": {"app": "noisy"}}, "spec": spec}
+        made = await self.kube.create(PODS, body, dict)
+        uid = made["metadata"]["uid"]
+        wanted = reservation(uid, share(node, mib=1_000))
+        await self.leases.reserve([wanted], now=self.clock.now(), ttl_s=30)
+        if bound:
+            await self.kube.bind_pod("default", "noisy", uid, node, {})
+
+    async def create_nodes(self, zones: dict[str, str]) -> None:
+        """Create the nodes, each with the label of its zone."""
+        for name, zone in zones.items():
+            body = {"metadata": {"name": name, "labels": {"zone": zone}}}
+            await self.kube.create("/api/v1/nodes", body)
 
     async def node_of(self, pod: PodQueued) -> str:
         found = json.loads(await self.kube.read(f"{PODS}/{pod.name}"))
@@ -127,6 +153,64 @@ async def at(url: str) -> AsyncIterator[SchedulerBindingsStage]:
         for binder in stage.binders:
             await stack.enter_async_context(running(binder.binding.sender.run))
         yield stage
+
+
+def repelling(key: str, app: str = "noisy", **fields: Any) -> AntiAffinityTerm:
+    selector = (LabelRequirement("app", "In", (app,)), LabelRequirement("spared", "DoesNotExist"))
+    given = {"namespaces": (Namespace("default"),)} | fields
+    return AntiAffinityTerm(topology_key=key, selector=selector, **given)
+
+
+@pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.parametrize("key", ["kubernetes.io/hostname", "zone"])
+async def test_a_pod_is_not_bound_beside_one_that_it_repels_and_kube_scheduler_has_not_seen(
+    at: SchedulerBindingsStage, key: str, bound: bool
+) -> None:
+    await at.create_nodes({"a": "x", "b": "y"})
+    await at.noisy_pod("a", bound=bound)
+    pod = await at.pod("quiet")
+
+    refused = await at.bind(pod, "a", mib=1_000, repels=(repelling(key),))
+    elsewhere = await at.bind(pod, "b", mib=1_000, repels=(repelling(key),))
+
+    assert refused.reason == (
+        "pod noisy, which the pod's required anti-affinity selects, starts on node a"
+    )
+    assert not refused.bound
+    assert elsewhere.bound
+    assert await at.node_of(pod) == "b"
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        repelling("kubernetes.io/hostname", "other"),
+        repelling("kubernetes.io/hostname", namespaces=(Namespace("kube-system"),)),
+        repelling("rack"),
+    ],
+)
+async def test_a_pod_is_bound_beside_pods_that_it_does_not_repel(
+    at: SchedulerBindingsStage, term: AntiAffinityTerm
+) -> None:
+    await at.create_nodes({"a": "x", "b": "y"})
+    await at.noisy_pod("b" if term.topology_key == "rack" else "a", bound=True)
+
+    reply = await at.bind(await at.pod("quiet"), "a", mib=1_000, repels=(term,))
+
+    assert reply.bound
+
+
+async def test_the_name_of_a_pod_of_another_namespace_is_not_told(
+    at: SchedulerBindingsStage,
+) -> None:
+    await at.noisy_pod("a", bound=True)
+    pod = replace(await at.pod("quiet"), namespace=Namespace("other"))
+
+    reply = await at.bind(
+        pod, mib=1_000, repels=(repelling("kubernetes.io/hostname", all_namespaces=True),)
+    )
+
+    assert reply.reason.startswith("a pod of another namespace, which")
 
 
 async def test_a_second_request_gets_the_same_reply_and_changes_nothing(

@@ -11,7 +11,7 @@ from msgspec import structs
 from services.binder.bind.agent_client import NodeAgentClient
 from services.binder.metrics import PrometheusMetrics
 from services.binder.ports.nats import NoReply
-from services.binder.ports.observations import ObservedCondition, PodSnapshot
+from services.binder.ports.observations import ObservedCondition, PodSnapshot, SelectedPod
 from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
@@ -28,6 +28,7 @@ from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease, Share
 from shared.model.ledger import Reservation
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node import AntiAffinityTerm
 from shared.model.preemption import Victim
 from tests.support.binder.claims import FakeClaims
 from tests.support.binder.fake_ledger import FakeLedger
@@ -84,6 +85,14 @@ class FakePods(FakeAnnotations):
         self.event_writes = 0
         self.nodes: set[NodeName] = set()
         self.offered: list[tuple[str, str]] = []
+
+    async def list_selected(
+        self, term: AntiAffinityTerm, node: NodeName | None
+    ) -> list[SelectedPod]:
+        return []
+
+    async def node_label(self, name: NodeName, key: str) -> str | None:
+        return None
 
     async def node_exists(self, name: NodeName) -> bool:
         return name in self.nodes

@@ -170,6 +170,26 @@ async def test_the_chosen_share_is_requested_from_a_binder() -> None:
     assert [share.memory_mib for share in request.placement.shares] == [1_000]
 
 
+async def test_a_binder_gets_the_required_anti_affinity_of_the_pod() -> None:
+    world = ExtenderWorld()
+    noisy = {"matchLabels": {"app": "noisy"}}
+    terms = [
+        {"topologyKey": "kubernetes.io/hostname", "labelSelector": noisy},
+        {"topologyKey": "zone", "labelSelector": noisy, "namespaceSelector": {"matchLabels": {}}},
+    ]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    world.filter("a", 1_000, affinity={"podAntiAffinity": required})
+
+    assert await world.bind("a", "n1") == ""
+
+    [request] = world.binders.requests
+    assert [(each.topology_key, each.namespaces) for each in request.repels] == [
+        ("kubernetes.io/hostname", ("default",)),
+        ("zone", ()),
+    ]
+    assert [each.all_namespaces for each in request.repels] == [False, True]
+
+
 async def test_what_is_held_is_requested_although_the_ledger_already_counts_it() -> None:
     world = ExtenderWorld()
     world.extender.prioritize(args("a", 30_000, "n0"))
