@@ -1,10 +1,16 @@
-"""Reads Volcano's device configuration from files or from ConfigMaps, and refreshes it."""
+"""Reads Volcano's device configuration from files or from ConfigMaps, and refreshes it.
+
+Of a document that is invalid, the last valid version stays in force, also after a restart; without
+one, what is valid of it. Its errors are logged and are a metric.
+"""
 
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import yaml
@@ -13,16 +19,19 @@ from services.node_agent.gpus.sharing_config import (
     SharingConfig,
     merge_sharing,
 )
+from services.node_agent.metrics import config_errors_shown
 from shared.dialects.volcano.device_config import (
     DEVICE_KEY,
     DEVICE_MAP,
     NAMESPACES,
     NODE_KEY,
     NODE_MAP,
+    DeviceConfig,
     parse_device_config,
 )
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
+from shared.model.bounds import cut
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.names import NodeName
@@ -40,8 +49,8 @@ class _ConfigMapData(msgspec.Struct):
 class DeviceConfigLoader:
     """How the node's GPUs are shared, from flags and both ConfigMaps together.
 
-    The contents of the ConfigMaps are cached in a file, so that an agent that starts without the
-    API server shares GPUs as before.
+    The contents that are in force are cached in a file, so that an agent that starts without the
+    API server, or with an invalid ConfigMap, shares GPUs as before.
     """
 
     def __init__(
@@ -68,6 +77,8 @@ class DeviceConfigLoader:
         self._sharing: SharingConfig | None = None
         self._read_at = 0.0
         self._texts: dict[str, str | None] = {}
+        """As they were last read."""
+        self._in_force: dict[str, str | None] | None = None
         self._warnings: tuple[str, ...] = ()
         self._read_errors: dict[str, str] = {}
         """Why a ConfigMap could not be read at the last attempt."""
@@ -84,9 +95,15 @@ class DeviceConfigLoader:
             }
             self._read_at = self.clock.ticks()
             if self._sharing is None or texts != self._texts:
-                self._sharing = self._parse(texts)
+                if self._in_force is None:
+                    self._in_force = await asyncio.to_thread(self._load_cache)
+                self._in_force = {
+                    name: self._choose(name, text, self._in_force.get(name))
+                    for name, text in texts.items()
+                }
+                self._sharing = self._parse(self._in_force)
                 self._texts = texts
-                await asyncio.to_thread(self._save_cache, texts)
+                await asyncio.to_thread(self._save_cache, self._in_force)
         return self._sharing
 
     async def _read_text(self, name: str, key: str) -> str | None:
@@ -125,17 +142,34 @@ class DeviceConfigLoader:
             self._read_errors[name] = reason
             return previous.get(name)
 
-    def _parse(self, texts: dict[str, str | None]) -> SharingConfig:
-        warnings: list[str] = []
-        config = parse_device_config(
-            _document(texts[DEVICE_MAP], DEVICE_KEY, yaml.safe_load, warnings),
-            _document(texts[NODE_MAP], NODE_KEY, json.loads, warnings),
-            self.node,
+    def _choose(self, name: str, text: str | None, valid: str | None) -> str | None:
+        """Return the text that is in force: the last valid one, if there is one."""
+        errors = self._config_of({name: text}).errors
+        config_errors_shown(name, len(errors))
+        if not errors:
+            return text
+        in_force = "its last valid version" if valid else "what is valid of it"
+        logger.error(
+            "ConfigMap or file %s is invalid, and %s is in force: %s",
+            name,
+            in_force,
+            "; ".join(errors),
         )
-        for text in (*warnings, *config.warnings):
+        return valid or text
+
+    def _config_of(self, texts: Mapping[str, str | None]) -> DeviceConfig:
+        errors: list[str] = []
+        device = _document(texts.get(DEVICE_MAP), DEVICE_KEY, _load_yaml, errors)
+        node = _document(texts.get(NODE_MAP), NODE_KEY, _load_json, errors)
+        config = parse_device_config(device, node, self.node)
+        return replace(config, errors=(*errors, *config.errors))
+
+    def _parse(self, texts: Mapping[str, str | None]) -> SharingConfig:
+        config = self._config_of(texts)
+        for text in config.warnings:
             if text not in self._warnings:
                 logger.warning("configuration: %s", text)
-        self._warnings = (*warnings, *config.warnings)
+        self._warnings = config.warnings
         return merge_sharing(config, self.flags, split=self.split, unit=self.unit)
 
     def _save_cache(self, texts: dict[str, str | None]) -> None:
@@ -156,11 +190,41 @@ class DeviceConfigLoader:
 
 
 def _document(
-    text: str | None, source: str, load: Callable[[str], object], warnings: list[str]
+    text: str | None, source: str, load: Callable[[str], object], errors: list[str]
 ) -> object:
     """Return the document in a text; None if there is none, or if its syntax is invalid."""
     try:
         return load(text) if text and text.strip() else None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        warnings.append(f"{source} is ignored, its syntax is invalid: {error}")
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
+        errors.append(f"{source} is ignored, its syntax is invalid: {cut(str(error))}")
         return None
+
+
+def _load_json(text: str) -> object:
+    return json.loads(text, object_pairs_hook=_unique)
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Loads YAML whose mappings have each key once."""
+
+
+def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[object, object]:
+    loader.flatten_mapping(node)
+    return _unique(loader.construct_pairs(node, deep=True))
+
+
+_UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def _load_yaml(text: str) -> object:
+    return yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
+
+
+def _unique(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Return the pairs as a dictionary. Raises ValueError for a key that is there twice."""
+    found: dict[Any, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} is there twice")
+        found[key] = value
+    return found

@@ -78,6 +78,18 @@ def library_shown(library: tuple[str, str, str] | None) -> None:
         LIBRARY.labels(*library).set(1)
 
 
+CONFIG_ERRORS = Gauge(
+    "leasehold_agent_config_errors",
+    "Errors in the latest version of a device configuration, which is then not in force.",
+    ["config"],
+)
+
+
+def config_errors_shown(name: str, count: int) -> None:
+    """Export the number of errors in a configuration."""
+    CONFIG_ERRORS.labels(name).set(count)
+
+
 PODS_UNREADABLE = Gauge(
     "leasehold_agent_pods_unreadable",
     "1 while the kubelet's pod list cannot be read, and pods are resolved by their requests.",

@@ -1,6 +1,7 @@
 """Sources of quotas: GPUQuota objects, gpu-admission's ConfigMap, and a file.
 
-An invalid object is logged, and its last valid version stays in force. A kind that the API server
+An invalid object is reported, and its last valid version stays in force. Without one, as after a
+restart, its namespace gets nothing new: somebody meant to limit it. A kind that the API server
 does not know, or does not let the watcher read, is requested again every `RETRY_S`.
 """
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from prometheus_client import Gauge
 
 from services.watcher.quotas import (
     API_VERSION,
@@ -28,14 +30,21 @@ from shared.kubernetes.known_objects import ObjectAdded, ObjectDeleted, ObjectUp
 from shared.kubernetes.object_files import load_objects
 from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ObjectMeta
+from shared.model.bounds import cut
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
-from shared.model.quota import Quota
+from shared.model.quota import Quota, QuotaLimits
 
 logger = logging.getLogger(__name__)
 
 OBJECTS = f"/apis/{API_VERSION}/gpuquotas"
 CONFIG_MAPS = f"/api/v1/namespaces/{gpu_quota.CONFIG_MAP_NAMESPACE}/configmaps"
+NOTHING = QuotaLimits(cores_milli=0, milli_gpu=0, memory_mib=0, cards=0)
+INVALID = Gauge(
+    "leasehold_quota_invalid",
+    "1 while the GPUQuota, or the ConfigMap gpuquota, of this name is invalid.",
+    ["name"],
+)
 RETRY_S = 5.0
 """The interval at which a kind is requested that the API server does not know."""
 
@@ -129,7 +138,11 @@ class QuotaReflectors:
         if item is None:
             self.objects.pop(namespace, None)
         else:
-            self.objects[namespace] = parse_spec(namespace, item.spec)
+            try:
+                self.objects[namespace] = parse_spec(namespace, item.spec)
+            except RequestError:
+                self.objects.setdefault(namespace, Quota(namespace=namespace, limits=NOTHING))
+                raise
 
     def _apply_config_map(self, _: str, item: _QuotaSourceObject | None) -> None:
         self.config_map = gpu_quota.parse_config_map(item.data) if item else {}
@@ -138,5 +151,10 @@ class QuotaReflectors:
 def _apply_valid(apply: _Apply, name: str, item: _QuotaSourceObject) -> None:
     try:
         apply(name, item)
+        INVALID.labels(name).set(0)
     except RequestError as error:
-        logger.error("%s; the last valid version stays in force", error)  # noqa: TRY400
+        INVALID.labels(name).set(1)
+        logger.error(  # noqa: TRY400
+            "%s; the last valid version stays in force, and without one nothing new is allowed",
+            cut(str(error)),
+        )

@@ -107,7 +107,10 @@ def parse_object(item: object) -> Quota:
 
 
 def _limits(spec: _QuotaLimitsSpec, place: str) -> QuotaLimits:
-    memory = None if spec.max_memory is None else parse_count(spec.max_memory) // MIB
+    try:
+        memory = None if spec.max_memory is None else parse_count(spec.max_memory) // MIB
+    except RequestError as error:
+        raise RequestError(f"{place}.maxMemory: {error}") from error
     for name, number in (
         ("maxCorePercent", spec.max_core_percent),
         ("maxMilliGPU", spec.max_milli_gpu),

@@ -70,6 +70,11 @@ def _element(lease: Lease, container: str) -> str:
     return "".join(encode_share(one, one.memory_mib) for one in shares_by_index(lease, container))
 
 
+def device_type(model: str) -> str:
+    """Return the type of a device, by which HAMi names it in annotations and in all metrics."""
+    return model if model.startswith("NVIDIA") else f"NVIDIA-{model}"
+
+
 def encode_register(devices: Sequence[Device]) -> str:
     """Encode `node-nvidia-register`: a record per device, without fields that are zero or false.
 
@@ -82,7 +87,7 @@ def encode_register(devices: Sequence[Device]) -> str:
             "count": slot_count(device),
             "devmem": device.memory_mib,
             "devcore": 100,
-            "type": f"NVIDIA-{device.model}",
+            "type": device_type(device.model),
             "numa": device.numa or 0,
             "mode": device.mode.value,
             "health": device.healthy,

@@ -11,6 +11,7 @@ from shared.dialects.metrics import (
     ShareAllocation,
     ShareUsage,
 )
+from shared.dialects.nvidia.annotations import device_type
 from shared.model.lease import MIB
 
 ALL_CORES = 100
@@ -34,7 +35,7 @@ def _device(device: DeviceAllocation) -> Labels:
         "node": device.node,
         "device_uuid": device.uuid,
         "device_index": str(device.index),
-        "device_type": f"NVIDIA-{device.model}",
+        "device_type": device_type(device.model),
     }
 
 
@@ -51,7 +52,14 @@ def _old_device(device: DeviceAllocation) -> Labels:
         "nodeid": device.node,
         "deviceuuid": device.uuid,
         "deviceidx": str(device.index),
+        "devicetype": device_type(device.model),
     }
+
+
+def _old_device_without_type(device: DeviceAllocation) -> Labels:
+    labels = _old_device(device)
+    del labels["devicetype"]
+    return labels
 
 
 def _old_device_with_cores(device: DeviceAllocation) -> Labels:
@@ -62,7 +70,6 @@ def _old_overview(device: DeviceAllocation) -> Labels:
     return _old_device_with_cores(device) | {
         "sharedcontainers": str(device.shares),
         "devicememorylimit": str(device.memory_mib),
-        "devicetype": f"NVIDIA-{device.model}",
     }
 
 
@@ -131,7 +138,7 @@ SCHEDULER_DEVICES = (
         "nodeGPUMemoryPercentage",
         "Part of the memory that is leased, 0 to 1.",
         _allocated_fraction,
-        _old_device,
+        _old_device_without_type,
     ),
 )
 
@@ -174,16 +181,13 @@ SCHEDULER_CONTAINERS = (
 )
 
 
-def _memory_controller(device: DeviceUsage) -> Labels:
+def _monitored_device(device: DeviceUsage) -> Labels:
     return ZONE | {
+        "node": device.node,
         "device_index": str(device.index),
         "device_uuid": device.uuid,
-        "device_type": device.model,
+        "device_type": device_type(device.model),
     }
-
-
-def _monitored_device(device: DeviceUsage) -> Labels:
-    return {"node": device.node} | _memory_controller(device)
 
 
 MONITOR_DEVICES = (
@@ -203,7 +207,7 @@ MONITOR_DEVICES = (
         "hami_host_gpu_memory_controller_utilization_ratio",
         "Use of the memory controller in percent.",
         lambda device: device.memory_busy_percent,
-        _memory_controller,
+        _monitored_device,
     ),
 )
 

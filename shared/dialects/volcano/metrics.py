@@ -12,6 +12,7 @@ from shared.dialects.metrics import (
     ShareAllocation,
     ShareUsage,
 )
+from shared.dialects.nvidia.annotations import device_type
 
 UUID_LENGTH = 40
 """The monitor cuts UUIDs off after so many characters."""
@@ -75,7 +76,13 @@ SCHEDULER_PODS = (
 
 
 def _monitored_device(device: DeviceUsage) -> Labels:
-    return ZONE | {"deviceidx": str(device.index), "deviceuuid": device.uuid[:UUID_LENGTH]}
+    """Return the labels of Volcano's monitor, and those of HAMi's metrics of the same names."""
+    return ZONE | {
+        "nodeid": device.node,
+        "deviceidx": str(device.index),
+        "deviceuuid": device.uuid[:UUID_LENGTH],
+        "devicetype": device_type(device.model),
+    }
 
 
 def _monitored_share(share: ShareUsage) -> Labels:

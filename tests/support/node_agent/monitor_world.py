@@ -44,18 +44,25 @@ VOLCANO = {
     "zone": "vGPU", "podnamespace": "default", "podname": "pod", "ctrname": "main",
     "vdeviceid": "0", "deviceuuid": GPU,
 }  # fmt: skip
-HOST = {"zone": "vGPU", "device_index": "0", "device_uuid": GPU, "device_type": "Tesla T4"}
+HOST = {
+    "zone": "vGPU", "node": NODE, "device_index": "0", "device_uuid": GPU,
+    "device_type": "NVIDIA-Tesla T4",
+}  # fmt: skip
+OLD_HOST = {
+    "zone": "vGPU", "nodeid": NODE, "deviceidx": "0", "deviceuuid": GPU,
+    "devicetype": "NVIDIA-Tesla T4",
+}  # fmt: skip
 DESCRIBED = {**VOLCANO, "context": "0", "module": "0", "data": str(300 * MIB), "offset": "0"}
 NUMBERS = {
-    "HostGPUMemoryUsage": ({"zone": "vGPU", "deviceidx": "0", "deviceuuid": GPU}, 700 * MIB),
-    "HostCoreUtilization": ({"zone": "vGPU", "deviceidx": "0", "deviceuuid": GPU}, 40),
+    "HostGPUMemoryUsage": (OLD_HOST, 700 * MIB),
+    "HostCoreUtilization": (OLD_HOST, 40),
     "vGPU_device_memory_usage_in_bytes": (VOLCANO, 300 * MIB),
     "vGPU_device_memory_limit_in_bytes": (VOLCANO, 1000 * MIB),
     "Device_memory_desc_of_container": (DESCRIBED, 300 * MIB),
     "Device_utilization_desc_of_container": (VOLCANO, 25),
     "Device_last_kernel_of_container": (VOLCANO, 30),
-    "hami_host_gpu_memory_used_bytes": ({**HOST, "node": NODE}, 700 * MIB),
-    "hami_host_gpu_utilization_ratio": ({**HOST, "node": NODE}, 40),
+    "hami_host_gpu_memory_used_bytes": (HOST, 700 * MIB),
+    "hami_host_gpu_utilization_ratio": (HOST, 40),
     "hami_host_gpu_memory_controller_utilization_ratio": (HOST, 12),
     "hami_vgpu_memory_used_bytes": (HAMI, 300 * MIB),
     "hami_vgpu_memory_limit_bytes": (HAMI, 1000 * MIB),

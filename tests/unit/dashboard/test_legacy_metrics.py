@@ -12,7 +12,8 @@ from tests.support import build
 DEVICE = {"devID", "NodeName"}
 D = {"node", "device_uuid", "device_index", "device_type"}
 P = {"namespace", "node", "pod", "container_index", "device_uuid"}
-OLD = {"nodeid", "deviceuuid", "deviceidx"}
+UNTYPED = {"nodeid", "deviceuuid", "deviceidx"}
+OLD = UNTYPED | {"devicetype"}
 OLD_P = {"podnamespace", "nodename", "podname", "containeridx", "deviceuuid"}
 VOLCANO = {
     "volcano_vgpu_device_shared_number": DEVICE,
@@ -37,7 +38,7 @@ HAMI = {
     "GPUDeviceMemoryAllocated": OLD | {"devicecores"},
     "GPUDeviceSharedNum": OLD,
     "GPUDeviceCoreAllocated": OLD,
-    "nodeGPUMemoryPercentage": OLD,
+    "nodeGPUMemoryPercentage": UNTYPED,
     "vGPUMemoryAllocated": OLD_P,
     "vGPUCoreAllocated": OLD_P,
 }

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from services.node_agent.device_config import REFRESH_S, DeviceConfigLoader
 from services.node_agent.gpus.inventory import Gpu, devices_of, mode_warnings
@@ -237,3 +238,56 @@ async def test_invalid_yaml_is_ignored_with_a_warning(
 
     assert (await config.load()).split_count == 10
     assert "device-config.yaml is ignored, its syntax is invalid" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("broken", "error"),
+    [
+        ("nvidia: [", "its syntax is invalid"),
+        ("nvidia: {deviceSplitCount: 3}\nnvidia: {deviceSplitCount: 4}", "'nvidia' is there twice"),
+        ("nvidia: {deviceSplitCount: -4}", "deviceSplitCount is -4"),
+        ("nvidia: {deviceSplitCount: 99999999999}", "it must be a whole number from 1 to"),
+        ("- nvidia", "is not a mapping"),
+    ],
+)
+async def test_an_invalid_config_map_leaves_the_last_valid_one_in_force_also_after_a_restart(
+    broken: str, error: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, maps = FakeClock(), FakeConfigMaps(kube_system=text(deviceSplitCount=3))
+    running = configuring(tmp_path, maps, clock)
+    await running.load()
+    maps.texts["kube_system"] = broken
+    clock.advance(REFRESH_S)
+
+    counts = [
+        (await running.load()).split_count,
+        (await configuring(tmp_path, maps, clock).load()).split_count,
+    ]
+
+    assert counts == [3, 3]
+    assert error in caplog.text
+    assert "its last valid version is in force" in caplog.text
+    assert shown_errors() == 1
+    maps.texts["kube_system"] = text(deviceSplitCount=4)
+    clock.advance(REFRESH_S)
+    assert (await running.load()).split_count == 4
+    assert shown_errors() == 0
+
+
+def shown_errors() -> float | None:
+    labels = {"config": "volcano-vgpu-device-config"}
+    return REGISTRY.get_sample_value("leasehold_agent_config_errors", labels)
+
+
+async def test_a_key_that_is_twice_in_a_nodes_entry_is_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = tmp_path / "config.json"
+    node.write_text(
+        '{"nodeconfig": [{"name": "node-0", "devicesplitcount": 4, "devicesplitcount": 5}]}'
+    )
+
+    config = configuring(tmp_path, FakeConfigMaps(), FakeClock(), node_file=node)
+
+    assert (await config.load()).split_count == 10
+    assert "'devicesplitcount' is there twice" in caplog.text

@@ -97,7 +97,7 @@ def test_item_50_unknown_and_invalid_values_are_reported_by_name(
 ) -> None:
     config = parse_device_config(document, nodes, NODE)
 
-    assert any(warning in text for text in config.warnings), config.warnings
+    assert any(warning in text for text in (*config.warnings, *config.errors)), config
 
 
 @pytest.mark.parametrize("group", ["", "a-b", "a[", "a]", "a,b", "a:b", "a;b"])
@@ -116,7 +116,7 @@ def test_a_group_whose_name_would_break_annotations_is_left_out(group: str) -> N
     config = parse_device_config({"nvidia": {"knownMigGeometries": tables}}, None, NODE)
 
     assert [layout.name for layout in config.geometries[0].layouts] == ["good"]
-    assert "a group needs a name" in config.warnings[0]
+    assert "a group needs a name" in config.errors[0]
 
 
 @pytest.mark.parametrize(
@@ -135,4 +135,52 @@ def test_a_group_with_an_impossible_instance_is_left_out(profile: dict[str, obje
     config = parse_device_config({"nvidia": {"knownMigGeometries": tables}}, None, NODE)
 
     assert config.geometries == ()
-    assert "group g is ignored" in config.warnings[-1]
+    assert "group g is ignored" in config.errors[-1]
+
+
+def nodes(*entries: dict[str, Any]) -> dict[str, Any]:
+    return {"nodeconfig": [{"name": NODE, **entry} for entry in entries]}
+
+
+def test_several_entries_for_a_node_are_merged_field_by_field() -> None:
+    config = parse_device_config(
+        None,
+        nodes(
+            {"devicesplitcount": 3, "filterdevices": {"uuid": ["GPU-x"]}},
+            {"operatingmode": "mig", "devicesplitcount": 5},
+            {},
+        ),
+        NODE,
+    )
+
+    assert (config.node_split_count, config.mode) == (5, DeviceMode.MIG)
+    assert config.excluded_devices == {"GPU-x"}
+    assert config.errors == ()
+    (warning,) = config.warnings
+    assert "nodeconfig[1].devicesplitcount replaces that of an earlier entry" in warning
+
+
+def test_a_name_that_is_a_pattern_is_not_applied_with_a_warning() -> None:
+    config = parse_device_config(
+        None, {"nodeconfig": [{"name": "node-*", "devicesplitcount": 3}]}, NODE
+    )
+
+    assert config.node_split_count is None
+    assert "is compared as it is, and is no pattern" in config.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("document", "error"),
+    [
+        (shipped(deviceSplitCount=10**9), "deviceSplitCount is 1000000000: it must be a whole"),
+        (shipped(gpuMemoryFactor=2**40), "gpuMemoryFactor is"),
+        (shipped(deviceSplitCount=float("nan")), "deviceSplitCount is nan"),
+        (shipped(deviceSplitCount="9" * 1_000_000), "deviceSplitCount is '999"),
+        (shipped(knownMigGeometries=[{}] * 10_000), "has 10000 entries; at most 256 are read"),
+    ],
+)
+def test_what_is_out_of_range_is_an_error_in_few_words(document: Any, error: str) -> None:
+    config = parse_device_config(document, None, NODE)
+
+    assert any(error in text for text in config.errors), config.errors
+    assert all(len(text) < 300 for text in config.errors)
