@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from tools.generate import variables
 from tools.generate.reference import settings_kinds
 
 KINDS = settings_kinds()
+SUFFIXES = {".yaml", ".md", ".env", ".json", ".service"}
+VARIABLE = re.compile(r"LEASEHOLD_[A-Z0-9_]+")
 SERVICE_VARIABLES = {
     "LEASEHOLD_SERVICE_HOST": "10.0.0.1",
     "LEASEHOLD_SERVICE_PORT": "443",
@@ -158,3 +161,15 @@ def test_the_simulated_cluster_refuses_invalid_flags(argv: list[str], tmp_path: 
 
     assert code == 2
     assert f"{argv[0]}: {argv[1]!r}" in text
+
+
+def test_every_variable_in_manifests_images_and_pages_is_known() -> None:
+    root = Path(__file__).parents[3]
+    texts = [root / "compose.yaml", root / "Dockerfile"]
+    for folder in ("k8s", "docs", "examples"):
+        texts += [path for path in (root / folder).rglob("*") if path.suffix in SUFFIXES]
+
+    named = {name for path in texts for name in VARIABLE.findall(path.read_text())}
+
+    assert "LEASEHOLD_NATS_URL" in named
+    assert named <= NAMES
