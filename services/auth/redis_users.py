@@ -37,7 +37,12 @@ class RedisUser:
 
 USERS = (
     RedisUser(name="placer", writes=(LEDGER,), reads=(QUOTAS,), loads_scripts=True),
-    RedisUser(name="binder", writes=(LEDGER, QUOTAS, PREEMPTION), loads_scripts=True),
+    RedisUser(
+        name="binder",
+        writes=(LEDGER, QUOTAS, PREEMPTION),
+        loads_scripts=True,
+        commands=("info",),
+    ),
     RedisUser(
         name="timekeeper", writes=(BUDGET, TENURES), reads=(LEDGER, QUOTAS), loads_scripts=True
     ),

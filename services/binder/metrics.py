@@ -17,6 +17,8 @@ for _kind in (
     "lost_leases",
     "not_restored",
     "pods_without_lease",
+    "records_missing",
+    "records_unreadable",
     "refused_of_nodes",
 ):
     ANOMALIES.labels(_kind)  # starts at 0, so that the first one is an increase

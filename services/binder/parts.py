@@ -15,6 +15,7 @@ from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.ledger_sync.node_refusals import NodeRefusals
 from services.binder.ledger_sync.rebuild import LedgerRebuild
 from services.binder.ledger_sync.reconciliation import Reconciler
+from services.binder.ledger_sync.record_watch import RecordWatch
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
 from services.binder.ledger_sync.sweep import Sweeper
 from services.binder.report.condition_writer import ConditionWriter
@@ -44,6 +45,7 @@ class LedgerSync:
     sweeper: Sweeper
     reconciler: Reconciler
     rebuild: LedgerRebuild
+    records: RecordWatch
     deleted_nodes: DeletedNodes
     gates: SchedulingGates
 

@@ -68,6 +68,7 @@ from shared.runtime.service import answers, handles, loops, publishes
 
 VANISHED_S = 1.0
 REBUILD_S = 1.0
+CHECK_S = 1.0
 GATHER_REPORTS_S = 0.1
 """Agents report one by one, and often: reports that share a script call cost much less."""
 
@@ -338,6 +339,15 @@ class Binder:
                 await self.publish(events)
                 self.sync.rebuild.mark_published()
             await self._sleep_until_next(REBUILD_S)
+
+    @loops
+    async def check_records(self) -> None:
+        """Check the ledger's records, page by page."""
+        while True:
+            requests = await self.sync.records.step()
+            if requests:
+                await self.publish(requests)
+            await self._sleep_until_next(CHECK_S)
 
     # Budgets and preemption
 

@@ -26,6 +26,7 @@ from services.binder.ledger_sync.lost_leases import LostLeases
 from services.binder.ledger_sync.node_refusals import NodeRefusals
 from services.binder.ledger_sync.rebuild import LedgerRebuild
 from services.binder.ledger_sync.reconciliation import Reconciler
+from services.binder.ledger_sync.record_watch import RecordWatch
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
 from services.binder.ledger_sync.sweep import Sweeper
 from services.binder.ledger_sync.vanished_pods import VanishedPods
@@ -125,6 +126,7 @@ def build_binder(
                 clock=clock,
             ),
             rebuild=_rebuild(ports, sender, holders),
+            records=RecordWatch(ledger, events, metrics),
             deleted_nodes=DeletedNodes(ledger, ports.pods, metrics),
             gates=SchedulingGates(ports.gated_pods, ports.pods, events, clock),
         ),

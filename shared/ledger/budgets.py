@@ -8,6 +8,7 @@ leases does not change them. All methods raise UnavailableError when the server 
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import Any, Self
 
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
@@ -24,6 +25,7 @@ from shared.ledger.rows.account_rows import (
     update_write,
 )
 from shared.ledger.rows.lease_rows import decode_lease
+from shared.ledger.rows.unreadable import readable
 from shared.model.budget import (
     Account,
     AccountChange,
@@ -79,12 +81,12 @@ class Budgets:
         """
         packed, *values = await self._connection.run_raw("budget_journal", self._prefix, most)
         generation, now, known_generation, cursor, is_lost, is_complete, rows = unpack(packed)
-        leases = map(decode_lease, values)
+        leases = iter(values)
         entries = tuple(
             JournalEntry(
                 at_ms=instant_of(entry_id),
                 kind=kind,
-                leases=tuple(next(leases) for _ in range(int(count))),
+                leases=tuple(readable(decode_lease, list(islice(leases, int(count))))),
             )
             for entry_id, kind, count in rows
         )
@@ -126,7 +128,7 @@ class Budgets:
         accounts: list[Account] = []
         for batch in in_batches(rows, PAGE_SIZE):
             found = await self._connection.run("budget_load", self._prefix, batch, state="any")
-            accounts += map(decode_account, found)
+            accounts += readable(decode_account, found)
         return accounts
 
     async def all_accounts(self, names: Iterable[Namespace]) -> Accounts:
@@ -151,7 +153,7 @@ class Budgets:
 
     async def windows(self, namespace: Namespace) -> list[BudgetWindow]:
         """Return all windows of a namespace, by start."""
-        found = map(decode_window, await self._query("windows", namespace))
+        found = readable(decode_window, await self._query("windows", namespace))
         return sorted(found, key=lambda window: window.place)
 
     async def save(self, update: AccountUpdate, *, kept_since_ms: int | None = None) -> bool:
@@ -166,7 +168,7 @@ class Budgets:
     ) -> list[ChargeEntry]:
         """Return the entries after the given one, oldest first."""
         rows = await self._query("entries", namespace, after, most)
-        return [decode_charge_entry(id_, text) for id_, text in rows]
+        return list(readable(lambda row: decode_charge_entry(*row), rows))
 
     async def now_ms(self) -> int:
         """Return the instant by the server's clock."""

@@ -29,8 +29,15 @@ BATCH_SIZE = 64
 """Items per script call: enough to be cheap, few enough to share Redis."""
 TRY_WRITE_S = 1.0
 """The interval at which a write is tried after the server has refused a call."""
-unpack = msgspec.msgpack.Decoder().decode
-"""Decodes a script's reply."""
+_unpack = msgspec.msgpack.Decoder().decode
+
+
+def unpack(packed: bytes) -> Any:
+    """Decode a script's reply; bytes that are no text become surrogates."""
+    try:
+        return _unpack(packed)
+    except msgspec.MsgspecError:
+        return msgpack.unpackb(packed, unicode_errors="surrogateescape", strict_map_key=False)
 
 
 class LedgerConnection:

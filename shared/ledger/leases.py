@@ -27,9 +27,11 @@ from shared.ledger.lease_resizes import LeaseResizes
 from shared.ledger.ledger_clock import LedgerClock
 from shared.ledger.ledger_inventory import LedgerInventory
 from shared.ledger.ledger_totals import PAGE_SIZE, LedgerQuotas, LedgerTotals, read_nodes
+from shared.ledger.record_checks import RecordChecks
 from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import decode_lease, encode_leases, encode_reservation, joined
 from shared.ledger.rows.outcome_rows import decode_outcome
+from shared.ledger.rows.unreadable import readable
 from shared.ledger.rows.waiting_rows import rank_of
 from shared.ledger.waiting_pods import WaitingPods
 from shared.model.lease import Lease, LeaseState, StaleLeaseError
@@ -60,6 +62,7 @@ class RedisLeases(LedgerInventory):
         self.claims = ClaimLeases(connection)
         self.totals = LedgerTotals(connection)
         self.quotas = LedgerQuotas(connection)
+        self.checks = RecordChecks(connection)
 
     @classmethod
     @asynccontextmanager
@@ -255,7 +258,7 @@ class RedisLeases(LedgerInventory):
             _, *values = await self._connection.run_raw(
                 "end_leases", "released", batch, version if version is not None else False, reason
             )
-            ended += map(decode_lease, values)
+            ended += readable(decode_lease, values)
         self._observe(ended)
         return ended
 
@@ -268,13 +271,13 @@ class RedisLeases(LedgerInventory):
                 "end_leases", "expired", now, EXPIRE_BATCHES
             )
             has_more = unpack(packed)
-            expired += map(decode_lease, values)
+            expired += readable(decode_lease, values)
         return expired
 
     async def load(self, pods: Sequence[PodUid]) -> list[Lease | None]:
         """Return each pod's live lease, or None."""
         values = await self._connection.run_raw("load_leases", pods, [], [])
-        return [decode_lease(value) if value else None for value in values]
+        return [next(readable(decode_lease, [value]), None) if value else None for value in values]
 
     async def load_node(self, node: NodeName) -> list[Lease]:
         """Return the live leases of a node."""
@@ -303,7 +306,7 @@ class RedisLeases(LedgerInventory):
 
     async def _load_all(self, nodes: Sequence[str], gangs: Sequence[str]) -> list[Lease]:
         values = await self._connection.run_raw("load_leases", [], nodes, gangs)
-        return [decode_lease(value) for value in values if value]
+        return list(readable(decode_lease, filter(None, values)))
 
     # Rebuilds
 

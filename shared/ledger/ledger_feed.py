@@ -1,11 +1,12 @@
 """The ledger as readers follow it: a snapshot, and every change after it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from shared.ledger.connection import LedgerConnection, LedgerPart, in_batches
 from shared.ledger.ledger_totals import PAGE_SIZE, read_nodes
-from shared.ledger.rows.node_rows import decode_change, decode_node_totals, is_known
+from shared.ledger.rows.node_rows import decode_change, decode_node_rows, is_known
+from shared.ledger.rows.unreadable import UNREADABLE
 from shared.ledger.server_errors import RebuildPendingError
 from shared.model.errors import UnavailableError
 from shared.model.ledger import FeedTruncatedError, LedgerChange, LedgerSnapshot, LedgerStatus
@@ -77,9 +78,8 @@ class LedgerFeed(LedgerPart):
             page = await read_nodes(self._connection, batch)
             if page.generation != start.generation:
                 raise UnavailableError("the ledger was rebuilt while it was read; read it again")
-            nodes += [
-                decode_node_totals(row, page.leases).node for row in page.rows if is_known(row)
-            ]
+            known = filter(is_known, page.rows)
+            nodes += [totals.node for totals in decode_node_rows(known, page.leases)]
         return LedgerSnapshot(
             position=f"{start.generation}:{start.feed_entry}:{start.feed_digest}",
             capacity=start.capacity,
@@ -93,7 +93,7 @@ class LedgerFeed(LedgerPart):
         rebuilt, or has lost changes.
         """
         generation, number, digest = position.split(":")
-        at = int(number)
+        at, missed = int(number), -1
         while True:
             entries = await self._connection.read_feed(at, count=FEED_BATCH, block_s=FEED_WAIT_S)
             if not entries:
@@ -102,18 +102,28 @@ class LedgerFeed(LedgerPart):
                     raise FeedTruncatedError(position, "the ledger was rebuilt")
                 if page.feed_entry == at:
                     check_unchanged(position, digest, page.feed_digest)
+                elif missed == page.feed_entry:
+                    raise FeedTruncatedError(position, f"it has no entry up to {missed}")
+                missed = page.feed_entry
                 continue
             changes = []
             for entry, fields in entries:
-                if fields[b"e"].decode() != generation:
+                if fields.get(b"e", b"").decode("latin1") != generation:
                     raise FeedTruncatedError(position, "the ledger was rebuilt")
                 if entry != at + 1:
                     raise FeedTruncatedError(position, f"it begins at {entry}")
-                check_unchanged(position, digest, fields.get(b"p", b"").decode())
-                at, digest = entry, fields.get(b"t", b"").decode()
-                changes.append(decode_change(f"{generation}:{at}:{digest}", fields))
+                check_unchanged(position, digest, fields.get(b"p", b"").decode("latin1"))
+                at, digest = entry, fields.get(b"t", b"").decode("latin1")
+                changes.append(_decoded(f"{generation}:{at}:{digest}", fields))
             self._connection.observe_version(max(change.version for change in changes))
             yield changes
+
+
+def _decoded(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
+    try:
+        return decode_change(position, fields)
+    except UNREADABLE as error:
+        raise FeedTruncatedError(position, f"its entry cannot be read: {error}") from error
 
 
 def check_unchanged(position: str, digest: str, stored: str) -> None:

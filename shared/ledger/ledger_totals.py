@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from shared.ledger.connection import LedgerConnection, LedgerPart, in_batches, unpack
 from shared.ledger.rows.joined_texts import unescaped
-from shared.ledger.rows.node_rows import decode_node_totals
+from shared.ledger.rows.node_rows import decode_node_rows
 from shared.ledger.rows.quota_rows import decode_quota_totals, encode_quota
 from shared.model.fair_share import Entitlement, FairShare, GpuAmount
 from shared.model.ledger import NodeTotals
@@ -35,7 +35,13 @@ async def read_nodes(
     packed, *values = await connection.run_raw("read_nodes", names, with_leases)
     generation, (feed_entry, digest), capacity, version, known, rows = unpack(packed)
     connection.observe_version(version)
-    return NodePage(generation, int(feed_entry), digest, capacity, known, rows, iter(values))
+    names = [name for name in known if _is_text(name)]
+    return NodePage(generation, int(feed_entry), digest, capacity, names, rows, iter(values))
+
+
+def _is_text(name: object) -> bool:
+    """Return whether a name can be sent back: it may be bytes that something else has written."""
+    return isinstance(name, str) and not any("\ud800" <= each <= "\udfff" for each in name)
 
 
 class LedgerTotals(LedgerPart):
@@ -56,7 +62,7 @@ class LedgerTotals(LedgerPart):
 
     async def _page(self, names: Sequence[str]) -> list[NodeTotals]:
         page = await read_nodes(self._connection, names, with_leases=True)
-        return [decode_node_totals(row, page.leases) for row in page.rows]
+        return list(decode_node_rows(page.rows, page.leases))
 
     async def claimed(self) -> dict[NodeName, dict[str, int]]:
         """Return the ordinary resources of nodes that claims reserve; leases are not included."""

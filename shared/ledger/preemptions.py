@@ -14,6 +14,7 @@ import msgspec
 from shared.ledger.connection import LedgerPart
 from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import demand_of
+from shared.ledger.rows.unreadable import readable
 from shared.model.budget import LeaseClass
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.preemption import EvictionRecord, Preemption, PreemptionState, StoredPreemption
@@ -77,14 +78,9 @@ class Preemptions(LedgerPart):
         """Return open preemptions, evictions of the last `past_s`, and the states of budgets."""
         preemptions, evictions, budgets = await self._run("read", max(0.0, now - past_s) * 1000)
         return PreemptionState(
-            open=tuple(
-                StoredPreemption(
-                    preemption=_decode_preemption(text), version=version, claimed=is_claimed
-                )
-                for _, version, text, is_claimed in sorted(preemptions)
-            ),
-            evictions=tuple(map(_decode_eviction, evictions)),
-            budgets={budget.namespace: budget for budget in map(_decode_budget, budgets)},
+            open=tuple(readable(_decode_stored, sorted(preemptions))),
+            evictions=tuple(readable(_decode_eviction, evictions)),
+            budgets={budget.namespace: budget for budget in readable(_decode_budget, budgets)},
         )
 
     async def save_budget(self, budget: BudgetChanged) -> None:
@@ -107,6 +103,13 @@ class Preemptions(LedgerPart):
 
     async def _run(self, *args: object) -> Any:
         return await self._connection.run("preemptions", *args)
+
+
+def _decode_stored(row: Sequence[Any]) -> StoredPreemption:
+    _, version, text, is_claimed = row
+    return StoredPreemption(
+        preemption=_decode_preemption(text), version=version, claimed=is_claimed
+    )
 
 
 def _text(value: object) -> str:

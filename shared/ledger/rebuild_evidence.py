@@ -5,6 +5,7 @@ complete, and reads them page by page. They are evidence for a rebuild or a comp
 the ledger itself; they are deleted after some minutes, and when a rebuild begins.
 """
 
+import contextlib
 import zlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 
 from shared.ledger.connection import LedgerPart, unpack
+from shared.ledger.rows.unreadable import UNREADABLE
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import Allocation, DeviceReported
 from shared.model.events.pod_events import ListedPods, PodsListed
@@ -53,7 +55,12 @@ class LedgerStaging(LedgerPart):
             for text in await self._run_raw("chunks", listing.listing_id, first, last):
                 if text is None:
                     raise UnavailableError(f"listing {listing.listing_id} was deleted meanwhile")
-                yield _decode_pods(zlib.decompress(text))
+                try:
+                    yield _decode_pods(zlib.decompress(text))
+                except (zlib.error, *UNREADABLE) as error:
+                    raise UnavailableError(
+                        f"listing {listing.listing_id} cannot be read: {error}"
+                    ) from error
 
     async def save_reports(self, reports: Sequence[DeviceReported]) -> None:
         """Save the allocations that these nodes' agents report; the newest report counts."""
@@ -71,10 +78,10 @@ class LedgerStaging(LedgerPart):
         node's later report with other allocations has a position of its own.
         """
         found = await self._run_raw("reports", position, REPORTS_PER_CALL)
-        reports = {
-            NodeName(node.decode()): _decode_allocations(zlib.decompress(text))
-            for node, text in zip(found[::2], found[1::2], strict=True)
-        }
+        reports = {}
+        for node, text in zip(found[::2], found[1::2], strict=True):
+            with contextlib.suppress(zlib.error, *UNREADABLE):
+                reports[NodeName(node.decode())] = _decode_allocations(zlib.decompress(text))
         return position + len(found) // 2, reports
 
     async def extend_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from shared.ledger.rows.lease_rows import NUMBER_OF_STATE
 from shared.ledger.rows.record_sizes import LIMITS
+from shared.ledger.server_errors import KEEPS_KEYS
 from shared.model.lease import TRANSITIONS, LeaseState
 from shared.model.node import CORDON_PREFIX, NOT_LISTED_CODE, REPLACED_CODE
 
@@ -126,6 +127,7 @@ def _constants() -> str:
         f"local MAY_BECOME = {_lua_sets(TRANSITIONS)}\n"
         f"local MAY_REACH = {_lua_sets(reachable())}\n"
         f"local CORDON_PREFIX = '{CORDON_PREFIX}'\n"
+        f"local KEEPS_KEYS = '{KEEPS_KEYS}'\n"
         f"local {', '.join(LIMITS)} = {', '.join(map(str, LIMITS.values()))}\n"
         f"local IS_MISSING = {{{NOT_LISTED_CODE} = true, {REPLACED_CODE} = true}}\n"
     )

@@ -13,8 +13,13 @@ from shared.model.errors import ConflictError, PermissionDeniedError, RequestErr
 
 _SCRIPT_CODES = frozenset({"WRONGTYPE", "CROSSSLOT", "NOPROTO"})
 """Error codes that a wrong script causes, whatever the state of the server."""
-_NOT_SERVED = ("NOTREADY", "FORMAT", "LOSTWRITES")
+_NOT_SERVED = ("NOTREADY", "FORMAT", "LOSTWRITES", "LOSTKEYS")
 """The scripts' errors while the server responds but its ledger cannot be used."""
+
+
+KEEPS_KEYS = "noeviction"
+"""The only `maxmemory-policy` that evicts no lease."""
+SET_POLICY = f"redis-cli config set maxmemory-policy {KEEPS_KEYS}, and in its configuration"
 
 
 class RebuildPendingError(UnavailableError):
@@ -70,6 +75,12 @@ def _unready_reason(text: str) -> str:
             "has lost writes that it had confirmed (a replica that was behind took over, or an "
             "older file was loaded); it rejects calls until a binder has rebuilt it"
         )
+    if word == "LOSTKEYS":
+        found, known = formats
+        return (
+            f"has {found} of its {known} main keys (others were evicted or deleted); it rejects "
+            "calls until a binder has rebuilt it"
+        )
     if word == "FORMAT":
         stored, ours = formats
         return (
@@ -99,6 +110,9 @@ def _unavailability(error: Exception, text: str) -> str:
         return f": {fault}"
     if isinstance(error.__cause__, RequestError):
         return f" was not called: {text}"
+    if text.startswith("EVICTS"):
+        policy = text.removeprefix("EVICTS ")
+        return f" may lose leases: maxmemory-policy is {policy}; {SET_POLICY}"
     if text.startswith("DENIED"):
         return (
             " refuses connections from other machines, with or without a secret, because it runs "

@@ -10,6 +10,7 @@ import msgspec
 from shared.ledger.connection import LedgerPart, in_batches, unpack
 from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import decode_lease
+from shared.ledger.rows.unreadable import readable
 from shared.ledger.rows.waiting_rows import (
     decode_waiting_pod,
     encode_enrolled_pod,
@@ -52,7 +53,7 @@ class WaitingPods(LedgerPart):
         values = await self._connection.run_raw("load_leases", leased, [], []) if leased else []
         return WaitResult(
             stale=tuple(stale),
-            already_leased=tuple(decode_lease(value) for value in values if value),
+            already_leased=tuple(readable(decode_lease, filter(None, values))),
             gone=tuple(gone),
             changed=tuple(changed),
         )
@@ -61,12 +62,12 @@ class WaitingPods(LedgerPart):
         """Return the pods that wait: all, or those among `pods`."""
         if pods is not None:
             _, rows = await self._connection.run("list_waiting", "pods", pods)
-            return [decode_waiting_pod(*row) for row in rows]
+            return list(readable(_decode_row, rows))
         found: dict[PodUid, WaitingPod] = {}
         cursor = "0"
         while True:
             cursor, rows = await self._connection.run("list_waiting", "scan", cursor, SCAN_COUNT)
-            page = (decode_waiting_pod(*row) for row in rows)
+            page = readable(_decode_row, rows)
             found.update((waiting.queued.pod, waiting) for waiting in page)
             if cursor == "0":
                 return list(found.values())
@@ -110,9 +111,11 @@ class WaitingPods(LedgerPart):
         capacity, records, is_complete = await self._connection.run(
             "choose_offers", now, limit, spare
         )
-        pods = (
-            replace(decode_waiting_pod(0, 0.0, record).queued, requeue_number=capacity)
-            for record in records
+        pods = readable(
+            lambda record: replace(
+                decode_waiting_pod(0, 0.0, record).queued, requeue_number=capacity
+            ),
+            records,
         )
         return OfferedPods(pods=tuple(pods), complete=is_complete)
 
@@ -131,10 +134,14 @@ class WaitingPods(LedgerPart):
         return GangEnrollment(
             live_count=live_count,
             waiting_count=waiting_count,
-            waiting=tuple(decode_waiting_pod(*row) for row in waiting_rows),
-            leases=tuple(map(decode_lease, values)),
+            waiting=tuple(readable(_decode_row, waiting_rows)),
+            leases=tuple(readable(decode_lease, values)),
             gone=tuple(map(PodUid, gone)),
         )
+
+
+def _decode_row(row: Sequence[Any]) -> WaitingPod:
+    return decode_waiting_pod(*row)
 
 
 def _encoded(
@@ -170,13 +177,13 @@ class GatedPods(LedgerPart):
     async def namespaces(self) -> dict[Namespace, BudgetChanged | None]:
         """Return the namespaces with gated pods, and the state of their budgets if it is known."""
         return {
-            Namespace(name): _decode_budget(text) if text else None
+            Namespace(name): next(readable(_decode_budget, [text]), None) if text else None
             for name, text in await self._run("namespaces")
         }
 
     async def load(self, namespace: Namespace) -> list[PodGated]:
         """Return the gated pods of a namespace, in no order."""
-        return [_decode_gated(text) for text in await self._run("list", namespace)]
+        return list(readable(_decode_gated, await self._run("list", namespace)))
 
     async def _run(self, *args: object) -> Any:
         return await self._connection.run("gated_pods", *args, state="any")

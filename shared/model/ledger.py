@@ -191,6 +191,26 @@ class LedgerSnapshot:
     nodes: tuple[LedgerNode, ...]
 
 
+class UnreadableRecord(NamedTuple):
+    """A record that could not be read: arbitrary bytes in its place."""
+
+    kind: str
+    """`leases`, `devices`, `nodes` or `waiting`."""
+    key: str
+    """UID of the pod, UUID of the device, or name of the node."""
+    node: str = ""
+    """The node that it belongs to; empty: not known."""
+
+
+class CheckedRecords(NamedTuple):
+    """What was found in some pages of the ledger. If anything is wrong, it must be rebuilt."""
+
+    missing: tuple[str, ...] = ()
+    unreadable: tuple[UnreadableRecord, ...] = ()
+    must_list: bool = False
+    """Pods that are gone are not marked so: pods must be listed again."""
+
+
 RESERVED_FOR_OTHER = -1
 """Instead of a capacity number: the capacity is reserved for an offer to another pod."""
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from shared.model.clock import Clock, wait_for_event
-from shared.model.ledger import LedgerChange, LedgerSnapshot
+from shared.model.ledger import FeedTruncatedError, LedgerChange, LedgerSnapshot
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 
 DISCONNECTED_LIMIT_S = 10.0
@@ -44,6 +44,10 @@ class LedgerMirror:
         self.may_pause = may_pause
         self.mirror = ClusterMirror()
         self._disconnected_since: float | None = None
+        self._snapshot_at: float | None = None
+        self._failing_since: float | None = None
+        """When the mirror first failed to follow, unless it has followed for long since."""
+        self._fault = ""
         self._requested = asyncio.Event()
         """Changes are to be read now."""
         self._applied = asyncio.Event()
@@ -51,13 +55,20 @@ class LedgerMirror:
     def unready_reason(self) -> str | None:
         """Return why nothing can be decided by the mirror, or None."""
         if self.mirror.capacity < 0:
-            return "no snapshot of the ledger yet"
-        if self._disconnected_since is None:
+            return f"no snapshot of the ledger yet{self._fault}"
+        since = self._failing_since if self._is_failing() else self._disconnected_since
+        if since is None:
             return None
-        disconnected_s = self.clock.ticks() - self._disconnected_since
+        disconnected_s = self.clock.ticks() - since
         if disconnected_s <= DISCONNECTED_LIMIT_S:
             return None
-        return f"disconnected from the ledger for {disconnected_s:.0f} s"
+        return f"disconnected from the ledger for {disconnected_s:.0f} s{self._fault}"
+
+    def _is_failing(self) -> bool:
+        """Return whether following failed and has not lasted since: a snapshot is no proof."""
+        if self._failing_since is None or self._snapshot_at is None:
+            return False
+        return self.clock.ticks() < self._snapshot_at + DISCONNECTED_LIMIT_S
 
     async def follow(self) -> None:
         """Apply a snapshot, then every change, until the connection is lost.
@@ -68,13 +79,20 @@ class LedgerMirror:
             snapshot = await self.ledger.snapshot()
             self.mirror.reset(snapshot.nodes)
             self.mirror.capacity = snapshot.capacity
-            self._disconnected_since = None
+            self._disconnected_since, self._snapshot_at = None, self.clock.ticks()
             async for changes in self.ledger.changes(snapshot.position):
                 self.mirror.apply(changes)
                 self._applied.set()
                 if self.may_pause():
                     await wait_for_event(self._requested, READ_PAUSE_S)
                 self._requested.clear()
+        except FeedTruncatedError:
+            raise
+        except Exception as error:
+            self._fault = f": {str(error) or type(error).__name__}"
+            if not self._is_failing():
+                self._failing_since = self.clock.ticks()
+            raise
         finally:
             if self._disconnected_since is None:
                 self._disconnected_since = self.clock.ticks()

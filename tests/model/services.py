@@ -174,6 +174,7 @@ class BinderReplica(Service):
         self.world.publish([LeaseChanged(lease=lease) for lease in ended])
 
     async def _rebuild(self) -> None:
+        self.world.publish(await self.binder.sync.records.step())
         events = await self.binder.sync.rebuild.step()
         if events:
             self.world.publish(events)

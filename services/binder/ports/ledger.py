@@ -11,6 +11,7 @@ from shared.model.events.node_events import Allocation, DeviceReported
 from shared.model.events.pod_events import ListedPods, PodsListed
 from shared.model.lease import Lease, StaleLeaseError
 from shared.model.ledger import (
+    CheckedRecords,
     LedgerStatus,
     NoCapacity,
     NodeTotals,
@@ -316,8 +317,25 @@ class RebuildLedger(LedgerState, LeaseRestorer, Protocol):
         ...
 
 
+class RecordChecker(Protocol):
+    """Checks the ledger's own records."""
+
+    async def step(self) -> CheckedRecords:
+        """Check the next pages; nothing while the ledger is being rebuilt."""
+        ...
+
+
+class WatchedLedger(LiveLeases, Protocol):
+    """The ledger, as its records are watched."""
+
+    @property
+    def checks(self) -> RecordChecker:
+        """Checks of its records."""
+        ...
+
+
 class BinderLedger(
-    ClaimLedger, SchedulerLedger, CordonLedger, ResizeLedger, RebuildLedger, Protocol
+    ClaimLedger, SchedulerLedger, CordonLedger, ResizeLedger, RebuildLedger, WatchedLedger, Protocol
 ):
     """Everything the binder does with the ledger, preemption aside."""
 

@@ -15,6 +15,7 @@ from shared.model.bounds import cut
 from shared.model.events.node_events import HealthChanged, LeaseHolder, ShareRefused, ViolationFound
 from shared.model.events.pod_events import PlacementRefused, PodRejected
 from shared.model.lease import Lease
+from shared.model.ledger import UnreadableRecord
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 COMPONENT = "leasehold"
@@ -107,6 +108,19 @@ def violation_event(event: ViolationFound) -> KubernetesEvent:
         reason=event.reason,
         message=cut(f"node {event.node}: {event.message}"),
         kind=_kind_of(event),
+    )
+
+
+def unreadable_event(record: UnreadableRecord, lease: Lease | None = None) -> KubernetesEvent:
+    """Return the Event of a record that could not be read: of its lease's pod, or of its node."""
+    what = "the lease" if lease else f"the record of {record.kind.removesuffix('s')} {record.key}"
+    return KubernetesEvent(
+        pod=lease.pod if lease else PodUid(record.node),
+        namespace=lease.namespace if lease else Namespace("default"),
+        name=lease.name if lease else record.node,
+        reason="LedgerRecordUnreadable",
+        message=cut(f"{what} could not be read in Redis; it is rebuilt from pods and agents"),
+        kind="Node" if lease is None else "ResourceClaim" if lease.claim else "Pod",
     )
 
 

@@ -113,6 +113,7 @@ def shape(snapshot: Snapshot, lasting: Sequence[Difference]) -> dict[str, Any]:
             "agents": len(snapshot.allocations),
         },
         "not_checked": list(snapshot.not_checked),
+        "unreadable": [f"{record.kind} {record.key}" for record in snapshot.unreadable],
         "differences": [
             {"invariant": one.invariant, "subject": one.subject, "text": one.text}
             for one in lasting
@@ -134,6 +135,10 @@ def render(snapshot: Snapshot, lasting: Sequence[Difference]) -> RenderableType:
     else:
         lines = [Text(f"clean: {checked} agree", style="green")]
     lines += [Text(f"not checked: {one}", style="yellow") for one in snapshot.not_checked]
+    lines += [
+        Text(f"could not be read in the last 24 hours: {record.kind} {record.key}", style="yellow")
+        for record in snapshot.unreadable
+    ]
     return Group(*lines)
 
 

@@ -5,8 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from services.cli.doctor.server_versions import AS_OF, patched_version
 from shared.dialects import GPU_RESOURCES, KUBE_SCHEDULER
 from shared.ledger.redis_server import RedisFacts
+from shared.ledger.server_errors import KEEPS_KEYS, SET_POLICY
 from shared.model.events.pod_events import Heartbeat
 from shared.model.findings import Finding, fail, ok, warn
+from shared.model.ledger import UnreadableRecord
 from shared.model.names import AGENTS_NAMESPACE, REQUIRED_SERVICES, SYSTEM_NAMESPACE, NodeName
 
 ALL_PODS = "kubectl get pods -A -l app.kubernetes.io/part-of=leasehold"
@@ -17,7 +19,12 @@ CLOCK_FAIL_S = 5.0
 WEEK_DAYS = 7.0
 
 
-def redis(facts: RedisFacts, *, by_sentinels: bool) -> Finding:
+NAMED_RECORDS = 5
+
+
+def redis(
+    facts: RedisFacts, *, by_sentinels: bool, unreadable: Sequence[UnreadableRecord] = ()
+) -> Finding:
     """Judge the ledger's server.
 
     A single server is fine: the ledger is rebuilt if it is lost. With Sentinels a replica must be
@@ -26,6 +33,13 @@ def redis(facts: RedisFacts, *, by_sentinels: bool) -> Finding:
     unsafe = _unsafe(facts)
     if unsafe is not None:
         return unsafe
+    if unreadable:
+        names = ", ".join(f"{record.kind} {record.key}" for record in unreadable[:NAMED_RECORDS])
+        return warn(
+            f"{len(unreadable)} records could not be read in the last 24 hours, and were rebuilt: "
+            f"{names}",
+            "find out what writes to Redis; test the memory and the disk of its machine",
+        )
     if not facts.replicas and by_sentinels:
         return warn(
             "it has no replica that Sentinels could promote",
@@ -50,10 +64,10 @@ def _unsafe(facts: RedisFacts) -> Finding | None:
         return fail(
             f"it is a {facts.role}: nothing can be written", "set --redis-url to the primary's URL"
         )
-    if facts.maxmemory_policy not in {"", "noeviction"}:
+    if facts.maxmemory_policy not in {"", KEEPS_KEYS}:
         return fail(
             f"maxmemory-policy is {facts.maxmemory_policy}: it may evict leases",
-            "redis-cli config set maxmemory-policy noeviction, and in its configuration",
+            SET_POLICY,
         )
     if not facts.last_write_succeeded:
         return fail("its last write to disk failed", "redis-cli info persistence; df -h")

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import ssl
 import time
 from collections.abc import Iterable
@@ -18,13 +19,15 @@ from services.webhook.registration import CLAIMS_WEBHOOK
 from shared.credentials.logins import ClientCredentials
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
+from shared.ledger.leases import RedisLeases
 from shared.ledger.redis_server import redis_facts
 from shared.ledger.sentinel import uses_sentinels
 from shared.model.claim import DRIVER
 from shared.model.clock import clock_ahead_s
-from shared.model.errors import LeaseholdError
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.pod_events import Heartbeat
 from shared.model.findings import Finding, SkipError, ok
+from shared.model.ledger import UnreadableRecord
 from shared.model.names import SYSTEM_NAMESPACE, NodeName
 from shared.nats import servers
 from shared.nats.bus import Bus
@@ -164,7 +167,13 @@ class ClusterProbes:
     async def redis(self) -> Finding:
         """Read its role and its persistence."""
         facts = await redis_facts(self._redis(), self.redis_credentials)
-        return judge.redis(facts, by_sentinels=uses_sentinels(self.redis_url))
+        unreadable: list[UnreadableRecord] = []
+        with contextlib.suppress(UnavailableError, RequestError, TimeoutError):
+            opening = RedisLeases.connect(self._redis(), credentials=self.redis_credentials)
+            async with opening as ledger:
+                unreadable = await ledger.checks.unreadable()
+        by_sentinels = uses_sentinels(self.redis_url)
+        return judge.redis(facts, by_sentinels=by_sentinels, unreadable=unreadable)
 
     async def redis_clock(self) -> Finding:
         """Compare clocks: reservations expire by Redis' clock."""

@@ -9,7 +9,7 @@ from shared.model.events.node_events import Allocation
 from shared.model.events.pod_events import PodQueued
 from shared.model.fair_share import FairShare
 from shared.model.lease import Lease, Share
-from shared.model.ledger import NodeTotals, WaitingPod
+from shared.model.ledger import NodeTotals, UnreadableRecord, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.quota import QuotaTotals
 from shared.model.usage import IDLE_AFTER_S, ShareKey, ShareMeasurement, share_key
@@ -123,6 +123,8 @@ class Snapshot:
     """The nodes' ordinary resources that are reserved for pods for which others are evicted."""
     budget_windows: tuple[WindowTotals, ...] = ()
     """Every namespace's open budget window."""
+    unreadable: tuple[UnreadableRecord, ...] = ()
+    """Records that could not be read in the last 24 hours; they were rebuilt."""
     not_checked: tuple[str, ...] = ()
     """The parts that this machine could not read, as text."""
     fair_share: FairShare = field(default_factory=FairShare)

@@ -81,6 +81,7 @@ class SnapshotReader:
             quotas=await self.ledger.quotas.totals(),
             preemption_claims=await self.ledger.totals.claimed(),
             fair_share=await self.ledger.totals.fair_share(),
+            unreadable=tuple(await self.ledger.checks.unreadable()),
         )
 
     async def with_usage(self, snapshot: Snapshot) -> Snapshot:

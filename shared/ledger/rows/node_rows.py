@@ -17,6 +17,7 @@ from shared.ledger.rows.device_rows import (
 from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import decode_lease, text
 from shared.ledger.rows.record_sizes import MOST_AMOUNT
+from shared.ledger.rows.unreadable import readable
 from shared.model.device import Device, DeviceMode
 from shared.model.events.node_events import DeviceReported
 from shared.model.ledger import LedgerChange, LedgerNode, NodeTotals, NodeUse
@@ -24,7 +25,16 @@ from shared.model.names import NodeName
 from shared.model.node import NodeFacts
 
 _decode_facts = msgspec.json.Decoder(NodeFacts).decode
-_decode_devices = msgspec.json.Decoder(tuple[Device, ...]).decode
+_decode_device = msgspec.json.Decoder(Device).decode
+_cut_devices = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def _decode_devices(devices: str) -> Iterator[Device]:
+    return readable(_decode_device, _cut_devices(devices))
+
+
+_LEASE_COUNT = 7
+"""Where a row has it."""
 
 
 class _Served(msgspec.Struct):
@@ -79,10 +89,22 @@ def encode_device_report(report: DeviceReported) -> list[object]:
     ]
 
 
-def decode_node_totals(row: Sequence[Any], leases: Iterator[bytes]) -> NodeTotals:
-    """Decode a row of `read_nodes.lua`, and as many of the leases that follow as it counts."""
-    name, node, facts, devices, served, _, device_rows, lease_count, mismatches = row
-    states = [decode_device_row(device) for device in device_rows if device]
+def decode_node_rows(
+    rows: Iterable[Sequence[Any]], leases: Iterator[bytes]
+) -> Iterator[NodeTotals]:
+    """Decode rows of `read_nodes.lua`, and as many of the leases that follow as each counts.
+
+    What cannot be read is left out.
+    """
+    return readable(
+        lambda of_node: _decode_node_totals(*of_node),
+        ((row, list(islice(leases, row[_LEASE_COUNT]))) for row in rows),
+    )
+
+
+def _decode_node_totals(row: Sequence[Any], leases: Iterable[bytes]) -> NodeTotals:
+    name, node, facts, devices, served, _, device_rows, _, mismatches = row
+    states = list(readable(decode_device_row, filter(None, device_rows)))
     _, use = decode_node_row(node)
     return NodeTotals(
         node=_ledger_node(
@@ -92,7 +114,7 @@ def decode_node_totals(row: Sequence[Any], leases: Iterator[bytes]) -> NodeTotal
             served,
             [state for state in states if state.node == name],
         ),
-        leases=tuple(map(decode_lease, islice(leases, lease_count))),
+        leases=tuple(readable(decode_lease, leases)),
         index_mismatches=tuple(mismatches),
         known=is_known(row),
         reported=tuple(each.uuid for each in _decode_devices(devices) if each.healthy),
@@ -117,15 +139,16 @@ def decode_change(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
         version=int(fields.get(b"v", 0)),
         capacity=int(fields[b"c"]),
         nodes=tuple(
-            _ledger_node(
-                _decode_facts(facts),
-                uses[name],
-                by_kind["g"][name],
-                by_kind["s"][name],
-                [state for state in states.values() if state.node == name],
+            readable(
+                lambda name: _ledger_node(
+                    _decode_facts(by_kind["f"][name]),
+                    uses[name],
+                    by_kind["g"][name],
+                    by_kind["s"][name],
+                    [state for state in states.values() if state.node == name],
+                ),
+                (name for name, facts in by_kind["f"].items() if facts and name in uses),
             )
-            for name, facts in by_kind["f"].items()
-            if facts and name in uses
         ),
         removed=tuple(by_kind["x"]),
         used=uses,

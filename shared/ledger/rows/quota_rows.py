@@ -1,12 +1,15 @@
 """Quotas as the ledger's scripts store them, with used and charged amounts; pure."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
+from shared.ledger.rows.unreadable import readable
 from shared.model.names import DeviceUuid, Namespace
 from shared.model.quota import Quota, QuotaExcess, QuotaLimits, QuotaTotals, QuotaUsage
+
+T = TypeVar("T")
 
 _unpack = msgspec.msgpack.Decoder().decode
 
@@ -47,21 +50,25 @@ def decode_quota_totals(
 ) -> QuotaTotals:
     """Decode quotas with used and charged amounts."""
     return QuotaTotals(
-        quotas={Namespace(name): _decode_quota(name, rule) for name, rule in _pairs(quotas)},
-        used={
-            Namespace(name): {model: _decode_usage(row) for model, row in dict(rows).items()}
-            for name, rows in _pairs(held)
-        },
-        charges={
-            pod: (Namespace(namespace), {model: _decode_charge(row) for model, row in rows.items()})
-            for pod, (namespace, rows) in _pairs(charges)
-        },
+        quotas=dict(_decoded(quotas, lambda name, rule: (name, _decode_quota(name, rule)))),
+        used=dict(_decoded(held, lambda name, rows: (name, _by_model(rows, _decode_usage)))),
+        charges=dict(_decoded(charges, _decode_charged)),
     )
 
 
-def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, Any]]:
-    for name, value in zip(flat[::2], flat[1::2], strict=True):
-        yield name.decode(), _unpack(value)
+def _decode_charged(pod: Any, charge: Any) -> tuple[Any, tuple[Namespace, dict[str, QuotaUsage]]]:
+    namespace, rows = charge
+    return pod, (Namespace(namespace), _by_model(rows, _decode_charge))
+
+
+def _by_model(rows: Any, decode: Callable[[Any], QuotaUsage]) -> dict[str, QuotaUsage]:
+    return {model: decode(row) for model, row in dict(rows).items()}
+
+
+def _decoded(flat: Sequence[bytes], decode: Callable[[Any, Any], T]) -> Iterator[T]:
+    """Decode pairs of names and values; what cannot be read is left out."""
+    pairs = zip(flat[::2], flat[1::2], strict=True)
+    return readable(lambda pair: decode(pair[0].decode(), _unpack(pair[1])), pairs)
 
 
 def _encode_limits(limits: QuotaLimits) -> list[int]:

@@ -205,9 +205,10 @@ end)
 local records = {}
 for i = 1, math.min(#members, limit) do
   local member = members[i][2]
-  local pod = call('HGET', PREFIX .. 'waiting', string.match(member, '|(.*)$'))
+  local value = call('HGET', PREFIX .. 'waiting', string.match(member, '|(.*)$'))
+  local pod = value and waiting_of(value)
   if pod then
-    records[#records + 1] = decode(pod)[W.RECORD]
+    records[#records + 1] = pod[W.RECORD]
     call('ZADD', PREFIX .. 'verdicts', capacity, member)
     if members[i][1] ~= '3' then call('ZADD', PREFIX .. 'offers', now, member) end
   end
@@ -215,7 +216,7 @@ end
 -- One pod of a changed gang is enough: the verdicts of all its pods are decided with it.
 for _, gang in ipairs(spare > 0 and call('SPOP', PREFIX .. 'changed-gangs', spare) or {}) do
   local name = first_of_gang(gang)
-  local pod = name and decode(call('HGET', PREFIX .. 'waiting', name))
+  local pod = name and waiting_of(call('HGET', PREFIX .. 'waiting', name))
   if pod and not is_chosen[pod[W.ORDER] .. '|' .. name] then records[#records + 1] = pod[W.RECORD] end
 end
 return encode({capacity, records, is_complete and (chosen == 0 or #records == 0)})

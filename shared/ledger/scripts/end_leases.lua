@@ -9,7 +9,7 @@ if to_state == EXPIRED then
   groups = call('ZRANGEBYSCORE', PREFIX .. 'expiring', '-inf', ARGS[2], 'LIMIT', 0, ARGS[3])
   pods = {}
   for _, group in ipairs(groups) do
-    for _, pod in ipairs(decode(group)[2]) do pods[#pods + 1] = pod end
+    for _, pod in ipairs(readable(group)[2] or {}) do pods[#pods + 1] = pod end
   end
 else
   cause = to .. ': ' .. ARGS[4]

@@ -19,7 +19,7 @@ for i, row in ipairs(rows) do
     gone[#gone + 1] = pod
   elseif leases[pod] then
     has_lease[pod] = true
-  elseif not waiting[i] or decode(waiting[i])[W.GANG] ~= gang then
+  elseif not waiting[i] or (waiting_of(waiting[i]) or {})[W.GANG] ~= gang then
     put_waiting(pod, group, order, capacity, record, since, gang, false, namespace)
     has_new = true
   end
@@ -33,7 +33,7 @@ if has_new and not is_complete and waiting_count > #rows and mark_gang_changed(g
 end
 if is_complete or is_requeued then
   for _, value in ipairs(waiting_records(gang_pods('gang-waiting', gang))) do
-    if value then waiting_rows[#waiting_rows + 1] = waiting_row(value) end
+    waiting_rows[#waiting_rows + 1] = value and waiting_row(value) or nil
   end
 end
 local answer = {encode({live_count, waiting_count, waiting_rows, gone})}

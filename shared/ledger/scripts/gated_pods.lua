@@ -34,7 +34,7 @@ function actions.namespaces()
   local rows = {}
   for i, namespace in ipairs(call('SMEMBERS', BESIDE .. 'gated')) do
     local value = call('HGET', BESIDE .. 'budgets', namespace)
-    rows[i] = {namespace, value and decode(value)[2] or ''}
+    rows[i] = {namespace, readable(value)[2] or ''}
   end
   return rows
 end

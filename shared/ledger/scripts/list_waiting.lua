@@ -12,6 +12,6 @@ else
 end
 local rows = {}
 for _, value in ipairs(values) do
-  if value then rows[#rows + 1] = waiting_row(value) end
+  rows[#rows + 1] = value and waiting_row(value) or nil
 end
 return encode({cursor, rows})

@@ -27,7 +27,7 @@ end
 
 local function is_at(id, version)
   local value = call('HGET', BESIDE .. 'preemptions', id)
-  return value and decode(value)[1] == version
+  return value and readable(value)[1] == version
 end
 
 local function put_preemption(id, version, text)
@@ -92,22 +92,22 @@ function actions.read(since)
   local preemptions, evictions, budgets = {}, {}, {}
   local found = call('HGETALL', BESIDE .. 'preemptions')
   for i = 1, #found, 2 do
-    local value = decode(found[i + 1])
-    preemptions[#preemptions + 1] =
-      {found[i], value[1], value[2], call('HEXISTS', PREFIX .. 'claims', found[i]) == 1}
+    local value = readable(found[i + 1])
+    preemptions[#preemptions + 1] = value[2]
+      and {found[i], value[1], value[2], call('HEXISTS', PREFIX .. 'claims', found[i]) == 1} or nil
   end
   for _, entry in ipairs(call('XRANGE', BESIDE .. 'evictions', string.format('%.0f', since), '+')) do
     evictions[#evictions + 1] = entry[2][2]
   end
   for _, value in ipairs(call('HVALS', BESIDE .. 'budgets')) do
-    budgets[#budgets + 1] = decode(value)[2]
+    budgets[#budgets + 1] = readable(value)[2]
   end
   return {preemptions, evictions, budgets}
 end
 
 function actions.save_budget(namespace, at, text, is_spent, weight, must_wait)
   local known = call('HGET', BESIDE .. 'budgets', namespace)
-  local time, known_at = call('TIME'), known and decode(known)[1] or 0
+  local time, known_at = call('TIME'), known and readable(known)[1] or 0
   -- A stored time ahead of ours is of a server whose clock was ahead.
   if known_at <= at or known_at > time[1] + 1 then
     call('HSET', BESIDE .. 'budgets', namespace, encode({at, text}))

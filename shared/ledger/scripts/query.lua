@@ -10,7 +10,12 @@
 --   'fair_share'   {cores, MiB} of all healthy devices; namespaces, each followed by the cores in use;
 --                  the same for MiB; and rows of {namespace, whether its budget is exhausted, weight,
 --                  whether its new pods wait}
+--   'unreadable'   kind and key of records that could not be read in the last 24 hours
 local queries = {}
+
+function queries.unreadable()
+  return call('HKEYS', PREFIX .. 'unreadable')
+end
 
 function queries.by_agent()
   return call('HGET', PREFIX .. 'facts:' .. ARGS[2], 'by_agent') == '1'
@@ -30,8 +35,9 @@ function queries.claimed()
   local rows = {}
   local found = claim_count > 0 and call('HVALS', PREFIX .. 'claims') or {}
   for _, value in ipairs(found) do
-    local claim = decode(value)
-    for i, reserved in ipairs(claims.node_of(claim) and claim[claims.FIELD.RESERVED] or {}) do
+    local claim = readable(value)
+    local is_here = claim[claims.FIELD.RESERVED] and claims.node_of(claim)
+    for i, reserved in ipairs(is_here and claim[claims.FIELD.RESERVED] or {}) do
       if reserved > 0 then
         rows[#rows + 1] = {claim[claims.FIELD.NODE], claim[claims.FIELD.RESOURCES][2 * i - 1], reserved}
       end
@@ -60,9 +66,11 @@ function queries.fair_share()
   local entitlements = {}
   local found = call('HGETALL', PREFIX .. 'entitlements')
   for i = 1, #found, 2 do
-    local entitlement = decode(found[i + 1])
-    entitlements[#entitlements + 1] =
-      {found[i], entitlement[1] == 1, entitlement[2], entitlement[3] == 1}
+    local entitlement = readable(found[i + 1])
+    if entitlement[3] then
+      entitlements[#entitlements + 1] =
+        {found[i], entitlement[1] == 1, entitlement[2], entitlement[3] == 1}
+    end
   end
   return {fair.total_of(), call('HGETALL', PREFIX .. 'used-cores'), call('HGETALL', PREFIX .. 'used-mib'),
     entitlements}

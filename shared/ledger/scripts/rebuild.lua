@@ -8,14 +8,14 @@ local function delete_all()
     local found = call('SCAN', cursor, 'MATCH', PREFIX .. '*', 'COUNT', 1000)
     cursor = found[1]
     for _, key in ipairs(found[2]) do
-      if key ~= PREFIX .. 'gone' then call('UNLINK', key) end
+      if key ~= PREFIX .. 'gone' and key ~= PREFIX .. 'unreadable' then call('UNLINK', key) end
     end
   until cursor == '0'
 end
 
 if ARGS[1] == 'finish' then
   if state[2] ~= token then return encode(false) end
-  call('HSET', PREFIX .. 'ledger', 'ready', 1)
+  call('HSET', PREFIX .. 'ledger', 'ready', 1, 'keys', call('EXISTS', unpack(VITAL_KEYS)))
   call('HDEL', PREFIX .. 'ledger', 'rebuild_lock_until')
   quota.recount()
   fair.load_entitlements()

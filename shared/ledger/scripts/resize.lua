@@ -112,7 +112,7 @@ end
 function actions.unsynced(older_than_ms, most)
   local pods, found = {}, call('HGETALL', UNSYNCED)
   for i = 1, #found, 2 do
-    local at = decode(found[i + 1])[2]
+    local at = readable(found[i + 1])[2] or 0
     if #pods < most and (at <= now_ms - older_than_ms or at > now_ms) then
       pods[#pods + 1] = found[i]
     end
@@ -122,7 +122,7 @@ end
 
 function actions.set_synced(pod, version)
   local value = call('HGET', UNSYNCED, pod)
-  local is_synced = value and decode(value)[1] <= version
+  local is_synced = value and (readable(value)[1] or 0) <= version
   if is_synced then call('HDEL', UNSYNCED, pod) end
   return {encode(is_synced and true or false)}
 end

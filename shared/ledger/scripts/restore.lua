@@ -24,6 +24,7 @@ local function add_device(uuid, node)
   local uuids = device_uuids(node)
   uuids[#uuids + 1] = uuid
   call('HSET', PREFIX .. 'facts:' .. node, 'uuids', encode(uuids))
+  if device then mark_inventory_changed(node) end
 end
 
 -- Why the ledger cannot count on from the lease's numbers, or nil.
@@ -39,6 +40,7 @@ end
 local function conflict(demand, grants, groups_text, resources, hearsay)
   local last = demand[2]
   local node = node_of(demand[1])
+  if is_unreadable('nodes', demand[1]) then return 'record-unreadable' end
   if #demand[1] > MOST_NAME_BYTES or node and not has_room_for_resources(node, resources) then
     return 'record-size of node ' .. string.sub(demand[1], 1, 253)
   end
@@ -48,6 +50,7 @@ local function conflict(demand, grants, groups_text, resources, hearsay)
   for d = FIRST_DEVICE, last, DEVICE_FIELDS do
     local device = device_of(demand[d])
     local memory, cores = demand[d + 1], demand[d + 2]
+    if is_unreadable('devices', demand[d]) then return 'record-unreadable' end
     if not (memory >= 0 and memory <= MOST_AMOUNT) then return 'memory' end
     if not (cores >= 0 and cores <= 100) then return 'cores' end
     if device then
@@ -144,6 +147,8 @@ for i, pod in ipairs(pods) do
     -- The lease is not written.
   elseif known then
     answer[i] = merge(known, header, demand, grants, pod)
+  elseif is_unreadable('leases', pod) then
+    answer[i] = 'record-unreadable'
   elseif is_ready and gone_pods.among({pod})[pod] then
     answer[i] = 'the pod is gone'
   else

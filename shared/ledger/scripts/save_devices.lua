@@ -48,6 +48,8 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
   for i, row in ipairs(rows) do uuids[i] = row[1] end
   fetch('devices', uuids)
   fetch('devices', uuids_before)
+  node_of(name)
+  if next(unreadable) then return false end
   uuids = {}
   local is_stored = true
   for _, row in ipairs(rows) do
@@ -86,7 +88,7 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
   end
 
   local is_excluded = {}
-  for _, index in ipairs(stored[4] and decode(stored[4]) or {}) do is_excluded[index] = true end
+  for _, index in ipairs(readable(stored[4])) do is_excluded[index] = true end
   local function save_device(uuid, memory, slots, status, unit, index, mode)
     local device = devices[uuid]
     if not device then

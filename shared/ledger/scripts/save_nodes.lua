@@ -6,6 +6,7 @@ local too_large = {}
 local function save_node(name, facts, rules, room, excluded, revision, pods_revision)
   if not raise_node_revision(name, revision, pods_revision) then return false end
   local node = node_of(name)
+  if is_unreadable('nodes', name) then return false end
   local stored = call('HMGET', PREFIX .. 'facts:' .. name, 'facts', 'rules', 'devices')
   local is_known = node and node[N_STATUS] == 1
   if is_known and stored[1] == facts then return false end
@@ -36,7 +37,7 @@ local function save_node(name, facts, rules, room, excluded, revision, pods_revi
   -- The node's annotations may have excluded devices, or included them again.
   local is_excluded = {}
   for _, index in ipairs(excluded) do is_excluded[index] = true end
-  for _, reported in ipairs(stored[3] and parse_json(stored[3]) or {}) do
+  for _, reported in ipairs(readable(stored[3], parse_json)) do
     local device = device_of(reported.uuid)
     if device and device[D_NODE] == name and device[D_STATUS] > 0 then
       device[D_STATUS] = is_excluded[reported.index] and 2 or 1

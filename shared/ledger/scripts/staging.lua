@@ -38,8 +38,8 @@ end
 function actions.listing(request_id)
   local found = call('HGETALL', LISTINGS)
   for i = 1, #found, 2 do
-    local request_ids, chunks = unpack(decode(found[i + 1]))
-    for _, answered in ipairs(request_ids) do
+    local request_ids, chunks = unpack(readable(found[i + 1]))
+    for _, answered in ipairs(request_ids or {}) do
       if answered == request_id and is_complete(found[i], chunks) then
         return encode({found[i], chunks})
       end

@@ -24,7 +24,7 @@ if ARGS[1] ~= 'wait' then
   -- A pod that received the offers of its gang is replaced by the gang's next pod.
   local verdicts = {}
   for _, value in ipairs(waiting_records(ARGS[2])) do
-    local pod = value and decode(value)
+    local pod = value and waiting_of(value)
     if pod and pod[W.GANG] ~= '' then
       has_changed = mark_gang_changed(pod[W.GANG]) or has_changed
       if pod[W.GROUP] ~= NO_OFFERS then verdicts[pod[W.GANG]] = pod[W.VERDICT] end
@@ -34,9 +34,11 @@ if ARGS[1] ~= 'wait' then
   for gang, verdict in pairs(verdicts) do
     local name = first_of_gang(gang)
     if name then
-      local pod = decode(call('HGET', PREFIX .. 'waiting', name))
-      put_waiting(name, pod[W.NEED], pod[W.ORDER], verdict, pod[W.RECORD], pod[W.SINCE], gang, true,
-        pod[W.NAMESPACE])
+      local pod = waiting_of(call('HGET', PREFIX .. 'waiting', name))
+      if pod then
+        put_waiting(name, pod[W.NEED], pod[W.ORDER], verdict, pod[W.RECORD], pod[W.SINCE], gang, true,
+          pod[W.NAMESPACE])
+      end
     end
   end
   if has_changed then raise_capacity('gang changed') end
@@ -78,7 +80,7 @@ end
 
 -- The reason in a record {pod, refusal}.
 local function reason_of(record)
-  return parse_json(record)[2].reason
+  return (readable(record, parse_json)[2] or {}).reason
 end
 
 local pods = {}
@@ -103,7 +105,8 @@ for i, row in ipairs(ARGS[2]) do
     -- The placer may not have seen the last change of the reasons yet: the pod is offered again.
     local decided_at = verdict < reasons_changed_at and verdict or capacity
     put_waiting(pod, group, order, decided_at, record, since, gang, receives_offers, namespace)
-    if before[i] and reason_of(decode(before[i])[W.RECORD]) ~= reason_of(record) then
+    local known = before[i] and waiting_of(before[i])
+    if known and reason_of(known[W.RECORD]) ~= reason_of(record) then
       changed[#changed + 1] = pod
     end
   end

@@ -14,6 +14,7 @@ from shared.model.events.pod_events import (
 from shared.model.lease import Lease, LeaseState, StaleLeaseError
 from shared.model.ledger import (
     AlreadyLeased,
+    CheckedRecords,
     LedgerStatus,
     NoCapacity,
     OfferedPods,
@@ -77,6 +78,11 @@ class FakeWaitingPods:
         return self.ledger.vanished.intersection(pods)
 
 
+class NothingWrong:
+    async def step(self) -> CheckedRecords:
+        return CheckedRecords()
+
+
 class FakeLedger(NoReservations, FakeResizes):
     """Leases in a dictionary, with the ledger's rules for moving on."""
 
@@ -97,6 +103,7 @@ class FakeLedger(NoReservations, FakeResizes):
         self.nodes: dict[NodeName, NodeFacts] = {}
         self.devices: dict[NodeName, DeviceReported] = {}
         self.quotas = FakeQuotas()
+        self.checks = NothingWrong()
         self.cordoned: dict[NodeName, str] = {}
         self.refused: dict[PodUid, NoCapacity] = {}
 

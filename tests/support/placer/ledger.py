@@ -11,7 +11,7 @@ from shared.model.device import Device, DeviceUse
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, Share
-from shared.model.ledger import Reservation, Reserved, WaitingPod, counted_use
+from shared.model.ledger import CheckedRecords, Reservation, Reserved, WaitingPod, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Placement, Refusal
@@ -145,6 +145,8 @@ async def uses(leases: RedisLeases) -> dict[DeviceUuid, DeviceUse]:
 
 async def assert_sound(leases: RedisLeases) -> list[Lease]:
     """Check that totals are the sums over leases, that nothing is over-committed; return these."""
+    checked = await leases.checks.step(10_000)
+    assert checked == CheckedRecords(), checked
     found: list[Lease] = []
     async for page in leases.totals.pages():
         for account in page:

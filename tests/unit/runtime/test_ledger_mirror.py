@@ -82,3 +82,34 @@ async def test_without_pauses_every_change_is_read_as_it_happens(
     async with following(pauses=False) as (ledger, followed):
         for capacity in (8, 9):
             await read(ledger, followed, capacity)
+
+
+async def test_a_mirror_that_fails_after_each_snapshot_is_unready_and_says_why() -> None:
+    ledger, clock = FakeLedger(), Clock()
+    followed = LedgerMirror(ledger, clock)
+    for _ in range(4):
+        ledger.feed.put_nowait(ValueError("a change that cannot be applied"))
+        with pytest.raises(ValueError, match="cannot be applied"):
+            await followed.follow()
+        clock.advance(4)
+
+    assert followed.unready_reason() == (
+        "disconnected from the ledger for 16 s: a change that cannot be applied"
+    )
+
+
+async def test_a_mirror_that_has_followed_for_long_is_ready_again() -> None:
+    ledger, clock = FakeLedger(), Clock()
+    followed = LedgerMirror(ledger, clock)
+    ledger.feed.put_nowait(ValueError("once"))
+    with pytest.raises(ValueError, match="once"):
+        await followed.follow()
+    clock.advance(60)
+
+    task = asyncio.create_task(followed.follow())
+    await until(lambda: ledger.snapshots == 2)
+    clock.advance(11)
+
+    assert followed.unready_reason() is None
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

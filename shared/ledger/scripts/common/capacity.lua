@@ -61,9 +61,9 @@ local function resource_positions(node)
   local positions = positions_by_names[names]
   if not positions then
     positions = {}
-    local at = N_AMOUNTS
+    local at, last = N_AMOUNTS, N_AMOUNTS + 2 * node[N_RESOURCE_COUNT]
     for name in string.gmatch(names, '[^\n]+') do
-      positions[name] = at
+      if at < last then positions[name] = at end
       at = at + 2
     end
     positions_by_names[names] = positions

@@ -14,7 +14,8 @@ local FIELD, ended_claims = claims.FIELD, {}
 function claims.of(pod)
   if claim_count == 0 then return nil end
   local value = call('HGET', PREFIX .. 'claims', pod)
-  return value and decode(value) or nil
+  local claim = readable(value)
+  return claim[FIELD.RESERVED] and claim or nil
 end
 
 function claims.mark_devices(claim, is_claimed)
@@ -104,8 +105,8 @@ function claims.reserve_freed(names)
   local is_freed, found = {}, call('HGETALL', PREFIX .. 'claims')
   for _, name in ipairs(names) do is_freed[name] = true end
   for i = 1, #found, 2 do
-    local claim = decode(found[i + 1])
-    if is_freed[claim[FIELD.NODE]] then
+    local claim = readable(found[i + 1])
+    if is_freed[claim[FIELD.NODE] or false] then
       claims.reserve_more(claim)
       claims.put(found[i], claim)
     end

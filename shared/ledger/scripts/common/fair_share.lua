@@ -36,7 +36,8 @@ end
 local function entitlement_of(namespace)
   if not fair.entitlements[namespace] then
     local value = call('HGET', PREFIX .. 'entitlements', namespace)
-    fair.entitlements[namespace] = value and decode(value) or {0, 1, 0}
+    local known = readable(value)
+    fair.entitlements[namespace] = known[3] and known or {0, 1, 0}
   end
   return fair.entitlements[namespace]
 end
@@ -110,7 +111,7 @@ end
 function fair.load_entitlements()
   local found = call('HGETALL', string.gsub(PREFIX, ':$', '') .. '-preemption:budgets')
   for i = 1, #found, 2 do
-    local budget = parse_json(decode(found[i + 1])[2])
+    local budget = readable(readable(found[i + 1])[2], parse_json)
     fair.set_entitlement(found[i], budget.lease_class ~= 'guaranteed', budget.weight or 1,
       (budget.new_pods or 'admit') ~= 'admit')
   end
@@ -149,7 +150,8 @@ end
 
 local function update_size(name)
   local value = call('HGET', PREFIX .. 'node-sizes', name)
-  local before, cores, mib = value and decode(value) or {0, 0}, size_of(name)
+  local before, cores, mib = readable(value), size_of(name)
+  if not before[2] then before = {0, 0} end
   if cores == before[1] and mib == before[2] then return end
   if cores > 0 then
     call('HSET', PREFIX .. 'node-sizes', name, encode({cores, mib}))

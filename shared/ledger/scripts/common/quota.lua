@@ -26,7 +26,9 @@ function quota.rule_of(namespace)
   if known == nil then
     local found = call('HMGET', quota.rules_key, namespace, '*')
     local value = found[1] or found[2]
-    known = value and decode(value) or false
+    known = value and readable(value) or false
+    -- A quota that cannot be read allows nothing until it is saved again.
+    if known and not known[R_POOL_LABEL] then known = {{0, 0, 0, 0}, {}, false, '', {}, ''} end
     quota.rules[namespace] = known
   end
   return known
@@ -37,8 +39,8 @@ function quota.kinds_on(name)
   local known = quota.node_kinds[name]
   if not known then
     local stored = call('HMGET', PREFIX .. 'facts:' .. name, 'facts', 'devices')
-    known = {labels = stored[1] and parse_json(stored[1]).labels or {}, models = {}}
-    for _, device in ipairs(stored[2] and parse_json(stored[2]) or {}) do
+    known = {labels = readable(stored[1], parse_json).labels or {}, models = {}}
+    for _, device in ipairs(readable(stored[2], parse_json)) do
       known.models[device.uuid] = string.lower(device.model)
     end
     quota.node_kinds[name] = known
@@ -96,7 +98,7 @@ end
 local function used_of(namespace)
   if quota.used[namespace] == nil then
     local value = call('HGET', PREFIX .. 'quota-used', namespace)
-    quota.used[namespace] = value and decode(value) or {}
+    quota.used[namespace] = readable(value)
   end
   return quota.used[namespace]
 end
@@ -188,7 +190,8 @@ function quota.recharge(pod, namespace, demand, is_smaller)
   local rule = quota.rule_of(namespace)
   if not rule or demand[2] < FIRST_DEVICE then return nil end
   local stored = call('HGET', PREFIX .. 'quota-charges', pod)
-  local charge = stored and decode(stored) or {namespace, {}}
+  local charge = readable(stored)
+  if not charge[2] then charge = {namespace, {}} end
   add_charges(charge[1], charge[2], -1)
   local rows, used, before = charges_for(rule, demand), used_of(namespace), charge[2]
   local excess = excess_in(rule[R_LIMITS], '', bucket_in(used, ''), rows[''], '', before[''])
@@ -213,8 +216,8 @@ end
 
 function quota.release(pod)
   local value = call('HGET', PREFIX .. 'quota-charges', pod)
-  if value then
-    local charge = decode(value)
+  local charge = readable(value)
+  if charge[2] then
     quota.charges[pod] = false
     add_charges(charge[1], charge[2], -1)
     quota.freed[charge[1]] = true

@@ -5,7 +5,8 @@
 -- All keys have one prefix and are computed: use one server, with or without replicas, not a cluster.
 -- ARGV[1]  the prefix
 -- ARGV[2]  the arguments, a MessagePack array
--- ARGV[3]  the state that the ledger must be in: 'ready', 'open' (ready or being rebuilt) or 'any'
+-- ARGV[3]  the state that the ledger must be in: 'ready', 'open' (ready or being rebuilt), 'any' or, for
+--          `check_records` alone, 'check'
 -- ARGV[4]  the length of the feed
 -- ARGV[5]  bytes that are stored as they are, joined
 -- ARGV[6]  the highest version that the caller has read; if this server's is lower, it has lost
@@ -20,7 +21,9 @@
 --                               offered_up_to (number up to which freed capacity has been offered),
 --                               offer_round (how often what was freed after that was offered),
 --                               offer_round_for (the highest score of `freed-nodes` then), claims and
---                               quotas (their number), rebuild_lock_until, total_cores, total_mib
+--                               quotas (their number), rebuild_lock_until, total_cores, total_mib,
+--                               keys (how many of VITAL_KEYS exist), evicts (the server's policy, if it
+--                               may evict keys: nothing is served then)
 --   nodes               hash    name -> see N_*
 --   devices             hash    uuid -> see D_*
 --   leases              hash    pod -> see L_*
@@ -42,6 +45,8 @@
 --   offers              zset    order|pod -> instant of an offer that was not decided yet
 --   queue:..., group-order:..., used-..., entitlements: see fair_share.lua
 --   quota-charges, quota-used, quota-freed, quota-offers: see quota.lua
+--   unreadable          hash    (not changed by a rebuild) kind and key of a record that could not be read ->
+--                               {instant, its first bytes}
 --   claims: see claims.lua; gone: see gone_pods.lua; tenures: see tenures.lua
 --   resize-lock:..., unsynced: see resize.lua
 --   feed                stream  absolute totals, one entry per script, numbered without gaps: e
@@ -92,20 +97,29 @@ local L_STATE, L_VERSION, L_RESERVED_VERSION, L_CREATED, L_EXPIRES, L_SHARE_COUN
 local FIRST_DEVICE, DEVICE_FIELDS, MAX_ARGS = 3, 8, 4000
 
 local state = call('HMGET', PREFIX .. 'ledger', 'ready', 'generation', 'version', 'capacity', 'feed_entry',
-  'fence_floor', 'node_number', 'claims', 'format', 'feed_digest')
+  'fence_floor', 'node_number', 'claims', 'format', 'feed_digest', 'keys', 'evicts')
 -- The number of the format of all that is stored under the prefix, but for `ledger`, which every version
 -- must be able to read. A ledger of an older format counts as empty; a newer one is not touched.
 state.format = 2
 if state[2] and tonumber(state[9]) ~= state.format then
   local formats = state[9] .. ' ' .. state.format
   if tonumber(state[9]) > state.format then return redis.error_reply('FORMAT ' .. formats) end
-  if ARGV[3] ~= 'any' then return redis.error_reply('NOTREADY ' .. formats) end
+  if ARGV[3] == 'ready' or ARGV[3] == 'open' then return redis.error_reply('NOTREADY ' .. formats) end
   state[1], state[2] = false, false
 end
-if ARGV[3] ~= 'any' and (not state[2] or (ARGV[3] == 'ready' and state[1] ~= '1')) then
+local is_strict = ARGV[3] == 'ready' or ARGV[3] == 'open'
+if state[12] and ARGV[3] ~= 'check' then return redis.error_reply('EVICTS ' .. state[12]) end
+if is_strict and (not state[2] or (ARGV[3] == 'ready' and state[1] ~= '1')) then
   return redis.error_reply('NOTREADY')
 end
-local is_ready, generation = state[1] == '1', state[2] or ''
+
+-- A missing key reads as empty. So many of these exist as existed when a script last changed them; others
+-- are compared with them by `check_records`.
+local VITAL_KEYS = {PREFIX .. 'leases', PREFIX .. 'devices', PREFIX .. 'nodes', PREFIX .. 'lease-nodes'}
+local vital_keys = call('EXISTS', unpack(VITAL_KEYS))
+local has_lost_keys = state[1] == '1' and vital_keys ~= tonumber(state[11] or 0)
+if has_lost_keys and is_strict then return redis.error_reply('LOSTKEYS ' .. vital_keys .. ' ' .. (state[11] or 0)) end
+local is_ready, generation = state[1] == '1' and not has_lost_keys, state[2] or ''
 local last_version, capacity = tonumber(state[3] or 0), tonumber(state[4] or 0)
 if is_ready and tonumber(ARGV[6]) > last_version then
   call('HSET', PREFIX .. 'ledger', 'ready', 0, 'version', ARGV[6])
@@ -151,15 +165,49 @@ local function device_value(device)
     #layout, layout)
 end
 
--- Leases stay packed until a script reads them.
+-- Leases stay packed until a script reads them. What is no record raises an error.
+local check_lease
 local readers = {
-  nodes = function(value) return {struct_unpack(node_format(string.byte(value)), value)} end,
-  devices = function(value) return {struct_unpack(DEVICE_FORMAT, value)} end,
-  leases = function(value) return value end,
+  nodes = function(value)
+    local count = struct_unpack('<I4', value)
+    if count > MOST_NODE_RESOURCES then error('') end
+    local node = {struct_unpack(node_format(count), value)}
+    if node[N_AMOUNTS + 2 * count] ~= #value + 1 then error('') end
+    for at = N_AMOUNTS, N_AMOUNTS + 2 * count - 1 do
+      if not (math.abs(node[at]) <= MOST_AMOUNT) then error('') end
+    end
+    return node
+  end,
+  devices = function(value)
+    local device = {struct_unpack(DEVICE_FORMAT, value)}
+    if device[D_LAYOUT + 1] ~= #value + 1 or device[D_UNIT] < 1 or device[D_MEMORY_USED] < 0
+      or device[D_CORES_USED] < 0 or device[D_SHARES] < 0 or device[D_FENCE] < 0 then
+      error('')
+    end
+    return device
+  end,
+  leases = function(value)
+    check_lease(value)
+    return value
+  end,
 }
 
+-- Records that were fetched and cannot be read: {kind|name -> true}. They count as missing, but nothing may
+-- be written in their place.
+local unreadable = {}
+local function is_unreadable(kind, name)
+  return unreadable[kind .. '|' .. name] ~= nil
+end
+
+local function read_record(kind, name, value)
+  local is_read, thing = pcall(readers[kind], value)
+  if is_read then return thing end
+  unreadable[kind .. '|' .. name] = true
+  return false
+end
+
 local function fetch(kind, names)
-  local cache, read, missing = caches[kind], readers[kind], {}
+  local cache, missing = caches[kind], {}
   for i = 1, #names do
     local name = names[i]
     if cache[name] == nil then
@@ -171,7 +219,7 @@ local function fetch(kind, names)
     local to = math.min(from + MAX_ARGS - 1, #missing)
     local found = call('HMGET', PREFIX .. kind, unpack(missing, from, to))
     for i = 1, #found do
-      if found[i] then cache[missing[from + i - 1]] = read(found[i]) end
+      if found[i] then cache[missing[from + i - 1]] = read_record(kind, missing[from + i - 1], found[i]) end
     end
   end
 end
@@ -211,9 +259,14 @@ local function device_row(device)
   return {unpack(device, 1, D_LAYOUT)}
 end
 
+-- What was packed, or as JSON; {} if it is missing or cannot be read.
+local function readable(value, parse)
+  local is_read, found = pcall(parse or decode, value or '')
+  return is_read and type(found) == 'table' and found or {}
+end
+
 local function device_uuids(name)
-  local uuids = call('HGET', PREFIX .. 'facts:' .. name, 'uuids')
-  return uuids and decode(uuids) or {}
+  return readable(call('HGET', PREFIX .. 'facts:' .. name, 'uuids'))
 end
 
 local function pods_on_node(node)
@@ -353,6 +406,21 @@ do
     end
     return resources
   end
+end
+
+-- Raises an error for what is no lease.
+function check_lease(value)
+  local header = header_of(value)
+  local at = LEASE_BYTES + GRANT_BYTES * header[L_SHARE_COUNT]
+  if not MAY_BECOME[header[L_STATE]] or at + header[L_DESCRIPTION_BYTES] >= #value then error('') end
+  local _, groups_text, resources, pod, gang, namespace = unpack_limit(value, 5, at + 1)
+  local demand = demand_of(header, value)
+  local texts = table.concat({groups_text, resources, pod, gang, namespace, demand[1]})
+  if type(resources_in(resources)) ~= 'table' then error(texts) end
+  for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do
+    if type(demand[d]) ~= 'string' or not (demand[d + 1] >= 0 and demand[d + 2] >= 0) then error('') end
+  end
+  if (#demand - demand[2]) / 2 ~= header[L_SHARE_COUNT] then error('') end
 end
 
 -- The lease's anti-affinity groups, resources, pod, gang and namespace.

@@ -43,6 +43,12 @@ local function mark_gang_changed(gang)
   return call('SADD', PREFIX .. 'changed-gangs', gang) == 1
 end
 
+-- A waiting pod that cannot be read counts as missing, until it is queued again.
+local function waiting_of(value)
+  local waiting = readable(value)
+  return waiting[W.NAMESPACE] and waiting
+end
+
 local function waiting_records(pods)
   local found = {}
   for from = 1, #pods, MAX_ARGS do
@@ -55,16 +61,16 @@ end
 
 -- A waiting pod as returned: {verdict, since, record, group}.
 local function waiting_row(value)
-  local pod = decode(value)
-  return {pod[W.VERDICT], pod[W.SINCE], pod[W.RECORD], pod[W.GROUP]}
+  local pod = waiting_of(value)
+  return pod and {pod[W.VERDICT], pod[W.SINCE], pod[W.RECORD], pod[W.GROUP]}
 end
 
 local function remove_waiting(pods)
   if #pods == 0 or call('EXISTS', PREFIX .. 'waiting') == 0 then return end
   local found, changed_queues = waiting_records(pods), {}
   for i, pod in ipairs(pods) do
-    if found[i] then
-      local waiting = decode(found[i])
+    local waiting = found[i] and waiting_of(found[i])
+    if waiting then
       local group, gang, namespace = waiting[W.GROUP], waiting[W.GANG], waiting[W.NAMESPACE]
       local member = waiting[W.ORDER] .. '|' .. pod
       call('HDEL', PREFIX .. 'waiting', pod)
@@ -87,8 +93,9 @@ end
 local function put_waiting(pod, need, order, verdict, record, since, gang, receives_offers, namespace)
   if #record > MOST_WAITING_BYTES then return end
   local before = call('HGET', PREFIX .. 'waiting', pod)
-  if before then
-    since = decode(before)[W.SINCE]
+  local known = before and waiting_of(before)
+  if known then
+    since = known[W.SINCE]
     remove_waiting({pod})
   end
   local member, group = order .. '|' .. pod, receives_offers and need or NO_OFFERS

@@ -1,0 +1,165 @@
+-- Check the server's policy, and pages of records with what is derived from them. Arguments: cursors of
+-- leases, nodes and waiting pods ('0': from the beginning); records per page. Returns the next cursors; what
+-- is missing, as texts; {kind, key, node or '', ...} of records that cannot be read; and whether a pod that
+-- is gone must be listed again. If anything is missing or cannot be read, the ledger is rebuilt.
+local cursors, count = ARGS[1], ARGS[2]
+local MOST_KEPT, KEPT_S, MOST_SHOWN = 256, 86400, 256
+
+local has_info, info = pcall(call, 'INFO', 'memory')
+local policy = has_info and string.match(info, 'maxmemory_policy:(%S+)') or KEEPS_KEYS
+if policy ~= KEEPS_KEYS then
+  if state[12] ~= policy then call('HSET', PREFIX .. 'ledger', 'evicts', policy) end
+  return redis.error_reply('EVICTS ' .. policy)
+end
+if state[12] then call('HDEL', PREFIX .. 'ledger', 'evicts') end
+if has_lost_keys then return redis.error_reply('LOSTKEYS ' .. vital_keys .. ' ' .. (state[11] or 0)) end
+if not is_ready then return redis.error_reply('NOTREADY') end
+
+local missing, broken, must_list = {}, {}, false
+
+local function expect(is_there, text)
+  if not is_there and #missing < MOST_SHOWN then missing[#missing + 1] = text end
+  return is_there
+end
+
+local function add_broken(kind, key, node, value)
+  if #broken >= 3 * MOST_SHOWN then return end
+  for _, part in ipairs({kind, key, node}) do broken[#broken + 1] = part end
+  if call('HLEN', PREFIX .. 'unreadable') < MOST_KEPT then
+    local time = call('TIME')
+    call('HSET', PREFIX .. 'unreadable', kind .. ' ' .. key,
+      encode({tonumber(time[1]), string.sub(value, 1, MOST_SHOWN)}))
+  end
+end
+
+local function page(kind, at)
+  local found = call('HSCAN', PREFIX .. kind, cursors[at], 'COUNT', count)
+  cursors[at] = found[1]
+  return found[2]
+end
+
+-- Mirrors cannot follow a feed that something else has written to: they begin again with a snapshot.
+local function check_feed()
+  local newest = redis.pcall('XREVRANGE', PREFIX .. 'feed', '+', '-', 'COUNT', 1)
+  local number = not newest.err and newest[1] and tonumber(string.match(newest[1][1], '^%d+')) or last_entry
+  if newest.err or number > last_entry then call('DEL', PREFIX .. 'feed') end
+end
+
+local function check_keys()
+  check_feed()
+  expect(call('HLEN', PREFIX .. 'leases') == call('ZCARD', PREFIX .. 'lease-nodes'), 'leases or lease-nodes')
+  expect(call('HLEN', PREFIX .. 'claims') == claim_count, 'claims')
+  local waiting = call('HLEN', PREFIX .. 'waiting')
+  expect(call('ZCARD', PREFIX .. 'verdicts') <= waiting, 'waiting')
+  expect(call('ZCARD', PREFIX .. 'gang-waiting') <= waiting, 'waiting')
+  local budgets = string.gsub(PREFIX, ':$', '') .. '-preemption:budgets'
+  expect(call('HLEN', PREFIX .. 'entitlements') == call('HLEN', budgets), 'entitlements')
+  local quotas = tonumber(call('HGET', PREFIX .. 'ledger', 'quotas') or 0)
+  expect(call('HLEN', quota.rules_key) == quotas, 'quotas')
+end
+
+local function is_expiring(pod, at)
+  for _, group in ipairs(call('ZRANGEBYSCORE', PREFIX .. 'expiring', at, at)) do
+    for _, each in ipairs(readable(group)[2] or {}) do
+      if each == pod then return true end
+    end
+  end
+end
+
+local function check_lease_indexes(pod, value)
+  local header = header_of(value)
+  local _, _, _, gang, namespace = description_of(header, value)
+  local demand = demand_of(header, value)
+  local is_vanished = call('SISMEMBER', PREFIX .. 'vanished', pod) == 1
+  if not is_vanished and call('ZSCORE', PREFIX .. 'gone', pod) then must_list = true end
+  local node = node_of(demand[1])
+  local number = tonumber(call('ZSCORE', PREFIX .. 'lease-nodes', pod) or -1)
+  expect(is_unreadable('nodes', demand[1]) or node and number == node[N_NUMBER], 'the node of lease ' .. pod)
+  for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do
+    expect(device_of(demand[d]) or is_unreadable('devices', demand[d]), 'device ' .. demand[d])
+    expect(demand[d + 1] == 0 or call('HEXISTS', PREFIX .. 'used-mib', namespace) == 1, 'used-mib')
+  end
+  if gang ~= '' and not is_vanished and not must_list then
+    expect(call('ZSCORE', PREFIX .. 'gang-leases', gang .. '|' .. pod), 'gang-leases')
+  end
+  if header[L_EXPIRES] > 0 then expect(is_expiring(pod, header[L_EXPIRES]), 'expiring') end
+  if quota.on and demand[2] >= FIRST_DEVICE and quota.rule_of(namespace) then
+    expect(call('HEXISTS', PREFIX .. 'quota-charges', pod) == 1, 'quota-charges')
+    expect(call('HEXISTS', PREFIX .. 'quota-used', namespace) == 1, 'quota-used')
+  end
+end
+
+local function check_node_indexes(name, node)
+  local stored = call('HMGET', PREFIX .. 'facts:' .. name, 'facts', 'uuids')
+  local is_known = node[N_STATUS] == 1
+  expect(not is_known or stored[1], 'facts:' .. name)
+  expect(not is_known or call('ZSCORE', PREFIX .. 'freed-nodes', name), 'freed-nodes')
+  local uuids, has_healthy = device_uuids(name), false
+  expect(not stored[2] or stored[2] == encode(uuids), 'the devices of ' .. name)
+  fetch('devices', uuids)
+  for _, uuid in ipairs(uuids) do
+    if is_unreadable('devices', uuid) then
+      add_broken('devices', uuid, name, call('HGET', PREFIX .. 'devices', uuid))
+    elseif expect(devices[uuid], 'device ' .. uuid) then
+      has_healthy = has_healthy or devices[uuid][D_STATUS] == 1 and devices[uuid][D_NODE] == name
+    end
+  end
+  if is_known and has_healthy then expect(call('HEXISTS', PREFIX .. 'node-sizes', name) == 1, 'node-sizes') end
+end
+
+local function check_waiting_indexes(pod, waiting)
+  local group, gang, namespace = waiting[W.GROUP], waiting[W.GANG], waiting[W.NAMESPACE]
+  local member = waiting[W.ORDER] .. '|' .. pod
+  if gang ~= '' then expect(call('ZSCORE', PREFIX .. 'gang-waiting', gang .. '|' .. member), 'gang-waiting') end
+  if group == NO_OFFERS then return end
+  expect(call('ZSCORE', PREFIX .. 'verdicts', member), 'verdicts')
+  expect(call('HEXISTS', PREFIX .. 'waiting-groups', group) == 1, 'waiting-groups')
+  expect(call('ZSCORE', fair.queue(namespace, group), member), 'the queue of ' .. namespace)
+  local position = call('HGET', PREFIX .. 'queue-positions:' .. namespace, group)
+  expect(position and call('ZSCORE', PREFIX .. 'group-order:' .. group, position), 'group-order')
+end
+
+local function check_pages()
+  check_keys()
+  local found = page('leases', 1)
+  for i = 1, #found, 2 do
+    local pod = found[i]
+    leases[pod] = read_record('leases', pod, found[i + 1])
+    if leases[pod] then
+      check_lease_indexes(pod, leases[pod])
+    else
+      add_broken('leases', pod, '', found[i + 1])
+    end
+  end
+  found = page('nodes', 2)
+  for i = 1, #found, 2 do
+    local name = found[i]
+    nodes[name] = read_record('nodes', name, found[i + 1])
+    if nodes[name] then
+      check_node_indexes(name, nodes[name])
+    else
+      add_broken('nodes', name, name, found[i + 1])
+    end
+  end
+  found = page('waiting', 3)
+  for i = 1, #found, 2 do
+    local waiting = waiting_of(found[i + 1])
+    if waiting then
+      check_waiting_indexes(found[i], waiting)
+    else
+      add_broken('waiting', found[i], '', found[i + 1])
+    end
+  end
+end
+
+-- A key of another type, or a part of a record that is of another, raises an error.
+local is_checked, fault = pcall(check_pages)
+if not is_checked then missing[1] = 'a key of its type: ' .. tostring(type(fault) == 'table' and fault.err or fault) end
+
+local time = call('TIME')
+local kept = call('HLEN', PREFIX .. 'unreadable') > 0 and call('HGETALL', PREFIX .. 'unreadable') or {}
+for i = 1, #kept, 2 do
+  if time[1] - (readable(kept[i + 1])[1] or 0) > KEPT_S then call('HDEL', PREFIX .. 'unreadable', kept[i]) end
+end
+if #missing > 0 or #broken > 0 then call('HSET', PREFIX .. 'ledger', 'ready', 0) end
+return encode({cursors, missing, broken, must_list})
