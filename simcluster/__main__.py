@@ -48,6 +48,8 @@ def parser() -> argparse.ArgumentParser:
     add("--max-pods", type=number_argument(int, 1), default=110, help="pods per node (%(default)s)")
     add("--scheduler-config", type=Path,
         help="KubeSchedulerConfiguration of a second scheduler, with one extender")  # fmt: skip
+    add("--install", type=Path,
+        help="JSON file of objects to create, and accounts to write kubeconfigs of")  # fmt: skip
     add("--window", type=number_argument(int, 1), default=DEFAULT_WINDOW,
         help="changes per kind that watches and paged lists can go back (%(default)s)")  # fmt: skip
     add("--bookmark-s", type=number_argument(float, 0.01), default=60.0,

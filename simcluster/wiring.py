@@ -13,12 +13,14 @@ from urllib.parse import urlsplit
 
 from simcluster.apiserver.cel import matches_device
 from simcluster.apiserver.http.server import ApiServer, ApiSettings, start_server
+from simcluster.apiserver.kinds.service_account_tokens import ServiceAccountTokens
 from simcluster.apiserver.registry import open_store
 from simcluster.apiserver.storage.persistence import SqliteBackend
 from simcluster.controller_manager.manager import ControllerManager
 from simcluster.controller_manager.resource_claims import ResourceClaimController
 from simcluster.controller_manager.volumes import VolumeController
 from simcluster.credentials import api_server_certificates, load_secret, write_kubeconfig
+from simcluster.installation import Installation
 from simcluster.kubelet.fleet import KubeletFleet
 from simcluster.kubelet.settings import NodeSettings
 from simcluster.scheduler.extender import SchedulerExtender
@@ -66,6 +68,7 @@ async def serve(options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     names = (options.name,) if options.name else ()
+    installation = Installation.load(options.install)
     certs = api_server_certificates(state / "tls", *names)
     token = load_secret(state / "token", lambda: secrets.token_urlsafe(32))
     store = open_store(SqliteBackend(state / "objects.sqlite"), window=options.window)
@@ -80,6 +83,7 @@ async def serve(options: argparse.Namespace) -> None:
         store, state, nodes=options.nodes, settings=node, prefix=options.node_prefix
     )
     server = ApiServer(store, settings, runtime=fleet)
+    installation.create_objects(store)
     controllers = ControllerManager(store, server.create)
     schedulers = [Scheduler(store, server.bind, matches_device, server.write_status)]
     if options.scheduler_config:
@@ -95,7 +99,9 @@ async def serve(options: argparse.Namespace) -> None:
             _running(controllers, claims, volumes, *schedulers),
         ):
             known_as = f"https://{options.name}:{urlsplit(url).port}" if options.name else url
-            write_kubeconfig(state / "kubeconfig", known_as, certs.ca.read_bytes(), token)
+            ca_pem = certs.ca.read_bytes()
+            installation.write_kubeconfigs(ServiceAccountTokens(store, token), known_as, ca_pem)
+            write_kubeconfig(state / "kubeconfig", known_as, ca_pem, token)
             log.info("listening on %s as %s, nodes %d", url, known_as, options.nodes)
             await stop.wait()
     finally:

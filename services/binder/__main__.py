@@ -13,7 +13,7 @@ def main() -> None:
         "python -m services.binder",
         about="Bind placed pods and keep the ledger in sync. Any number of replicas may run.",
         examples=(
-            "python -m services.binder --kubeconfig .leasehold/kubeconfig "
+            "python -m services.binder --kubeconfig .leasehold/accounts/binder "
             "--redis-url redis://redis:6379 --nats-url nats://nats:4222",
             "python -m services.binder --api-concurrency 16 --events-per-s 20",
         ),

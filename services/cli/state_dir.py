@@ -59,6 +59,16 @@ class StateDir:
         return self.root / "kubeconfig"
 
     @property
+    def installation(self) -> Path:
+        """What the simulated cluster installs before it serves."""
+        return self.root / "installation.json"
+
+    @property
+    def accounts(self) -> Path:
+        """The kubeconfigs of the services' accounts."""
+        return self.root / "accounts"
+
+    @property
     def scheduler_configuration(self) -> Path:
         """The configuration of the simulated cluster's scheduler with the extender."""
         return self.root / "kube-scheduler.yaml"

@@ -35,7 +35,8 @@ ConfigMaps of Volcano's vGPU plugin."""
 
 EXAMPLES = (
     "python -m services.node_agent --node node-0 --gpus 8xA100-80GB \\",
-    "    --kubelet-dir .leasehold/nodes/node-0 --kubeconfig .leasehold/kubeconfig \\",
+    "    --kubelet-dir .leasehold/nodes/node-0 \\",
+    "    --kubeconfig .leasehold/accounts/node-agent-node-0 \\",
     "    --state-dir .leasehold/agents/node-0      # beside a simulated kubelet",
     "python -m services.node_agent --gpus 4xT4 --kubelet-token-file /tmp/token \\",
     "    --kubelet-insecure                        # beside a real kubelet, without GPUs",

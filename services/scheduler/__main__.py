@@ -19,7 +19,7 @@ def main() -> None:
                 "pod: work between them is not sent over NATS. Any number of replicas may run."
             ),
             examples=(
-                "python -m services.scheduler --kubeconfig .leasehold/kubeconfig "
+                "python -m services.scheduler --kubeconfig .leasehold/accounts/binder "
                 "--redis-url redis://redis:6379 --nats-url nats://nats:4222",
                 "python -m services.scheduler --services placer,binder "
                 "--nats-credentials .leasehold/credentials/nats",

@@ -13,7 +13,7 @@ def main() -> None:
         "python -m services.timekeeper",
         about="Count GPU time per namespace from leases. Any number of replicas may run.",
         examples=(
-            "python -m services.timekeeper --kubeconfig .leasehold/kubeconfig "
+            "python -m services.timekeeper --kubeconfig .leasehold/accounts/timekeeper "
             "--redis-url redis://redis:6379 --nats-url nats://nats:4222",
             "python -m services.timekeeper --no-objects --budgets budgets.yaml --api :8090",
         ),

@@ -13,7 +13,8 @@ def main() -> None:
         "python -m services.watcher",
         about="Publish the API server's pods and nodes as events. Any number of replicas may run.",
         examples=(
-            "python -m services.watcher --kubeconfig .leasehold/kubeconfig --nats-url nats://nats:4222",
+            "python -m services.watcher --kubeconfig .leasehold/accounts/watcher "
+            "--nats-url nats://nats:4222",
             "python -m services.watcher --schedulers volcano --volcano-conf volcano-scheduler.conf",
         ),
     )

@@ -18,7 +18,8 @@ exceed their limits, completes the others. Any number of replicas may run."""
 EXAMPLES = (
     "python -m services.webhook --listen 0.0.0.0:8443 --secret leasehold-system/webhook \\",
     "    --names webhook.leasehold-system.svc              # in a cluster",
-    "python -m services.webhook --kubeconfig .leasehold/kubeconfig --tls-dir .leasehold/webhook \\",
+    "python -m services.webhook --kubeconfig .leasehold/accounts/webhook \\",
+    "    --tls-dir .leasehold/webhook \\",
     "    --url https://127.0.0.1                           # beside a simulated cluster",
 )
 

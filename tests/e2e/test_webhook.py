@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from shared.model.errors import RequestError
 from shared.model.lease_copy import ANNOTATION
-from tests.support.stack import Stack, running, stack, vgpu
+from tests.support.stack import KUBECTL, Stack, running, stack, vgpu
 from tests.support.waiting import until
 
 ROUNDS = 20
@@ -175,3 +175,39 @@ async def test_a_pod_and_one_that_it_repels_seldom_start_side_by_side_when_creat
 def _is_explained(pod: dict[str, Any]) -> bool:
     conditions = pod["status"].get("conditions", [])
     return running(pod) or any(c.get("reason") == "Unschedulable" for c in conditions)
+
+
+@pytest.mark.kubectl
+@pytest.mark.skipif(KUBECTL is None, reason="no kubectl on PATH")
+@pytest.mark.parametrize("subresource", ["", "status"])
+async def test_a_user_does_not_write_the_lease_that_a_pod_shows(
+    up: Stack, subresource: str
+) -> None:
+    name = f"forged-{subresource or 'pod'}"
+    await up.create(asking(name, vgpu(memory=1000)))
+    pod = await up.until(name, lambda found: ANNOTATION in found["metadata"]["annotations"])
+    patch = json.dumps({"metadata": {"annotations": {ANNOTATION: "{}"}}})
+    through = (f"--subresource={subresource}",) if subresource else ()
+
+    done = await up.kubectl("patch", "pod", name, "--type=merge", "-p", patch, *through)
+
+    kept = (await up.pod(name))["metadata"]["annotations"][ANNOTATION]
+    assert kept == pod["metadata"]["annotations"][ANNOTATION]
+    assert done.code != 0
+    assert "annotations of an assignment are changed by Leasehold only" in done.err
+
+
+async def test_a_user_does_not_bind_a_pod_with_a_lease(up: Stack) -> None:
+    waiting = asking("waiting", {}, schedulerName="nobody")
+    await up.create(waiting)
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "waiting", "annotations": {ANNOTATION: "{}"}},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": "node-0"},
+    }
+    for path in ("pods/waiting/binding", "bindings"):
+        with pytest.raises(RequestError, match="written by Leasehold only"):
+            await up.kube.create(f"/api/v1/namespaces/default/{path}", binding)
+
+    assert "nodeName" not in (await up.pod("waiting"))["spec"]

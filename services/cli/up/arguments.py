@@ -56,7 +56,12 @@ def add_up_commands(add: AddCommand) -> None:
     _add_servers(up)
     option("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     option("--otlp-endpoint", default="", help="also send spans there: http://HOST:4317")
-    option("--without", default="", metavar="NAME,..", help="components that you start yourself")
+    option(
+        "--without",
+        default="",
+        metavar="NAME,..",
+        help="components that you start yourself; without webhook, no admission policies",
+    )
     add_state(add("down", "stop what `up` started, and wait for it", _down, ""))
 
 

@@ -8,7 +8,9 @@ from types import MappingProxyType
 from services.cli.credentials import REDIS_PROBE_LOGIN, CredentialFiles
 from services.cli.state_dir import StateDir
 from services.cli.up import servers
+from services.cli.up.installation import agent_account
 from services.cli.up.plan import Plan
+from services.webhook.annotation_policy import BINDER
 from shared.nats.subjects import user_of
 
 SCHEDULER = "scheduler"
@@ -101,6 +103,7 @@ def _simcluster(plan: Plan, directory: StateDir) -> Component:
             *("--state", str(directory.root)),
             *("--port", str(port)),
             *("--nodes", str(len(plan.nodes))),
+            *("--install", str(directory.installation)),
             *scheduler,
         ),
         checks=(
@@ -113,7 +116,6 @@ def _simcluster(plan: Plan, directory: StateDir) -> Component:
 
 
 def _services(plan: Plan, directory: StateDir) -> list[Component]:
-    kubeconfig = ("--kubeconfig", str(directory.kubeconfig))
     redis = ("--redis-url", plan.redis_url)
     budgets = ("--budgets", str(plan.budgets)) if plan.budgets else ()
     quotas = ("--quotas", str(plan.quotas)) if plan.quotas else ()
@@ -125,23 +127,42 @@ def _services(plan: Plan, directory: StateDir) -> list[Component]:
     page: tuple[str, ...] = ("--listen", plan.page_url.removeprefix("http://"))
     if plan.scheduler_metrics:
         page += ("--scheduler-metrics", plan.scheduler_metrics)
-    watcher = (*kubeconfig, *quotas, *volcano)
+    binder = _as_account(directory, BINDER)
     pipeline = [
-        _service("watcher", "watcher", plan, directory, watcher),
+        _service(
+            "watcher",
+            "watcher",
+            plan,
+            directory,
+            (*_as_account(directory, "watcher"), *quotas, *volcano),
+        ),
         *(
             _service(f"placer-{number}", "placer", plan, directory, redis, after=("nats", "valkey"))
             for number in range(plan.placers)
         ),
-        _service("binder", "binder", plan, directory, (*kubeconfig, *redis)),
+        _service("binder", "binder", plan, directory, (*binder, *redis)),
     ]
-    combined = [_service(SCHEDULER, SCHEDULER, plan, directory, (*watcher, *redis))]
+    together = (*binder, *quotas, *volcano, *redis)
+    combined = [_service(SCHEDULER, SCHEDULER, plan, directory, together)]
     return [
         *(combined if plan.combined else pipeline),
-        _service("timekeeper", "timekeeper", plan, directory, (*kubeconfig, *redis, *budgets)),
-        _service("webhook", "webhook", plan, directory, (*kubeconfig, *webhook)),
+        _service(
+            "timekeeper",
+            "timekeeper",
+            plan,
+            directory,
+            (*_as_account(directory, "timekeeper"), *redis, *budgets),
+        ),
+        _service(
+            "webhook", "webhook", plan, directory, (*_as_account(directory, "webhook"), *webhook)
+        ),
         _service("dashboard", "dashboard", plan, directory, (*redis, *page), address=plan.page_url),
-        *([_extender(plan, directory, (*kubeconfig, *redis))] if plan.kube_scheduler else ()),
+        *([_extender(plan, directory, redis)] if plan.kube_scheduler else ()),
     ]
+
+
+def _as_account(directory: StateDir, account: str) -> tuple[str, str]:
+    return "--kubeconfig", str(directory.accounts / account)
 
 
 def _extender(plan: Plan, directory: StateDir, flags: tuple[str, ...]) -> Component:
@@ -151,7 +172,7 @@ def _extender(plan: Plan, directory: StateDir, flags: tuple[str, ...]) -> Compon
         *("--key-file", str(files.key)),
         *("--client-ca-file", str(files.authority)),
     )
-    given = (*flags, "--listen", plan.extender_address, *tls)
+    given = (*_as_account(directory, "extender"), *flags, "--listen", plan.extender_address, *tls)
     address = f"https://{plan.extender_address}"
     return _service("extender", "extender", plan, directory, given, address=address)
 
@@ -165,7 +186,7 @@ def _agents(plan: Plan, directory: StateDir) -> list[Component]:
             plan,
             directory,
             (
-                *("--kubeconfig", str(directory.kubeconfig)),
+                *_as_account(directory, agent_account(node)),
                 *("--node", node),
                 *("--kubelet-dir", str(directory.node(node))),
                 *("--cdi-dir", str(directory.node(node) / "cdi")),

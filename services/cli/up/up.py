@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -28,6 +29,7 @@ from services.cli.up.background import run_in_background
 from services.cli.up.changed_layouts import forget_devices
 from services.cli.up.components import Component, components_of, with_credentials
 from services.cli.up.down import kill_leftovers
+from services.cli.up.installation import installation
 from services.cli.up.kube_scheduler import write_scheduler_configuration
 from services.cli.up.plan import Plan, UpSettings, layouts_of, plan_of
 from services.cli.up.supervisor import Supervisor
@@ -102,6 +104,7 @@ def _run(settings: UpSettings, plan: Plan, directory: StateDir, report: Report) 
             each for each in components_of(plan, short) if each.name not in settings.without
         ]
         components = _add_credentials(components, plan, directory)
+        _write_installation(components, plan, directory)
         _rotate_logs(components, directory)
         asyncio.run(_supervise(components, plan, directory, report, started_at_s))
     kill_leftovers(directory)
@@ -121,6 +124,13 @@ def _add_credentials(
     if plan.kube_scheduler:
         write_scheduler_configuration(plan, directory, files)
     return with_credentials(components, files, nats=nats, redis=redis)
+
+
+def _write_installation(components: Sequence[Component], plan: Plan, directory: StateDir) -> None:
+    """Write what the simulated cluster installs: without a webhook no pod passes our admission."""
+    policies = any(component.name == "webhook" for component in components)
+    found = installation(str(directory.accounts), plan.nodes, policies=policies)
+    directory.installation.write_text(json.dumps(found, indent=2))
 
 
 async def _supervise(

@@ -46,27 +46,24 @@ class ServiceAccountTokens:
     store: ObjectStore
     secret: str
 
+    def mounted_token(self, namespace: str, name: str, node: str) -> str:
+        """Return a token as a pod on this node has it (empty: none); it is bound to no object."""
+        bound = {"node": {"name": node}} if node else {}
+        claims = self._claims_of(namespace, name, bound, int(self.store.clock()))
+        return self._signed({**claims, "aud": [AUDIENCE], "exp": claims["iat"] + _MOST_S})
+
     def issue(self, namespace: str, name: str, request: Json) -> Json:
         """Issue the token of a TokenRequest; 404, 409 or 422 if that is not possible."""
-        account = self.store.read("serviceaccounts", namespace, name)
         spec = request.get("spec") or {}
         expires_s = spec.get("expirationSeconds", _HOUR_S)
         _check_duration(expires_s)
         audiences = list(spec.get("audiences") or [AUDIENCE])
         now_s = int(self.store.clock())
+        bound = self._bound_object_claims(namespace, name, spec.get("boundObjectRef"))
         claims: Json = {
+            **self._claims_of(namespace, name, bound, now_s),
             "aud": audiences,
             "exp": now_s + expires_s,
-            "iat": now_s,
-            "nbf": now_s,
-            "iss": AUDIENCE,
-            "jti": str(uuid.uuid4()),
-            "sub": f"system:serviceaccount:{namespace}:{name}",
-            "kubernetes.io": {
-                "namespace": namespace,
-                "serviceaccount": _reference(account),
-                **self._bound_object_claims(namespace, name, spec.get("boundObjectRef")),
-            },
         }
         return {
             "kind": "TokenRequest",
@@ -77,6 +74,18 @@ class ServiceAccountTokens:
                 "token": self._signed(claims),
                 "expirationTimestamp": rfc3339(now_s + expires_s),
             },
+        }
+
+    def _claims_of(self, namespace: str, name: str, bound: Json, now_s: int) -> Json:
+        """Return the claims of every token of an account."""
+        account = _reference(self.store.read("serviceaccounts", namespace, name))
+        return {
+            "iat": now_s,
+            "nbf": now_s,
+            "iss": AUDIENCE,
+            "jti": str(uuid.uuid4()),
+            "sub": f"system:serviceaccount:{namespace}:{name}",
+            "kubernetes.io": {"namespace": namespace, "serviceaccount": account, **bound},
         }
 
     def _bound_object_claims(self, namespace: str, account: str, reference: Json | None) -> Json:
@@ -170,7 +179,7 @@ class ServiceAccountTokens:
                 )
         if "pod" in private:
             extra |= {f"{EXTRA}/pod-{key}": [text] for key, text in private["pod"].items()}
-        elif "node" in private:  # the node of a pod is not checked: only its name counts
+        elif "uid" in private.get("node", {}):  # of a pod's node only the name counts
             self._check_bound_object(
                 self.store.find("nodes", None, private["node"]["name"]), private, "node"
             )

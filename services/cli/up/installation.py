@@ -1,0 +1,70 @@
+"""What `up` installs in the simulated cluster, as in a real one; pure.
+
+Each service has its account, whose token the admission policies compare with what it writes. The
+accounts may do everything else: RBAC is not simulated here.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from services.webhook.annotation_policy import AGENT, BINDER, annotation_policy, writers
+from services.webhook.service_policies import service_policies
+from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
+
+ACCOUNTS = ("watcher", BINDER, "timekeeper", "webhook", "extender")
+"""Accounts of the services other than node agents."""
+ADMINISTRATORS = "leasehold-up"
+Manifest = dict[str, Any]
+
+
+def installation(directory: str, nodes: Iterable[str], *, policies: bool) -> Manifest:
+    """Return what simcluster installs, with the kubeconfigs of accounts in `directory`."""
+    accounts = [
+        {
+            "namespace": SYSTEM_NAMESPACE,
+            "name": name,
+            "kubeconfig": f"{directory}/{name}",
+        }
+        for name in ACCOUNTS
+    ]
+    accounts += [
+        {
+            "namespace": AGENTS_NAMESPACE,
+            "name": AGENT,
+            "kubeconfig": f"{directory}/{agent_account(node)}",
+            "node": node,
+        }
+        for node in nodes
+    ]
+    return {"objects": list(_objects(policies=policies)), "accounts": accounts}
+
+
+def agent_account(node: str) -> str:
+    """Return the name of the file for the agent of a node."""
+    return f"{AGENT}-{node}"
+
+
+def _objects(*, policies: bool) -> Iterator[Manifest]:
+    for namespace in (SYSTEM_NAMESPACE, AGENTS_NAMESPACE):
+        yield _object("v1", "Namespace", namespace)
+    for name in ACCOUNTS:
+        yield _object("v1", "ServiceAccount", name, SYSTEM_NAMESPACE)
+    yield _object("v1", "ServiceAccount", AGENT, AGENTS_NAMESPACE)
+    everything = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}
+    rbac = "rbac.authorization.k8s.io"
+    yield _object(f"{rbac}/v1", "ClusterRole", ADMINISTRATORS) | {"rules": [everything]}
+    yield _object(f"{rbac}/v1", "ClusterRoleBinding", ADMINISTRATORS) | {
+        "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": ADMINISTRATORS},
+        "subjects": [
+            {"apiGroup": rbac, "kind": "Group", "name": f"system:serviceaccounts:{namespace}"}
+            for namespace in (SYSTEM_NAMESPACE, AGENTS_NAMESPACE)
+        ],
+    }
+    if policies:
+        yield from annotation_policy(writers(SYSTEM_NAMESPACE, AGENTS_NAMESPACE))
+        yield from service_policies(SYSTEM_NAMESPACE, AGENTS_NAMESPACE)
+
+
+def _object(version: str, kind: str, name: str, namespace: str = "") -> Manifest:
+    meta = {"name": name} | ({"namespace": namespace} if namespace else {})
+    return {"apiVersion": version, "kind": kind, "metadata": meta}
