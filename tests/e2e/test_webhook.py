@@ -107,6 +107,7 @@ async def test_pods_of_a_deployment_get_shares(up: Stack) -> None:
     shown = await up.kubectl("get", "pods", "-l", "app=server", "-o", "json")
     annotations = [each["metadata"]["annotations"] for each in json.loads(shown.out)["items"]]
     assert [ANNOTATION in each for each in annotations] == [True] * 3
+    await up.kubectl("delete", "deployment", "server")
 
 
 async def test_a_pod_with_a_volume_is_handed_over_and_bound_where_its_volume_is(up: Stack) -> None:
