@@ -7,7 +7,7 @@ that the watcher uses, so an admitted pod is never rejected later for the syntax
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 
 from services.webhook.handover import SCHEDULER, SchedulerChoice
 from services.webhook.largest_device import DeviceMaximum, excess_memory
@@ -21,6 +21,7 @@ from services.webhook.patches import (
     remove,
 )
 from services.webhook.pod_policy import PolicySubject, device_names, violations
+from services.webhook.raw_pod import MAX_SHOWN
 from services.webhook.reviewed_pod import ReviewedContainer, ReviewedPod
 from shared.dialects import GPU_RESOURCES, pod_requests
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
@@ -40,12 +41,13 @@ from shared.dialects.reserved import (
     names_devices,
 )
 from shared.dialects.vocabulary import find_misplaced, find_unread
+from shared.model.bounds import cut
 from shared.model.claim import EXTENDED_RESOURCES
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.model.request import PodRequest
 
-BAD_REQUEST, FORBIDDEN, UNPROCESSABLE = 400, 403, 422
+BAD_REQUEST, FORBIDDEN, UNPROCESSABLE, TOO_MANY = 400, 403, 422, 429
 
 MOST_WARNINGS = 10
 """Words of a pod that are warned of: each is compared with all that are known."""
@@ -117,16 +119,11 @@ def decide(
     if not exempt:
         patches += _hide_devices(pod, pod.containers, in_gpu_pod=bool(subject.gpu_containers))
     if not gpu_containers or not policy.schedulers.serves(pod):
-        if gpu_containers:
-            warnings.append(
-                f"schedulerName is {pod.scheduler}: Leasehold does not schedule the pod, and its "
-                "node agents refuse containers without a lease"
-            )
+        warnings += _foreign_warnings(pod, gpu_containers)
         broken = _broken_with_claims(subject, policy, exempt=exempt)
         return _decide_without_lease(pod, policy, patches, warnings, broken)
-    found = [*violations(subject, exempt=exempt), *policy.schedulers.unsupported(pod)]
-    if found:
-        return AdmissionDecision(allowed=False, message="; ".join(found), code=FORBIDDEN)
+    if denial := _shown(violations(subject, exempt=exempt)):
+        return AdmissionDecision(allowed=False, message=denial, code=FORBIDDEN)
     try:
         changes = {container.path: _amount_changes(container) for container in gpu_containers}
         request = _parse_request(pod, changes, policy)
@@ -134,6 +131,8 @@ def decide(
         warnings += _size_warnings(pod, request, policy, largest)
     except RequestError as error:
         return AdmissionDecision(allowed=False, message=str(error), code=BAD_REQUEST)
+    if denial := _shown(policy.schedulers.unsupported(pod)):
+        return AdmissionDecision(allowed=False, message=denial, code=FORBIDDEN)
     priority_class = _budget_class(pod, policy, default_class, has_budget=has_budget)
     patches += _complete_pod(pod, policy, changes, priority_class)
     for key, value in _added_annotations(pod, exempt=exempt).items():
@@ -141,6 +140,16 @@ def decide(
     return AdmissionDecision(
         allowed=True, patches=tuple(patches), warnings=tuple(warnings), requests_gpu=True
     )
+
+
+def _foreign_warnings(
+    pod: ReviewedPod, gpu_containers: Sequence[ReviewedContainer]
+) -> Iterator[str]:
+    if gpu_containers:
+        yield (
+            f"schedulerName is {pod.scheduler}: Leasehold does not schedule the pod, and its "
+            "node agents refuse containers without a lease"
+        )
 
 
 def _decide_without_lease(
@@ -152,9 +161,8 @@ def _decide_without_lease(
 ) -> AdmissionDecision:
     """Decide on a pod without a lease of its own; its node, if it names our scheduler."""
     ours = policy.schedulers.has(pod)
-    found = [*broken, *(_broken_by_scheduler(pod, policy) if ours else ())]
-    if found:
-        return AdmissionDecision(allowed=False, message="; ".join(found), code=FORBIDDEN)
+    if denial := _shown(chain(broken, _broken_by_scheduler(pod, policy) if ours else ())):
+        return AdmissionDecision(allowed=False, message=denial, code=FORBIDDEN)
     scheduler = policy.schedulers.patches(pod) if ours else ()
     warnings = (*warnings, *_word_warnings(pod, PodRequest()))
     return AdmissionDecision(allowed=True, patches=(*patches, *scheduler), warnings=warnings)
@@ -194,20 +202,25 @@ def decide_update(pod: ReviewedPod, old: ReviewedPod, policy: AdmissionPolicy) -
     added = [each for each in pod.containers if each.ephemeral and each.name not in before]
     subject = _subject(replace(pod, node=""), added, policy)
     in_gpu_pod = bool(subject.gpu_containers_of_pod)
-    found = [*device_names(pod, added)]
-    if in_gpu_pod:
-        found += violations(subject)
-    for each in pod.containers:
-        changed = each.name in before and each.image != before[each.name].image
-        if changed and is_cuda_image(each.image) and not _is_limited(each):
-            found.append(
-                f"container {each.name}: image {each.image} would show it every device: create a "
-                f"new pod with that image, or request a GPU"
-            )
-    if found:
-        return AdmissionDecision(allowed=False, message="; ".join(found), code=FORBIDDEN)
+    images = (
+        f"container {each.name}: image {each.image} would show it every device: create a new pod "
+        "with that image, or request a GPU"
+        for each in pod.containers
+        if each.name in before
+        and each.image != before[each.name].image
+        and is_cuda_image(each.image)
+        and not _is_limited(each)
+    )
+    found = chain(device_names(pod, added), violations(subject) if in_gpu_pod else (), images)
+    if denial := _shown(found):
+        return AdmissionDecision(allowed=False, message=denial, code=FORBIDDEN)
     patches = tuple(_hide_devices(pod, added, in_gpu_pod=in_gpu_pod))
     return AdmissionDecision(allowed=True, patches=patches)
+
+
+def _shown(reasons: Iterable[str]) -> str:
+    """Return the first reasons as one message: a pod may have thousands. Empty: there is none."""
+    return cut("; ".join(islice(reasons, MAX_SHOWN)))
 
 
 def _is_limited(container: ReviewedContainer) -> bool:
@@ -245,7 +258,10 @@ def _holds_gpu(container: ReviewedContainer, policy: AdmissionPolicy) -> bool:
 
 def _strip_annotations(pod: ReviewedPod) -> tuple[list[PatchOperation], list[str]]:
     stripped = sorted(key for key in pod.annotations if key.startswith(STRIPPED_ANNOTATIONS))
-    warnings = [f"annotation {key} was removed: only schedulers may write it" for key in stripped]
+    warnings = [
+        f"annotation {key} was removed: only schedulers may write it"
+        for key in stripped[:MAX_SHOWN]
+    ]
     replaced = [key for key in COMPLETED_ANNOTATIONS if key in pod.annotations]
     return [remove(ANNOTATIONS, key) for key in (*stripped, *replaced)], warnings
 
@@ -255,7 +271,7 @@ def _unconditional_denial(pod: ReviewedPod, *, exempt: bool) -> str:
     denied = sorted(key for key in pod.annotations if is_denied(key))
     if denied:
         return f"annotation {denied[0]} is written by Leasehold only: create the pod without it"
-    return "" if exempt else "; ".join(device_names(pod, pod.containers))
+    return "" if exempt else _shown(device_names(pod, pod.containers))
 
 
 def _hide_devices(

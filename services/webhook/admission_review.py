@@ -5,13 +5,24 @@ https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-con
 
 import msgspec
 
-from services.webhook.admission import BAD_REQUEST, FORBIDDEN, UNPROCESSABLE, AdmissionDecision
+from services.webhook.admission import (
+    BAD_REQUEST,
+    FORBIDDEN,
+    TOO_MANY,
+    UNPROCESSABLE,
+    AdmissionDecision,
+)
 from shared.model.errors import RequestError
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 EPHEMERAL_CONTAINERS = "ephemeralcontainers"
-REASONS = {BAD_REQUEST: "BadRequest", FORBIDDEN: "Forbidden", UNPROCESSABLE: "Invalid"}
+REASONS = {
+    BAD_REQUEST: "BadRequest",
+    FORBIDDEN: "Forbidden",
+    UNPROCESSABLE: "Invalid",
+    TOO_MANY: "TooManyRequests",
+}
 """The reason of a Kubernetes Status with each code."""
 
 
@@ -103,6 +114,19 @@ def decode_request(body: bytes) -> ReviewRequest:
     if review.request is None:
         raise RequestError(f"the {KIND} has no request with a uid")
     return review.request
+
+
+def late_response(uid: str, *, all_pods: bool = False) -> bytes:
+    """Encode the review of a pod that could not be reviewed in time.
+
+    A webhook that fails open would let it in unseen after its timeout. `all_pods`: the review only
+    chooses a scheduler, so the pod keeps its own.
+    """
+    text = (
+        "the webhook is busy with other pods and did not get to this one in time: create it again "
+        "later, or fewer and smaller pods at once"
+    )
+    return encode_response(uid, AdmissionDecision(allowed=all_pods, message=text, code=TOO_MANY))
 
 
 def encode_response(uid: str, decision: AdmissionDecision) -> bytes:

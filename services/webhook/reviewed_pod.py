@@ -6,9 +6,22 @@ validates a pod after its mutating webhooks.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
 
 import msgspec
 
+from services.webhook.raw_pod import (
+    MAX_SHOWN,
+    RawContainer,
+    RawMetadata,
+    RawPodSpec,
+    RawResources,
+    RawSecurityContext,
+    RawVolume,
+    decode_pod,
+    decoded,
+)
 from shared.dialects.requested import parse_requested, requests_gpu
 from shared.model.errors import RequestError
 from shared.placing.pod_fields import FoundField, handed_over
@@ -60,7 +73,7 @@ class ReviewedContainer:
         return requests_gpu({**self.requests, **self.limits})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReviewedPod:
     """One pod that is being created."""
 
@@ -84,135 +97,31 @@ class ReviewedPod:
     shares_processes: bool = False
     """Its containers see each other's processes."""
     runtime_class: str = ""
-    handed_over: tuple[FoundField, ...] = ()
-    """Fields that only kube-scheduler supports."""
     field_bytes: Mapping[str, int] = field(default_factory=dict)
     """See `PodManifest.field_bytes`."""
+    document: bytes | msgspec.Raw = b"{}"
+    """The pod's JSON."""
 
+    @cached_property
+    def handed_over(self) -> tuple[FoundField, ...]:
+        """The first fields that only kube-scheduler supports. Raises RequestError as `parse_pod`.
 
-_Quantities = dict[str, str | int | float]
-
-
-class _RawNamed(msgspec.Struct, frozen=True):
-    name: str
-
-
-class _RawEnvFrom(msgspec.Struct, frozen=True):
-    prefix: str | None = None
-
-
-class _RawEnv(msgspec.Struct, frozen=True, rename="camel"):
-    name: str
-    value: str | None = None
-    value_from: dict[str, object] | None = None
-
-    @property
-    def text(self) -> str:
-        return self.value or ""
-
-
-class _RawResources(msgspec.Struct, frozen=True):
-    limits: _Quantities | None = None
-    requests: _Quantities | None = None
-    claims: tuple[_RawNamed, ...] | None = None
-
-    @property
-    def named(self) -> frozenset[str]:
-        return frozenset({*(self.limits or {}), *(self.requests or {})})
-
-
-class _RawCapabilities(msgspec.Struct, frozen=True):
-    add: tuple[str, ...] | None = None
-
-
-class _RawSecurityContext(msgspec.Struct, frozen=True):
-    privileged: bool | None = None
-    capabilities: _RawCapabilities | None = None
-
-
-class _RawMount(msgspec.Struct, frozen=True, rename="camel"):
-    mount_path: str
-    name: str = ""
-    sub_path: str | None = None
-    sub_path_expr: str | None = None
-    read_only: bool | None = None
-
-
-class _RawBlockDevice(msgspec.Struct, frozen=True, rename="camel"):
-    device_path: str
-    name: str = ""
-
-
-class _RawContainer(msgspec.Struct, frozen=True, rename="camel"):
-    name: str
-    image: str | None = None
-    resources: _RawResources | None = None
-    env: tuple[_RawEnv, ...] | None = None
-    env_from: tuple[_RawEnvFrom, ...] | None = None
-    security_context: _RawSecurityContext | None = None
-    volume_mounts: tuple[_RawMount, ...] | None = None
-    volume_devices: tuple[_RawBlockDevice, ...] | None = None
-    target_container_name: str | None = None
-
-
-class _RawHostPath(msgspec.Struct, frozen=True):
-    path: str
-
-
-class _RawVolume(msgspec.Struct, frozen=True, rename="camel"):
-    name: str
-    host_path: _RawHostPath | None = None
-    empty_dir: dict[str, object] | None = None
-
-
-class _RawMetadata(msgspec.Struct, frozen=True, rename="camel"):
-    name: str | None = None
-    generate_name: str = ""
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-
-    @property
-    def labels_bytes(self) -> int:
-        return len(msgspec.json.encode(self.labels))
-
-
-class _RawPodSpec(msgspec.Struct, frozen=True, rename="camel"):
-    containers: tuple[_RawContainer, ...] | None = None
-    init_containers: tuple[_RawContainer, ...] | None = None
-    ephemeral_containers: tuple[_RawContainer, ...] | None = None
-    scheduler_name: str | None = None
-    node_name: str | None = None
-    priority_class_name: str | None = None
-    priority: int | None = None
-    preemption_policy: str | None = None
-    runtime_class_name: str | None = None
-    scheduling_gates: tuple[_RawNamed, ...] | None = None
-    volumes: tuple[_RawVolume, ...] | None = None
-    host_pid: bool | None = msgspec.field(name="hostPID", default=None)
-    host_ipc: bool | None = msgspec.field(name="hostIPC", default=None)
-    share_process_namespace: bool | None = None
-    node_selector: msgspec.Raw = msgspec.Raw()
-    affinity: msgspec.Raw = msgspec.Raw()
-    tolerations: msgspec.Raw = msgspec.Raw()
-
-
-class _RawPod(msgspec.Struct, frozen=True):
-    spec: _RawPodSpec
-    metadata: _RawMetadata | None = None
+        The whole pod is decoded for it, which few pods without GPUs need.
+        """
+        return tuple(islice(handed_over(decoded(self.document, dict[str, object])), MAX_SHOWN))
 
 
 def parse_pod(raw: bytes | msgspec.Raw, namespace: str) -> ReviewedPod:
-    """Decode a pod. Raises RequestError for anything else, and for an invalid quantity."""
-    try:
-        pod = msgspec.json.decode(raw, type=_RawPod)
-        fields = tuple(handed_over(msgspec.json.decode(raw)))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"the object under review is not a pod: {error}") from error
-    return _reviewed(pod.metadata or _RawMetadata(), pod.spec, namespace, fields)
+    """Decode a pod.
+
+    Raises RequestError for anything else, for an invalid quantity, and for a pod beyond the bounds.
+    """
+    pod = decode_pod(raw)
+    return _reviewed(pod.metadata or RawMetadata(), pod.spec, namespace, raw)
 
 
 def _reviewed(
-    metadata: _RawMetadata, spec: _RawPodSpec, namespace: str, fields: tuple[FoundField, ...]
+    metadata: RawMetadata, spec: RawPodSpec, namespace: str, document: bytes | msgspec.Raw
 ) -> ReviewedPod:
     volumes = spec.volumes or ()
     return ReviewedPod(
@@ -231,7 +140,7 @@ def _reviewed(
         host_namespaces=tuple(_host_namespaces(spec)),
         shares_processes=bool(spec.share_process_namespace),
         runtime_class=spec.runtime_class_name or "",
-        handed_over=fields,
+        document=document,
         field_bytes={
             "metadata.labels": metadata.labels_bytes,
             "spec.nodeSelector": len(bytes(spec.node_selector)),
@@ -241,22 +150,22 @@ def _reviewed(
     )
 
 
-def _host_namespaces(spec: _RawPodSpec) -> Iterator[str]:
+def _host_namespaces(spec: RawPodSpec) -> Iterator[str]:
     if spec.host_pid:
         yield "hostPID"
     if spec.host_ipc:
         yield "hostIPC"
 
 
-def _host_paths(volumes: Iterable[_RawVolume]) -> Mapping[str, str]:
+def _host_paths(volumes: Iterable[RawVolume]) -> Mapping[str, str]:
     return {each.name: each.host_path.path for each in volumes if each.host_path is not None}
 
 
-def _empty_dirs(volumes: Iterable[_RawVolume]) -> frozenset[str]:
+def _empty_dirs(volumes: Iterable[RawVolume]) -> frozenset[str]:
     return frozenset(each.name for each in volumes if each.empty_dir is not None)
 
 
-def _set_fields(spec: _RawPodSpec) -> frozenset[str]:
+def _set_fields(spec: RawPodSpec) -> frozenset[str]:
     fields = {
         "priority": spec.priority,
         "preemptionPolicy": spec.preemption_policy,
@@ -265,7 +174,7 @@ def _set_fields(spec: _RawPodSpec) -> frozenset[str]:
     return frozenset(name for name, value in fields.items() if value is not None)
 
 
-def _containers(spec: _RawPodSpec) -> Iterator[ReviewedContainer]:
+def _containers(spec: RawPodSpec) -> Iterator[ReviewedContainer]:
     kinds = {
         "initContainers": spec.init_containers,
         "containers": spec.containers,
@@ -276,10 +185,10 @@ def _containers(spec: _RawPodSpec) -> Iterator[ReviewedContainer]:
             yield _container(container, f"/spec/{kind}/{number}", kind)
 
 
-def _container(container: _RawContainer, path: str, kind: str) -> ReviewedContainer:
-    resources = container.resources or _RawResources()
+def _container(container: RawContainer, path: str, kind: str) -> ReviewedContainer:
+    resources = container.resources or RawResources()
     limits, requests = _amounts(container.name, resources)
-    security = container.security_context or _RawSecurityContext()
+    security = container.security_context or RawSecurityContext()
     env = {variable.name: variable for variable in container.env or ()}
     return ReviewedContainer(
         path=path,
@@ -301,12 +210,12 @@ def _container(container: _RawContainer, path: str, kind: str) -> ReviewedContai
     )
 
 
-def _prefixes(container: _RawContainer) -> Iterator[str]:
+def _prefixes(container: RawContainer) -> Iterator[str]:
     for source in container.env_from or ():
         yield source.prefix or ""
 
 
-def _mounts(container: _RawContainer) -> Iterator[ReviewedMount]:
+def _mounts(container: RawContainer) -> Iterator[ReviewedMount]:
     for mount in container.volume_mounts or ():
         partial = mount.sub_path or mount.sub_path_expr or mount.read_only
         yield ReviewedMount(path=mount.mount_path, volume=mount.name, whole=not partial)
@@ -314,13 +223,13 @@ def _mounts(container: _RawContainer) -> Iterator[ReviewedMount]:
         yield ReviewedMount(path=block.device_path, volume=block.name)
 
 
-def _added_capabilities(security: _RawSecurityContext) -> Iterator[str]:
+def _added_capabilities(security: RawSecurityContext) -> Iterator[str]:
     if security.capabilities is not None:
         yield from security.capabilities.add or ()
 
 
 def _amounts(
-    container: str, resources: _RawResources
+    container: str, resources: RawResources
 ) -> tuple[Mapping[str, int], Mapping[str, int]]:
     """Return limits and requests."""
     try:

@@ -1,15 +1,17 @@
 """The webhook's HTTPS server for the API server."""
 
 import asyncio
+import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 from aiohttp import web
 
+from services.webhook.admission_review import late_response
 from services.webhook.registration import (
     ALL_PODS_PATH,
     ALLOCATIONS_PATH,
@@ -19,15 +21,30 @@ from services.webhook.registration import (
 )
 from shared.model.errors import RequestError
 
-MAX_BODY_BYTES = 8 * 1024 * 1024
-"""An API server's request is at most 3 MiB; a review holds one object, or also its old version."""
+MAX_BODY_BYTES = 24 * 1024 * 1024
+"""A review holds one object, or also its old version. An API server stores objects of 1.5 MiB in
+its own encoding, which are up to eight times as long in JSON."""
+SMALL_BODY_BYTES, HEAD_BYTES = 256 * 1024, 4096
+LARGE_AT_ONCE = 4
+"""Larger bodies that are read at once, which bounds memory."""
+USUAL_TIMEOUT_S = 2.0
+"""For clients that do not say how long they wait."""
+_UID = re.compile(rb'"uid": *"([^"\\\\]+)"')
+"""The first one is that of the review, in the order in which API servers write."""
+_TIMEOUT = re.compile(r"(\d+)s")
 
 
 class Review(Protocol):
     """Responds to the body of one AdmissionReview."""
 
     def __call__(
-        self, body: bytes, *, exempt: bool = ..., all_pods: bool = ..., claims: bool = ...
+        self,
+        body: bytes,
+        *,
+        exempt: bool = ...,
+        all_pods: bool = ...,
+        claims: bool = ...,
+        deadline: float | None = ...,
     ) -> Awaitable[bytes]:
         """Respond; the namespace is `exempt`, or has `all_pods` placed by Leasehold.
 
@@ -51,15 +68,24 @@ class Drain:
 
 def application(review: Review, drain: Drain) -> web.Application:
     """Build the application to which the API server posts reviews."""
+    reader = _BodyReader()
 
     async def mutate(request: web.Request) -> web.Response:
+        all_pods = request.path == ALL_PODS_PATH
+        deadline = asyncio.get_running_loop().time() + _timeout_s(request) / 2
         try:
-            body = await review(
-                await request.read(),
-                exempt=request.path == EXEMPT_PATH,
-                all_pods=request.path == ALL_PODS_PATH,
-                claims=request.path == CLAIMS_PATH,
-            )
+            async with reader.body(request, deadline) as (complete, read):
+                body = (
+                    await review(
+                        read,
+                        exempt=request.path == EXEMPT_PATH,
+                        all_pods=all_pods,
+                        claims=request.path == CLAIMS_PATH,
+                        deadline=deadline,
+                    )
+                    if complete
+                    else late_response(_uid(read), all_pods=all_pods)
+                )
             response = web.Response(body=body, content_type="application/json")
         except RequestError as error:
             body = msgspec.json.encode({"error": str(error)})
@@ -72,6 +98,41 @@ def application(review: Review, drain: Drain) -> web.Application:
     for path in (PATH, EXEMPT_PATH, ALL_PODS_PATH, CLAIMS_PATH, ALLOCATIONS_PATH):
         routes.router.add_post(path, mutate)
     return routes
+
+
+class _BodyReader:
+    """Reads bodies: of large ones only a few at once."""
+
+    def __init__(self) -> None:
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+
+    @asynccontextmanager
+    async def body(
+        self, request: web.Request, deadline: float
+    ) -> AsyncIterator[tuple[bool, bytes]]:
+        """Yield whether the body was read before the deadline, and what was read of it."""
+        head = await request.content.read(HEAD_BYTES)
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    if (request.content_length or MAX_BODY_BYTES) > SMALL_BODY_BYTES:
+                        await stack.enter_async_context(self._large)
+                    body = head + await request.read()
+            except TimeoutError:
+                yield False, head
+            else:
+                yield True, body
+
+
+def _timeout_s(request: web.Request) -> float:
+    """Return how long the API server waits for the response."""
+    found = _TIMEOUT.fullmatch(request.query.get("timeout", ""))
+    return float(found[1]) if found else USUAL_TIMEOUT_S
+
+
+def _uid(head: bytes) -> str:
+    found = _UID.search(head)
+    return found[1].decode(errors="replace") if found else ""
 
 
 @asynccontextmanager

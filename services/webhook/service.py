@@ -1,9 +1,12 @@
 """The webhook: decides on AdmissionReviews, by the timekeeper's last report of each budget."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from opentelemetry.trace import SpanKind
@@ -17,9 +20,13 @@ from services.webhook.admission import (
     decide_update,
     decide_without_gpu,
 )
-from services.webhook.admission_review import ReviewRequest, decode_request, encode_response
+from services.webhook.admission_review import (
+    ReviewRequest,
+    decode_request,
+    encode_response,
+    late_response,
+)
 from services.webhook.claim_review import new_allocation
-from services.webhook.cluster_lookups import ApiServerLookups
 from services.webhook.largest_device import LargestDevice
 from services.webhook.metrics import WebhookMetrics
 from services.webhook.patches import add_annotation, add_gate
@@ -31,6 +38,7 @@ from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.model.names import BUDGET_GATE, Namespace
 from shared.runtime import telemetry
+from shared.runtime.fair_turns import FairTurns
 from shared.runtime.service import handles, loops, publishes
 from shared.runtime.telemetry import Tracing
 
@@ -43,6 +51,15 @@ PRIORITY_CLASSES_S = 60.0
 ALLOWED = AdmissionDecision(allowed=True)
 
 Sleep = Callable[[float], Awaitable[None]]
+ReviewPod = Callable[[ReviewRequest], AdmissionDecision]
+
+
+class Lookups(Protocol):
+    """The API server."""
+
+    async def default_priority_class(self) -> str:
+        """Return the class of pods that do not set one; empty: there is none."""
+        ...
 
 
 class ClaimBinders(Protocol):
@@ -60,7 +77,7 @@ class Webhook:
     def __init__(
         self,
         policy: AdmissionPolicy,
-        lookups: ApiServerLookups,
+        lookups: Lookups,
         binders: ClaimBinders,
         *,
         rotate_certificate: Callable[[Sleep], Awaitable[None]],
@@ -79,6 +96,7 @@ class Webhook:
         """The last report of each, and its arrival on the monotonic clock: host clocks differ."""
         self.largest = LargestDevice()
         self.default_class = ""
+        self.turns = FairTurns()
 
     @handles
     async def note_budgets(self, events: Sequence[BudgetChanged]) -> None:
@@ -108,33 +126,60 @@ class Webhook:
             await self.clock.sleep(PRIORITY_CLASSES_S)
 
     async def review(
-        self, body: bytes, *, exempt: bool = False, all_pods: bool = False, claims: bool = False
+        self,
+        body: bytes,
+        *,
+        exempt: bool = False,
+        all_pods: bool = False,
+        claims: bool = False,
+        deadline: float | None = None,
     ) -> bytes:
         """Respond to one AdmissionReview. Raises RequestError for any other body.
 
         `exempt`: administrators have exempted the namespace from `pod_policy`; `all_pods`: they
-        have Leasehold place its pods without GPUs; `claims`: ResourceClaims may be for GPUs.
+        have Leasehold place its pods without GPUs; `claims`: ResourceClaims may be for GPUs. Pods
+        take turns by their namespaces: one whose turn has not come at the `deadline`, by the loop's
+        clock, is denied.
         """
         policy = replace(self.policy, claims=claims)
         started = time.perf_counter()
         request = decode_request(body)
-        decision = ALLOWED
+        decision: AdmissionDecision | None = ALLOWED
         try:
             if request.is_new_pod and all_pods:
-                decision = decide_without_gpu(
-                    parse_pod(request.raw_object, request.namespace or "default"), self.policy
-                )
+                decision = await self._in_turn(request, deadline, self._place_without_gpu)
             elif request.is_new_pod:
-                decision = self._review_pod(request, policy, exempt=exempt)
+                review = partial(self._review_pod, policy=policy, exempt=exempt)
+                decision = await self._in_turn(request, deadline, review)
             elif request.is_changed_pod:
-                decision = self._review_change(request, policy)
+                review = partial(self._review_change, policy=policy)
+                decision = await self._in_turn(request, deadline, review)
             elif request.is_claim_status:
                 decision = await self._review_claim(request)
         except RequestError as error:
             decision = AdmissionDecision(allowed=False, message=str(error), code=UNPROCESSABLE)
-        outcome = "allowed" if decision.allowed else "denied"
+        outcome = "late" if decision is None else "allowed" if decision.allowed else "denied"
         self.metrics.count_review(outcome, time.perf_counter() - started)
+        if decision is None:
+            return late_response(request.uid, all_pods=all_pods)
         return encode_response(request.uid, decision)
+
+    async def _in_turn(
+        self, request: ReviewRequest, deadline: float | None, review: ReviewPod
+    ) -> AdmissionDecision | None:
+        """Review a pod when it is its namespace's turn; None: that did not come in time."""
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    turn = self.turns.turn(request.namespace or "default")
+                    await stack.enter_async_context(turn)
+            except TimeoutError:
+                return None
+            return review(request)
+
+    def _place_without_gpu(self, request: ReviewRequest) -> AdmissionDecision:
+        pod = parse_pod(request.raw_object, request.namespace or "default")
+        return decide_without_gpu(pod, self.policy)
 
     def _review_change(self, request: ReviewRequest, policy: AdmissionPolicy) -> AdmissionDecision:
         namespace = request.namespace or "default"

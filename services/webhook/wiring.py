@@ -2,7 +2,8 @@
 
 from datetime import UTC, datetime
 
-from services.webhook.cluster_lookups import ApiServerLookups
+import msgspec
+
 from services.webhook.metrics import WebhookMetrics
 from services.webhook.registration import registered_url
 from services.webhook.registration_writer import RegistrationWriter
@@ -20,8 +21,39 @@ from shared.nats.bus import Bus
 from shared.runtime.run import Nats, serve
 from shared.runtime.telemetry import open_tracing
 
+PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 LEASE_TIMEOUT_S = 2.5
 """Shorter than the timeout of the webhook for allocations."""
+
+
+class _PriorityClassMetadata(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _PriorityClass(msgspec.Struct, frozen=True, rename="camel"):
+    metadata: _PriorityClassMetadata = _PriorityClassMetadata()
+    value: int = 0
+    global_default: bool = False
+
+
+class _PriorityClassList(msgspec.Struct, frozen=True):
+    items: tuple[_PriorityClass, ...] = ()
+
+
+class ApiServerLookups:
+    """Lookups in the API server."""
+
+    def __init__(self, client: KubernetesClient) -> None:
+        self.client = client
+
+    async def default_priority_class(self) -> str:
+        """Return the class of pods that do not set one; empty: there is none.
+
+        Of several the API server uses the one with the lowest value.
+        """
+        classes = await self.client.read(PRIORITY_CLASSES, _PriorityClassList)
+        defaults = [each for each in classes.items if each.global_default]
+        return min(defaults, key=lambda each: each.value).metadata.name if defaults else ""
 
 
 class ClaimBinderClient:

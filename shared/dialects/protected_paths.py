@@ -4,6 +4,7 @@ A mount at a path of the lease, above it or below it conflicts. One above confli
 inside that volume can redirect the lease's own mount.
 """
 
+import posixpath
 from collections.abc import Iterable
 
 from shared.dialects import hami_core
@@ -59,13 +60,7 @@ def host_path_advice(directories: Iterable[str]) -> str:
 
 def normalized(path: str) -> str:
     """Return an absolute path without `.`, `..` and empty parts, as a container runtime does."""
-    parts: list[str] = []
-    for part in path.split("/"):
-        if part == "..":
-            del parts[-1:]
-        elif part not in {"", "."}:
-            parts.append(part)
-    return "/" + "/".join(parts)
+    return "/" + posixpath.normpath(f"/{path}").lstrip("/")
 
 
 def _touches(path: str, protected: str) -> bool:

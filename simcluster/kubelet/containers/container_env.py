@@ -1,10 +1,13 @@
-"""The environment and the mounts of a container, of its plugins and its pod; pure.
+"""The environment and the mounts of a container, of its plugins, its pod and its runtime; pure.
 
-The pod's values take precedence over those of device plugins.
+As in a kubelet, the pod's variables take precedence over those of device plugins, its `env` over
+its `envFrom`, and what comes later over what comes before. What CDI devices set is added by the
+container runtime, after all of them.
 """
 
+import base64
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from proto.deviceplugin import api_pb2
 from simcluster.apimachinery.objects import Json, at_path
@@ -16,34 +19,99 @@ _REFERENCE = re.compile(r"\$\$|\$\(([^()]+)\)")
 _KEYED = re.compile(r"metadata\.(labels|annotations)\['([^']*)'\]")
 
 
+class MissingSourceError(Exception):
+    """A ConfigMap, a Secret or a key that the container needs is absent."""
+
+
+FindSource = Callable[[str, str], Json | None]
+"""Returns a ConfigMap or a Secret of the pod's namespace, by resource and name; None: absent."""
+_SOURCES = {"configMap": "configmaps", "secret": "secrets"}
+
+
 def environment(
     pod: PodSpec,
     container: ContainerSpec,
     responses: Iterable[api_pb2.ContainerAllocateResponse],
+    edits: Iterable[api_pb2.ContainerAllocateResponse],
     *,
+    find_source: FindSource,
     pod_ip: str,
     host_ip: str,
 ) -> dict[str, str]:
-    """Return the environment; if two plugins set a variable, the first one counts."""
-    env = {
+    """Return the environment; if two plugins set a variable, the first one counts.
+
+    Raises MissingSourceError for a ConfigMap, a Secret or a key that is absent and not optional.
+    """
+    own = {
         "PATH": PATH,
         "HOSTNAME": str(at_path(pod.obj, "spec.hostname") or pod.name),
         "KUBERNETES_SERVICE_HOST": "10.96.0.1",
         "KUBERNETES_SERVICE_PORT": "443",
         "KUBERNETES_SERVICE_PORT_HTTPS": "443",
     }
-    plugin_env: dict[str, str] = {}
-    for answer in responses:
-        for name, text in answer.envs.items():
-            plugin_env.setdefault(name, text)
-    env |= plugin_env
+    for source in container.env_from:
+        prefix = source.get("prefix") or ""
+        own |= {f"{prefix}{key}": text for key, text in _all_keys(source, find_source).items()}
     facts = {"status.podIP": pod_ip, "status.hostIP": host_ip}
     for entry in container.env:
         value: object = entry.get("value")
         if value is None:
-            value = _from_field(pod, entry.get("valueFrom") or {}, facts)
-        env[entry["name"]] = expand_references(str(value), env)
-    return env
+            value = _from_source(pod, entry.get("valueFrom") or {}, facts, find_source)
+        if value is not None:
+            own[entry["name"]] = expand_references(str(value), own)
+    runtime = {name: text for answer in edits for name, text in answer.envs.items()}
+    return _plugin_variables(responses) | own | runtime
+
+
+def _plugin_variables(
+    responses: Iterable[api_pb2.ContainerAllocateResponse],
+) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for answer in responses:
+        for name, text in answer.envs.items():
+            found.setdefault(name, text)
+    return found
+
+
+def _all_keys(source: Json, find_source: FindSource) -> Mapping[str, str]:
+    for kind, resource in _SOURCES.items():
+        reference = source.get(f"{kind}Ref")
+        if reference:
+            return _data(reference, resource, find_source) or {}
+    return {}
+
+
+def _data(reference: Json, resource: str, find_source: FindSource) -> Mapping[str, str] | None:
+    """Return the entries of a ConfigMap or Secret; None if it is absent and optional."""
+    found = find_source(resource, reference.get("name") or "")
+    if found is None:
+        if reference.get("optional"):
+            return None
+        raise MissingSourceError(
+            f'{resource.removesuffix("s")} "{reference.get("name")}" not found'
+        )
+    data = found.get("data") or {}
+    if resource == "secrets":
+        return {key: base64.b64decode(value).decode() for key, value in data.items()}
+    return {key: str(value) for key, value in data.items()}
+
+
+def _from_source(
+    pod: PodSpec, source: Json, facts: Mapping[str, str], find_source: FindSource
+) -> str | None:
+    """Return the value of a variable; None if its source is absent and optional."""
+    for kind, resource in _SOURCES.items():
+        reference = source.get(f"{kind}KeyRef")
+        if reference:
+            data = _data(reference, resource, find_source)
+            key = reference.get("key") or ""
+            if data is not None and key not in data and not reference.get("optional"):
+                raise MissingSourceError(
+                    f"couldn't find key {key} in {resource.removesuffix('s')} "
+                    f"{pod.namespace}/{reference.get('name')}"
+                )
+            return None if data is None else data.get(key)
+    return _from_field(pod, source, facts)
 
 
 def expand_references(text: str, env: Mapping[str, str]) -> str:

@@ -42,6 +42,7 @@ class ContainerSpec:
     requests: Mapping[str, int]
     host_ports: frozenset[tuple[str, int]]
     env: tuple[Json, ...]
+    env_from: tuple[Json, ...]
     host_paths: Mapping[str, str]
     """Mounted host directories, by container path."""
 
@@ -113,6 +114,7 @@ def _container(obj: Json, role: ContainerRole, volumes: Mapping[str, str]) -> Co
         requests=limits | parse_resources(resources.get("requests") or {}),
         host_ports=_host_ports(obj),
         env=tuple(obj.get("env") or ()),
+        env_from=tuple(obj.get("envFrom") or ()),
         host_paths=_host_paths(obj, volumes),
     )
 

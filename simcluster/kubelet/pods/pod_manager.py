@@ -279,10 +279,20 @@ class PodManager:
     def allocate_responses(
         self, pod: PodSpec, container: ContainerSpec
     ) -> list[api_pb2.ContainerAllocateResponse]:
-        """Return the plugins' stored Allocate responses, and what claims add."""
-        responses = self._devices.allocate_responses(pod.uid, container.name)
+        """Return the plugins' stored Allocate responses."""
+        return self._devices.allocate_responses(pod.uid, container.name)
+
+    def runtime_edits(
+        self, pod: PodSpec, container: ContainerSpec
+    ) -> list[api_pb2.ContainerAllocateResponse]:
+        """Return what claims add."""
         claimed = self._claims.response(pod, container)
-        return responses if claimed is None else [*responses, claimed]
+        return [] if claimed is None else [claimed]
+
+    def find_source(self, pod: PodSpec, resource: str, name: str) -> Json | None:
+        """Return a ConfigMap or Secret in the pod's namespace; None: absent."""
+        found = self._store.find(resource, pod.namespace, name)
+        return None if found is None else found.obj
 
     def event(self, pod: PodSpec, kind: str, reason: str, message: str, container: str) -> None:
         """Write an event about the pod."""

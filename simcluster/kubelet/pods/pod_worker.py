@@ -5,13 +5,19 @@ import itertools
 import secrets
 import time
 from collections.abc import Awaitable
+from functools import partial
 from typing import Protocol
 
 from proto.deviceplugin import api_pb2
 from shared.model.clock import wait_for_event
+from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.claims.claim_manager import ClaimError
 from simcluster.kubelet.containers.container_commands import run_command
-from simcluster.kubelet.containers.container_env import environment, mount_points
+from simcluster.kubelet.containers.container_env import (
+    MissingSourceError,
+    environment,
+    mount_points,
+)
 from simcluster.kubelet.containers.container_spec import (
     ContainerRole,
     ContainerSpec,
@@ -43,6 +49,16 @@ class WorkerHost(Protocol):
         self, pod: PodSpec, container: ContainerSpec
     ) -> list[api_pb2.ContainerAllocateResponse]:
         """Return the plugins' stored Allocate responses."""
+        ...
+
+    def runtime_edits(
+        self, pod: PodSpec, container: ContainerSpec
+    ) -> list[api_pb2.ContainerAllocateResponse]:
+        """Return what the container runtime adds for claims."""
+        ...
+
+    def find_source(self, pod: PodSpec, resource: str, name: str) -> Json | None:
+        """Return a ConfigMap or Secret in the pod's namespace."""
         ...
 
     def changed(self, worker: "PodWorker", *, started: bool) -> None:
@@ -175,7 +191,7 @@ class PodWorker:
                 text = str(error)
                 self._host.event(self.pod, "Warning", "FailedPrepareDynamicResources", text, "")
                 await wait_for_event(self._annotated, self._host.settings.claim_retry_s)
-            except AllocationError as error:
+            except (AllocationError, MissingSourceError) as error:
                 state.set_waiting("CreateContainerConfigError", str(error))
                 self._host.event(self.pod, "Warning", "Failed", f"Error: {error}", spec.name)
                 self._changed()
@@ -189,9 +205,17 @@ class PodWorker:
 
     def _set_running(self, spec: ContainerSpec, state: ContainerState) -> None:
         responses = self._host.allocate_responses(self.pod, spec)
+        edits = self._host.runtime_edits(self.pod, spec)
         state.env = environment(
-            self.pod, spec, responses, pod_ip=self.state.pod_ip, host_ip=self._host.settings.host
+            self.pod,
+            spec,
+            responses,
+            edits,
+            find_source=partial(self._host.find_source, self.pod),
+            pod_ip=self.state.pod_ip,
+            host_ip=self._host.settings.host,
         )
+        responses += edits
         state.mounts = mount_points(spec, responses)
         state.device_nodes = [
             node.container_path for answer in responses for node in answer.devices

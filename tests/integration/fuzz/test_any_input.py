@@ -171,7 +171,7 @@ class Lookups:
 def webhook() -> Webhook:
     return Webhook(
         AdmissionPolicy(),
-        Lookups(),  # type: ignore[arg-type]
+        Lookups(),
         FakeClaimBinders(),
         rotate_certificate=lambda _: None,  # type: ignore[arg-type,return-value]
         metrics=WebhookMetrics(),

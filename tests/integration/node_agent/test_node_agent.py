@@ -89,6 +89,29 @@ async def test_32_a_pod_that_sets_a_reserved_variable_is_refused_by_its_name() -
     assert "LD_PRELOAD" in refused[0].reason
 
 
+async def test_a_source_that_is_made_after_admission_selects_no_device() -> None:
+    source = {"configMapRef": {"name": "later", "optional": True}}
+    bare, prefixed = (
+        container("main", limits={NUMBER: 1}) | {"envFrom": [source | more]}
+        for more in ({}, {"prefix": "APP_"})
+    )
+    later = {
+        "metadata": {"name": "later", "namespace": "default"},
+        "data": {"NVIDIA_VISIBLE_DEVICES": "all"},
+    }
+    async with one_node_cluster() as cluster, cluster.running():
+        cluster.bind(pod("bare", containers=[bare]), share(0, 2000))
+        await cluster.node.phase("bare", "Failed")
+        cluster.node.store.create("configmaps", later)
+        cluster.bind(pod("prefixed", containers=[prefixed]), share(0, 2000))
+        await cluster.node.phase("prefixed", "Running")
+
+        assert "takes variables by envFrom" in cluster.message("bare")
+        seen = cluster.env("prefixed")
+        assert seen["APP_NVIDIA_VISIBLE_DEVICES"] == "all"
+        assert seen["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-")
+
+
 async def test_37_annotations_follow_each_allocated_container() -> None:
     both = [container("a", limits={NUMBER: 1}), container("b", limits={NUMBER: 1})]
     async with one_node_cluster() as cluster, cluster.running():

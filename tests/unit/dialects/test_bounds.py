@@ -61,8 +61,8 @@ LARGE = {
         f"volcano.sh/vgpu-mode has 5000 characters; at most {LONGEST_ANNOTATION}",
     ),
     "containers": (
-        pod(*({"name": f"{number:063}"} for number in range(1000))),
-        f"1001 containers; at most {MOST_CONTAINERS}",
+        pod(*({"name": f"{number:063}"} for number in range(200))),
+        f"201 containers; at most {MOST_CONTAINERS}",
     ),
     "shares": (
         pod(limits={"volcano.sh/vgpu-number": "1000"}),

@@ -1,6 +1,7 @@
 """Containers of a simulated kubelet: environment, starts and restarts, deletion, exec, a kill."""
 
 import asyncio
+import base64
 import json
 import shutil
 import tempfile
@@ -69,8 +70,43 @@ async def test_the_pods_environment_takes_precedence_over_the_plugins() -> None:
         await node.phase("one", "Running")
 
         seen = node.container("one").env
-        assert (seen["LIMIT"], seen["VISIBLE"], seen["COPY"]) == ("0", "GPU-1", "GPU-1")
+        assert (seen["LIMIT"], seen["VISIBLE"]) == ("0", "GPU-1")
+        assert seen["COPY"] == "$(VISIBLE)", "the kubelet expands only what the pod sets"
         assert seen["HOSTNAME"] == "one"
+
+
+async def test_sources_of_variables_are_read_when_a_container_starts() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+
+        async def devices(_devices: list[str]) -> Mapping[str, str]:
+            return {"VISIBLE": "GPU-1", "A": "plugin", "B": "plugin"}
+
+        plugin.on_allocate = devices
+        await ready(node, plugin, "a")
+        later = {"configMapRef": {"name": "later", "optional": True}}
+        needed = {"prefix": "A", "secretRef": {"name": "needed"}}
+        keys = {"secretKeyRef": {"name": "needed", "key": ""}}
+        env = [
+            {"name": "C", "value": "own $(VISIBLE)"},
+            {"name": "KEY", "valueFrom": keys},
+            {"name": "NONE", "valueFrom": {"configMapKeyRef": {"name": "no", "optional": True}}},
+        ]
+        main = container("main", limits={SLOT: 1}, env=env) | {"envFrom": [later, needed]}
+        node.create(pod("one", containers=[main]))
+        await until(lambda: 'secret "needed" not found' in str(node.pod("one").get("status")))
+
+        meta = {"namespace": "default"}
+        data = {"VISIBLE": "all", "A": "first", "C": "source"}
+        node.store.create("configmaps", {"metadata": {"name": "later", **meta}, "data": data})
+        secret = {"": base64.b64encode(b"second").decode()}
+        node.store.create("secrets", {"metadata": {"name": "needed", **meta}, "data": secret})
+        await node.phase("one", "Running")
+
+        seen = node.container("one").env
+        assert seen["VISIBLE"] == "all", "the device plugin's value loses"
+        assert (seen["A"], seen["B"], seen["C"]) == ("second", "plugin", "own all")
+        assert seen["KEY"] == "second"
+        assert "NONE" not in seen
 
 
 async def test_a_start_that_the_plugin_refuses_is_retried() -> None:

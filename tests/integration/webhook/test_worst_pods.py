@@ -1,0 +1,125 @@
+"""Reviews of pods as large as an API server accepts, alone and many at once."""
+
+import asyncio
+import base64
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from services.webhook.registration import PATH
+from shared.dialects.reserved import NOTHING_VISIBLE, VISIBLE
+from tests.support.webhook.replica import VGPU, cluster, created, pod, replica
+from tests.support.webhook.worst_pods import KINDS, Obj, review_of, worst_pod
+
+ENOUGH_CPU_S = 0.1
+FLOOD_S = 10
+"""The API server's timeout for the flood: both ends of it run in this process."""
+TRIES = 2
+"""Of which the fastest counts: another program may have had the processor's cache."""
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+async def test_no_pod_takes_long_to_review(tmp_path: Path, *, gpu: bool) -> None:
+    async with cluster() as (api, kube, _), replica(api, kube, tmp_path) as one:
+        slow = {}
+        for kind in KINDS:
+            worst = worst_pod(kind, gpu=gpu)
+            for old in (None, worst):
+                body = review_of(worst, old=old)
+                took = min([await cpu_s(one.webhook, body) for _ in range(TRIES)])
+                if took > (2 if old else 1) * ENOUGH_CPU_S:
+                    slow[kind, bool(old)] = took
+
+    assert slow == {}
+
+
+async def cpu_s(webhook: Any, body: bytes) -> float:
+    began = time.process_time()
+    await webhook.review(body, claims=True)
+    return time.process_time() - began
+
+
+async def test_no_number_of_sources_or_variables_lets_a_container_see_devices(
+    tmp_path: Path,
+) -> None:
+    seeing = {"name": VISIBLE, "value": "all"}
+    fields: dict[str, Obj] = {
+        "sources": {
+            "env": [seeing],
+            "envFrom": [
+                {"configMapRef": {"name": f"absent-{n}", "optional": True}} for n in range(5_000)
+            ],
+        },
+        "variables": {"env": [*({"name": f"A{n}"} for n in range(9_000)), seeing]},
+    }
+    async with cluster() as (api, kube, client), replica(api, kube, tmp_path):
+        shown = {}
+        for name, more in fields.items():
+            obj = pod(name)
+            obj["spec"]["containers"][0] |= more
+            status, made = await created(client, obj)
+            shown[name] = (status, made["spec"]["containers"][0]["env"][-1])
+        added = pod("many")
+        added["spec"]["containers"] = [{"name": f"c{n}", "image": "app"} for n in range(200)]
+        many, _ = await created(client, added)
+
+    hidden = {"name": VISIBLE, "value": NOTHING_VISIBLE}
+    assert shown == {"sources": (201, hidden), "variables": (201, hidden)}
+    assert many == 201
+
+
+async def test_many_large_pods_delay_no_other_namespace_and_are_never_let_in_unseen(
+    tmp_path: Path,
+) -> None:
+    flood = [review_of(worst_pod(kind, gpu=False)) for kind in (*KINDS, *KINDS)]
+    main = {"name": "main", "image": "app", "resources": {"limits": VGPU}}
+    asking = review_of({"metadata": {"name": "p"}, "spec": {"containers": [main]}}, namespace="b")
+    async with (
+        cluster() as (api, kube, _),
+        replica(api, kube, tmp_path) as one,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=False)) as session,
+    ):
+
+        async def reviewed(body: bytes, timeout_s: int) -> tuple[float, float, Obj]:
+            began, worked = time.monotonic(), time.process_time()
+            url = f"{one.registration.url}{PATH}?timeout={timeout_s}s"
+            async with session.post(url, data=io.BytesIO(body)) as response:
+                assert response.status == 200
+                answer = (await response.json())["response"]
+                return time.monotonic() - began, time.process_time() - worked, answer
+
+        async with asyncio.TaskGroup() as group:
+            floods = [group.create_task(reviewed(body, FLOOD_S)) for body in flood]
+            others = [group.create_task(reviewed(asking, 5)) for _ in range(5)]
+
+    waits = [task.result()[1] for task in others]
+    assert max(waits) < 1.0, f"{waits} s of work, of which most is the flood's sending"
+    assert all(task.result()[2]["allowed"] for task in others)
+    for took, _, answer in (task.result() for task in floods):
+        assert took < FLOOD_S, "the API server would let the pod in"
+        assert not answer["allowed"] or hides(answer)
+
+
+def hides(answer: Obj) -> bool:
+    patch = json.loads(base64.b64decode(answer.get("patch", "")) or "[]")
+    return any(VISIBLE in str(each.get("value")) for each in patch)
+
+
+async def test_a_review_whose_turn_does_not_come_in_time_is_denied(tmp_path: Path) -> None:
+    body = review_of(pod())
+    async with cluster() as (api, kube, _), replica(api, kube, tmp_path) as one:
+        async with one.webhook.turns.turn("another"):
+            late = await one.webhook.review(body, deadline=0.0)
+            unplaced = await one.webhook.review(body, all_pods=True, deadline=0.0)
+        in_time = await one.webhook.review(body, deadline=0.0)
+
+    denied = json.loads(late)["response"]
+    assert (denied["allowed"], denied["status"]["code"]) == (False, 429)
+    assert "create it again later" in denied["status"]["message"]
+    assert json.loads(unplaced)["response"]["allowed"], "it only chooses a scheduler"
+    assert json.loads(in_time)["response"]["allowed"]
