@@ -15,6 +15,7 @@ from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.report.explanations import (
     explain,
     health_events,
+    rejected_event,
     share_event,
     violation_event,
     waiting_event,
@@ -259,6 +260,8 @@ class Binder:
         """End the leases of pods that are gone, unless their containers may still run."""
         for event in events:
             self.reports.conditions.forget(event.pod)
+            if (rejected := rejected_event(event)) is not None:
+                self.reports.events.record(rejected, once=True)
         await self.sync.gates.remove(events)
         ended = await self.sync.updater.end_terminated(events)
         if ended:

@@ -349,6 +349,7 @@ def _terminated_event(pod: ObservedPod) -> PodTerminated:
         name=pod.name,
         node=pod.node,
         phase=pod.phase if pod.is_terminated else "",
+        rejection=pod.rejection,
     )
 
 

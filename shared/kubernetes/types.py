@@ -209,11 +209,17 @@ class Condition(Struct, frozen=True, gc=False):
     message: str = ""
 
 
-class PodStatus(Struct, frozen=True, gc=False):
+class Unread(Struct, frozen=True, gc=False):
+    """An object of which only the presence matters."""
+
+
+class PodStatus(Struct, frozen=True, rename="camel", gc=False):
     """PodStatus."""
 
     phase: str = ""
     reason: str = ""
+    message: str = ""
+    container_statuses: tuple[Unread, ...] = ()
     conditions: tuple[Condition, ...] = ()
 
 

@@ -26,6 +26,8 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     """A kube-scheduler with Leasehold's extender chooses its node."""
     node: NodeName | None = None
     phase: str = "Pending"
+    rejection: str = ""
+    """`REASON: MESSAGE` of the kubelet that rejected it; empty: none did."""
     deleting: bool = False
     gated: bool = False
     budget_gated: bool = False

@@ -44,6 +44,7 @@ from shared.model.request import NodeRequirements, NodeTerm, PodRequest, Tolerat
 from shared.placing.pod_fields import handed_over
 from shared.pods.observed_pod import ObservedPod
 from shared.pods.pod_anti_affinity import PodAntiAffinity, parse_anti_affinity
+from shared.pods.rejections import rejection_of
 
 TEMPLATES = 4096
 """Pod templates whose parsed request is cached."""
@@ -106,6 +107,7 @@ class PodParser:
             by_kube_scheduler=spec.scheduler_name == KUBE_SCHEDULER,
             node=NodeName(spec.node_name) if spec.node_name else None,
             phase=status.phase or "Pending",
+            rejection=rejection_of(status),
             deleting=meta.deletion_timestamp is not None,
             gated=bool(spec.scheduling_gates),
             budget_gated=ours and any(gate.name == BUDGET_GATE for gate in spec.scheduling_gates),

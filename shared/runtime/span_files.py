@@ -1,7 +1,7 @@
 """The spans of one pod or ResourceClaim, read from the files that services write."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,24 @@ def spans_json(spans: Sequence[TraceSpan]) -> dict[str, Any]:
             for span in spans
         ],
     }
+
+
+def spans_of_json(shown: Iterable[Mapping[str, Any]]) -> tuple[TraceSpan, ...]:
+    """Return the spans that `spans_json` has shown."""
+    return tuple(
+        TraceSpan(
+            trace="",
+            span=one["span"],
+            parent=one["parent"],
+            service=one["service"],
+            name=one["name"],
+            start_ns=round(one["start_s"] * NS),
+            end_ns=round((one["start_s"] + one["duration_s"]) * NS),
+            ok=one["ok"],
+            text=one["text"],
+        )
+        for one in shown
+    )
 
 
 def _files(directory: Path) -> Iterable[Path]:

@@ -211,7 +211,7 @@ SAMPLES: tuple[Event, ...] = (
     ),
     PodRejected(**WHO, resource_version="5", reason="cores 101", trace=TRACE),
     PodGated(**WHO, resource_version="5", priority=7, created_at=1.5, requeue_number=4),
-    PodTerminated(**WHO, node=NODE, phase="Failed", trace=TRACE),
+    PodTerminated(**WHO, node=NODE, phase="Failed", rejection="OutOfcpu: none", trace=TRACE),
     NodesListed(nodes=(NODE,), revision=5),
     NodeChanged(node=FACTS, deleted=True, revision=NodeRevision(5, 7)),
     PodsListed(

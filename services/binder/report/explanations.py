@@ -13,10 +13,11 @@ from services.binder.ports.observations import ObservedCondition
 from services.binder.ports.reports import KubernetesEvent
 from shared.model.bounds import cut
 from shared.model.events.node_events import HealthChanged, LeaseHolder, ShareRefused, ViolationFound
-from shared.model.events.pod_events import PlacementRefused, PodRejected
+from shared.model.events.pod_events import PlacementRefused, PodRejected, PodTerminated
 from shared.model.lease import Lease
 from shared.model.ledger import UnreadableRecord
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.pods.rejections import AGENT_REFUSES, advice, causes
 
 COMPONENT = "leasehold"
 
@@ -96,6 +97,25 @@ def share_event(event: ShareRefused) -> KubernetesEvent | None:
         reason="ShareRefused",
         message=cut(f"node {event.node} refused {what}: {event.reason}"),
         kind=_kind_of(event),
+    )
+
+
+def rejected_event(event: PodTerminated) -> KubernetesEvent | None:
+    """Return the Event of a pod that its kubelet rejected; None: it did not.
+
+    If the node's agent refused the pod, its `ShareRefused` has the reason.
+    """
+    if not event.rejection or event.node is None or AGENT_REFUSES in event.rejection:
+        return None
+    return KubernetesEvent(
+        pod=event.pod,
+        namespace=event.namespace,
+        name=event.name,
+        reason="RejectedByKubelet",
+        message=cut(
+            f"the kubelet of node {event.node} rejected it: {causes(event.rejection)}; "
+            f"{advice(event.rejection, event.node)}. The kubelet reports {event.rejection}"
+        ),
     )
 
 

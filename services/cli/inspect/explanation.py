@@ -16,9 +16,8 @@ from shared.model.ledger import WaitingPod
 from shared.model.names import BUDGET_GATE, OWN_SCHEDULER
 from shared.model.node import cordon_reason
 from shared.model.placement import Refusal
+from shared.pods.rejections import advice, causes
 
-OUT_OF = "OutOf"
-"""Kubelets reject a pod with this and the resource of which the node has too little."""
 STATES = {
     LeaseState.RESERVED: "its share is reserved, the binding is in progress",
     LeaseState.BOUND: "it is bound, its kubelet has not requested the devices yet",
@@ -264,30 +263,18 @@ def _without_lease(pod: PodSummary, schedulers: frozenset[str], program: str) ->
 
 def _ended(pod: PodSummary, program: str) -> Explanation:
     """Explain a terminated pod, or one that was bound and that its node then refused."""
-    name, reason = f"{pod.namespace}/{pod.name}", pod.rejection.partition(":")[0]
-    if not reason:
+    name = f"{pod.namespace}/{pod.name}"
+    if not pod.rejection:
         return Explanation(
             verdict="ended",
             headline=f"{name} has {pod.phase.lower()}; its lease has ended",
             next=f"{program} trace {pod.name} -n {pod.namespace}",
         )
-    causes = ["its lease has ended; a controller creates another pod, a bare pod is lost"]
-    following = f"kubectl describe node {pod.node}"
-    if reason.startswith(OUT_OF):
-        resource = reason.removeprefix(OUT_OF)
-        causes.append(
-            f"another scheduler has bound a pod to the node at the same time, which took its last "
-            f"{resource}: neither scheduler sees the other's choice before it is bound"
-        )
-        following = (
-            "if it happens often, have one scheduler place the pods of these nodes: "
-            "docs/troubleshooting.md"
-        )
     return Explanation(
         verdict="ended",
         headline=f"{name} was rejected by the kubelet of node {pod.node}: {pod.rejection}",
-        lines=tuple(causes),
-        next=following,
+        lines=(causes(pod.rejection),),
+        next=advice(pod.rejection, pod.node),
     )
 
 

@@ -22,7 +22,8 @@
            "counts", "nearest": [{"node", "reason", "devices": [{"uuid", "index", "reason"}]}]},
            "queue": {"position", "of", "dominant_share", "weight", "has_budget"}}
 `trace`:   {"trace", "spans": [{"span", "parent", "service", "name", "start_s", "duration_s",
-           "ok", "text"}]}; `start_s` counts from the first span.
+           "ok", "text"}]}; `start_s` counts from the first span. In a cluster also "url", which is
+           empty without --trace-url of the dashboard.
 `topology`: {"edges": [{"publisher", "event", "delivery": "work" | "broadcast" | "request" |
            "observed", "consumer"}]}
 "unmeasured_nodes" have leases, and their agents did not reply.

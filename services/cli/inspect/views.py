@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from services.cli.inspect.top import TopRow
 
 T = TypeVar("T")
+NO_TRACE_URL = (
+    "these are the times at which the dashboard saw each step. With --otlp-endpoint, services send "
+    "every span to a collector, and --trace-url of the dashboard links to its page"
+)
 
 
 def gpus(flags: argparse.Namespace) -> int:
@@ -169,8 +173,10 @@ def trace(flags: argparse.Namespace) -> int:
 
 
 async def _trace_in_cluster(flags: argparse.Namespace, location: ClusterLocation) -> int:
-    """Show where the spans of a pod of a cluster are."""
+    """Show the spans of a pod of a cluster, or else the times of its steps, and where all are."""
+    from services.cli.inspect.waterfall import waterfall
     from services.cli.snapshot.dashboard_reader import open_dashboard_reader
+    from shared.runtime.span_files import spans_of_json
 
     async with open_dashboard_reader(location) as reader:
         pod = await reader.pod(flags.namespace, flags.pod)
@@ -179,10 +185,12 @@ async def _trace_in_cluster(flags: argparse.Namespace, location: ClusterLocation
         found = await reader.get(f"/api/v1/leases/{pod.pod}", dict[str, Any])
     trace = found["trace"]
     if flags.output:
-        terminal.print_document({"trace": trace["id"], "url": trace["url"]}, flags.output)
+        shown = {"trace": trace["id"], "url": trace["url"], "spans": trace["spans"]}
+        terminal.print_document(shown, flags.output)
         return 0
-    where = trace["url"] or "the dashboard has no --trace-url; look where --otlp-endpoint is"
-    print(f"trace {trace['id']} of {flags.namespace}/{flags.pod}: {where}")
+    print(f"trace {trace['id']} of {flags.namespace}/{flags.pod}")
+    print("\n".join(waterfall(spans_of_json(trace["spans"]), terminal.terminal_width())))
+    print(trace["url"] or NO_TRACE_URL)
     return 0
 
 

@@ -7,6 +7,8 @@ from shared.runtime.span_files import TraceSpan
 
 def waterfall(spans: Sequence[TraceSpan], width: int) -> list[str]:
     """Draw one line per span: indented below its parent, with a bar, start and duration in ms."""
+    if not spans:
+        return ["no step of it is known: it ended its last one before the dashboard started"]
     first = min(span.start_ns for span in spans)
     whole = max(max(span.end_ns for span in spans) - first, 1)
     depth = _depths(spans)

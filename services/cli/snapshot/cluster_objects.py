@@ -9,9 +9,11 @@ from services.cli.snapshot.snapshot import PodSummary
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.resource_claims import CLAIMS_PATH, ApiResourceClaim, allocated_claim
+from shared.kubernetes.types import PodStatus
 from shared.model.errors import RequestError
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.pods.rejections import rejection_of
 
 PAGE = 500
 ALL_PODS = "/api/v1/pods"
@@ -43,24 +45,10 @@ class _ListedSpec(msgspec.Struct, frozen=True, rename="camel"):
     resource_claims: tuple[_Named, ...] = ()
 
 
-class _ListedCondition(msgspec.Struct, frozen=True):
-    type: str = ""
-    status: str = ""
-    message: str = ""
-
-
-class _ListedStatus(msgspec.Struct, frozen=True, rename="camel"):
-    phase: str = ""
-    reason: str = ""
-    message: str = ""
-    container_statuses: tuple[msgspec.Raw, ...] = ()
-    conditions: tuple[_ListedCondition, ...] = ()
-
-
 class _ListedPod(msgspec.Struct, frozen=True):
     metadata: _ListedMetadata = _ListedMetadata()
     spec: _ListedSpec = _ListedSpec()
-    status: _ListedStatus = _ListedStatus()
+    status: PodStatus = PodStatus()
 
 
 class ClusterObjects:
@@ -122,13 +110,6 @@ class ClusterObjects:
             return None
 
 
-def _rejection(status: _ListedStatus) -> str:
-    """Return why a kubelet rejected a pod, of which it then has started no container."""
-    if status.phase != "Failed" or not status.reason or status.container_statuses:
-        return ""
-    return f"{status.reason}: {status.message}"
-
-
 def _summary(pod: _ListedPod) -> PodSummary:
     created = pod.metadata.creation_timestamp
     return PodSummary(
@@ -146,7 +127,7 @@ def _summary(pod: _ListedPod) -> PodSummary:
         gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
         claims=tuple(claim.name for claim in pod.spec.resource_claims),
         annotations=pod.metadata.annotations,
-        rejection=_rejection(pod.status),
+        rejection=rejection_of(pod.status),
         unschedulable_message=next(
             (
                 condition.message

@@ -119,6 +119,8 @@ class PodTerminated(Event):
     node: NodeName | None
     phase: ShortText
     """`Succeeded` or `Failed` as the kubelet reported; otherwise the pod was deleted before."""
+    rejection: LongText = ""
+    """`REASON: MESSAGE` of the kubelet that rejected the pod; empty: none did."""
     trace: TraceText = ""
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from shared.credentials.serving_files import ServingFiles
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.clock import SystemClock
+from shared.model.events.pod_events import PodTerminated
 from shared.model.names import Namespace
 from simcluster.credentials import kubeconfig
 from tests.support.dashboard.dashboard import RunningDashboard, dashboard, reserve_lease
@@ -240,3 +242,24 @@ async def test_a_watched_list_is_shown_again_when_it_changes(tmp_path: Path) -> 
 
         assert b"no pod holds a lease" in first
         assert later.count(b"no pod holds a lease") == 0
+
+
+async def test_a_trace_shows_the_steps_that_the_dashboard_has_seen_and_where_all_spans_are(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as at:
+        pod = await waiting_pod(at, "mine")
+        ended = PodTerminated(
+            pod=pod.pod, namespace=pod.namespace, name=pod.name, node=None, phase="Failed"
+        )
+        await at.shown.publish(pod)
+        await until(lambda: at.shown.dashboard.projection.events.steps_of(pod.pod))
+        at.shown.dashboard.projection.events.add([ended], time.time() + 2.5)
+
+        shown = await documents(at, "trace", "mine")
+        text = await at.leasehold("trace", "mine")
+
+        (step,) = shown["spans"]
+        assert (step["name"], step["duration_s"] >= 2.5) == ("until terminated", True)
+        assert "until terminated" in text.out
+        assert shown["url"] in text.out

@@ -11,9 +11,16 @@ from tests.support.binder.world import NOW, lease
 from tests.support.build import allocation_of
 
 
-def terminated(name: str = "p1", phase: str = "") -> PodTerminated:
+def terminated(name: str = "p1", phase: str = "", rejection: str = "") -> PodTerminated:
     of = lease(name)
-    return PodTerminated(pod=of.pod, namespace=of.namespace, name=name, node=of.node, phase=phase)
+    return PodTerminated(
+        pod=of.pod,
+        namespace=of.namespace,
+        name=name,
+        node=of.node,
+        phase=phase,
+        rejection=rejection,
+    )
 
 
 def in_state(state: LeaseState, name: str = "p1") -> Lease:

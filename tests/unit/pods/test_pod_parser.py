@@ -11,8 +11,9 @@ from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiNode, ApiPod
 from shared.model.errors import RequestError
 from shared.model.events.event import ADMISSION
-from shared.model.events.pod_events import PodQueued, PodRejected
+from shared.model.events.pod_events import PodQueued, PodRejected, PodTerminated
 from shared.model.request import NodeTerm
+from shared.nats import wire
 from shared.pods.observed_pod import ObservedPod
 from shared.pods.pod_parser import PodParser
 from shared.runtime.request_settings import RequestSettings, load_rules
@@ -286,3 +287,22 @@ def test_volumes_of_other_kinds_and_pods_without_a_gpu_are_admitted() -> None:
     plain = read({"spec": no_gpu})
 
     assert (asking.request_error, plain.request_error) == ("", "")
+
+
+REJECTIONS = ("OutOfcpu", f"OutOf{'x' * 300}/mib", "UnexpectedAdmissionError", "NodeAffinity")
+
+
+@pytest.mark.parametrize("reason", REJECTIONS)
+def test_a_pod_that_its_kubelet_rejected_is_published_with_the_kubelets_reason(reason: str) -> None:
+    spec = {"schedulerName": "volcano", "nodeName": "n", "containers": [VGPU]}
+    status = {"phase": "Failed", "reason": reason, "message": "m" * 40_000}
+
+    rejected = read({"spec": spec, "status": status})
+    evicted = read({"spec": spec, "status": {**status, "containerStatuses": [{"name": "c"}]}})
+    (ended,) = PodTracker().update(rejected, None)
+
+    assert isinstance(ended, PodTerminated)
+    assert ended.rejection.startswith(f"{reason}: mmm")
+    (again,) = wire.decode(wire.encode([ended]), PodTerminated)
+    assert again == ended
+    assert not evicted.rejection

@@ -3,9 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from shared.model.events.node_events import HealthChanged, LeaseHolder, ViolationFound
-from shared.model.lease import ClaimAllocation
+from shared.model.events.pod_events import LeaseChanged
+from shared.model.lease import ClaimAllocation, LeaseState
 from shared.model.names import DeviceUuid, Namespace, NodeName
+from tests.support.binder.events import in_state, terminated
 from tests.support.binder.world import World, lease, running
 from tests.support.waiting import until
 
@@ -108,3 +112,48 @@ async def test_what_concerns_a_claim_is_an_event_of_the_claim() -> None:
             "uid": lease().pod,
         }
     ]
+
+
+@pytest.mark.parametrize("state", [LeaseState.BOUND, LeaseState.ACTIVE])
+@pytest.mark.parametrize(
+    ("rejection", "told"),
+    [
+        ("OutOfcpu: Node didn't have enough resource: cpu", "which took its last cpu"),
+        ("NodeAffinity: Predicate NodeAffinity failed", "kubectl describe node n1"),
+        ("UnexpectedAdmissionError: Allocate failed: no healthy devices", "kubectl describe node"),
+        (f"OutOf{'x' * 1_000}", "a controller creates another pod"),
+    ],
+)
+async def test_the_lease_of_a_pod_that_its_kubelet_rejected_ends_at_once_with_an_event(
+    rejection: str, told: str, state: LeaseState
+) -> None:
+    world = World(in_state(state))
+    gone = terminated(phase="Failed", rejection=rejection)
+
+    async with running(world.binder.write_events):
+        (changed,) = await world.binder.end_leases([gone, gone])
+        await until(lambda: world.pods.events)
+
+    assert isinstance(changed, LeaseChanged)
+    assert changed.lease.state is LeaseState.RELEASED
+    assert not world.agents.requested_pods
+    (body,) = bodies(world)
+    assert (body["type"], body["reason"]) == ("Warning", "RejectedByKubelet")
+    assert told in body["message"]
+    assert len(body["message"]) <= 1024
+
+
+async def test_a_pod_that_its_nodes_agent_refused_has_no_second_event() -> None:
+    world = World(in_state(LeaseState.BOUND))
+    refused = "UnexpectedAdmissionError: Allocate failed: Leasehold refuses 1 of a/b on node n1"
+
+    async with running(world.binder.write_events):
+        await world.binder.end_leases(
+            [
+                terminated(phase="Failed", rejection=refused),
+                terminated("p2", phase="Failed", rejection="NodeAffinity: none"),
+            ]
+        )
+        await until(lambda: world.pods.events)
+
+    assert [body["involvedObject"]["name"] for body in bodies(world)] == ["p2"]
