@@ -73,6 +73,8 @@ class ApiServer:
         self.pods: dict[str, Pod] = {}
         self.nodes: set[NodeName] = set()
         self.cordoned: set[NodeName] = set()
+        self.left: set[NodeName] = set()
+        """Nodes that were deleted at least once."""
         self.node_states: list[NodeChanged] = []
         """All that were published."""
         self.held = 0
@@ -122,6 +124,7 @@ class ApiServer:
         self.publish([self._node_changed(name)])
 
     def remove_node(self, name: NodeName) -> None:
+        self.left.add(name)
         self.nodes.discard(name)
         self.cordoned.discard(name)
         self.publish([self._node_changed(name)])

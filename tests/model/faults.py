@@ -6,15 +6,16 @@ from dataclasses import replace
 from shared.model.device import DeviceMode
 from shared.model.errors import UnavailableError
 from shared.model.names import NodeName
+from tests.model.hostile import HostileAgent
 from tests.model.machine import chosen
 from tests.model.mig import instance_mode
 from tests.model.rules import any_of, rule
 from tests.model.services import BinderReplica, Service
-from tests.model.users import Users, nodes, numbers, positions
+from tests.model.users import nodes, numbers, positions
 from tests.model.world import MIG_LAYOUTS, NODES, Message
 
 
-class LeaseProtocol(Users):
+class LeaseProtocol(HostileAgent):
     """All rules."""
 
     @rule(which=any_of("binder", "placer", "agent", "checkpoint", "partitioner"), number=numbers)
@@ -199,6 +200,7 @@ class LeaseProtocol(Users):
         if len(first.devices) == 2:
             first, second = second, first
         *others, device = first.devices
+        self.world.moved.add(device.uuid)
         first.kubelet.fail_users(device.uuid)
         first.change_devices(others)
         second.change_devices([*second.devices, replace(device, index=len(second.devices))])

@@ -22,6 +22,7 @@ from tests.model.given import (
     is_as_leased,
 )
 from tests.model.kubelet import KubeletRecord, limit_mib
+from tests.model.lies import believed_lies
 from tests.model.mig import LAYOUTS, SLICE_MIB, parse_instance
 from tests.model.node import Node
 from tests.model.raw_ledger import RESERVED, RawDevice, RawLedger, RawShare, decode
@@ -63,6 +64,7 @@ class Judge:
             *self._over_leased(),
             *self._ended_early(),
             *self._went_back(),
+            *believed_lies(self.world, self.ledger),
         ):
             self.world.fail(problem)
         self.check_gangs()

@@ -54,6 +54,15 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "is_ours = device[D_SHARES] == 0 and not is_reported_by(device[D_NODE], row[1])",
         "is_ours = true",
     ),
+    "nodes take idle devices": (
+        "is_ours = device[D_SHARES] == 0 and not is_reported_by(device[D_NODE], row[1])",
+        "is_ours = device[D_SHARES] == 0",
+    ),
+    "fences of any height count": ("and fence <= highest_number(time) then", "then"),
+    "leases of other nodes are activated": (
+        "demand_of(header_of(value), value)[1] ~= row[2] then",
+        "false then",
+    ),
     "layouts do not matter": (
         "  if device[D_LAYOUT] ~= layout and device[D_SHARES] > 0 then return 'layout' end\n",
         "",

@@ -11,6 +11,7 @@ from typing import Any
 import msgpack
 
 RESERVED = 1
+ACTIVE = 3
 MIG = 11
 """Where a share has its MIG instance."""
 
@@ -35,6 +36,7 @@ class RawLease:
     node: str
     gang: str
     state: int
+    version: float
     expires_at: float
     shares: tuple[RawShare, ...]
 
@@ -50,6 +52,7 @@ class RawDevice:
     memory_used: int
     cores_used: int
     share_count: int
+    fence: int
     in_mig_mode: bool
     layout: str
     """MIG layout of its leases; empty: they need none."""
@@ -91,13 +94,13 @@ def decode(raw: Mapping[str, Mapping[bytes, bytes]]) -> RawLedger:
 
 
 def _lease(value: bytes) -> RawLease:
-    state, _, _, _, expires_at, count, _ = struct.unpack_from("<BddddII", value)
+    state, version, _, _, expires_at, count, _ = struct.unpack_from("<BddddII", value)
     unpacker = msgpack.Unpacker()
     unpacker.feed(value[41 + 12 * count :])
     _, _, pod, gang, *_ = unpacker.unpack()
     node, first, *others = unpacker.unpack()
     rows = others[1] if first is False else [[first, *others]]
-    return RawLease(pod, node, gang, state, expires_at, tuple(map(_share, rows)))
+    return RawLease(pod, node, gang, state, version, expires_at, tuple(map(_share, rows)))
 
 
 def _share(row: Sequence[Any]) -> RawShare:
@@ -109,7 +112,9 @@ def _share(row: Sequence[Any]) -> RawShare:
 
 def _device(value: bytes) -> RawDevice:
     numbers = "<qqBqqqqqBB"
-    memory, slots, status, _, used, cores, shares, _, _, mode = struct.unpack_from(numbers, value)
+    memory, slots, status, _, used, cores, shares, fence, _, mode = struct.unpack_from(
+        numbers, value
+    )
     at = struct.calcsize(numbers)
     texts = []
     for _ in range(5):
@@ -118,7 +123,7 @@ def _device(value: bytes) -> RawDevice:
         texts.append(value[at : at + length].decode())
         at += length
     _, node, _, _, layout = texts
-    return RawDevice(node, memory, slots, status, used, cores, shares, mode == 1, layout)
+    return RawDevice(node, memory, slots, status, used, cores, shares, fence, mode == 1, layout)
 
 
 def _known(value: bytes) -> bool:

@@ -15,7 +15,12 @@ from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.claim_events import ClaimAllocated, ClaimDeallocated
 from shared.model.events.event import Event
-from shared.model.events.node_events import DeviceReported, ShareActivated, ShareRefused
+from shared.model.events.node_events import (
+    DeviceReported,
+    ShareActivated,
+    ShareRefused,
+    ViolationFound,
+)
 from shared.model.events.pod_events import (
     LeaseChanged,
     NodeChanged,
@@ -145,6 +150,7 @@ class BinderReplica(Service):
             DeviceReported: binder.save_devices,
             ShareActivated: binder.activate_shares,
             ShareRefused: binder.release_refused,
+            ViolationFound: binder.report_violations,
             PodTerminated: binder.end_leases,
             PodsListed: binder.reconcile_listing,
             ClaimAllocated: binder.lease_claims,

@@ -81,6 +81,10 @@ class World:
         self.failures: list[str] = []
         self.bag: list[Message] = []
         self.lost_redis = False
+        self.moved: set[str] = set()
+        """Devices that were built into another machine."""
+        self.given: set[tuple[str, NodeName]] = set()
+        """Pods to which a node's agent gave devices."""
         self.lost_unseen = False
         """Redis was rolled back, and nothing was left that knew a newer version."""
         self.watcher_clock = ActorClock(self.loop)
@@ -313,6 +317,7 @@ class World:
     def on_given(self, node: NodeName, record: KubeletRecord) -> None:
         what = f"{limit_mib(record)} MiB of {record.visible}"
         self.note(f"agent {node} gives {record.pod.uid} {what}")
+        self.given.add((record.pod.uid, node))
         self.check_given(node, record)
 
     def on_destroy(self, node: NodeName, uuid: str) -> None:

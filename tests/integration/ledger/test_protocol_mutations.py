@@ -15,6 +15,9 @@ FIRST_SEEDS = {
     "older states of nodes count": 12,
     "gone pods are placed": 10,
     "devices with shares move": 5,
+    "nodes take idle devices": 15,
+    "fences of any height count": 7,
+    "leases of other nodes are activated": 5,
 }
 """Seeds that find these mutations at once; with other rules it may take some more."""
 

@@ -1,0 +1,185 @@
+"""Each credential of NATS sends each message that it may, with every field at its extremes.
+
+A node's agent also speaks of the devices, pods and leases of another node.
+"""
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from msgspec import structs
+
+from services.auth.nats_users import NatsUser, all_users
+from shared.credentials.logins import ClientCredentials
+from shared.credentials.tls import TlsFiles
+from shared.ledger.leases import RedisLeases
+from shared.model.device import Device
+from shared.model.events.event import Event
+from shared.model.events.node_events import (
+    DeviceReported,
+    HealthChanged,
+    LeaseHolder,
+    ShareActivated,
+    ShareRefused,
+    ViolationFound,
+    ViolationReason,
+)
+from shared.model.lease import Lease
+from shared.model.names import NodeName
+from shared.nats import subjects, wire
+from shared.nats.bus import Bus
+from tests.contract.test_wire import NODE, POD, SAMPLES
+from tests.integration.auth.test_nats_permissions import is_open
+from tests.support.build import allocation_of
+from tests.support.fuzz.messages import extremes
+from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+STOLEN, OTHER = NodeName("node-0"), NodeName("node-1")
+USERS = {user.name: user for user in all_users([STOLEN, OTHER])}
+SERVICES = sorted(name for name in USERS if not name.startswith("node-agent"))
+EVENTS = "/api/v1/namespaces/default/events"
+HIGHEST = 2**52 - 1
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def up() -> AsyncIterator[Stack]:
+    async with stack("--nodes", "2", "--gpus", "2xT4", dashboard=True) as running_stack:
+        yield running_stack
+
+
+def pod_on(node: str, name: str, mib: int = 2000) -> dict[str, Any]:
+    return gpu_pod(name, vgpu(memory=mib), nodeSelector={"kubernetes.io/hostname": node})
+
+
+@asynccontextmanager
+async def ledger_of(up: Stack) -> AsyncIterator[RedisLeases]:
+    login = ClientCredentials(login_file=up.secret("redis", "admin"))
+    async with RedisLeases.connect(up.state()["redis_url"], credentials=login) as leases:
+        yield leases
+
+
+@asynccontextmanager
+async def bus_of(up: Stack, user: str) -> AsyncIterator[Bus]:
+    tls = TlsFiles(ca=up.root / "credentials" / "ca.crt")
+    files = ClientCredentials(login_file=up.secret("nats", user), tls=tls)
+    async with Bus.connect(up.state()["nats_url"], name=user, credentials=files) as bus:
+        yield bus
+
+
+async def holdings(up: Stack, node: NodeName) -> tuple[list[Any], list[Any]]:
+    """Return the devices of a node with their use, and its leases."""
+    async with ledger_of(up) as leases:
+        [totals] = await leases.totals.of_nodes([node])
+    return sorted(totals.node.devices, key=str), sorted(totals.leases, key=str)
+
+
+def subject_for(kind: type[Event], route: str) -> str:
+    is_request = kind.subject.split(".")[1] == "request"
+    return (subjects.request_subject if is_request else subjects.publish_subject)(kind, route)
+
+
+def messages(user: NatsUser, names: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
+    """Yield what a user may send: each sample of each of its events, with all extremes."""
+    for sample in SAMPLES:
+        kind = type(sample)
+        subject = subject_for(kind, STOLEN if subjects.is_routed(kind) else "")
+        if is_open(subject, user.publish):
+            for data in extremes(sample, names):
+                yield subject, data
+
+
+async def send(bus: Bus, found: Iterator[tuple[str, bytes]]) -> int:
+    """Send messages as work is sent; also with reply subjects that are no such number."""
+    count = 0
+    for count, (subject, data) in enumerate(found, start=1):
+        inbox = bus.client.new_inbox()
+        number = (str(count), "9" * 40, "x")[count % 3 if count % 50 == 0 else 0]
+        await bus.client.publish(subject, data, reply=f"{inbox}.{number}")
+        if count % 200 == 0:
+            await bus.client.flush()
+    await bus.client.flush()
+    return count
+
+
+def lies(lease: Lease, device: Device, own: tuple[Device, ...]) -> Iterator[Event]:
+    """Yield what the agent of a node may not say of a lease and a device of another one."""
+    holder: dict[str, Any] = {"pod": lease.pod, "namespace": lease.namespace, "name": lease.name}
+    smaller = tuple(structs.replace(each, memory_mib=1, fence=HIGHEST) for each in lease.shares)
+    for forged in (
+        lease,
+        structs.replace(lease, node=STOLEN),
+        structs.replace(lease, node=STOLEN, shares=smaller, version=HIGHEST),
+    ):
+        allocation = allocation_of(forged, container=forged.shares[0].container)
+        yield ShareActivated(node=STOLEN, allocation=allocation)
+        yield DeviceReported(
+            node=STOLEN,
+            devices=(*own, device),
+            served=(),
+            allocations=(allocation,),
+            fences={each.uuid: HIGHEST for each in (*own, device)},
+            reported_at=1.0,
+        )
+    yield ShareRefused(**holder, node=STOLEN, reason="it lies")
+    for reason in ViolationReason:
+        yield ViolationFound(
+            **holder, node=STOLEN, container="cuda", reason=reason, message="it lies"
+        )
+    yield HealthChanged(
+        node=STOLEN, device=device.uuid, index=0, healthy=False, holders=(LeaseHolder(**holder),)
+    )
+
+
+async def test_a_stolen_agent_changes_nothing_of_another_node(up: Stack) -> None:
+    for node, name in ((STOLEN, "own"), (OTHER, "other")):
+        await up.create(pod_on(node, name))
+        await up.until(name, running)
+    before = await until(
+        lambda: holdings(up, OTHER), lambda found: found[1] and found[1][0].state == "active"
+    )
+    own, _ = await holdings(up, STOLEN)
+    pids = {each["name"]: each["pid"] for each in up.state()["components"]}
+    names = {NODE: STOLEN, POD: before[1][0].pod, "GPU-a": before[0][0][0].uuid}
+
+    async with bus_of(up, f"node-agent.{STOLEN}") as bus:
+        forged = lies(before[1][0], before[0][0][0], tuple(device for device, _ in own))
+        told = ((subject_for(type(each), STOLEN), wire.encode([each])) for each in forged)
+        assert await send(bus, told)
+        assert await send(bus, messages(USERS[f"node-agent.{STOLEN}"], names)) > 900
+        refused = await until(lambda: events_of(up, "AgentMessageRefused"))
+
+    await up.create(pod_on(OTHER, "later"))
+    await up.until("later", running)
+    await up.create(pod_on(STOLEN, "trusted-again"))
+    await up.until("trusted-again", running)
+    await up.kube.delete("/api/v1/namespaces/default/pods/later")
+    after = await until(lambda: holdings(up, OTHER), lambda found: len(found[1]) == 1)
+    assert [device for device, _ in after[0]] == [device for device, _ in before[0]]
+    assert after[1] == before[1]
+    assert {each["involvedObject"]["name"] for each in refused} == {STOLEN}
+    assert not [each for each in await events_of(up) if "it lies" in each["message"]]
+    assert {each["name"]: each["pid"] for each in up.state()["components"]} == pids
+    await up.audit()
+
+
+async def events_of(up: Stack, reason: str = "") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(await up.kube.read(EVENTS))["items"]
+    return [each for each in found if reason in {"", each["reason"]}]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+async def test_no_service_stops_for_good_by_what_another_may_send(up: Stack, name: str) -> None:
+    pids = {each["name"]: each["pid"] for each in up.state()["components"]}
+
+    async with bus_of(up, name) as bus:
+        await send(bus, messages(USERS[name], {NODE: STOLEN}))
+
+    await up.create(gpu_pod(f"after-{name}", vgpu(memory=1000)))
+    await up.until(f"after-{name}", running)
+    assert {each["name"]: each["pid"] for each in up.state()["components"]} == pids
