@@ -131,7 +131,7 @@ class Projection:
         self.totals: dict[NodeName, NodeTotals] = {}
         self.waiting: dict[PodUid, WaitingPod] = {}
         self.budgets: dict[Namespace, BudgetChanged] = {}
-        self.events = RecentEvents()
+        self.events = RecentEvents(self.lease_of)
         self._usage: dict[NodeName, dict[Namespace, _NamespaceUsage]] = {}
         self._measured: dict[NodeName, _MeasuredShares] = {}
 

@@ -1,7 +1,7 @@
 """Recent events: one per step of a pod, with the time since the previous step; pure."""
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
@@ -17,6 +17,7 @@ from shared.model.events.pod_events import (
     PodRejected,
     PodTerminated,
 )
+from shared.model.lease import Lease
 from shared.model.names import Namespace, PodUid
 from shared.model.preemption import EvictionOutcome, EvictionRecord, PreemptionCause
 
@@ -99,8 +100,11 @@ class PodStep:
 class RecentEvents:
     """The latest events, oldest first."""
 
-    def __init__(self) -> None:
+    def __init__(self, lease_of: Callable[[PodUid], Lease | None]) -> None:
         self.latest: deque[RecentEvent] = deque(maxlen=MAX_EVENTS)
+        self._lease_of = lease_of
+        self._leases: OrderedDict[PodUid, Lease] = OrderedDict()
+        """The latest leases that binders and placers published."""
         self._steps: OrderedDict[PodUid, dict[str, float]] = OrderedDict()
         self._number = 0
         self._evictions: frozenset[tuple[str, PodUid, float]] = frozenset()
@@ -120,7 +124,7 @@ class RecentEvents:
         if isinstance(event, PodQueued) and event.requeue_number:
             return
         kind, follows = STEPS[type(event)]
-        pod, namespace, name, node = _pod_of(event)
+        pod, namespace, name, node = self._pod_of(event)
         steps = self._steps_of(pod) if pod else {}
         if kind in ONCE_PER_POD and kind in steps:
             return
@@ -175,6 +179,19 @@ class RecentEvents:
     def latest_of(self, pod: PodUid) -> RecentEvent | None:
         """Return the latest event of a pod; None: it is not among the recent ones."""
         return next((event for event in reversed(self.latest) if event.pod == pod), None)
+
+    def _pod_of(self, event: PodEvent) -> tuple[PodUid | None, Namespace, str, str]:
+        """Return the pod and the node; no pod if a node speaks of one that has no lease there."""
+        found = _pod_of(event)
+        if isinstance(event, PlacementChosen | PodBound | LeaseResized):
+            self._leases[event.lease.pod] = event.lease
+            if len(self._leases) > MAX_PODS:
+                self._leases.popitem(last=False)
+        if isinstance(event, ShareActivated | ShareRefused | ViolationFound) and found[0]:
+            lease = self._leases.get(found[0]) or self._lease_of(found[0])
+            if lease is None or (lease.namespace, lease.name, lease.node) != found[1:]:
+                return None, Namespace(""), "", event.node
+        return found
 
     def _steps_of(self, pod: PodUid) -> dict[str, float]:
         steps = self._steps.setdefault(pod, {})

@@ -141,11 +141,12 @@ def versions(by_replica: Mapping[str, str]) -> Finding:
 
 
 def components(
-    heartbeats: Iterable[Heartbeat], nodes: Iterable[NodeName], *, observed_s: float
+    heartbeats: Iterable[Heartbeat], nodes: Mapping[NodeName, str], *, observed_s: float
 ) -> Finding:
     """Judge which components do not run, and why running ones are not ready.
 
-    `nodes` have devices, which their agents reported; heartbeats were observed for `observed_s`.
+    `nodes` have devices, which their agents reported; their values say why they are cordoned, or
+    are empty. Heartbeats were observed for `observed_s`.
     """
     running = tuple(heartbeats)
     problems = [
@@ -156,6 +157,7 @@ def components(
         for one in running
         if one.unready_reasons
     )
+    problems += [f"node {name} gets no pods: {why}" for name, why in sorted(nodes.items()) if why]
     if problems:
         return fail(
             "; ".join(problems),

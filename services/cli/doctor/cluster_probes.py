@@ -5,7 +5,7 @@ import base64
 import contextlib
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
@@ -140,15 +140,17 @@ class ClusterProbes:
         nats_url: str,
         nats_credentials: ClientCredentials,
         simulated: bool,
-        nodes: Iterable[NodeName] = (),
+        nodes: Mapping[NodeName, str] | None = None,
     ) -> None:
+
         self._kubernetes = kubernetes
         self.redis_url = redis_url
         self.redis_credentials = redis_credentials
         self.nats_url = nats_url
         self.nats_credentials = nats_credentials
         self.simulated = simulated
-        self.nodes = tuple(nodes)
+        self.nodes = nodes or {}
+        """Nodes with devices, and why each is cordoned; empty: it is not."""
         """The nodes whose agents have reported devices."""
         self._observing: asyncio.Task[tuple[Heartbeat, ...]] | None = None
 

@@ -32,6 +32,7 @@ from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.findings import Finding, Outcome, SkipError
 from shared.model.ledger import NodeTotals
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE, NodeName
+from shared.model.node import cordon_reason
 from shared.runtime.settings import load
 
 CHECK_TIMEOUT_S = 30.0
@@ -240,7 +241,11 @@ async def run_checks(target: DoctorTarget) -> list[Finding]:
             nats_url=target.nats_url,
             nats_credentials=target.nats_credentials,
             simulated=target.simulated,
-            nodes=[name for name, totals in (node_totals or {}).items() if totals.node.devices],
+            nodes={
+                name: cordon_reason(totals.node.served)
+                for name, totals in (node_totals or {}).items()
+                if totals.node.devices
+            },
         )
         labels = [(name, "") for name in target.cluster_checks]
         running = [run_check(CLUSTER_CHECKS[name](cluster)) for name in target.cluster_checks]

@@ -24,9 +24,18 @@ SICK = Heartbeat(service="webhook", instance="webhook-0", unready_reasons=("nats
 def test_missing_and_unready_components_are_named(
     heartbeats: list[Heartbeat], outcome: Outcome, text: str
 ) -> None:
-    found = cluster_checks.components(heartbeats, [NodeName("n")], observed_s=6.0)
+    found = cluster_checks.components(heartbeats, {NodeName("n"): ""}, observed_s=6.0)
 
     assert (found.outcome, found.text) == (outcome, text)
+
+
+def test_a_cordoned_node_is_named_with_the_reason() -> None:
+    cordoned = {NodeName("n"): "its agent's messages are refused: it lies"}
+
+    found = cluster_checks.components([*SERVICES, AGENT], cordoned, observed_s=6.0)
+
+    assert found.outcome is Outcome.FAIL
+    assert found.text == "node n gets no pods: its agent's messages are refused: it lies"
 
 
 @pytest.mark.parametrize(

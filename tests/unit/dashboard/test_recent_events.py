@@ -15,7 +15,7 @@ from shared.model.budget import (
     ChargedLease,
     ChargeEntry,
 )
-from shared.model.events.node_events import ShareActivated
+from shared.model.events.node_events import ShareActivated, ShareRefused
 from shared.model.events.pod_events import (
     LeaseResized,
     PlacementChosen,
@@ -24,7 +24,7 @@ from shared.model.events.pod_events import (
     PodTerminated,
 )
 from shared.model.lease import ShareSize
-from shared.model.names import Namespace, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
 from shared.model.preemption import EvictionOutcome, PreemptionState
 from tests.support import build
@@ -44,7 +44,7 @@ def steps(pod: str = "uid-1") -> list[Any]:
 
 
 def test_each_step_has_the_time_since_the_previous_one() -> None:
-    recent = RecentEvents()
+    recent = RecentEvents(lambda _: None)
     for number, event in enumerate(steps()):
         recent.add([event], 10.0 + number * number)
 
@@ -53,7 +53,7 @@ def test_each_step_has_the_time_since_the_previous_one() -> None:
 
 
 def test_a_repeated_step_is_ignored() -> None:
-    recent = RecentEvents()
+    recent = RecentEvents(lambda _: None)
 
     assert recent.add(steps(), 1.0)
     assert not recent.add(steps(), 2.0)
@@ -61,7 +61,7 @@ def test_a_repeated_step_is_ignored() -> None:
 
 
 def test_every_resize_is_listed_with_both_sizes() -> None:
-    recent, lease_of_pod = RecentEvents(), build.lease("p", "n", build.share())
+    recent, lease_of_pod = RecentEvents(lambda _: None), build.lease("p", "n", build.share())
     sizes = [ShareSize(memory_mib=mib, cores_percent=mib // 100) for mib in (1_000, 2_000, 50)]
 
     for before, after in pairwise(sizes):
@@ -75,7 +75,7 @@ def test_every_resize_is_listed_with_both_sizes() -> None:
 
 
 def test_an_offer_of_freed_capacity_is_ignored_and_a_refusal_is_listed() -> None:
-    recent = RecentEvents()
+    recent = RecentEvents(lambda _: None)
     refused = PlacementRefused(
         pod=PodUid("p"), namespace=Namespace("a"), name="x", refusal=Refusal(reason="full")
     )
@@ -165,7 +165,7 @@ def test_budgets_are_known_from_the_stored_state() -> None:
 
 
 def test_the_steps_of_a_pod_are_a_waterfall() -> None:
-    recent = RecentEvents()
+    recent = RecentEvents(lambda _: None)
     for number, event in enumerate(steps()):
         recent.add([event], 10.0 + number * number)
 
@@ -177,3 +177,19 @@ def test_the_steps_of_a_pod_are_a_waterfall() -> None:
         ("until running", 4.0, 5.0),
     ]
     assert steps_json(recent.steps_of(PodUid("unknown"))) == []
+
+
+def test_what_a_node_says_of_a_pod_without_a_lease_there_is_an_event_of_the_node_alone() -> None:
+    held = build.lease("p", "n1", namespace="team")
+    events = RecentEvents({held.pod: held}.get)
+    told: dict[str, Any] = {
+        "pod": held.pod,
+        "namespace": held.namespace,
+        "name": held.name,
+        "reason": "it lies",
+    }
+
+    events.add([ShareRefused(**told, node=NodeName(name)) for name in ("n1", "n2")], 1.0)
+
+    shown = [(each.pod, each.namespace, each.name, each.node) for each in events.latest]
+    assert shown == [(held.pod, "team", "p", "n1"), (None, "", "", "n2")]
