@@ -224,7 +224,9 @@ def test_the_combined_scheduler_has_logins_and_permissions_of_all_its_services(
     assert not names & {"watcher", "placer"}
     assert container(scheduler)["args"] == ["services.scheduler"]
     assert scheduler["spec"].get("replicas") == before["spec"].get("replicas")
-    directory = Path(one(found, "ConfigMap", "leasehold")["data"]["LEASEHOLD_REDIS_CREDENTIALS"])
+    directory = Path(
+        one(found, "ConfigMap", "leasehold-settings")["data"]["LEASEHOLD_REDIS_CREDENTIALS"]
+    )
     mounted = {it["name"]: it["mountPath"] for it in container(scheduler)["volumeMounts"]}
     (volume,) = (it for it in scheduler["spec"]["template"]["spec"]["volumes"] if "projected" in it)
     logins = {
@@ -372,7 +374,7 @@ def test_an_external_redis_is_configured_as_documented(tmp_path: Path) -> None:
 
     found = built(tmp_path)
 
-    values = one(found, "ConfigMap", "leasehold")["data"]
+    values = one(found, "ConfigMap", "leasehold-settings")["data"]
     assert values["LEASEHOLD_REDIS_URL"].startswith("rediss://redis.example.org")
     assert "LEASEHOLD_REDIS_CA_FILE" not in values
     assert container(one(found, "Deployment", "auth"))["args"][-1] == "--redis-files="

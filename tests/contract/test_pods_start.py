@@ -103,7 +103,7 @@ def test_containers_with_a_read_only_root_have_a_tmp_in_memory(
 
 def test_nats_clients_use_a_service_with_a_cluster_ip() -> None:
     found = built(K8S / "base")
-    url = one(found, "ConfigMap", "leasehold")["data"]["LEASEHOLD_NATS_URL"]
+    url = one(found, "ConfigMap", "leasehold-settings")["data"]["LEASEHOLD_NATS_URL"]
     name = url.removeprefix("nats://").partition(":")[0]
     args = one(found, "Deployment", "auth")["spec"]["template"]["spec"]["containers"][0]["args"]
     (names,) = [arg.removeprefix("--names=") for arg in args if arg.startswith("--names=")]

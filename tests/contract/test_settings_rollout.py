@@ -1,7 +1,9 @@
 """A change of settings replaces the pods that have them, by the name of their ConfigMap."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,7 +15,7 @@ pytestmark = pytest.mark.kubectl
 
 def test_a_change_of_settings_replaces_the_pods_that_have_them(tmp_path: Path) -> None:
     patch = {
-        "target": {"kind": "ConfigMap", "name": "leasehold"},
+        "target": {"kind": "ConfigMap", "name": "leasehold-settings"},
         "patch": "- {op: replace, path: /data/LEASEHOLD_LOG_LEVEL, value: debug}",
     }
     parts = {"resources": [os.path.relpath(K8S / "base", tmp_path)], "patches": [patch]}
@@ -39,3 +41,23 @@ def test_components_of_the_agents_change_the_template_of_their_pods(tmp_path: Pa
             one(with_component(name, folder), "DaemonSet", "node-agent")["spec"]["template"]
             != before
         )
+
+
+def test_roles_name_their_objects_as_written() -> None:
+    """Kustomize also replaces names of generated ConfigMaps in rules, whatever kind they name."""
+    written = {
+        name
+        for path in K8S.rglob("*.yaml")
+        if "chart" not in path.parts
+        for role in yaml.safe_load_all(path.read_text())
+        for name in _names(role)
+    }
+
+    for overlay in ("overlays/dev", "overlays/ha"):
+        assert {name for role in built(K8S / overlay) for name in _names(role)} <= written
+
+
+def _names(role: Any) -> Iterator[str]:
+    if isinstance(role, dict) and role.get("kind") in {"Role", "ClusterRole"}:
+        for rule in role.get("rules") or ():
+            yield from rule.get("resourceNames", ())

@@ -379,6 +379,6 @@ async def test_a_refusal_is_a_reason_and_a_hint(up: Stack) -> None:
 
     assert text == (
         "0/2 nodes are available: 1 Insufficient GPU memory, 1 node(s) didn't match Pod's node "
-        f"affinity/selector. Request at most {CARD_MIB} MiB: node {NODE} device 0 has the most "
-        "free memory."
+        f"affinity/selector. Waiting does not help: request at most {CARD_MIB} MiB, all the memory "
+        f"of device 0 of node {NODE}."
     )

@@ -81,7 +81,7 @@ def parts() -> tuple[str, ...]:
     return (HIGHLY_AVAILABLE, *components(), WITH_KOORDINATOR)
 
 
-_HASHED = re.compile(r"(leasehold|node-agent|kube-scheduler)-[a-z0-9]{10}")
+_HASHED = re.compile(r"(leasehold-settings|node-agent-settings|kube-scheduler)-[a-z0-9]{10}")
 """The names of ConfigMaps that end with a hash of their content."""
 
 
@@ -289,8 +289,8 @@ def document(tree: Any) -> Iterator[str]:
 def sources() -> dict[Key, Path]:
     """Return the file that defines each object: that of the base before an overlay's patch."""
     found: dict[Key, Path] = {
-        ("ConfigMap", "leasehold"): K8S / "base" / "settings.env",
-        ("ConfigMap", "node-agent"): K8S / "base" / "agent-settings.env",
+        ("ConfigMap", "leasehold-settings"): K8S / "base" / "settings.env",
+        ("ConfigMap", "node-agent-settings"): K8S / "base" / "agent-settings.env",
         ("ConfigMap", "kube-scheduler"): KUBE_SCHEDULER,
     }
     for folder in ("base", "overlays/ha", "components", "persistent"):

@@ -20,7 +20,7 @@ from tools.generate.manifests import KUBE_SCHEDULER
 
 VALUES = Path(__file__).parents[2] / "k8s" / "chart" / "values.yaml"
 STORES = ("nats", "redis")
-SETTINGS = {"leasehold": "settings", "node-agent": "agentSettings"}
+SETTINGS = {"leasehold-settings": "settings", "node-agent-settings": "agentSettings"}
 """The ConfigMaps of settings, and the values that replace them."""
 
 

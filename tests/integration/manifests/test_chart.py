@@ -117,7 +117,8 @@ def test_the_chart_renders_what_kustomize_renders(chosen: Parts) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "configmap"), [("settings", "leasehold"), ("agentSettings", "node-agent")]
+    ("value", "configmap"),
+    [("settings", "leasehold-settings"), ("agentSettings", "node-agent-settings")],
 )
 def test_pods_are_replaced_when_their_settings_change(value: str, configmap: str) -> None:
     changed = {value: defaults()[value] | {"LEASEHOLD_LOG_LEVEL": "debug"}}

@@ -9,7 +9,6 @@ from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.volcano.device_register import NUMBER
 from shared.dialects.volcano.vgpu import MEMORY, encode_shares
 from shared.model.device import DeviceMode, MigLayout, MigProfile
-from shared.model.errors import RequestError
 from shared.model.lease import MigPlacement, RequestedUnits
 from shared.model.ledger import LedgerNode
 from shared.model.names import Namespace
@@ -368,5 +367,3 @@ def test_a_setting_decides_which_mode_is_tried_first() -> None:
         return parse_pod_request(pod, load_rules(RequestSettings(**settings))).prefer_mig
 
     assert [first(), first(mode_first="hami-core"), first(mode_first="mig")] == [False, False, True]
-    with pytest.raises(RequestError, match="--mode-first must be hami-core or mig, got 'both'"):
-        first(mode_first="both")
