@@ -28,6 +28,10 @@ _COMMON = (
 """Parts that scripts share, in the order in which they are put before a script."""
 _COMMENT = re.compile(r"--.*")
 _COMMENT_LINE = re.compile(r"^\s*--.*\n", re.MULTILINE)
+_CONSTANT = re.compile(r"\b[A-Z][A-Z0-9_]+\b")
+_NUMBERS = re.compile(
+    r"^local ([A-Z][A-Z0-9_]*(?:, [A-Z0-9_]+)*) =\s+(\d+(?:, \d+)*)\n", re.MULTILINE
+)
 _NAME = re.compile(r"\w+(?:\.\w+)?")
 _DEFINED = re.compile(r"^(?:local (?:function )?|function )([\w., ]+)", re.MULTILINE)
 _DEFINED_IN_BLOCK = re.compile(r"^  function (\w+)", re.MULTILINE)
@@ -51,7 +55,27 @@ def script_source(name: str) -> str:
     used = _names_used(source).union(*(piece.used for piece in state if not piece.names))
     kept = _used_pieces([*state, *chain(*others)], used)
     parts = [state, *(part for part in others if not kept.isdisjoint(part))]
-    return _constants() + "".join(_kept_text(part, kept) for part in parts) + source
+    common = "".join(_kept_text(part, kept) for part in parts)
+    return with_literals(_constants() + common + source)
+
+
+def with_literals(text: str) -> str:
+    """Return a piece of a script with literals in place of the common numbers.
+
+    Whatever a function uses of a local variable outside it costs time in each call of the script.
+    """
+    literals = _literals()
+    return _CONSTANT.sub(lambda found: literals.get(found[0], found[0]), text)
+
+
+@cache
+def _literals() -> Mapping[str, str]:
+    """Return the numbers that `state.lua` names, and those shared with Python."""
+    found = {name: str(value) for name, value in LIMITS.items()}
+    found["KEEPS_KEYS"] = f"'{KEEPS_KEYS}'"
+    for names, values in _NUMBERS.findall((_FOLDER / "common" / "state.lua").read_text()):
+        found |= dict(zip(names.split(", "), values.split(", "), strict=True))
+    return found
 
 
 class _Piece(NamedTuple):
@@ -66,7 +90,8 @@ class _Piece(NamedTuple):
 def _pieces(part: str) -> list[_Piece]:
     """Cut a part at its lines that are not indented."""
     text = (_FOLDER / "common" / f"{part}.lua").read_text()
-    texts = _PIECE.findall(_COMMENT_LINE.sub("", text))
+    without_numbers = _NUMBERS.sub("", text) if part == "state" else text
+    texts = _PIECE.findall(_COMMENT_LINE.sub("", without_numbers))
     return [_Piece(text, _names_defined(text), _names_used(text)) for text in texts]
 
 
@@ -120,15 +145,13 @@ def reachable() -> Mapping[LeaseState, frozenset[LeaseState]]:
 
 
 def _constants() -> str:
-    """Return constants shared with Python: life cycle of leases, prefix of cordons, limits."""
+    """Return constants shared with Python: life cycle of leases, prefix of cordons."""
     numbers = ", ".join(str(NUMBER_OF_STATE[state]) for state in LeaseState)
     return (
         f"local {', '.join(state.name for state in LeaseState)} = {numbers}\n"
         f"local MAY_BECOME = {_lua_sets(TRANSITIONS)}\n"
         f"local MAY_REACH = {_lua_sets(reachable())}\n"
         f"local CORDON_PREFIX = '{CORDON_PREFIX}'\n"
-        f"local KEEPS_KEYS = '{KEEPS_KEYS}'\n"
-        f"local {', '.join(LIMITS)} = {', '.join(map(str, LIMITS.values()))}\n"
         f"local IS_MISSING = {{{NOT_LISTED_CODE} = true, {REPLACED_CODE} = true}}\n"
     )
 

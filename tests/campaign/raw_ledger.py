@@ -12,7 +12,7 @@ from tests.campaign.workload import INIT
 
 _LEASE = Struct("<BddddII")
 _GRANT = "<id"
-_DEVICE = Struct("<qqBqqqqqBBI")
+_DEVICE = Struct("<IIBIIIIdBBI")
 _LENGTH = Struct("<I")
 _STATES = ("", "reserved", "bound", "active", "released", "expired")
 _CLAIMED = 2

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import shared.ledger.scripts
 from services.binder.ledger_sync.lost_leases import LostOutcome
+from shared.ledger.script_sources import with_literals
 from tests.model.redis_links import EDITS
 
 FOLDER = Path(shared.ledger.scripts.__file__).parent
@@ -107,8 +108,9 @@ def mutated(name: str) -> Iterator[None]:
         return
     if not any(what in file.read_text() for file in FOLDER.rglob("*.lua")):
         raise ValueError(f"no script contains what {name!r} takes out: {what!r}")
-    EDITS.append((what, replacement))
+    edit = (with_literals(what), with_literals(replacement))
+    EDITS.append(edit)
     try:
         yield
     finally:
-        EDITS.remove((what, replacement))
+        EDITS.remove(edit)

@@ -111,7 +111,7 @@ def _share(row: Sequence[Any]) -> RawShare:
 
 
 def _device(value: bytes) -> RawDevice:
-    numbers = "<qqBqqqqqBB"
+    numbers = "<IIBIIIIdBB"
     memory, slots, status, _, used, cores, shares, fence, _, mode = struct.unpack_from(
         numbers, value
     )
@@ -123,7 +123,9 @@ def _device(value: bytes) -> RawDevice:
         texts.append(value[at : at + length].decode())
         at += length
     _, node, _, _, layout = texts
-    return RawDevice(node, memory, slots, status, used, cores, shares, fence, mode == 1, layout)
+    return RawDevice(
+        node, memory, slots, status, used, cores, shares, int(fence), mode == 1, layout
+    )
 
 
 def _known(value: bytes) -> bool:

@@ -1,8 +1,7 @@
 """The use of nodes and devices, as the ledger's scripts store and return it; pure.
 
 The layouts are those of `N_*` and `D_*` in `scripts/common/state.lua`. The feed contains the stored
-bytes of all changes, joined, each value after its length. Other replies contain the same values as
-arrays.
+bytes of all changes, joined after their lengths. Other replies contain the same values as arrays.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from shared.model.ledger import NodeUse
 from shared.model.names import DeviceUuid, NodeName
 
 _NODE = Struct("<IdbII")
-_DEVICE = Struct("<qqBqqqqqBBI")
+_DEVICE = Struct("<IIBIIIIdBBI")
 _LENGTH = Struct("<I")
 _OTHER_TEXTS = 4
 """Of a device, after its UUID: node, slot map, groups, layout."""
@@ -67,7 +66,7 @@ def decode_device_row(row: Sequence[Any]) -> DeviceState:
             memory_mib=used_mib,
             cores_percent=cores,
             shares=shares,
-            fence=fence,
+            fence=int(fence),
             anti_affinity_groups=frozenset(split_texts(groups_text[1:-1]))
             if groups_text
             else NO_GROUPS,

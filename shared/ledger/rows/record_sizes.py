@@ -19,6 +19,8 @@ MOST_SLOT = 65_535
 """The highest slot of a device, or position of an MIG instance."""
 MOST_NAME_BYTES = 1_024
 """Of the name of a node, or the UUID of a device."""
+MOST_MIB = 2**31 - 1
+"""Of a device, or of what leases use of it."""
 MOST_AMOUNT = 2**53 - 1
 """The highest number that a script counts exactly."""
 MOST_WAITING_BYTES = 1_048_576

@@ -21,7 +21,8 @@ UNREADABLE = (
 )
 """What decoding arbitrary bytes raises."""
 
-_LENGTH = struct.Struct("<I")
+_SIZE = struct.Struct("<I")
+_decode_lengths = msgspec.msgpack.Decoder(list[int]).decode
 
 
 def readable(decode: Callable[[V], T], values: Iterable[V]) -> Iterator[T]:
@@ -35,10 +36,11 @@ def readable(decode: Callable[[V], T], values: Iterable[V]) -> Iterator[T]:
 
 
 def cut(values: bytes) -> Iterator[bytes]:
-    """Cut joined values, each after its length; an incomplete last one is left out."""
-    at = 0
-    while at + _LENGTH.size <= len(values):
-        [length] = _LENGTH.unpack_from(values, at)
-        at += _LENGTH.size + length
-        if at <= len(values):
-            yield values[at - length : at]
+    """Cut joined values, which come after the size of an array of their lengths, and the array."""
+    if not values:
+        return
+    [size] = _SIZE.unpack_from(values)
+    at = _SIZE.size + size
+    for length in _decode_lengths(values[_SIZE.size : at]):
+        yield values[at : at + length]
+        at += length

@@ -74,9 +74,9 @@ local function check_lease_indexes(pod, value)
   if not is_vanished and call('ZSCORE', PREFIX .. 'gone', pod) then must_list = true end
   local node = node_of(demand[1])
   local number = tonumber(call('ZSCORE', PREFIX .. 'lease-nodes', pod) or -1)
-  expect(is_unreadable('nodes', demand[1]) or node and number == node[N_NUMBER], 'the node of lease ' .. pod)
+  expect(unreadable.nodes[demand[1]] or node and number == node[N_NUMBER], 'the node of lease ' .. pod)
   for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do
-    expect(device_of(demand[d]) or is_unreadable('devices', demand[d]), 'device ' .. demand[d])
+    expect(device_of(demand[d]) or unreadable.devices[demand[d]], 'device ' .. demand[d])
     expect(demand[d + 1] == 0 or call('HEXISTS', PREFIX .. 'used-mib', namespace) == 1, 'used-mib')
   end
   if gang ~= '' and not is_vanished and not must_list then
@@ -89,6 +89,19 @@ local function check_lease_indexes(pod, value)
   end
 end
 
+-- Numbers that are no totals of anything, although they have their places.
+local function are_amounts(node)
+  for at = N_AMOUNTS, N_AMOUNTS + 2 * node[N_RESOURCE_COUNT] - 1 do
+    if not (node[at] <= MOST_AMOUNT and node[at] >= -MOST_AMOUNT) then return false end
+  end
+  return node[N_NAME] ~= nil
+end
+
+local function are_totals(device)
+  return device[D_UNIT] >= 1 and device[D_MEMORY_USED] <= MOST_MIB and device[D_CORES_USED] <= 100
+    and device[D_SHARES] <= MOST_MIB and device[D_FENCE] >= 0 and device[D_FENCE] <= MOST_AMOUNT
+end
+
 local function check_node_indexes(name, node)
   local stored = call('HMGET', PREFIX .. 'facts:' .. name, 'facts', 'uuids')
   local is_known = node[N_STATUS] == 1
@@ -98,7 +111,7 @@ local function check_node_indexes(name, node)
   expect(not stored[2] or stored[2] == encode(uuids), 'the devices of ' .. name)
   fetch('devices', uuids)
   for _, uuid in ipairs(uuids) do
-    if is_unreadable('devices', uuid) then
+    if unreadable.devices[uuid] or devices[uuid] and not are_totals(devices[uuid]) then
       add_broken('devices', uuid, name, call('HGET', PREFIX .. 'devices', uuid))
     elseif expect(devices[uuid], 'device ' .. uuid) then
       has_healthy = has_healthy or devices[uuid][D_STATUS] == 1 and devices[uuid][D_NODE] == name
@@ -135,7 +148,7 @@ local function check_pages()
   for i = 1, #found, 2 do
     local name = found[i]
     nodes[name] = read_record('nodes', name, found[i + 1])
-    if nodes[name] then
+    if nodes[name] and are_amounts(nodes[name]) then
       check_node_indexes(name, nodes[name])
     else
       add_broken('nodes', name, name, found[i + 1])

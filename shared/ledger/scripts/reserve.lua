@@ -239,7 +239,7 @@ for i = 1, #pods do
   elseif leases[pod] then
     leases_before[i] = leases[pod]
     add_lease(leases[pod])
-  elseif is_unreadable('leases', pod) then
+  elseif unreadable.leases[pod] then
     refused[i] = {'record-unreadable'}
     if not gang_needs then add_refusal(refused[i], piece + 1, piece + counts[i]) end
   else

@@ -40,7 +40,7 @@ end
 local function conflict(demand, grants, groups_text, resources, hearsay)
   local last = demand[2]
   local node = node_of(demand[1])
-  if is_unreadable('nodes', demand[1]) then return 'record-unreadable' end
+  if unreadable.nodes[demand[1]] then return 'record-unreadable' end
   if #demand[1] > MOST_NAME_BYTES or node and not has_room_for_resources(node, resources) then
     return 'record-size of node ' .. string.sub(demand[1], 1, 253)
   end
@@ -50,14 +50,14 @@ local function conflict(demand, grants, groups_text, resources, hearsay)
   for d = FIRST_DEVICE, last, DEVICE_FIELDS do
     local device = device_of(demand[d])
     local memory, cores = demand[d + 1], demand[d + 2]
-    if is_unreadable('devices', demand[d]) then return 'record-unreadable' end
-    if not (memory >= 0 and memory <= MOST_AMOUNT) then return 'memory' end
+    if unreadable.devices[demand[d]] then return 'record-unreadable' end
+    if not (memory >= 0 and memory <= MOST_MIB) then return 'memory' end
     if not (cores >= 0 and cores <= 100) then return 'cores' end
     if device then
       local is_elsewhere = device[D_NODE] ~= demand[1]
       if is_elsewhere and (device[D_SHARES] > 0 or hearsay) then return 'device-moved' end
       local policy, is_reported = demand[d + 5], device[D_MEMORY] > 0
-      local most = is_reported and device[D_MEMORY] or MOST_AMOUNT
+      local most = is_reported and device[D_MEMORY] or MOST_MIB
       if device[D_MEMORY_USED] + memory > most then return 'memory' end
       if device[D_CORES_USED] + cores > 100 then return 'cores' end
       if policy == EXCLUSIVE and device[D_SHARES] > 0 then return 'not-idle' end
@@ -147,7 +147,7 @@ for i, pod in ipairs(pods) do
     -- The lease is not written.
   elseif known then
     answer[i] = merge(known, header, demand, grants, pod)
-  elseif is_unreadable('leases', pod) then
+  elseif unreadable.leases[pod] then
     answer[i] = 'record-unreadable'
   elseif is_ready and gone_pods.among({pod})[pod] then
     answer[i] = 'the pod is gone'

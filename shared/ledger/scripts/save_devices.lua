@@ -22,8 +22,8 @@ end
 -- Whether the numbers of a reported device can be stored, and counted.
 local function is_storable(row)
   local uuid, memory, slots, _, unit = unpack(row)
-  return #uuid > 0 and #uuid <= MOST_NAME_BYTES and memory >= 0 and memory <= MOST_AMOUNT
-    and slots >= 0 and slots <= MOST_SLOT and unit >= 1 and unit <= MOST_AMOUNT
+  return #uuid > 0 and #uuid <= MOST_NAME_BYTES and memory >= 0 and memory <= MOST_MIB
+    and slots >= 0 and slots <= MOST_SLOT and unit >= 1 and unit <= MOST_MIB
 end
 
 local function save_report(name, devices_text, served, reported_rows, fences, reported_at, by_agent)
@@ -49,7 +49,7 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
   fetch('devices', uuids)
   fetch('devices', uuids_before)
   node_of(name)
-  if next(unreadable) then return false end
+  if next(unreadable.devices) or next(unreadable.nodes) then return false end
   uuids = {}
   local is_stored = true
   for _, row in ipairs(rows) do

@@ -6,7 +6,7 @@ local too_large = {}
 local function save_node(name, facts, rules, room, excluded, revision, pods_revision)
   if not raise_node_revision(name, revision, pods_revision) then return false end
   local node = node_of(name)
-  if is_unreadable('nodes', name) then return false end
+  if unreadable.nodes[name] then return false end
   local stored = call('HMGET', PREFIX .. 'facts:' .. name, 'facts', 'rules', 'devices')
   local is_known = node and node[N_STATUS] == 1
   if is_known and stored[1] == facts then return false end

@@ -62,14 +62,15 @@ local call, encode, decode, parse_json = redis.call, cmsgpack.pack, cmsgpack.unp
 local struct_pack, struct_unpack, unpack_limit = struct.pack, struct.unpack, cmsgpack.unpack_limit
 
 -- Texts that are joined (anti-affinity groups, resource names, gangs with pods) are escaped by the
--- callers (rows/joined_texts.py), so that no separator occurs in them. Lengths have four bytes, numbers
--- eight, and MOST_..._BYTES limit whole records: whatever would need more is refused.
+-- callers (rows/joined_texts.py), so that no separator occurs in them. Lengths have four bytes, and
+-- MOST_... limit numbers and whole records: whatever would need more is refused.
 
 -- A device. D_STATUS: 1 takes new shares, 0 is unhealthy, 2 is excluded by an annotation of its node.
 -- D_EXCLUSIVE: 1 while one share has the device to itself, plus 2 while it is claimed (claims.lua).
 -- D_MODE: 0 shares, 1 MIG instances. D_GROUPS: '' or anti-affinity groups, each between line feeds.
 -- D_SLOT_MAP: used slots, or used positions of D_LAYOUT, the MIG layout that live leases pin ('': none).
-local DEVICE_FORMAT, DEVICE_BYTES = '<i8i8Bi8i8i8i8i8BBI4c0I4c0I4c0I4c0I4c0', 79
+local DEVICE_FORMAT = '<I4I4BI4I4I4I4dBBI4c0I4c0I4c0I4c0I4c0'
+local DEVICE_BYTES = 55
 local D_MEMORY, D_SLOTS, D_STATUS, D_UNIT, D_MEMORY_USED, D_CORES_USED, D_SHARES, D_FENCE =
   1, 2, 3, 4, 5, 6, 7, 8
 local D_EXCLUSIVE, D_MODE, D_UUID, D_NODE, D_SLOT_MAP, D_GROUPS, D_LAYOUT = 9, 10, 11, 12, 13, 14, 15
@@ -86,7 +87,8 @@ local N_RESOURCE_COUNT, N_VERSION, N_STATUS, N_NUMBER, N_NAME, N_RESOURCE_NAMES,
 -- first, of L_DESCRIPTION_BYTES, describes it: anti-affinity groups (each but the last before a line
 -- feed), resources as JSON {name, amount, ...}, pod, gang, namespace, and what no script reads. The
 -- second is its demand: see demand_at. The states are lease_states.lua's.
-local LEASE_FORMAT, LEASE_BYTES, GRANT_FORMAT, GRANT_BYTES = '<BddddI4I4', 41, 'i4d', 12
+local LEASE_FORMAT, GRANT_FORMAT = '<BddddI4I4', 'i4d'
+local LEASE_BYTES, GRANT_BYTES = 41, 12
 local L_STATE, L_VERSION, L_RESERVED_VERSION, L_CREATED, L_EXPIRES, L_SHARE_COUNT, L_DESCRIPTION_BYTES =
   1, 2, 3, 4, 5, 6, 7
 
@@ -169,21 +171,16 @@ end
 local check_lease
 local readers = {
   nodes = function(value)
-    local count = struct_unpack('<I4', value)
+    local low, high = string.byte(value, 1, 2)
+    local count = low + 256 * high
     if count > MOST_NODE_RESOURCES then error('') end
     local node = {struct_unpack(node_format(count), value)}
-    if node[N_AMOUNTS + 2 * count] ~= #value + 1 then error('') end
-    for at = N_AMOUNTS, N_AMOUNTS + 2 * count - 1 do
-      if not (math.abs(node[at]) <= MOST_AMOUNT) then error('') end
-    end
+    if node[N_RESOURCE_COUNT] ~= count or node[N_AMOUNTS + 2 * count] ~= #value + 1 then error('') end
     return node
   end,
   devices = function(value)
     local device = {struct_unpack(DEVICE_FORMAT, value)}
-    if device[D_LAYOUT + 1] ~= #value + 1 or device[D_UNIT] < 1 or device[D_MEMORY_USED] < 0
-      or device[D_CORES_USED] < 0 or device[D_SHARES] < 0 or device[D_FENCE] < 0 then
-      error('')
-    end
+    if device[16] ~= #value + 1 then error('') end
     return device
   end,
   leases = function(value)
@@ -192,17 +189,14 @@ local readers = {
   end,
 }
 
--- Records that were fetched and cannot be read: {kind|name -> true}. They count as missing, but nothing may
--- be written in their place.
-local unreadable = {}
-local function is_unreadable(kind, name)
-  return unreadable[kind .. '|' .. name] ~= nil
-end
+-- Records that were fetched and cannot be read: name -> true, by kind. They count as missing, but nothing
+-- may be written in their place.
+local unreadable = {leases = {}, devices = {}, nodes = {}}
 
 local function read_record(kind, name, value)
   local is_read, thing = pcall(readers[kind], value)
   if is_read then return thing end
-  unreadable[kind .. '|' .. name] = true
+  unreadable[kind][name] = true
   return false
 end
 

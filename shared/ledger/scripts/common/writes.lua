@@ -56,20 +56,23 @@ end
 
 local write_changes
 do
--- Names with the packed values to be written, and all values joined, each after its length.
+-- Names with the packed values to be written; and all values joined, after the size of a packed array of
+-- their lengths, and that array.
 local function packed_values(changed, cache, value_of)
-  local parts, joined = {}, {}
+  local parts, joined, lengths = {}, {}, {}
   for name in pairs(changed) do
     local thing = cache[name]
     if thing then
       local value = value_of(thing)
       parts[#parts + 1] = name
       parts[#parts + 1] = value
-      joined[#joined + 1] = struct_pack('<I4', #value)
       joined[#joined + 1] = value
+      lengths[#joined] = #value
     end
   end
-  return parts, table.concat(joined)
+  if #joined == 0 then return parts, '' end
+  local packed = encode(lengths)
+  return parts, struct_pack('<I4', #packed) .. packed .. table.concat(joined)
 end
 
 local function add_changes_to_feed(cause, version, node_values, device_values)
