@@ -1,15 +1,16 @@
 """NATS and Redis as the auth service manages them, and the files with its own credentials."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from services.auth.root_secret import AUTH
+from services.auth.root_secret import AUTH, ISSUING_CA
 from services.auth.settings import AuthSettings
+from shared.credentials import certificates
 from shared.credentials.logins import ClientCredentials
-from shared.ledger.redis_server import reload_certificate, set_users
+from shared.credentials.tls import TlsFiles
+from shared.ledger.redis_server import ping, reload_certificate, set_users
 from shared.model.errors import RequestError, UnavailableError
-from shared.nats.servers import reload_servers
+from shared.nats.servers import certificate_expirations, reload_servers
 
 
 class ManagedServers:
@@ -54,12 +55,33 @@ class ManagedServers:
         await set_users(self.settings.redis_url, self.redis_credentials, users)
 
     async def reload(self) -> None:
-        """Make both reload their certificates. Raises UnavailableError if NATS does not reply."""
-        system = replace(self.nats_credentials, login_file=self._directory / "nats-system")
-        if not await reload_servers(self.settings.nats_url, system):
+        """Make both reload their certificates and trusted CAs.
+
+        Raises UnavailableError if NATS does not reply.
+        """
+        if not await reload_servers(self.settings.nats_url, self._nats_system):
             raise UnavailableError("no NATS server replied to the reload request")
         if directory := self.settings.redis_files:
-            files = (f"{directory}/server.crt", f"{directory}/server.key")
-            await reload_certificate(
-                self.settings.redis_url, self.redis_credentials, *map(os.fspath, files)
+            await reload_certificate(self.settings.redis_url, self.redis_credentials, directory)
+
+    async def verify(self, certificate: bytes) -> None:
+        """Check that the servers serve this certificate, trusting the CA that issues them alone.
+
+        Raises UnavailableError if one does not.
+        """
+        alone = TlsFiles(ca=self._directory / ISSUING_CA)
+        expected = certificates.load(certificate).not_valid_after_utc
+        system = replace(self._nats_system, tls=alone)
+        served = await certificate_expirations(self.settings.nats_url, system)
+        if served != {expected}:
+            found = ", ".join(sorted(map(str, served))) or "none"
+            raise UnavailableError(
+                f"NATS servers serve certificates that expire at {found}, not {expected}"
             )
+        if self.settings.redis_files:
+            redis = replace(self.redis_credentials, tls=alone)
+            await ping(self.settings.redis_url, redis)
+
+    @property
+    def _nats_system(self) -> ClientCredentials:
+        return replace(self.nats_credentials, login_file=self._directory / "nats-system")

@@ -9,27 +9,34 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from services.auth import ca_rotation
+from services.auth.ca_rotation import (
+    DASHBOARD,
+    EXTENDER,
+    HOLDERS,
+    KUBE_SCHEDULER,
+    NOTHING_OBSERVED,
+    SERVER,
+    TRUSTED,
+    Observed,
+    Rotation,
+)
 from services.auth.nats_users import NatsUser, auth_callout_configuration
 from services.auth.nkeys import SEED_BYTES, TokenIssuer
 from services.auth.redis_users import ADMIN, PROBE, password_digest, password_users, redis_acl
 from shared.credentials import certificates
-from shared.credentials.certificates import EARLY, Issued
 
-AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
 SECRET_BYTES = 32
-ISSUER, RENEWAL_COUNT = "issuer", "server.renewals"
+ISSUER = "issuer"
+CHANGED_AT = "server.changed"
+"""When the servers' certificate or trusted CAs were replaced, Unix seconds."""
 AUTH, SYSTEM = "auth", "system"
 """The two users of NATS with a password; all other users are authorized by token."""
-EXTENDER, KUBE_SCHEDULER = "extender", "kube-scheduler"
-"""Server and client of the extender; its client's certificate is for the name of the latter."""
-DASHBOARD = "dashboard"
-ISSUED = (EXTENDER, KUBE_SCHEDULER, DASHBOARD)
-"""Who has a certificate in a Secret of its own."""
 LOCAL_NAMES = ("localhost", "127.0.0.1")
 """Names under which `kubectl port-forward` shows the dashboard."""
-PROPAGATED = timedelta(minutes=5)
-"""After this time, the kubelet has written a new certificate to the servers' files."""
 RECENT = timedelta(days=7)
+ISSUING_CA = "issuing-ca.crt"
+"""The service's file with the CA that issues certificates, without those that it replaces."""
 SecretData = Mapping[str, bytes]
 
 
@@ -52,10 +59,12 @@ def complete(
     random_bytes: Callable[[int], bytes],
     *,
     namespace: str,
+    observed: Observed = NOTHING_OBSERVED,
 ) -> dict[str, bytes]:
     """Return the stored data, with missing entries created and due certificates renewed.
 
-    `names` are those of the servers NATS and Redis, `namespace` is that of the Services. Raises
+    `names` are those of the servers NATS and Redis, `namespace` is that of the Services; with what
+    is `observed`, the replacement of the CA takes its next step. Raises
     RequestError for stored certificates that cannot be parsed.
     """
     data = dict(stored)
@@ -65,30 +74,21 @@ def complete(
         if not data.get(key):
             password = base64.urlsafe_b64encode(random_bytes(SECRET_BYTES)).rstrip(b"=")
             data[key] = user.encode() + b":" + password
-    if not (data.get("ca.crt") and data.get("ca.key")):
-        created = certificates.authority("leasehold", now, days=AUTHORITY_DAYS)
-        issued = (f"{name}.crt" for name in ("server", *ISSUED))
-        data |= {"ca.crt": created.certificate, "ca.key": created.key, **dict.fromkeys(issued, b"")}
-    if _issue(data, "server", names, now):
-        renewals = int(data.get(RENEWAL_COUNT, b"-1")) + 1
-        data[RENEWAL_COUNT] = str(renewals).encode()
-    _issue(data, EXTENDER, [f"{EXTENDER}.{namespace}.svc"], now, client=False)
-    _issue(data, KUBE_SCHEDULER, [KUBE_SCHEDULER], now)
-    _issue(data, DASHBOARD, [f"{DASHBOARD}.{namespace}.svc", *LOCAL_NAMES], now, client=False)
+    ca_rotation.create_missing(data, now)
+    dashboard = [f"{DASHBOARD}.{namespace}.svc", *LOCAL_NAMES]
+    ca_rotation.issue(data, SERVER, names, now, observed)
+    ca_rotation.issue(data, EXTENDER, [f"{EXTENDER}.{namespace}.svc"], now, observed, client=False)
+    ca_rotation.issue(data, KUBE_SCHEDULER, [KUBE_SCHEDULER], now, observed)
+    ca_rotation.issue(data, DASHBOARD, dashboard, now, observed, client=False)
+    ca_rotation.drop_replaced(data, observed)
+    if stored.get("server.crt") and files_of_servers(data) != files_of_servers(stored):
+        data[CHANGED_AT] = str(round(now.timestamp())).encode()
     return data
 
 
-def _issue(
-    data: dict[str, bytes], name: str, names: Sequence[str], now: datetime, *, client: bool = True
-) -> bool:
-    """Issue a certificate, also for a `client`, if it is missing or due; return whether it was."""
-    present = data.get(f"{name}.crt")
-    if present and not certificates.is_due(present, names, now):
-        return False
-    authority = Issued(certificate=data["ca.crt"], key=data["ca.key"])
-    issued = certificates.issue(authority, names, now, days=SERVER_DAYS, client=client)
-    data |= {f"{name}.crt": issued.certificate, f"{name}.key": issued.key}
-    return True
+def files_of_servers(data: SecretData) -> tuple[bytes, bytes]:
+    """Return the servers' certificate, and the CAs that they trust."""
+    return data.get("server.crt", b""), data.get(TRUSTED, b"")
 
 
 def managed_objects(
@@ -101,13 +101,14 @@ def managed_objects(
     """
     passwords = {name: data[f"nats.{name}"].decode().partition(":")[2] for name in (AUTH, SYSTEM)}
     issuer = TokenIssuer(data[ISSUER]).public
-    certificate = {name: data[name] for name in ("server.crt", "server.key", "ca.crt")}
+    authority = {"ca.crt": data[TRUSTED]}
+    certificate = {"server.crt": data["server.crt"], "server.key": data["server.key"], **authority}
     single, clustered = auth_callout_configuration(auth_user, passwords, issuer, nats_directory)
     nats = {"nats.conf": single.encode(), "nats-cluster.conf": clustered.encode()}
     acl = redis_acl(_password_digests(data))
-    authority = {"ca.crt": data["ca.crt"]}
+    rotation = {"rotation": ca_rotation.rotation(data).encode()}
     return (
-        ManagedObject(kind="configmaps", name="auth-ca", data=authority),
+        ManagedObject(kind="configmaps", name="auth-ca", data={**authority, **rotation}),
         ManagedObject(kind="configmaps", name="node-agent-ca", data=authority, for_agents=True),
         ManagedObject(kind="secrets", name="auth-nats", data={**nats, **certificate}),
         ManagedObject(
@@ -119,7 +120,8 @@ def managed_objects(
                 name=f"auth-{name}",
                 data={"tls.crt": data[f"{name}.crt"], "tls.key": data[f"{name}.key"], **authority},
             )
-            for name in ISSUED
+            for name in HOLDERS
+            if name != SERVER
         ),
         *(
             ManagedObject(
@@ -134,7 +136,8 @@ def managed_objects(
 def own_files(data: SecretData) -> dict[str, bytes]:
     """Return the files of the auth service's own credentials, by name."""
     return {
-        "ca.crt": data["ca.crt"],
+        "ca.crt": data[TRUSTED],
+        ISSUING_CA: data["ca.crt"],
         "nats": data[f"nats.{AUTH}"],
         "nats-system": data[f"nats.{SYSTEM}"],
         "redis": data[f"redis.{ADMIN}"],
@@ -154,9 +157,11 @@ def redis_user_rules(data: SecretData) -> list[list[str]]:
 
 
 def should_reload(data: SecretData, now: datetime) -> bool:
-    """Whether servers may still serve an older certificate than the one in their files."""
-    issued_at = certificates.load(data["server.crt"]).not_valid_before_utc + EARLY
-    return int(data[RENEWAL_COUNT]) > 0 and PROPAGATED <= now - issued_at < RECENT
+    """Whether servers may still use older files than those that they have."""
+    changed = data.get(CHANGED_AT, b"")
+    changed_at = int(changed) if changed.isdigit() else 0
+    is_rotating = ca_rotation.rotation(data) is not Rotation.COMPLETE
+    return is_rotating or now.timestamp() - changed_at < RECENT.total_seconds()
 
 
 def expires_at(data: SecretData) -> float:

@@ -8,21 +8,22 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from services.auth import auth_callout, root_secret
+from services.auth import auth_callout, ca_rotation, root_secret
 from services.auth.auth_callout import (
     AuthorizationRefusedError,
     ReviewedToken,
     ServiceNamespaces,
 )
+from services.auth.ca_rotation import NOTHING_OBSERVED, TRUSTED, Observed, Rotation
 from services.auth.managed_servers import ManagedServers
 from services.auth.metrics import PrometheusAuthMetrics
 from services.auth.nats_users import NatsUser, service_users
 from services.auth.nkeys import TokenIssuer
 from services.auth.object_store import RootSecretStore
-from services.auth.root_secret import AUTH
+from services.auth.root_secret import AUTH, files_of_servers
 from services.topology import SERVICES
 from shared.model.clock import Clock
-from shared.model.errors import ConflictError, LeaseholdError
+from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
 from shared.runtime.service import Role, loops
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ class AuthTiming:
     """Intervals, seconds."""
 
     reconcile_s: float = 60.0
+    propagation_s: float = 300.0
+    """After this time, kubelets have written changed Secrets and ConfigMaps to pods' files."""
     redis_users_s: float = 5.0
     """Between two updates of Redis' users: after a failover, Redis has only those of its file."""
     retry_s: float = 2.0
@@ -82,7 +85,11 @@ class AuthService:
         self.expires_at = 0.0
         self._issuer: TokenIssuer | None = None
         self._redis_users: Sequence[Sequence[str]] = ()
-        self._reloaded_certificate = b""
+        self._observed = NOTHING_OBSERVED
+        self._written_files = (b"", b"")
+        """Those of the servers, as this replica has found them in the derived objects."""
+        self._unchanged_since = 0.0
+        self._reloaded_files = (b"", b"")
         self._reviews: dict[bytes, tuple[float, NatsUser | AuthorizationRefusedError]] = {}
 
     def unready_reason(self) -> str | None:
@@ -99,6 +106,7 @@ class AuthService:
                 self._now(),
                 secrets.token_bytes,
                 namespace=self.namespaces.system,
+                observed=self._observed,
             )
             if data == stored:
                 break
@@ -108,9 +116,14 @@ class AuthService:
                 continue  # another replica was faster; its secrets are used
             created = sorted(key for key in data if data[key] != stored.get(key))
             logger.info("created: %s", ", ".join(created))
+        is_changed = files_of_servers(data) != self._written_files
         for managed in root_secret.managed_objects(data, self._nats_user(), self.nats_directory):
             if await self.secret_store.apply(managed):
+                is_changed = True
                 logger.info("%s updated", managed.name)
+        if is_changed:
+            self._written_files = files_of_servers(data)
+            self._unchanged_since = self.clock.ticks()
         await asyncio.to_thread(self.servers.write_files, root_secret.own_files(data))
         self._issuer = TokenIssuer(data[root_secret.ISSUER])
         self.expires_at = root_secret.expires_at(data)
@@ -124,7 +137,8 @@ class AuthService:
         while True:
             pause_s, fault = self.timing.reconcile_s, ""
             try:
-                await self._reload_certificate(await self.reconcile())
+                while await self.update_servers(await self.reconcile()):
+                    pass
             except LeaseholdError as error:
                 pause_s, fault = self.timing.retry_s, str(error)
             if fault and fault != last_fault:
@@ -148,15 +162,40 @@ class AuthService:
             last_fault = fault
             await self.clock.sleep(pause_s)
 
-    async def _reload_certificate(self, data: Mapping[str, bytes]) -> None:
-        certificate = data["server.crt"]
-        if self._reloaded_certificate == certificate:
-            return
+    async def update_servers(self, data: Mapping[str, bytes]) -> bool:
+        """Have the servers load changed files; return whether a new CA can take its next step.
+
+        Raises UnavailableError if a server does not respond.
+        """
+        unchanged_s = self.clock.ticks() - self._unchanged_since
+        if unchanged_s < self.timing.propagation_s:
+            return False
         if not root_secret.should_reload(data, self._now()):
-            return
-        await self.servers.reload()
-        self._reloaded_certificate = certificate
-        logger.info("NATS and Redis have loaded the new certificate")
+            return False
+        rotation = ca_rotation.rotation(data)
+        if rotation is Rotation.REPLACING and await self._is_verified(data):
+            return True
+        if self._reloaded_files != files_of_servers(data):
+            await self.servers.reload()
+            self._reloaded_files = files_of_servers(data)
+            logger.info("NATS and Redis have loaded the new certificates")
+        if rotation is Rotation.TRUSTING:
+            self._observed = Observed(loaded=data[TRUSTED])
+            return True
+        return rotation is Rotation.REPLACING and await self._is_verified(data)
+
+    async def _is_verified(self, data: Mapping[str, bytes]) -> bool:
+        """Verify the servers' new certificates; if one serves another, reload them later."""
+        try:
+            await self.servers.verify(data["server.crt"])
+        except UnavailableError as error:
+            if self._reloaded_files == files_of_servers(data):
+                logger.warning("a server does not use its new certificate yet: %s", error)
+                self._reloaded_files = (b"", b"")
+                self._unchanged_since = self.clock.ticks()
+            return False
+        self._observed = Observed(verified=data["ca.crt"])
+        return True
 
     async def authorize(self, request: bytes) -> bytes:
         """Reply to an authorization request of a NATS server.

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from services.auth.ca_rotation import KUBE_SCHEDULER
 from services.auth.nats_users import all_users, nats_configuration
 from services.auth.redis_users import PROBE, password_digest, password_users, redis_acl
-from services.auth.root_secret import KUBE_SCHEDULER
 from shared.credentials import certificates
 from shared.credentials.logins import load_login
 from shared.model.errors import RequestError

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import redis.asyncio
@@ -130,12 +131,16 @@ async def set_users(
     await _execute_all(url, credentials, commands)
 
 
-async def reload_certificate(
-    url: str, credentials: ClientCredentials, certificate: str, key: str
-) -> None:
-    """Make the server reload its certificate and key from these files on its machine."""
-    command = ("CONFIG", "SET", "tls-cert-file", certificate, "tls-key-file", key)
-    await _execute_all(url, credentials, [command])
+async def reload_certificate(url: str, credentials: ClientCredentials, directory: str) -> None:
+    """Make the server reload its certificate, key and CAs from a directory on its machine."""
+    files = {"cert": "server.crt", "key": "server.key", "ca-cert": "ca.crt"}
+    settings = [(f"tls-{part}-file", f"{directory}/{name}") for part, name in files.items()]
+    await _execute_all(url, credentials, [("CONFIG", "SET", *chain.from_iterable(settings))])
+
+
+async def ping(url: str, credentials: ClientCredentials) -> None:
+    """Connect, log in and get a reply. Raises UnavailableError with the reason if that fails."""
+    await _execute_all(url, credentials, [("PING",)])
 
 
 async def _execute_all(
@@ -148,6 +153,6 @@ async def _execute_all(
                 await client.execute_command(*command)
     except (RedisError, OSError, TimeoutError) as error:
         reason = tls_fault(error, flag="--redis") or str(error) or type(error).__name__
-        raise UnavailableError(f"Redis refuses to change its users: {reason}") from error
+        raise UnavailableError(f"Redis: {reason}") from error
     finally:
         await client.aclose()

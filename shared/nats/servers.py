@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from datetime import datetime
 
 from shared.credentials.logins import ClientCredentials
 from shared.nats.connection import connected
@@ -36,6 +37,32 @@ async def reload_servers(url: str, credentials: ClientCredentials) -> int:
         await client.flush()
         await asyncio.sleep(LISTEN_S)
         return len(found)
+    finally:
+        await client.close()
+
+
+async def certificate_expirations(url: str, credentials: ClientCredentials) -> set[datetime | None]:
+    """Return when the certificate expires that each server serves to clients; None: it has none.
+
+    Raises UnavailableError if no server accepts our login, or its certificate is not trusted.
+    """
+    client = await connected(
+        url, name="leasehold certificates", credentials=credentials, patience_s=RELOAD_PATIENCE_S
+    )
+    try:
+        found: set[datetime | None] = set()
+
+        async def collect(message: object) -> None:
+            data = json.loads(message.data).get("data", {})  # type: ignore[attr-defined]
+            expires = data.get("tls_cert_not_after")
+            found.add(datetime.fromisoformat(expires) if expires else None)
+
+        inbox = client.new_inbox()
+        await client.subscribe(inbox, cb=collect)
+        await client.publish("$SYS.REQ.SERVER.PING.VARZ", b"", reply=inbox)
+        await client.flush()
+        await asyncio.sleep(LISTEN_S)
+        return found
     finally:
         await client.close()
 

@@ -16,6 +16,7 @@ import redis.asyncio
 from services.auth import root_secret
 from services.auth.nats_users import all_users
 from services.auth.service import AuthTiming
+from shared.credentials.tls import TlsFiles
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import LeasesReply, LeasesRequest
@@ -230,6 +231,54 @@ async def test_a_new_certificate_is_served_without_a_restart_and_clients_reconne
         issued = base64.b64decode(root["server.crt"])
         await until(lambda: _shown(world), lambda shown: shown == issued)
         await until(lambda: bus.connected)
+
+
+async def test_a_ca_is_replaced_while_clients_with_old_and_new_files_connect_and_auth_is_killed(
+    world: AuthWorld,
+) -> None:
+    token = world.cluster.issue_token("placer")
+    old, new = world.folder / "old.crt", world.folder / "run" / "ca.crt"
+    before = new.read_bytes()
+    old.write_bytes(before)
+    world.timing = AuthTiming(propagation_s=0.0)
+    root = world.cluster.objects["secrets", "auth"]
+    authority = world.cluster.objects["configmaps", "auth-ca"]
+    old_accepted: list[tuple[str, bool]] = []
+
+    del root["ca.crt"], root["ca.key"]
+    for _ in range(10):
+        replica = world.new_replica()
+        data = await replica.reconcile()
+        world.mount("auth-nats", world.files)
+        await until(lambda: _is_accepted(world, token, new))
+        old_accepted.append((authority["rotation"], await _is_accepted(world, token, old)))
+        await replica.update_servers(data)
+        if await replica.update_servers(await replica.reconcile()):
+            await replica.reconcile()
+        await until(lambda: _is_accepted(world, token, new))
+        if authority["rotation"] == "complete":
+            break
+
+    assert old_accepted == [("trusting", True), ("replacing", True)]
+    assert new.read_bytes() == base64.b64decode(root["ca.crt"]) != before
+    assert not await _is_accepted(world, token, old)
+
+
+async def _is_accepted(world: AuthWorld, token: str, ca: Path) -> bool:
+    """Whether a client connects that has read this file with CAs."""
+    try:
+        client = await nats.connect(
+            world.url,
+            user="placer",
+            password=token,
+            tls=TlsFiles(ca=ca).context(),
+            allow_reconnect=False,
+            connect_timeout=20,
+        )
+    except (nats.errors.Error, OSError):
+        return False
+    await client.close()
+    return True
 
 
 async def _shown(world: AuthWorld) -> bytes:

@@ -86,9 +86,9 @@ def test_the_servers_certificate_is_renewed_by_the_same_authority_half_way_throu
 
 @pytest.mark.parametrize(
     ("after", "wanted"),
-    [(timedelta(0), False), (timedelta(minutes=6), True), (timedelta(days=8), False)],
+    [(timedelta(0), True), (timedelta(minutes=6), True), (timedelta(days=8), False)],
 )
-def test_servers_reload_a_renewed_certificate_once_its_files_are_mounted(
+def test_servers_reload_a_renewed_certificate_for_a_week_and_never_their_first_one(
     after: timedelta, wanted: bool
 ) -> None:
     first = complete({}, NAMES, NOW, fresh)
@@ -104,9 +104,9 @@ def test_no_object_contains_a_secret_that_it_does_not_need() -> None:
     objects = {one.name: one for one in root_secret.managed_objects(whole, AUTH_USER, "/etc/nats")}
 
     assert objects["auth-ca"].kind == "configmaps"
-    assert set(objects["auth-ca"].data) == {"ca.crt"}
+    assert set(objects["auth-ca"].data) == {"ca.crt", "rotation"}
     assert {name for name, each in objects.items() if each.for_agents} == {"node-agent-ca"}
-    assert objects["node-agent-ca"].data == objects["auth-ca"].data
+    assert objects["node-agent-ca"].data == {"ca.crt": whole["ca.crt"]}
     for name, one in objects.items():
         text = b"".join(one.data.values())
         assert whole["ca.key"] not in text, name

@@ -1,0 +1,143 @@
+"""The certificate authority (CA), and its replacement while all stay connected; pure.
+
+`ca.crt` and `ca.key` issue certificates; `ca.trusted` is what servers and clients trust. An
+administrator replaces the CA by removing the first two. Each step needs nothing but what is stored,
+so that it may be repeated, and the administrator may begin anew at any time:
+
+1. A new CA is created, and trusted beside the one before: all certificates stay valid.
+2. Once that had time to reach every file, and the servers have loaded it, the new CA issues all
+   certificates.
+3. Once the servers have loaded theirs, and a connection succeeds that trusts the new CA alone, the
+   CA before is not trusted any more.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from shared.credentials import certificates
+from shared.credentials.certificates import Issued
+from shared.model.errors import RequestError
+
+CERTIFICATE, KEY, TRUSTED = "ca.crt", "ca.key", "ca.trusted"
+AUTHORITY_DAYS, ISSUED_DAYS = 3650, 365
+SERVER = "server"
+"""Who has the certificate of NATS and Redis."""
+EXTENDER, KUBE_SCHEDULER = "extender", "kube-scheduler"
+"""Server and client of the extender; its client's certificate is for the name of the latter."""
+DASHBOARD = "dashboard"
+HOLDERS = (SERVER, EXTENDER, KUBE_SCHEDULER, DASHBOARD)
+"""Who has a certificate."""
+
+
+class Rotation(StrEnum):
+    """How far the replacement of the CA is."""
+
+    TRUSTING = "trusting"
+    """Both are trusted; not every certificate is issued by the new one."""
+    REPLACING = "replacing"
+    """Every certificate is issued by the new one; both are trusted."""
+    COMPLETE = "complete"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What this replica has made sure of."""
+
+    loaded: bytes = b""
+    """The `ca.trusted` that servers and clients have loaded."""
+    verified: bytes = b""
+    """The `ca.crt` with which alone each server's certificate was verified."""
+
+
+NOTHING_OBSERVED = Observed()
+
+
+def create_missing(data: dict[str, bytes], now: datetime) -> None:
+    """Create the CA if it is missing, and trust it beside those whose certificates may be in use.
+
+    Raises RequestError for a stored CA that cannot be parsed.
+    """
+    trusted = _parsed(data.get(TRUSTED, b"") or data.get(CERTIFICATE, b""))
+    if not (data.get(CERTIFICATE) and data.get(KEY)):
+        if len(trusted) > 1 and not _issued(trusted[0], data):
+            trusted = trusted[1:]  # its replacement began anew before it issued anything
+        created = certificates.authority("leasehold", now, days=AUTHORITY_DAYS)
+        data |= {CERTIFICATE: created.certificate, KEY: created.key}
+    current = certificates.load(data[CERTIFICATE])
+    others = [one for one in trusted if one != current]
+    data[TRUSTED] = b"".join(one.public_bytes(Encoding.PEM) for one in (current, *others))
+
+
+def issue(
+    data: dict[str, bytes],
+    name: str,
+    names: Sequence[str],
+    now: datetime,
+    observed: Observed,
+    *,
+    client: bool = True,
+) -> None:
+    """Issue a certificate, also for a `client`, if it is missing, due, or of an earlier CA.
+
+    That of an earlier CA stays until the new one is known to be trusted.
+    """
+    present = data.get(f"{name}.crt")
+    if present:
+        found = certificates.load(present)
+        if _is_by(found, certificates.load(data[CERTIFICATE])):
+            if not certificates.is_due(present, names, now):
+                return
+        elif observed.loaded != data[TRUSTED] and any(
+            _is_by(found, authority) for authority in _parsed(data[TRUSTED])
+        ):
+            return
+    authority = Issued(certificate=data[CERTIFICATE], key=data[KEY])
+    issued = certificates.issue(authority, names, now, days=ISSUED_DAYS, client=client)
+    data |= {f"{name}.crt": issued.certificate, f"{name}.key": issued.key}
+
+
+def drop_replaced(data: dict[str, bytes], observed: Observed) -> None:
+    """Trust the CA alone, once no server needs another one."""
+    if rotation(data) is Rotation.REPLACING and observed.verified == data[CERTIFICATE]:
+        data[TRUSTED] = data[CERTIFICATE]
+
+
+def rotation(data: Mapping[str, bytes]) -> Rotation:
+    """Return how far the replacement is."""
+    current, *others = _parsed(data[TRUSTED])
+    if not others:
+        return Rotation.COMPLETE
+    issued = [certificates.load(data[name]) for name in _names_of_issued(data)]
+    is_replaced = all(_is_by(one, current) for one in issued)
+    return Rotation.REPLACING if is_replaced else Rotation.TRUSTING
+
+
+def _issued(authority: x509.Certificate, data: Mapping[str, bytes]) -> bool:
+    return any(_is_by(certificates.load(data[name]), authority) for name in _names_of_issued(data))
+
+
+def _names_of_issued(data: Mapping[str, bytes]) -> list[str]:
+    return [name for holder in HOLDERS if data.get(name := f"{holder}.crt")]
+
+
+def _is_by(issued: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        issued.verify_directly_issued_by(authority)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
+
+
+def _parsed(pem: bytes) -> list[x509.Certificate]:
+    if not pem:
+        return []
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise RequestError(f"{TRUSTED} or {CERTIFICATE} is invalid: {error}") from error
