@@ -5,6 +5,7 @@ which only binders write, says which and how much: the agent may have less, afte
 never more.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -39,10 +40,13 @@ def evidence_of(reported: Lease, copy: str) -> Evidence | str:
         )
     own = {_key(share): share for share in reported.shares}
     shares = tuple(_least(share, own.get(_key(share), share)) for share in written.shares)
+    version = max(written.version, reported.version)
+    if _sizes(shares) != _sizes(reported.shares):
+        version += 1  # its agent has less to give, and follows newer leases only
     merged = structs.replace(
         written,
         shares=shares,
-        version=max(written.version, reported.version),
+        version=version,
         resized_at=max(written.resized_at, reported.resized_at),
     )
     return Evidence(merged, is_hearsay=False)
@@ -78,6 +82,10 @@ def is_resized(lease: Lease, later: Lease) -> bool:
     """Return whether a lease has another size than the stored one, and a later one."""
     is_later = later.version > lease.version or later.resized_at > lease.resized_at
     return is_later and later.shares != lease.shares
+
+
+def _sizes(shares: Iterable[Share]) -> set[tuple[object, ...]]:
+    return {(*_key(share), share.memory_mib, share.cores_percent) for share in shares}
 
 
 def _key(share: Share) -> tuple[str, DeviceUuid, int | None]:

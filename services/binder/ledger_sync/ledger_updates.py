@@ -4,6 +4,8 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
+from msgspec import structs
+
 from services.binder.ledger_sync.lease_evidence import (
     copy_for,
     generation_of,
@@ -273,13 +275,14 @@ class LedgerUpdater:
             elif copy is not None and _supersedes(copy, stored, used):
                 replaced.append(stored)
             elif slots_of(stored) == slots_of(used):
-                outdated.append(stored)
+                outdated.append(structs.replace(stored, version=used.version + 1))
             else:
                 outcome.again.add(stored.pod)
                 outcome.refused[stored.node] = (
                     f"pod {stored.pod} uses other devices or slots than those of its lease"
                 )
-        if outdated:
+        if outdated:  # their agents follow newer leases only
+            await self.ledger.restore(outdated, now=self.vanished_pods.clock.now())
             await self.ledger.resizes.set_unsynced(outdated)
         await self.release_unmoved(replaced, reason="its pod uses devices of an earlier lease")
         return outcome, {lease.pod for lease in replaced}

@@ -102,7 +102,7 @@ local function restore(value, header, demand, grants, pod)
   end
 end
 
--- The pod has a lease already: advance it to the state of this one, if the life cycle allows it.
+-- The pod has a lease already: advance it to the state and the version of this one, if the life cycle allows it.
 local function merge(known_value, header, demand, grants, pod)
   local known = header_of(known_value)
   local known_demand = demand_of(known, known_value)
@@ -112,7 +112,8 @@ local function merge(known_value, header, demand, grants, pod)
     return 'the pod has another lease'
   end
   local state_before, state = known[L_STATE], header[L_STATE]
-  if MAY_REACH[state_before][state] then
+  local is_newer = state_before == state and state ~= RESERVED and header[L_VERSION] > known[L_VERSION]
+  if is_newer or MAY_REACH[state_before][state] then
     -- The lease may skip states.
     known[L_STATE], known[L_EXPIRES] = state, 0
     known[L_VERSION] = math.max(next_version(), header[L_VERSION])

@@ -233,6 +233,7 @@ async def test_a_size_that_only_the_agent_has_is_not_believed_and_one_that_the_c
     [lease] = await cluster.leases.load([first.pod])
     assert lease is not None
     assert lease.shares == (larger if is_written else first).shares
+    assert lease.version == larger.version + (not is_written), "agents follow newer leases only"
     unsynced = await cluster.leases.resizes.unsynced(older_than_s=0.0)
     assert unsynced == ([] if is_written else [first.pod])
 

@@ -55,6 +55,7 @@ def test_a_lease_gets_the_size_of_its_agent_or_of_its_copy_whichever_is_less() -
         ("same", 1_000),
     ]
     assert [each.name for each in recovery.lagging] == ["larger", "smaller"]
+    assert [each.lease.version for each in reported] == [6, 5, 1], "agents follow newer leases"
 
 
 def test_a_lease_on_other_devices_than_its_copy_is_restored_from_the_copy() -> None:
