@@ -31,6 +31,8 @@ class ClaimReflector:
     client: KubernetesClient
     retry_s: float = RETRY_S
     synced: bool = field(default=False, init=False)
+    unreadable: str = field(default="", init=False)
+    """Why claims cannot be read, although the API server has them; empty: they can."""
     _logged: str = field(default="", init=False)
 
     async def batches(self) -> AsyncIterator[list[tuple[PodUid, AllocatedClaim | None]]]:
@@ -43,12 +45,15 @@ class ClaimReflector:
             except NotFoundError as error:
                 self._log_once(f"ResourceClaims are not watched: {error}")
             except RequestError as error:
-                self._log_once(f"ResourceClaims cannot be read: {error}")
+                self._refused(error)
             self.synced = True
             await asyncio.sleep(self.retry_s)
 
     async def list_all(self) -> tuple[AllocatedClaim, ...]:
-        """List all claims with an allocation of ours; none without the API."""
+        """List all claims with an allocation of ours; none without the API or the permission.
+
+        The ledger ends no lease of a claim for its absence in a list alone.
+        """
         found: list[AllocatedClaim] = []
         token = ""
         while True:
@@ -58,11 +63,15 @@ class ClaimReflector:
                 )
             except NotFoundError:
                 break
+            except RequestError as error:
+                self._refused(error)
+                return ()
             claims = (msgspec.json.decode(raw, type=ApiResourceClaim) for raw in page.items or ())
             found += filter(None, map(self._parse, claims))
             token = page.metadata.continue_
             if not token:
                 break
+        self.unreadable = ""
         return tuple(found)
 
     async def _changes(self) -> AsyncGenerator[list[tuple[PodUid, AllocatedClaim | None]]]:
@@ -77,7 +86,7 @@ class ClaimReflector:
                         case ObjectDeleted(item=named):
                             changes.append((PodUid(named.uid), None))
                         case _:
-                            self.synced = True
+                            self.synced, self.unreadable = True, ""
                 yield changes
 
     def _parse(self, claim: ApiResourceClaim) -> AllocatedClaim | None:
@@ -86,6 +95,10 @@ class ClaimReflector:
         except RequestError as error:
             self._log_once(f"a claim is ignored: {error}")
             return None
+
+    def _refused(self, error: RequestError) -> None:
+        self.unreadable = f"ResourceClaims cannot be read: {error}"
+        self._log_once(self.unreadable)
 
     def _log_once(self, text: str) -> None:
         if text != self._logged:

@@ -49,6 +49,7 @@ async def serve_watcher(settings: WatcherSettings, process: SharedProcess | None
         probes = {
             "api": api_server.unready_reason,
             "pods": lambda: None if pods.synced else "not listed yet",
+            "claims": lambda: claims.unreadable or None,
             "nodes": lambda: None if nodes.revision is not None else "not listed yet",
         }
         await serve("watcher", watcher, bus=bus, settings=settings, probes=probes, process=process)

@@ -12,7 +12,17 @@ import redis.asyncio
 from shared.credentials.logins import ClientCredentials
 from shared.ledger.leases import RedisLeases
 from shared.model.names import Namespace
-from tests.support.stack import NEEDS_KUBECTL, Stack, gpu_pod, running, stack, succeeded, vgpu
+from tests.support.stack import (
+    LEASEHOLD,
+    NEEDS_KUBECTL,
+    Stack,
+    gpu_pod,
+    run,
+    running,
+    stack,
+    succeeded,
+    vgpu,
+)
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), *NEEDS_KUBECTL]
@@ -152,4 +162,36 @@ async def test_pods_of_a_claim_and_of_a_vendor_share_a_gpu(cluster: Stack) -> No
     await until(
         lambda: cluster.leasehold("ps", "--json"), lambda d: not json.loads(d.out)["leases"]
     )
+    await cluster.audit()
+
+
+async def restart(cluster: Stack, dra: str) -> None:
+    """Restart everything with another setting of the component dra."""
+    flags = ("--headless", "--nodes", "1", "--gpus", "1xT4", "--placers", "1")
+    state = ("--state", str(cluster.root), "--without", "dashboard")
+    assert succeeded(await cluster.leasehold("down"))
+    up = await run(*LEASEHOLD, "up", *flags, *state, env={"LEASEHOLD_DRA": dra})
+    assert succeeded(up), up.err
+
+
+async def test_the_lease_of_a_claim_ends_where_dra_was_switched_off_meanwhile(
+    cluster: Stack,
+) -> None:
+    await cluster.kubectl("apply", "-f", "-", stdin=json.dumps(CLAIM))
+    await cluster.create(claim_pod("three"))
+    await cluster.until("three", running)
+
+    await restart(cluster, "off")
+    for kind, name in (("pod", "three"), ("resourceclaim", "shared")):
+        gone = await cluster.kubectl("delete", kind, name, "--wait=false", "--grace-period=1")
+        assert succeeded(gone), gone.err
+
+    await until(
+        lambda: cluster.leasehold("ps", "--json"), lambda d: not json.loads(d.out)["leases"]
+    )
+    await cluster.audit()
+    await restart(cluster, "conditions")
+    await cluster.kubectl("apply", "-f", "-", stdin=json.dumps(CLAIM))
+    await cluster.create(claim_pod("four"))
+    await cluster.until("four", running)
     await cluster.audit()

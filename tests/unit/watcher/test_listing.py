@@ -10,6 +10,8 @@ from services.watcher.claim_sources import ClaimReflector
 from services.watcher.service import Watcher
 from services.watcher.sources import CHUNK_BYTES, LEASE_BYTES, OurPodLister
 from shared.kubernetes.client import KubernetesClient, Page
+from shared.kubernetes.errors import ErrorResponse, ForbiddenError
+from shared.kubernetes.resource_claims import CLAIMS_PATH
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import (
     LEASE_PRESENT,
@@ -115,3 +117,36 @@ async def test_a_list_that_failed_is_retried_until_it_succeeds() -> None:
     assert list(first) == []
     assert [event.request_ids for event in second if isinstance(event, PodsListed)] == [("t",)]
     assert lister.attempts == 4
+
+
+FORBIDDEN = ErrorResponse(
+    method="GET", path=CLAIMS_PATH, code=403, reason="Forbidden", message="not permitted"
+)
+
+
+class NoClaims(OnePage):
+    """An API server that lets nobody list ResourceClaims."""
+
+    refuses = True
+
+    async def list_page(self, path: str, **_: object) -> Page:
+        if path == CLAIMS_PATH:
+            if self.refuses:
+                raise ForbiddenError(FORBIDDEN)
+            return Page()
+        return await super().list_page(path)
+
+
+async def test_pods_are_listed_although_claims_may_not_be_and_the_reason_is_reported() -> None:
+    server = NoClaims(["lease"])
+    kube = cast("KubernetesClient", server)
+    claims = ClaimReflector(kube)
+    lister = OurPodLister(kube, frozenset({"volcano"}), claims)
+
+    (chunk,) = [chunk async for chunk in lister.chunks(("r",))]
+
+    assert [pod.lease for pod in chunk.pods.bound] == ["lease"]
+    assert claims.unreadable == f"ResourceClaims cannot be read: {ForbiddenError(FORBIDDEN)}"
+    server.refuses = False
+    assert len([chunk async for chunk in lister.chunks(("r",))]) == 1
+    assert not claims.unreadable
