@@ -71,6 +71,8 @@ class History:
     """By pod, the version of its lease in the sample before."""
     redis_lost: bool = False
     """Redis lost contents in this round."""
+    hostile: frozenset[str] = frozenset()
+    """Nodes in whose agents' names somebody else speaks in this round."""
 
     def saw_pods(self, pods: Iterable[SeenPod], at: float) -> None:
         """Take note of the pods of a sample."""

@@ -111,9 +111,9 @@ class Judge:
         self.outstanding: tuple[Outstanding, ...] = ()
         """What the latest sample still waited for."""
 
-    def begin_round(self, *, redis_lost: bool) -> None:
-        """Say whether Redis loses contents in this round."""
-        self.history.redis_lost = redis_lost
+    def begin_round(self, *, redis_lost: bool, hostile: frozenset[str] = frozenset()) -> None:
+        """Say whether Redis loses contents in this round, and which nodes' agents are hostile."""
+        self.history.redis_lost, self.history.hostile = redis_lost, hostile
         self.history.without_lease.clear()
 
     def end_faults(self, at: float) -> None:
@@ -136,6 +136,7 @@ class Judge:
             self.report(check(sample, history))
         self.report(sight.s6_budgets_are_exact(sample, history))
         self.report(sight.p7_a_part_that_cannot_work_is_unready(sample, cannot_work))
+        self.report(sight.p7_only_a_hostile_agent_is_distrusted(sample, history))
         self.report(sight.o3_a_refusal_has_reason_numbers_and_advice(sample, history))
         self.report(
             preemption.m2_an_eviction_is_announced_and_for_a_higher_priority(sample, history)

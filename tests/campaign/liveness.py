@@ -15,6 +15,8 @@ STARTED_S = 30.0
 LEASE_ENDS_S = 30.0
 RESUMED_S = 10.0
 REBUILT_S = 20.0
+TRUSTED_S = 20.0
+"""Of the agent's own reports, of which there is one every 10 s, those count that come 5 s later."""
 OFFERED_S = 2.0
 EXPIRED_S = 5.0
 REGION_S = 30.0
@@ -86,6 +88,13 @@ def p3_service_resumes(sample: Sample, history: History) -> Iterator[Outstanding
             yield Outstanding(check="P3", subject=what, text="no answer", bound_s=RESUMED_S)
 
 
+def p3_a_node_is_trusted_again(sample: Sample, history: History) -> Iterator[Outstanding]:
+    """A node gets pods again within 20 s of the last message that is refused."""
+    for node in sorted(sample.ledger.distrusted if sample.ledger else ()):
+        text = "it gets no pods since its agent's messages were refused"
+        yield Outstanding(check="P3", subject=f"node {node}", text=text, bound_s=TRUSTED_S)
+
+
 def p4_freed_capacity_is_offered(sample: Sample, history: History) -> Iterator[Outstanding]:
     """A waiting pod that fits, by our own sums, is bound within 2 s."""
     ledger = sample.ledger
@@ -126,7 +135,7 @@ def free_devices(sample: Sample, ledger: RawLedger) -> dict[str, Free]:
         node = (sample.nodes or {}).get(raw.node)
         if node is None or node.cordoned or not node.ready or not raw.healthy:
             continue
-        if raw.uuid in sample.mig_devices:
+        if raw.node in ledger.distrusted or raw.uuid in sample.mig_devices:
             continue
         wants = taken[raw.uuid]
         if any(want.exclusive for want in wants) or raw.is_claimed:
@@ -168,6 +177,8 @@ def _fits_mig(want: Want, sample: Sample) -> str:
         raw = ledger.devices.get(uuid) if ledger else None
         node = nodes.get(raw.node) if raw else None
         if not (ledger and raw and node and raw.healthy and node.ready) or node.cordoned:
+            continue
+        if raw.node in ledger.distrusted:
             continue
         shares = [
             share
@@ -346,6 +357,7 @@ CHECKS: tuple[Pending, ...] = (
     p2_no_lease_outlives_its_pod,
     p2_no_claim_outlives_its_pod,
     p3_service_resumes,
+    p3_a_node_is_trusted_again,
     p4_freed_capacity_is_offered,
     p5_a_gang_holds_all_or_nothing,
     p6_the_ledger_agrees,

@@ -177,6 +177,8 @@ class RawLedger:
     devices: Mapping[str, RawDevice] = field(default_factory=dict)
     nodes: frozenset[str] = frozenset()
     waiting: frozenset[str] = frozenset()
+    distrusted: frozenset[str] = frozenset()
+    """Nodes that get no pods since messages of their agents are refused."""
     charges: tuple[RawCharge, ...] = ()
     used_units: Mapping[str, int] = field(default_factory=dict)
     """Of each budget window."""

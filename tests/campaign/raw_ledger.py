@@ -17,6 +17,7 @@ _LENGTH = Struct("<I")
 _STATES = ("", "reserved", "bound", "active", "released", "expired")
 _CLAIMED = 2
 """Added to the mark of exclusive use while a device is claimed."""
+_REFUSED = b"its agent's messages are refused"
 _CONTAINER, _MIG = 6, 11
 """Positions in a share's values, after the node's name is taken off."""
 
@@ -82,6 +83,13 @@ def is_known_node(value: bytes) -> bool:
     """Whether a field of `nodes` is of a node that the API server has reported and not removed."""
     _, _, status = unpack_from("<Idb", value)
     return bool(status == 1)
+
+
+def distrusted_nodes(cordons: Mapping[bytes, bytes]) -> frozenset[str]:
+    """Return the nodes in `cordons` whose reason is that messages of their agents are refused."""
+    return frozenset(
+        node.decode() for node, reason in cordons.items() if reason.startswith(_REFUSED)
+    )
 
 
 def decode_charges(entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> tuple[RawCharge, ...]:

@@ -83,7 +83,7 @@ class CampaignRunner:
         return self.result
 
     async def _run_round(self, each: Round) -> None:
-        self.judge.begin_round(redis_lost=each.rebuilds)
+        self.judge.begin_round(redis_lost=each.rebuilds, hostile=each.hostile_nodes)
         began_at = time.time()
         names = ", ".join(map(str, each.faults))
         if "redis-rollback" in each.kinds:

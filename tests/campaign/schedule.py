@@ -97,6 +97,7 @@ FAULTS: Mapping[str, FaultKind] = {
     "quota": FaultKind(seconds=(4.0, 9.0)),
     "budget": FaultKind(seconds=(4.0, 9.0)),
     "tenant": FaultKind(seconds=(4.0, 9.0)),
+    "agent": FaultKind(targets=NODES, seconds=(4.0, 9.0)),
 }
 """Every kind of fault, by the name that `--fault` takes."""
 CLOCK_OFFSETS_S = (-3600.0, -45.0, -5.0, 5.0, 45.0, 3600.0)
@@ -147,6 +148,11 @@ class Round:
     def kinds(self) -> tuple[str, ...]:
         """The kinds of its faults, each once."""
         return tuple(sorted({fault.kind for fault in self.faults}))
+
+    @property
+    def hostile_nodes(self) -> frozenset[str]:
+        """Nodes in whose agents' names somebody else speaks in it."""
+        return frozenset(fault.target for fault in self.faults if fault.kind == "agent")
 
     @property
     def rebuilds(self) -> bool:

@@ -122,6 +122,13 @@ def p7_a_cordon_is_obeyed(sample: Sample, history: History) -> Iterator[Violatio
                 )
 
 
+def p7_only_a_hostile_agent_is_distrusted(sample: Sample, history: History) -> Iterator[Violation]:
+    """No node gets no pods since its agent is refused, unless somebody else speaks in its name."""
+    for node in sorted((sample.ledger.distrusted if sample.ledger else set()) - history.hostile):
+        text = "it gets no pods since its agent's messages are refused"
+        yield Violation(check="P7", subject=f"node {node}", text=text, at=sample.at)
+
+
 def m1_nothing_is_left(begin: Resources, end: Resources, at: float) -> Iterator[Violation]:
     """Without pods, each part uses no more than at the beginning, within a tolerance."""
     for part, mib in sorted(end.memory_mib.items()):

@@ -10,31 +10,19 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from msgspec import structs
 
 from services.auth.nats_users import NatsUser, all_users
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.ledger.leases import RedisLeases
-from shared.model.device import Device
 from shared.model.events.event import Event
-from shared.model.events.node_events import (
-    DeviceReported,
-    HealthChanged,
-    LeaseHolder,
-    ShareActivated,
-    ShareRefused,
-    ViolationFound,
-    ViolationReason,
-)
-from shared.model.lease import Lease
 from shared.model.names import NodeName
 from shared.nats import subjects, wire
 from shared.nats.bus import Bus
 from tests.contract.test_wire import NODE, POD, SAMPLES
 from tests.integration.auth.test_nats_permissions import is_open
-from tests.support.build import allocation_of
 from tests.support.fuzz.messages import extremes
+from tests.support.hostile_agent import LIE, false_reports, lies_about
 from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
 from tests.support.waiting import until
 
@@ -44,7 +32,6 @@ STOLEN, OTHER = NodeName("node-0"), NodeName("node-1")
 USERS = {user.name: user for user in all_users([STOLEN, OTHER])}
 SERVICES = sorted(name for name in USERS if not name.startswith("node-agent"))
 EVENTS = "/api/v1/namespaces/default/events"
-HIGHEST = 2**52 - 1
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -107,35 +94,6 @@ async def send(bus: Bus, found: Iterator[tuple[str, bytes]]) -> int:
     return count
 
 
-def lies(lease: Lease, device: Device, own: tuple[Device, ...]) -> Iterator[Event]:
-    """Yield what the agent of a node may not say of a lease and a device of another one."""
-    holder: dict[str, Any] = {"pod": lease.pod, "namespace": lease.namespace, "name": lease.name}
-    smaller = tuple(structs.replace(each, memory_mib=1, fence=HIGHEST) for each in lease.shares)
-    for forged in (
-        lease,
-        structs.replace(lease, node=STOLEN),
-        structs.replace(lease, node=STOLEN, shares=smaller, version=HIGHEST),
-    ):
-        allocation = allocation_of(forged, container=forged.shares[0].container)
-        yield ShareActivated(node=STOLEN, allocation=allocation)
-        yield DeviceReported(
-            node=STOLEN,
-            devices=(*own, device),
-            served=(),
-            allocations=(allocation,),
-            fences={each.uuid: HIGHEST for each in (*own, device)},
-            reported_at=1.0,
-        )
-    yield ShareRefused(**holder, node=STOLEN, reason="it lies")
-    for reason in ViolationReason:
-        yield ViolationFound(
-            **holder, node=STOLEN, container="cuda", reason=reason, message="it lies"
-        )
-    yield HealthChanged(
-        node=STOLEN, device=device.uuid, index=0, healthy=False, holders=(LeaseHolder(**holder),)
-    )
-
-
 async def test_a_stolen_agent_changes_nothing_of_another_node(up: Stack) -> None:
     for node, name in ((STOLEN, "own"), (OTHER, "other")):
         await up.create(pod_on(node, name))
@@ -143,13 +101,17 @@ async def test_a_stolen_agent_changes_nothing_of_another_node(up: Stack) -> None
     before = await until(
         lambda: holdings(up, OTHER), lambda found: found[1] and found[1][0].state == "active"
     )
-    own, _ = await holdings(up, STOLEN)
+    own = [device for device, _ in (await holdings(up, STOLEN))[0]]
+    others = [device for device, _ in before[0]]
     pids = {each["name"]: each["pid"] for each in up.state()["components"]}
     names = {NODE: STOLEN, POD: before[1][0].pod, "GPU-a": before[0][0][0].uuid}
 
     async with bus_of(up, f"node-agent.{STOLEN}") as bus:
-        forged = lies(before[1][0], before[0][0][0], tuple(device for device, _ in own))
-        told = ((subject_for(type(each), STOLEN), wire.encode([each])) for each in forged)
+        lies = (
+            *lies_about(before[1][0], STOLEN),
+            *false_reports(before[1], own, others, STOLEN),
+        )
+        told = ((subject_for(type(each), STOLEN), wire.encode([each])) for each in lies)
         assert await send(bus, told)
         assert await send(bus, messages(USERS[f"node-agent.{STOLEN}"], names)) > 900
         refused = await until(lambda: events_of(up, "AgentMessageRefused"))
@@ -163,7 +125,7 @@ async def test_a_stolen_agent_changes_nothing_of_another_node(up: Stack) -> None
     assert [device for device, _ in after[0]] == [device for device, _ in before[0]]
     assert after[1] == before[1]
     assert {each["involvedObject"]["name"] for each in refused} == {STOLEN}
-    assert not [each for each in await events_of(up) if "it lies" in each["message"]]
+    assert not [each for each in await events_of(up) if LIE in each["message"]]
     assert {each["name"]: each["pid"] for each in up.state()["components"]} == pids
     await up.audit()
 

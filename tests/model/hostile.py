@@ -8,21 +8,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from msgspec import structs
-
 from shared.model.errors import RequestError
 from shared.model.events.event import Event
-from shared.model.events.node_events import (
-    Allocation,
-    DeviceReported,
-    ShareActivated,
-    ShareRefused,
-    ViolationFound,
-    ViolationReason,
-)
+from shared.model.events.node_events import DeviceReported, ShareActivated
 from shared.model.lease import Lease
 from shared.model.lease_copy import load_lease
-from shared.model.names import DeviceUuid
+from shared.model.names import NodeName
 from shared.nats import wire
 from shared.nats.inbox import decode_checked
 from shared.nats.subjects import publish_subject
@@ -30,10 +21,16 @@ from tests.model.api_server import NAMESPACE
 from tests.model.rules import any_of, rule
 from tests.model.users import Users, numbers
 from tests.model.world import NODES
-from tests.support.build import allocation_of
+from tests.support.hostile_agent import (
+    altered,
+    forged_allocation,
+    highest_fences,
+    refusal,
+    violation,
+    with_stolen,
+)
 
 STOLEN, OTHER = NODES
-HIGHEST = 2**52 - 1
 
 
 class HostileAgent(Users):
@@ -48,7 +45,7 @@ class HostileAgent(Users):
     def agent_lies(self, what: str, size: str, node: str, number: int) -> None:
         """Send lies about the devices and pods of the other node, some with extreme numbers."""
         self.count(f"lies about {what}")
-        leases = [_altered(lease, size, node) for lease in self._leases_of_other()]
+        leases = [altered(lease, size, NodeName(node)) for lease in self._leases_of_other()]
         for event in self._lies(what, leases):
             self._send(event, number)
 
@@ -64,14 +61,11 @@ class HostileAgent(Users):
             fences=mine.agent.checkpoint.device_fences,
         )
         if what == "devices":
-            count = len(report.devices) + 10
-            stolen = [replace(each, index=count + each.index) for each in others.devices]
-            yield replace(report, devices=(*report.devices, *stolen))
+            yield replace(report, devices=with_stolen(report.devices, others.devices))
         elif what == "fences":
-            uuids = [each.uuid for each in (*mine.devices, *others.devices)]
-            yield replace(report, fences=dict.fromkeys(map(DeviceUuid, uuids), HIGHEST))
+            yield replace(report, fences=highest_fences((*mine.devices, *others.devices)))
         elif what == "allocations":
-            forged = tuple(map(_allocation, leases))
+            forged = tuple(map(forged_allocation, leases))
             yield replace(report, allocations=(*report.allocations, *forged))
         else:
             for lease in leases:
@@ -94,31 +88,6 @@ class HostileAgent(Users):
 
 
 def _lie(what: str, lease: Lease) -> Event:
-    holder: Any = {"pod": lease.pod, "namespace": lease.namespace, "name": lease.name}
     if what == "activations":
-        return ShareActivated(node=STOLEN, allocation=_allocation(lease))
-    if what == "refusals":
-        return ShareRefused(**holder, node=STOLEN, reason="it lies")
-    return ViolationFound(
-        **holder, node=STOLEN, container="main", reason=ViolationReason.OVERRUN, message="it lies"
-    )
-
-
-def _allocation(lease: Lease) -> Allocation:
-    return allocation_of(lease, container=lease.shares[0].container)
-
-
-def _altered(lease: Lease, size: str, node: str) -> Lease:
-    """Return the lease with other sizes, and a version and fences that are too high to count on."""
-    if size == "same":
-        return structs.replace(lease, node=node)
-    shares = tuple(
-        structs.replace(
-            share,
-            memory_mib=1 if size == "1 MiB" else share.device_mib,
-            slot=7 if share.slot is not None else None,
-            fence=HIGHEST,
-        )
-        for share in lease.shares
-    )
-    return structs.replace(lease, node=node, shares=shares, version=HIGHEST)
+        return ShareActivated(node=STOLEN, allocation=forged_allocation(lease))
+    return refusal(lease, STOLEN) if what == "refusals" else violation(lease, STOLEN)

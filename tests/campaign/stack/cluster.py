@@ -25,6 +25,7 @@ from services.cli import credentials
 from services.cli.state_dir import ComponentState, State, StateDir, save_state
 from services.cli.up import servers
 from services.cli.up.components import Component, components_of, with_credentials
+from services.cli.up.installation import installation
 from services.cli.up.plan import Plan, usage_port
 from services.cli.up.supervisor import Supervisor
 from shared.kubernetes.client import KubernetesClient
@@ -220,6 +221,9 @@ async def campaign_cluster(*, kept: Path | None = None) -> AsyncIterator[Campaig
     directory, plan = StateDir.at(root), _plan()
     directory.make()
     api_server_certificates(root / "tls")
+    # Without admission policies, which would refuse the pods with forged leases.
+    installed = installation(str(directory.accounts), NODES, policies=False)
+    directory.installation.write_text(json.dumps(installed))
     load_secret(root / "token", lambda: secrets.token_urlsafe(32))
     ca, token = (root / "tls" / "ca.crt").read_bytes(), (root / "token").read_text()
     api_url = f"https://{servers.HOST}:{plan.ports['api']}"

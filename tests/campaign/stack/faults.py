@@ -15,12 +15,14 @@ import redis.exceptions
 
 from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.kubernetes.errors import NotFoundError
+from shared.model.clock import end
 from shared.model.errors import ConflictError, LeaseholdError, RequestError
 from shared.model.names import NodeName
 from tests.campaign.hostile import NAMESPACE as HOSTILE_NAMESPACE
 from tests.campaign.hostile import hostile_pods
 from tests.campaign.schedule import NODES, SERVERS_OF, SERVICES, Fault
 from tests.campaign.stack.cluster import CampaignCluster
+from tests.campaign.stack.impersonation import impersonate
 
 RETRY_S = 0.3
 SPIN = "while true do end"
@@ -44,6 +46,8 @@ class FaultInjector:
         self._older: Path | None = None
         self._spin: asyncio.StreamWriter | None = None
         self._removing: dict[Fault, asyncio.Task[None]] = {}
+        self._others: dict[Fault, asyncio.Task[None]] = {}
+        """Those that speak in the name of a node's agent."""
 
     async def begin(self, fault: Fault) -> None:
         """Make a fault happen."""
@@ -254,6 +258,12 @@ class FaultInjector:
     async def _delete_hostile_pods(self, _fault: Fault) -> None:
         await self._until_done(lambda: self.cluster.kube.delete(HOSTILE_PODS))
 
+    async def _impersonate_agent(self, fault: Fault) -> None:
+        self._others[fault] = asyncio.create_task(impersonate(self.cluster, NodeName(fault.target)))
+
+    async def _stop_impersonating(self, fault: Fault) -> None:
+        await end(self._others.pop(fault))
+
     async def _create_object(self, plural: str, kind: str, spec: Mapping[str, int]) -> None:
         text = {"apiVersion": API, "kind": kind, "metadata": {"name": NAMESPACE}, "spec": spec}
         await self._until_done(lambda: self.cluster.kube.create(f"/apis/{API}/{plural}", text))
@@ -302,6 +312,7 @@ class FaultInjector:
         "quota": _create_quota,
         "budget": _create_budget,
         "tenant": _create_hostile_pods,
+        "agent": _impersonate_agent,
     }
     _END: Mapping[str, _Handler] = {
         "pause": _continue,
@@ -322,6 +333,7 @@ class FaultInjector:
         "quota": _delete_object,
         "budget": _delete_object,
         "tenant": _delete_hostile_pods,
+        "agent": _stop_impersonating,
     }
 
 

@@ -35,7 +35,13 @@ from tests.campaign.observations import (
     SeenNode,
     SeenPod,
 )
-from tests.campaign.raw_ledger import decode_charges, decode_device, decode_lease, is_known_node
+from tests.campaign.raw_ledger import (
+    decode_charges,
+    decode_device,
+    decode_lease,
+    distrusted_nodes,
+    is_known_node,
+)
 from tests.campaign.schedule import MIG_DEVICES, NODES, SERVICES
 from tests.campaign.stack.cluster import CampaignCluster
 
@@ -188,7 +194,7 @@ class Observer:
 
     async def _read_ledger(self) -> RawLedger:
         async with self.cluster.redis.pipeline(transaction=True) as pipe:
-            for key in ("lh:ledger", "lh:leases", "lh:devices", "lh:nodes"):
+            for key in ("lh:ledger", "lh:leases", "lh:devices", "lh:nodes", "lh:cordons"):
                 pipe.hgetall(key)
             pipe.hkeys("lh:waiting")
             pipe.hgetall("lh-budget:windows:default")
@@ -200,6 +206,7 @@ class Observer:
                 leases,
                 devices,
                 nodes,
+                cordons,
                 waiting,
                 windows,
                 entries,
@@ -216,6 +223,7 @@ class Observer:
             },
             devices={uuid.decode(): decode_device(value) for uuid, value in devices.items()},
             nodes=frozenset(name.decode() for name, value in nodes.items() if is_known_node(value)),
+            distrusted=distrusted_nodes(cordons),
             waiting=frozenset(uid.decode() for uid in waiting),
             charges=charges,
             used_units=used if charges else {},

@@ -171,6 +171,7 @@ LIVENESS: dict[str, tuple[str, float, dict[str, Any]]] = {
     "a device that is claimed for no pod": ("P2", 10, ledger_of(devices=CLAIMED)),
     "a part that stays unready": ("P3", 10, {"unready": {"binder": "no Redis"}}),
     "an API server that does not answer": ("P3", 10, {"no_api": True}),
+    "a node whose agent stays distrusted": ("P3", 20, ledger_of(distrusted=frozenset({NODE}))),
     "a waiting pod that fits": ("P4", 12, {"pods": (waiting(),)}),
     "a gang of which a part was bound": (
         "P5",
@@ -224,6 +225,22 @@ def test_p7_a_pod_bound_to_a_node_cordoned_long_before_is_found() -> None:
 
     assert found(sample(**cordoned), late) == {"P7"}
     assert not found(sample(**cordoned), sample(pod(), at=AT + 4, **cordoned))
+
+
+def test_p7_a_node_that_gets_no_pods_since_another_agent_is_hostile_is_found() -> None:
+    for hostile, others in ((frozenset({NODE}), set()), (frozenset({"node-1"}), {"P7"})):
+        judge = Judge()
+        judge.begin_round(redis_lost=False, hostile=hostile)
+
+        judge.observe(sample(**ledger_of(distrusted=frozenset({NODE}))), cannot_work={})
+
+        assert {each.check for each in judge.violations} == others
+
+
+def test_p4_a_pod_may_wait_for_a_node_while_its_agent_is_distrusted() -> None:
+    distrusted = ledger_of(distrusted=frozenset({NODE}))
+
+    assert "P4" not in found(*lasting(waiting(), for_s=20, **distrusted))
 
 
 def test_p4_a_pod_that_does_not_fit_may_wait() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from services.binder.bind.agent_presence import REFUSED
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from shared.ledger.rows.lease_rows import encode_lease
 from shared.model.lease import Lease, LeaseState, MigPlacement, Share
@@ -20,7 +21,7 @@ from tests.campaign.containers import (
     region_limits,
 )
 from tests.campaign.observations import Grant, HardwareInstance, RawLease, RawShare, RegionLimits
-from tests.campaign.raw_ledger import decode_charges, decode_lease
+from tests.campaign.raw_ledger import decode_charges, decode_lease, distrusted_nodes
 from tests.campaign.workload import DEVICE_MIB, PodPlan, Want, manifest
 
 
@@ -86,6 +87,12 @@ def test_charges_are_decoded() -> None:
     [charge] = decode_charges([(b"1-0", {b"e": text})])
 
     assert (charge.start_ms, charge.end_ms, charge.weight, charge.units) == (5, 10, 10, 50)
+
+
+def test_nodes_whose_agents_are_refused_are_read_from_the_reasons_of_cordons() -> None:
+    cordons = {b"node-0": f"{REFUSED}node-1 has GPU-a".encode(), b"node-1": b"it does not respond"}
+
+    assert distrusted_nodes(cordons) == {"node-0"}
 
 
 def container(started_at: float = 1.0, phase: str = "running", **env: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from tests.campaign.schedule import FAULTS, KEPT_PODS, ROUND_S, rounds_of
+from tests.campaign.schedule import FAULTS, KEPT_PODS, NODES, ROUND_S, rounds_of
 from tests.campaign.workload import VOCABULARIES
 
 
@@ -39,6 +39,15 @@ def test_every_fault_is_within_its_bounds(seed: int) -> None:
         assert fault.target in kind.targets
         assert kind.seconds[0] <= fault.lasts_s <= kind.seconds[1]
         assert 0.5 <= fault.at_s <= ROUND_S
+
+
+def test_a_round_names_the_nodes_whose_agents_are_hostile() -> None:
+    rounds = rounds_of(1, 600, ("agent", "kill"))
+
+    for each in rounds:
+        assert each.hostile_nodes == {f.target for f in each.faults if f.kind == "agent"}
+        assert each.hostile_nodes <= set(NODES)
+    assert any(each.hostile_nodes for each in rounds)
 
 
 def test_pods_of_all_vocabularies_and_gangs_come_and_go() -> None:
