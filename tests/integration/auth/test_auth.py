@@ -14,6 +14,7 @@ import pytest
 import redis.asyncio
 
 from services.auth import root_secret
+from services.auth.managed_servers import ManagedServers
 from services.auth.nats_users import all_users
 from services.auth.service import AuthTiming
 from shared.credentials.tls import TlsFiles
@@ -26,6 +27,7 @@ from shared.nats.bus import Bus
 from shared.nats.servers import reload_servers
 from tests.support.auth.cluster import AuthCluster
 from tests.support.auth.world import AuthWorld, auth_world
+from tests.support.clock import FakeClock
 from tests.support.servers.nats import flush, free_port
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
@@ -262,6 +264,44 @@ async def test_a_ca_is_replaced_while_clients_with_old_and_new_files_connect_and
     assert old_accepted == [("trusting", True), ("replacing", True)]
     assert new.read_bytes() == base64.b64decode(root["ca.crt"]) != before
     assert not await _is_accepted(world, token, old)
+
+
+async def test_servers_load_a_new_ca_once_its_files_were_unchanged_for_five_minutes(
+    tmp_path: Path,
+) -> None:
+    cluster, clock = AuthCluster(), FakeClock()
+    async with cluster.served() as kube:
+        world = AuthWorld(tmp_path, cluster, kube, "unix:///nowhere")
+        world.servers = servers = CountedReloads(world.settings)
+        await world.new_replica().reconcile()
+        root = cluster.objects["secrets", "auth"]
+        del root["ca.crt"], root["ca.key"]
+        replica = world.new_replica()
+        replica.clock = clock
+
+        assert not await replica.update_servers(await replica.reconcile())
+        clock.advance(200)
+        cluster.objects["secrets", "auth-redis"]["ca.crt"] = ""  # another replica was killed here
+        assert not await replica.update_servers(await replica.reconcile())
+        clock.advance(299)
+        assert not await replica.update_servers(await replica.reconcile())
+        assert servers.reloads == 0
+        clock.advance(1)
+
+        assert await replica.update_servers(await replica.reconcile())
+        assert servers.reloads == 1
+        assert cluster.objects["configmaps", "auth-ca"]["rotation"] == "trusting"
+        await replica.reconcile()
+        assert cluster.objects["configmaps", "auth-ca"]["rotation"] == "replacing"
+
+
+class CountedReloads(ManagedServers):
+    """Servers that reload at once."""
+
+    reloads = 0
+
+    async def reload(self) -> None:
+        self.reloads += 1
 
 
 async def _is_accepted(world: AuthWorld, token: str, ca: Path) -> bool:
