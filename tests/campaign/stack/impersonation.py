@@ -6,7 +6,7 @@ It tells lies about the devices and pods of the other nodes, and sends what no a
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -52,20 +52,28 @@ async def impersonate(cluster: CampaignCluster, node: NodeName) -> None:
     user = subjects.user_of("node-agent", node)
     files = cluster.root / "credentials"
     login = ClientCredentials(login_file=files / "nats" / user, tls=TlsFiles(ca=files / "ca.crt"))
+    devices: Mapping[str, tuple[Device, ...]] = {}
     while True:
         with contextlib.suppress(*ERRORS):
+            # Once: others' devices that it reports are stored among those that it reported.
+            devices = devices or {each: await _devices(cluster, each) for each in NODES}
             async with Bus.connect(cluster.plan.nats_url, name=user, credentials=login) as bus:
                 while True:
-                    await _speak(bus, cluster, node, random)
+                    await _speak(bus, node, devices, await _leases(cluster), random)
                     await asyncio.sleep(PAUSE_S)
         await asyncio.sleep(PAUSE_S)
 
 
-async def _speak(bus: Bus, cluster: CampaignCluster, node: NodeName, random: Random) -> None:
-    devices = {each: await _devices(cluster, each) for each in NODES}
+async def _speak(
+    bus: Bus,
+    node: NodeName,
+    devices: Mapping[str, Sequence[Device]],
+    leases: Sequence[Lease],
+    random: Random,
+) -> None:
     others = [device for each in NODES if each != node for device in devices[each]]
-    leases = [lease for lease in await _leases(cluster) if lease.node != node]
-    chosen = random.sample(leases, min(ABOUT, len(leases)))
+    of_others = [lease for lease in leases if lease.node != node]
+    chosen = random.sample(of_others, min(ABOUT, len(of_others)))
     reports = list(false_reports(chosen, devices[node], others, node))
     lies = [*reports, *(lie for lease in chosen for lie in lies_about(lease, node))]
     random.shuffle(lies)
