@@ -25,7 +25,7 @@ OWN_ENTRIES_PREFIX = "leasehold.dev/own-"
 """Prefix of node annotations that record our entries in a list that other programs write, too."""
 
 NOT_LISTED_CODE, REPLACED_CODE = "NotListed", "Replaced"
-"""Begin the fault of a device that its node's agent remembers, and that is not there any more."""
+"""Codes of faults of a device that its node's agent remembers, and that is not there any more."""
 CORDON_PREFIX = "leasehold.dev/cordoned: "
 """Replaces the resources that a node serves while it is cordoned; the reason follows."""
 

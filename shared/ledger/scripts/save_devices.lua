@@ -7,13 +7,13 @@ local MAX_LATE_S, RECENT_S = 120, 20
 local time, elsewhere = call('TIME'), {}
 
 -- Whether a node that is there reports the device: it has not moved. An agent also reports devices that it
--- remembers, and the driver does not list.
+-- remembers, and the driver does not list; the code of a fault may follow the state of the device.
 local function is_reported_by(name, uuid)
   local node = node_of(name)
   if not node or node[N_STATUS] == -1 then return false end
   for _, device in ipairs(parse_json(call('HGET', PREFIX .. 'facts:' .. name, 'devices') or '[]')) do
     if device.uuid == uuid then
-      return device.healthy or not IS_MISSING[string.match(device.fault, '^%w*')]
+      return device.healthy or not IS_MISSING[string.match(device.fault, '^%l*:? ?(%w+)')]
     end
   end
   return false

@@ -222,7 +222,14 @@ async def test_a_device_with_leases_stays_with_its_node_when_another_node_report
 
 
 @pytest.mark.parametrize(
-    "leaves", ["no longer reported", NOT_LISTED_CODE, REPLACED_CODE, "node deleted"]
+    "leaves",
+    [
+        "no longer reported",
+        NOT_LISTED_CODE,
+        f"cordoned: {NOT_LISTED_CODE}",
+        REPLACED_CODE,
+        "node deleted",
+    ],
 )
 async def test_a_device_moves_once_its_node_does_not_report_it_and_its_leases_have_ended(
     url: str, leaves: str
