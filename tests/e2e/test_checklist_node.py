@@ -327,7 +327,7 @@ async def test_item_17_too_many_units_end_the_agent_with_the_factor_needed(
         *(*agent_flags(up, gpus="8xA100-80GB"), "--gpu-strategy", "share"),
     )
 
-    assert done.code == 1
+    assert done.code == 2
     assert re.search(r"use --memory-factor \d+ or more, or --gpu-strategy auto", done.err)
     assert "Traceback" not in done.err
 
@@ -345,5 +345,5 @@ async def test_item_11_sharing_together_with_vgpu_is_refused_at_start(
         *(*up.bus_flags("watcher"), "--kubeconfig", up.kubeconfig),
     )
 
-    assert done.code == 1
+    assert done.code == 2
     assert "deviceshare.GPUSharingEnable and deviceshare.VGPUEnable are both true" in done.err

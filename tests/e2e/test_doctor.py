@@ -63,7 +63,6 @@ async def test_doctor_names_each_fault_and_its_remedy(up: Stack) -> None:
     faults = up.root / "agents" / "node-0" / "faults.json"
     faults.write_text('{"1": "xid-79"}')
     server = redis.asyncio.Redis.from_url(up.state()["redis_url"], **up.login())
-    await server.config_set("maxmemory-policy", "allkeys-lru")
     await up.kube.delete(
         "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/leasehold"
     )
@@ -85,17 +84,20 @@ async def test_doctor_names_each_fault_and_its_remedy(up: Stack) -> None:
                 wrong = outcomes(done, "fail")
                 if {"device-health", "other-plugins"} <= wrong:
                     break
+        await server.config_set("maxmemory-policy", "allkeys-lru")
+        evicting = findings(await up.leasehold("doctor", "--json", "--node", "node-0"))
     finally:
         await server.config_set("maxmemory-policy", "noeviction")
         await server.aclose()
         faults.unlink()
 
     assert done.code == 1
-    assert {"device-health", "other-plugins", "redis"} <= outcomes(done, "fail"), done.out
+    assert {"device-health", "other-plugins"} <= outcomes(done, "fail"), done.out
     found = findings(done)
     assert "Xid 79" in found["device-health"]["text"]
     assert "vgpu.sock" in found["other-plugins"]["text"]
-    assert "allkeys-lru" in found["redis"]["text"]
+    assert "allkeys-lru" in evicting["redis"]["text"]
+    assert "the check `redis`" in evicting["device-health"]["text"]
     assert f"limits.{NUMBER} of default/gpus" in found["resource-quotas"]["text"]
     assert f"requests.{NUMBER}" in found["resource-quotas"]["fix"]
     assert (

@@ -118,7 +118,7 @@ class NodeProbes:
     def devices(self) -> tuple[Device, ...]:
         """The node's devices in the ledger."""
         if not self.ledger_is_readable:
-            raise SkipError("the ledger is not readable: set --redis-url")
+            raise SkipError("the ledger cannot be read: see the check `redis`, or set --redis-url")
         return () if self.totals is None else tuple(one for one, _ in self.totals.node.devices)
 
     @property
@@ -266,7 +266,7 @@ class NodeProbes:
             raise SkipError("no process runs on simulated GPUs")
         leases = self.leases
         if leases is None:
-            raise SkipError("the ledger is not readable: set --redis-url")
+            raise SkipError("the ledger cannot be read: see the check `redis`, or set --redis-url")
         samples = await usage_source_of(self.settings, open_gpus(self.settings)).sample()
         pids = {one.pid: sample.sampled_at_s for sample in samples for one in sample.processes}
         proc = self.settings.proc_dir
