@@ -11,9 +11,9 @@ from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptErr
 from shared.credentials.tls import tls_fault
 from shared.model.errors import ConflictError, PermissionDeniedError, RequestError, UnavailableError
 
-_SCRIPT_CODES = frozenset({"WRONGTYPE", "CROSSSLOT", "NOPROTO"})
+_SCRIPT_CODES = frozenset({"CROSSSLOT", "NOPROTO"})
 """Error codes that a wrong script causes, whatever the state of the server."""
-_NOT_SERVED = ("NOTREADY", "FORMAT", "LOSTWRITES", "LOSTKEYS")
+_NOT_SERVED = ("NOTREADY", "FORMAT", "LOSTWRITES", "LOSTKEYS", "WRONGTYPE")
 """The scripts' errors while the server responds but its ledger cannot be used."""
 
 
@@ -42,6 +42,8 @@ def translate(error: Exception, *, where: str, hint: str) -> Exception:
             "server's users; `leasehold credentials --out DIR` writes both"
         )
     if isinstance(error, ResponseError):
+        if _code(error, text) == "WRONGTYPE":
+            text = "WRONGTYPE"
         if text.startswith(_NOT_SERVED):
             fault = UnavailableError if text.startswith("FORMAT") else RebuildPendingError
             return fault(f"the ledger at {where} {_unready_reason(text)}")
@@ -55,13 +57,17 @@ def translate(error: Exception, *, where: str, hint: str) -> Exception:
     )
 
 
+def _code(error: ResponseError, text: str) -> str:
+    return error.status_code or (re.match(r"[A-Z]{2,}(?= |$)", text) or ["ERR"])[0]
+
+
 def _is_bug(error: ResponseError, text: str) -> bool:
     """Return whether a script of ours is wrong, as opposed to a state of the server.
 
     The library moves a code that it knows from the text to `status_code`. `ERR` is what a server
     uses for all other errors; those of scripts contain `user_script`.
     """
-    code = error.status_code or (re.match(r"[A-Z]{2,}(?= |$)", text) or ["ERR"])[0]
+    code = _code(error, text)
     if code == "ERR":
         return "user_script" in text and "SCRIPT KILL" not in text
     return code in _SCRIPT_CODES
@@ -80,6 +86,11 @@ def _unready_reason(text: str) -> str:
         return (
             f"has {found} of its {known} main keys (others were evicted or deleted); it rejects "
             "calls until a binder has rebuilt it"
+        )
+    if word == "WRONGTYPE":
+        return (
+            "has a key of a type that no script of ours gives it (something else has written to "
+            "Redis); a binder deletes the key, and rebuilds the ledger, within seconds"
         )
     if word == "FORMAT":
         stored, ours = formats

@@ -82,6 +82,7 @@ class LedgerMirror:
             self._disconnected_since, self._snapshot_at = None, self.clock.ticks()
             async for changes in self.ledger.changes(snapshot.position):
                 self.mirror.apply(changes)
+                self._failing_since = None
                 self._applied.set()
                 if self.may_pause():
                     await wait_for_event(self._requested, READ_PAUSE_S)

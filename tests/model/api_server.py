@@ -17,6 +17,7 @@ from shared.model.events.pod_events import (
     PodQueued,
     PodsListed,
     PodTerminated,
+    QuotasUpdated,
 )
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
@@ -151,13 +152,14 @@ class ApiServer:
         unbound = tuple(p.uid for p in self.pods.values() if p.node is None and not p.is_terminal)
         self.publish(
             [
+                QuotasUpdated(quotas=(), read_at=0.0),
                 PodsListed(
                     listing_id=f"listing-{self._numbers}",
                     chunk=0,
                     chunks=1,
                     pods=ListedPods(bound=bound, unbound=unbound, claims=self.claims.list_all()),
                     request_ids=tuple(self.resync_requests),
-                )
+                ),
             ]
         )
 

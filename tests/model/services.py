@@ -29,6 +29,7 @@ from shared.model.events.pod_events import (
     PodQueued,
     PodsListed,
     PodTerminated,
+    QuotasUpdated,
 )
 from tests.model.redis_links import Link, LinkedConnection, RedisServer
 from tests.model.virtual_time import LedgerTime, VirtualLoop
@@ -153,6 +154,7 @@ class BinderReplica(Service):
             ViolationFound: binder.report_violations,
             PodTerminated: binder.end_leases,
             PodsListed: binder.reconcile_listing,
+            QuotasUpdated: binder.save_quotas,
             ClaimAllocated: binder.lease_claims,
             ClaimDeallocated: binder.end_claims,
         }

@@ -12,15 +12,40 @@ if policy ~= KEEPS_KEYS then
   return redis.error_reply('EVICTS ' .. policy)
 end
 if state[12] then call('HDEL', PREFIX .. 'ledger', 'evicts') end
-if has_lost_keys then return redis.error_reply('LOSTKEYS ' .. vital_keys .. ' ' .. (state[11] or 0)) end
-if not is_ready then return redis.error_reply('NOTREADY') end
-
 local missing, broken, must_list = {}, {}, false
 
 local function expect(is_there, text)
   if not is_there and #missing < MOST_SHOWN then missing[#missing + 1] = text end
   return is_there
 end
+
+-- A key of a type that is not ours was written by something else, and has replaced what was there.
+local BESIDE = string.gsub(PREFIX, ':$', '')
+local KEYS_OF_TYPE = {
+  hash = {'nodes', 'devices', 'leases', 'cordons', 'waiting', 'waiting-groups', 'used-cores', 'used-mib',
+    'node-sizes', 'entitlements', 'quota-charges', 'quota-used', 'quota-freed', 'quota-offers', 'unreadable',
+    'claims', 'unsynced', 'stage:listings', 'stage:reports', 'stage:reported-at'},
+  zset = {'lease-nodes', 'gang-leases', 'expiring', 'freed-nodes', 'gang-waiting', 'verdicts', 'offers', 'gone'},
+  set = {'vanished', 'changed-gangs'}, stream = {'tenures'}, list = {'stage:report-order'},
+}
+local KEYS_BESIDE = {['-quotas'] = 'hash', ['-preemption:preemptions'] = 'hash', ['-preemption:budgets'] = 'hash',
+  ['-preemption:evictions'] = 'stream', ['-preemption:leader'] = 'string'}
+
+local function check_type(key, expected)
+  local found = call('TYPE', key).ok
+  if found ~= 'none' and found ~= expected then
+    call('DEL', key)
+    expect(false, key .. ', which was a ' .. found)
+  end
+end
+
+for expected, keys in pairs(KEYS_OF_TYPE) do
+  for _, key in ipairs(keys) do check_type(PREFIX .. key, expected) end
+end
+for key, expected in pairs(KEYS_BESIDE) do check_type(BESIDE .. key, expected) end
+
+if has_lost_keys and state[11] then return redis.error_reply('LOSTKEYS ' .. vital_keys .. ' ' .. state[11]) end
+if not is_ready then return redis.error_reply('NOTREADY') end
 
 local function add_broken(kind, key, node, value)
   if #broken >= 3 * MOST_SHOWN then return end
@@ -48,12 +73,14 @@ end
 local function check_keys()
   check_feed()
   expect(call('HLEN', PREFIX .. 'leases') == call('ZCARD', PREFIX .. 'lease-nodes'), 'leases or lease-nodes')
-  expect(call('HLEN', PREFIX .. 'claims') == claim_count, 'claims')
+  for _, key in ipairs({'claims', 'cordons', 'unsynced'}) do
+    local count = tonumber(call('HGET', PREFIX .. 'ledger', key) or 0)
+    expect(call('HLEN', PREFIX .. key) == count, key)
+  end
   local waiting = call('HLEN', PREFIX .. 'waiting')
   expect(call('ZCARD', PREFIX .. 'verdicts') <= waiting, 'waiting')
   expect(call('ZCARD', PREFIX .. 'gang-waiting') <= waiting, 'waiting')
-  local budgets = string.gsub(PREFIX, ':$', '') .. '-preemption:budgets'
-  expect(call('HLEN', PREFIX .. 'entitlements') == call('HLEN', budgets), 'entitlements')
+  expect(call('HLEN', PREFIX .. 'entitlements') == call('HLEN', BESIDE .. '-preemption:budgets'), 'entitlements')
   local quotas = tonumber(call('HGET', PREFIX .. 'ledger', 'quotas') or 0)
   expect(call('HLEN', quota.rules_key) == quotas, 'quotas')
 end

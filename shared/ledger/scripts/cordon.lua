@@ -17,5 +17,8 @@ for i = 1, #reasons, 2 do
     inventory_changes.reasons = true
   end
 end
-if next(changed_nodes) then write_changes('nodes cordoned or uncordoned') end
+if next(changed_nodes) then
+  save_count('cordons')
+  write_changes('nodes cordoned or uncordoned')
+end
 return encode(call('HGETALL', PREFIX .. 'cordons'))

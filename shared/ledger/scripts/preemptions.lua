@@ -62,7 +62,7 @@ function actions.open(id, text, wanted)
     claims.mark_devices(claim, true)
     claims.reserve_more(claim)
     claims.put(pod, claim)
-    claims.update_count()
+    save_count('claims')
     write_changes('claimed')
   end
   put_preemption(id, 1, text)

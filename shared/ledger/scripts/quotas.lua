@@ -10,7 +10,7 @@ local read_at_key = quota.rules_key .. '-read-at'
 -- A time ahead of ours counts as now: otherwise a clock that is wrong would block all quotas until then.
 local time = call('TIME')
 local read_at = math.min(ARGS[3], time[1] + time[2] / 1e6)
-if tonumber(call('GET', read_at_key) or 0) > read_at then return encode(false) end
+if (tonumber(redis.pcall('GET', read_at_key)) or 0) > read_at then return encode(false) end
 -- A reading counts although it is older if the stored one is older than two minutes: of another host, whose
 -- clock is behind.
 call('SET', read_at_key, string.format('%.6f', read_at), 'EX', 120)
@@ -25,10 +25,14 @@ for _, row in ipairs(ARGS[2]) do
   removed[row[1]] = nil
 end
 has_changed = has_changed or next(removed) ~= nil
-if not has_changed then return encode(false) end
+if not has_changed then
+  if generation ~= '' then quota.save_count() end
+  return encode(false)
+end
 
 call('DEL', quota.rules_key)
 for _, row in ipairs(ARGS[2]) do call('HSET', quota.rules_key, row[1], row[2]) end
+if generation ~= '' then quota.save_count() end
 if is_ready then
   quota.recount()
   raise_capacity('quotas')

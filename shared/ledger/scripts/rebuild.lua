@@ -15,7 +15,7 @@ end
 
 if ARGS[1] == 'finish' then
   if state[2] ~= token then return encode(false) end
-  call('HSET', PREFIX .. 'ledger', 'ready', 1, 'keys', call('EXISTS', unpack(VITAL_KEYS)))
+  call('HSET', PREFIX .. 'ledger', 'ready', 1)
   call('HDEL', PREFIX .. 'ledger', 'rebuild_lock_until')
   quota.recount()
   fair.load_entitlements()
@@ -28,6 +28,8 @@ if is_ready and not force then return encode(false) end
 -- A lock that ends later than a new one would, by more than a second, is of a clock that was ahead.
 local is_locked = locked_until > now and locked_until <= now + lock_s + 1
 if not is_ready and state[2] and is_locked then return encode(false) end
+local quota_count = call('HGET', PREFIX .. 'ledger', 'quotas')
+local has_quotas = tonumber(quota_count or -1) == call('HLEN', quota.rules_key)
 delete_all()
 -- Milliseconds: higher than any number that was given before what is being rebuilt was lost, unless this
 -- clock was behind; then the caller may know a higher one.
@@ -36,4 +38,10 @@ call('HSET', PREFIX .. 'ledger', 'format', state.format, 'generation', token,
   'rebuild_lock_until', now + lock_s, 'version', math.max(last_version, start),
   'capacity', math.max(capacity, start), 'feed_entry', math.max(last_entry, start),
   'fence_floor', math.max(fence_floor, start))
+-- Without all quotas, the rebuild waits for the watcher's; see `staging`.
+if has_quotas then
+  call('HSET', PREFIX .. 'ledger', 'quotas', quota_count)
+else
+  call('DEL', quota.rules_key .. '-read-at')
+end
 return encode(true)

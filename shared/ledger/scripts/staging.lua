@@ -3,7 +3,7 @@
 --   'save_chunk', listing, chunk, chunks, request_ids, text
 --                                       save a chunk of a listing; returns whether all its chunks are there
 --   'listing', request_id               returns {listing, number of chunks} of a complete listing with that
---                                       ID, or false
+--                                       ID, or false; false, too, until all quotas are known
 --   'chunks', listing, first, last      returns the texts of these chunks
 --   'save_reports', rows of {node, reported_at, text}
 --                                       save each node's newest report
@@ -36,6 +36,7 @@ function actions.save_chunk(listing, chunk, chunks, request_ids, text)
 end
 
 function actions.listing(request_id)
+  if not call('HGET', PREFIX .. 'ledger', 'quotas') then return encode(false) end
   local found = call('HGETALL', LISTINGS)
   for i = 1, #found, 2 do
     local request_ids, chunks = unpack(readable(found[i + 1]))

@@ -54,6 +54,7 @@ async def rebuild(
             async def publish(events: Sequence[Event]) -> None:
                 for event in events:
                     assert isinstance(event, ResyncRequested)
+                    await leases.quotas.save((), read_at=0.0)
                     await answer(staging, event.request_id)
 
             await connection._redis.delete(f"{connection.prefix}ledger")

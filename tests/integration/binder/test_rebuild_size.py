@@ -62,6 +62,7 @@ async def reply_bytes(url: str, nodes: int) -> list[int]:
 
         async def publish(events: Sequence[Event]) -> None:
             [request] = events
+            await RedisLeases(connection).quotas.save((), read_at=0.0)
             firsts = range(0, nodes, PODS_PER_CHUNK)
             for number, first in enumerate(firsts):
                 pods = tuple(map(bound, leases[first : first + PODS_PER_CHUNK]))

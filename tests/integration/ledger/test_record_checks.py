@@ -10,10 +10,19 @@ import redis.asyncio
 from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
+from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.ledger.server_errors import RebuildPendingError
 from shared.model.errors import UnavailableError
-from shared.model.ledger import FeedTruncatedError, NoCapacity, Reserved, UnreadableRecord
-from shared.model.names import NodeName, PodUid
+from shared.model.events.pod_events import ListedPods, PodsListed
+from shared.model.ledger import (
+    CheckedRecords,
+    FeedTruncatedError,
+    NoCapacity,
+    Reserved,
+    UnreadableRecord,
+)
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import Gang
 from tests.support.placer.ledger import (
     NOW,
@@ -151,7 +160,20 @@ async def test_an_entry_of_the_feed_that_cannot_be_read_begins_a_new_snapshot(ur
         assert change.cause == "released: gone"
 
 
-@pytest.mark.parametrize("key", ["feed", "leases", "facts:a", "waiting", "expiring", "verdicts"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "feed",
+        "leases",
+        "facts:a",
+        "waiting",
+        "expiring",
+        "verdicts",
+        "gone",
+        "unreadable",
+        "offers",
+    ],
+)
 async def test_a_key_of_another_type_is_as_good_as_missing(url: str, key: str) -> None:
     async with used_ledger(url) as (leases, client, prefix):
         await client.set(f"{prefix}{key}", b"\xff\xfe")
@@ -162,7 +184,10 @@ async def test_a_key_of_another_type_is_as_good_as_missing(url: str, key: str) -
         else:
             found = await leases.checks.step()
             assert found.missing
-            assert await leases.begin_rebuild(now=NOW) is not None
+            token = await leases.begin_rebuild(now=NOW)
+            assert token is not None
+            assert await leases.finish_rebuild(token)
+            assert await leases.checks.step() == CheckedRecords(must_list=False)
 
 
 async def test_a_server_that_may_evict_keys_serves_nothing_until_its_policy_is_changed() -> None:
@@ -194,3 +219,52 @@ async def test_a_reader_of_a_feed_that_was_deleted_begins_with_a_snapshot(url: s
 
         with pytest.raises(FeedTruncatedError, match="has no entry"):
             await anext(leases.changes(start.position))
+
+
+@pytest.mark.parametrize("damage", ["deleted", "of another type"])
+async def test_without_its_quotas_the_ledger_is_closed_until_they_are_saved(
+    url: str, damage: str
+) -> None:
+    quota = Quota(namespace=Namespace("default"), limits=QuotaLimits(cards=0))
+    async with used_ledger(url) as (leases, client, prefix):
+        await leases.quotas.save([quota], read_at=NOW)
+        key = f"{prefix.removesuffix(':')}-quotas"
+        await client.delete(key)
+        if damage != "deleted":
+            await client.set(key, b"\xff")
+            await leases.checks.step()
+
+        with pytest.raises(RebuildPendingError):
+            await leases.reserve([reservation("p", share("a"))], now=NOW, ttl_s=30)
+
+        assert await leases.begin_rebuild(now=NOW) is not None
+        staging = leases.part(LedgerStaging)
+        await staging.save_chunk(
+            PodsListed(
+                listing_id="l", chunk=0, chunks=1, pods=ListedPods(), request_ids=("request",)
+            )
+        )
+        assert await staging.complete_listing("request") is None
+        await leases.quotas.save([quota], read_at=NOW)
+        assert await staging.complete_listing("request") is not None
+
+
+async def test_cordons_that_are_lost_are_missed(url: str) -> None:
+    async with used_ledger(url) as (leases, client, prefix):
+        await leases.set_cordoned({NodeName("a"): "its agent does not respond"})
+        assert await leases.checks.step() == CheckedRecords()
+        await client.delete(f"{prefix}cordons")
+
+        assert (await leases.checks.step()).missing == ("cordons",)
+
+
+async def test_a_main_hash_of_another_type_is_no_bug_but_an_empty_ledger(url: str) -> None:
+    async with used_ledger(url) as (leases, client, prefix):
+        for key in ("leases", "ledger"):
+            await client.delete(f"{prefix}{key}")
+            await client.set(f"{prefix}{key}", b"\xff")
+
+            with pytest.raises(RebuildPendingError):
+                await leases.reserve([reservation("p", share("a"))], now=NOW, ttl_s=30)
+
+        assert await leases.begin_rebuild(now=NOW) is not None

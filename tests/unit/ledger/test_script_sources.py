@@ -49,5 +49,5 @@ def test_every_common_function_in_a_script_is_used_in_it(name: str) -> None:
 
 
 def test_a_script_that_only_reads_the_state_has_no_common_function() -> None:
-    assert "local state = call(" in script_source("status")
+    assert "local state = redis.pcall(" in script_source("status")
     assert not FUNCTION.findall(script_source("status"))

@@ -87,15 +87,11 @@ function claims.resume(pod, claim, has_ended)
   end
 end
 
-function claims.update_count()
-  call('HSET', PREFIX .. 'ledger', 'claims', call('HLEN', PREFIX .. 'claims'))
-end
-
 -- Delete the claims that have ended; call this once the script cannot refuse any more.
 function claims.delete_ended()
   if #ended_claims > 0 then
     call('HDEL', PREFIX .. 'claims', unpack(ended_claims))
-    claims.update_count()
+    save_count('claims')
   end
 end
 

@@ -264,11 +264,16 @@ function quota.write()
   end
 end
 
--- Charge all leases again.
-function quota.recount()
+-- Save how many quotas there are: all of them are known.
+function quota.save_count()
   local count = call('HLEN', quota.rules_key)
   quota.on = count > 0
-  call('HSET', PREFIX .. 'ledger', 'quotas', count)
+  call('HSET', PREFIX .. 'ledger', 'quotas', count, 'keys', call('EXISTS', unpack(VITAL_KEYS)))
+end
+
+-- Charge all leases again.
+function quota.recount()
+  quota.save_count()
   call('DEL', PREFIX .. 'quota-charges', PREFIX .. 'quota-used')
   local cursor = '0'
   repeat

@@ -20,8 +20,8 @@
 --                               changed: nodes, devices or cordons),
 --                               offered_up_to (number up to which freed capacity has been offered),
 --                               offer_round (how often what was freed after that was offered),
---                               offer_round_for (the highest score of `freed-nodes` then), claims and
---                               quotas (their number), rebuild_lock_until, total_cores, total_mib,
+--                               offer_round_for (the highest score of `freed-nodes` then), claims, cordons,
+--                               unsynced and quotas (their number; quotas: absent while they are not known), rebuild_lock_until, total_cores, total_mib,
 --                               keys (how many of VITAL_KEYS exist), evicts (the server's policy, if it
 --                               may evict keys: nothing is served then)
 --   nodes               hash    name -> see N_*
@@ -98,8 +98,13 @@ local L_STATE, L_VERSION, L_RESERVED_VERSION, L_CREATED, L_EXPIRES, L_SHARE_COUN
 -- number of the slot among its new ones; 0: no slot; below 0: position -1 - value of the layout)}.
 local FIRST_DEVICE, DEVICE_FIELDS, MAX_ARGS = 3, 8, 4000
 
-local state = call('HMGET', PREFIX .. 'ledger', 'ready', 'generation', 'version', 'capacity', 'feed_entry',
+local state = redis.pcall('HMGET', PREFIX .. 'ledger', 'ready', 'generation', 'version', 'capacity', 'feed_entry',
   'fence_floor', 'node_number', 'claims', 'format', 'feed_digest', 'keys', 'evicts')
+if state.err then
+  -- If the key is of another type, something else has written to it: from the next call on the ledger is empty.
+  if string.find(state.err, '^WRONGTYPE') then call('DEL', PREFIX .. 'ledger') end
+  return state
+end
 -- The number of the format of all that is stored under the prefix, but for `ledger`, which every version
 -- must be able to read. A ledger of an older format counts as empty; a newer one is not touched.
 state.format = 2
@@ -117,10 +122,14 @@ end
 
 -- A missing key reads as empty. So many of these exist as existed when a script last changed them; others
 -- are compared with them by `check_records`.
-local VITAL_KEYS = {PREFIX .. 'leases', PREFIX .. 'devices', PREFIX .. 'nodes', PREFIX .. 'lease-nodes'}
+local VITAL_KEYS = {PREFIX .. 'leases', PREFIX .. 'devices', PREFIX .. 'nodes', PREFIX .. 'lease-nodes',
+  string.gsub(PREFIX, ':$', '') .. '-quotas'}
 local vital_keys = call('EXISTS', unpack(VITAL_KEYS))
 local has_lost_keys = state[1] == '1' and vital_keys ~= tonumber(state[11] or 0)
-if has_lost_keys and is_strict then return redis.error_reply('LOSTKEYS ' .. vital_keys .. ' ' .. (state[11] or 0)) end
+if has_lost_keys and is_strict then
+  -- Without their number, an earlier build has written the ledger.
+  return redis.error_reply(state[11] and 'LOSTKEYS ' .. vital_keys .. ' ' .. state[11] or 'NOTREADY')
+end
 local is_ready, generation = state[1] == '1' and not has_lost_keys, state[2] or ''
 local last_version, capacity = tonumber(state[3] or 0), tonumber(state[4] or 0)
 if is_ready and tonumber(ARGV[6]) > last_version then
@@ -286,6 +295,11 @@ local function highest_number(time)
   return time[1] * 1000 + MAX_AHEAD_MS
 end
 
+-- Save how many fields a hash has, which `check_records` compares.
+local function save_count(key)
+  call('HSET', PREFIX .. 'ledger', key, call('HLEN', PREFIX .. key))
+end
+
 local function mark_changed(name)
   changed_nodes[name] = true
 end
@@ -295,10 +309,10 @@ end
 -- it notices that the API server was restored from a backup and begins again with lower versions.
 local function raise_node_revision(name, revision, pods_revision)
   local key = PREFIX .. 'node-revision:' .. name
-  local stored = call('GET', key)
-  if stored and revision > 0 then
+  local stored = redis.pcall('GET', key)
+  if type(stored) == 'string' and revision > 0 then
     local known, known_pods = string.match(stored, '^(%d+) (%d+)$')
-    known, known_pods = tonumber(known), tonumber(known_pods)
+    known, known_pods = tonumber(known or 0), tonumber(known_pods or 0)
     if revision < known or (revision == known and pods_revision < known_pods) then return false end
   end
   call('SET', key, string.format('%.0f %.0f', revision, pods_revision), 'EX', 120)
