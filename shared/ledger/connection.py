@@ -36,7 +36,7 @@ def unpack(packed: bytes) -> Any:
     """Decode a script's reply; bytes that are no text become surrogates."""
     try:
         return _unpack(packed)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return msgpack.unpackb(packed, unicode_errors="surrogateescape", strict_map_key=False)
 
 
