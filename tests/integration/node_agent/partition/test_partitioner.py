@@ -140,7 +140,7 @@ async def test_an_instance_in_use_stays_whatever_the_request(tmp_path: Path) -> 
 
 UNKNOWN_PROFILE = MigLayout(name="x", profiles=(MigProfile(name="9g.90gb", memory_mib=1, count=1),))
 TOO_MANY_INSTANCES = MigLayout(
-    name="x", profiles=(MigProfile(name="1g.5gb", memory_mib=1, count=16),) * 4
+    name="x", profiles=(MigProfile(name="1g.5gb", memory_mib=1, count=16),) * 5
 )
 
 
@@ -150,7 +150,7 @@ TOO_MANY_INSTANCES = MigLayout(
         (T4, LAYOUTS["group1"], "is not in MIG mode"),
         (DeviceUuid("GPU-other"), LAYOUTS["group1"], "is not on this node"),
         (A100, UNKNOWN_PROFILE, "the device supports"),
-        (A100, TOO_MANY_INSTANCES, "a layout cannot have 64 instances"),
+        (A100, TOO_MANY_INSTANCES, "a layout cannot have 80 instances"),
     ],
 )
 async def test_invalid_requests_are_refused(
