@@ -257,17 +257,17 @@ def _apply_budget(
     decision: AdmissionDecision, budget: BudgetChanged, pod: ReviewedPod
 ) -> AdmissionDecision:
     """Deny or gate an admitted GPU pod where its namespace's budget requires that."""
-    exhausted = f"namespace {budget.namespace} has used up its GPU time"
+    state = f"the GPU budget of namespace {budget.namespace} is {budget.state}"
     if budget.new_pods == "deny":
         text = (
-            f"{exhausted}: its budget is {budget.state} and denies new GPU pods until it is "
-            "refilled; `leasehold budget` shows when"
+            f"{state} and denies new GPU pods; `leasehold budget {budget.namespace}` shows why, and "
+            "until when"
         )
         return AdmissionDecision(allowed=False, message=text, code=FORBIDDEN)
     if budget.new_pods == "queue":
         text = (
-            f"{exhausted}: the pod waits at its scheduling gate {BUDGET_GATE} until the budget is "
-            "refilled; `leasehold budget` shows when"
+            f"{state}: the pod waits at its scheduling gate {BUDGET_GATE}; "
+            f"`leasehold budget {budget.namespace}` shows why, and until when"
         )
         return replace(
             decision,

@@ -128,8 +128,8 @@ def _gated_event(pod: PodGated) -> KubernetesEvent:
     return _event(
         pod,
         "BudgetQueued",
-        f"namespace {pod.namespace} has used up its GPU time: the pod waits at its scheduling gate "
-        f"{BUDGET_GATE} until the budget is refilled; `leasehold budget {pod.namespace}` shows "
+        f"the GPU budget of namespace {pod.namespace} is used up or invalid: the pod waits at its "
+        f"scheduling gate {BUDGET_GATE}; `leasehold budget {pod.namespace}` shows why, and until "
         "when",
         warning=True,
     )

@@ -1,13 +1,12 @@
 """Parses GPUBudget objects of a cluster and of a file; pure."""
 
-import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from typing import Any, TypeVar
-from zoneinfo import available_timezones
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from shared.model.budget import (
     HOUR_MS,
@@ -209,7 +208,7 @@ def _policy(policy: SpecFields) -> BudgetPolicy:
 def _zone(policy: SpecFields) -> str:
     name = policy.values.get("timeZone", "UTC")
     text = _brief(name)
-    if isinstance(name, str) and len(name) <= LONGEST_ZONE and name in _zones():
+    if isinstance(name, str) and len(name) <= LONGEST_ZONE and _is_zone(name):
         return name
     raise RequestError(
         f"{policy.path_of('timeZone')} must be the IANA name of a time zone such as UTC, "
@@ -217,9 +216,12 @@ def _zone(policy: SpecFields) -> str:
     )
 
 
-@functools.cache
-def _zones() -> frozenset[str]:
-    return frozenset(available_timezones())
+def _is_zone(name: str) -> bool:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return False
+    return True
 
 
 def _thresholds(spec: SpecFields) -> tuple[int, ...]:

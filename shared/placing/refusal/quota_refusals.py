@@ -159,10 +159,10 @@ def over_quota(
 def no_budget(namespace: Namespace) -> Refusal:
     """Return the refusal of a namespace whose budget is exhausted."""
     return Refusal(
-        reason=f"namespace {namespace} has used up its GPU time: new pods wait for its budget",
+        reason=f"the GPU budget of namespace {namespace} is used up or invalid: new pods wait for it",
         counts=(("BudgetExhausted", 1),),
         hint=f"wait for its next window, or request a grant; `leasehold budget {namespace}` "
-        "shows when",
+        "shows why, and until when",
         permanent=True,
         quota=namespace,
     )

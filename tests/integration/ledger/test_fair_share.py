@@ -331,7 +331,7 @@ async def test_a_budget_keeps_new_pods_waiting_even_if_they_were_admitted(
 
     assert len(refused) == len(pods)
     assert all(isinstance(each, PlacementRefused) for each in refused)
-    assert "has used up its GPU time" in refused[0].refusal.reason  # type: ignore[union-attr]
+    assert "is used up or invalid" in refused[0].refusal.reason  # type: ignore[union-attr]
     assert "leasehold budget team-a" in refused[0].refusal.hint  # type: ignore[union-attr]
     assert isinstance(free[0], PlacementChosen)
     assert before.pods == ()

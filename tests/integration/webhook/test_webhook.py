@@ -141,7 +141,7 @@ async def test_an_exhausted_budget_denies_new_gpu_pods_where_so_configured(tmp_p
         admitted, _ = await created(client, pod("two", VGPU))
 
     assert (denied, plain, admitted) == (403, 201, 201)
-    assert "has used up its GPU time" in denial["message"]
+    assert "the GPU budget of namespace" in denial["message"]
 
 
 async def test_gpusharing_2_a_request_larger_than_every_device_is_denied(tmp_path: Path) -> None:
