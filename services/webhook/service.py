@@ -260,8 +260,8 @@ def _apply_budget(
     state = f"the GPU budget of namespace {budget.namespace} is {budget.state}"
     if budget.new_pods == "deny":
         text = (
-            f"{state} and denies new GPU pods; `leasehold budget {budget.namespace}` shows why, and "
-            "until when"
+            f"{state} and denies new GPU pods; `leasehold budget {budget.namespace}` shows why, "
+            "and until when"
         )
         return AdmissionDecision(allowed=False, message=text, code=FORBIDDEN)
     if budget.new_pods == "queue":

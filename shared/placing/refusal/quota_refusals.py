@@ -159,7 +159,7 @@ def over_quota(
 def no_budget(namespace: Namespace) -> Refusal:
     """Return the refusal of a namespace whose budget is exhausted."""
     return Refusal(
-        reason=f"the GPU budget of namespace {namespace} is used up or invalid: new pods wait for it",
+        reason=f"the GPU budget of namespace {namespace} is used up or invalid: new pods wait",
         counts=(("BudgetExhausted", 1),),
         hint=f"wait for its next window, or request a grant; `leasehold budget {namespace}` "
         "shows why, and until when",
