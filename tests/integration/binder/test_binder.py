@@ -31,6 +31,7 @@ from shared.model.events.pod_events import (
     PodBound,
     PodQueued,
     PodsListed,
+    QuotasUpdated,
     ResyncRequested,
 )
 from shared.model.lease import Lease, LeaseState, Share
@@ -137,6 +138,7 @@ class Stage:
             pods=ListedPods(bound=bound[:half]),
             request_ids=request_ids,
         )
+        await self.bus.publish([QuotasUpdated(read_at=time.time())])
         await self.bus.publish([NodeChanged(node=facts(NODE, allocatable={"pods": 1000}))])
         await self.bus.publish(
             [

@@ -12,7 +12,7 @@ from services.binder.bind.agent_client import NodeAgentClient
 from services.binder.metrics import PrometheusMetrics
 from services.binder.ports.nats import NoReply
 from services.binder.ports.observations import ObservedCondition, PodSnapshot, SelectedPod
-from services.binder.preempt.preemption_controller import PreemptionController
+from services.binder.preempt.preemption_controller import LOOK_S, PreemptionController
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
 from shared.ledger.waiting_pods import GatedPods
@@ -213,6 +213,7 @@ class NoPreemptor(PreemptionController):
 
     def __init__(self) -> None:
         """It needs no ledger."""
+        self.step_s = LOOK_S
 
     async def save_budgets(self, events: Sequence[BudgetChanged]) -> None:
         """Budgets are of no interest."""
