@@ -1,6 +1,9 @@
 """Whatever is deleted from the ledger or written over it by hand, pods keep what they have."""
 
+import asyncio
 import contextlib
+import json
+import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -15,6 +18,7 @@ from shared.model.errors import UnavailableError
 from shared.model.lease import Lease
 from shared.model.lease_copy import ANNOTATION, load_lease
 from shared.model.names import Namespace
+from tests.e2e.test_work_faults import readiness
 from tests.support.dialects.checklist import condition_text, leases
 from tests.support.stack import PODS, Stack, gpu_pod, running, stack, succeeded, vgpu
 from tests.support.waiting import until
@@ -77,6 +81,12 @@ class Damaged:
         healed_s = time.monotonic() - began_at
         await self.up.kube.delete(f"{PODS}/{name}")
         return healed_s
+
+    async def doctor_names(self, record: str) -> None:
+        """Wait until the diagnosis names a record that could not be read."""
+        await until(
+            lambda: self.up.leasehold("doctor"), lambda done: record in done.out, limit_s=HEALED_S
+        )
 
 
 def has(lease: Lease) -> Any:
@@ -149,3 +159,52 @@ async def test_pods_keep_what_they_have_whichever_key_is_deleted(damaged: Damage
 
     assert max(took.values()) < HEALED_S, took
     await damaged.up.audit()
+
+
+async def test_pods_keep_what_they_have_although_records_are_overwritten(
+    damaged: Damaged,
+) -> None:
+    client, took = damaged.redis, {}
+    for kind in ("leases", "devices", "nodes", "waiting"):
+        [name, *_] = sorted(await client.hkeys(f"lh:{kind}"))
+        await client.hset(f"lh:{kind}", name, secrets.token_bytes(60))
+        took[kind] = round(await damaged.heal(), 1)
+        # A pod that waits may have been decided again before anything read its record.
+        if kind != "waiting":
+            await damaged.doctor_names(f"{kind} {name.decode()}")
+    entry = int(await client.hget("lh:ledger", "feed_entry")) + 1
+    await client.xadd("lh:feed", {"n": secrets.token_bytes(9)}, id=f"{entry}-0")
+    took["feed"] = round(await damaged.heal(), 1)
+    await client.hset("lh-budget:states", "default", secrets.token_bytes(60))
+    took["budget"] = round(await damaged.heal(), 1)
+    for key in ("lh:ledger", "lh:leases", "lh:gone", "lh-quotas"):
+        await client.delete(key)
+        await client.rpush(key, secrets.token_bytes(9))
+        took[f"type of {key}"] = round(await damaged.heal(), 1)
+
+    assert max(took.values()) < HEALED_S, took
+    await damaged.up.audit()
+    events = json.loads(await damaged.up.kube.read("/api/v1/events"))["items"]
+    assert "LedgerRecordUnreadable" in {event["reason"] for event in events}
+
+
+def evicts(text: str) -> bool:
+    """Return whether a service is unready because of the server's policy."""
+    return "allkeys-lru" in text
+
+
+async def test_no_pod_is_placed_while_the_server_may_evict_keys(damaged: Damaged) -> None:
+    up = damaged.up
+    await damaged.redis.config_set("maxmemory-policy", "allkeys-lru")
+    await until(lambda: asyncio.to_thread(readiness, up, "binder"), evicts)
+    await up.create(gpu_pod("meanwhile", vgpu(memory=500)))
+    await until(lambda: asyncio.to_thread(readiness, up, "placer-0"), evicts)
+    pods = {pod["metadata"]["name"]: pod for pod in await up.pods()}
+    assert all(running(pods[name]) for name in KEPT)
+    assert "nodeName" not in pods["meanwhile"]["spec"]
+
+    await damaged.redis.config_set("maxmemory-policy", "noeviction")
+
+    await up.until("meanwhile", running, limit_s=20)
+    assert await damaged.kept() == damaged.before
+    await up.audit()
