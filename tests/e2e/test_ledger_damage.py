@@ -178,8 +178,8 @@ async def test_pods_keep_what_they_have_although_records_are_overwritten(
     await client.hset("lh-budget:states", "default", secrets.token_bytes(60))
     took["budget"] = round(await damaged.heal(), 1)
     for key in ("lh:ledger", "lh:leases", "lh:gone", "lh-quotas"):
-        await client.delete(key)
-        await client.rpush(key, secrets.token_bytes(9))
+        async with client.pipeline(transaction=True) as both:
+            await both.delete(key).rpush(key, secrets.token_bytes(9)).execute()
         took[f"type of {key}"] = round(await damaged.heal(), 1)
 
     assert max(took.values()) < HEALED_S, took
