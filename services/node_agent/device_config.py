@@ -7,19 +7,18 @@ one, what is valid of it. Its errors are logged and are a metric.
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import yaml
 
 from services.node_agent.gpus.sharing_config import (
     SharingConfig,
     merge_sharing,
 )
 from services.node_agent.metrics import config_errors_shown
+from shared.dialects.strict_json import load_json
 from shared.dialects.volcano.device_config import (
     DEVICE_KEY,
     DEVICE_MAP,
@@ -31,6 +30,7 @@ from shared.dialects.volcano.device_config import (
 )
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.strict_yaml import load_document
 from shared.model.bounds import cut
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError
@@ -159,8 +159,8 @@ class DeviceConfigLoader:
 
     def _config_of(self, texts: Mapping[str, str | None]) -> DeviceConfig:
         errors: list[str] = []
-        device = _document(texts.get(DEVICE_MAP), DEVICE_KEY, _load_yaml, errors)
-        node = _document(texts.get(NODE_MAP), NODE_KEY, _load_json, errors)
+        device = _document(texts.get(DEVICE_MAP), DEVICE_KEY, load_document, errors)
+        node = _document(texts.get(NODE_MAP), NODE_KEY, load_json, errors)
         config = parse_device_config(device, node, self.node)
         return replace(config, errors=(*errors, *config.errors))
 
@@ -195,36 +195,6 @@ def _document(
     """Return the document in a text; None if there is none, or if its syntax is invalid."""
     try:
         return load(text) if text and text.strip() else None
-    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
+    except ValueError as error:
         errors.append(f"{source} is ignored, its syntax is invalid: {cut(str(error))}")
         return None
-
-
-def _load_json(text: str) -> object:
-    return json.loads(text, object_pairs_hook=_unique)
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """Loads YAML whose mappings have each key once."""
-
-
-def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[object, object]:
-    loader.flatten_mapping(node)
-    return _unique(loader.construct_pairs(node, deep=True))
-
-
-_UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
-def _load_yaml(text: str) -> object:
-    return yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
-
-
-def _unique(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Return the pairs as a dictionary. Raises ValueError for a key that is there twice."""
-    found: dict[Any, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key!r} is there twice")
-        found[key] = value
-    return found

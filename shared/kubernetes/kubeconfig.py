@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
-
 from shared.kubernetes.exec_plugin import API_VERSIONS, ExecPlugin, resolve_command
+from shared.kubernetes.strict_yaml import load_document
 from shared.model.errors import RequestError
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -135,8 +134,8 @@ def context_names(path: Path) -> list[str]:
 
 def _load(path: Path) -> "_Section":
     try:
-        document = yaml.safe_load(_text(path))
-    except yaml.YAMLError as error:
+        document = load_document(_text(path))
+    except ValueError as error:
         raise KubeconfigError(str(path), f"not valid YAML: {error}", "Correct the file") from error
     return _Section(path, "the file", _mapping(path, "the file", document))
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-import yaml
-
+from shared.kubernetes.strict_yaml import load_documents
 from shared.model.errors import RequestError
 
 T = TypeVar("T")
@@ -14,12 +13,10 @@ T = TypeVar("T")
 def load_objects(path: Path, kind: str, parse: Callable[[Iterable[object]], T]) -> T:
     """Parse a file's objects of one kind. Raises RequestError with the file and its error."""
     try:
-        return parse(
-            [item for item in yaml.safe_load_all(path.read_text("utf-8")) if item is not None]
-        )
+        return parse(load_documents(path.read_text("utf-8")))
     except OSError as error:
         raise RequestError(f"{path}: {error.strerror}; set a file of {kind} objects") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} is not valid YAML: {error}") from error
     except RequestError as error:
         raise RequestError(f"{path}: {error}") from error
+    except ValueError as error:
+        raise RequestError(f"{path} is not valid YAML: {error}") from error

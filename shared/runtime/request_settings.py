@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import yaml
-
 from shared.dialects import DIALECTS, SCHEDULERS
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import check_rules
 from shared.dialects.protected_paths import HOST_PATHS
 from shared.dialects.volcano import scheduler_arguments
+from shared.kubernetes.strict_yaml import load_document
 from shared.model.device import DeviceMode
 from shared.model.errors import RequestError
 from shared.pods.pod_parser import PodParser
@@ -101,13 +100,13 @@ def load_rules(settings: RequestSettings) -> Rules:
 def _arguments(path: Path) -> Mapping[str, object]:
     """Return the arguments of the file's plugins."""
     try:
-        conf = yaml.safe_load(path.read_text(encoding="utf-8"))
+        conf = load_document(path.read_text(encoding="utf-8"))
         if conf.get("kind") == "ConfigMap":
-            conf = yaml.safe_load(conf["data"][scheduler_arguments.CONFIG_MAP_KEY])
+            conf = load_document(conf["data"][scheduler_arguments.CONFIG_MAP_KEY])
         return scheduler_arguments.plugin_arguments(conf)
     except OSError as error:
         raise RequestError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RequestError(
             f"{path} is not a valid {scheduler_arguments.CONFIG_MAP_KEY}: {error}"
         ) from error

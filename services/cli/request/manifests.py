@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
-import yaml
 
+from shared.kubernetes.strict_yaml import load_documents
 from shared.kubernetes.types import ApiPod
 from shared.model.errors import RequestError
 
@@ -53,8 +53,8 @@ def pods_in(text: str, source: str) -> list[ManifestPod]:
     Raises RequestError, naming the document, for text that is not a manifest or has no pods.
     """
     try:
-        documents = [document for document in yaml.safe_load_all(text) if document is not None]
-    except yaml.YAMLError as error:
+        documents = load_documents(text)
+    except ValueError as error:
         raise RequestError(f"{source} is not YAML: {error}") from error
     pods = [
         pod

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from shared.dialects.strict_json import load_json
 from shared.model.bounds import MOST, SHORT, check_bounds
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
@@ -28,17 +29,14 @@ class _NamespaceQuota(msgspec.Struct, frozen=True):
     pool: tuple[str, ...] | None = None
 
 
-_decode = msgspec.json.Decoder(dict[str, _NamespaceQuota]).decode
-
-
 def parse_config_map(data: Mapping[str, str]) -> dict[Namespace, Quota]:
     """Parse the ConfigMap's data. Raises RequestError for what gpu-admission refuses, too."""
     place = f"ConfigMap {CONFIG_MAP_NAMESPACE}/{CONFIG_MAP_NAME}"
     if KEY not in data:
         raise RequestError(f"{place} has no key {KEY}")
     try:
-        quotas = _decode(data[KEY])
-    except msgspec.DecodeError as error:
+        quotas = msgspec.convert(load_json(data[KEY]), dict[str, _NamespaceQuota])
+    except ValueError as error:
         raise RequestError(f"{place}: {KEY}: {error}") from error
     found = {
         Namespace(name): Quota(

@@ -117,6 +117,7 @@ def test_a_file_has_budgets_of_namespaces_and_one_for_all_others(tmp_path: Path)
     ("text", "named"),
     [
         ("{", "is not valid YAML"),
+        (f"{WHOLE}kind: Pod", "the key 'kind' is there twice"),
         ("kind: Pod", "GPUBudget"),
         (f"{WHOLE}---{WHOLE}", "defined twice"),
         (WHOLE.replace("1200", "x"), "limitGPUMinutes"),

@@ -80,7 +80,15 @@ LONG = {"gpu_quota": '{"%s": {}}' % ("n" * 64)}
 
 
 @pytest.mark.parametrize(
-    "data", [{}, {"gpu_quota": "{"}, {"gpu_quota": '{"a": {"quota": 3}}'}, LONG]
+    "data",
+    [
+        {},
+        {"gpu_quota": "{"},
+        {"gpu_quota": '{"a": {"quota": 3}}'},
+        {"gpu_quota": '{"a": {"quota": {"T4": 8}}, "a": {"quota": {"T4": 1}}}'},
+        {"gpu_quota": "[" * 100_000},
+        LONG,
+    ],
 )
 def test_a_config_map_that_gpu_admission_would_refuse_is_refused(data: dict[str, str]) -> None:
     with pytest.raises(RequestError, match="kube-system/gpuquota"):

@@ -89,6 +89,9 @@ def test_item_50_the_guides_configuration_is_accepted_without_a_warning(
         b"tiers: [{plugins: [deviceshare]}]",
         b"tiers: [{plugins: [{name: deviceshare, arguments: [x]}]}]",
         b"tiers: \xff",
+        b"tiers: []\ntiers: []",
+        b"kind: ConfigMap\ndata: {volcano-scheduler.conf: 'tiers: []', volcano-scheduler.conf: ''}",
+        b"kind: ConfigMap\ndata:\n  volcano-scheduler.conf: |\n    tiers: []\n    tiers: []\n",
     ],
 )
 def test_a_file_that_is_not_a_configuration_is_refused_by_name(tmp_path: Path, text: bytes) -> None:
