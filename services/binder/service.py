@@ -13,6 +13,7 @@ from services.binder.ports.ledger import LeaseLedger
 from services.binder.ports.nats import Publish
 from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.report.explanations import (
+    config_event,
     explain,
     health_events,
     rejected_event,
@@ -231,11 +232,14 @@ class Binder:
 
     @handles(gather_s=GATHER_REPORTS_S)
     async def save_devices(self, events: Sequence[DeviceReported]) -> list[Never]:
-        """Save nodes' devices, and what their agents have activated."""
+        """Save nodes' devices, and what their agents have activated; report invalid settings."""
         refused = await self.sync.updater.save_devices(events)
         await self.sync.rebuild.stage_reports(events)
         self.reports.refusals.refuse_all(refused)
         self.binding.presence.record_reports([each for each in events if each.node not in refused])
+        for event in events:
+            if event.config_errors:
+                self.reports.events.record(config_event(event))
         return []
 
     @handles

@@ -1,7 +1,7 @@
 """Reads Volcano's device configuration from files or from ConfigMaps, and refreshes it.
 
 Of a document that is invalid, the last valid version stays in force, also after a restart; without
-one, what is valid of it. Its errors are logged and are a metric.
+one, what is valid of it. Its errors are logged, and are a metric and an Event of the node.
 """
 
 import asyncio
@@ -65,6 +65,7 @@ class DeviceConfigLoader:
         node_file: Path | None,
         cache_file: Path,
         clock: Clock,
+        report_error: Callable[[str], None],
     ) -> None:
         self.client = client
         self.node = node
@@ -74,6 +75,8 @@ class DeviceConfigLoader:
         self.files = {DEVICE_MAP: device_file, NODE_MAP: node_file}
         self.cache_file = cache_file
         self.clock = clock
+        self.report_error = report_error
+        """Called once for each invalid version."""
         self._sharing: SharingConfig | None = None
         self._read_at = 0.0
         self._texts: dict[str, str | None] = {}
@@ -149,12 +152,9 @@ class DeviceConfigLoader:
         if not errors:
             return text
         in_force = "its last valid version" if valid else "what is valid of it"
-        logger.error(
-            "ConfigMap or file %s is invalid, and %s is in force: %s",
-            name,
-            in_force,
-            "; ".join(errors),
-        )
+        problem = f"{name} is invalid, and {in_force} is in force: {'; '.join(errors)}"
+        logger.error("ConfigMap or file %s", problem)
+        self.report_error(problem)
         return valid or text
 
     def _config_of(self, texts: Mapping[str, str | None]) -> DeviceConfig:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.views.advertisement import NodeAdvertisement
 from shared.dialects.advertised import NodeSoftware
+from shared.model.bounds import cut
 from shared.model.device import Device
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
@@ -24,6 +25,8 @@ class AgentNodeState:
         """Set when a device report must be sent without delay."""
         self.observers: list[Callable[[], None]] = []
         """Called after each change of the devices."""
+        self.config_errors: list[str] = []
+        """Of device configurations, until they are reported."""
 
     def get_snapshot(self) -> NodeSnapshot | None:
         """Return the snapshot for allocations; None until the devices are known."""
@@ -39,6 +42,12 @@ class AgentNodeState:
         if self.snapshot is None:
             raise UnavailableError("the node agent does not know its devices yet")
         return self.snapshot
+
+    def take_config_errors(self) -> str:
+        """Return the errors that were not reported yet."""
+        errors = cut("; ".join(self.config_errors))
+        self.config_errors.clear()
+        return errors
 
     def update(
         self,

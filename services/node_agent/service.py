@@ -233,6 +233,7 @@ class NodeAgent:
                         reported_at=self._next_reported_at(),
                         pods_unreadable=bool(self.pods.unreadable_reason),
                         fences=self.checkpoint.device_fences,
+                        config_errors=self.state.take_config_errors(),
                     )
                 ]
 

@@ -231,6 +231,7 @@ def _build_watcher(
         node_file=settings.node_config,
         cache_file=settings.state_dir / "device-config.json",
         clock=base.clock,
+        report_error=base.state.config_errors.append,
     )
     return DeviceWatcher(
         base.node,

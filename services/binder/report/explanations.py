@@ -12,7 +12,13 @@ from typing import Any
 from services.binder.ports.observations import ObservedCondition
 from services.binder.ports.reports import KubernetesEvent
 from shared.model.bounds import cut
-from shared.model.events.node_events import HealthChanged, LeaseHolder, ShareRefused, ViolationFound
+from shared.model.events.node_events import (
+    DeviceReported,
+    HealthChanged,
+    LeaseHolder,
+    ShareRefused,
+    ViolationFound,
+)
 from shared.model.events.pod_events import PlacementRefused, PodRejected, PodTerminated
 from shared.model.lease import Lease
 from shared.model.ledger import UnreadableRecord
@@ -178,6 +184,11 @@ def refused_event(node: NodeName, reason: str) -> KubernetesEvent:
         "until it reports what can be true. If its agent is not broken, its credentials may be "
         "stolen: delete the Node to lock it out",
     )
+
+
+def config_event(event: DeviceReported) -> KubernetesEvent:
+    """Return the Event of a node whose device configuration has become invalid."""
+    return _node_event(event.node, "DeviceConfigInvalid", event.config_errors)
 
 
 def shared_device_event(node: NodeName, device: DeviceUuid, owner: NodeName) -> KubernetesEvent:

@@ -68,6 +68,8 @@ class DeviceReported(Event):
     """The node runs another device plugin instead of our agent; these are its devices."""
     fences: Fences = field(default_factory=dict)
     """The newest fence that the agent has honoured for each device, also for pods that ended."""
+    config_errors: MessageText = ""
+    """Why the latest version of a device configuration is invalid, in one report."""
 
     @property
     def route(self) -> str:

@@ -2,8 +2,10 @@
 
 import json
 
+from shared.model.events.node_events import DeviceReported
 from tests.support.node_agent.agent import NUMBER, one_node_cluster
 from tests.support.simcluster.kubelet import NODE
+from tests.support.waiting import until
 
 
 async def test_config_maps_of_the_cluster_divide_the_node() -> None:
@@ -28,3 +30,20 @@ async def test_config_maps_of_the_cluster_divide_the_node() -> None:
             assert [layout.name for layout in device.layouts] == ["half"]
             assert (device.slots, device.unit_mib) == (2, 10)
             assert len(agent.state.shown.served[NUMBER]) == 2
+
+
+async def test_one_report_has_the_errors_of_an_invalid_config_map() -> None:
+    async with one_node_cluster("1xA100-40GB") as cluster:
+        metadata = {"name": "volcano-vgpu-node-config", "namespace": "kube-system"}
+        data = {"config.json": '{"nodeconfig": [{"name": "n", "name": "n"}]}'}
+        cluster.node.store.create("configmaps", {"metadata": metadata, "data": data})
+        async with cluster.running() as agent:
+            await until(lambda: cluster.events_of(DeviceReported))
+            agent.state.report_due.set()
+            first, *later = await until(
+                lambda: cluster.events_of(DeviceReported), lambda reports: len(reports) > 1
+            )
+
+    assert "config.json is ignored" in first.config_errors
+    assert "the key 'name' is there twice" in first.config_errors
+    assert not any(report.config_errors for report in later)

@@ -165,6 +165,7 @@ def configuring(tmp_path: Path, maps: Any, clock: FakeClock, **changes: Any) -> 
         "node_file": None,
         "cache_file": tmp_path / "kept.json",
         "clock": clock,
+        "report_error": lambda _: None,
     }
     return DeviceConfigLoader(maps, NodeName(NODE), **(facts | changes))
 

@@ -5,7 +5,12 @@ from typing import Any
 
 import pytest
 
-from shared.model.events.node_events import HealthChanged, LeaseHolder, ViolationFound
+from shared.model.events.node_events import (
+    DeviceReported,
+    HealthChanged,
+    LeaseHolder,
+    ViolationFound,
+)
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.lease import ClaimAllocation, LeaseState
 from shared.model.names import DeviceUuid, Namespace, NodeName
@@ -39,6 +44,20 @@ async def test_a_violation_is_a_warning_event_of_its_pod() -> None:
     assert all(body["involvedObject"]["uid"] == lease().pod for body in bodies)
     assert bodies[0]["message"] == "node n1: container c has no region file any more"
     assert len(bodies[1]["message"]) <= 1024
+
+
+async def test_an_invalid_device_configuration_is_a_warning_event_of_its_node() -> None:
+    world = World()
+    valid = DeviceReported(node=NodeName("n1"), devices=(), served=())
+
+    async with running(world.binder.write_events):
+        await world.binder.save_devices([valid, replace(valid, config_errors="x is -4")])
+        await until(lambda: world.pods.events)
+
+    (body,) = bodies(world)
+    assert (body["type"], body["reason"]) == ("Warning", "DeviceConfigInvalid")
+    assert (body["involvedObject"]["kind"], body["involvedObject"]["name"]) == ("Node", "n1")
+    assert body["message"] == "x is -4"
 
 
 async def test_cores_that_cannot_be_limited_are_one_event_whoever_reports_them_again() -> None:
