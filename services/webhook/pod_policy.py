@@ -159,9 +159,10 @@ def _mounts(subject: PolicySubject) -> Broken:
         for mount in container.mounts:
             conflict = lease_conflict(mount.path)
             if conflict and not _is_temporary(mount, subject.pod):
+                what = "a volume mounted at" if mount.volume else "terminationMessagePath"
                 yield (
-                    f"container {container.name}: a volume mounted at {mount.path} could replace "
-                    f"{conflict}, which the lease mounts: mount it at another path"
+                    f"container {container.name}: {what} {mount.path} could replace {conflict}, "
+                    "which the lease mounts: use another path"
                 )
     yield from _shared_temporaries(subject)
 
@@ -268,7 +269,7 @@ RULES = (
         _capabilities,
     ),
     PodRule(
-        "`volumeMounts`, `volumeDevices` of containers with GPUs",
+        "`volumeMounts`, `volumeDevices`, `terminationMessagePath` of containers with GPUs",
         f"paths that the lease mounts, those above and below them, those that end like them (such "
         f"as `x/ld.so.preload`); not an `emptyDir` at `{TEMPORARY}` that nothing else mounts",
         _mounts,

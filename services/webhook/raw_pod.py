@@ -100,6 +100,7 @@ class RawContainer(msgspec.Struct, frozen=True, rename="camel"):
     volume_mounts: tuple[RawMount, ...] | None = None
     volume_devices: tuple[RawBlockDevice, ...] | None = None
     target_container_name: str | None = None
+    termination_message_path: str | None = None
 
 
 class RawHostPath(msgspec.Struct, frozen=True):
@@ -190,6 +191,7 @@ def _paths(spec: RawPodSpec) -> Iterator[str]:
     for container in _all_containers(spec):
         yield from (mount.mount_path for mount in container.volume_mounts or ())
         yield from (block.device_path for block in container.volume_devices or ())
+        yield container.termination_message_path or ""
 
 
 def _all_containers(spec: RawPodSpec) -> Iterator[RawContainer]:

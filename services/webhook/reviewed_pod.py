@@ -29,10 +29,11 @@ from shared.placing.pod_fields import FoundField, handed_over
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewedMount:
-    """One volume in a container: a file system, or a block device."""
+    """One volume in a container: a file system, or a block device; or its message's file."""
 
     path: str
-    volume: str
+    volume: str = ""
+    """Empty: it is the file at `terminationMessagePath`, which the kubelet mounts last."""
     whole: bool = True
     """It is writable, and no part of the volume (`subPath`)."""
 
@@ -221,6 +222,8 @@ def _mounts(container: RawContainer) -> Iterator[ReviewedMount]:
         yield ReviewedMount(path=mount.mount_path, volume=mount.name, whole=not partial)
     for block in container.volume_devices or ():
         yield ReviewedMount(path=block.device_path, volume=block.name)
+    if container.termination_message_path:
+        yield ReviewedMount(path=container.termination_message_path)
 
 
 def _added_capabilities(security: RawSecurityContext) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """How the watcher reads pods, and its settings."""
 
+import time
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -35,6 +37,17 @@ def read(text: dict[str, object], **meta: object) -> ObservedPod:
     }
     pod = msgspec.json.decode(msgspec.json.encode(whole), type=ApiPod)
     return PARSER.parse(pod)
+
+
+@pytest.mark.parametrize("text", ["9" * 200_000, "1h" * 100_000, "[" * 200_000, "," * 200_000])
+@pytest.mark.parametrize("scheduler", ["volcano", "theirs"])
+def test_no_annotation_takes_long_to_read(text: str, scheduler: str) -> None:
+    spec = {"schedulerName": scheduler, "containers": [VGPU]}
+    began = time.process_time()
+    for annotation in sorted(PARSER.annotations):
+        read({"spec": spec}, annotations={annotation: text})
+
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize(

@@ -139,12 +139,23 @@ def test_a_second_review_changes_nothing() -> None:
     ],
 )
 def test_a_mount_at_above_or_below_a_path_of_the_lease_is_denied(path: str, conflict: str) -> None:
-    for fields in (mounted(path), {"volumeDevices": [{"name": "v", "devicePath": path}]}):
+    for fields, what in (
+        (mounted(path), "a volume mounted at"),
+        ({"volumeDevices": [{"name": "v", "devicePath": path}]}, "a volume mounted at"),
+        ({"terminationMessagePath": path}, "terminationMessagePath"),
+    ):
         decision = decided(pod(gpu(**fields)))
 
         assert not decision.allowed
-        assert f"container main: a volume mounted at {path} could replace" in decision.message
+        assert f"container main: {what} {path} could replace" in decision.message
         assert conflict in decision.message
+
+
+def test_a_termination_message_elsewhere_is_admitted() -> None:
+    obj = pod(gpu(terminationMessagePath="/dev/termination-log"))
+    obj["spec"]["volumes"] = [{"name": "", "emptyDir": {}}]
+
+    assert decided(obj).allowed
 
 
 HOST_PATHS = (
