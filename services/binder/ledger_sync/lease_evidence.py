@@ -33,13 +33,13 @@ def evidence_of(reported: Lease, copy: str) -> Evidence | str:
     written = copy_for(reported, copy)
     if written is None:
         return Evidence(reported, is_hearsay=True)
-    if slots_of(written) != slots_of(reported):
-        return (
-            f"pod {reported.pod} uses other devices or slots than those of its lease, in the copy "
-            f"that pod {reported.namespace}/{reported.name} carries"
-        )
     own = {_key(share): share for share in reported.shares}
-    shares = tuple(_least(share, own.get(_key(share), share)) for share in written.shares)
+    if own.keys() != {_key(share) for share in written.shares}:
+        return (
+            f"pod {reported.pod} uses other devices than those of its lease, in the copy that pod "
+            f"{reported.namespace}/{reported.name} carries"
+        )
+    shares = tuple(_least(share, own[_key(share)]) for share in written.shares)
     version = max(written.version, reported.version)
     if _sizes(shares) != _sizes(reported.shares):
         version += 1  # its agent has less to give, and follows newer leases only
@@ -89,11 +89,14 @@ def _sizes(shares: Iterable[Share]) -> set[tuple[object, ...]]:
 
 
 def _key(share: Share) -> tuple[str, DeviceUuid, int | None]:
-    return share.container, share.device, share.slot
+    """Return what an agent must have as the copy says; the slot decides the size of an instance."""
+    return share.container, share.device, share.slot if share.mig else None
 
 
 def _least(written: Share, reported: Share) -> Share:
-    """Return the share with the size that its agent gives it, unless that is more."""
+    """Return the share with its agent's slot, and the size that it gives, unless that is more."""
+    if written.slot != reported.slot:
+        written = structs.replace(written, slot=reported.slot, fence=reported.fence)
     memory_mib = min(written.memory_mib, reported.memory_mib)
     cores_percent = min(written.cores_percent, reported.cores_percent)
     if (memory_mib, cores_percent) == (written.memory_mib, written.cores_percent):

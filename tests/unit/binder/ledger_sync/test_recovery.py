@@ -69,7 +69,21 @@ def test_a_lease_on_other_devices_than_its_copy_is_restored_from_the_copy() -> N
     [[restored]] = recovery.annotated()
 
     assert restored.shares == known.shares
-    assert "other devices or slots" in recovery.problems[0]
+    assert "other devices than those" in recovery.problems[0]
+
+
+def test_a_slot_is_the_one_that_the_agent_has_given() -> None:
+    known = lease("p1")
+    [share] = known.shares
+    given = structs.replace(share, slot=(share.slot or 0) + 1, fence=share.fence + 5)
+    recovery = Recovery([bound(known)])
+
+    [found] = recovery.add_reports(
+        {known.node: (activation(structs.replace(known, shares=(given,))),)}
+    )
+
+    assert found.lease.shares == (given,)
+    assert recovery.problems == []
 
 
 def test_a_node_is_silent_until_it_reports() -> None:
