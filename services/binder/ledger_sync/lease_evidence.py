@@ -2,7 +2,8 @@
 
 An agent may be stolen. So its allocations say that a pod uses devices, and the copy of the lease,
 which only binders write, says which and how much: the agent may have less, after a resize, and
-never more.
+never more. A binder writes a larger size into the copy before the agent gets it. Slots are a matter
+of the agent's node alone, so they are those that the agent has given.
 """
 
 from collections.abc import Iterable
@@ -33,16 +34,17 @@ def evidence_of(reported: Lease, copy: str) -> Evidence | str:
     written = copy_for(reported, copy)
     if written is None:
         return Evidence(reported, is_hearsay=True)
-    own = {_key(share): share for share in reported.shares}
-    if own.keys() != {_key(share) for share in written.shares}:
+    if places_of(written) != places_of(reported):
         return (
             f"pod {reported.pod} uses other devices than those of its lease, in the copy that pod "
             f"{reported.namespace}/{reported.name} carries"
         )
-    shares = tuple(_least(share, own[_key(share)]) for share in written.shares)
-    version = max(written.version, reported.version)
-    if _sizes(shares) != _sizes(reported.shares):
-        version += 1  # its agent has less to give, and follows newer leases only
+    own = {_place(share): share for share in reported.shares}
+    shares = tuple(_least(share, own[_place(share)]) for share in written.shares)
+    newest = max(reported, written, key=lambda lease: lease.version)
+    version = newest.version
+    if sizes_of(shares) != sizes_of(newest.shares):
+        version += 1  # who knows that one follows newer leases only
     merged = structs.replace(
         written,
         shares=shares,
@@ -84,12 +86,18 @@ def is_resized(lease: Lease, later: Lease) -> bool:
     return is_later and later.shares != lease.shares
 
 
-def _sizes(shares: Iterable[Share]) -> set[tuple[object, ...]]:
-    return {(*_key(share), share.memory_mib, share.cores_percent) for share in shares}
+def places_of(lease: Lease) -> frozenset[tuple[str, DeviceUuid, int | None]]:
+    """Return what of a lease an agent cannot choose."""
+    return frozenset(map(_place, lease.shares))
 
 
-def _key(share: Share) -> tuple[str, DeviceUuid, int | None]:
-    """Return what an agent must have as the copy says; the slot decides the size of an instance."""
+def sizes_of(shares: Iterable[Share]) -> set[tuple[object, ...]]:
+    """Return the sizes of shares, with their places."""
+    return {(*_place(share), share.memory_mib, share.cores_percent) for share in shares}
+
+
+def _place(share: Share) -> tuple[str, DeviceUuid, int | None]:
+    """Return the container and device of a share; the slot decides which MIG instance it is."""
     return share.container, share.device, share.slot if share.mig else None
 
 

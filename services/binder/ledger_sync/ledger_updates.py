@@ -10,6 +10,8 @@ from services.binder.ledger_sync.lease_evidence import (
     copy_for,
     generation_of,
     is_resized,
+    places_of,
+    sizes_of,
     slots_of,
 )
 from services.binder.ledger_sync.lost_leases import LostLeases, LostOutcome
@@ -257,11 +259,12 @@ class LedgerUpdater:
     ) -> tuple[LostOutcome, set[PodUid]]:
         """Compare stored leases with those that agents use; return pods whose lease has ended.
 
-        Where they differ, the copy that the pod carries decides. A rebuild that missed a Binding in
-        flight gives a lease of other slots: with another slot of the same device, the ledger would
-        have no room for the pod that really has it. A rollback to before a resize gives one of an
-        earlier size. A report may be late: of a claim that was allocated anew since, it says
-        nothing about the lease.
+        An agent that has a size from before a resize follows the lease. Where they differ
+        otherwise, the copy that the pod carries decides. A rebuild that missed a Binding in flight
+        gives a lease of other slots: with another slot of the same device, the ledger would have no
+        room for the pod that really has it. A rollback to before a resize gives one of an earlier
+        size. A report may be late: of a claim that was allocated anew since, it says nothing about
+        the lease.
         """
         outcome, replaced, outdated = LostOutcome(), list[Lease](), list[Lease]()
         differing = [pair for pair in pairs if _differ(*pair)]
@@ -281,11 +284,19 @@ class LedgerUpdater:
                 outcome.refused[stored.node] = (
                     f"pod {stored.pod} uses other devices or slots than those of its lease"
                 )
-        if outdated:  # their agents follow newer leases only
-            await self.ledger.restore(outdated, now=self.vanished_pods.clock.now())
-            await self.ledger.resizes.set_unsynced(outdated)
+        await self._restore_sizes(pairs, outdated)
         await self.release_unmoved(replaced, reason="its pod uses devices of an earlier lease")
         return outcome, {lease.pod for lease in replaced}
+
+    async def _restore_sizes(
+        self, pairs: Iterable[tuple[Lease, Lease]], outdated: list[Lease]
+    ) -> None:
+        """Let agents follow leases that replace what they have, and those that they have missed."""
+        if outdated:  # their agents follow newer leases only
+            await self.ledger.restore(outdated, now=self.vanished_pods.clock.now())
+        unsynced = [*outdated, *(stored for stored, used in pairs if _is_late(used, stored))]
+        if unsynced:
+            await self.ledger.resizes.set_unsynced(unsynced)
 
 
 def _newest(leases: Iterable[Lease]) -> dict[tuple[PodUid, NodeName], Lease]:
@@ -308,9 +319,16 @@ def _differ(stored: Lease, used: Lease) -> bool:
     )
 
 
+def _is_late(used: Lease, stored: Lease) -> bool:
+    """Return whether an agent has another size than the stored lease, from before a resize."""
+    is_same = generation_of(used) == generation_of(stored) and slots_of(used) == slots_of(stored)
+    is_resized_since = stored.resized_at > used.resized_at
+    return is_same and is_resized_since and sizes_of(stored.shares) != sizes_of(used.shares)
+
+
 def _supersedes(copy: Lease, stored: Lease, used: Lease) -> bool:
     """Return whether the copy is of a later lease than the stored one, and of the one in use."""
-    if slots_of(copy) != slots_of(used):
+    if places_of(copy) != places_of(used):
         return False
     return slots_of(stored) != slots_of(used) or is_resized(stored, copy)
 

@@ -1,4 +1,4 @@
-"""Resizes a running lease: first the ledger if it grows, first its node if it shrinks.
+"""Resizes a running lease: ledger, pod, node if it grows; node, ledger, pod if it shrinks.
 
 A binder may stop after any step. The ledger records what is left to do, and any binder finishes it;
 a node raises a smaller limit again that the ledger does not confirm. So a request without a reply
@@ -10,7 +10,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
-from services.binder.ledger_sync.lease_evidence import copy_for
 from services.binder.metrics import PrometheusMetrics
 from services.binder.ports.kubernetes import AnnotatedPods
 from services.binder.ports.ledger import ResizeLedger
@@ -22,7 +21,7 @@ from services.binder.resize.rules import (
     SizeChange,
     SizeUnchanged,
     decide,
-    is_between,
+    is_smaller,
     no_capacity,
 )
 from shared.dialects import DIALECTS
@@ -181,37 +180,27 @@ class Resizer:
     # Unfinished work of a resize
 
     async def _synchronize(self, lease: Lease, *, undo: bool = False) -> tuple[str, ...]:
-        """Bring the node's limits, then the pod's annotations in line; return what is left.
+        """Bring the pod's annotations, then the node's limits in line; return what is left.
 
-        With `undo`, a lease that its device cannot hold gets the size that its container has.
+        In this order: no limit is above the size in the copy of the lease, which counts where the
+        ledger is lost. With `undo`, a lease that its device cannot hold gets the size that its
+        container has.
         """
+        try:
+            lease = await self._annotate(lease)
+        except LeaseholdError as error:
+            return (f"the pod's annotations, and then the container's limits: {error}",)
         try:
             reply = await self.agents.set_limits(LimitsRequest(node=lease.node, lease=lease))
-            if not reply.applied:
-                back = reply.resize_back(lease.pod)
-                if undo and back is not None and await self._had_size(lease, back):
-                    await self._undo(lease, back, reply.reason)
-                return (f"the container's limits: {reply.reason}",)
         except UnavailableError:
             return (f"the container's limits, as soon as the agent of node {lease.node} responds",)
-        try:
-            await self._annotate(lease)
-        except LeaseholdError as error:
-            return (f"the pod's annotations: {error}",)
+        if not reply.applied:
+            back = reply.resize_back(lease.pod)
+            if undo and back is not None and is_smaller(back, lease):
+                await self._undo(lease, back, reply.reason)
+            return (f"the container's limits: {reply.reason}",)
         await self.ledger.resizes.set_synced(lease.pod, lease.version)
         return ()
-
-    async def _had_size(self, lease: Lease, size: ResizeRequest) -> bool:
-        """Return whether the container can have had the size that its agent says it keeps.
-
-        The copy of the lease is written after the limits: it has the same size, or an earlier one.
-        """
-        try:
-            read = await self.pods.get_annotations(lease.namespace, lease.name)
-        except LeaseholdError:
-            return False
-        copy = copy_for(lease, read.annotations.get(ANNOTATION, "") if read else "")
-        return is_between(size, lease, copy)
 
     async def _undo(self, lease: Lease, request: ResizeRequest, reason: str) -> None:
         """Give the lease the size that its container keeps.
@@ -224,8 +213,8 @@ class Resizer:
         )
         await self.resize(request)
 
-    async def _annotate(self, lease: Lease) -> None:
-        """Write the annotations of the lease as it is after the pod was read.
+    async def _annotate(self, lease: Lease) -> Lease:
+        """Write the annotations of the lease as it is after the pod was read; return that lease.
 
         Of two concurrent writers the one with the older lease gets a conflict, and reads again.
         """
@@ -233,13 +222,13 @@ class Resizer:
             read = await self.pods.get_annotations(lease.namespace, lease.name)
             (current,) = await self.ledger.load([lease.pod])
             if read is None or read.uid != lease.pod or current is None:
-                return
+                return lease
             wanted = resized_annotations(current)
             if all(read.annotations.get(key) == text for key, text in wanted.items()):
-                return
+                return current
             with contextlib.suppress(ConflictError):
                 await self.pods.annotate(lease.namespace, lease.name, read, wanted)
-                return
+                return current
         raise ConflictError(f"pod {lease.namespace}/{lease.name} changes too often")
 
     async def run(self) -> None:

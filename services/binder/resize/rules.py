@@ -113,6 +113,11 @@ def _fixed(lease: Lease, shares: Sequence[Share]) -> Iterator[ResizeRefusal]:
     """Yield the reasons why shares have a fixed size."""
     recreate = "delete the pod, and create it with the new size"
     first = shares[0]
+    if lease.claim is not None:
+        yield ResizeRefusal(
+            reason="its ResourceClaim says what it gets",
+            hint="delete its pods, and create a claim for the new size",
+        )
     if lease.state is not LeaseState.ACTIVE:
         yield ResizeRefusal(
             reason=f"its lease is {lease.state}: its containers have not been started yet",
@@ -310,9 +315,7 @@ def _over_quota(lease: Lease, excess: QuotaExcess) -> ResizeRefusal:
     )
 
 
-def is_between(size: ResizeRequest, lease: Lease, copy: Lease | None) -> bool:
-    """Return whether a size is at most that of the lease, and at least that of its copy."""
+def is_smaller(size: ResizeRequest, lease: Lease) -> bool:
+    """Return whether a size is at most that of the lease."""
     shares = lease.shares_of(size.container)
-    written = copy.shares_of(size.container) if copy else ()
-    least = min((share.memory_mib for share in written), default=0)
-    return bool(shares) and least <= (size.memory_mib or 0) <= shares[0].memory_mib
+    return bool(shares) and 0 < (size.memory_mib or 0) <= shares[0].memory_mib

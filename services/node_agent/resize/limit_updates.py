@@ -1,5 +1,8 @@
 """Limits of running containers: raised after their lease, lowered before it.
 
+A binder requests that a limit is raised after it has written the copy of the lease: a rebuild of
+the ledger restores no more than that.
+
 A container's limits are in the checkpoint before they are in its region, so that they survive a
 restart of the agent and of the container. A limit that was lowered for a lease that did not change
 is raised again, once no binder can change the lease any more and the ledger has confirmed it. It
@@ -27,6 +30,7 @@ from services.node_agent.records.device_guard import OvercommitError
 from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limits import (
     follow_lease,
+    is_grown,
     is_larger,
     lower_limits,
     shortage,
@@ -116,7 +120,7 @@ class LimitUpdater:
     # Leases that have another size
 
     async def _follow_one(self, lease: Lease) -> LimitsReply:
-        refused = await self._follow()
+        refused = await self._follow(lease)
         entries = self._entries_of(lease.pod)
         if not entries:
             return LimitsReply(
@@ -137,8 +141,8 @@ class LimitUpdater:
             )
         return LimitsReply(applied=True)
 
-    async def _follow(self) -> dict[tuple[PodUid, str, str], str]:
-        """Update entries and regions to the known leases.
+    async def _follow(self, requested: Lease | None = None) -> dict[tuple[PodUid, str, str], str]:
+        """Update entries and regions to the known leases; to a larger one where it is requested.
 
         Return by entry why its device cannot hold more beside what other pods have.
         """
@@ -156,7 +160,7 @@ class LimitUpdater:
                 except RequestError as error:
                     logger.warning("container %s keeps its limits: %s", key[1], error)
                     continue
-                if updated is not None:
+                if updated is not None and (lease == requested or not is_grown(updated, entry)):
                     reason = await self._save(updated, entry)
                     if reason:
                         refused[key] = reason

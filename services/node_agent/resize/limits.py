@@ -96,6 +96,12 @@ def is_larger(entry: CheckpointEntry, before: CheckpointEntry) -> bool:
     )
 
 
+def is_grown(entry: CheckpointEntry, before: CheckpointEntry) -> bool:
+    """Return whether the container gets more of a device by a resize of its lease."""
+    is_resized = entry.lease.resized_at > before.allocation.lease.resized_at
+    return is_resized and is_larger(entry, before)
+
+
 def _place(share: Share) -> tuple[str, DeviceUuid, int | None, int]:
     return share.container, share.device, share.slot, share.fence
 

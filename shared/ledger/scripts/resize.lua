@@ -11,7 +11,7 @@
 --                              not marked as synced to node and annotations
 --   'set_synced', pod, version mark as synced, unless the lease was resized again
 --   'set_unsynced', rows of {pod, version}
---                              mark as not synced
+--                              mark as not synced, unless they or later ones are
 --
 --   resize-lock:POD  the token of the lock's owner; expires
 --   unsynced         hash  pod -> {version of its lease, instant in ms}
@@ -130,7 +130,12 @@ function actions.set_synced(pod, version)
 end
 
 function actions.set_unsynced(rows)
-  for _, row in ipairs(rows) do call('HSET', UNSYNCED, row[1], encode({row[2], 0})) end
+  for _, row in ipairs(rows) do
+    local value = call('HGET', UNSYNCED, row[1])
+    if not value or (readable(value)[1] or 0) < row[2] then
+      call('HSET', UNSYNCED, row[1], encode({row[2], 0}))
+    end
+  end
   save_count('unsynced')
   return {encode(true)}
 end

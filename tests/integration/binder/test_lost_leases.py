@@ -238,6 +238,40 @@ async def test_a_size_that_only_the_agent_has_is_not_believed_and_one_that_the_c
     assert unsynced == ([] if is_written else [first.pod])
 
 
+async def test_an_agent_that_missed_a_resize_is_requested_to_follow_it(cluster: Cluster) -> None:
+    """The lease was restored from the copy of its pod, while its agent was silent."""
+    first = await cluster.bind("p1")
+    await cluster.allocate(first)
+    await cluster.lose_all()
+    [share_before] = first.shares
+    resized = structs.replace(
+        first,
+        shares=(structs.replace(share_before, memory_mib=60_000),),
+        version=first.version + 1,
+        resized_at=NOW,
+    )
+    assert await cluster.leases.restore([resized], now=NOW) == []
+
+    await cluster.report_devices()
+
+    assert await cluster.leases.resizes.unsynced(older_than_s=0.0) == [first.pod]
+    assert [each.shares for each in await cluster.leases.load([first.pod]) if each] == [
+        resized.shares
+    ]
+
+
+async def test_a_lease_has_the_slot_that_its_agent_has_given(cluster: Cluster) -> None:
+    """The lease was restored from the copy of its pod, which had an earlier slot."""
+    first = await cluster.bind("p1")
+    [share_before] = first.shares
+    given = (structs.replace(share_before, slot=3, fence=share_before.fence + 5),)
+    await cluster.allocate(structs.replace(first, shares=given))
+
+    await cluster.report_devices()
+
+    assert [each.shares for each in await cluster.leases.load([first.pod]) if each] == [given]
+
+
 async def test_a_second_lease_of_another_slot_gives_way_to_the_first_one(cluster: Cluster) -> None:
     first = await cluster.bind("p1")
     await cluster.allocate(first)

@@ -76,6 +76,19 @@ def test_a_resize_that_the_ledger_lost_unseen_is_restored_from_the_container() -
     assert "  binder 0 on p0-3 with 60 MiB: resized " in run.story
 
 
+def test_a_size_in_use_is_restored_although_no_reply_says_that_the_container_has_it() -> None:
+    steps = [
+        Step("create_pods", {"mib": (10,)}),
+        Step("work", {}),
+        *(Step("lose_limits_reply", {"node": node}) for node in ("a", "b")),
+        Step("resize", {"position": 0, "mib": 30, "number": 1}),
+        Step("use_memory", {"position": 0, "percent": 100}),
+        Step("redis", {"what": "flush"}),
+    ]
+    with model_on_server() as model:
+        assert not model.repeat(steps).failure
+
+
 @pytest.mark.parametrize("loss", ["roll back", "flush"])
 def test_a_rollback_is_seen_although_the_ledger_was_being_rebuilt_before_it(loss: str) -> None:
     steps = [

@@ -82,12 +82,12 @@ async def test_hami_core_12_a_larger_lease_raises_the_limit_of_the_running_conta
         place = region_of(cluster, lease)
         use_memory(place, 3_000)
         before = path_of(place).read_bytes()
-        await cluster.push_lease(cluster.ledger.grant(sized(lease, 6_000, 30)))
-        await until(lambda: limit_mib(place) == 6_000)
-        after = path_of(place).read_bytes()
         started = cluster.node.container("one").started_at
+        await cluster.push_lease(cluster.ledger.grant(sized(lease, 6_000, 30)))
 
         assert (await update_limits_of(agent, sized(lease, 6_000, 30))).applied
+        assert limit_mib(place) == 6_000
+        after = path_of(place).read_bytes()
         assert cluster.node.container("one").started_at == started
         recorded = agent.checkpoint.allocations[0].lease
         assert recorded == sized(lease, 6_000, 30), "a rebuild of the ledger restores the new size"
@@ -95,6 +95,20 @@ async def test_hami_core_12_a_larger_lease_raises_the_limit_of_the_running_conta
     limits = range(V1_2.memory_limits, V1_2.memory_limits + 8)
     cores = range(V1_2.core_limits, V1_2.core_limits + 16 * 8)
     assert changed <= {*limits, *cores}
+
+
+async def test_a_larger_lease_raises_no_limit_before_a_binder_has_written_its_copy() -> None:
+    timing = AgentTiming(limit_check_s=0.02)
+    async with one_node_cluster(timing=timing) as cluster, running(cluster) as (agent, lease):
+        place, larger = region_of(cluster, lease), cluster.ledger.grant(sized(lease, 6_000))
+        await cluster.push_lease(larger)
+        await agent.limits._follow()
+        before = limit_mib(place), agent.checkpoint.allocations[0].lease.shares
+
+        assert (await update_limits_of(agent, larger)).applied
+
+        assert before == (4_000, lease.shares)
+        assert limit_mib(place) == 6_000
 
 
 @pytest.mark.parametrize(
@@ -164,9 +178,10 @@ async def test_a_restarted_agent_applies_a_resize_made_while_it_was_down(earlier
         async with running(cluster) as (_, lease):
             place = region_of(cluster, lease)
         created_at = lease.created_at - earlier_s
-        cluster.ledger.grant(structs.replace(sized(lease, 6_000), created_at=created_at))
+        larger = structs.replace(sized(lease, 6_000), created_at=created_at)
+        cluster.ledger.grant(larger)
         async with cluster.running() as agent:
-            await until(lambda: limit_mib(place) == 6_000)
+            assert (await update_limits_of(agent, larger)).applied
             assert agent.checkpoint.allocations[0].lease.shares[0].memory_mib == 6_000
         async with cluster.running() as agent:
             assert agent.checkpoint.allocations[0].lease.shares[0].memory_mib == 6_000

@@ -58,6 +58,17 @@ def test_a_lease_gets_the_size_of_its_agent_or_of_its_copy_whichever_is_less() -
     assert [each.lease.version for each in reported] == [6, 5, 1], "agents follow newer leases"
 
 
+def test_a_size_that_an_agent_has_from_before_a_resize_is_newer_than_that_of_the_copy() -> None:
+    """The resize is lost, and whoever has heard of it follows newer leases only."""
+    has, resized = lease("p1"), sized(lease("p1"), 7_000)
+    recovery = Recovery([bound(resized)])
+
+    [found] = recovery.add_reports({has.node: (activation(has),)})
+
+    assert found.lease.shares == has.shares
+    assert found.lease.version == resized.version + 1
+
+
 def test_a_lease_on_other_devices_than_its_copy_is_restored_from_the_copy() -> None:
     known = lease("p1")
     forged = structs.replace(

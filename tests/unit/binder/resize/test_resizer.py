@@ -44,8 +44,10 @@ def annotated(at: World) -> Lease:
     return load_lease(text, namespace=held().namespace, name="p1")
 
 
-async def test_growing_updates_the_ledger_then_the_node_then_the_pod() -> None:
+async def test_growing_updates_the_ledger_then_the_pod_then_the_node() -> None:
     at = world()
+    before: list[int] = []
+    at.pods.before_annotate = lambda: before.append(len(at.agents.limits))
 
     reply = await resize(at, 2_000)
 
@@ -59,6 +61,7 @@ async def test_growing_updates_the_ledger_then_the_node_then_the_pod() -> None:
         after=ShareSize(memory_mib=2_000, cores_percent=10),
     )
     assert [(each.lease, each.resize_id) for each in at.agents.limits] == [(now, "")]
+    assert before == [0], "a rebuild restores no more than what the pod's copy says"
     assert at.bus.published == [
         LeaseChanged(lease=now),
         LeaseResized(lease=now, container="c", before=WAS, after=replace(WAS, memory_mib=2_000)),
@@ -134,6 +137,18 @@ async def test_a_lease_that_moves_on_meanwhile_is_decided_on_afresh() -> None:
 
     assert (await resize(at, 2_000)).outcome == "resized"
     assert at.ledger.leases[PodUid("uid-p1")].version == 5
+
+
+async def test_a_limit_is_not_raised_before_the_copy_of_the_lease_is_written() -> None:
+    at = world()
+    at.pods.conflicts = 100
+
+    reply = await resize(at, 2_000)
+
+    assert (reply.outcome, len(reply.pending)) == ("resized", 1)
+    assert "annotations, and then the container's limits" in reply.pending[0]
+    assert not at.agents.limits
+    assert at.ledger.unsynced_versions
 
 
 async def test_a_second_resize_must_wait_for_the_first() -> None:
