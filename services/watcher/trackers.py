@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from services.watcher.pod_groups import PodGroupChanges, PodGroupIndex
+from shared.model.bounds import MOST_ENTRIES
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import (
     NodeChanged,
@@ -50,6 +51,8 @@ class PodTracker:
         self.usage: dict[NodeName, Counter[str]] = {}
         self.anti_affinity: dict[NodeName, Counter[PodAntiAffinity]] = {}
         """How many pods of each node have it."""
+        self.repelling_pods: dict[NodeName, set[PodUid]] = {}
+        """Those of kube-scheduler's on each node that have it."""
         self.namespaces: dict[Namespace, Mapping[str, str]] = {}
         """The labels of each namespace."""
         self.changed_nodes: set[NodeName] = set()
@@ -166,6 +169,7 @@ class PodTracker:
             node,
             used_by_others={key: n for key, n in self.usage.get(node.name, {}).items() if n},
             anti_affinity=resolve_all(self.anti_affinity.get(node.name, ()), self.namespaces),
+            repelling_pods=tuple(sorted(self.repelling_pods.get(node.name, ()))[:MOST_ENTRIES]),
         )
 
     def _update_pending(self, observed: ObservedPod, *, requeue_number: int = 0) -> list[PodEvent]:
@@ -206,6 +210,9 @@ class PodTracker:
             _add(
                 self.anti_affinity.setdefault(pod.node, Counter()), dict.fromkeys(pod.repels, sign)
             )
+            if pod.by_kube_scheduler:
+                pods = self.repelling_pods.setdefault(pod.node, set())
+                (pods.add if sign > 0 else pods.discard)(pod.pod)
             self.changed_nodes.add(pod.node)
             self.has_urgent_changes = True
         if pod.uses_unleased_resources:

@@ -29,7 +29,13 @@ from shared.ledger.ledger_inventory import LedgerInventory
 from shared.ledger.ledger_totals import PAGE_SIZE, LedgerQuotas, LedgerTotals, read_nodes
 from shared.ledger.record_checks import RecordChecks
 from shared.ledger.rows.joined_texts import escaped
-from shared.ledger.rows.lease_rows import decode_lease, encode_leases, encode_reservation, joined
+from shared.ledger.rows.lease_rows import (
+    decode_lease,
+    encode_leases,
+    encode_repelled,
+    encode_reservation,
+    joined,
+)
 from shared.ledger.rows.outcome_rows import decode_outcome
 from shared.ledger.rows.unreadable import readable
 from shared.ledger.rows.waiting_rows import rank_of
@@ -178,6 +184,7 @@ class RedisLeases(LedgerInventory):
             bounds,
             gang_needs or False,
             ranks,
+            *_anti_affinity(batch),
             tail=pieces,
         )
         numbers, following = iter(unpack(packed)), iter(values)
@@ -355,6 +362,13 @@ class RedisLeases(LedgerInventory):
 
     def _observe(self, leases: Iterable[Lease]) -> None:
         self._connection.observe_version(max((lease.version for lease in leases), default=0))
+
+
+def _anti_affinity(batch: Sequence[Reservation]) -> tuple[object, object]:
+    """Return the version by which the candidates were chosen, and what the pods repel."""
+    read = [each.read_version for each in batch if each.read_version is not None]
+    repels = any(each.repels for each in batch)
+    return min(read, default=False), repels and [encode_repelled(each.repels) for each in batch]
 
 
 def _first_grant(lease: Lease) -> tuple[str, int]:

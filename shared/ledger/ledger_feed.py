@@ -83,6 +83,7 @@ class LedgerFeed(LedgerPart):
         return LedgerSnapshot(
             position=f"{start.generation}:{start.feed_entry}:{start.feed_digest}",
             capacity=start.capacity,
+            version=start.version,
             nodes=tuple(nodes),
         )
 

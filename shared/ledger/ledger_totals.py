@@ -23,6 +23,7 @@ class NodePage(NamedTuple):
     feed_entry: int
     feed_digest: str
     capacity: int
+    version: int
     names: list[str]
     rows: list[Any]
     leases: Iterator[bytes]
@@ -36,7 +37,9 @@ async def read_nodes(
     generation, (feed_entry, digest), capacity, version, known, rows = unpack(packed)
     connection.observe_version(version)
     names = [name for name in known if _is_text(name)]
-    return NodePage(generation, int(feed_entry), digest, capacity, names, rows, iter(values))
+    return NodePage(
+        generation, int(feed_entry), digest, capacity, int(version), names, rows, iter(values)
+    )
 
 
 def _is_text(name: object) -> bool:

@@ -17,6 +17,7 @@ _FOLDER = resources.files("shared.ledger") / "scripts"
 _COMMON = (
     "state",
     "capacity",
+    "repelling",
     "fair_share",
     "waiting_queue",
     "quota",

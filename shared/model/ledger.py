@@ -11,7 +11,7 @@ from shared.model.errors import ConflictError
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import ClaimAllocation, Lease, bookings
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
+from shared.model.node import AntiAffinityTerm, NodeFacts
 from shared.model.placement import Placement, Refusal
 from shared.model.quota import QuotaExcess
 from shared.model.request import SharingPolicy
@@ -37,9 +37,23 @@ class Reservation:
     weighed: str = ""
     """See `Placement.weighed`."""
     priority: int = 0
+    read_version: int | None = None
+    """The ledger's version that the candidates were chosen by.
+
+    No lease is given beside a pod that `repels` others and was reserved for after that. None:
+    kube-scheduler chose, which knows such pods.
+    """
+    repels: tuple[AntiAffinityTerm, ...] = ()
+    """Required anti-affinity of a pod of kube-scheduler, in force before the watcher reports it."""
 
 
-def reservation_for(queued: PodQueued, candidates: tuple[Placement, ...]) -> Reservation:
+def reservation_for(
+    queued: PodQueued,
+    candidates: tuple[Placement, ...],
+    *,
+    read_version: int | None = None,
+    repels: tuple[AntiAffinityTerm, ...] = (),
+) -> Reservation:
     """Return the request for a lease on the first of the candidates that fits."""
     request = queued.request
     return Reservation(
@@ -55,6 +69,8 @@ def reservation_for(queued: PodQueued, candidates: tuple[Placement, ...]) -> Res
         memo=request.memo,
         trace=queued.trace,
         weighed=candidates[0].weighed if candidates else "",
+        read_version=read_version,
+        repels=repels,
     )
 
 
@@ -188,6 +204,8 @@ class LedgerSnapshot:
 
     position: str
     capacity: int
+    version: int = 0
+    """The highest version that the ledger had given then."""
     nodes: tuple[LedgerNode, ...]
 
 

@@ -17,8 +17,10 @@ from shared.model.bounds import (
     ShortText,
     SignedAmounts,
 )
-from shared.model.names import Namespace, NodeName
+from shared.model.names import Namespace, NodeName, PodUid
 
+HOSTNAME = "kubernetes.io/hostname"
+"""Label of nodes that each has for itself."""
 AGENT_ANNOTATION = "leasehold.dev/agent"
 """Node annotation: our agent reports the devices; other device annotations are derived."""
 OWN_ENTRIES_PREFIX = "leasehold.dev/own-"
@@ -107,3 +109,8 @@ class NodeFacts:
     """Resources with allocatable 0: the kubelet would refuse pods that request them."""
     anti_affinity: tuple[AntiAffinityTerm, ...] = ()
     """Required anti-affinity of all pods on the node, sorted."""
+    repelling_pods: Annotated[tuple[PodUid, ...], Meta(max_length=MOST_ENTRIES)] = ()
+    """Those with required anti-affinity for which kube-scheduler has asked the extender, sorted.
+
+    The ledger compares them with the pods that it has reserved for; mirrors do not get them.
+    """

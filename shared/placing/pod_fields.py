@@ -195,8 +195,7 @@ FIELDS = (
         "spec.affinity.podAntiAffinity",
         f"{_REQUIRED}[]",
         reason="pod-anti-affinity",
-        note="that of running pods is obeyed; of pods that start at the same time, with a "
-        "[window](operations.md#pods-that-only-kube-scheduler-can-place)",
+        note="that of running pods, and of pods with GPUs that are being bound, is obeyed",
     ),
     *_all(Effect.PREFERENCE, "spec.affinity", f"podAffinity.{_PREFERRED}"),
     *_all(Effect.PREFERENCE, "spec.affinity", f"podAntiAffinity.{_PREFERRED}"),

@@ -79,6 +79,7 @@ class LedgerMirror:
             snapshot = await self.ledger.snapshot()
             self.mirror.reset(snapshot.nodes)
             self.mirror.capacity = snapshot.capacity
+            self.mirror.version = snapshot.version
             self._disconnected_since, self._snapshot_at = None, self.clock.ticks()
             async for changes in self.ledger.changes(snapshot.position):
                 self.mirror.apply(changes)

@@ -5,6 +5,7 @@ that fails. So a pod that is not bound keeps no reservation, unless its Binding 
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from services.binder.bind.pod_binder import PodBinder
 from services.binder.bind.selected_pods import SelectedPods
@@ -114,7 +115,8 @@ class SchedulerBindings:
         pod, node = request.queued.pod, request.placement.node
         outcome: ReservationOutcome = NoCapacity(pod=pod, reason=f"{node}: no share is free")
         if request.placement.shares:
-            outcome = await self._outcome(reservation_for(request.queued, (request.placement,)))
+            wanted = reservation_for(request.queued, (request.placement,), repels=request.repels)
+            outcome = await self._outcome(wanted)
         else:
             [lease] = await self.ledger.load([pod])
             if lease is not None:
@@ -122,7 +124,7 @@ class SchedulerBindings:
         if isinstance(outcome, NoCapacity) and not outcome.quotas:
             preempted = await claimed(pod)
             if preempted is not None and preempted.candidates[0].node == node:
-                outcome = await self._outcome(preempted)
+                outcome = await self._outcome(replace(preempted, repels=request.repels))
         match outcome:
             case Reserved(lease=lease) | AlreadyLeased(lease=lease):
                 return lease

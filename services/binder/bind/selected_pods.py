@@ -11,9 +11,7 @@ from services.binder.ports.kubernetes import SelectedPodReader
 from services.binder.ports.observations import SelectedPod
 from shared.model.lease import LIVE, Lease
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.node import AntiAffinityTerm
-
-HOSTNAME = "kubernetes.io/hostname"
+from shared.model.node import HOSTNAME, AntiAffinityTerm
 
 
 class LeaseReader(Protocol):

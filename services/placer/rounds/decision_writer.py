@@ -198,7 +198,11 @@ class DecisionWriter:
     async def _request(
         self, decisions: RoundDecisions, gang: Gang | None, *, together: bool
     ) -> list[ReservationOutcome]:
-        wanted = [reservation_for(pod, candidates) for pod, candidates in decisions.chosen]
+        # Nothing was awaited since the decisions: they were made by this version.
+        wanted = [
+            reservation_for(pod, candidates, read_version=self.mirror.version)
+            for pod, candidates in decisions.chosen
+        ]
         now, ttl_s = self.clock.now(), self.ttl_s
         try:
             if gang is None:

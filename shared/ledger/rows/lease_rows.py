@@ -33,6 +33,7 @@ from shared.model.lease import (
 )
 from shared.model.ledger import Reservation, TooLarge
 from shared.model.names import NodeName
+from shared.model.node import HOSTNAME, AntiAffinityTerm
 from shared.model.placement import Placement
 from shared.model.request import SharingPolicy
 
@@ -175,6 +176,14 @@ def encode_reservation(
     except _UNENCODABLE as error:
         return TooLarge(pod=wanted.pod, reason=str(error))
     return [description, *demands]
+
+
+def encode_repelled(terms: Sequence[AntiAffinityTerm]) -> tuple[bool, str] | None:
+    """Pack a pod's required anti-affinity: whether it may concern any node or pod, and terms."""
+    if not terms:
+        return None
+    is_wide = any(term.all_namespaces or term.topology_key != HOSTNAME for term in terms)
+    return is_wide, text(terms)
 
 
 def _check_lease(described_bytes: int, shares: int) -> None:

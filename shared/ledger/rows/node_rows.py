@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -22,11 +22,12 @@ from shared.model.device import Device, DeviceMode
 from shared.model.events.node_events import DeviceReported
 from shared.model.ledger import LedgerChange, LedgerNode, NodeTotals, NodeUse
 from shared.model.names import NodeName
-from shared.model.node import NodeFacts
+from shared.model.node import AntiAffinityTerm, NodeFacts
 
 _decode_facts = msgspec.json.Decoder(NodeFacts).decode
 _decode_device = msgspec.json.Decoder(Device).decode
 _cut_devices = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_terms = msgspec.json.Decoder(tuple[tuple[AntiAffinityTerm, ...], ...]).decode
 
 
 def _decode_devices(devices: str) -> Iterator[Device]:
@@ -46,14 +47,15 @@ _decode_served = msgspec.json.Decoder(tuple[str, ...] | _Served).decode
 
 
 def encode_node_facts(facts: NodeFacts) -> list[object]:
-    """Pack a node's facts: all, those that decide placement, its room, and excluded devices."""
+    """Pack a node's facts: all, those that decide placement, its room, excluded devices, pods."""
+    repelling, facts = facts.repelling_pods, replace(facts, repelling_pods=())
     rules = replace(facts, allocatable={}, used_by_others={})
     room = [
         part
         for name, amount in facts.allocatable.items()
         for part in (escaped(name), _counted(amount - facts.used_by_others.get(name, 0)))
     ]
-    return [facts.name, text(facts), text(rules), room, facts.excluded_devices]
+    return [facts.name, text(facts), text(rules), room, facts.excluded_devices, repelling]
 
 
 def _counted(amount: int) -> int:
@@ -103,12 +105,12 @@ def decode_node_rows(
 
 
 def _decode_node_totals(row: Sequence[Any], leases: Iterable[bytes]) -> NodeTotals:
-    name, node, facts, devices, served, _, device_rows, _, mismatches = row
+    name, node, facts, devices, served, _, device_rows, _, mismatches, terms = row
     states = list(readable(decode_device_row, filter(None, device_rows)))
     _, use = decode_node_row(node)
     return NodeTotals(
         node=_ledger_node(
-            _decode_facts(facts) if facts else NodeFacts(name=NodeName(name)),
+            _facts_with(facts, terms) if facts else NodeFacts(name=NodeName(name)),
             use,
             devices,
             served,
@@ -129,7 +131,7 @@ def is_known(row: Sequence[Any]) -> bool:
 def decode_change(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
     """Decode one entry of the feed."""
     uses, states = decode_node_values(fields[b"n"]), decode_device_values(fields[b"d"])
-    by_kind: dict[str, dict[NodeName, str]] = {kind: {} for kind in "fgsx"}
+    by_kind: dict[str, dict[NodeName, str]] = {kind: {} for kind in "fgsrx"}
     for key, value in fields.items():
         if chr(key[0]) in by_kind:
             by_kind[chr(key[0])][NodeName(key[1:].decode())] = value.decode()
@@ -141,7 +143,7 @@ def decode_change(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
         nodes=tuple(
             readable(
                 lambda name: _ledger_node(
-                    _decode_facts(by_kind["f"][name]),
+                    _facts_with(by_kind["f"][name], by_kind["r"].get(name, "[]")),
                     uses[name],
                     by_kind["g"][name],
                     by_kind["s"][name],
@@ -154,6 +156,15 @@ def decode_change(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
         used=uses,
         devices={uuid: state.use for uuid, state in states.items()},
     )
+
+
+def _facts_with(stored: str, repelling: str) -> NodeFacts:
+    """Decode facts; `repelling` pods count as those do that the watcher has reported."""
+    facts = _decode_facts(stored)
+    terms = set(chain.from_iterable(_decode_terms(repelling)))
+    if not terms:
+        return facts
+    return replace(facts, anti_affinity=tuple(sorted(terms.union(facts.anti_affinity))))
 
 
 def _ledger_node(

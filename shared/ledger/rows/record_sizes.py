@@ -23,6 +23,9 @@ MOST_MIB = 2**31 - 1
 """Of a device, or of what leases use of it."""
 MOST_AMOUNT = 2**53 - 1
 """The highest number that a script counts exactly."""
+MOST_REPELLING_BYTES = 262_144
+"""Of the anti-affinity of pods that kube-scheduler starts on a node, which the watcher has not
+reported yet."""
 MOST_WAITING_BYTES = 1_048_576
 """Of a waiting pod with its verdict; NATS carries no larger message."""
 

@@ -24,7 +24,7 @@ local BESIDE = string.gsub(PREFIX, ':$', '')
 local KEYS_OF_TYPE = {
   hash = {'nodes', 'devices', 'leases', 'cordons', 'waiting', 'waiting-groups', 'used-cores', 'used-mib',
     'node-sizes', 'entitlements', 'quota-charges', 'quota-used', 'quota-freed', 'quota-offers', 'unreadable',
-    'claims', 'unsynced', 'stage:listings', 'stage:reports', 'stage:reported-at'},
+    'claims', 'unsynced', 'repelling', 'stage:listings', 'stage:reports', 'stage:reported-at'},
   zset = {'lease-nodes', 'gang-leases', 'expiring', 'freed-nodes', 'gang-waiting', 'verdicts', 'offers', 'gone'},
   set = {'vanished', 'changed-gangs'}, stream = {'tenures'}, list = {'stage:report-order'},
 }

@@ -93,6 +93,7 @@ if #ending > 0 then
   write('HDEL', 'leases', ending)
   write('ZREM', 'lease-nodes', ending)
   write('SREM', 'vanished', ending)
+  repelling.remove(ending)
   write('ZREM', 'gang-leases', leaving_gang)
   for _, entry in ipairs(leaving_gang) do
     local gang = string.match(entry, '^([^|]*)|')

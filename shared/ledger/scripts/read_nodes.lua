@@ -1,6 +1,6 @@
 -- Read nodes. Arguments: names (none: return only the names of all nodes); whether to return leases.
 -- Returns {generation, {last feed entry, its digest}, capacity number, highest version, names, rows of {name, node, facts,
--- devices, served resources, uuids, device states, number of leases, mismatches}}, and the leases.
+-- devices, served resources, uuids, device states, number of leases, mismatches, terms of `repelling` pods}}, and the leases.
 local names, with_leases = ARGS[1], ARGS[2]
 local last_feed_entry = {string.format('%.0f', last_entry), state[10] or ''}
 if #names == 0 then
@@ -37,7 +37,7 @@ for _, name in ipairs(names) do
     for i, uuid in ipairs(uuids) do states[i] = devices[uuid] and device_row(devices[uuid]) end
     if with_leases then count, mismatches = add_leases(name) end
     rows[#rows + 1] = {name, node_row(nodes[name]), stored[1] or '', stored[2] or '[]',
-      served_of(name, stored[3]), uuids, states, count, mismatches}
+      served_of(name, stored[3]), uuids, states, count, mismatches, repelling.terms_on(name)}
   end
 end
 answer[1] = encode({generation, last_feed_entry, capacity, last_version, names, rows})

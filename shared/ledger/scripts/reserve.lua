@@ -1,9 +1,11 @@
 -- Reserve for a batch of pods. Arguments: now; expires_at; pods; the number of candidates of each; start
 -- and end of each piece in ARGV[5] (per pod the description of its lease, then the demand of each
 -- candidate, see LEASE_FORMAT); false, or {gang, number, whether the pods are further ones}: so many of the
--- gang must have leases after this, for all or nothing, or before it, for each on its own; and each pod's
+-- gang must have leases after this, for all or nothing, or before it, for each on its own; each pod's
 -- rank in the order of waiting pods: capacity that is offered to a pod of a lower rank is reserved for that
--- pod.
+-- pod; the version up to which the caller has read the ledger, or false for a choice of kube-scheduler's, which
+-- knows the anti-affinity of its pods; and false, or each pod's required anti-affinity as `repelling` has it, or
+-- false.
 -- Returns numbers, and values, in order. Per pod:
 --   candidate (from 1), version, and a slot and a fence per share
 --   0   the pod has a lease, which is the value
@@ -14,7 +16,8 @@
 --   -4  its lease is too large; the value is why
 local LEASE_OF_ONE_FORMAT = LEASE_FORMAT .. GRANT_FORMAT
 local now, expires_at, pods, counts, bounds, joined = ARGS[1], ARGS[2], ARGS[3], ARGS[4], ARGS[5], ARGV[5]
-local gang_needs, ranks = ARGS[6], ARGS[7]
+local gang_needs, ranks, known, repels = ARGS[6], ARGS[7], ARGS[8], ARGS[9]
+local is_behind = known and state[13] and known < tonumber(state[13])
 local first_nodes, first_devices, lowest_ranks = {}, {}, {}
 local piece = 1
 for i = 1, #pods do
@@ -74,7 +77,7 @@ local function grants_for(demand)
   return grants
 end
 
-local numbers, answer, reserved_pods = {}, {''}, {}
+local numbers, answer, reserved_pods, new_repelling = {}, {''}, {}, {}
 
 local function add_refusal(reasons, first, last)
   if reasons.too_large then
@@ -125,6 +128,7 @@ local function put_reservation(pod, gang, name, number, description, demand, des
   index_lease(pod, nodes[name], expires_at, gang)
   numbers[at - 1], numbers[at] = number, version
   for g = 1, #grants do numbers[at + g] = grants[g] end
+  return version
 end
 
 local function too_large(what, size, most)
@@ -133,7 +137,7 @@ end
 
 -- Write a lease for the first of the pieces `first` to `last` that fits; its description is the piece
 -- before them. Without a rank nothing is reserved for others. Returns nothing, or why none fits.
-local function reserve(pod, rank, first, last)
+local function reserve(pod, rank, terms, first, last)
   local from, to = bounds[first - 1], bounds[first]
   local _, groups_text, resources_text, _, gang, namespace = unpack_limit(joined, 5, from + 1)
   local resources, reasons = resources_in(resources_text), nil
@@ -155,6 +159,11 @@ local function reserve(pod, rank, first, last)
     if quota.on then excess, charges = quota.check(namespace, demand_at(joined, bounds[p])) end
     if pending[1] and rank and fair.is_reserved_for_other(pending, pod, namespace, rank, name) then
       reason = 'reserved-for-other'
+    elseif is_behind and repelling.is_unknown(name, known) then
+      reason = 'anti-affinity-unknown'
+    elseif terms and repelling.size(name, terms[2]) > MOST_REPELLING_BYTES then
+      reason = too_large('the anti-affinity of pods that are being bound there', repelling.size(name, terms[2]),
+        MOST_REPELLING_BYTES)
     elseif excess then
       reason = 'quota'
     elseif uuid then
@@ -165,7 +174,8 @@ local function reserve(pod, rank, first, last)
     if not reason then
       local description, demand = string.sub(joined, from + 1, p == first and bounds[p + 1] or to), ''
       if p > first then demand = string.sub(joined, bounds[p] + 1, bounds[p + 1]) end
-      put_reservation(pod, gang, name, p - first + 1, description, demand, to - from, grants)
+      local version = put_reservation(pod, gang, name, p - first + 1, description, demand, to - from, grants)
+      if terms then new_repelling[#new_repelling + 1] = {pod, version, name, unpack(terms)} end
       if charges then quota.charge(pod, namespace, charges) end
       if uuid then
         fair.add(namespace, policy == EXCLUSIVE and 100 or cores, memory)
@@ -245,7 +255,7 @@ for i = 1, #pods do
   else
     local claim = claims.suspend(pod)
     -- Capacity that a pod claims is reserved for no other pod, whatever its priority.
-    local reasons = reserve(pod, not claim and ranks[i], piece + 1, piece + counts[i])
+    local reasons = reserve(pod, not claim and ranks[i], repels and repels[i], piece + 1, piece + counts[i])
     if claim then claims.resume(pod, claim, not reasons) end
     if not reasons then
       reserved_pods[#reserved_pods + 1] = pod
@@ -264,6 +274,7 @@ end
 if #reserved_pods > 0 then
   remove_waiting(reserved_pods)
   claims.delete_ended()
+  for _, each in ipairs(new_repelling) do repelling.add(unpack(each)) end
   write_changes('reserved')
 end
 answer[1] = encode(numbers)

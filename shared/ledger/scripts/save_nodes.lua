@@ -1,15 +1,16 @@
 -- Write nodes' facts. Arguments: a row for each node: name; facts; the part of them that decides placement,
 -- amounts aside (both as text); room ({name, allocatable less occupied, ...}); indices of excluded devices;
--- revision of the node, and of its pods. Returns whether anything changed, and the names of nodes whose
+-- pods with required anti-affinity that kube-scheduler has placed on it; revision of the node, and of its pods. Returns whether anything changed, and the names of nodes whose
 -- resources are more than the ledger stores: they stay as they were.
 local too_large = {}
-local function save_node(name, facts, rules, room, excluded, revision, pods_revision)
+local function save_node(name, facts, rules, room, excluded, repelling_pods, revision, pods_revision)
   if not raise_node_revision(name, revision, pods_revision) then return false end
   local node = node_of(name)
   if unreadable.nodes[name] then return false end
   local stored = call('HMGET', PREFIX .. 'facts:' .. name, 'facts', 'rules', 'devices')
   local is_known = node and node[N_STATUS] == 1
-  if is_known and stored[1] == facts then return false end
+  local were_reported = repelling.remove(repelling_pods, {[name] = true}, true)
+  if is_known and stored[1] == facts then return were_reported end
 
   local has_new_rules, has_more_room = not is_known or stored[2] ~= rules, false
   local number = node and node[N_NUMBER] or new_node(name)[N_NUMBER]

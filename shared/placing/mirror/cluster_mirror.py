@@ -57,6 +57,8 @@ class ClusterMirror:
         """Changes of more than amounts in use: facts, devices, served resources."""
         self.capacity = -1
         """The ledger's capacity number that the mirror has reached; -1 before any snapshot."""
+        self.version = 0
+        """The ledger's version that the mirror has reached."""
         self.applied_changes = 0
         """Number of the ledger's changes that were applied."""
         self.soft_taint_nodes = 0
@@ -97,7 +99,7 @@ class ClusterMirror:
                 self.remove_node(name)
             devices |= change.devices
             used |= change.used
-            self.capacity = change.capacity
+            self.capacity, self.version = change.capacity, change.version
             self.applied_changes += 1
         self.update_uses(devices, used)
 

@@ -17,12 +17,18 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.leases import RedisLeases
 from shared.ledger.rebuild_evidence import LedgerStaging
-from shared.model.events.pod_events import PodBound, PodFilteredOut, PodQueued
+from shared.model.events.pod_events import (
+    PlacementChosen,
+    PlacementRefused,
+    PodBound,
+    PodFilteredOut,
+    PodQueued,
+)
 from shared.model.events.request_reply import BindReply, PodBindingReply, PodBindingRequest
 from shared.model.lease import LeaseState
 from shared.model.ledger import Reserved, reservation_for
 from shared.model.names import OFFER, Namespace, NodeName, PodUid
-from shared.model.node import AntiAffinityTerm, LabelRequirement
+from shared.model.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
 from shared.model.placement import Placement, Refusal
 from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import GpuRequest, PodRequest
@@ -36,7 +42,16 @@ from tests.support.binder.world import (
     running,
 )
 from tests.support.clock import FakeClock
-from tests.support.placer.ledger import NOW, assert_sound, ledger, reservation, share
+from tests.support.placer.ledger import (
+    NOW,
+    assert_sound,
+    facts,
+    ledger,
+    queued,
+    reservation,
+    share,
+)
+from tests.support.placer.placers import placers
 from tests.support.simcluster.apiserver import api_server
 from tests.support.waiting import until
 
@@ -99,12 +114,18 @@ class SchedulerBindingsStage:
         request = PodBindingRequest(queued=pod, placement=placement, repels=repels)
         return await self.binders[binder].bind_chosen(request)
 
-    async def noisy_pod(self, node: str, *, bound: bool) -> None:
-        """Create a pod of a placer's with a lease on a node, and perhaps bind it there."""
+    async def create_noisy(self) -> PodQueued:
+        """Create a pod of a placer's."""
         spec = {"schedulerName": "leasehold", "containers": [{"name": "main", "image": "i"}]}
-        body = {"metadata": {"name": "noisy", "labels": {"app": "noisy"}}, "spec": spec}
+        labels = {"app": "noisy"}
+        body = {"metadata": {"name": "noisy", "labels": labels}, "spec": spec}
         made = await self.kube.create(PODS, body, dict)
-        uid = made["metadata"]["uid"]
+        pod = queued(made["metadata"]["uid"], units=1_000)
+        return replace(pod, name="noisy", labels=labels)
+
+    async def noisy_pod(self, node: str, *, bound: bool) -> None:
+        """Create such a pod with a lease on a node, and perhaps bind it there."""
+        uid = (await self.create_noisy()).pod
         wanted = reservation(uid, share(node, mib=1_000))
         await self.leases.reserve([wanted], now=self.clock.now(), ttl_s=30)
         if bound:
@@ -113,8 +134,9 @@ class SchedulerBindingsStage:
     async def create_nodes(self, zones: dict[str, str]) -> None:
         """Create the nodes, each with the label of its zone."""
         for name, zone in zones.items():
-            body = {"metadata": {"name": name, "labels": {"zone": zone}}}
-            await self.kube.create("/api/v1/nodes", body)
+            labels = {"zone": zone, HOSTNAME: name}
+            await self.kube.create("/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
+            await self.leases.save_nodes([replace(facts(name), labels=labels)])
 
     async def node_of(self, pod: PodQueued) -> str:
         found = json.loads(await self.kube.read(f"{PODS}/{pod.name}"))
@@ -162,7 +184,7 @@ def repelling(key: str, app: str = "noisy", **fields: Any) -> AntiAffinityTerm:
 
 
 @pytest.mark.parametrize("bound", [False, True])
-@pytest.mark.parametrize("key", ["kubernetes.io/hostname", "zone"])
+@pytest.mark.parametrize("key", [HOSTNAME, "zone"])
 async def test_a_pod_is_not_bound_beside_one_that_it_repels_and_kube_scheduler_has_not_seen(
     at: SchedulerBindingsStage, key: str, bound: bool
 ) -> None:
@@ -181,11 +203,55 @@ async def test_a_pod_is_not_bound_beside_one_that_it_repels_and_kube_scheduler_h
     assert await at.node_of(pod) == "b"
 
 
+async def test_a_placer_places_no_pod_beside_one_that_repels_it_and_is_just_being_bound(
+    at: SchedulerBindingsStage,
+) -> None:
+    """The binder has looked for pods that the one repels, and found none."""
+    await at.create_nodes({"a": "x", "b": "x"})
+    quiet, noisy = await at.pod("quiet"), await at.create_noisy()
+    placed: list[PlacementChosen | PlacementRefused] = []
+
+    async with placers(at.leases, 1) as [placer]:
+
+        async def place_meanwhile() -> None:
+            placed.extend(await placer.place_pods([noisy]))
+
+        at.agents.before_reply = place_meanwhile
+        reply = await at.bind(quiet, "a", mib=1_000, repels=(repelling("zone"),))
+
+    assert reply.bound
+    [refused] = placed
+    assert isinstance(refused, PlacementRefused)
+    assert refused.refusal.counts == (("ExistingAntiAffinity", 2),)
+
+
+@pytest.mark.parametrize("attempt", range(10))
+async def test_a_pod_and_one_that_it_repels_are_never_placed_on_one_node_at_once(
+    at: SchedulerBindingsStage, attempt: int
+) -> None:
+    await at.create_nodes({"a": "x", "b": "y"})
+    quiet, noisy = await at.pod("quiet"), await at.create_noisy()
+    repels = (repelling(HOSTNAME),)
+
+    async with placers(at.leases, 1) as [placer]:
+
+        async def place() -> list[PlacementChosen | PlacementRefused]:
+            await asyncio.sleep(0.002 * attempt)
+            return await placer.place_pods([noisy])
+
+        reply, [outcome] = await asyncio.gather(
+            at.bind(quiet, "a", mib=1_000, repels=repels), place()
+        )
+
+    assert isinstance(outcome, PlacementChosen)
+    assert not reply.bound or outcome.lease.node == "b"
+
+
 @pytest.mark.parametrize(
     "term",
     [
-        repelling("kubernetes.io/hostname", "other"),
-        repelling("kubernetes.io/hostname", namespaces=(Namespace("kube-system"),)),
+        repelling(HOSTNAME, "other"),
+        repelling(HOSTNAME, namespaces=(Namespace("kube-system"),)),
         repelling("rack"),
     ],
 )
@@ -206,9 +272,7 @@ async def test_the_name_of_a_pod_of_another_namespace_is_not_told(
     await at.noisy_pod("a", bound=True)
     pod = replace(await at.pod("quiet"), namespace=Namespace("other"))
 
-    reply = await at.bind(
-        pod, mib=1_000, repels=(repelling("kubernetes.io/hostname", all_namespaces=True),)
-    )
+    reply = await at.bind(pod, mib=1_000, repels=(repelling(HOSTNAME, all_namespaces=True),))
 
     assert reply.reason.startswith("a pod of another namespace, which")
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -173,6 +173,10 @@ class FakeBus:
         self.published += events
 
 
+async def _nothing() -> None:
+    """Do nothing."""
+
+
 class FakeAgents(FakeLimits):
     """Agents that reply as the test chooses: True, False, or not at all."""
 
@@ -185,8 +189,10 @@ class FakeAgents(FakeLimits):
         """Nodes whose slices were requested."""
         self.replies: dict[NodeName, BindReply] = {}
         """Replies to bind requests by node; without one, all pods may be bound."""
+        self.before_reply: Callable[[], Awaitable[None]] = _nothing
 
     async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
+        await self.before_reply()
         return self.replies.get(node, BindReply())
 
     async def write_slices(self, node: NodeName) -> str:

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from services.watcher.trackers import NodeTracker, PodTracker
 from shared.dialects.dialect import Rules
@@ -147,3 +148,20 @@ def test_terms_that_no_api_server_stores_are_an_error_of_the_request() -> None:
     seen = PARSER.parse(msgspec.json.decode(raw, type=ApiPod))
 
     assert "podAntiAffinity" in seen.request_error
+
+
+def test_pods_that_the_extender_was_asked_about_are_named_while_they_repel_others() -> None:
+    watched = Watched()
+    asked = structs.replace(running("asked", {"labelSelector": NOISY}), by_kube_scheduler=True)
+    ended = structs.replace(asked, phase="Succeeded")
+    node = NodeName("n1")
+
+    watched.pods.update(running("other", {"labelSelector": NOISY}), None)
+    watched.pods.update(asked, None)
+    watched.nodes.update_usage()
+    named = watched.nodes.published[node].repelling_pods
+    watched.pods.update(ended, asked)
+    watched.nodes.update_usage()
+
+    assert named == ("asked",)
+    assert watched.nodes.published[node].repelling_pods == ()

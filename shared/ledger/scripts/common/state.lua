@@ -23,7 +23,9 @@
 --                               offer_round_for (the highest score of `freed-nodes` then), claims, cordons,
 --                               unsynced and quotas (their number; quotas: absent while they are not known), rebuild_lock_until, total_cores, total_mib,
 --                               keys (how many of VITAL_KEYS exist), evicts (the server's policy, if it
---                               may evict keys: nothing is served then)
+--                               may evict keys: nothing is served then), repels_version (the highest that was
+--                               put into `repelling`, absent before the first), repels_floor (the highest of
+--                               those that the watcher has reported since)
 --   nodes               hash    name -> see N_*
 --   devices             hash    uuid -> see D_*
 --   leases              hash    pod -> see L_*
@@ -47,12 +49,12 @@
 --   quota-charges, quota-used, quota-freed, quota-offers: see quota.lua
 --   unreadable          hash    (not changed by a rebuild) kind and key of a record that could not be read ->
 --                               {instant, its first bytes}
---   claims: see claims.lua; gone: see gone_pods.lua; tenures: see tenures.lua
+--   claims: see claims.lua; gone: see gone_pods.lua; repelling: see repelling.lua; tenures: see tenures.lua
 --   resize-lock:..., unsynced: see resize.lua
 --   feed                stream  absolute totals, one entry per script, numbered without gaps: e
 --                               generation, v version, c capacity number, w cause, n and d changed nodes and
---                               devices, fNODE gNODE sNODE facts, devices and served resources of a
---                               node, xNODE a node that was removed
+--                               devices, fNODE gNODE sNODE rNODE facts, devices, served resources and
+--                               `repelling` terms of a node, xNODE a node that was removed
 --
 -- Nodes, devices and leases are many and change often. They are fields of a few hashes (one call reads or
 -- writes all that a script needs) and packed with `struct` (half the time of `cmsgpack` here).
@@ -99,7 +101,7 @@ local L_STATE, L_VERSION, L_RESERVED_VERSION, L_CREATED, L_EXPIRES, L_SHARE_COUN
 local FIRST_DEVICE, DEVICE_FIELDS, MAX_ARGS = 3, 8, 4000
 
 local state = redis.pcall('HMGET', PREFIX .. 'ledger', 'ready', 'generation', 'version', 'capacity', 'feed_entry',
-  'fence_floor', 'node_number', 'claims', 'format', 'feed_digest', 'keys', 'evicts')
+  'fence_floor', 'node_number', 'claims', 'format', 'feed_digest', 'keys', 'evicts', 'repels_version')
 if state.err then
   -- If the key is of another type, something else has written to it: from the next call on the ledger is empty.
   if string.find(state.err, '^WRONGTYPE') then call('DEL', PREFIX .. 'ledger') end

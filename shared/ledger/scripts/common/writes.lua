@@ -87,6 +87,7 @@ local function add_changes_to_feed(cause, version, node_values, device_values)
       add('f' .. name, stored[1] or '')
       add('g' .. name, stored[2] or '[]')
       add('s' .. name, served_of(name, stored[3]))
+      if state[13] then add('r' .. name, repelling.terms_on(name)) end
     else
       add('x' .. name, '')
     end
