@@ -215,8 +215,8 @@ class PodTracker:
                 (pods.add if sign > 0 else pods.discard)(pod.pod)
             self.changed_nodes.add(pod.node)
             self.has_urgent_changes = True
-        if pod.uses_unleased_resources:
-            used = {key: sign * amount for key, amount in pod.resources.items()}
+        if pod.unleased_resources:
+            used = {key: sign * amount for key, amount in pod.unleased_resources.items()}
             _add(self.usage.setdefault(pod.node, Counter()), used)
             self.changed_nodes.add(pod.node)
 

@@ -12,6 +12,7 @@ from services.webhook.admission import (
     UNPROCESSABLE,
     AdmissionDecision,
 )
+from shared.model.bounds import cut
 from shared.model.errors import RequestError
 
 API_VERSION = "admission.k8s.io/v1"
@@ -130,22 +131,24 @@ def late_response(uid: str, *, all_pods: bool = False) -> bytes:
 
 
 def encode_response(uid: str, decision: AdmissionDecision) -> bytes:
-    """Encode the review that carries a decision."""
+    """Encode the review that carries a decision.
+
+    API servers drop a warning that is not printable.
+    """
+    warnings = tuple(map(cut, decision.warnings))
     if not decision.allowed:
         status = _ReviewStatus(
             status="Failure",
-            message=decision.message,
+            message=cut(decision.message),
             reason=REASONS[decision.code],
             code=decision.code,
         )
-        response = _ReviewResponse(
-            uid=uid, allowed=False, status=status, warnings=decision.warnings
-        )
+        response = _ReviewResponse(uid=uid, allowed=False, status=status, warnings=warnings)
     elif decision.patches:
         patch = msgspec.json.encode(decision.patches)
         response = _ReviewResponse(
-            uid=uid, allowed=True, patch_type="JSONPatch", patch=patch, warnings=decision.warnings
+            uid=uid, allowed=True, patch_type="JSONPatch", patch=patch, warnings=warnings
         )
     else:
-        response = _ReviewResponse(uid=uid, allowed=True, warnings=decision.warnings)
+        response = _ReviewResponse(uid=uid, allowed=True, warnings=warnings)
     return msgspec.json.encode(_ReviewOut(api_version=API_VERSION, kind=KIND, response=response))

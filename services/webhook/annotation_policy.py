@@ -1,4 +1,4 @@
-"""The rules on annotations as a ValidatingAdmissionPolicy, which needs no running service; pure.
+"""What of a pod only services change, as a ValidatingAdmissionPolicy, which needs none; pure.
 
 The webhook removes forged annotations. If it is bypassed, the API server denies them. After
 creation only the services that write them may change them, through whatever subresource.
@@ -17,6 +17,7 @@ from shared.dialects.reserved import (
     EXEMPT,
     STRIPPED_ANNOTATIONS,
 )
+from shared.model.names import BUDGET_GATE
 
 NAME, NODES_NAME = "leasehold-annotations", "leasehold-node-annotations"
 API_VERSION = "admissionregistration.k8s.io/v1"
@@ -109,8 +110,18 @@ def _variables() -> list[Manifest]:
             f"{labels}['{EXEMPT_LABEL}'] == 'true'",
         },
         {"name": "now", "expression": _annotations_now()},
+        {"name": "isGated", "expression": _is_gated("object")},
+        {"name": "wasGated", "expression": _is_gated("oldObject")},
         {"name": "before", "expression": f"oldObject == null ? [] : ({old})"},
     ]
+
+
+def _is_gated(variable: str) -> str:
+    gates = f"{variable}.spec.schedulingGates"
+    return (
+        f"{variable} != null && has({variable}.spec) && has({gates}) && "
+        f"{gates}.exists(g, g.name == '{BUDGET_GATE}')"
+    )
 
 
 def _annotations_now() -> str:
@@ -174,6 +185,14 @@ def _validations() -> list[Manifest]:
                 "object.metadata.annotations[k] == oldObject.metadata.annotations[k])"
             ),
             "message": "annotations of an assignment are changed by Leasehold only",
+            "reason": "Forbidden",
+        },
+        {
+            "expression": "oldObject == null || !variables.wasGated || variables.isGated",
+            "message": (
+                f"the scheduling gate {BUDGET_GATE} is removed by Leasehold only, when the "
+                "namespace has GPU time again"
+            ),
             "reason": "Forbidden",
         },
     ]

@@ -209,8 +209,12 @@ class Condition(Struct, frozen=True, gc=False):
     message: str = ""
 
 
-class Unread(Struct, frozen=True, gc=False):
-    """An object of which only the presence matters."""
+class ContainerStatus(Struct, frozen=True, rename="camel", gc=False):
+    """The resources of a container that runs: a resize has not changed them yet."""
+
+    name: str = ""
+    resources: Resources | None = None
+    allocated_resources: Quantities = {}
 
 
 class PodStatus(Struct, frozen=True, rename="camel", gc=False):
@@ -219,7 +223,8 @@ class PodStatus(Struct, frozen=True, rename="camel", gc=False):
     phase: str = ""
     reason: str = ""
     message: str = ""
-    container_statuses: tuple[Unread, ...] = ()
+    container_statuses: tuple[ContainerStatus, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
     conditions: tuple[Condition, ...] = ()
 
 

@@ -127,5 +127,12 @@ def check_size(name: str, size: int, most: int = LONGEST_FIELD) -> None:
 
 
 def cut(message: str) -> str:
-    """Return a message for people, without its end if it is too long."""
+    """Return a message for people in one line, without its end if it is too long.
+
+    Values in it come from outside: what is not printable, and could change how a terminal or a log
+    shows the rest, is escaped.
+    """
+    if not message.isprintable():
+        shown = message[:LONGEST_MESSAGE]
+        message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
     return message if len(message) <= LONGEST_MESSAGE else message[: LONGEST_MESSAGE - 1] + "…"

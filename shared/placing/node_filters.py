@@ -4,6 +4,7 @@ Rules and messages are those of kube-scheduler, so that a pod is never bound whe
 reject it.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -123,6 +124,8 @@ def _requirement_holds(need: NodeTerm, facts: NodeFacts) -> bool:
 
 
 _COMPARISONS = {"Gt": 1, "Lt": -1}
+_INTEGER = re.compile(r"[+-]?0{0,99}[0-9]{1,18}")
+"""Within int64, with which kubelets compare: they reject a pod that they understand differently."""
 _OPERATORS: Mapping[str, Callable[[str | None, tuple[str, ...]], bool]] = {
     "In": lambda found, values: found is not None and found in values,
     "NotIn": lambda found, values: found is None or found not in values,
@@ -134,12 +137,11 @@ _OPERATORS: Mapping[str, Callable[[str | None, tuple[str, ...]], bool]] = {
 
 
 def _larger(found: str | None, values: tuple[str, ...], *, by: int) -> bool:
+    """Return whether both are integers, as Go parses them, and the label's is larger (`by` 1)."""
     if found is None or len(values) != 1:
         return False
-    try:
-        return (int(found) - int(values[0])) * by > 0
-    except ValueError:
-        return False
+    numbers = [int(text) for text in (found, values[0]) if _INTEGER.fullmatch(text)]
+    return len(numbers) == 2 and (numbers[0] - numbers[1]) * by > 0
 
 
 def check_served(triggers: tuple[str, ...], served: frozenset[str]) -> NodeFilterFailure | None:

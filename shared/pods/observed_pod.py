@@ -37,6 +37,8 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     """The digest of the reason in its PodScheduled condition why it waits; 0: it has none."""
     has_lease: bool = False
     """It has a copy of its lease: the ledger counts its usage."""
+    grown: Mapping[str, int] = {}
+    """What it uses more than its lease since it was resized in place."""
     created_at: float = 0.0
     labels: Mapping[str, str] = {}
     """Of a pod that is ours."""
@@ -77,11 +79,11 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
         return self.group.name
 
     @property
-    def uses_unleased_resources(self) -> bool:
-        """Whether it uses resources of a node that no lease accounts for."""
-        return (
-            self.node is not None and not self.is_terminated and not (self.ours and self.has_lease)
-        )
+    def unleased_resources(self) -> Mapping[str, int]:
+        """What it uses of its node that no lease accounts for."""
+        if self.node is None or self.is_terminated:
+            return {}
+        return self.grown if self.ours and self.has_lease else self.resources
 
 
 def queued(pod: ObservedPod, request: PodRequest, *, requeue_number: int = 0) -> PodQueued:

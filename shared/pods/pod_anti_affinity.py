@@ -6,6 +6,7 @@ The API server has merged `matchLabelKeys` and `mismatchLabelKeys` into the labe
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeVar
 
 import msgspec
 
@@ -17,7 +18,10 @@ from shared.model.node import AntiAffinityTerm, LabelRequirement
 from shared.placing.anti_affinity import matches_labels
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+MOST_SELECTORS = 64
+"""Different selectors of namespaces of the pods of a node."""
 Selector = tuple[LabelRequirement, ...]
+_Sized = TypeVar("_Sized", Selector, AntiAffinityTerm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,15 +99,28 @@ def resolve_all(
     """Return the terms with the namespaces that they select by these labels, sorted.
 
     Those beyond `MOST_FACTS` bytes, the largest ones, are left out, so that the pods of a node
-    cannot make its facts too large to be published.
+    cannot make its facts too large to be published. Selectors of namespaces beyond
+    `MOST_SELECTORS`, the largest ones, select all: each is compared with every namespace.
     """
-    resolved = {_resolve(term, namespaces) for term in terms}
-    sizes = {term: len(msgspec.msgpack.encode(term)) for term in resolved}
-    if sum(sizes.values()) > MOST_FACTS:
-        smallest = sorted(resolved, key=lambda term: (sizes[term], term))
-        total = accumulate(map(sizes.__getitem__, smallest))
-        resolved = {term for term, size in zip(smallest, total, strict=True) if size <= MOST_FACTS}
-    return tuple(sorted(resolved))
+    terms = list(terms)
+    selectors = _smallest({term.namespace_selector for term in terms if term.namespace_selector})
+    selected = {
+        selector: frozenset(
+            name for name, labels in namespaces.items() if matches_labels(selector, labels)
+        )
+        for selector, _ in selectors[:MOST_SELECTORS]
+    }
+    smallest = _smallest({_resolve(term, selected) for term in terms})
+    total = accumulate(size for _, size in smallest)
+    return tuple(
+        sorted(term for (term, _), size in zip(smallest, total, strict=True) if size <= MOST_FACTS)
+    )
+
+
+def _smallest(items: Iterable[_Sized]) -> list[tuple[_Sized, int]]:
+    """Return items with their sizes, the smallest first."""
+    sizes = [(item, len(msgspec.msgpack.encode(item))) for item in items]
+    return sorted(sizes, key=lambda sized: (sized[1], sized[0]))
 
 
 def widest(terms: Iterable[PodAntiAffinity]) -> tuple[AntiAffinityTerm, ...]:
@@ -120,14 +137,12 @@ def widest(terms: Iterable[PodAntiAffinity]) -> tuple[AntiAffinityTerm, ...]:
 
 
 def _resolve(
-    term: PodAntiAffinity, namespaces: Mapping[Namespace, Mapping[str, str]]
+    term: PodAntiAffinity, by_selector: Mapping[Selector, frozenset[Namespace]]
 ) -> AntiAffinityTerm:
     selector, selected = term.namespace_selector, term.namespaces
+    is_all = selector is not None and selector not in by_selector
     if selector:
-        selected |= {
-            name for name, labels in namespaces.items() if matches_labels(selector, labels)
-        }
-    is_all = selector == ()
+        selected |= by_selector.get(selector, frozenset())
     return AntiAffinityTerm(
         topology_key=term.topology_key,
         selector=term.selector,

@@ -31,6 +31,7 @@ from shared.kubernetes.types import (
     Container,
     NodeSelectorTerm,
     Quantities,
+    Resources,
     Volume,
 )
 from shared.model.bounds import check_bounds, cut
@@ -46,10 +47,17 @@ from shared.pods.observed_pod import ObservedPod
 from shared.pods.pod_anti_affinity import PodAntiAffinity, parse_anti_affinity
 from shared.pods.rejections import rejection_of
 
-TEMPLATES = 4096
-"""Pod templates whose parsed request is cached."""
+TEMPLATES, TEMPLATES_BYTES = 4096, 16 * 1024 * 1024
+"""Pod templates whose parsed request is cached; and the bytes of them all, as a template has up to
+1.5 MiB."""
 SIDECAR = "Always"
 """`restartPolicy` of an init container that keeps running beside those that follow."""
+RESIZABLE = ("cpu", "memory")
+"""Resources that a running pod may change (`pods/resize`)."""
+INFEASIBLE = ("PodResizePending", "True", "Infeasible")
+"""Type, status and reason of the condition of a pod whose new size no kubelet will give it.
+https://kubernetes.io/docs/tasks/configure-pod-container/resize-container-resources/
+"""
 POD_LEVEL, HUGE_PAGES = frozenset({"cpu", "memory"}), "hugepages-"
 """Resources that a pod may request as a whole, and the prefix of others.
 https://kubernetes.io/docs/concepts/configuration/manage-resources-containers/#pod-level-resource-specification
@@ -65,6 +73,12 @@ class _TemplateRequest:
     request: PodRequest | None = None
     error: str = ""
     group: pod_groups.PodGroupReference | None = None
+
+
+class _CopiedResources(msgspec.Struct, frozen=True):
+    """The copy of a lease, of which only these are read."""
+
+    resources: dict[str, int] = {}
 
 
 GATED = "SchedulingGated"
@@ -92,6 +106,7 @@ class PodParser:
         )
         self._encode = msgspec.msgpack.Encoder().encode
         self._templates: OrderedDict[bytes, _TemplateRequest] = OrderedDict()
+        self._templates_bytes = 0
 
     def parse(self, pod: ApiPod) -> ObservedPod:
         """Parse one pod. Of an invalid request the error is in `request_error`."""
@@ -121,6 +136,7 @@ class PodParser:
                 0,
             ),
             has_lease=ANNOTATION in meta.annotations,
+            grown=_grown(template.resources, meta.annotations.get(ANNOTATION, "")),
             created_at=meta.creation_timestamp.timestamp() if meta.creation_timestamp else 0.0,
             labels=meta.labels if ours else {},
             repels=template.repels,
@@ -153,13 +169,16 @@ class PodParser:
                 spec.scheduling_group,
                 (spec.host_network, spec.host_users),
                 [each for each in spec.volumes if each != Volume(each.name)] if ours else (),
+                _running(pod),
             )
         )
         template = self._templates.get(key)
         if template is None:
             template = self._templates[key] = self._parse_template(pod, ours=ours)
-            if len(self._templates) > TEMPLATES:
-                self._templates.popitem(last=False)
+            self._templates_bytes += len(key)
+            while len(self._templates) > TEMPLATES or self._templates_bytes > TEMPLATES_BYTES:
+                oldest, _ = self._templates.popitem(last=False)
+                self._templates_bytes -= len(oldest)
         return template
 
     def _parse_template(self, pod: ApiPod, *, ours: bool) -> _TemplateRequest:
@@ -292,8 +311,12 @@ def pod_resources(pod: ApiPod) -> dict[str, int]:
 
     Raises RequestError for an invalid quantity, and for one that is too large to count.
     """
-    init = [(_requests(each), each.restart_policy != SIDECAR) for each in pod.spec.init_containers]
-    requests = [*init, *((_requests(each), False) for each in pod.spec.containers)]
+    running = _running(pod)
+    init = [
+        (_requests(each, running), each.restart_policy != SIDECAR)
+        for each in pod.spec.init_containers
+    ]
+    requests = [*init, *((_requests(each, running), False) for each in pod.spec.containers)]
     at_once = {
         key: peak(((amounts.get(key, 0), ends_first) for amounts, ends_first in requests), 0)
         for key in dict.fromkeys(chain.from_iterable(amounts for amounts, _ in requests))
@@ -305,10 +328,37 @@ def pod_resources(pod: ApiPod) -> dict[str, int]:
     return {**{key: amount for key, amount in total.items() if amount}, "pods": 1}
 
 
-def _requests(container: Container) -> dict[str, int]:
-    amounts = {**container.resources.limits, **container.resources.requests}
+def _running(pod: ApiPod) -> dict[str, Quantities]:
+    """Return what containers use, by their names, of a pod whose resize its node can never fulfil.
+
+    As for kube-scheduler, the wanted amounts do not count then: a pod cannot fill a node by a wish.
+    """
+    if not any((c.type, c.status, c.reason) == INFEASIBLE for c in pod.status.conditions):
+        return {}
+    statuses = (*pod.status.init_container_statuses, *pod.status.container_statuses)
+    return {
+        each.name: {**(each.resources or Resources()).requests, **each.allocated_resources}
+        for each in statuses
+    }
+
+
+def _requests(container: Container, running: Mapping[str, Quantities]) -> dict[str, int]:
+    wanted = {**container.resources.limits, **container.resources.requests}
+    amounts = {**wanted, **running.get(container.name, {})}
     parsed = _amounts(container, parse_resources, amounts)
     return {key: amount for key, amount in parsed.items() if key not in LEDGER_RESOURCES}
+
+
+def _grown(resources: Mapping[str, int], lease_copy: str) -> dict[str, int]:
+    """Return what a pod uses more than its lease, after somebody has resized it in place."""
+    if not lease_copy:
+        return {}
+    try:
+        leased = msgspec.json.decode(lease_copy, type=_CopiedResources).resources
+    except (msgspec.MsgspecError, UnicodeEncodeError):
+        return {}
+    more = ((name, resources.get(name, 0) - leased.get(name, 0)) for name in RESIZABLE)
+    return {name: amount for name, amount in more if name in leased and amount > 0}
 
 
 def _pod_level(pod: ApiPod) -> dict[str, int]:

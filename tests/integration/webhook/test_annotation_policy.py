@@ -9,6 +9,7 @@ from services.webhook.annotation_policy import annotation_policy, writers
 from services.webhook.registration import EXEMPT_LABEL
 from shared.dialects.reserved import EXEMPT
 from shared.model.events.event import ADMISSION
+from shared.model.names import BUDGET_GATE
 from tests.support.simcluster.apiserver import api_server
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -119,6 +120,28 @@ async def test_no_subresource_of_a_pod_changes_an_assignment(path: str, key: str
 
     assert key not in found["metadata"].get("annotations", {})
     assert status == 200, text
+
+
+async def test_only_the_binder_lets_a_pod_through_the_gate_of_its_budget() -> None:
+    gated = pod("gated")
+    gates = [{"name": "example.org/wait"}, {"name": BUDGET_GATE}]
+    gated["spec"]["schedulingGates"] = gates
+
+    async def ungated(client: aiohttp.ClientSession, *left: dict[str, str]) -> int:
+        kind = {"Content-Type": "application/merge-patch+json"}
+        body = {"spec": {"schedulingGates": list(left)}}
+        async with client.patch(f"{PODS}/gated", json=body, headers=kind) as response:
+            return response.status
+
+    async with api_server() as api, api.client() as client:
+        await created(client, gated)
+        await install(client, *writers("leasehold-system", "leasehold-agents"))
+        answers = [await ungated(client), await ungated(client, gates[1])]
+        other, _ = await annotated(client, "gated", {"mine": "x"})
+        last = await ungated(client)
+
+    assert answers == [403, 200]
+    assert (other, last) == (200, 403)
 
 
 @pytest.mark.parametrize("path", [f"{PODS}/waiting/binding", "/api/v1/namespaces/default/bindings"])

@@ -93,6 +93,8 @@ def test_a_node_selector_must_match_every_label() -> None:
         ("Lt", ("5",), True, False),
         ("Lt", ("4",), False, False),
         ("Gt", ("x",), False, False),
+        *(("Gt", (text,), False, False) for text in ("0_1", "\uff11", " 1", "1.0", "0" * 5000)),
+        ("Gt", ("+1",), True, False),
         ("Gt", (), False, False),
         ("Near", ("4",), False, False),
     ],

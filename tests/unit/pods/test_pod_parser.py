@@ -17,7 +17,7 @@ from shared.model.events.pod_events import PodQueued, PodRejected, PodTerminated
 from shared.model.request import NodeTerm
 from shared.nats import wire
 from shared.pods.observed_pod import ObservedPod
-from shared.pods.pod_parser import PodParser
+from shared.pods.pod_parser import TEMPLATES_BYTES, PodParser
 from shared.runtime.request_settings import RequestSettings, load_rules
 from tests.support.lifecycle import most_at_once
 
@@ -67,6 +67,56 @@ def test_the_span_of_a_pods_admission_is_published_if_it_is_valid(
 
     assert isinstance(queued, PodQueued)
     assert queued.admitted == read_as
+
+
+def test_a_pod_that_was_resized_in_place_has_grown_beyond_its_lease() -> None:
+    copy = msgspec.json.encode({"resources": {"cpu": 500, "memory": 100, "pods": 1}}).decode()
+    amounts = {"cpu": "8", "memory": "50", "example.com/x": "1"}
+    container = VGPU | {"resources": {"requests": amounts}}
+    spec = {"schedulerName": "volcano", "nodeName": "n", "containers": [container]}
+
+    def grown(text: str) -> object:
+        return read({"spec": spec}, annotations={"leasehold.dev/lease": text}).unleased_resources
+
+    assert grown(copy) == {"cpu": 7500}
+    assert grown("[") == {}
+
+
+def test_a_resize_that_no_kubelet_will_do_counts_as_what_runs() -> None:
+    spec = {
+        "nodeName": "n",
+        "containers": [{"name": "c", "resources": {"requests": {"cpu": "999"}}}],
+    }
+    condition = {"type": "PodResizePending", "status": "True", "reason": "Infeasible"}
+    running = {"name": "c", "allocatedResources": {"cpu": "2"}}
+
+    def cpu(**status: object) -> object:
+        return read({"spec": spec, "status": status}).unleased_resources["cpu"]
+
+    assert cpu(conditions=[condition], containerStatuses=[running]) == 2000
+    assert cpu(conditions=[condition]) == 999_000
+    assert cpu(containerStatuses=[running]) == 999_000
+
+
+def test_templates_of_any_size_are_cached_within_a_bound() -> None:
+    parser = PodParser(frozenset({"volcano"}), Rules())
+    env = [{"name": "A", "value": "x" * 1_000_000}]
+    for number in range(40):
+        spec = {"containers": [{"name": f"c{number}", "env": env}]}
+        parser.parse(msgspec.convert({"metadata": {"uid": "u"}, "spec": spec}, ApiPod))
+
+    assert sum(map(len, parser._templates)) <= TEMPLATES_BYTES
+
+
+def test_an_error_is_one_line_whatever_the_value() -> None:
+    paths = [{"name": "v", "hostPath": {"path": f"/{text}"}} for text in ("a\n\x1b[2Jb",)]
+    spec = {"schedulerName": "volcano", "containers": [VGPU], "volumes": paths}
+    pod = msgspec.convert({"metadata": {"uid": "u"}, "spec": spec}, ApiPod)
+
+    error = PARSER.parse(pod).request_error
+
+    assert error.isprintable()
+    assert "/a\\n\\x1b[2Jb" in error
 
 
 def test_the_largest_init_container_counts_and_sidecars_add_up() -> None:

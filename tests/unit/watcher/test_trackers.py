@@ -41,6 +41,17 @@ def test_a_pending_pod_is_published_once_however_often_its_status_changes() -> N
     assert again == []
 
 
+def test_a_leased_pod_uses_of_its_node_beside_the_lease_what_it_has_grown_by() -> None:
+    pods = PodTracker()
+    pods.update(BOUND, None)
+    grown = structs.replace(BOUND, grown={"cpu": 7000})
+
+    pods.update(grown, BOUND)
+    assert pods.with_usage(NodeFacts(name=NodeName("a"))).used_by_others == {"cpu": 7000}
+    pods.remove(grown)
+    assert pods.with_usage(NodeFacts(name=NodeName("a"))).used_by_others == {}
+
+
 def test_a_pod_whose_request_changes_is_published_again() -> None:
     pods = PodTracker()
     pods.update(WAITING, None)
