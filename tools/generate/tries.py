@@ -78,6 +78,7 @@ EVERYWHERE = (
     Try(RBAC, "delete a pod", "DELETE", f"{PODS}/other"),
     Try(RBAC, "run a command in a pod", "POST", f"{PODS}/other/exec?command=id"),
     Try(RBAC, "read a Secret of a tenant", "GET", "/api/v1/namespaces/team-a/secrets/own"),
+    Try(RBAC, "read the log of a pod", "GET", f"{PODS}/other/log"),
     Try(RBAC, "request a token", "POST", f"{SYSTEM}/serviceaccounts/auth/token", {"spec": {}}),
     Try(RBAC, "use a kubelet's whole API (`nodes/proxy`)", "GET", f"{NODE_2}/proxy"),
     Try(RBAC, "delete a Node", "DELETE", NODE_2),
