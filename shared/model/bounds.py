@@ -66,13 +66,15 @@ CopyText = Annotated[str, Meta(max_length=262_144)]
 """An annotation as found: Kubernetes limits all of an object's to 256 KiB."""
 TraceText = Annotated[str, Meta(max_length=55)]
 """A `traceparent` (https://www.w3.org/TR/trace-context/)."""
-ModelText = Annotated[str, Meta(max_length=96)]
+LONGEST_MODEL = 96
+ModelText = Annotated[str, Meta(max_length=LONGEST_MODEL)]
 """NVML_DEVICE_NAME_V2_BUFFER_SIZE."""
 
 Amount = Annotated[int, Meta(ge=0, le=MOST)]
 SignedAmount = Annotated[int, Meta(ge=-MOST, le=MOST)]
-Mib = Annotated[int, Meta(ge=0, le=2**24)]
+MOST_MIB = 2**24
 """Memory of a device, or of a share of it: at most 16 TiB."""
+Mib = Annotated[int, Meta(ge=0, le=MOST_MIB)]
 Percent = Annotated[int, Meta(ge=0, le=100)]
 Count = Annotated[int, Meta(ge=0, le=65_535)]
 """A number of things on one node."""

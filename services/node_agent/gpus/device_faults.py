@@ -67,6 +67,11 @@ def no_response(reason: str) -> Fault:
     return Fault(code="NoResponse", text=reason)
 
 
+SAME_INDEX = Fault(
+    code="SameIndex",
+    text="the driver reports another GPU with the same minor number: check `nvidia-smi -q`",
+    severe=True,
+)
 ROW_REMAP_FAILED = Fault(
     code="RowRemapFailed",
     text="a memory row could not be remapped: reset the GPU, and replace it if the fault persists",

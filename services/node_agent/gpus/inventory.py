@@ -1,5 +1,6 @@
 """The GPUs that were found on the node, and the devices that are offered of them; pure."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,9 +9,13 @@ from services.node_agent.gpus.device_faults import EXCLUDED, NOT_LISTED, Fault, 
 from services.node_agent.gpus.sharing_config import SharingConfig
 from services.node_agent.mig.instances import MigInstance, MigState
 from services.node_agent.mig.layouts import current_layouts, layouts_for
+from shared.model.bounds import MOST_MIB, check_bounds
 from shared.model.device import Device, DeviceMode, Isolation, MigLayout
+from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
 
+_UUID = re.compile(r"[\w.-]{1,56}", re.ASCII)
+"""UUIDs of NVML have 40 characters; IDs for the kubelet, which end in a slot, at most 63."""
 NO_FAULTS: Mapping[DeviceUuid, str] = {}
 
 
@@ -47,6 +52,24 @@ class Gpu:
     def mode(self) -> DeviceMode:
         """Its sharing mode: the MIG mode decides, which only an operator changes."""
         return DeviceMode.MIG if self.mig is not None and self.mig.enabled else DeviceMode.HAMI_CORE
+
+
+def problem_of(gpu: Gpu) -> str:
+    """Return why a GPU cannot be served as its driver describes it; empty: it can."""
+    if not _UUID.fullmatch(gpu.uuid):
+        return (
+            f"the driver reports the UUID {gpu.uuid[:64]!r}, which is none: check `nvidia-smi -L`"
+        )
+    if not 0 < gpu.memory_mib <= MOST_MIB:
+        return (
+            f"the driver reports {gpu.memory_mib} MiB of memory, which must be 1 to {MOST_MIB}: "
+            "check `nvidia-smi`"
+        )
+    try:
+        check_bounds(_device(gpu, SharingConfig(), "", 0), f"GPU {gpu.uuid}")
+    except RequestError as error:
+        return str(error)
+    return ""
 
 
 def devices_of(

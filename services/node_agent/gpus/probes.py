@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from services.node_agent.gpus.device_faults import no_response
-from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.gpus.device_faults import SAME_INDEX, no_response
+from services.node_agent.gpus.inventory import Gpu, problem_of
 from services.node_agent.gpus.worker_threads import SingleFlight
 from shared.model.errors import LeaseholdError, UnavailableError
 
@@ -86,6 +86,8 @@ class GpuProber:
     def _observe(self, number: int, found: Gpu | Exception | None) -> Gpu | UnavailableError | None:
         if isinstance(found, TimeoutError):
             found = self._no_response()
+        if isinstance(found, Gpu) and found != self._known.get(number):
+            found = _plausible(found)
         if isinstance(found, UnavailableError):
             known = self._known.get(number)
             return found if known is None else replace(known, fault=no_response(str(found)))
@@ -106,7 +108,20 @@ class GpuProber:
 
 
 def _unique_gpus(gpus: list[Gpu]) -> tuple[Gpu, ...]:
-    """Return one GPU per UUID: the sound one if a failing one was last read at another index."""
+    """Return one GPU per UUID: the sound one if a failing one was last read at another index.
+
+    Of sound ones with the same minor number, all but the first are faulty.
+    """
     sound = {gpu.uuid for gpu in gpus if gpu.fault is None}
     found = {gpu.uuid: gpu for gpu in gpus if gpu.fault is None or gpu.uuid not in sound}
-    return tuple(found.values())
+    first = {gpu.index: gpu.uuid for gpu in reversed(found.values()) if gpu.fault is None}
+    return tuple(
+        gpu if gpu.fault or first[gpu.index] == gpu.uuid else replace(gpu, fault=SAME_INDEX)
+        for gpu in found.values()
+    )
+
+
+def _plausible(gpu: Gpu) -> Gpu | UnavailableError:
+    """Return the GPU, or why it cannot be served as its driver describes it."""
+    problem = problem_of(gpu)
+    return UnavailableError(problem) if problem else gpu

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 
 from services.node_agent.isolation.region_layouts import DEVICES, SLOTS, UUID_BYTES, RegionLayout
+from shared.model.bounds import MOST_MIB
+from shared.model.lease import MIB
 
 EXITED, RUNNING = 0, 1
 WRAPPED = 1 << 63
@@ -150,7 +152,10 @@ class DeviceSums:
 
 
 def sums(region: Region, position: int, living: Set[int] | None = None) -> DeviceSums:
-    """Add up what the processes use of the device at a position; `living` as in `processes`."""
+    """Add up what the processes use of the device at a position; `living` as in `processes`.
+
+    No sum is above what a device can have, whatever the container has written.
+    """
     live = region.processes(living)
     return DeviceSums(
         context=_sum(slot.context[position] for slot in live),
@@ -158,14 +163,14 @@ def sums(region: Region, position: int, living: Set[int] | None = None) -> Devic
         buffer=_sum(slot.buffer[position] for slot in live),
         offset=_sum(slot.offset[position] for slot in live),
         total=_sum(slot.total[position] for slot in live),
-        sm_percent=_sum(min(slot.sm_percent[position], 100) for slot in live),
+        sm_percent=min(sum(slot.sm_percent[position] for slot in live), 100),
         enforced=_sum(slot.total[position] for slot in region.slots),
         wrapped=sum(slot.total[position] >= WRAPPED for slot in region.slots),
     )
 
 
 def _sum(amounts: Iterable[int]) -> int:
-    return sum(amount for amount in amounts if amount < WRAPPED)
+    return min(sum(amount for amount in amounts if amount < WRAPPED), MOST_MIB * MIB)
 
 
 def decode(layout: RegionLayout, data: bytes | bytearray, torn: Set[int] = frozenset()) -> Region:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from services.node_agent.isolation.region import Region
 from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
+from shared.model.bounds import Amount, Seconds
 from shared.model.names import DeviceUuid, PodUid
 from shared.model.usage import ShareKey
 
@@ -27,9 +28,9 @@ class LastUse:
     device: DeviceUuid
     position: int | None = None
     """Of its MIG instance."""
-    used_at: float
+    used_at: Seconds
     """Unix seconds."""
-    memory_bytes: int = 0
+    memory_bytes: Amount = 0
     """Memory in use when it was observed last."""
 
     @property
@@ -42,7 +43,7 @@ class LastUse:
 class LastUses:
     """The last use of every share of the node, as observed until `observed_at` (Unix seconds)."""
 
-    observed_at: float
+    observed_at: Seconds
     shares: tuple[LastUse, ...] = ()
 
 

@@ -13,7 +13,8 @@ from services.node_agent.isolation.region import DeviceSums, Region, Tampered, s
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.usage.attribution import AttributedProcess
 from services.node_agent.usage.leased_containers import LeasedContainer
-from shared.model.lease import Share
+from shared.model.bounds import MOST_MIB
+from shared.model.lease import MIB, Share
 from shared.model.names import DeviceUuid
 from shared.model.usage import ShareKey, share_key
 
@@ -146,8 +147,10 @@ def _measure_share(
         position=position,
         limit_bytes=limit_bytes,
         region=region,
-        driver_bytes=sum(memory) if memory_known else None,
-        driver_percent=sum(busy) if processes is not None and len(busy) == len(running) else None,
+        driver_bytes=min(sum(memory), MOST_MIB * MIB) if memory_known else None,
+        driver_percent=min(sum(busy), 100)
+        if processes is not None and len(busy) == len(running)
+        else None,
         processes=len(running),
         instance=instance,
     )

@@ -143,6 +143,24 @@ async def test_a_record_that_cannot_be_read_is_set_aside_and_others_are_read(
         assert await leases.begin_rebuild(now=NOW) is not None
 
 
+@pytest.mark.parametrize("kind", ["devices", "nodes"])
+async def test_totals_of_an_older_state_are_not_those_of_the_leases_and_are_rebuilt(
+    url: str, kind: str
+) -> None:
+    keys = {"devices": uuid("b", 0), "nodes": "b"}
+    async with used_ledger(url) as (leases, client, prefix):
+        older = await client.hget(f"{prefix}{kind}", keys[kind])
+        await leases.release([PodUid("other")], reason="gone")
+        assert await leases.checks.step() == CheckedRecords()
+        await client.hset(f"{prefix}{kind}", keys[kind], older)
+
+        assert UnreadableRecord(kind, keys[kind], "b") in (await leases.checks.step()).unreadable
+
+        token = await leases.begin_rebuild(now=NOW)
+        assert token is not None
+        assert await leases.finish_rebuild(token)
+
+
 async def test_an_entry_of_the_feed_that_cannot_be_read_begins_a_new_snapshot(url: str) -> None:
     async with used_ledger(url) as (leases, client, prefix):
         start = await leases.snapshot()

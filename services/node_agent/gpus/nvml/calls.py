@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import pynvml
 
+from shared.model.bounds import HIGHEST_INDEX, LONGEST_MODEL
+
 T = TypeVar("T")
 D = TypeVar("D")
 
@@ -26,6 +28,8 @@ NOT_AVAILABLE = frozenset(
 """Errors of a working driver that does not report a value: of this model, to us, or at all.
 
 Any other error is a fault of the GPU, unless the value can be done without."""
+ODD = (ValueError, LookupError)
+"""What the library raises for a value that it cannot represent, such as text that is not UTF-8."""
 UNNAMED = "NVIDIA GPU"
 """Model of a GPU whose name the driver does not report."""
 
@@ -44,7 +48,7 @@ def value_or(function: Callable[[], T], default: D) -> T | D:
     """Return the function's value, or `default` if this model or driver does not support it."""
     try:
         return function()
-    except (pynvml.NVMLError, AttributeError):
+    except (pynvml.NVMLError, AttributeError, *ODD):
         return default
 
 
@@ -52,7 +56,7 @@ def if_available(function: Callable[[], T], default: D) -> T | D:
     """Return the function's value, or `default` if a working driver does not report it."""
     try:
         return function()
-    except AttributeError:
+    except (AttributeError, *ODD):
         return default
     except pynvml.NVMLError as error:
         if error.value in NOT_AVAILABLE:
@@ -62,9 +66,17 @@ def if_available(function: Callable[[], T], default: D) -> T | D:
 
 def model_of(handle: Any) -> str:
     """Return the name of a GPU's model."""
-    return value_or(lambda: text_of(pynvml.nvmlDeviceGetName(handle)), UNNAMED)
+    name = value_or(lambda: text_of(pynvml.nvmlDeviceGetName(handle)), "")
+    return name[:LONGEST_MODEL] or UNNAMED
+
+
+def index_of(handle: Any, number: int) -> int:
+    """Return a GPU's minor number; `number`, NVML's own, if the driver reports none."""
+    minor = value_or(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), number)
+    return minor if 0 <= minor <= HIGHEST_INDEX else number
 
 
 def text_of(name: str | bytes) -> str:
-    """Return text that NVML gives as bytes or as text, depending on its version."""
-    return name.decode() if isinstance(name, bytes) else name
+    """Return text that NVML gives as bytes or as text, without what cannot be printed."""
+    text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+    return "".join(filter(str.isprintable, text))

@@ -18,8 +18,10 @@ from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.gpus.nvml import mig, topology
 from services.node_agent.gpus.nvml.calls import (
     NOT_AVAILABLE,
+    ODD,
     TIMEOUT_S,
     if_available,
+    index_of,
     model_of,
     text_of,
     value_or,
@@ -163,7 +165,7 @@ def _count_gpus() -> int:
 def _read_gpu(number: int) -> Gpu:
     try:
         return with_nvml(lambda: _gpu(number))
-    except pynvml.NVMLError as error:
+    except (pynvml.NVMLError, *ODD) as error:
         raise UnavailableError(f"NVML: {error}") from error
 
 
@@ -174,7 +176,7 @@ def _gpu(number: int) -> Gpu:
     memory: Any = if_available(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle), None)
     return Gpu(
         uuid=DeviceUuid(text_of(pynvml.nvmlDeviceGetUUID(handle))),
-        index=value_or(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), number),
+        index=index_of(handle, number),
         model=model_of(handle),
         memory_mib=_host_memory_mib() if memory is None else int(memory.total) // MIB,
         measured=memory is not None,

@@ -8,7 +8,14 @@ from typing import Any
 import pynvml
 
 from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
-from services.node_agent.gpus.nvml.calls import TIMEOUT_S, model_of, text_of, value_or, with_nvml
+from services.node_agent.gpus.nvml.calls import (
+    TIMEOUT_S,
+    index_of,
+    model_of,
+    text_of,
+    value_or,
+    with_nvml,
+)
 from services.node_agent.gpus.worker_threads import SingleFlight
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
@@ -66,7 +73,7 @@ def _read_sample(number: int) -> DeviceSample:
     instances, memory = _instances(listed), _memory_bytes(listed)
     return DeviceSample(
         device=DeviceUuid(text_of(pynvml.nvmlDeviceGetUUID(handle))),
-        index=value_or(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), number),
+        index=index_of(handle, number),
         model=model_of(handle),
         used_bytes=_used_bytes(handle, memory),
         busy_percent=None if rates is None else int(rates.gpu),

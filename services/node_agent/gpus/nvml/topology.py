@@ -24,6 +24,7 @@ from services.node_agent.gpus.links import (
     root_complex_in,
 )
 from services.node_agent.gpus.nvml.calls import text_of, value_or
+from shared.model.bounds import HIGHEST_INDEX
 from shared.model.names import DeviceUuid
 
 SYSFS = Path("/sys/bus/pci/devices")
@@ -54,6 +55,8 @@ def location_of(handle: Any) -> PciLocation:
     numa, root_complex = _read_sysfs(address) if address else (None, "")
     if numa is None:
         numa = value_or(lambda: int(pynvml.nvmlDeviceGetNumaNodeId(handle)), None)
+    if numa is not None and not 0 <= numa <= HIGHEST_INDEX:
+        numa = None
     return PciLocation(address=address, root_complex=root_complex, numa=numa)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -118,3 +119,29 @@ async def test_a_gpu_with_a_reused_index_is_not_mistaken_for_another() -> None:
     found = await prober.probe()
 
     assert [(one.uuid, one.fault) for one in found] == [("GPU-b", None)]
+
+
+async def test_of_two_gpus_with_the_same_index_the_first_is_served() -> None:
+    prober = GpuProber(
+        lambda: 2, lambda number: gpu(DeviceUuid(f"GPU-{number}"), index=5), limit_s=lambda: 5.0
+    )
+
+    found = await prober.probe()
+
+    assert [one.fault and one.fault.code for one in found] == [None, "SameIndex"]
+
+
+async def test_a_gpu_whose_memory_becomes_impossible_keeps_what_is_known_of_it() -> None:
+    sizes = iter((15360, -1))
+    prober = GpuProber(
+        lambda: 1,
+        lambda _: replace(gpu(DeviceUuid("GPU-0")), memory_mib=next(sizes)),
+        limit_s=lambda: 5.0,
+    )
+    await prober.probe()
+
+    [found] = await prober.probe()
+
+    assert found.memory_mib == 15360
+    assert found.fault is not None
+    assert "reports -1 MiB of memory" in found.fault.text

@@ -1,5 +1,6 @@
 """The usage monitor over real files and a fake driver, scraped over HTTP."""
 
+import struct
 import time
 from dataclasses import replace
 
@@ -7,11 +8,15 @@ import pytest
 
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.usage.last_use_file import LastUseFile
 from services.node_agent.usage.usage_metrics import render_metrics
 from shared.dialects.dialect import ContainerSetup
+from shared.model.bounds import MOST_MIB
+from shared.model.events.request_reply import UsageReply
 from shared.model.lease import ClaimAllocation, MigPlacement
 from shared.model.names import PodUid
 from shared.model.usage import share_key
+from shared.nats import wire
 from tests.support.build import allocation_of
 from tests.support.node_agent.agent import NUMBER, lease_of, share
 from tests.support.node_agent.monitor_world import (
@@ -27,6 +32,7 @@ from tests.support.node_agent.monitor_world import (
     read,
     scraped,
 )
+from tests.support.node_agent.regions import path_of, process
 
 
 async def test_item_49_every_published_series_has_its_name_labels_and_value(
@@ -46,6 +52,29 @@ async def test_item_49_every_published_series_has_its_name_labels_and_value(
     for name, own in OWN_NUMBERS.items():
         assert found[name] == {tuple(sorted(OURS.items())): pytest.approx(own)}, name
     assert not [name for name in found if name.startswith(("python_", "process_"))]
+
+
+async def test_the_report_of_a_node_can_be_read_whatever_a_container_writes_into_its_region(
+    world: MonitorWorld,
+) -> None:
+    tenant = computing(world)
+    assert tenant.region_path is not None
+    image = bytearray(path_of(tenant.region_path).read_bytes())
+    for index, pid in enumerate((7, 8, 9)):
+        process(image, index, pid, totals=((1 << 63) - 1,), host_pid=63 + pid)
+        struct.pack_into("<Q", image, V1_2.slot_at(index) + 1160 + 16, 100)
+    world.change(tenant, 0, bytes(image))
+    for pid in (8, 9):
+        world.add_process(tenant, 63 + pid, inner=pid)
+    world.restart(LastUseFile(world.root / "last-uses.json", save_s=0))
+    await world.monitor.scan()
+
+    (reply,) = wire.decode(wire.encode([world.monitor.report()]), UsageReply)
+
+    assert (reply.shares[0].memory_mib, reply.shares[0].cores_percent) == (MOST_MIB, 100)
+    assert "GpuMemoryOverLease" in {each.reason for each in world.monitor.snapshot.violations}
+    assert world.monitor.last_uses is not None
+    assert await world.monitor.last_uses.load()
 
 
 async def test_the_report_has_the_usage_of_each_share_and_since_when_it_is_idle(

@@ -1,7 +1,7 @@
 """Each function of NVML that is called may fail for one GPU: what can be served is served."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +16,16 @@ from services.node_agent.gpus.nvml import gpus as nvml_gpus
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.gpus.sharing_config import SharingConfig
+from services.node_agent.views.advertisement import advertisement_of
+from shared.dialects import DIALECTS
 from shared.model.device import DeviceUse, Isolation, device_refusal, fits, required_memory_mib
 from shared.model.errors import UnavailableError
+from shared.model.events.node_events import DeviceReported
+from shared.model.events.plausible import implausible
 from shared.model.findings import Outcome
-from shared.model.names import DeviceUuid
+from shared.model.names import DeviceUuid, NodeName
 from shared.model.request import GpuRequest, SharingPolicy
+from shared.nats import wire
 
 pytestmark = pytest.mark.usefixtures("no_xid_threads")
 
@@ -68,6 +73,29 @@ ANSWERS: Mapping[str, Callable[..., Any]] = {
 }
 
 
+NOT_UTF_8 = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+"""What the library itself raises."""
+ODD: Mapping[str, Sequence[object]] = {
+    "nvmlDeviceGetUUID": ["", "x" * 500, b"\xff\xfe0", NOT_UTF_8, "GPU-../\n0"],
+    "nvmlDeviceGetMinorNumber": [-5, 2**32 - 1],
+    "nvmlDeviceGetName": ["", "x" * 5000, b"\xff\xfe", NOT_UTF_8, "T4\0\n"],
+    "nvmlDeviceGetMemoryInfo": [
+        SimpleNamespace(total=size, used=size) for size in (0, -GIB, 2**64 - 1)
+    ],
+    "nvmlDeviceGetPciInfo": [SimpleNamespace(busId=b"\xff" * 30), NOT_UTF_8],
+    "nvmlDeviceGetNumaNodeId": [-4, 2**32 - 1],
+    "nvmlDeviceGetMigMode": [(7, 9)],
+    "nvmlSystemGetDriverVersion": ["x" * 4000, b"\xff", NOT_UTF_8],
+}
+
+
+def odd(value: object) -> object:
+    """Return or raise what a driver answers."""
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
 @pytest.fixture(autouse=True)
 def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     for name in CALLED:
@@ -106,6 +134,27 @@ async def test_other_gpus_are_served_whatever_fails_of_one(
     assert (other.fault, other.memory_mib, other.measured) == (None, 40 * 1024, True)
     samples = {sample.device: sample for sample in await NvmlProcesses().sample()}
     assert samples[DeviceUuid("GPU-1")].used_bytes == GIB
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in ODD.items() for value in values]
+)
+async def test_other_gpus_are_reported_whatever_values_one_has(
+    driver: pytest.MonkeyPatch, name: str, value: object
+) -> None:
+    answer = getattr(pynvml, name)
+    driver.setattr(
+        pynvml, name, lambda *given: answer(*given) if given and given[0] else odd(value)
+    )
+
+    devices = devices_of(await NvmlGpus().discover(), SharingConfig())
+
+    report = DeviceReported(node=NodeName("node"), devices=devices, served=())
+    [received] = wire.decode(wire.encode([report]), DeviceReported)
+    assert not implausible(received)
+    assert "GPU-1" in {device.uuid for device in devices if device.healthy}
+    advertisement_of(DIALECTS.values(), devices, "auto")
+    assert "GPU-1" in {sample.device for sample in await NvmlProcesses().sample()}
 
 
 @pytest.mark.parametrize("code", ["NOT_SUPPORTED", "NO_PERMISSION"])
