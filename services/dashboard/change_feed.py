@@ -7,6 +7,7 @@ from uuid import uuid4
 
 from services.dashboard.projection import ChangeKey
 from shared.model.clock import wait_for_event
+from shared.model.quantity import parse_decimal
 
 MAX_CHANGES = 2_000
 
@@ -38,9 +39,9 @@ class ChangeFeed:
     def since(self, position: str) -> frozenset[ChangeKey] | None:
         """Return the keys that changed after a position; None if the position is not known."""
         feed_id, _, number = position.rpartition("-")
-        if feed_id != self.id or not number.isdecimal() or int(number) > self.version:
+        after = parse_decimal(number)
+        if feed_id != self.id or after is None or after > self.version:
             return None
-        after = int(number)
         if after < self.version and (not self._rounds or self._rounds[0][0] > after + 1):
             return None
         return frozenset(key for version, keys in self._rounds if version > after for key in keys)

@@ -16,6 +16,9 @@ from shared.model.names import DeviceUuid, Namespace
 INTERVAL_S = 120.0
 SAMPLES = 720
 """A day of them."""
+MOST_ABSENT = 1024
+"""Names without an amount now, of which samples are kept: a node agent can report others again and
+again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +59,9 @@ class Samples:
                 self._latest[name] = self._number
             stored.extend([unknown] * 4 if point is None else self._encode(point))
             del stored[: -SAMPLES * 4]
-        for name in [one for one in self._points if self._number - self._latest[one] >= SAMPLES]:
+        absent = sorted(self._points.keys() - points.keys(), key=self._latest.__getitem__)
+        old = [one for one in absent if self._number - self._latest[one] >= SAMPLES]
+        for name in {*old, *absent[:-MOST_ABSENT]}:
             del self._points[name], self._latest[name]
 
     def _encode(self, point: HistoryPoint) -> list[int]:

@@ -6,8 +6,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-import msgspec
-
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import ObjectAdded, ObjectDeleted, ObjectUpdated
@@ -66,7 +64,7 @@ class ClaimReflector:
             except RequestError as error:
                 self._refused(error)
                 return ()
-            claims = (msgspec.json.decode(raw, type=ApiResourceClaim) for raw in page.items or ())
+            claims = page.read(ApiResourceClaim, skip=self._ignore)
             found += filter(None, map(self._parse, claims))
             token = page.metadata.continue_
             if not token:
@@ -93,8 +91,11 @@ class ClaimReflector:
         try:
             return allocated_claim(claim)
         except RequestError as error:
-            self._log_once(f"a claim is ignored: {error}")
+            self._ignore(error)
             return None
+
+    def _ignore(self, error: RequestError) -> None:
+        self._log_once(f"a claim is ignored: {error}")
 
     def _refused(self, error: RequestError) -> None:
         self.unreadable = f"ResourceClaims cannot be read: {error}"

@@ -129,6 +129,9 @@ class NodeReflector:
         except RequestError as error:
             logger.warning("node %s gets no pods: %s", name, error)
             facts = NodeFacts(name=name, unschedulable=True)
+        except Exception:  # of one node: the others are watched all the same
+            logger.exception("node %s gets no pods: a bug in how it is read", name)
+            facts = NodeFacts(name=name, unschedulable=True)
         revision = as_number(node.metadata.resource_version)
         return NodeUpdate(name=name, facts=facts, devices=devices, revision=revision)
 
@@ -265,8 +268,7 @@ class OurPodLister:
             page = await self.client.list_page(
                 "/api/v1/pods", query={}, limit=PAGE_SIZE, continue_token=token
             )
-            decoded = (msgspec.json.decode(raw, type=ApiPod) for raw in page.items or ())
-            for pod in filter(self._is_ours, decoded):
+            for pod in filter(self._is_ours, page.read(_ListedPod)):
                 if pod.spec.node_name:
                     bound.append(_bound_pod(pod, with_lease=bool(request_ids)))
                 else:
@@ -284,12 +286,36 @@ class OurPodLister:
                 request_ids=request_ids,
             )
 
-    def _is_ours(self, pod: ApiPod) -> bool:
+    def _is_ours(self, pod: "_ListedPod") -> bool:
         terminated = pod.status.phase in TERMINAL
         return pod.spec.scheduler_name in self.schedulers and not terminated
 
 
-def _bound_pod(pod: ApiPod, *, with_lease: bool) -> BoundPod:
+class _ListedSpec(msgspec.Struct, frozen=True, rename="camel", gc=False):
+    node_name: str = ""
+    scheduler_name: str = ""
+
+
+class _ListedStatus(msgspec.Struct, frozen=True, gc=False):
+    phase: str = ""
+
+
+class _ListedMetadata(msgspec.Struct, frozen=True, gc=False):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    annotations: dict[str, str] = {}
+
+
+class _ListedPod(msgspec.Struct, frozen=True, gc=False):
+    """What a list needs of a pod: no other field of one can stop it."""
+
+    metadata: _ListedMetadata = _ListedMetadata()
+    spec: _ListedSpec = _ListedSpec()
+    status: _ListedStatus = _ListedStatus()
+
+
+def _bound_pod(pod: _ListedPod, *, with_lease: bool) -> BoundPod:
     lease = pod.metadata.annotations.get(ANNOTATION, "")
     if len(lease) > LEASE_BYTES:
         lease = ""

@@ -31,7 +31,7 @@ from shared.kubernetes.errors import (
     parse_error_response,
 )
 from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError
-from shared.model.errors import UnavailableError
+from shared.model.errors import RequestError, UnavailableError
 
 T = TypeVar("T")
 
@@ -56,6 +56,23 @@ class Page(msgspec.Struct, frozen=True):
 
     metadata: ListMetadata = ListMetadata()
     items: tuple[msgspec.Raw, ...] | None = ()
+
+    def read(
+        self, kind: type[T], skip: Callable[[RequestError], None] | None = None
+    ) -> Iterator[T]:
+        """Yield the items; one that cannot be decoded is left out, and `skip` gets the error.
+
+        Without `skip`, raises UnexpectedResponseError.
+        """
+        for item in self.items or ():
+            try:
+                decoded = _decode(bytes(item), kind)
+            except UnexpectedResponseError as error:
+                if skip is None:
+                    raise
+                skip(error)
+            else:
+                yield decoded
 
 
 class WatchStream:

@@ -11,6 +11,7 @@ import msgspec
 
 from shared.kubernetes.types import ObjectMeta
 from shared.kubernetes.watch_events import KubernetesObject, ObjectIdentity
+from shared.model.quantity import parse_decimal
 
 R = TypeVar("R", bound=KubernetesObject)
 Key = tuple[str, str]
@@ -58,14 +59,15 @@ def newer(version: str, known: str) -> bool:
     Decimal versions compare as integers, as documented since Kubernetes 1.35; others are opaque,
     so that all but the very same version counts as newer.
     """
-    if version.isdecimal() and known.isdecimal():
-        return int(version) > int(known)
+    number, known_number = parse_decimal(version), parse_decimal(known)
+    if number is not None and known_number is not None:
+        return number > known_number
     return version != known
 
 
 def as_number(version: str) -> int:
     """Return a resource version as a number that rises; 0: it is opaque."""
-    return int(version) if version.isdecimal() else 0
+    return parse_decimal(version) or 0
 
 
 def is_older(version: str, known: str) -> bool:

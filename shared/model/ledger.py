@@ -210,12 +210,12 @@ class LedgerSnapshot:
 
 
 class UnreadableRecord(NamedTuple):
-    """A record that could not be read: arbitrary bytes in its place."""
+    """A record that was damaged: arbitrary bytes, or totals that its leases do not add up to."""
 
     kind: str
-    """`leases`, `devices`, `nodes` or `waiting`."""
+    """`leases`, `devices`, `nodes`, `waiting` or `namespaces`."""
     key: str
-    """UID of the pod, UUID of the device, or name of the node."""
+    """UID of the pod, UUID of the device, or name of the node or namespace."""
     node: str = ""
     """The node that it belongs to; empty: not known."""
 

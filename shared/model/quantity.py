@@ -54,6 +54,12 @@ def parse_quantity(text: str | float) -> Fraction:
     return Fraction(number) * _SUFFIXES[suffix]
 
 
+def parse_decimal(text: str) -> int | None:
+    """Parse a decimal number of at most `LONGEST` digits; None: the text is none."""
+    is_decimal = text.isascii() and text.isdecimal() and len(text) <= LONGEST
+    return int(text) if is_decimal else None
+
+
 @functools.lru_cache(CACHE_SIZE)
 def parse_count(text: str | float) -> int:
     """Parse a quantity as an integer, rounded up (extended resources, bytes, pods)."""

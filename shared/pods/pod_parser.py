@@ -197,6 +197,9 @@ class PodParser:
             group = _group(pod) if ours else _valid_group(pod)
         except RequestError as error:
             return _TemplateRequest(resources, repels, error=cut(str(error)))
+        except Exception as error:  # noqa: BLE001 - of one pod: the others are read all the same
+            reason = f"a bug in how the pod is read: {error!r}; please report it"
+            return _TemplateRequest(resources, repels, error=cut(reason))
         return _TemplateRequest(resources, repels, request, group=group)
 
 

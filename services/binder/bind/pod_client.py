@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
 from msgspec import Struct
 
 from services.binder.ports.observations import (
@@ -103,8 +102,7 @@ class PodClient:
         query, token = {"labelSelector": _selector(term), "fieldSelector": fields}, ""
         while True:
             page = await self.client.list_page(path, query=query, limit=PAGE, continue_token=token)
-            for item in page.items or ():
-                pod = msgspec.json.decode(item, type=_BindablePod)
+            for pod in page.read(_BindablePod):
                 yield SelectedPod(
                     uid=PodUid(pod.metadata.uid),
                     namespace=Namespace(pod.metadata.namespace),

@@ -51,7 +51,7 @@ class RecordWatch:
     def _report(self, unreadable: Sequence[UnreadableRecord]) -> None:
         self.metrics.count_anomaly("records_unreadable", len(unreadable))
         texts = [f"{record.kind} {record.key}" for record in unreadable]
-        logger.error("records cannot be read, and are rebuilt: %s", summarize(texts))
+        logger.error("records are damaged, and are rebuilt: %s", summarize(texts))
         for record in unreadable:
             if record.node:
                 self.events.record(unreadable_event(record))

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
-import msgspec
 from msgspec import Struct
 
 from services.binder.ports.observations import DisruptionBudget, PodFacts
@@ -167,7 +166,7 @@ class EvictionClient:
         token = ""
         while True:
             page = await self.client.list_page(path, query={}, limit=PAGE, continue_token=token)
-            found += [msgspec.json.decode(item, type=kind) for item in page.items or ()]
+            found += page.read(kind)
             token = page.metadata.continue_
             if not token:
                 return found

@@ -136,7 +136,9 @@ def render(snapshot: Snapshot, lasting: Sequence[Difference]) -> RenderableType:
         lines = [Text(f"clean: {checked} agree", style="green")]
     lines += [Text(f"not checked: {one}", style="yellow") for one in snapshot.not_checked]
     lines += [
-        Text(f"could not be read in the last 24 hours: {record.kind} {record.key}", style="yellow")
+        Text(
+            f"damaged in the last 24 hours, and rebuilt: {record.kind} {record.key}", style="yellow"
+        )
         for record in snapshot.unreadable
     ]
     return Group(*lines)

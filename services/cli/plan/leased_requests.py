@@ -2,8 +2,6 @@
 
 from collections.abc import Collection
 
-import msgspec
-
 from services.cli.snapshot.snapshot_reader import SnapshotReader
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiPod
@@ -24,8 +22,7 @@ async def read_requests(
         page = await reader.kubernetes.list_page(
             "/api/v1/pods", query={}, limit=PAGE, continue_token=token
         )
-        for item in page.items or ():
-            pod = msgspec.json.decode(item, type=ApiPod)
+        for pod in page.read(ApiPod):
             if pod.metadata.uid in pods:
                 parser = PodParser(frozenset({pod.spec.scheduler_name}), rules)
                 parsed = parser.parse(pod)

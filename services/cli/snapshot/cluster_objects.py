@@ -64,9 +64,7 @@ class ClusterObjects:
         token = ""
         while True:
             page = await self.kubernetes.list_page(path, query={}, limit=PAGE, continue_token=token)
-            pods += [
-                _summary(msgspec.json.decode(item, type=_ListedPod)) for item in page.items or ()
-            ]
+            pods += map(_summary, page.read(_ListedPod))
             token = page.metadata.continue_
             if not token:
                 return tuple(pods)
@@ -79,8 +77,7 @@ class ClusterObjects:
             page = await self.kubernetes.list_page(
                 "/api/v1/nodes", query={}, limit=PAGE, continue_token=token
             )
-            found = (msgspec.json.decode(item, type=_ListedPod) for item in page.items or ())
-            names |= {NodeName(node.metadata.name) for node in found}
+            names |= {NodeName(node.metadata.name) for node in page.read(_ListedPod)}
             token = page.metadata.continue_
             if not token:
                 return frozenset(names)
@@ -96,8 +93,7 @@ class ClusterObjects:
                 )
             except RequestError:
                 return None
-            items = (msgspec.json.decode(item, type=ApiResourceClaim) for item in page.items or ())
-            found += map(allocated_claim, items)
+            found += map(allocated_claim, page.read(ApiResourceClaim))
             token = page.metadata.continue_
             if not token:
                 return tuple(filter(None, found))

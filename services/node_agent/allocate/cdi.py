@@ -14,6 +14,7 @@ from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.mig.instances import MigInstance
 from shared.dialects.reserved import NOTHING_VISIBLE, VISIBLE
 from shared.model.device import DeviceMode
+from shared.model.quantity import parse_decimal
 
 VERSION = "0.5.0"
 """The lowest version of the specification with all fields used here."""
@@ -95,7 +96,11 @@ def names_in(specification: Mapping[str, Any]) -> frozenset[str]:
 def parse_minors(text: str) -> dict[str, int]:
     """Read `/proc/driver/nvidia-caps/mig-minors`: a capability and its number on each line."""
     pairs = (line.split() for line in text.splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+    return {
+        pair[0]: minor
+        for pair in pairs
+        if len(pair) == 2 and (minor := parse_decimal(pair[1])) is not None
+    }
 
 
 def names_of(gpu: Gpu) -> tuple[str, ...]:

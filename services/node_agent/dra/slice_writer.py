@@ -177,8 +177,7 @@ class SliceWriter:
                 "the API server does not serve resource.k8s.io/v1, which ResourceClaims need: "
                 "Kubernetes 1.36 does; set dra to off on older clusters"
             ) from error
-        found = (msgspec.json.decode(raw, type=StoredSlice) for raw in page.items or ())
-        return {each.metadata.name: each for each in found}
+        return {each.metadata.name: each for each in page.read(StoredSlice)}
 
     async def _replace(
         self, wanted: Mapping[str, dict[str, Any]], stored: Mapping[str, StoredSlice]

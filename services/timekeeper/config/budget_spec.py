@@ -293,5 +293,5 @@ def parse_status(status: object, budget: Budget | None) -> StatusCopy | None:
                 level_ms=at_ms if bucket else 0,
             ),
         )
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (ArithmeticError, KeyError, TypeError, ValueError, AttributeError):
         return None

@@ -126,7 +126,10 @@ def parse_allocated(text: str) -> tuple[AllocatedGpu, ...]:
     try:
         entries = json.loads(text).get("gpu") or []
         return tuple(_entry(entry) for entry in entries)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (
+        *(ArithmeticError, ValueError, TypeError),
+        *(KeyError, AttributeError, RecursionError),
+    ) as error:
         raise RequestError(f"{ALLOCATED} is malformed: {error!r}") from error
 
 

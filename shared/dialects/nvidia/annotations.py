@@ -129,7 +129,7 @@ def _indices(register: str) -> dict[str, int]:
     try:
         records = json.loads(register)
         return {str(record["id"]): int(record.get("index", 0)) for record in records}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}
 
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 from shared.model.device import Device, DeviceMode
 from shared.model.names import DeviceUuid
+from shared.model.quantity import parse_decimal
 
 NUMBER = "volcano.sh/vgpu-number"
 SERVED = (NUMBER,)
@@ -93,4 +94,4 @@ def parse_register(text: str, *, unit_mib: int = 1) -> tuple[Device, ...]:
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+    return parse_decimal(text) or 0

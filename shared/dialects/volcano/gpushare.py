@@ -30,6 +30,7 @@ from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid
+from shared.model.quantity import parse_decimal
 from shared.model.request import DeviceOrder, GpuRequest, PodRequest
 
 NAME = "volcano-gpushare"
@@ -219,8 +220,8 @@ def _unhealthy_indices(devices: Sequence[Device]) -> tuple[str, ...]:
 
 def unhealthy_devices(annotations: Mapping[str, str]) -> tuple[int, ...]:
     """Return the indices that a node's annotation lists as unhealthy, ascending."""
-    listed = (index.strip() for index in annotations.get(UNHEALTHY, "").split(","))
-    return tuple(sorted({int(index) for index in listed if index.isdecimal()}))
+    listed = (parse_decimal(index.strip()) for index in annotations.get(UNHEALTHY, "").split(","))
+    return tuple(sorted({index for index in listed if index is not None}))
 
 
 def _unit_ids(devices: Sequence[Device]) -> tuple[PluginDeviceId, ...]:

@@ -187,23 +187,24 @@ end
 
 -- Totals of an older state of a key can be read, and are not those of its leases. A record that was found so
 -- a short time ago is left to the audit: a rebuild has not helped.
+local function add_wrong(kind, key, node, value)
+  local time, kept = call('TIME'), readable(call('HGET', PREFIX .. 'unreadable', kind .. ' ' .. key))
+  if math.abs(time[1] - (kept[1] or 0)) > COUNT_AGAIN_S then add_broken(kind, key, node, value) end
+end
+
 local function check_totals(name, node)
   local of_devices, of_node, count = counted_use(node)
   if not of_devices then return 0 end
-  local function add_wrong(kind, key, value)
-    local time, kept = call('TIME'), readable(call('HGET', PREFIX .. 'unreadable', kind .. ' ' .. key))
-    if math.abs(time[1] - (kept[1] or 0)) > COUNT_AGAIN_S then add_broken(kind, key, name, value) end
-  end
   for _, uuid in ipairs(device_uuids(name)) do
     local device, counted = device_of(uuid), of_devices[uuid] or unused_device(uuid)
     if device and device[D_NODE] == name and not is_used_alike(device, counted) then
-      add_wrong('devices', uuid, device_value(device))
+      add_wrong('devices', uuid, name, device_value(device))
     end
   end
   if claim_count > 0 then return count end -- they reserve resources, too
   for resource, at in pairs(resource_positions(node)) do
     if node[at + 1] ~= (of_node[resource] or 0) then
-      add_wrong('nodes', name, node_value(node))
+      add_wrong('nodes', name, name, node_value(node))
       break
     end
   end
@@ -220,6 +221,43 @@ local function check_some_totals(names)
   end
 end
 
+-- The use of each namespace, by its leases and by their charges to its quota.
+local function check_namespaces()
+  local names, charged, found = {}, {}, call('HGETALL', PREFIX .. 'leases')
+  for i = 1, #found, 2 do
+    leases[found[i]] = read_record('leases', found[i], found[i + 1])
+    local value = leases[found[i]]
+    if not value then return end
+    local header = header_of(value)
+    local _, _, _, _, namespace = description_of(header, value)
+    fair.add_demand(namespace, demand_of(header, value), 1)
+  end
+  found = call('HGETALL', PREFIX .. 'quota-charges')
+  for i = 1, #found, 2 do
+    local charge = readable(found[i + 1])
+    local row = type(charge[2]) == 'table' and charge[2]['']
+    if row then
+      local sums = charged[charge[1]] or {0, 0, 0}
+      charged[charge[1]] = sums
+      for m = 1, 3 do sums[m] = sums[m] + row[m] end
+    end
+  end
+  for _, key in ipairs({'used-cores', 'used-mib', 'quota-used'}) do
+    for _, name in ipairs(call('HKEYS', PREFIX .. key)) do names[name] = true end
+  end
+  for name in pairs(fair.added) do names[name] = true end
+  for name in pairs(names) do
+    local used, sums = fair.added[name] or {0, 0}, charged[name] or {0, 0, 0}
+    local cores, mib = call('HGET', PREFIX .. 'used-cores', name), call('HGET', PREFIX .. 'used-mib', name)
+    local value = call('HGET', PREFIX .. 'quota-used', name)
+    local stored = readable(value)[''] or {0, 0, 0}
+    if tonumber(cores or 0) ~= used[1] or tonumber(mib or 0) ~= used[2]
+      or stored[1] ~= sums[1] or stored[2] ~= sums[2] or stored[3] ~= sums[3] then
+      add_wrong('namespaces', name, '', value or mib or '')
+    end
+  end
+end
+
 local function check_waiting_indexes(pod, waiting)
   local group, gang, namespace = waiting[W.GROUP], waiting[W.GANG], waiting[W.NAMESPACE]
   local member = waiting[W.ORDER] .. '|' .. pod
@@ -233,6 +271,7 @@ local function check_waiting_indexes(pod, waiting)
 end
 
 local function check_pages()
+  local is_beginning = cursors[1] == '0' and cursors[2] == '0' and cursors[3] == '0'
   check_keys()
   local found = page('leases', 1)
   for i = 1, #found, 2 do
@@ -256,7 +295,10 @@ local function check_pages()
       add_broken('nodes', name, name, found[i + 1])
     end
   end
-  if #missing == 0 and #broken == 0 then check_some_totals(sound) end
+  if #missing == 0 and #broken == 0 then
+    check_some_totals(sound)
+    if is_beginning and call('HLEN', PREFIX .. 'leases') <= 4 * MOST_COUNTED then check_namespaces() end
+  end
   found = page('waiting', 3)
   for i = 1, #found, 2 do
     local waiting = waiting_of(found[i + 1])

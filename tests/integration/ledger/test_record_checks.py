@@ -161,6 +161,28 @@ async def test_totals_of_an_older_state_are_not_those_of_the_leases_and_are_rebu
         assert await leases.finish_rebuild(token)
 
 
+@pytest.mark.parametrize("key", ["used-cores", "used-mib", "quota-used"])
+async def test_the_use_of_a_namespace_of_an_older_state_is_rebuilt(url: str, key: str) -> None:
+    quota = Quota(namespace=Namespace("default"), limits=QuotaLimits(cards=9))
+    async with ledger(url, {"b": 2}) as leases, redis.asyncio.Redis.from_url(url) as client:
+        await leases.quotas.save([quota], read_at=NOW)
+        whole = structs.replace(share("b"), cores_percent=50)
+        await reserve(leases, reservation("first", whole, node="b"))
+        name = f"{leases._connection.prefix}{key}"
+        older = await client.hgetall(name)
+        await reserve(leases, reservation("second", share("b", 1), whole, node="b"))
+        assert await leases.checks.step() == CheckedRecords()
+        await client.hset(name, mapping=older)
+
+        [found] = (await leases.checks.step()).unreadable
+
+        assert found == UnreadableRecord("namespaces", "default")
+        token = await leases.begin_rebuild(now=NOW)
+        assert token is not None
+        assert await leases.finish_rebuild(token)
+        assert await leases.checks.step() == CheckedRecords()
+
+
 async def test_an_entry_of_the_feed_that_cannot_be_read_begins_a_new_snapshot(url: str) -> None:
     async with used_ledger(url) as (leases, client, prefix):
         start = await leases.snapshot()

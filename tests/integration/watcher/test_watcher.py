@@ -1,7 +1,7 @@
 """The watcher against a simulated API server and a real nats-server."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from services.watcher.sources import (
     PodReflector,
 )
 from shared.dialects.dialect import Rules
+from shared.dialects.nvidia import annotations as hami
+from shared.dialects.volcano import device_register, gpushare
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.clock import SystemClock
@@ -116,6 +118,36 @@ async def test_a_pod_is_queued_bound_and_terminated() -> None:
         assert "needs volcano.sh/vgpu-number" in rejected.reason
         assert isinstance(gone, PodTerminated)
         assert gone.pod == queued.pod
+
+
+DIGITS = "9" * 5000
+"""More than Python converts into a number."""
+HOSTILE_NODES: Sequence[dict[str, str]] = (
+    {gpushare.UNHEALTHY: f"1,{DIGITS}"},
+    {hami.CORDON: "a", hami.REGISTER: '[{"id": "a", "index": 1e999}]'},
+    {hami.CORDON: "a", hami.REGISTER: "[" * 50_000},
+    {device_register.REGISTER: f"GPU-a,{DIGITS},1,T4,true:"},
+)
+
+
+async def test_other_nodes_are_published_whatever_one_writes_into_its_annotations() -> None:
+    async with api_server() as api, watching(api) as bus, api.client() as client:
+        inbox = await bus.observe([NodeChanged])
+        slots = {"volcano.sh/vgpu-number": "1"}
+        for number, annotations in enumerate(({}, *HOSTILE_NODES)):
+            node = {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {"name": f"n{number}", "annotations": annotations},
+                "status": {"allocatable": slots, "capacity": slots},
+            }
+            assert (await client.post("/api/v1/nodes", json=node)).status == 201
+
+        found = await received(inbox, len(HOSTILE_NODES) + 1)
+
+        assert {each.node.name for each in found if isinstance(each, NodeChanged)} == {
+            f"n{number}" for number in range(len(HOSTILE_NODES) + 1)
+        }
 
 
 async def test_everything_is_published_at_the_start_and_on_request() -> None:

@@ -2,6 +2,7 @@
 
 from services.dashboard.history import (
     INTERVAL_S,
+    MOST_ABSENT,
     SAMPLES,
     HistoryPoint,
     Samples,
@@ -46,6 +47,17 @@ def test_a_name_that_is_gone_for_a_day_is_forgotten() -> None:
 
     assert not samples._points
     assert not samples._latest
+
+
+def test_of_names_that_are_gone_only_the_latest_are_kept() -> None:
+    samples = Samples("B")
+    for number in range(6):
+        names = [f"gpu-{number}-{each}" for each in range(MOST_ABSENT // 2)]
+        samples.add(dict.fromkeys(names, POINT), float(number))
+
+    assert len(samples._points) == MOST_ABSENT * 3 // 2
+    assert POINT not in samples.of("gpu-2-0")
+    assert POINT in samples.of("gpu-3-0")
 
 
 def test_amounts_beyond_the_range_are_its_end() -> None:

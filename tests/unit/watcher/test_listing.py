@@ -150,3 +150,18 @@ async def test_pods_are_listed_although_claims_may_not_be_and_the_reason_is_repo
     server.refuses = False
     assert len([chunk async for chunk in lister.chunks(("r",))]) == 1
     assert not claims.unreadable
+
+
+async def test_a_list_needs_no_field_of_a_pod_but_its_names_and_its_node() -> None:
+    api = OnePage([])
+    pod = _pod(1, "x")
+    pod["metadata"] |= {"labels": None, "creationTimestamp": "yesterday"}
+    pod["spec"] |= {"containers": {"odd": True}, "priority": "high"}
+    api.items = (msgspec.Raw(msgspec.json.encode(pod)),)
+
+    kube = cast("KubernetesClient", api)
+    lister = OurPodLister(kube, frozenset({"volcano"}), ClaimReflector(kube))
+
+    [chunk] = [each async for each in lister.chunks()]
+
+    assert [each.pod for each in chunk.pods.bound] == ["u1"]
