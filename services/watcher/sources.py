@@ -268,7 +268,7 @@ class OurPodLister:
             page = await self.client.list_page(
                 "/api/v1/pods", query={}, limit=PAGE_SIZE, continue_token=token
             )
-            for pod in filter(self._is_ours, page.read(_ListedPod)):
+            for pod in filter(self._is_ours, page.read(_OwnPod)):
                 if pod.spec.node_name:
                     bound.append(_bound_pod(pod, with_lease=bool(request_ids)))
                 else:
@@ -286,36 +286,36 @@ class OurPodLister:
                 request_ids=request_ids,
             )
 
-    def _is_ours(self, pod: "_ListedPod") -> bool:
+    def _is_ours(self, pod: "_OwnPod") -> bool:
         terminated = pod.status.phase in TERMINAL
         return pod.spec.scheduler_name in self.schedulers and not terminated
 
 
-class _ListedSpec(msgspec.Struct, frozen=True, rename="camel", gc=False):
+class _OwnSpec(msgspec.Struct, frozen=True, rename="camel", gc=False):
     node_name: str = ""
     scheduler_name: str = ""
 
 
-class _ListedStatus(msgspec.Struct, frozen=True, gc=False):
+class _OwnStatus(msgspec.Struct, frozen=True, gc=False):
     phase: str = ""
 
 
-class _ListedMetadata(msgspec.Struct, frozen=True, gc=False):
+class _OwnMetadata(msgspec.Struct, frozen=True, gc=False):
     name: str = ""
     namespace: str = ""
     uid: str = ""
     annotations: dict[str, str] = {}
 
 
-class _ListedPod(msgspec.Struct, frozen=True, gc=False):
+class _OwnPod(msgspec.Struct, frozen=True, gc=False):
     """What a list needs of a pod: no other field of one can stop it."""
 
-    metadata: _ListedMetadata = _ListedMetadata()
-    spec: _ListedSpec = _ListedSpec()
-    status: _ListedStatus = _ListedStatus()
+    metadata: _OwnMetadata = _OwnMetadata()
+    spec: _OwnSpec = _OwnSpec()
+    status: _OwnStatus = _OwnStatus()
 
 
-def _bound_pod(pod: _ListedPod, *, with_lease: bool) -> BoundPod:
+def _bound_pod(pod: _OwnPod, *, with_lease: bool) -> BoundPod:
     lease = pod.metadata.annotations.get(ANNOTATION, "")
     if len(lease) > LEASE_BYTES:
         lease = ""
