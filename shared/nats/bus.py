@@ -26,7 +26,7 @@ from shared.nats.confirmations import Confirmations, ConfirmationTiming
 from shared.nats.connection import ConnectWait, connected
 from shared.nats.copies import Copies
 from shared.nats.handover import LocalHandlers
-from shared.nats.inbox import EVENTS_PER_MESSAGE, Inbox, OnRefused, decode_checked
+from shared.nats.inbox import EVENTS_PER_MESSAGE, Inbox, OnRefused, count_refused, decode_checked
 from shared.nats.unconfirmed_work import UNCONFIRMED, ResendPolicy, UnconfirmedWork
 
 logger = logging.getLogger(__name__)
@@ -290,6 +290,7 @@ class Bus:
             if response is not None and subjects.is_inbox(message.reply):
                 await message.respond(wire.encode([response]))
 
+        count_refused(kind, 0)
         subject = subjects.reply_subject(kind, route)
         return await self.client.subscribe(subject, queue=group, cb=receive)
 

@@ -147,6 +147,7 @@ class Inbox:
 
     def receive_broadcasts(self, kind: type[Event]) -> Callable[[Msg], Awaitable[None]]:
         """Return the callback of a subscription to broadcasts, or to copies, of one type."""
+        count_refused(kind, 0)
 
         async def receive(message: Msg) -> None:
             if events := decode_checked(kind, message, self.on_refused):
@@ -158,6 +159,7 @@ class Inbox:
         self, kind: type[Event], confirmations: Confirmations
     ) -> Callable[[Msg], Awaitable[None]]:
         """Return the callback of a subscription to work of one type."""
+        count_refused(kind, 0)
 
         async def receive(message: Msg) -> None:
             if len(self.waiting) >= MAX_BUFFERED:
@@ -193,8 +195,13 @@ def decode_checked(kind: type[E], message: Msg, on_refused: OnRefused = _ignore)
         if node:
             on_refused(node, f"{kind.subject}: {reason}")
     if reasons:
-        REFUSED.labels(kind.subject).inc(len(reasons))
+        count_refused(kind, len(reasons))
     return accepted
+
+
+def count_refused(kind: type[Event], count: int) -> None:
+    """Count refused events; 0 exports the series, so that the first refusal is an increase."""
+    REFUSED.labels(kind.subject).inc(count)
 
 
 def _refusal(event: Event, node: str) -> str:

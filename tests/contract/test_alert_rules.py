@@ -55,6 +55,47 @@ CASES: dict[str, tuple[list[tuple[str, str]], str, dict[str, str]]] = {
         "1m",
         {"namespace": "a", "severity": "critical"},
     ),
+    "LeaseholdNodeMessagesRefused": (
+        [
+            ('leasehold_binder_anomalies_total{kind="refused_of_nodes"}', "0 0 0 2+0x20"),
+            ('leasehold_binder_anomalies_total{kind="deleted_nodes"}', "0 0 0 2+0x20"),
+        ],
+        "4m",
+        {"kind": "refused_of_nodes", "severity": "critical"},
+    ),
+    "LeaseholdEventsRefused": (
+        [
+            ('leasehold_events_refused_total{job="binder",subject="a"}', "0 0 0 2+0x20"),
+            ('leasehold_events_refused_total{job="binder",subject="b"}', "3+0x20"),
+        ],
+        "4m",
+        {"job": "binder", "subject": "a", "severity": "warning"},
+    ),
+    "LeaseholdBudgetInvalid": (
+        [
+            ('leasehold_budget_invalid{namespace="a",instance="1"}', "1+0x20"),
+            ('leasehold_budget_invalid{namespace="a",instance="2"}', "1+0x20"),
+            ('leasehold_budget_invalid{namespace="b",instance="1"}', "0+0x20"),
+        ],
+        "2m",
+        {"namespace": "a", "severity": "warning"},
+    ),
+    "LeaseholdQuotaInvalid": (
+        [
+            ('leasehold_quota_invalid{name="a"}', "1+0x20"),
+            ('leasehold_quota_invalid{name="b"}', "0+0x20"),
+        ],
+        "2m",
+        {"name": "a", "severity": "warning"},
+    ),
+    "LeaseholdDeviceConfigInvalid": (
+        [
+            ('leasehold_agent_config_errors{config="a",instance="1"}', "3+0x20"),
+            ('leasehold_agent_config_errors{config="a",instance="2"}', "0+0x20"),
+        ],
+        "2m",
+        {"config": "a", "instance": "1", "severity": "warning"},
+    ),
     "LeaseholdLeasesIdle": (
         [
             ('leasehold_idle_leases{namespace="a"}', "2+0x90"),
@@ -89,8 +130,9 @@ def test_an_alert_fires_for_its_series_only(alert: str, tmp_path: Path) -> None:
     rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
     (rule,) = (each for each in rules if each["alert"] == alert)
     expected = {"exp_labels": labels, "exp_annotations": _filled(rule["annotations"], labels)}
+    is_later = "for" in rule or "increase(" in rule["expr"]
     checks = [
-        {"eval_time": "0s", "alertname": alert, "exp_alerts": [] if "for" in rule else [expected]},
+        {"eval_time": "0s", "alertname": alert, "exp_alerts": [] if is_later else [expected]},
         {"eval_time": at, "alertname": alert, "exp_alerts": [expected]},
     ]
     inputs = [{"series": name, "values": values} for name, values in series]

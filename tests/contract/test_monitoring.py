@@ -27,7 +27,9 @@ SPEAKING = (
     "services.node_agent.metrics",
     "services.placer.metrics",
     "services.timekeeper.metrics",
+    "services.watcher.quota_sources",
     "services.webhook.metrics",
+    "shared.nats.inbox",
     "shared.runtime.runner",
 )
 """Modules that register metrics when they are imported."""
