@@ -126,6 +126,15 @@ def parse_field_selector(text: str, resource: Resource) -> tuple[FieldRequiremen
     return tuple(terms)
 
 
+def selected_name(fields: str) -> str:
+    """Return the name without which a field selector selects nothing; empty: there is none."""
+    for part in fields.split(","):
+        match = _FIELD_TERM.fullmatch(part.strip())
+        if match is not None and (match["path"], match["op"] != "!=") == ("metadata.name", True):
+            return match["value"]
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The namespace, labels and fields that a list or a watch selects."""

@@ -188,7 +188,9 @@ class ApiServer:
         target = parse_target(path, self.store.kinds)
         labels.resource, labels.subresource = target.kind.table, target.subresource
         watch = is_set(request.query, "watch")
-        authorize(self.store, user, attributes_of(request.method, target, watch=watch))
+        fields = request.query.get("fieldSelector", "")
+        attributes = attributes_of(request.method, target, watch=watch, fields=fields)
+        authorize(self.store, user, attributes)
         if target.subresource in {"exec", "attach", "portforward", "log"}:
             return await self._access_pod(request, target, user)
         if request.method == "GET":

@@ -7,6 +7,7 @@ https://kubernetes.io/docs/reference/access-authn-authz/rbac/
 
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json
+from simcluster.apimachinery.selectors import selected_name
 from simcluster.apiserver.rbac import rules_of
 from simcluster.apiserver.rbac_rules import ResourceAttributes, allows
 from simcluster.apiserver.requests.request_target import RequestTarget
@@ -15,8 +16,10 @@ from simcluster.apiserver.storage.store import ObjectStore
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
 
-def attributes_of(method: str, target: RequestTarget, *, watch: bool) -> ResourceAttributes:
-    """Return the attributes of an HTTP request."""
+def attributes_of(
+    method: str, target: RequestTarget, *, watch: bool, fields: str
+) -> ResourceAttributes:
+    """Return the attributes of an HTTP request; a list or watch of one name is of that object."""
     if method == "GET":
         verb = "watch" if watch else ("get" if target.name else "list")
     elif method == "DELETE":
@@ -29,7 +32,7 @@ def attributes_of(method: str, target: RequestTarget, *, watch: bool) -> Resourc
         group=target.kind.group,
         resource="/".join(filter(None, (target.kind.plural, target.subresource))),
         namespace=namespace,
-        name=target.name,
+        name=target.name or (selected_name(fields) if method == "GET" else ""),
     )
 
 

@@ -1,19 +1,23 @@
-"""The node agent and the binder work under the policies that confine them."""
+"""The services work with the rights, and under the policies, that confine them."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from services.binder.bind.pod_client import PodClient
 from services.binder.ports.observations import PodAnnotations
 from services.node_agent.views.advertisement import advertisement_of
 from services.node_agent.views.node_views import ViewWriter
+from services.watcher.quota_sources import CONFIG_MAPS
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import NodeSoftware, Strategy
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.model.clock import SystemClock
+from shared.model.errors import RequestError
 from shared.model.names import BUDGET_GATE, NodeName
 from tests.support.build import device, lease, share
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
@@ -89,3 +93,15 @@ async def test_the_binder_annotates_pods_removes_gates_and_reports_conditions() 
     assert found["metadata"]["annotations"] == notes
     assert not found["spec"].get("schedulingGates")
     assert "Unschedulable" in str(found["status"]["conditions"])
+
+
+async def test_the_watcher_lists_the_one_config_map_that_has_quotas() -> None:
+    async with api_server() as api:
+        await install_rights(api)
+        async with client_of(api, "watcher") as client:
+            assert b"items" in await client.read(
+                f"{CONFIG_MAPS}?fieldSelector=metadata.name=gpuquota"
+            )
+            for more in ("", "?fieldSelector=metadata.name!=gpuquota"):
+                with pytest.raises(RequestError, match="cannot list"):
+                    await client.read(f"{CONFIG_MAPS}{more}")
