@@ -9,6 +9,12 @@ import pytest
 
 from services.binder.bind.pod_client import PodClient
 from services.binder.ports.observations import PodAnnotations
+from services.binder.report.explanations import (
+    WaitingExplanation,
+    count_patch,
+    event_body,
+    waiting_event,
+)
 from services.node_agent.views.advertisement import advertisement_of
 from services.node_agent.views.node_views import ViewWriter
 from services.watcher.quota_sources import CONFIG_MAPS
@@ -18,7 +24,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.model.clock import SystemClock
 from shared.model.errors import RequestError
-from shared.model.names import BUDGET_GATE, NodeName
+from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
 from tests.support.build import device, lease, share
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.installed import created, install_rights, token_of
@@ -93,6 +99,25 @@ async def test_the_binder_annotates_pods_removes_gates_and_reports_conditions() 
     assert found["metadata"]["annotations"] == notes
     assert not found["spec"].get("schedulingGates")
     assert "Unschedulable" in str(found["status"]["conditions"])
+
+
+async def test_the_binder_counts_an_event_that_another_binder_wrote() -> None:
+    async with api_server() as api:
+        await install_rights(api)
+        event = waiting_event(
+            WaitingExplanation(
+                pod=PodUid("u"), namespace=Namespace("team-a"), name="train", message="it is full"
+            )
+        )
+        name = event.event_name
+        async with client_of(api, "binder") as client:
+            pods = PodClient(client)
+            await pods.create_event("team-a", event_body(event, count=2, first_at=1, last_at=2))
+            count = await pods.get_event_count("team-a", name)
+            await pods.patch_event("team-a", name, count_patch(count + 1, 3))
+        found = api.store.read("events", "team-a", name)
+
+    assert found["count"] == 3
 
 
 async def test_the_watcher_lists_the_one_config_map_that_has_quotas() -> None:
