@@ -28,6 +28,7 @@ INVARIANTS: Mapping[str, str] = {
     "M1": "memory and Redis' keys at the end are as at the beginning",
     "M2": "pods are evicted after notice, for pods of higher priority that wait",
     "M3": "a pod of higher priority that waits gets the room of evictable pods within 20 s",
+    "M4": "no request of a service is denied, by roles and admission policies of a cluster",
     "O1": "one bound pod, one trace",
     "O2": "the audit sees what the judge sees",
     "O3": "a refusal has a reason, numbers, and the next thing to try",
@@ -137,6 +138,7 @@ class Judge:
         self.report(sight.s6_budgets_are_exact(sample, history))
         self.report(sight.p7_a_part_that_cannot_work_is_unready(sample, cannot_work))
         self.report(sight.p7_only_a_hostile_agent_is_distrusted(sample, history))
+        self.report(sight.m4_no_request_of_a_service_is_denied(sample))
         self.report(sight.o3_a_refusal_has_reason_numbers_and_advice(sample, history))
         self.report(
             preemption.m2_an_eviction_is_announced_and_for_a_higher_priority(sample, history)

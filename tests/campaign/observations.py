@@ -205,6 +205,8 @@ class Sample:
     """MIG instances that were there before or after the containers were read, by UUID."""
     evicted: Mapping[str, float] = field(default_factory=dict)
     """Pods whose eviction the API server has ever accepted from a binder, and when."""
+    denied: Mapping[str, str] = field(default_factory=dict)
+    """By part, a request that the API server has ever denied to its account."""
     homes: Mapping[str, str] = field(default_factory=dict)
     """By device, the node that it is in."""
     unready: Mapping[str, str] = field(default_factory=dict)

@@ -141,6 +141,12 @@ def m1_nothing_is_left(begin: Resources, end: Resources, at: float) -> Iterator[
         yield Violation(check="M1", subject="Redis", text=text, at=at)
 
 
+def m4_no_request_of_a_service_is_denied(sample: Sample) -> Iterator[Violation]:
+    """Each service has the rights that it uses, and writes only what the policies let it write."""
+    for part, text in sorted(sample.denied.items()):
+        yield Violation(check="M4", subject=part, text=text, at=sample.at)
+
+
 def o1_one_pod_one_trace(
     spans: Iterable[Mapping[str, Any]], history: History, at: float
 ) -> Iterator[Violation]:

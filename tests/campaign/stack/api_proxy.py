@@ -1,6 +1,7 @@
 """An HTTPS proxy in front of the API server, which is slow, refuses, or loses answers."""
 
 import asyncio
+import functools
 import json
 import ssl
 import time
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import aiohttp
 from aiohttp import web
+
+from shared.kubernetes.kubeconfig import load_credentials
 
 HOST = "127.0.0.1"
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
@@ -39,7 +42,9 @@ def status(code: int) -> web.Response:
 class ApiProxy:
     """One part's way to the API server."""
 
-    def __init__(self, upstream: int, tls: Path) -> None:
+    def __init__(self, upstream: int, tls: Path, account: Path) -> None:
+        self.account = account
+        """The kubeconfig of the part's account, which exists once the API server serves."""
         self.url = f"https://{HOST}:{upstream}"
         self.tls = tls
         self.port = 0
@@ -49,6 +54,8 @@ class ApiProxy:
         """Of `api-slow`."""
         self.evicted: dict[str, float] = {}
         """UIDs of pods whose eviction was accepted, and when."""
+        self.denied = ""
+        """A request that the part's account, or what it wrote, was not allowed."""
         self._matched = 0
         self._open = asyncio.Event()
         self._open.set()
@@ -82,6 +89,10 @@ class ApiProxy:
         """Let them through."""
         self._open.set()
 
+    @functools.cached_property
+    def _authorization(self) -> str:
+        return f"Bearer {load_credentials(self.account).token}"
+
     def _hits(self, method: str, query: str) -> bool:
         """Whether the fault works on this request."""
         match self.fault:
@@ -108,6 +119,7 @@ class ApiProxy:
     async def _forward(self, request: web.BaseRequest, *, lose_answer: bool) -> web.StreamResponse:
         body = await request.read()
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
+        headers["Authorization"] = self._authorization
         url = f"{self.url}{request.raw_path}"
         try:
             async with self._session.request(
@@ -115,6 +127,10 @@ class ApiProxy:
             ) as answer:
                 if request.path.endswith("/eviction") and answer.ok:
                     self._note_eviction(body)
+                if answer.status == web.HTTPForbidden.status_code:
+                    text = await answer.text()
+                    self.denied = f"{request.method} {request.raw_path}: {text}"
+                    return web.json_response(text=text, status=answer.status)
                 if lose_answer:
                     await answer.read()
                     return status(500)

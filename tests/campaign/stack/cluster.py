@@ -28,10 +28,12 @@ from services.cli.up.components import Component, components_of, with_credential
 from services.cli.up.installation import installation
 from services.cli.up.plan import Plan, usage_port
 from services.cli.up.supervisor import Supervisor
+from services.webhook.annotation_policy import annotation_policy, writers
+from services.webhook.service_policies import service_policies
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.errors import ConflictError, UnavailableError
-from shared.model.names import NodeName
+from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE, NodeName
 from simcluster.credentials import api_server_certificates, load_secret, write_kubeconfig
 from tests.campaign.schedule import LAYOUTS, NODES, SERVERS_OF, SERVICES
 from tests.campaign.stack.api_proxy import ApiProxy
@@ -39,11 +41,34 @@ from tests.campaign.stack.clocks import Clocks
 from tests.campaign.stack.plugin_proxy import PluginProxy
 from tests.campaign.stack.tcp_proxy import HOST, KubeletProxy, SocketProxy, TcpProxy
 from tests.campaign.workload import GUARDED, NOTICE_S, URGENT, URGENT_PRIORITY
+from tests.support.simcluster.installed import RIGHTS, manifests
 from tests.support.waiting import until
 
 READY_S = 120.0
 RETRY_S = 0.5
-CRDS = Path(__file__).parents[3] / "k8s" / "base" / "crds"
+K8S = Path(__file__).parents[3] / "k8s"
+CRDS = K8S / "base" / "crds"
+COMBINED = K8S / "components" / "combined-scheduler" / "combined-scheduler.yaml"
+JUDGE = "kubernetes-admin"
+"""The user of the administrator's token."""
+_RBAC, _HOOKS = "rbac.authorization.k8s.io", "mutatingwebhookconfigurations"
+_HOOKS_RULE = {"apiGroups": ["admissionregistration.k8s.io"], "resources": [_HOOKS]}
+REGISTERS = (
+    {
+        "apiVersion": f"{_RBAC}/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": _HOOKS},
+        "rules": [_HOOKS_RULE | {"verbs": ["create"]}],
+    },
+    {
+        "apiVersion": f"{_RBAC}/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": _HOOKS},
+        "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": _HOOKS},
+        "subjects": [{"kind": "ServiceAccount", "name": "webhook", "namespace": SYSTEM_NAMESPACE}],
+    },
+)
+"""A webhook outside the cluster creates its configuration."""
 CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DISRUPTION_BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
@@ -144,14 +169,15 @@ async def _proxied_one(component: Component, cluster: CampaignCluster) -> Compon
     name, argv, plan = component.name, list(component.argv), cluster.plan
     for server in SERVERS_OF.get(name.partition("-")[0], ()):
         if server == "api":
-            proxy = cluster.api[name] = ApiProxy(plan.ports["api"], cluster.root / "tls")
+            at = argv.index("--kubeconfig") + 1
+            tls = cluster.root / "tls"
+            proxy = cluster.api[name] = ApiProxy(plan.ports["api"], tls, Path(argv[at]))
             await proxy.start()
             kubeconfig = cluster.root / "kubeconfigs" / name
             kubeconfig.parent.mkdir(exist_ok=True)
-            token = (cluster.root / "token").read_text()
-            ca = (cluster.root / "tls" / "ca.crt").read_bytes()
-            write_kubeconfig(kubeconfig, f"https://{servers.HOST}:{proxy.port}", ca, token)
-            argv[argv.index("--kubeconfig") + 1] = str(kubeconfig)
+            ca, url = (tls / "ca.crt").read_bytes(), f"https://{servers.HOST}:{proxy.port}"
+            write_kubeconfig(kubeconfig, url, ca, "set by the proxy")
+            argv[at] = str(kubeconfig)
             continue
         tcp = cluster.tcp[name, server] = TcpProxy(plan.ports[server])
         await tcp.start()
@@ -190,6 +216,29 @@ async def _proxied_kubelet(agent: str, kubelet: Path, cluster: CampaignCluster) 
     return directory
 
 
+def _installed(directory: StateDir) -> dict[str, object]:
+    """Return accounts with the roles and policies of a cluster.
+
+    The judge may forge leases, as if the policy on annotations had been removed.
+    """
+    namespaces = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        for name in (SYSTEM_NAMESPACE, AGENTS_NAMESPACE)
+    ]
+    policies = [
+        *annotation_policy((*writers(SYSTEM_NAMESPACE, AGENTS_NAMESPACE), JUDGE)),
+        *service_policies(SYSTEM_NAMESPACE, AGENTS_NAMESPACE),
+    ]
+    rights = manifests(RIGHTS, COMBINED)
+    used = {each["metadata"]["name"] for each in rights if each["kind"] == "ServiceAccount"}
+    accounts = [
+        each
+        for each in installation(str(directory.accounts), NODES, policies=False)["accounts"]
+        if each["name"] in used
+    ]
+    return {"objects": [*namespaces, *rights, *REGISTERS, *policies], "accounts": accounts}
+
+
 async def _create_objects(kube: KubernetesClient) -> None:
     """Create the kinds of quotas and budgets, a priority class, and a PodDisruptionBudget."""
     guarded = {
@@ -221,9 +270,7 @@ async def campaign_cluster(*, kept: Path | None = None) -> AsyncIterator[Campaig
     directory, plan = StateDir.at(root), _plan()
     directory.make()
     api_server_certificates(root / "tls")
-    # Without admission policies, which would refuse the pods with forged leases.
-    installed = installation(str(directory.accounts), NODES, policies=False)
-    directory.installation.write_text(json.dumps(installed))
+    directory.installation.write_text(json.dumps(_installed(directory)))
     load_secret(root / "token", lambda: secrets.token_urlsafe(32))
     ca, token = (root / "tls" / "ca.crt").read_bytes(), (root / "token").read_text()
     api_url = f"https://{servers.HOST}:{plan.ports['api']}"

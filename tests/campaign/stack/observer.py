@@ -108,6 +108,7 @@ class Observer:
                 for proxy in self.cluster.api.values()
                 for uid, evicted_at in proxy.evicted.items()
             },
+            denied={part: proxy.denied for part, proxy in self.cluster.api.items() if proxy.denied},
             homes={uuid: node for node in NODES for uuid in self.uuids.get(node, {}).values()},
             unready=dict(self._unready),
             faults=faults,

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from simcluster.credentials import api_server_certificates
+from simcluster.credentials import api_server_certificates, write_kubeconfig
 from tests.campaign.stack.api_proxy import ApiProxy
 from tests.campaign.stack.tcp_proxy import HOST, TcpProxy
 
@@ -63,12 +63,15 @@ async def proxied(tmp_path: Path, written: list[str]) -> AsyncIterator[tuple[Api
     async def serve(request: web.BaseRequest) -> web.Response:
         if request.method == "POST":
             written.append(request.path)
-        return web.Response(text="ok")
+        is_allowed = request.headers["Authorization"] == "Bearer of-the-part"
+        return web.Response(text="ok", status=200 if is_allowed else 403)
 
     runner = web.ServerRunner(web.Server(serve))
     await runner.setup()
     await web.TCPSite(runner, HOST, 0, ssl_context=certificates.server_context()).start()
-    proxy = ApiProxy(runner.addresses[0][1], tmp_path)
+    account, ca = tmp_path / "account", certificates.ca.read_bytes()
+    write_kubeconfig(account, f"https://{HOST}", ca, "of-the-part")
+    proxy = ApiProxy(runner.addresses[0][1], tmp_path, account)
     await proxy.start()
     trust = ssl.create_default_context(cafile=str(certificates.ca))
     async with aiohttp.ClientSession() as session:
@@ -81,6 +84,16 @@ async def proxied(tmp_path: Path, written: list[str]) -> AsyncIterator[tuple[Api
         yield proxy, ask
     await proxy.close()
     await runner.cleanup()
+
+
+async def test_what_the_account_of_a_part_may_not_do_is_noted(tmp_path: Path) -> None:
+    async with proxied(tmp_path, []) as (proxy, ask):
+        assert [await ask("GET", "/pods"), proxy.denied] == [200, ""]
+    async with proxied(tmp_path, []) as (proxy, ask):
+        proxy.account = tmp_path / "other"
+        write_kubeconfig(proxy.account, f"https://{HOST}", b"", "of-another")
+        assert await ask("GET", "/pods") == 403
+        assert proxy.denied == "GET /pods: ok"
 
 
 @pytest.mark.parametrize("code", [429, 500])

@@ -1,5 +1,6 @@
 """The accounts, roles and policies of `k8s/base` in a simulated API server, and their tokens."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +12,39 @@ from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from tests.support.simcluster.apiserver import ApiUnderTest
 
 BASE = Path(__file__).parents[3] / "k8s" / "base"
-INSTALLED = {
-    "ServiceAccount",
-    "Role",
-    "RoleBinding",
-    "ClusterRole",
-    "ClusterRoleBinding",
+NAMESPACED = {"ServiceAccount", "Role", "RoleBinding"}
+RIGHTS = NAMESPACED | {"ClusterRole", "ClusterRoleBinding"}
+INSTALLED = RIGHTS | {
     "CustomResourceDefinition",
     "ValidatingAdmissionPolicy",
     "ValidatingAdmissionPolicyBinding",
 }
-NAMESPACED = {"ServiceAccount", "Role", "RoleBinding"}
+
+
+def manifests(kinds: Collection[str], *components: Path) -> list[dict[str, Any]]:
+    """Return the objects of these kinds in `k8s/base` and in files of components."""
+    found = [
+        each
+        for path in (*sorted(BASE.rglob("*.yaml")), *components)
+        for each in yaml.safe_load_all(path.read_text())
+        if each and each["kind"] in kinds
+    ]
+    for each in found:
+        if each["kind"] in NAMESPACED:
+            each["metadata"].setdefault("namespace", SYSTEM_NAMESPACE)
+    return found
 
 
 async def install_rights(api: ApiUnderTest, *components: Path) -> None:
     """Create what decides about the services' writes, as `kubectl apply -k` does."""
-    objects = [
-        found
-        for path in (*sorted(BASE.rglob("*.yaml")), *components)
-        for found in yaml.safe_load_all(path.read_text())
-        if found and found["kind"] in INSTALLED
-    ]
+    objects = manifests(INSTALLED, *components)
     async with api.client() as client:
         for name in (SYSTEM_NAMESPACE, AGENTS_NAMESPACE, "team-a"):
             await created(client, "/api/v1/namespaces", {"metadata": {"name": name}})
         for found in sorted(objects, key=lambda each: "Policy" in each["kind"]):
             group = found["apiVersion"]
-            namespace = found["metadata"].get("namespace", SYSTEM_NAMESPACE)
-            inside = f"/namespaces/{namespace}" if found["kind"] in NAMESPACED else ""
+            namespace = found["metadata"].get("namespace")
+            inside = f"/namespaces/{namespace}" if namespace else ""
             plural = found["kind"].lower().removesuffix("y") + (
                 "ies" if found["kind"].endswith("y") else "s"
             )

@@ -218,6 +218,10 @@ def test_p7_a_part_that_cannot_work_and_is_ready_is_found() -> None:
     assert not found(replace(state, unready={"binder": "Redis"}), cannot_work={"binder": AT})
 
 
+def test_m4_a_request_of_a_service_that_is_denied_is_found() -> None:
+    assert found(sample(denied={"binder": "PATCH /api/v1/nodes/n: Forbidden"})) == {"M4"}
+
+
 def test_p7_a_pod_bound_to_a_node_cordoned_long_before_is_found() -> None:
     cordoned: dict[str, Any] = {"nodes": {NODE: SeenNode(name=NODE, cordoned=True)}}
 
@@ -342,7 +346,7 @@ def test_a_state_that_is_right_violates_nothing() -> None:
 def test_every_invariant_has_a_state_that_violates_it() -> None:
     shown = {invariant for invariant, *_ in (*SAFETY.values(), *LIVENESS.values())}
 
-    assert shown | {"P7", "M1", "M2", "M3", "O1", "O2"} == set(INVARIANTS)
+    assert shown | {"P7", "M1", "M2", "M3", "M4", "O1", "O2"} == set(INVARIANTS)
 
 
 def test_every_invariant_names_what_watches_it() -> None:
