@@ -16,9 +16,9 @@ from services.binder.preempt.steps import ObservedPreemption, Step, expiry, next
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock
-from shared.model.events.pod_events import PlacementChosen
+from shared.model.events.pod_events import PlacementChosen, PodQueued
 from shared.model.lease import Lease
-from shared.model.ledger import AlreadyLeased, Reservation, Reserved
+from shared.model.ledger import AlreadyLeased, LedgerSnapshot, Reservation, Reserved
 from shared.model.names import NodeName, PodUid
 from shared.model.preemption import (
     EvictionOutcome,
@@ -28,6 +28,8 @@ from shared.model.preemption import (
     StoredPreemption,
     Victim,
 )
+from shared.placing.anti_affinity import repelled_request
+from shared.placing.node_filters import check_anti_affinity
 
 RESERVATION_S = 30.0
 OFFER_S = 2.0
@@ -171,6 +173,13 @@ class PreemptionExecutor:
         if read.preemption.by_kube_scheduler:
             await self._offer(wanted)
             return []
+        waiting = await self.ledger.waiting_pods.load([wanted.pod])
+        cluster = await self.ledger.snapshot()
+        node = wanted.candidates[0].node
+        if any(_is_repelled(each.queued, node, cluster) for each in waiting):
+            await self._cancel(read, f"the anti-affinity of another pod keeps it off node {node}")
+            return []
+        wanted = replace(wanted, read_version=cluster.version)
         [outcome] = await self.ledger.reserve([wanted], now=self.clock.now(), ttl_s=RESERVATION_S)
         if not isinstance(outcome, Reserved | AlreadyLeased):
             return []  # tried again until the preemption expires
@@ -192,6 +201,13 @@ class PreemptionExecutor:
         if await self.store.close(read):
             for event in announcements.cancelled_events(read.preemption, reason):
                 self.events.record(event)
+
+
+def _is_repelled(pod: PodQueued, name: NodeName, cluster: LedgerSnapshot) -> bool:
+    """Return whether required anti-affinity came to the node after the preemption was planned."""
+    needs = repelled_request(pod, (node.facts for node in cluster.nodes)).node_requirements
+    found = (node.facts for node in cluster.nodes if node.facts.name == name)
+    return any(check_anti_affinity(needs, facts) for facts in found)
 
 
 def _any_evicted(preemption: Preemption) -> bool:

@@ -1,18 +1,29 @@
 """Preemption on a real Valkey and the simulated API server, step by step."""
 
+from dataclasses import replace
+
 import pytest
 import redis.asyncio
 
 from services.binder.preempt.preemption_controller import LOOK_S, STEP_S
 from shared.model.lease import LeaseState
 from shared.model.names import OFFER, NodeName
+from shared.model.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
 from shared.model.preemption import (
     PREEMPTIBLE,
     PreemptionCause,
     PreemptionStage,
 )
 from tests.support.binder.preemption import Scene, scene
-from tests.support.placer.ledger import assert_sound, uses, uuid
+from tests.support.placer.ledger import (
+    assert_sound,
+    facts,
+    reservation,
+    reserve,
+    share,
+    uses,
+    uuid,
+)
 from tests.support.servers.valkey import ValkeyServer
 
 
@@ -275,6 +286,33 @@ async def test_what_is_preempted_for_a_pod_of_kube_scheduler_is_offered_to_it(at
     assert pod is not None
     assert pod["metadata"]["annotations"][OFFER].startswith("a@")
     assert await at.thief()
+
+
+async def test_what_was_freed_is_not_leased_beside_a_pod_that_repels_the_pending_one_by_now(
+    server: ValkeyServer,
+) -> None:
+    await server.ready()
+    labels = {HOSTNAME: "a"}
+    selector = (LabelRequirement("app", "In", ("noisy",)),)
+    term = AntiAffinityTerm(topology_key=HOSTNAME, selector=selector, all_namespaces=True)
+    async with scene(server.url, gpus=2) as at:
+        await at.ledger.save_nodes([replace(facts("a"), labels=labels)])
+        old = await at.running("old", mib=16_000)
+        await at.running("other", mib=9_000, gpu=1, namespace="c")
+        await at.save_budget("a")
+        await at.waiting("new", labels={"app": "noisy"})
+        binder = at.binder()
+        await binder.step()
+        at.clock.advance(30)
+        await binder.step()
+
+        quiet = replace(reservation("quiet", share("a", 1, mib=1_000)), repels=(term,))
+        await reserve(at.ledger, quiet, now=at.clock.now())
+        await at.terminate(old)
+
+        assert await binder.step() == []
+        assert await stage_of(at) == []
+        assert any("keeps it off node a" in message for message in at.reports.of("new"))
 
 
 @pytest.mark.parametrize(

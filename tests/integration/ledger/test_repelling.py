@@ -17,10 +17,12 @@ from tests.support.placer.ledger import (
     assert_sound,
     facts,
     ledger,
+    queued,
     reservation,
     reservation_among,
     reserve,
     share,
+    verdict,
 )
 
 QUIET = PodUid("quiet")
@@ -39,9 +41,11 @@ async def leases(url: str) -> AsyncIterator[RedisLeases]:
         yield leases
 
 
-async def start_quiet(leases: RedisLeases, of: AntiAffinityTerm | None = None) -> Lease:
+async def start_quiet(
+    leases: RedisLeases, of: AntiAffinityTerm | None = None, mib: int = 4_000
+) -> Lease:
     """Reserve node `a` for a pod that kube-scheduler places."""
-    wanted = replace(reservation("quiet", share("a")), repels=(of or term(),))
+    wanted = replace(reservation("quiet", share("a", mib=mib)), repels=(of or term(),))
     [lease] = await reserve(leases, wanted)
     return lease
 
@@ -175,3 +179,24 @@ async def test_the_anti_affinity_of_pods_that_start_on_one_node_is_bounded(
         "a: the anti-affinity of pods that are being bound there would"
     )
     assert refused.reason.endswith("bytes, and the ledger stores at most 262144")
+
+
+@pytest.mark.parametrize("ends", ["released", "reported"])
+async def test_a_pod_that_was_repelled_from_all_nodes_is_decided_again_once_that_ends(
+    leases: RedisLeases, ends: str
+) -> None:
+    await reserve(leases, reservation("large", share("a", mib=14_000)))
+    await start_quiet(leases, term("zone", namespaces=(), all_namespaces=True), mib=1_000)
+    await leases.waiting_pods.choose_offers(now=NOW)
+    waiting = verdict(queued("plain", units=4_000), await leases.capacity())
+    await leases.waiting_pods.enqueue([waiting])
+    before = await leases.waiting_pods.choose_offers(now=NOW)
+
+    if ends == "released":
+        await leases.release([QUIET], reason="it was not bound")
+    else:
+        await report(leases, QUIET)
+    after = await leases.waiting_pods.choose_offers(now=NOW)
+
+    assert before.pods == ()
+    assert [pod.pod for pod in after.pods] == ["plain"]

@@ -3,21 +3,35 @@
 import asyncio
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from msgspec import structs
 
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
 from shared.model.device import DeviceMode, DeviceUse, MigLayout, MigProfile
+from shared.model.errors import ConflictError
 from shared.model.events.pod_events import PlacementChosen, PlacementRefused, PodQueued
 from shared.model.lease import Lease, MigPlacement
 from shared.model.names import NodeName, PodUid
+from shared.model.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
 from shared.model.request import DeviceSelection, SharingPolicy
-from tests.support.build import gpu, pod_queued, request
-from tests.support.placer.ledger import assert_sound, device, facts, ledger, report, uses
-from tests.support.placer.placers import placers
+from tests.support.build import dice, gpu, pod_queued, request
+from tests.support.placer.ledger import (
+    assert_sound,
+    device,
+    facts,
+    ledger,
+    report,
+    reservation,
+    reserve,
+    share,
+    uses,
+)
+from tests.support.placer.placers import FakePlacerMetrics, placers
 from tests.support.waiting import until
 
 SHARE = request(gpu(memory=4_000), resources={"cpu": 100, "pods": 1})
@@ -70,6 +84,34 @@ async def test_the_same_pods_sent_to_two_placers_get_one_lease_each(url: str) ->
         assert len(first | second) == 8
         assert all(first[pod] == second[pod] for pod in first.keys() & second.keys())
         assert len(await assert_sound(leases)) == 8
+
+
+async def test_a_placer_that_is_behind_places_nothing_beside_a_pod_that_repels_it(url: str) -> None:
+    selector = (LabelRequirement("app", "In", ("noisy",)),)
+    term = AntiAffinityTerm(topology_key=HOSTNAME, selector=selector, all_namespaces=True)
+    noisy = replace(pods(1)[0], labels={"app": "noisy"})
+    async with ledger(url, {"a": 1}) as leases:
+        await leases.save_nodes([replace(facts("a"), labels={HOSTNAME: "a"})])
+        placer = Placer(leases, SystemClock(), FakePlacerMetrics(), dice(1), ttl_s=30.0)
+        await read_once(placer)
+        await reserve(leases, replace(reservation("quiet", share("a")), repels=(term,)))
+
+        with pytest.raises(ConflictError, match="undecided"):
+            await placer.place_pods([noisy])
+        await read_once(placer)
+        [refused] = await placer.place_pods([noisy])
+
+        assert isinstance(refused, PlacementRefused)
+        assert refused.refusal.counts == (("ExistingAntiAffinity", 1),)
+
+
+async def read_once(placer: Placer) -> None:
+    """Apply a snapshot, and no change after it."""
+    known = placer.mirror.version
+    following = asyncio.create_task(placer.ledger_mirror.follow())
+    await until(lambda: placer.mirror.version > known)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
 
 
 async def test_freed_capacity_reaches_a_placer_and_the_pod_that_waits(url: str) -> None:
