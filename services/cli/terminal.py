@@ -5,6 +5,8 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
+from shared.model.bounds import printable
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -24,11 +26,25 @@ def print_document(document: Any, output: str) -> None:
 
 
 def print_text(content: "RenderableType") -> None:
-    """Print in colour and in its width to a terminal; otherwise plain, with unbroken lines."""
+    """Print in colour and in its width to a terminal; otherwise plain, with unbroken lines.
+
+    Values of pods are shown as they are: they are no markup, and change nothing else.
+    """
     from rich.console import Console
+    from rich.segment import Segment, Segments
 
     width = None if sys.stdout.isatty() else UNBROKEN_WIDTH
-    Console(highlight=False, width=width).print(content)
+    console = Console(highlight=False, markup=False, emoji=False, width=width)
+    segments = (
+        Segment(printable_lines(text), style, control)
+        for text, style, control in console.render(content)
+    )
+    console.print(Segments(segments), end="")
+
+
+def printable_lines(text: str) -> str:
+    """Return lines in which nothing changes how a terminal shows the rest."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def terminal_width() -> int:

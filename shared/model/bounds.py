@@ -128,13 +128,17 @@ def check_size(name: str, size: int, most: int = LONGEST_FIELD) -> None:
         raise RequestError(f"{name} has {size} bytes as JSON; at most {most} are allowed")
 
 
-def cut(message: str) -> str:
-    """Return a message for people in one line, without its end if it is too long.
+def printable(text: str) -> str:
+    """Return a text in which everything is escaped that could change how the rest is shown.
 
-    Values in it come from outside: what is not printable, and could change how a terminal or a log
-    shows the rest, is escaped.
+    Texts contain values from outside, and are shown in terminals, logs and Events.
     """
-    if not message.isprintable():
-        shown = message[:LONGEST_MESSAGE]
-        message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def cut(message: str) -> str:
+    """Return a message for people in one printable line, without its end if it is too long."""
+    message = printable(message[: LONGEST_MESSAGE + 1])
     return message if len(message) <= LONGEST_MESSAGE else message[: LONGEST_MESSAGE - 1] + "…"

@@ -16,6 +16,7 @@ from services.cli.program import program, program_name
 from services.cli.snapshot.flagged_reader import ClusterReader, read_with_flags
 from services.cli.snapshot.location import ClusterLocation, locate
 from services.cli.snapshot.snapshot import MeasuredUsage, PodSummary, Snapshot
+from shared.model.bounds import printable
 from shared.model.errors import RequestError
 from shared.model.ledger import NodeTotals
 
@@ -168,7 +169,7 @@ def trace(flags: argparse.Namespace) -> int:
     else:
         claim = next((f", ResourceClaim {span.claim}" for span in spans if span.claim), "")
         print(f"trace {spans[-1].trace} of {flags.namespace}/{flags.pod}{claim}")
-        print("\n".join(waterfall(spans, terminal.terminal_width())))
+        print("\n".join(map(printable, waterfall(spans, terminal.terminal_width()))))
     return 0
 
 
@@ -189,7 +190,8 @@ async def _trace_in_cluster(flags: argparse.Namespace, location: ClusterLocation
         terminal.print_document(shown, flags.output)
         return 0
     print(f"trace {trace['id']} of {flags.namespace}/{flags.pod}")
-    print("\n".join(waterfall(spans_of_json(trace["spans"]), terminal.terminal_width())))
+    lines = waterfall(spans_of_json(trace["spans"]), terminal.terminal_width())
+    print("\n".join(map(printable, lines)))
     print(trace["url"] or NO_TRACE_URL)
     return 0
 

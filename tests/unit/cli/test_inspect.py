@@ -4,11 +4,15 @@ from dataclasses import replace
 
 import pytest
 from msgspec import structs
+from rich.console import Group
+from rich.text import Text
 
 from services.cli.formats import age
 from services.cli.inspect import json_output, render, top
 from services.cli.inspect.explanation import explain, shape
 from services.cli.snapshot.snapshot import MeasuredUsage, Snapshot
+from services.cli.tables import new_table
+from services.cli.terminal import print_text
 from shared.model.device import DeviceUse
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import CORDON_PREFIX
@@ -91,6 +95,20 @@ def test_ps_lists_leases_and_waiting_pods() -> None:
 
     assert "team/first  node-0  2        3000  -     30%    -     active  2m   volcano-vgpu" in text
     assert "Ask for at most 4 MiB." in text
+
+
+def test_no_value_of_a_pod_changes_how_the_rest_is_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hostile = "[/x] [bold]\x1b[2J:smile:\u202e"
+    table = new_table("VERDICT")
+    table.add_row(hostile)
+
+    print_text(Group(table, Text(f"{hostile}\nnext line")))
+
+    shown = r"[/x] [bold]\x1b[2J:smile:\u202e"
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["VERDICT", shown, shown, "next line"]
 
 
 def test_ps_is_of_one_namespace_or_pod_and_lists_names() -> None:
