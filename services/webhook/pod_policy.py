@@ -32,6 +32,7 @@ from shared.dialects.reserved import (
     may_set_reserved,
     sets_reserved,
 )
+from shared.model.bounds import LONGEST_FIELD
 
 TEMPORARY = "/tmp"  # noqa: S108 - inside the container
 
@@ -202,17 +203,23 @@ def _variables(subject: PolicySubject) -> Broken:
                 continue  # the webhook has set it, and a claim's devices replace it
             if sets_reserved(name, value):
                 yield f"{place}: variable {name} is set by the lease only: remove it"
-            elif name == LIBRARY_SEARCH and name in container.value_from:
-                yield f"{place}: {name} uses valueFrom, which cannot be checked: write its value"
-            elif name == LIBRARY_SEARCH and "$(" in value:
-                yield (
-                    f"{place}: {name} refers to another variable, which cannot be checked: write "
-                    "its value"
-                )
-            elif name == LIBRARY_SEARCH and _searches_library(value):
-                yield (
-                    f"{place}: {name} contains {LIBRARY_DIRECTORY}: remove that directory from it"
-                )
+            elif name == LIBRARY_SEARCH:
+                fault = _search_fault(value, has_source=name in container.value_from)
+                if fault:
+                    yield f"{place}: {name} {fault}"
+
+
+def _search_fault(value: str, *, has_source: bool) -> str:
+    """Return why a container must not search libraries there; empty: it may."""
+    if has_source:
+        return "uses valueFrom, which cannot be checked: write its value"
+    if len(value) > LONGEST_FIELD:
+        return f"has {len(value)} characters; at most {LONGEST_FIELD} are allowed"
+    if "$(" in value:
+        return "refers to another variable, which cannot be checked: write its value"
+    if _searches_library(value):
+        return f"contains {LIBRARY_DIRECTORY}: remove that directory from it"
+    return ""
 
 
 def _searches_library(value: str) -> bool:

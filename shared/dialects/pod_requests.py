@@ -16,6 +16,7 @@ from shared.dialects.nvidia import dialect as nvidia
 from shared.model.bounds import (
     HIGHEST_INDEX,
     MOST_CONTAINERS,
+    MOST_ENTRIES,
     MOST_SHARES,
     check_bounds,
     check_size,
@@ -88,6 +89,11 @@ def _check_sizes(pod: PodManifest) -> None:
     ):
         for key in keys & values.keys():
             check_text(f"{kind} {key}", values[key])
+    names = {name for each in pod.containers for name in (*each.limits, *each.requests)}
+    if len(names) > MOST_ENTRIES:
+        raise RequestError(
+            f"the pod names {len(names)} different resources; at most {MOST_ENTRIES} are allowed"
+        )
     requesting = [container for container in pod.containers if _requested(container)]
     if requesting and len(pod.containers) > MOST_CONTAINERS:
         raise RequestError(

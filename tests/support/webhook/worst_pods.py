@@ -6,7 +6,7 @@ from typing import Any
 
 from services.webhook.admission_review import API_VERSION, KIND
 from services.webhook.raw_pod import MAX_CONTAINERS, MAX_ENTRIES
-from shared.dialects.reserved import VISIBLE
+from shared.dialects.reserved import LIBRARY_SEARCH, VISIBLE
 from tests.support.webhook.replica import VGPU
 
 MAX_REQUEST_BYTES = 3 * 1024 * 1024
@@ -29,7 +29,10 @@ _SPEC: Mapping[str, Callable[[int], Obj]] = {
     "volumes": lambda n: {"name": f"v{n}", "hostPath": {"path": "/data"}},
     "tolerations": lambda n: {"key": f"k{n}", "operator": "Exists"},
 }
-KINDS = (*_ITEMS, *_MAPS, *_SPEC, "annotations", "labels", "image", "mountPath", "everything")
+KINDS = (
+    *(*_ITEMS, *_MAPS, *_SPEC, "annotations", "labels", "image", "mountPath", "everything"),
+    "searched",
+)
 
 
 def worst_pod(kind: str, *, gpu: bool, size: int = MAX_REQUEST_BYTES) -> Obj:
@@ -58,6 +61,9 @@ def worst_pod(kind: str, *, gpu: bool, size: int = MAX_REQUEST_BYTES) -> Obj:
         pod["spec"].setdefault(kind, []).extend(_filled(_SPEC[kind], size))
     elif kind in {"annotations", "labels"}:
         pod["metadata"][kind] = {f"cdi.k8s.io/{n}": "x" for n in range(size // 22)}
+    elif kind == "searched":
+        entry = {"name": LIBRARY_SEARCH, "value": ":/a/.." * (size // 6)}
+        main["env"] = [*main.get("env", ()), entry]
     elif kind == "image":
         main["image"] = "x" * size
     else:

@@ -8,7 +8,13 @@ import pytest
 from services.webhook.admission import AdmissionPolicy, decide
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiPod
-from shared.model.bounds import LONGEST_ANNOTATION, LONGEST_FIELD, MOST_CONTAINERS, MOST_SHARES
+from shared.model.bounds import (
+    LONGEST_ANNOTATION,
+    LONGEST_FIELD,
+    MOST_CONTAINERS,
+    MOST_ENTRIES,
+    MOST_SHARES,
+)
 from shared.pods.pod_parser import PodParser
 from tests.support.webhook.reviews import reviewed
 
@@ -52,6 +58,10 @@ def affinity(names: int) -> dict[str, Any]:
 LABELS = {f"team.example.com/{number}": "x" * 63 for number in range(600)}
 TOLERATIONS = [{"key": f"k{number}", "operator": "Exists"} for number in range(1500)]
 LARGE = {
+    "resources": (
+        pod(limits={**VGPU, **{f"example.com/r{number}": "1" for number in range(300)}}),
+        f"names 301 different resources; at most {MOST_ENTRIES}",
+    ),
     "group": (
         pod(annotations={GROUP: "g" * 30_000, **SPREAD}),
         f"{GROUP} has 30000 characters; at most {LONGEST_ANNOTATION}",

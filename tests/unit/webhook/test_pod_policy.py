@@ -286,6 +286,7 @@ def test_processes_of_a_container_with_gpus_are_shown_to_no_other_container() ->
         env("LD_AUDIT", "x.so"),
         env("LD_LIBRARY_PATH", "$(BASE)/vgpu"),
         env("LD_LIBRARY_PATH", "/lib:/usr/local/./vgpu"),
+        env("LD_LIBRARY_PATH", ":" * 40_000),
         env("CUDA_DISABLE_CONTROL"),
     ],
 )
