@@ -14,6 +14,7 @@ from services.timekeeper.accounts.journal import (
 from services.timekeeper.accounts.weights import LeaseWeight, weigh
 from services.timekeeper.metrics import TimekeeperMetrics
 from shared.model.budget import Account, AccountChange, Budget, Journal
+from shared.model.errors import UnavailableError
 from shared.model.lease import Lease
 from shared.model.names import Namespace
 
@@ -115,6 +116,10 @@ class JournalReader:
         """Return all accounts, and until when each of these leases is charged already."""
         names = {*await self.store.revisions(), *(lease.namespace for lease in leases)}
         accounts = {each.namespace: each for each in await self.store.load(dict.fromkeys(names))}
+        if unreadable := sorted(names - accounts.keys()):
+            raise UnavailableError(
+                f"the accounts of {', '.join(unreadable[:5])} cannot be read; they are restored"
+            )
         ids = {charged_lease_id(lease): lease.namespace for lease in leases}
         done = await self.store.charged_until(list(ids))
         counted_ms = {

@@ -41,6 +41,10 @@ class AccountStore(JournalStore, Protocol):
         """Write one step; False if the account has another revision."""
         ...
 
+    async def discard_damaged(self) -> list[str]:
+        """Delete what could not be read; return what it was."""
+        ...
+
     async def acquire_lock(self, name: str, *, every_ms: int) -> bool:
         """Return whether the caller is the first to acquire the name within the time."""
         ...
@@ -114,6 +118,7 @@ class Timekeeper:
 
     async def count(self) -> list[BudgetChanged]:
         """Apply the journal, advance every account, and return the events that follow."""
+        await self._discard_damaged()
         await self._restore_lost()
         now_ms = await self.journal.apply(self.horizon_ms)
         await self._load(now_ms)
@@ -140,6 +145,12 @@ class Timekeeper:
             first = advance(empty, budget, self.horizon_ms, charge_every_ms=self.charge_every_ms)
             account = apply_update(empty, first) if first else empty
         return balance(account, budget, self.horizon_ms)
+
+    async def _discard_damaged(self) -> None:
+        """Discard accounts that cannot be read: they are lost, and restored as such."""
+        if discarded := await self.store.discard_damaged():
+            self.metrics.count_violations("account-damaged", len(discarded))
+            logger.error("deleted from Redis, as it cannot be read: %s", ", ".join(discarded[:20]))
 
     async def _restore_lost(self) -> None:
         """Restore accounts that the store has lost from their last copies."""

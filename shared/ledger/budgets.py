@@ -51,6 +51,8 @@ class Budgets:
         self._connection = connection
         self._prefix = prefix
         self._keys = AccountKeys(prefix)
+        self._damaged: set[Namespace] = set()
+        """Accounts that could not be read since the last `discard_damaged`."""
 
     @classmethod
     @asynccontextmanager
@@ -112,9 +114,28 @@ class Budgets:
     # Accounts
 
     async def revisions(self) -> dict[Namespace, int]:
-        """Return every account's revision."""
-        found = await self._query("revisions")
-        return {Namespace(name): int(number) for name, number in pairs(found)}
+        """Return the revision of every account that can be read."""
+        found = list(pairs(await self._query("revisions")))
+        known = dict(readable(lambda row: (Namespace(row[0]), int(row[1])), found))
+        self._damaged.update(Namespace(name) for name, _ in found if name not in known)
+        return known
+
+    async def discard_damaged(self) -> list[str]:
+        """Delete the accounts that could not be read, and what is of no use; return what it was.
+
+        A deleted account counts as lost, and so does the journal: see `unread_journal`.
+        """
+        discarded = await self._discard()
+        await self.revisions()
+        return discarded + (await self._discard() if self._damaged else [])
+
+    async def _discard(self) -> list[str]:
+        damaged = sorted(self._damaged)
+        found: list[str] = await self._connection.run(
+            "budget_check", self._prefix, damaged, state="any"
+        )
+        self._damaged.difference_update(damaged)
+        return found
 
     async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
         """Load accounts with their open windows, and all windows that began since an instant in ms.
@@ -129,6 +150,7 @@ class Budgets:
         for batch in in_batches(rows, PAGE_SIZE):
             found = await self._connection.run("budget_load", self._prefix, batch, state="any")
             accounts += readable(decode_account, found)
+        self._damaged.update(wanted.keys() - {each.namespace for each in accounts})
         return accounts
 
     async def all_accounts(self, names: Iterable[Namespace]) -> Accounts:
@@ -149,7 +171,8 @@ class Budgets:
         """Return until when tenures that ended during the last day are charged."""
         keys = [self._keys.of("done", id_) for id_ in tenures]
         found = await self._query("charged", keys) if keys else []
-        return {id_: int(at) for id_, at in zip(tenures, found, strict=True) if at}
+        pairs_found = ((id_, at) for id_, at in zip(tenures, found, strict=True) if at)
+        return dict(readable(lambda row: (row[0], int(row[1])), pairs_found))
 
     async def windows(self, namespace: Namespace) -> list[BudgetWindow]:
         """Return all windows of a namespace, by start."""

@@ -123,6 +123,9 @@ class Timeline:
     async def charged_until(self, tenures: Sequence[str]) -> dict[str, int]:
         return await self.store.charged_until(tenures)
 
+    async def discard_damaged(self) -> list[str]:
+        return await self.store.discard_damaged()
+
     async def acquire_lock(self, name: str, *, every_ms: int) -> bool:
         return await self.store.acquire_lock(name, every_ms=every_ms)
 
