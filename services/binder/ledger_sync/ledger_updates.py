@@ -28,6 +28,9 @@ from shared.model.names import DeviceUuid, NodeName, PodUid
 
 logger = logging.getLogger(__name__)
 
+_Held = tuple[PodUid, int, float]
+"""What an agent has given out: a pod, and the version and the last resize of its lease."""
+
 TERMINAL = frozenset({"Succeeded", "Failed"})
 CLAIM_ENDED = "the claim is neither allocated nor prepared any more"
 GANG_ENDED = "a reservation of its gang ended before any of its pods was bound"
@@ -50,7 +53,7 @@ class LedgerUpdater:
         self.lost_leases = lost_leases
         self.metrics = metrics
         self.events = events
-        self._activated: dict[NodeName, frozenset[tuple[PodUid, int]]] = {}
+        self._activated: dict[NodeName, frozenset[_Held]] = {}
         """Pods whose leases were active in the ledger of `_generation`, with the version that the
         agent has: no lease ends while its pod's containers run, so they are compared once."""
         self._generation = ""
@@ -217,7 +220,7 @@ class LedgerUpdater:
             self._activated.clear()
             self._generation = status.generation
         new: list[Allocation] = []
-        current: dict[NodeName, frozenset[tuple[PodUid, int]]] = {}
+        current: dict[NodeName, frozenset[_Held]] = {}
         for report in reports:
             current[report.node] = frozenset(map(_held, report.allocations))
             known = self._activated.get(report.node, frozenset())
@@ -309,8 +312,8 @@ def _newest(leases: Iterable[Lease]) -> dict[tuple[PodUid, NodeName], Lease]:
     return newest
 
 
-def _held(allocation: Allocation) -> tuple[PodUid, int]:
-    return allocation.pod, allocation.lease.version
+def _held(allocation: Allocation) -> _Held:
+    return allocation.pod, allocation.lease.version, allocation.lease.resized_at
 
 
 def _differ(stored: Lease, used: Lease) -> bool:

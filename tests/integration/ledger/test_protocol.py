@@ -89,6 +89,25 @@ def test_a_size_in_use_is_restored_although_no_reply_says_that_the_container_has
         assert not model.repeat(steps).failure
 
 
+def test_a_lowered_limit_that_cannot_be_raised_again_becomes_the_size_of_the_lease() -> None:
+    """The ledger has lost the resize, and the agent has closed the device meanwhile."""
+    steps = [
+        Step("create_pods", {"mib": (60, 60, 30)}),
+        Step("create_instance_pods", {"mib": (50,), "mode": "mig"}),
+        Step("flow", {}),
+        Step("create_pods", {"mib": (30, 60)}),
+        Step("redis", {"what": "save"}),
+        Step("work", {}),
+        Step("kill", {"which": "checkpoint", "number": 0}),
+        Step("redis", {"what": "roll back unseen"}),
+        Step("deliver", {"deliveries": ((1, 1, True), (0, 1, False), (0, 1, True))}),
+        Step("resize", {"position": 6, "mib": 10, "number": 0}),
+        Step("redis", {"what": "roll back unseen"}),
+    ]
+    with model_on_server() as model:
+        assert not model.repeat(steps).failure
+
+
 @pytest.mark.parametrize("loss", ["roll back", "flush"])
 def test_a_rollback_is_seen_although_the_ledger_was_being_rebuilt_before_it(loss: str) -> None:
     steps = [
