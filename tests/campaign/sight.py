@@ -37,13 +37,15 @@ def s6_budgets_are_exact(sample: Sample, history: History) -> Iterator[Violation
     for charge in ledger.charges:
         if charge.kind == "charge":
             by_lease[charge.lease].append(charge)
+    newest = {lease.partition("/")[0]: lease for lease in sorted(by_lease)}
     for lease, charges in sorted(by_lease.items()):
         pod = lease.partition("/")[0]
+        expected = _weight(pod, history, ran=lease == newest[pod])
         end_ms = None
         for charge in sorted(charges, key=lambda each: each.start_ms):
             text = ""
-            if (weight := _weight(pod, history)) and charge.weight != weight:
-                text = f"its weight is {charge.weight} and by its request {weight} milli-GPU"
+            if expected and charge.weight != expected:
+                text = f"its weight is {charge.weight} and by its request {expected} milli-GPU"
             if charge.units != charge.weight * (charge.end_ms - charge.start_ms):
                 text = f"{charge.units} units are not {charge.weight} x its interval"
             if end_ms is not None and charge.start_ms != end_ms:
@@ -55,14 +57,15 @@ def s6_budgets_are_exact(sample: Sample, history: History) -> Iterator[Violation
             end_ms = charge.end_ms
 
 
-def _weight(pod: str, history: History) -> int:
+def _weight(pod: str, history: History, *, ran: bool) -> int:
     """Return the weight by what a pod requests, in milli-GPU; 0: unknown, or it was resized.
 
     The larger part of a device's cores and memory counts, of each device; of a MIG device the
-    instance, which may be larger than the request.
+    instance, which may be larger than the request. It is seen only of the lease that the pod `ran`
+    with: one that ended before its pod was bound may have been of another instance.
     """
     seen, instances = history.pods.get(pod), history.instance_mib.get(pod)
-    if seen is None or seen.resized or instances is None:
+    if seen is None or seen.resized or instances is None or (instances and not ran):
         return 0
     want = seen.want
     mib = Fraction(instances, want.gpus) if instances else Fraction(want.mib)
