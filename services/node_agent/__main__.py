@@ -1,5 +1,6 @@
 """`python -m services.node_agent`: one node's agent."""
 
+from services.node_agent.gpu_access import NodeGpus, open_gpus
 from services.node_agent.settings import ABOUT, EXAMPLES, AgentSettings
 from services.node_agent.wiring import node_agent
 from shared.nats.bus import Bus
@@ -10,7 +11,7 @@ from shared.runtime.telemetry import open_tracing
 NAME = "node-agent"
 
 
-async def serve_node(settings: AgentSettings) -> None:
+async def serve_node(settings: AgentSettings, gpus: NodeGpus) -> None:
     """Run until stopped.
 
     The kubelet is served from the start: on a booting node, it requests devices before NATS is up.
@@ -22,7 +23,7 @@ async def serve_node(settings: AgentSettings) -> None:
             name=f"{NAME} {settings.node_name}",
             credentials=settings.nats_client_credentials(NAME, settings.node_name),
         ) as bus,
-        node_agent(settings, requester=bus, tracing=tracing) as agent,
+        node_agent(settings, gpus, requester=bus, tracing=tracing) as agent,
     ):
         await serve(
             NAME,
@@ -41,7 +42,8 @@ def main() -> None:
     settings = load_or_exit(
         AgentSettings, "python -m services.node_agent", about=ABOUT, examples=EXAMPLES
     )
-    run(lambda: serve_node(settings), service=NAME, log_level=settings.log_level)
+    gpus = open_gpus(settings)
+    run(lambda: serve_node(settings, gpus), service=NAME, log_level=settings.log_level)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,6 @@ class AgentTiming:
 
     gpu_probe_s: float = 5.0
     """Interval between probes of the GPUs."""
-    simulated_backoff_s: float = 1.0
-    """First backoff of a simulated GPU that was cordoned."""
-    simulated_hang_limit_s: float = 1.0
-    """Time limit of a probe while a simulated GPU hangs."""
     instances_ready_s: float = 20.0
     """Timeout of Allocate for MIG instances; the kubelet admits no other pod meanwhile."""
     instance_release_s: float = 5.0

@@ -1,13 +1,15 @@
-"""The node's GPUs by its settings, real or simulated, with their partitioner and usage source."""
+"""The GPUs of a node: what reads and changes them, and what measures their processes."""
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
+from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.gpus.device_faults import DISABLE_VARIABLE, ENABLE_VARIABLE, XidRules
-from services.node_agent.gpus.driver import GpuDriver, GpuLister, open_gpu_driver
-from services.node_agent.gpus.simulated.driver import DriverUsage
-from services.node_agent.gpus.simulated.gpus import NoUsage
+from services.node_agent.gpus.device_health import HealthPolicy
+from services.node_agent.gpus.driver import GpuDriver
+from services.node_agent.gpus.nvml.gpus import NvmlGpus
+from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.mig.partitioner import Partitioner
 from services.node_agent.partition.layout_reconciler import LayoutPartitioner
 from services.node_agent.partition.partition_client import RemoteMigGpus, RemotePartitioner
@@ -17,34 +19,35 @@ from services.node_agent.usage.monitor import UsageSource
 logger = logging.getLogger(__name__)
 
 
-def open_gpus(
-    settings: AgentSettings, timing: AgentTiming = DEFAULT_TIMING
-) -> GpuDriver | RemoteMigGpus:
-    """Return the node's GPUs."""
-    gpus = open_gpu_driver(
-        settings.node_name,
-        settings.gpus,
-        fault_file=settings.fault_file or settings.state_dir / "faults.json",
-        mig_file=settings.mig_file or settings.state_dir / "simulated-mig.json",
-        simulated_hang_limit_s=timing.simulated_hang_limit_s,
-        driver_folder=settings.gpu_driver_dir,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGpus:
+    """The GPUs of one node."""
+
+    driver: GpuDriver | RemoteMigGpus
+    usage: UsageSource
+    health_policy: HealthPolicy = field(default_factory=HealthPolicy)
+    has_processes: bool = True
+    """Whether the node's `/proc` shows the processes of its GPUs."""
+
+    def partitioner(self, settings: AgentSettings, timing: AgentTiming) -> LayoutPartitioner | None:
+        """Return what changes MIG layouts, or None if they are not changed."""
+        if not settings.partitions:
+            return None
+        if isinstance(self.driver, RemoteMigGpus):
+            return self.driver.remote
+        return Partitioner(self.driver, step_s=timing.partition_step_s)
+
+
+def open_gpus(settings: AgentSettings) -> NodeGpus:
+    """Return the GPUs that NVML has on this machine."""
+    return NodeGpus(driver=with_partitioner(NvmlGpus(), settings), usage=NvmlProcesses())
+
+
+def with_partitioner(gpus: GpuDriver, settings: AgentSettings) -> GpuDriver | RemoteMigGpus:
+    """Return the GPUs, whose MIG instances the partitioner lists and changes if there is one."""
     if settings.partition_socket is None:
         return gpus
     return RemoteMigGpus(gpus, RemotePartitioner(settings.partition_socket))
-
-
-def partitioner_of(
-    settings: AgentSettings, gpus: GpuDriver | RemoteMigGpus, timing: AgentTiming
-) -> LayoutPartitioner | None:
-    """Return the partitioner of the GPUs; None: layouts are not changed."""
-    if not settings.partitions:
-        return None
-    return (
-        gpus.remote
-        if isinstance(gpus, RemoteMigGpus)
-        else Partitioner(gpus, step_s=timing.partition_step_s)
-    )
 
 
 def read_xid_rules(environ: Mapping[str, str]) -> XidRules:
@@ -56,14 +59,3 @@ def read_xid_rules(environ: Mapping[str, str]) -> XidRules:
             "%s and %s list XIDs by number, not %s", DISABLE_VARIABLE, ENABLE_VARIABLE, words
         )
     return rules
-
-
-def usage_source_of(settings: AgentSettings, gpus: GpuLister) -> UsageSource:
-    """Return the source of the processes on the node's GPUs."""
-    if settings.simulated:
-        idle = NoUsage(gpus.discover)
-        folder = settings.gpu_driver_dir
-        return idle if folder is None else DriverUsage(idle, folder)
-    from services.node_agent.gpus.nvml.processes import NvmlProcesses  # noqa: PLC0415 - needs NVML
-
-    return NvmlProcesses()

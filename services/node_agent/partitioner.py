@@ -5,14 +5,13 @@ The one process with the privileges that this needs; see docs/decisions/0018.
 
 import asyncio
 import os
-import platform
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.node_agent.gpus.driver import GPUS_HELP, NVML, open_gpu_driver
+from services.node_agent.gpus.driver import GpuDriver
+from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.partition.partition_server import PartitionServer
-from shared.model.names import NodeName
 from shared.runtime.run import run
 from shared.runtime.settings import load_or_exit, log_level_setting, setting
 
@@ -40,23 +39,14 @@ class PartitionerSettings:
         "user whose processes are served; default: the partitioner's own",
         at_most=2**32 - 2,
     )
-    gpus: str = setting(NVML, GPUS_HELP)
-    node: str = setting("", "the node's name, for simulated GPUs; default: this machine's name")
-    simulation_dir: Path = setting(Path(), "faults.json and simulated-mig.json of simulated GPUs")
     log_level: str = log_level_setting()
 
 
-async def partition(settings: PartitionerSettings) -> None:
+async def partition(settings: PartitionerSettings, gpus: GpuDriver) -> None:
     """Serve until SIGTERM or SIGINT; finish changes that have started."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    gpus = open_gpu_driver(
-        NodeName(settings.node or platform.node().lower()),
-        settings.gpus,
-        fault_file=settings.simulation_dir / "faults.json",
-        mig_file=settings.simulation_dir / "simulated-mig.json",
-    )
     uid = os.geteuid() if settings.agent_uid is None else settings.agent_uid
     async with PartitionServer(gpus, agent_uid=uid).serve(settings.socket):
         await stop.wait()
@@ -70,7 +60,7 @@ def main() -> None:
         about=ABOUT,
         examples=EXAMPLES,
     )
-    run(lambda: partition(settings), service=NAME, log_level=settings.log_level)
+    run(lambda: partition(settings, NvmlGpus()), service=NAME, log_level=settings.log_level)
 
 
 if __name__ == "__main__":

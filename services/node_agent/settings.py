@@ -13,9 +13,7 @@ from services.node_agent.allocate.device_list_strategies import (
     parse_strategies,
 )
 from services.node_agent.dra.slices import TaintEffect
-from services.node_agent.gpus.driver import GPUS_HELP, NVML
 from services.node_agent.gpus.sharing_config import SharingConfig
-from services.node_agent.gpus.simulated.gpus import parse_layout
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
 from shared.dialects.reserved import LIBRARY_DIRECTORY
@@ -34,15 +32,11 @@ One runs on every node. It needs the kubelet's directory, the right to read the 
 ConfigMaps of Volcano's vGPU plugin."""
 
 EXAMPLES = (
-    "python -m services.node_agent --node node-0 --gpus 8xA100-80GB \\",
-    "    --kubelet-dir .leasehold/nodes/node-0 \\",
-    "    --kubeconfig .leasehold/accounts/node-agent-node-0 \\",
-    "    --state-dir .leasehold/agents/node-0      # beside a simulated kubelet",
-    "python -m services.node_agent --gpus 4xT4 --kubelet-token-file /tmp/token \\",
-    "    --kubelet-insecure                        # beside a real kubelet, without GPUs",
     "python -m services.node_agent --node $NODE_NAME --nats-url nats://nats:4222 \\",
     "    --kubelet-address $HOST_IP:10250 --kubelet-ca-file /etc/kubelet-ca/ca.crt",
-    "                                              # production, in a DaemonSet",
+    "                                              # in a DaemonSet",
+    "python -m services.node_agent --kubelet-token-file /tmp/token --kubelet-insecure",
+    "                                              # as a process of the node",
 )
 
 SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
@@ -71,25 +65,11 @@ class AgentSettings(ServiceSettings):
     kubeconfig: Path | None = setting(
         None, "API server; default: as kubectl finds it, or in-cluster"
     )
-    gpus: str = setting(NVML, GPUS_HELP)
-    fault_file: Path | None = setting(
-        None, 'faults of simulated GPUs: {"0": "unhealthy"}, by index or UUID, read every 5 s; '
-        "others: hang, vanish, xid-79 (any number), memory-8192 (its MiB from now on), mode-flip, "
-        "create-fails, compute-fails, create-nothing, create-hangs, busy; default: "
-        "STATE_DIR/faults.json"
-    )  # fmt: skip
-    mig_file: Path | None = setting(
-        None, "MIG instances of simulated GPUs; default: STATE_DIR/simulated-mig.json"
-    )
-    gpu_driver_dir: Path | None = setting(
-        None, "directory of the driver of simulated GPUs, through which programs use them: the "
-        "agent describes the GPUs there, and measures with its libnvidia-ml"
-    )  # fmt: skip
     state_dir: Path = setting(Path("/var/lib/leasehold"), "checkpoint and containers' directories")
     library_source: Path | None = setting(
         None, "HAMi-core's libvgpu.so, or a directory that has it, also as libvgpu.so.VERSION: "
         "installed below STATE_DIR/library by its content, and mounted from there; default: "
-        "/usr/local/vgpu, and none for simulated GPUs"
+        "/usr/local/vgpu"
     )  # fmt: skip
     isolation: str = setting(
         Isolation.SHARED.value,
@@ -103,9 +83,8 @@ class AgentSettings(ServiceSettings):
         "cdi-annotations; the last two by a CDI specification that the agent writes",
     )
     cdi_dir: Path | None = setting(
-        None, "the host's directory of CDI specifications; default: STATE_DIR/cdi for simulated "
-        "GPUs, else /var/run/cdi"
-    )  # fmt: skip
+        None, "the host's directory of CDI specifications; default: /var/run/cdi"
+    )
     nvidia_driver_root: Path = setting(
         Path("/"), "for CDI: root of the driver's files on the host, such as /run/nvidia/driver"
     )
@@ -159,9 +138,8 @@ class AgentSettings(ServiceSettings):
         "by which Kubernetes also deletes the pods whose claims have the device",
     )
     monitor_http: str = setting(
-        "", "HOST:PORT of the usage metrics, for Prometheus; default: 0.0.0.0:9394, "
-        "and none for simulated GPUs", address=True
-    )  # fmt: skip
+        "", "HOST:PORT of the usage metrics, for Prometheus; default: 0.0.0.0:9394", address=True
+    )
     proc_dir: Path = setting(Path("/proc"), "the node's processes; in a pod: /proc with hostPID")
     dialects: tuple[str, ...] = setting(
         (), "dialects to serve; default: all", one_of=tuple(DIALECTS)
@@ -171,10 +149,8 @@ class AgentSettings(ServiceSettings):
     )
 
     def check(self) -> None:
-        """Raise RequestError for an unknown strategy or layout of simulated GPUs."""
+        """Raise RequestError for an unknown strategy."""
         _ = self.device_list_strategies
-        if self.simulated:
-            parse_layout(self.gpus)
 
     @property
     def node_name(self) -> NodeName:
@@ -182,14 +158,9 @@ class AgentSettings(ServiceSettings):
         return NodeName(self.node or platform.node().lower())
 
     @property
-    def simulated(self) -> bool:
-        """Whether the GPUs are simulated."""
-        return self.gpus != NVML
-
-    @property
     def partitions(self) -> bool:
-        """Whether MIG layouts are changed; those of real GPUs need a partitioner process."""
-        return self.partition and (self.simulated or self.partition_socket is not None)
+        """Whether MIG layouts are changed, for which a partitioner must run."""
+        return self.partition and self.partition_socket is not None
 
     @property
     def sharing(self) -> SharingConfig:
@@ -212,14 +183,11 @@ class AgentSettings(ServiceSettings):
     @property
     def cdi_directory(self) -> Path:
         """The runtimes' directory of CDI specifications."""
-        usual = self.state_dir.absolute() / "cdi" if self.simulated else Path("/var/run/cdi")
-        return self.cdi_dir or usual
+        return self.cdi_dir or Path("/var/run/cdi")
 
     @property
     def driver_places(self) -> DriverPlaces | None:
-        """Where the driver's files are; None for simulated GPUs."""
-        if self.simulated:
-            return None
+        """Where the driver's files are, or None if there are none."""
         return DriverPlaces(
             root=self.nvidia_driver_root,
             seen_at=self.driver_root_ctr_path or self.nvidia_driver_root,
@@ -229,8 +197,8 @@ class AgentSettings(ServiceSettings):
 
     @property
     def monitor_address(self) -> str | None:
-        """Address of the usage metrics; None: not served."""
-        return self.monitor_http or (None if self.simulated else MONITOR)
+        """Address of the usage metrics, or None if they are not served."""
+        return self.monitor_http or MONITOR
 
     @property
     def library_root(self) -> Path:
@@ -239,8 +207,8 @@ class AgentSettings(ServiceSettings):
 
     @property
     def library_origin(self) -> Path | None:
-        """The file or directory from which HAMi-core's library is installed; None: no library."""
-        return self.library_source or (None if self.simulated else Path(LIBRARY_DIRECTORY))
+        """The file or directory from which HAMi-core's library is installed, or None."""
+        return self.library_source or Path(LIBRARY_DIRECTORY)
 
 
 def kubelet_credentials(settings: AgentSettings) -> ClusterCredentials:

@@ -17,14 +17,7 @@ from services.node_agent.allocate.reporter import AllocationReporter
 from services.node_agent.claim_driver import build_claim_driver
 from services.node_agent.device_config import DeviceConfigLoader
 from services.node_agent.device_watcher import DeviceWatcher
-from services.node_agent.gpu_access import (
-    open_gpus,
-    partitioner_of,
-    read_xid_rules,
-    usage_source_of,
-)
-from services.node_agent.gpus.device_health import HealthPolicy
-from services.node_agent.gpus.driver import GpuDriver
+from services.node_agent.gpu_access import NodeGpus, read_xid_rules
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.instance_lock import instance_lock
 from services.node_agent.isolation.container_files import ContainerFiles
@@ -35,7 +28,6 @@ from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.metrics import export_gauges
 from services.node_agent.node_clients import NodeClients, open_clients
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
-from services.node_agent.partition.partition_client import RemoteMigGpus
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.records.lease_sync import LeaseRequester
 from services.node_agent.resize.limit_updates import LimitUpdater
@@ -65,7 +57,7 @@ class _Views:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gpus:
-    driver: GpuDriver | RemoteMigGpus
+    node: NodeGpus
     health: HealthMonitor
     mig: LayoutReconciler
 
@@ -109,21 +101,19 @@ def _build_views(base: NodeClients) -> _Views:
     return _Views(views=views, handshake=handshake, reporter=reporter)
 
 
-def _build_gpus(base: NodeClients) -> _Gpus:
-    settings, driver = base.settings, open_gpus(base.settings, base.timing)
-    backoff_s = base.timing.simulated_backoff_s
+def _build_gpus(base: NodeClients, gpus: NodeGpus) -> _Gpus:
     health = HealthMonitor(
         base.node,
-        xids=driver,
+        xids=gpus.driver,
         rules=read_xid_rules(os.environ),
-        policy=HealthPolicy(first_backoff_s=backoff_s) if settings.simulated else HealthPolicy(),
+        policy=gpus.health_policy,
         leases=base.leases,
         allocations=lambda: base.checkpoint.allocations,
         clock=base.clock,
     )
     mig = LayoutReconciler(
-        driver.instances,
-        partitioner_of(settings, driver, base.timing),
+        gpus.driver.instances,
+        gpus.partitioner(base.settings, base.timing),
         lease_sync=base.lease_sync,
         checkpoint=base.checkpoint,
         pods=base.pod_list,
@@ -131,7 +121,7 @@ def _build_gpus(base: NodeClients) -> _Gpus:
         clock=base.clock,
         timing=base.timing,
     )
-    return _Gpus(driver=driver, health=health, mig=mig)
+    return _Gpus(node=gpus, health=health, mig=mig)
 
 
 def _build_kubelet(base: NodeClients, reporter: AllocationReporter) -> _Kubelet:
@@ -182,7 +172,7 @@ def _build_allocation(
         settings.cdi_directory,
         settings.device_list_strategies,
         places=settings.driver_places,
-        list_instances=gpus.driver.instances,
+        list_instances=gpus.node.driver.instances,
         checkpoint=base.checkpoint,
         used_by_claims=settings.dra is not DraMode.OFF,
     )
@@ -236,7 +226,7 @@ def _build_watcher(
     return DeviceWatcher(
         base.node,
         state=base.state,
-        discover=gpus.driver.discover,
+        discover=gpus.node.driver.discover,
         read_sharing_config=sharing.load,
         health=gpus.health,
         observe_mig=gpus.mig.update_devices,
@@ -252,11 +242,11 @@ def _build_watcher(
     )
 
 
-async def _open_monitor(base: NodeClients, gpus: _Gpus, stack: AsyncExitStack) -> UsageMonitor:
+async def _open_monitor(base: NodeClients, gpus: NodeGpus, stack: AsyncExitStack) -> UsageMonitor:
     settings = base.settings
     monitor = UsageMonitor(
         base.node,
-        usage=usage_source_of(settings, gpus.driver),
+        usage=gpus.usage,
         list_instances=gpus.driver.instances,
         list_pods=base.pod_list.list_pods,
         list_holdings=base.pod_resources.list_holdings,
@@ -264,7 +254,7 @@ async def _open_monitor(base: NodeClients, gpus: _Gpus, stack: AsyncExitStack) -
         leases=base.leases,
         clock=base.clock,
         proc=settings.proc_dir,
-        processes_in_pods=not settings.simulated,
+        processes_in_pods=gpus.has_processes,
         scan_interval_s=base.timing.usage_scan_s,
         last_uses=LastUseFile(settings.state_dir / "last-used.json"),
     )
@@ -278,6 +268,7 @@ async def _open_monitor(base: NodeClients, gpus: _Gpus, stack: AsyncExitStack) -
 @contextlib.asynccontextmanager
 async def node_agent(
     settings: AgentSettings,
+    hardware: NodeGpus,
     *,
     requester: LeaseRequester,
     tracing: Tracing,
@@ -290,7 +281,7 @@ async def node_agent(
         base = await open_clients(
             settings, stack, requester=requester, tracing=tracing, timing=timing
         )
-        agent = await _build_agent(base, files, stack)
+        agent = await _build_agent(base, hardware, files, stack)
         with contextlib.suppress(UnavailableError):  # the agent retries, and logs why
             await agent.watcher.probe()
         notify_ready("serves the kubelet as soon as its socket exists")
@@ -298,14 +289,14 @@ async def node_agent(
 
 
 async def _build_agent(
-    base: NodeClients, files: ContainerFiles, stack: AsyncExitStack
+    base: NodeClients, hardware: NodeGpus, files: ContainerFiles, stack: AsyncExitStack
 ) -> NodeAgent:
     views = _build_views(base)
-    gpus = _build_gpus(base)
+    gpus = _build_gpus(base, hardware)
     kubelet = _build_kubelet(base, views.reporter)
     allocation = _build_allocation(base, views, gpus, files=files, pods=kubelet.pods)
     watcher = _build_watcher(base, views, gpus, files=files, allocation=allocation)
-    monitor = await _open_monitor(base, gpus, stack)
+    monitor = await _open_monitor(base, hardware, stack)
     export_gauges(
         leases=base.leases.leases,
         unregistered=allocation.plugins.unready_reason,

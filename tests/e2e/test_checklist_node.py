@@ -322,7 +322,7 @@ async def test_item_17_too_many_units_end_the_agent_with_the_factor_needed(
     up: Stack,
 ) -> None:
     done = await run(
-        *(sys.executable, "-P", "-m", "services.node_agent"),
+        *(sys.executable, "-P", "-m", "simcluster.node_agent"),
         *(*up.bus_flags(f"node-agent.{SPARE}"), "--kubeconfig", up.kubeconfig),
         *(*agent_flags(up, gpus="8xA100-80GB"), "--gpu-strategy", "share"),
     )

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.model.device import DeviceMode
 from shared.model.names import NodeName
+from simcluster.node_agent.gpus import uuid_of
 from tests.support.stack import Stack, gpu_pod, running, stack, succeeded, vgpu
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -11,8 +11,10 @@ from types import ModuleType
 from typing import Any
 
 from services.cli.parser import EXIT_CODES, build_parser
+from services.node_agent.settings import AgentSettings
 from shared.placing.pod_fields import FIELDS, Effect
 from shared.runtime.settings import LedgerSettings, ServiceSettings
+from simcluster.node_agent.agent import SimulatedAgentSettings
 from tools.generate.pages import DOCS, ROOT, filled
 from tools.generate.reference_metrics import node_page, registered
 
@@ -99,6 +101,11 @@ def _settings() -> str:
     ]
     for name, kind in kinds:
         parts.append(f"### python -m services.{name}\n\n{_fields_of(kind, common | ledger)}")
+    own = _fields_of(
+        SimulatedAgentSettings, {item.name for item in dataclasses.fields(AgentSettings)}
+    )
+    title = "### python -m simcluster.node_agent\n\nAlso the flags of services.node_agent:"
+    parts.append(f"{title}\n\n{own}")
     return "\n\n".join(parts)
 
 

@@ -8,6 +8,8 @@ from services.cli.state_dir import SUPERVISED_VARIABLE
 from services.node_agent.partitioner import PartitionerSettings
 from shared.runtime.probe import PROBE_VARIABLE
 from shared.runtime.variables import VariableText, variable_of
+from simcluster.node_agent.agent import SimulatedAgentSettings
+from simcluster.node_agent.partitioner import SimulatedPartitionerSettings
 from tools.generate.pages import ROOT
 from tools.generate.reference import actions, settings_kinds, subcommands
 
@@ -24,7 +26,12 @@ DEVELOPMENT = (
 
 def names() -> list[str]:
     """Return all names, sorted."""
-    kinds = (*settings_kinds().values(), PartitionerSettings)
+    kinds = (
+        *settings_kinds().values(),
+        PartitionerSettings,
+        SimulatedAgentSettings,
+        SimulatedPartitionerSettings,
+    )
     of_services = [variable_of(item.name) for kind in kinds for item in dataclasses.fields(kind)]
     of_commands = [
         action.default.variable

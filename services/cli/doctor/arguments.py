@@ -31,7 +31,6 @@ def add_doctor_command(add: AddCommand) -> None:
     option("--node", default="", help="only this node (default: all of `up`; else this machine)")
     option("--kubelet-dir", default="", metavar="DIR", help="of a real node: /var/lib/kubelet")
     option("--agent-dir", default="", metavar="DIR", help="the agent's --state-dir")
-    option("--gpus", default="", metavar="LAYOUT", help="the agent's --gpus (default: nvml)")
     option("--library-source", default="", metavar="PATH", help="the agent's --library-source")
     option("--nats-url", default="", help="NATS (default: from the agent's environment)")
 

@@ -19,9 +19,11 @@ from rich.text import Text
 
 from services.cli import terminal
 from services.cli.doctor.cluster_probes import ClusterProbes
+from services.cli.simulated_nodes import load_simulated_nodes
 from services.cli.snapshot.location import optional_path, redis_credentials_of
 from services.cli.state_dir import StateDir, load_state
 from services.node_agent.diagnosis.node_probes import NodeProbes, visible_host
+from services.node_agent.gpu_access import NodeGpus, open_gpus
 from services.node_agent.settings import AgentSettings
 from services.topology import OPERATOR
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
@@ -84,7 +86,7 @@ _LOGS = f"kubectl -n {AGENTS_NAMESPACE} logs daemonset/node-agent"
 _NATS = f"{_KUBECTL} get pods | grep nats; --nats-url and its credentials name another"
 _REDIS = f"{_KUBECTL} get pods | grep redis; --redis-url and --redis-credentials name another"
 _API = "kubectl get --raw /readyz; --kubeconfig names another, or an account with the rights"
-_DRIVER = "nvidia-smi; dmesg | grep -i -E 'nvrm|xid'; --gpus as the agent's"
+_DRIVER = "nvidia-smi; dmesg | grep -i -E 'nvrm|xid'"
 _KUBELET = (
     "journalctl -u kubelet | grep -i checkpoint; it rewrites the file with the next pod that it "
     "gives devices to"
@@ -138,7 +140,7 @@ AGENT_ONLY_CHECKS = frozenset({"rights"})
 class DoctorTarget:
     """The nodes and servers to check, and the credentials for them."""
 
-    nodes: tuple[AgentSettings, ...]
+    nodes: tuple[tuple[AgentSettings, NodeGpus], ...]
     redis_url: str = ""
     nats_url: str = ""
     nats_credentials: ClientCredentials = NO_CREDENTIALS
@@ -181,35 +183,26 @@ def target_of(flags: argparse.Namespace) -> DoctorTarget:
             "--node": flags.node,
             "--kubelet-dir": flags.kubelet_dir,
             "--state-dir": flags.agent_dir,
-            "--gpus": flags.gpus,
             "--library-source": flags.library_source,
             "--nats-url": flags.nats_url,
         }
-        settings = _agent_settings(arguments)
+        settings = _agent_settings(AgentSettings, arguments)
         return DoctorTarget(
-            nodes=(settings,),
+            nodes=((settings, open_gpus(settings)),),
             redis_url=flags.redis_url,
             redis_credentials=redis_credentials_of(flags),
             nats_url=settings.nats_url,
             nats_credentials=settings.nats_client_credentials(OPERATOR.name),
             kubeconfig=optional_path(flags.kubeconfig),
-            simulated=settings.simulated,
             only=flags.only,
         )
     if flags.node and flags.node not in saved.nodes:
         known = ", ".join(saved.nodes)
         raise RequestError(f"{directory.root} runs no node {flags.node!r}; it runs {known}")
+    library = flags.library_source or saved.library_source
     return DoctorTarget(
         nodes=tuple(
-            _agent_settings(
-                {
-                    "--node": name,
-                    "--kubelet-dir": str(directory.node(name)),
-                    "--state-dir": str(directory.agent(name)),
-                    "--gpus": layout,
-                    "--library-source": flags.library_source or saved.library_source,
-                }
-            )
+            _simulated_node(directory, name, layout, library)
             for name, layout in saved.nodes.items()
             if flags.node in {"", name}
         ),
@@ -223,10 +216,25 @@ def target_of(flags: argparse.Namespace) -> DoctorTarget:
     )
 
 
-def _agent_settings(arguments: Mapping[str, str]) -> AgentSettings:
+def _simulated_node(
+    directory: StateDir, name: str, layout: str, library: str
+) -> tuple[AgentSettings, NodeGpus]:
+    simulated = load_simulated_nodes()
+    arguments = {
+        "--node": name,
+        "--kubelet-dir": str(directory.node(name)),
+        "--state-dir": str(directory.agent(name)),
+        "--gpus": layout,
+        "--library-source": library,
+    }
+    settings = _agent_settings(simulated.SimulatedAgentSettings, arguments)
+    return settings, simulated.simulated_gpus(settings)
+
+
+def _agent_settings(kind: type[AgentSettings], arguments: Mapping[str, str]) -> AgentSettings:
     """Return an agent's settings with these flags, and the rest from the environment."""
     argv = [word for flag, text in arguments.items() if text for word in (flag, text)]
-    return load(AgentSettings, "leasehold doctor", about="", argv=argv)
+    return load(kind, "leasehold doctor", about="", argv=argv)
 
 
 async def run_checks(target: DoctorTarget) -> list[Finding]:
@@ -249,9 +257,10 @@ async def run_checks(target: DoctorTarget) -> list[Finding]:
         )
         labels = [(name, "") for name in target.cluster_checks]
         running = [run_check(CLUSTER_CHECKS[name](cluster)) for name in target.cluster_checks]
-        for settings in target.nodes if target.only != "cluster" else ():
+        for settings, gpus in target.nodes if target.only != "cluster" else ():
             node = NodeProbes(
                 settings,
+                gpus,
                 kubernetes=kubernetes,
                 totals=(node_totals or {}).get(settings.node_name),
                 ledger_is_readable=node_totals is not None,

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from services.node_agent.gpus.simulated.models import GPU_MODELS
 from services.node_agent.isolation.host_paths import HostLayout
+from services.node_agent.mig.gpu_models import GPU_MODELS
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from shared.dialects.hami_core import LIBRARY
 from shared.model.device import Device, DeviceMode, DeviceUse
@@ -23,7 +23,7 @@ class ExampleNode:
     """The idle node on which requests are tried."""
 
     model: str
-    """Key of `services.node_agent.gpus.simulated.models.GPU_MODELS`."""
+    """Key of `services.node_agent.mig.gpu_models.GPU_MODELS`."""
     layout: HostLayout
     now_s: float
     mig: bool = False

@@ -197,6 +197,7 @@ def _agents(plan: Plan, directory: StateDir) -> list[Component]:
                 *("--monitor-http", plan.usage_address(node)),
                 *library,
             ),
+            package="simcluster",
             environment={"GPU_DRIVER_STATE": str(directory.gpus(node) / "state")},
         )
         for node, layout in plan.nodes.items()
@@ -210,6 +211,7 @@ def _service(
     directory: StateDir,
     flags: tuple[str, ...],
     *,
+    package: str = "services",
     after: tuple[str, ...] = ("nats", "valkey", "simcluster"),
     address: str = "",
     environment: Mapping[str, str] = MappingProxyType({}),
@@ -220,7 +222,7 @@ def _service(
         name=name,
         argv=(
             *plan.python,
-            f"services.{module}",
+            f"{package}.{module}",
             *("--nats-url", plan.nats_url),
             *("--run-file", str(run_file)),
             *("--trace-dir", str(directory.traces)),
@@ -302,8 +304,8 @@ def _login(component: Component, file: Path) -> str:
 
 
 def _service_name(component: Component) -> str:
-    module = next(word for word in component.argv if word.startswith("services."))
-    return module.removeprefix("services.").replace("_", "-")
+    module = next(word for word in component.argv if word.startswith(("services.", "simcluster.")))
+    return module.rpartition(".")[2].replace("_", "-")
 
 
 def _node_of(component: Component) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from services.cli import credentials
 from services.cli.program import program
+from services.cli.simulated_nodes import load_simulated_nodes
 from services.cli.state_dir import (
     ComponentState,
     State,
@@ -55,8 +56,6 @@ spec:
 
 def up(settings: UpSettings) -> int:
     """Run until a signal, or with `headless` until ready; return the exit code."""
-    from services.node_agent.gpus.simulated.gpus import parse_layout
-
     if settings.budgets is not None:
         from services.timekeeper.config.budget_sources import load_file
 
@@ -75,7 +74,7 @@ def up(settings: UpSettings) -> int:
         settings.gpus,
         settings.nodes,
         before=before.nodes if before and not settings.fresh else {},
-        check=parse_layout,
+        check=load_simulated_nodes().parse_layout,
     )
     plan = plan_of(settings, nodes, before)
     directory.make()

@@ -1,7 +1,6 @@
 """Reads one node for the doctor: one method per check."""
 
 import asyncio
-import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +13,7 @@ from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
 from services.node_agent.diagnosis import node_checks as judge
 from services.node_agent.diagnosis.device_variable import device_variable
 from services.node_agent.diagnosis.node_files import read_allocations, read_cdi_kind
-from services.node_agent.gpu_access import open_gpus, usage_source_of
-from services.node_agent.gpus.driver import GpuDriver
+from services.node_agent.gpu_access import NodeGpus
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.instance_lock import POD, running_instance, this_instance
 from services.node_agent.isolation.library_check import layout_name, unusable_reason
@@ -31,7 +29,6 @@ from services.node_agent.kubelet.device_checkpoint import (
     read_kubelet_devices,
 )
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
-from services.node_agent.partition.partition_client import RemoteMigGpus
 from services.node_agent.settings import AgentSettings
 from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
 from shared.dialects.advertised import NodeSoftware
@@ -86,6 +83,7 @@ class NodeProbes:
     def __init__(
         self,
         settings: AgentSettings,
+        gpus: NodeGpus,
         *,
         kubernetes: KubernetesClient | LeaseholdError,
         totals: NodeTotals | None,
@@ -93,12 +91,13 @@ class NodeProbes:
         host: Path | None = Path("/"),
     ) -> None:
         self.settings = settings
+        self.gpus = gpus
         self.kubernetes = kubernetes
         self.totals = totals
         self.ledger_is_readable = ledger_is_readable
         self._host = host
         self._shown: NodeAdvertisement | None = None
-        self._gpus: asyncio.Task[tuple[Gpu, ...]] | None = None
+        self._discovery: asyncio.Task[tuple[Gpu, ...]] | None = None
 
     @property
     def host(self) -> Path:
@@ -201,7 +200,7 @@ class NodeProbes:
     async def driver(self) -> Finding:
         """List the GPUs that NVML, or its simulation, has."""
         gpus = await self._discover()
-        return judge.driver(gpus, self._hardware.unreadable)
+        return judge.driver(gpus, self.gpus.driver.unreadable)
 
     async def mig_modes(self) -> Finding:
         """Compare the GPUs' MIG modes with the ledger."""
@@ -262,12 +261,12 @@ class NodeProbes:
 
     async def processes(self) -> Finding:
         """Find the pods of the processes on devices."""
-        if self.settings.simulated:
+        if not self.gpus.has_processes:
             raise SkipError("no process runs on simulated GPUs")
         leases = self.leases
         if leases is None:
             raise SkipError("the ledger cannot be read: see the check `redis`, or set --redis-url")
-        samples = await usage_source_of(self.settings, open_gpus(self.settings)).sample()
+        samples = await self.gpus.usage.sample()
         pids = {one.pid: sample.sampled_at_s for sample in samples for one in sample.processes}
         proc = self.settings.proc_dir
         origins = {pid: read_origin(pid, proc, reported_at_s=at) for pid, at in pids.items()}
@@ -280,7 +279,7 @@ class NodeProbes:
 
     async def runtime(self) -> Finding:
         """Find NVIDIA's toolkit and the runtime's configuration."""
-        if self.settings.simulated:
+        if self.settings.driver_places is None:
             raise SkipError("simulated GPUs need no container runtime")
         folders = ("usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit", "opt/bin")
         tools = [
@@ -294,7 +293,7 @@ class NodeProbes:
 
     async def device_variable(self) -> Finding:
         """Read whether NVIDIA's runtime lets pods name devices themselves."""
-        if self.settings.simulated:
+        if self.settings.driver_places is None:
             raise SkipError("simulated GPUs need no container runtime")
         found = [path for each in TOOLKIT_CONFIGURATIONS if (path := self.host / each).is_file()]
         if not found:
@@ -338,14 +337,10 @@ class NodeProbes:
         path = f"/api/v1/nodes/{quote(self.settings.node_name, safe='')}"
         return await self.kubernetes.read(path, _NodeResources)
 
-    @functools.cached_property
-    def _hardware(self) -> GpuDriver | RemoteMigGpus:
-        return open_gpus(self.settings)
-
     async def _discover(self) -> tuple[Gpu, ...]:
-        if self._gpus is None:
-            self._gpus = asyncio.create_task(self._hardware.discover())
-        return await self._gpus
+        if self._discovery is None:
+            self._discovery = asyncio.create_task(self.gpus.driver.discover())
+        return await self._discovery
 
     def _allocations(self) -> tuple[Allocation, ...]:
         return read_allocations(self.settings.state_dir)

@@ -13,11 +13,11 @@ from pathlib import Path
 import aiohttp
 import redis.exceptions
 
-from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.kubernetes.errors import NotFoundError
 from shared.model.clock import end
 from shared.model.errors import ConflictError, LeaseholdError, RequestError
 from shared.model.names import NodeName
+from simcluster.node_agent.gpus import uuid_of
 from tests.campaign.hostile import NAMESPACE as HOSTILE_NAMESPACE
 from tests.campaign.hostile import hostile_pods
 from tests.campaign.schedule import NODES, SERVERS_OF, SERVICES, Fault

@@ -11,11 +11,11 @@ from typing import Any
 import aiohttp
 import redis.exceptions
 
-from services.node_agent.gpus.simulated.gpus import uuid_of
-from services.node_agent.gpus.simulated.mig import SimulatedMig
-from services.node_agent.gpus.simulated.models import GPU_MODELS
+from services.node_agent.mig.gpu_models import GPU_MODELS
 from shared.model.errors import LeaseholdError
 from shared.model.names import NodeName
+from simcluster.node_agent.gpus import uuid_of
+from simcluster.node_agent.mig import SimulatedMig
 from tests.campaign.api_objects import seen_node, seen_pod
 from tests.campaign.containers import (
     REGION_BYTES,

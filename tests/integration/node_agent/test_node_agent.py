@@ -6,9 +6,9 @@ import os
 import pytest
 
 from services.node_agent.agent_timing import AgentTiming
-from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
+from simcluster.node_agent.gpus import uuid_of
 from tests.support.node_agent.agent import MEMORY, NUMBER, handler_of, one_node_cluster, share
 from tests.support.simcluster.kubelet import NODE, container, pod
 from tests.support.waiting import until

@@ -84,10 +84,10 @@ async def process_of(
     run_file = cluster.root / "run.json"
     run_file.unlink(missing_ok=True)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.node_agent",
+        sys.executable, "-m", "simcluster.node_agent",
         "--node", NODE,
         "--nats-url", nats.url,
-        "--gpus", cluster.gpus,
+        "--gpus", settings.gpus,
         "--kubelet-dir", str(settings.kubelet_dir),
         "--kubeconfig", str(settings.kubeconfig),
         "--state-dir", str(settings.state_dir),

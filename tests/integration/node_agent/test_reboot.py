@@ -49,7 +49,7 @@ async def process_of(cluster: OneNodeCluster, nats_url: str, notify: Path) -> As
         "run-file": cluster.root / "run.json",
     }
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.node_agent"),
+        *(sys.executable, "-m", "simcluster.node_agent"),
         *(word for flag, value in flags.items() for word in (f"--{flag}", str(value))),
         env={"PATH": "/usr/bin", "PYTHONPATH": ":".join(sys.path), "NOTIFY_SOCKET": str(notify)},
         stderr=asyncio.subprocess.DEVNULL,

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from services.node_agent.gpus.simulated.models import A100_40
+from services.node_agent.mig.gpu_models import A100_40
 from tests.support.gpu_driver import CONTEXT, GIB, GpuDriver, gpu
 
 GPU = gpu(1, name="NVIDIA A100-SXM4-40GB", memory_mib=40960, mig=True, profiles=A100_40)

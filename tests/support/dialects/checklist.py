@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from proto.deviceplugin.api_pb2 import ContainerAllocateResponse
-from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.credentials.logins import ClientCredentials
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
@@ -19,6 +18,7 @@ from shared.ledger.leases import RedisLeases
 from shared.model.lease import Lease
 from shared.model.names import NodeName
 from shared.nats.subjects import user_of
+from simcluster.node_agent.gpus import uuid_of
 from tests.support.stack import PODS, Stack, completed, gpu_pod, running
 from tests.support.waiting import until
 
@@ -214,11 +214,12 @@ async def start(
     """Start one of our services beside the stack's; return it and the file that it announces."""
     node = flags[flags.index("--node") + 1] if "--node" in flags else ""
     user = user_of(module.replace("_", "-"), node)
+    package = "simcluster" if module == "node_agent" else "services"
     run_file = up.root / f"{name}.json"
     run_file.unlink(missing_ok=True)
     with (up.root / "logs" / f"{name}.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", f"services.{module}"),
+            *(sys.executable, "-P", "-m", f"{package}.{module}"),
             *(*up.bus_flags(user), "--run-file", str(run_file)),
             *("--kubeconfig", up.kubeconfig, "--instance", name, *flags),
             stdout=log,

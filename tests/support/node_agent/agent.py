@@ -12,10 +12,9 @@ from typing import Any
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.handler import AllocationHandler
-from services.node_agent.gpus.simulated.gpus import uuid_of
+from services.node_agent.gpu_access import open_gpus
 from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.service import NodeAgent
-from services.node_agent.settings import AgentSettings
 from services.node_agent.wiring import node_agent
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.event import Event
@@ -28,6 +27,12 @@ from shared.runtime.service import roles_of
 from shared.runtime.telemetry import Tracing
 from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.settings import NodeSettings
+from simcluster.node_agent.agent import (
+    BACKOFF_S,
+    SimulatedAgentSettings,
+    simulated_gpus,
+)
+from simcluster.node_agent.gpus import HANG_LIMIT_S, uuid_of
 from tests.support.node_agent.advertisements import healthy_counts
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.kubelet import FAST, NODE, Node, one_kubelet
@@ -114,27 +119,38 @@ class OneNodeCluster:
     agent: NodeAgent | None = None
     events: list[Event] = field(default_factory=list)
     timing: AgentTiming = DEFAULT_TIMING
-    gpus: str = "2xT4"
+    gpus: str | None = "2xT4"
+    """Layout of simulated GPUs, or None for those that NVML has."""
+    backoff_s: float = BACKOFF_S
+    """First backoff of a GPU that was cordoned."""
+    hang_limit_s: float = HANG_LIMIT_S
+    """Time limit of a probe while a GPU hangs."""
     changes: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def settings(self) -> AgentSettings:
+    def settings(self) -> SimulatedAgentSettings:
         facts: dict[str, Any] = {
             "node": NODE,
             "kubelet_dir": self.node.kubelet.files.root,
             "kubeconfig": self.api.kubeconfig,
-            "gpus": self.gpus,
+            "gpus": self.gpus or "1xT4",
             "state_dir": self.root / "agent",
             "fault_file": self.root / "faults.json",
         }
-        return AgentSettings(**(facts | self.changes))
+        return SimulatedAgentSettings(**(facts | self.changes))
 
     @asynccontextmanager
     async def running(self, *, registered: bool = True) -> AsyncIterator[NodeAgent]:
         """Run an agent; it is stopped without a drain."""
         tracing = Tracing("node-agent", None)
+        settings = self.settings
+        gpus = (
+            open_gpus(settings)
+            if self.gpus is None
+            else simulated_gpus(settings, backoff_s=self.backoff_s, hang_limit_s=self.hang_limit_s)
+        )
         async with node_agent(
-            self.settings, requester=self.ledger, tracing=tracing, timing=self.timing
+            settings, gpus, requester=self.ledger, tracing=tracing, timing=self.timing
         ) as agent:
             self.agent = agent
             tasks = [
@@ -213,10 +229,12 @@ def handler_of(agent: NodeAgent | None) -> AllocationHandler:
 
 @asynccontextmanager
 async def one_node_cluster(
-    gpus: str = "2xT4",
+    gpus: str | None = "2xT4",
     settings: NodeSettings = FAST,
     *,
     timing: AgentTiming = DEFAULT_TIMING,
+    backoff_s: float = BACKOFF_S,
+    hang_limit_s: float = HANG_LIMIT_S,
     **changes: Any,
 ) -> AsyncIterator[OneNodeCluster]:
     """Start an API server and a kubelet; the agent is started by the test."""
@@ -226,6 +244,15 @@ async def one_node_cluster(
             api_server() as api,
             one_kubelet(settings, store=api.store, directory=root / "k") as node,
         ):
-            yield OneNodeCluster(api, node, root, gpus=gpus, timing=timing, changes=changes)
+            yield OneNodeCluster(
+                api,
+                node,
+                root,
+                gpus=gpus,
+                timing=timing,
+                backoff_s=backoff_s,
+                hang_limit_s=hang_limit_s,
+                changes=changes,
+            )
     finally:
         shutil.rmtree(root, ignore_errors=True)

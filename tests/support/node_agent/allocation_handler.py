@@ -11,7 +11,6 @@ from services.node_agent.allocate.pod_resolver import PodResolver
 from services.node_agent.allocate.reporter import AllocationReporter
 from services.node_agent.gpus.inventory import devices_of
 from services.node_agent.gpus.sharing_config import SharingConfig
-from services.node_agent.gpus.simulated.gpus import SimulatedGpus, uuid_of
 from services.node_agent.isolation.container_files import ContainerFiles
 from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pods import Holding, KubeletContainer, KubeletPod, PodResources
@@ -29,6 +28,7 @@ from shared.model.clock import SystemClock
 from shared.model.errors import UnavailableError
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from simcluster.node_agent.gpus import SimulatedGpus, uuid_of
 from tests.support.node_agent.agent import NUMBER, FakeLeaseReplies, lease_of
 from tests.support.simcluster.kubelet import NODE
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
-from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.model.claim import DRIVER, DraMode, device_name, generation_of
 from shared.model.lease import ClaimAllocation, Lease, MigPlacement, Share
 from shared.model.names import NodeName
 from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.settings import NodeSettings
+from simcluster.node_agent.gpus import uuid_of
 from tests.support.node_agent.agent import OneNodeCluster, lease_of, one_node_cluster, share
 from tests.support.simcluster.kubelet import FAST, NODE
 from tests.support.waiting import until
@@ -28,8 +28,9 @@ async def cluster_with_claims(
     timing: AgentTiming = TIMING, gpus: str = "2xT4", *, kubelet: NodeSettings = FAST_CLAIMS
 ) -> AsyncIterator[OneNodeCluster]:
     """Start a cluster whose agent serves claims."""
-    facts = {"dra": DraMode.CONDITIONS}
-    async with one_node_cluster(gpus, settings=kubelet, timing=timing, **facts) as cluster:
+    async with one_node_cluster(
+        gpus, settings=kubelet, timing=timing, dra=DraMode.CONDITIONS
+    ) as cluster:
         cluster.changes["cdi_dir"] = cluster.node.kubelet.files.cdi
         yield cluster
 

@@ -6,10 +6,11 @@ from typing import Any
 
 from msgspec import structs
 
-from services.node_agent.gpus.simulated.gpus import SimulatedGpus, uuid_of
 from services.node_agent.mig.instances import MigInstance
 from shared.model.lease import Lease, LeaseState, MigPlacement, RequestedUnits, Share
 from shared.model.names import NodeName
+from simcluster.node_agent.agent import MIG_FILE
+from simcluster.node_agent.gpus import SimulatedGpus, uuid_of
 from tests.support.node_agent.agent import (
     OneNodeCluster,
     share,
@@ -52,7 +53,10 @@ def plugin_variables(env: Mapping[str, str]) -> dict[str, str]:
 def hardware(cluster: OneNodeCluster) -> SimulatedGpus:
     settings = cluster.settings
     return SimulatedGpus(
-        NodeName(NODE), cluster.gpus, settings.fault_file, settings.state_dir / "simulated-mig.json"
+        NodeName(NODE),
+        settings.gpus,
+        settings.fault_file,
+        settings.state_dir / MIG_FILE,
     )
 
 

@@ -19,6 +19,7 @@ from services.cli.doctor.doctor import (
 from services.node_agent.allocate.cdi import FILE
 from services.node_agent.diagnosis import node_checks
 from services.node_agent.diagnosis.node_probes import NodeProbes
+from services.node_agent.gpu_access import open_gpus
 from services.node_agent.gpus.device_faults import no_response
 from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
 from services.node_agent.gpus.inventory import Gpu
@@ -38,6 +39,7 @@ from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeTotals
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.runtime.settings import load
+from simcluster.node_agent.agent import SimulatedAgentSettings, simulated_gpus
 
 OK, WARN, FAIL = Outcome.OK, Outcome.WARN, Outcome.FAIL
 GPU = DeviceUuid("GPU-a")
@@ -297,9 +299,11 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def found_on(kubelet: Path, totals: NodeTotals | None = None) -> dict[str, Finding]:
     place = ["--kubelet-dir", str(kubelet), "--state-dir", str(kubelet / "agent"), "--node", "n"]
-    settings = load(AgentSettings, "doctor", about="", argv=[*place, "--gpus", "1xT4"])
+    argv = [*place, "--gpus", "1xT4"]
+    settings = load(SimulatedAgentSettings, "doctor", about="", argv=argv)
     node = NodeProbes(
         settings,
+        simulated_gpus(settings),
         kubernetes=SkipError("no cluster"),
         totals=totals,
         ledger_is_readable=True,
@@ -346,9 +350,8 @@ async def test_in_a_pod_checks_of_the_nodes_files_are_skipped(
     argv = ["--kubelet-dir", str(alone), "--state-dir", str(alone / "agent")]
     settings = load(AgentSettings, "doctor", about="", argv=argv)
 
-    found = {
-        one.check: one for one in await run_checks(DoctorTarget(nodes=(settings,), only="node"))
-    }
+    target = DoctorTarget(nodes=((settings, open_gpus(settings)),), only="node")
+    found = {one.check: one for one in await run_checks(target)}
 
     for name in ("container-toolkit", "device-variable", "cdi"):
         assert found[name].outcome is Outcome.SKIPPED

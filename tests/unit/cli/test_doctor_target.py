@@ -8,13 +8,16 @@ from services.cli.doctor.doctor import run_check, target_of
 from services.cli.parser import build_parser
 from services.cli.state_dir import State, StateDir, save_state
 from services.node_agent.diagnosis.node_probes import NodeProbes
+from services.node_agent.gpu_access import NodeGpus
 from services.node_agent.settings import AgentSettings
 from shared.model.errors import UnavailableError
 from shared.model.findings import Finding, Outcome
 
 
-def agent_settings(root: Path, *arguments: str, library_source: str = "") -> AgentSettings:
-    """Return the settings of the one node of a stack, as the doctor reads them."""
+def node_of(
+    root: Path, *arguments: str, library_source: str = ""
+) -> tuple[AgentSettings, NodeGpus]:
+    """Return the settings and GPUs of the one node of a stack, as the doctor reads them."""
     directory = StateDir.at(root)
     state = State(
         pid=1,
@@ -28,13 +31,14 @@ def agent_settings(root: Path, *arguments: str, library_source: str = "") -> Age
     )
     save_state(directory, state)
     flags = build_parser().parse_args(["doctor", "--state", str(root), *arguments])
-    (settings,) = target_of(flags).nodes
-    return settings
+    (node,) = target_of(flags).nodes
+    return node
 
 
-async def library_check(settings: AgentSettings) -> Finding:
+async def library_check(settings: AgentSettings, gpus: NodeGpus) -> Finding:
     node = NodeProbes(
         settings,
+        gpus,
         kubernetes=UnavailableError("no API server"),
         totals=None,
         ledger_is_readable=False,
@@ -46,22 +50,22 @@ async def library_check(settings: AgentSettings) -> Finding:
 async def test_the_library_of_a_stack_is_the_one_that_up_got(tmp_path: Path) -> None:
     library = tmp_path / "libvgpu.so"
 
-    settings = agent_settings(tmp_path, library_source=str(library))
-    found = await library_check(settings)
+    settings, gpus = node_of(tmp_path, library_source=str(library))
+    found = await library_check(settings, gpus)
 
     assert settings.library_source == library
     assert (found.outcome, str(library) in found.text) == (Outcome.FAIL, True)
 
 
 async def test_a_stack_without_a_library_needs_none(tmp_path: Path) -> None:
-    found = await library_check(agent_settings(tmp_path))
+    found = await library_check(*node_of(tmp_path))
 
     assert found.outcome is Outcome.SKIPPED
     assert "--library-source" in found.text
 
 
 def test_the_flag_names_another_library(tmp_path: Path) -> None:
-    settings = agent_settings(tmp_path, "--library-source", "/other", library_source="/first")
+    settings, _ = node_of(tmp_path, "--library-source", "/other", library_source="/first")
 
     assert settings.library_source == Path("/other")
 
@@ -71,8 +75,10 @@ def test_without_the_state_of_a_stack_the_flags_describe_the_node(
     tmp_path: Path, before: str
 ) -> None:
     (tmp_path / "state.json").write_text(before)
-    flags = build_parser().parse_args(["doctor", "--state", str(tmp_path), "--gpus", "1xT4"])
+    flags = build_parser().parse_args(
+        ["doctor", "--state", str(tmp_path), "--library-source", "/other"]
+    )
 
-    (settings,) = target_of(flags).nodes
+    ((settings, _),) = target_of(flags).nodes
 
-    assert settings.library_source is None
+    assert settings.library_source == Path("/other")

@@ -14,7 +14,6 @@ from prometheus_client import REGISTRY
 from services.node_agent.device_config import REFRESH_S, DeviceConfigLoader
 from services.node_agent.gpus.inventory import Gpu, devices_of, mode_warnings
 from services.node_agent.gpus.sharing_config import SharingConfig, merge_sharing
-from services.node_agent.gpus.simulated.gpus import SimulatedGpus
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES
 from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
@@ -24,6 +23,7 @@ from shared.kubernetes.errors import ErrorResponse, NotFoundError, UnreachableEr
 from shared.model.device import DeviceMode
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
+from simcluster.node_agent.gpus import SimulatedGpus
 from tests.support.clock import FakeClock
 from tests.support.node_agent.advertisements import healthy_counts
 from tests.unit.dialects.volcano.test_device_config import NODE, OF_NODES, shipped

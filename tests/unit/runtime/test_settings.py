@@ -85,7 +85,7 @@ def test_words_addresses_and_booleans_are_refused_alike(service: str) -> None:
     [
         ("services.node_agent", "LEASEHOLD_DEVICE_SPLIT_COUNT"),
         ("services.node_agent", "LEASEHOLD_DIALECTS"),
-        ("services.node_agent", "LEASEHOLD_GPUS"),
+        ("simcluster.node_agent", "LEASEHOLD_GPUS"),
         ("services.scheduler", "LEASEHOLD_API_CONCURRENCY"),
         ("services.cli", "LEASEHOLD_IDLE_AFTER"),
     ],

@@ -157,8 +157,7 @@ def _count_gpus() -> int:
         return int(with_nvml(pynvml.nvmlDeviceGetCount))
     except pynvml.NVMLError as error:
         raise UnavailableError(
-            f"NVML: {error}. Install the NVIDIA driver on this node and mount its libraries "
-            "here, or set --gpus to a layout such as 8xA100-80GB to simulate GPUs"
+            f"NVML: {error}. Install the NVIDIA driver on this node and mount its libraries here"
         ) from error
 
 

@@ -2,8 +2,8 @@
 
 import shutil
 
-from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.model.names import NodeName
+from simcluster.node_agent.gpus import uuid_of
 from tests.support.node_agent.agent import NUMBER, one_node_cluster, share
 from tests.support.simcluster.kubelet import NODE, container, pod
 from tests.support.waiting import until

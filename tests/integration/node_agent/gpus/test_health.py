@@ -9,11 +9,11 @@ from prometheus_client import REGISTRY
 from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.gpus.device_health import HealthState
 from services.node_agent.gpus.health_monitor import HealthMonitor
-from services.node_agent.gpus.simulated.gpus import uuid_of
 from shared.model.device import Device, DeviceMode
 from shared.model.events.node_events import HealthChanged, LeaseHolder
 from shared.model.lease import ClaimAllocation
 from shared.model.names import NodeName
+from simcluster.node_agent.gpus import uuid_of
 from tests.support.node_agent.agent import (
     NUMBER,
     OneNodeCluster,
@@ -24,7 +24,11 @@ from tests.support.node_agent.agent import (
 from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
 
-QUICK = AgentTiming(gpu_probe_s=0.1, simulated_backoff_s=0.5, simulated_hang_limit_s=0.2)
+QUICK: dict[str, Any] = {
+    "timing": AgentTiming(gpu_probe_s=0.1),
+    "backoff_s": 0.5,
+    "hang_limit_s": 0.2,
+}
 
 
 def state_shown(uuid: str, index: int) -> dict[str, float | None]:
@@ -52,7 +56,7 @@ async def until_unhealthy(cluster: OneNodeCluster, index: int, state: str = "") 
 
 
 async def test_hami_core_41_an_xid_cordons_a_gpu_reports_its_leases_and_the_gpu_recovers() -> None:
-    async with one_node_cluster(timing=QUICK) as cluster, cluster.running() as agent:
+    async with one_node_cluster(**QUICK) as cluster, cluster.running() as agent:
         allocation = ClaimAllocation(generation="g")
         own = share(1, container="gpu", slot=1)
         claim = cluster.ledger.grant(lease_of("claim", own, name="two", claim=allocation))
@@ -97,7 +101,7 @@ def count_xids_per_probe(monitor: HealthMonitor) -> list[int]:
 
 
 async def test_application_xids_leave_every_device_allocatable() -> None:
-    async with one_node_cluster(timing=QUICK) as cluster, cluster.running() as agent:
+    async with one_node_cluster(**QUICK) as cluster, cluster.running() as agent:
         inject_faults(cluster, gpu0="xid-31", gpu1="xid-13")
         probes = count_xids_per_probe(agent.health_monitor)
         await until(lambda: len(probes) > 5)
@@ -113,7 +117,7 @@ async def test_environment_variables_decide_which_xids_are_critical(
 ) -> None:
     monkeypatch.setenv("DP_ENABLE_HEALTHCHECKS", "31")
     monkeypatch.setenv("DP_DISABLE_HEALTHCHECKS", "79")
-    async with one_node_cluster(timing=QUICK) as cluster, cluster.running():
+    async with one_node_cluster(**QUICK) as cluster, cluster.running():
         inject_faults(cluster, gpu0="xid-79", gpu1="xid-31")
         await until_unhealthy(cluster, 1, "cordoned")
 
@@ -121,7 +125,7 @@ async def test_environment_variables_decide_which_xids_are_critical(
 
 
 async def test_a_hanging_gpu_stalls_neither_allocate_nor_the_others_and_recovers() -> None:
-    async with one_node_cluster(timing=QUICK) as cluster, cluster.running():
+    async with one_node_cluster(**QUICK) as cluster, cluster.running():
         inject_faults(cluster, gpu1="hang")
         cluster.bind(pod("meanwhile", limits={NUMBER: 1}), share(0))
         await cluster.node.phase("meanwhile", "Running")
@@ -135,7 +139,7 @@ async def test_a_hanging_gpu_stalls_neither_allocate_nor_the_others_and_recovers
 
 
 async def test_a_hanging_driver_does_not_stall_allocate() -> None:
-    async with one_node_cluster(timing=QUICK) as cluster, cluster.running():
+    async with one_node_cluster(**QUICK) as cluster, cluster.running():
         inject_faults(cluster, gpu0="hang", gpu1="hang")
         cluster.bind(pod("meanwhile", limits={NUMBER: 1}), share(0))
         await cluster.node.phase("meanwhile", "Running")
@@ -155,7 +159,7 @@ async def test_a_hanging_driver_does_not_stall_allocate() -> None:
 async def test_a_changed_gpu_is_cordoned_and_returns(
     gpus: str, text: str, reason: str, after: dict[str, Any]
 ) -> None:
-    async with one_node_cluster(gpus, timing=QUICK) as cluster, cluster.running():
+    async with one_node_cluster(gpus, **QUICK) as cluster, cluster.running():
         before = device(cluster, 1)
         inject_faults(cluster, gpu1=text)
         unhealthy = await until_unhealthy(cluster, 1, "cordoned")

@@ -9,13 +9,13 @@ import pytest_asyncio
 from prometheus_client import REGISTRY
 
 from services.node_agent.agent_timing import AgentTiming
-from services.node_agent.gpus.simulated.gpus import uuid_of
 from services.node_agent.records.held_devices import EXCEEDED
 from services.node_agent.service import NodeAgent
 from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.events.node_events import HealthChanged
 from shared.model.names import NodeName
+from simcluster.node_agent.gpus import uuid_of
 from tests.support.node_agent.agent import (
     NUMBER,
     OneNodeCluster,
@@ -26,14 +26,14 @@ from tests.support.node_agent.agent import (
 from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
 
-QUICK = AgentTiming(gpu_probe_s=0.1, simulated_backoff_s=0.2)
+QUICK: dict[str, Any] = {"timing": AgentTiming(gpu_probe_s=0.1), "backoff_s": 0.2}
 SECOND = uuid_of(NodeName(NODE), 1)
 EXCLUDED = json.dumps({"nodeconfig": [{"name": NODE, "filterdevices": {"uuid": [SECOND]}}]})
 
 
 @pytest_asyncio.fixture
 async def cluster() -> AsyncIterator[OneNodeCluster]:
-    async with one_node_cluster(timing=QUICK) as started:
+    async with one_node_cluster(**QUICK) as started:
         yield started
 
 
@@ -150,7 +150,7 @@ async def test_a_gpu_with_less_memory_than_its_leases_gets_no_share_until_they_e
 
 
 async def test_a_changed_mode_is_noticed_over_a_restart() -> None:
-    async with one_node_cluster("2xA100-40GB", timing=QUICK) as cluster:
+    async with one_node_cluster("2xA100-40GB", **QUICK) as cluster:
         async with cluster.running() as agent:
             await recorded(agent)
         inject(cluster, gpu1="mode-flip")

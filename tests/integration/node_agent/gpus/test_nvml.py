@@ -9,7 +9,7 @@ from services.node_agent.gpus.device_faults import ROW_REMAP_FAILED, Xid
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.gpus.nvml.xid_listener import XidListener
-from services.node_agent.gpus.simulated.models import A100_40
+from services.node_agent.mig.gpu_models import A100_40
 from services.node_agent.usage.usage_metrics import render_metrics
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.node_agent.gpus.simulated.gpus import SimulatedGpus, uuid_of
-from services.node_agent.gpus.simulated.models import GPU_MODELS
+from services.node_agent.mig.gpu_models import GPU_MODELS
 from services.node_agent.mig.instances import InUseError, MigInstance
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from services.node_agent.partition.partition_client import RemotePartitioner
@@ -21,6 +20,7 @@ from shared.model.device import MigLayout, MigProfile
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.lease import MigPlacement, RequestedUnits, Share
 from shared.model.names import DeviceUuid, NodeName
+from simcluster.node_agent.gpus import SimulatedGpus, uuid_of
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
 from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
@@ -51,8 +51,8 @@ def mig_share(layout: str, profile: str, memory_mib: int, **changes: object) -> 
 async def partitioner(root: Path, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run one as its container does, with the simulated GPUs of `root`."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.node_agent.partitioner", "--node", NODE),
-        *("--gpus", "1xA100-40GB:mig+1xT4", "--simulation-dir", str(root)),
+        *(sys.executable, "-m", "simcluster.node_agent.partitioner", "--node", NODE),
+        *("--gpus", "1xA100-40GB:mig+1xT4", "--state-dir", str(root)),
         *("--socket", str(root / "p.sock"), "--log-level", "warning", *flags),
     )
     try:

@@ -19,6 +19,7 @@ from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.settings import AgentSettings
 from shared.model.events.node_events import ViolationFound
 from shared.model.lease import Lease, LeaseState
+from simcluster.node_agent.agent import SimulatedAgentSettings
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
 from tests.support.node_agent.regions import path_of, process
 from tests.support.simcluster.kubelet import pod
@@ -156,8 +157,8 @@ async def test_a_container_whose_limits_cannot_be_set_again_does_not_start() -> 
 
 def test_metrics_of_real_gpus_are_on_the_published_port() -> None:
     assert AgentSettings().monitor_address == "0.0.0.0:9394"
-    assert AgentSettings(gpus="2xT4").monitor_address is None
-    assert AgentSettings(gpus="2xT4", monitor_http="127.0.0.1:0").monitor_address == "127.0.0.1:0"
+    assert AgentSettings(monitor_http="127.0.0.1:0").monitor_address == "127.0.0.1:0"
+    assert SimulatedAgentSettings().monitor_address is None
 
 
 def _ended(lease: Lease) -> Lease:

@@ -11,13 +11,13 @@ import yaml
 from msgspec import structs
 
 from services.node_agent.agent_timing import AgentTiming
-from services.node_agent.gpus.simulated.gpus import uuid_of
 from services.node_agent.isolation.host_paths import is_loadable
 from services.node_agent.isolation.library import simulated_library
 from shared.model.lease import MIB, Lease, RequestedUnits, Share
 from shared.model.names import NodeName
 from shared.model.request import SharingPolicy
 from simcluster.apimachinery.objects import Json
+from simcluster.node_agent.gpus import uuid_of
 from tests.support.node_agent.agent import OneNodeCluster, one_node_cluster, share
 from tests.support.simcluster.kubelet import NODE, container, pod
 from tests.support.waiting import until

@@ -4,10 +4,10 @@ import pytest
 from yarl import URL
 
 from services.node_agent.agent_timing import AgentTiming
-from services.node_agent.gpus.simulated.gpus import SimulatedGpus
 from shared.model.clock import SystemClock
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
+from simcluster.node_agent.gpus import SimulatedGpus
 from tests.campaign.stack.tcp_proxy import TcpProxy
 from tests.support.node_agent.agent import MEMORY, NUMBER, one_node_cluster, share
 from tests.support.simcluster.kubelet import NODE, pod
@@ -80,7 +80,7 @@ async def test_17_too_many_units_end_the_start_with_the_factor_needed() -> None:
 
 
 async def test_the_agent_waits_for_a_missing_driver_and_reports_it() -> None:
-    async with one_node_cluster("nvml") as cluster, cluster.running(registered=False) as agent:
+    async with one_node_cluster(None) as cluster, cluster.running(registered=False) as agent:
         await until(lambda: "not been discovered yet" not in (agent.watcher.unready_reason() or ""))
 
         assert "Install the NVIDIA driver" in (agent.watcher.unready_reason() or "")
@@ -89,7 +89,7 @@ async def test_the_agent_waits_for_a_missing_driver_and_reports_it() -> None:
 
 async def test_a_driver_that_is_installed_later_is_found_without_a_restart() -> None:
     async with (
-        one_node_cluster("nvml", timing=AgentTiming(gpu_probe_s=0.1)) as cluster,
+        one_node_cluster(None, timing=AgentTiming(gpu_probe_s=0.1)) as cluster,
         cluster.running(registered=False) as agent,
     ):
         await until(lambda: "Install the NVIDIA driver" in (agent.watcher.unready_reason() or ""))

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from services.node_agent.gpus.simulated.gpus import uuid_of
 from services.node_agent.records.checkpoint import Checkpoint
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import ShareActivated, ShareRefused
 from shared.model.lease import Lease, LeaseState, MigPlacement
 from shared.model.names import DeviceUuid, NodeName, PodUid
+from simcluster.node_agent.gpus import uuid_of
 from tests.support.node_agent.agent import NUMBER, share
 from tests.support.node_agent.allocation_handler import OTHER, SLOT, HandlerUnderTest, container
 from tests.support.simcluster.kubelet import NODE

@@ -7,6 +7,7 @@ import pytest
 from services.node_agent.allocate.device_list_strategies import DeviceListStrategy
 from services.node_agent.diagnosis.device_variable import MOUNTS_SWITCH, SWITCH, device_variable
 from services.node_agent.diagnosis.node_probes import NodeProbes
+from services.node_agent.gpu_access import open_gpus
 from services.node_agent.settings import AgentSettings
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.findings import Outcome
@@ -48,9 +49,10 @@ async def test_the_file_of_the_packages_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "etc" / "nvidia-container-runtime"
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(IGNORED)
-    argv = ["--device-list-strategy", "cdi-cri", "--gpus", "nvml"]
+    settings = load(AgentSettings, "doctor", about="", argv=["--device-list-strategy", "cdi-cri"])
     probes = NodeProbes(
-        load(AgentSettings, "doctor", about="", argv=argv),
+        settings,
+        open_gpus(settings),
         kubernetes=UnavailableError("none"),
         totals=None,
         ledger_is_readable=False,

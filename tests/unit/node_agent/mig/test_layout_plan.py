@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.node_agent.gpus.simulated.mig import SimulatedMig
-from services.node_agent.gpus.simulated.models import GPU_MODELS
+from services.node_agent.mig.gpu_models import GPU_MODELS
 from services.node_agent.mig.instances import InUseError, MigInstance, instance_at, is_laid_out
 from services.node_agent.mig.layout_plan import (
     CompleteInstance,
@@ -29,6 +28,7 @@ from shared.dialects.volcano.device_config import MigGeometries
 from shared.model.device import MigLayout, MigProfile
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import DeviceUuid
+from simcluster.node_agent.mig import SimulatedMig
 
 GPU = DeviceUuid("GPU-m")
 A100 = GPU_MODELS["A100-40GB"]

@@ -12,13 +12,13 @@ import pynvml
 import pytest
 
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
-from services.node_agent.gpus.simulated.mig import SimulatedMig
-from services.node_agent.gpus.simulated.models import GPU_MODELS
+from services.node_agent.mig.gpu_models import GPU_MODELS
 from services.node_agent.mig.instances import MigInstance, is_laid_out
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from services.node_agent.mig.partitioner import Partitioner
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
+from simcluster.node_agent.mig import SimulatedMig
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("no_xid_threads")

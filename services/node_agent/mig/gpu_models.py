@@ -1,4 +1,4 @@
-"""GPU models that can be simulated, with their published figures; pure."""
+"""GPU models with their published figures; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

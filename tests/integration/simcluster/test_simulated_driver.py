@@ -3,10 +3,9 @@
 import subprocess
 from pathlib import Path
 
-from services.node_agent.gpu_access import open_gpus, usage_source_of
-from services.node_agent.gpus.simulated.gpus import SimulatedGpus, uuid_of
-from services.node_agent.settings import AgentSettings
 from shared.model.names import NodeName
+from simcluster.node_agent.agent import SimulatedAgentSettings, simulated_gpus
+from simcluster.node_agent.gpus import SimulatedGpus, uuid_of
 from tests.support.gpu_driver import CONTEXT, GIB, GpuDriver
 
 NODE = NodeName("node-0")
@@ -18,9 +17,9 @@ def create(driver: GpuDriver, description: str) -> None:
     subprocess.run(command, env=driver.environment, input=description, text=True, check=True)
 
 
-def opened(settings: AgentSettings) -> SimulatedGpus:
+def opened(settings: SimulatedAgentSettings) -> SimulatedGpus:
     """Open the node's GPUs, as the agent does."""
-    gpus = open_gpus(settings)
+    gpus = simulated_gpus(settings).driver
     assert isinstance(gpus, SimulatedGpus)
     return gpus
 
@@ -29,10 +28,10 @@ async def test_programs_on_simulated_gpus_are_measured_through_nvml(
     nvml: GpuDriver, tmp_path: Path
 ) -> None:
     folder = tmp_path / "driver"
-    settings = AgentSettings(
+    settings = SimulatedAgentSettings(
         node=NODE, gpus="2xT4+1xA100-40GB:mig", gpu_driver_dir=folder, state_dir=tmp_path
     )
-    source = usage_source_of(settings, open_gpus(settings))
+    source = simulated_gpus(settings).usage
     before = await source.sample()
     create(nvml, (folder / "description").read_text())
     (folder / "libnvidia-ml.so.1").symlink_to(nvml.folder / "libnvidia-ml.so.1")
@@ -55,7 +54,7 @@ async def test_a_process_in_a_mig_instance_is_measured_with_the_id_of_the_instan
     nvml: GpuDriver, tmp_path: Path
 ) -> None:
     folder, device = tmp_path / "driver", uuid_of(NODE, 0)
-    settings = AgentSettings(
+    settings = SimulatedAgentSettings(
         node=NODE, gpus="1xA100-40GB:mig", gpu_driver_dir=folder, state_dir=tmp_path
     )
     gpus = opened(settings)
@@ -68,7 +67,7 @@ async def test_a_process_in_a_mig_instance_is_measured_with_the_id_of_the_instan
     load = nvml.load(NVIDIA_VISIBLE_DEVICES=second.uuid)
     assert load.fits("1g")
 
-    (sample,) = await usage_source_of(settings, gpus).sample()
+    (sample,) = await simulated_gpus(settings).usage.sample()
 
     (process,) = sample.processes
     assert (process.instance, process.memory_bytes) == (second.gi, GIB + CONTEXT)
@@ -76,7 +75,7 @@ async def test_a_process_in_a_mig_instance_is_measured_with_the_id_of_the_instan
 
 
 async def test_an_agent_that_starts_describes_the_instances_that_there_are(tmp_path: Path) -> None:
-    settings = AgentSettings(
+    settings = SimulatedAgentSettings(
         node=NODE, gpus="1xA100-40GB:mig", gpu_driver_dir=tmp_path / "driver", state_dir=tmp_path
     )
     first, device = opened(settings), uuid_of(NODE, 0)
@@ -84,17 +83,17 @@ async def test_an_agent_that_starts_describes_the_instances_that_there_are(tmp_p
     described = (tmp_path / "driver" / "instances").read_text()
     (tmp_path / "driver" / "instances").unlink()
 
-    open_gpus(settings)
+    simulated_gpus(settings)
 
     assert described.count("instance|") == 1
     assert (tmp_path / "driver" / "instances").read_text() == described
 
 
 async def test_the_driver_is_told_at_most_sixteen_gpus(driver: GpuDriver, tmp_path: Path) -> None:
-    settings = AgentSettings(
+    settings = SimulatedAgentSettings(
         node=NODE, gpus="20xT4", gpu_driver_dir=tmp_path / "driver", state_dir=tmp_path
     )
-    source = usage_source_of(settings, open_gpus(settings))
+    source = simulated_gpus(settings).usage
 
     create(driver, (tmp_path / "driver" / "description").read_text())
 

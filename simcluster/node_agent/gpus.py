@@ -13,11 +13,11 @@ from services.node_agent.gpus.device_faults import Fault, Xid
 from services.node_agent.gpus.device_samples import DeviceSample
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.gpus.probes import GpuProber
-from services.node_agent.gpus.simulated.mig import SimulatedMig
-from services.node_agent.gpus.simulated.models import GPU_MODELS, GpuModel
+from services.node_agent.mig.gpu_models import GPU_MODELS, GpuModel
 from services.node_agent.mig.instances import MigInstance, MigState
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import DeviceUuid, NodeName
+from simcluster.node_agent.mig import SimulatedMig
 
 UNHEALTHY = "unhealthy"
 HANG = "hang"

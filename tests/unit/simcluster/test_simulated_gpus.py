@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.gpus.simulated.gpus import SimulatedGpus, parse_layout, uuid_of
-from services.node_agent.gpus.simulated.models import GPU_MODELS
+from services.node_agent.mig.gpu_models import GPU_MODELS
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
+from simcluster.node_agent.gpus import SimulatedGpus, parse_layout, uuid_of
 
 
 def test_a_layout_may_mix_models() -> None:

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.node_agent.gpus.device_samples import DeviceSample
-from services.node_agent.gpus.simulated.gpus import NoUsage, SimulatedGpu, uuid_of
+from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.mig.instances import InstanceProfile
 from shared.model.errors import UnavailableError
 from shared.model.names import NodeName
+from simcluster.node_agent.gpus import NoUsage, SimulatedGpu, uuid_of
 
 DESCRIPTION = "description"
 INSTANCES = "instances"
@@ -62,8 +63,6 @@ class DriverUsage:
         idle = await self.idle.sample()
         if not self.library.exists():
             return idle
-        from services.node_agent.gpus.nvml.processes import NvmlProcesses  # noqa: PLC0415 - needs NVML
-
         if not self._is_loaded:
             ctypes.CDLL(str(self.library))  # pynvml finds the loaded library by its name
             self._is_loaded = True

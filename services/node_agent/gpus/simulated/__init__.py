@@ -1,1 +1,0 @@
-"""GPUs for machines that have none: models, MIG rules, injected faults."""

@@ -1,0 +1,107 @@
+"""Settings and GPUs of node agents with simulated GPUs."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from services.node_agent.allocate.cdi_files import DriverPlaces
+from services.node_agent.gpu_access import NodeGpus, with_partitioner
+from services.node_agent.gpus.device_health import HealthPolicy
+from services.node_agent.settings import AgentSettings
+from shared.runtime.settings import setting
+from simcluster.node_agent.driver import DriverUsage, describe, describe_instances
+from simcluster.node_agent.gpus import HANG_LIMIT_S, NoUsage, SimulatedGpus, parse_layout
+
+ABOUT = """A node agent whose GPUs are simulated, for machines that have none.
+
+It takes the flags of `python -m services.node_agent`, and those of the GPUs."""
+EXAMPLES = (
+    "python -m simcluster.node_agent --node node-0 --gpus 8xA100-80GB \\",
+    "    --kubelet-dir .leasehold/nodes/node-0 \\",
+    "    --kubeconfig .leasehold/accounts/node-agent-node-0 \\",
+    "    --state-dir .leasehold/agents/node-0      # beside a simulated kubelet",
+    "python -m simcluster.node_agent --gpus 4xT4 --kubelet-token-file /tmp/token \\",
+    "    --kubelet-insecure                        # beside a real kubelet",
+)
+GPUS_HELP = "the GPUs, such as 8xA100-80GB, 4xT4+2xA10, 4xA100-40GB:mig"
+MIG_FILE = "simulated-mig.json"
+BACKOFF_S = 1.0
+"""First backoff of a simulated GPU that was cordoned, in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedAgentSettings(AgentSettings):
+    """Flags of `python -m simcluster.node_agent`."""
+
+    gpus: str = setting("4xT4", GPUS_HELP)
+    fault_file: Path | None = setting(
+        None, 'faults of the GPUs: {"0": "unhealthy"}, by index or UUID, read every 5 s; '
+        "others: hang, vanish, xid-79 (any number), memory-8192 (its MiB from now on), mode-flip, "
+        "create-fails, compute-fails, create-nothing, create-hangs, busy; default: "
+        "STATE_DIR/faults.json"
+    )  # fmt: skip
+    mig_file: Path | None = setting(
+        None, f"MIG instances of the GPUs; default: STATE_DIR/{MIG_FILE}"
+    )
+    gpu_driver_dir: Path | None = setting(
+        None, "directory of the GPUs' driver, through which programs use them: the agent describes "
+        "the GPUs there, and measures with its libnvidia-ml"
+    )  # fmt: skip
+
+    def check(self) -> None:
+        """Raise RequestError for an unknown strategy or layout."""
+        _ = self.device_list_strategies
+        parse_layout(self.gpus)
+
+    @property
+    def partitions(self) -> bool:
+        """Whether MIG layouts are changed, for which no privileges are needed."""
+        return self.partition
+
+    @property
+    def cdi_directory(self) -> Path:
+        """The directory of CDI specifications: by default, one that no runtime reads."""
+        return self.cdi_dir or self.state_dir.absolute() / "cdi"
+
+    @property
+    def driver_places(self) -> DriverPlaces | None:
+        """Return None: containers need no files of the driver."""
+        return None
+
+    @property
+    def monitor_address(self) -> str | None:
+        """Address of the usage metrics, or None if they are not served."""
+        return self.monitor_http or None
+
+    @property
+    def library_origin(self) -> Path | None:
+        """HAMi-core's library, or None if the GPUs' driver enforces limits itself."""
+        return self.library_source
+
+
+def simulated_gpus(
+    settings: SimulatedAgentSettings,
+    *,
+    backoff_s: float = BACKOFF_S,
+    hang_limit_s: float = HANG_LIMIT_S,
+) -> NodeGpus:
+    """Return the GPUs of a layout, which are described to their driver if it has a directory."""
+    folder = settings.gpu_driver_dir
+    gpus = SimulatedGpus(
+        settings.node_name,
+        settings.gpus,
+        settings.fault_file or settings.state_dir / "faults.json",
+        settings.mig_file or settings.state_dir / MIG_FILE,
+        hang_limit_s=hang_limit_s,
+        on_instances=partial(describe_instances, folder),
+    )
+    if folder is not None:
+        describe(settings.node_name, gpus.gpus, folder)
+        gpus.mig.describe()
+    idle = NoUsage(gpus.discover)
+    return NodeGpus(
+        driver=with_partitioner(gpus, settings),
+        usage=idle if folder is None else DriverUsage(idle, folder),
+        health_policy=HealthPolicy(first_backoff_s=backoff_s),
+        has_processes=False,
+    )

@@ -1,0 +1,38 @@
+"""`python -m simcluster.node_agent.partitioner`: production's partitioner, with simulated GPUs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.node_agent.partitioner import ABOUT, NAME, PartitionerSettings, partition
+from shared.model.names import NodeName
+from shared.runtime.run import run
+from shared.runtime.settings import load_or_exit, setting
+from simcluster.node_agent.agent import GPUS_HELP, MIG_FILE
+from simcluster.node_agent.gpus import SimulatedGpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedPartitionerSettings(PartitionerSettings):
+    """Flags of `python -m simcluster.node_agent.partitioner`."""
+
+    node: str = setting("node-0", "the node's name")
+    gpus: str = setting("4xA100-40GB:mig", GPUS_HELP)
+    state_dir: Path = setting(Path(), f"directory of faults.json and {MIG_FILE}")
+
+
+def main() -> None:
+    """Read the settings and run."""
+    settings = load_or_exit(
+        SimulatedPartitionerSettings, "python -m simcluster.node_agent.partitioner", about=ABOUT
+    )
+    gpus = SimulatedGpus(
+        NodeName(settings.node),
+        settings.gpus,
+        settings.state_dir / "faults.json",
+        settings.state_dir / MIG_FILE,
+    )
+    run(lambda: partition(settings, gpus), service=NAME, log_level=settings.log_level)
+
+
+if __name__ == "__main__":
+    main()
