@@ -23,7 +23,8 @@ RUN (command -v cc || (apt-get update && apt-get install --yes --no-install-reco
 
 FROM source AS wheel-simulated
 COPY simcluster simcluster
-RUN /opt/build/bin/hatchling build --directory /dist --target wheel
+RUN /opt/build/bin/hatchling build --directory /dist --target wheel \
+ && cd simcluster && /opt/build/bin/hatchling build --directory /dist --target wheel
 
 # The interpreter has the same path in all stages, so that the environment can be copied.
 FROM ${REGISTRY}${BASE} AS build

@@ -35,7 +35,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV)/bin/pytest -q --dist loadfile
 # More processes than cores, since tests with real servers mostly wait; files in this order, so that the longest start
 # first.
 test: $(STAMP)
-	$(PYTEST) -n 6 --no-loadscope-reorder tests/e2e tests/integration tests/unit tests/contract $(ARGS)
+	$(PYTEST) -n 6 --no-loadscope-reorder tests/e2e tests/integration tests/unit tests/contract simcluster/tests $(ARGS)
 
 test-fast: $(STAMP)
 	$(PYTEST) -n 2 tests/unit tests/contract $(ARGS)
@@ -43,7 +43,7 @@ test-fast: $(STAMP)
 # Placement compiled as in the image, in dist/compiled: needs a C compiler and Python's header files.
 compiled: $(STAMP)
 	rm -rf dist/compiled && mkdir -p dist/compiled/source
-	cp -r pyproject.toml README.md LICENSE NOTICE proto services shared simcluster dist/compiled/source
+	cp -r pyproject.toml README.md LICENSE NOTICE proto services shared dist/compiled/source
 	cd dist/compiled/source && HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(CURDIR)/$(VENV)/bin/hatchling build --target wheel -d ..
 	$(PIP) install --no-deps --target dist/compiled dist/compiled/*.whl
 	rm -rf dist/compiled/source dist/compiled/*.whl
@@ -59,9 +59,11 @@ test-compiled: compiled
 locks:
 	test -x $(PY) || python3 -m venv $(VENV)
 	$(PIP) install 'uv>=0.9,<1'
-	$(UV) --upgrade --all-extras --group build pyproject.toml --output-file locks/development.txt
+	$(UV) --upgrade --all-extras --group build --no-emit-package leasehold --no-emit-package leasehold-simcluster \
+	  pyproject.toml --output-file locks/development.txt
 	$(UV) --constraint locks/development.txt pyproject.toml --output-file locks/runtime.txt
-	$(UV) --constraint locks/development.txt --extra simulated pyproject.toml --output-file locks/simulated.txt
+	$(UV) --constraint locks/development.txt --no-emit-package leasehold simcluster/pyproject.toml \
+	  --output-file locks/simulated.txt
 	$(UV) --constraint locks/development.txt --group pyproject.toml:build --output-file locks/build.txt
 	$(UV) --upgrade --group pyproject.toml:audit --output-file locks/audit.txt
 	$(UV) --upgrade --group pyproject.toml:docs --output-file locks/docs.txt

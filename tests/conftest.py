@@ -19,9 +19,10 @@ SERVERS = {"e2e", "integration"}
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests that need real servers. In CI only those run again after a failure."""
-    root = Path(__file__).parent
+    root = Path(__file__).parents[1]
     for item in items:
-        if SERVERS.intersection(item.path.relative_to(root).parts[:1]):
+        of_servers = SERVERS.intersection(item.path.relative_to(root).parts)
+        if of_servers and item.get_closest_marker("servers") is None:
             item.add_marker(pytest.mark.servers)
             if os.environ.get("CI"):
                 item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))

@@ -1,16 +1,14 @@
 """A Valkey server for the tests of a module, and the simulated GPUs' driver."""
 
 import asyncio
-import ctypes
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from shared.model.errors import UnavailableError
-from simcluster.gpu_driver.build import build
-from tests.support.gpu_driver import GpuDriver
+from tests.support.driver_fixtures import driver, driver_folder, nvml
 from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+__all__ = ["driver", "driver_folder", "nvml", "server", "url"]
 
 
 @pytest.fixture(scope="module")
@@ -24,29 +22,3 @@ def server() -> Iterator[ValkeyServer]:
 @pytest.fixture
 def url(server: ValkeyServer) -> str:
     return server.url
-
-
-@pytest.fixture(scope="session")
-def driver_folder(pytestconfig: pytest.Config) -> Path:
-    """The compiled driver; without a C compiler its tests are skipped."""
-    assert pytestconfig.cache is not None
-    try:
-        return build(pytestconfig.cache.mkdir("gpu-driver"))
-    except UnavailableError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture
-def driver(driver_folder: Path, tmp_path: Path) -> Iterator[GpuDriver]:
-    """A driver without GPUs; its programs end with the test."""
-    made = GpuDriver(folder=driver_folder, state=tmp_path / "gpus")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def nvml(driver: GpuDriver, monkeypatch: pytest.MonkeyPatch) -> GpuDriver:
-    """The driver, which pynvml uses in this process."""
-    ctypes.CDLL(str(driver.folder / "libnvidia-ml.so.1"))  # pynvml finds it by this name
-    monkeypatch.setenv("GPU_DRIVER_STATE", str(driver.state))
-    return driver

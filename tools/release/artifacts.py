@@ -3,8 +3,10 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -19,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "k8s" / "chart"
 LOCK = ROOT / "locks" / "runtime.txt"
 LAUNCHER = ROOT / "tools" / "release" / "krew" / krew_plugin.LAUNCHER
+SIMCLUSTER = "file://{root}/simcluster"
+"""The simulated cluster of a checkout, in pyproject.toml."""
 NOTES = "NOTES.md"
 CHECKSUMS = "SHA256SUMS"
 
@@ -39,8 +43,8 @@ def make_all(output: Path, *, image: str, downloads: str) -> list[Path]:
         if old.is_file():
             old.unlink()
     built_at = _commit_time()
-    _build_distributions(output, built_at)
     number = version()
+    _build_distributions(output, built_at, f"{downloads}/v{number}")
     chart = output / f"leasehold-chart-{number}.tgz"
     chart.write_bytes(chart_archive(image, number, built_at))
     _write_plugin(output, number, built_at, downloads)
@@ -68,7 +72,7 @@ def chart_archive(image: str, number: str, built_at: int) -> bytes:
 
 def _write_plugin(output: Path, number: str, built_at: int, downloads: str) -> None:
     """Write the plugin of kubectl that krew installs: its archive and its manifest."""
-    (wheel,) = output.glob("*.whl")
+    (wheel,) = output.glob("leasehold-*.whl")
     notices = [ArchivedFile(name, (ROOT / name).read_bytes()) for name in ("LICENSE", "NOTICE")]
     files = krew_plugin.archived_files(
         ArchivedFile(wheel.name, wheel.read_bytes()),
@@ -93,10 +97,27 @@ def _released_values(values: str, image: str, number: str) -> str:
     return changed
 
 
-def _build_distributions(output: Path, built_at: int) -> None:
-    hatchling = [sys.executable, "-m", "hatchling", "build", "--directory", str(output)]
+def _build_distributions(output: Path, built_at: int, release: str) -> None:
+    """Build the simulated cluster, and ourselves with the URL of its released wheel."""
+    left_out = shutil.ignore_patterns(".git", ".*_cache", ".venv*", "dist")
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(built_at)}
-    subprocess.run(hatchling, cwd=ROOT, env=environment, check=True, capture_output=True)
+
+    def build(folder: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "hatchling", "build", "--directory", str(output), *options]
+        subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+
+    with tempfile.TemporaryDirectory(prefix="leasehold-") as folder:
+        copy = Path(folder) / "leasehold"
+        shutil.copytree(ROOT, copy, ignore=left_out)
+        build(copy / "simcluster", "--target", "wheel")
+        (wheel,) = output.glob("leasehold_simcluster-*.whl")
+        project = copy / "pyproject.toml"
+        text = project.read_text()
+        released = text.replace(SIMCLUSTER, f"{release}/{wheel.name}")
+        if released == text:
+            raise AssertionError(f"pyproject.toml does not name {SIMCLUSTER}")
+        project.write_text(released)
+        build(copy)
 
 
 def _commit_time() -> int:

@@ -37,11 +37,26 @@ def one(dist: Path, pattern: str) -> Path:
 
 
 def test_the_wheel_has_the_packages_and_the_licence_and_no_tests(dist: Path) -> None:
-    names = zipfile.ZipFile(one(dist, "*.whl")).namelist()
+    names = zipfile.ZipFile(one(dist, "leasehold-*.whl")).namelist()
     folders = {name.partition("/")[0] for name in names}
 
-    assert folders == {"services", "shared", "proto", "simcluster", folders_of_metadata(names)}
+    assert folders == {"services", "shared", "proto", folders_of_metadata(names)}
     assert {"LICENSE", "NOTICE"} <= {name.rpartition("/")[2] for name in names if "dist-" in name}
+
+
+def test_the_simulated_cluster_is_a_wheel_of_its_own_which_the_other_one_names(dist: Path) -> None:
+    cluster = one(dist, "leasehold_simcluster-*.whl")
+    names = zipfile.ZipFile(cluster).namelist()
+    ours = zipfile.ZipFile(one(dist, "leasehold-*.whl"))
+    (metadata,) = (name for name in ours.namelist() if name.endswith("/METADATA"))
+    modules = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "simcluster").rglob("*.py")
+        if not path.is_relative_to(ROOT / "simcluster" / "tests")
+    }
+
+    assert {name for name in names if name.endswith(".py")} == modules
+    assert f"@ {DOWNLOADS}/v{artifacts.version()}/{cluster.name} ;" in ours.read(metadata).decode()
 
 
 def folders_of_metadata(names: list[str]) -> str:
