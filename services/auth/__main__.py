@@ -1,10 +1,84 @@
 """Runs the auth service: `python -m services.auth --help`."""
 
+from services.auth.auth_callout import (
+    AuthorizationRefusedError,
+    ReviewedToken,
+    ServiceNamespaces,
+)
+from services.auth.managed_servers import ManagedServers
+from services.auth.metrics import PrometheusAuthMetrics, export_expiration
+from services.auth.nats_users import AUTH_CALLOUT_SUBJECT
+from services.auth.object_store import RootSecretStore
 from services.auth.root_secret import AUTH
+from services.auth.service import AuthService, TokenReviewer
 from services.auth.settings import ABOUT, EXAMPLES, AuthSettings
-from services.auth.wiring import serve_auth
-from shared.runtime.run import run
+from services.topology import roles
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.kubernetes.token_reviews import review_token
+from shared.model.clock import SystemClock
+from shared.nats.bus import Bus
+from shared.runtime.run import Nats, run, serve
 from shared.runtime.settings import load_or_exit
+
+CONCURRENT_REQUESTS = 16
+"""Authorization requests of NATS that are handled at the same time."""
+
+
+def token_reviewer(client: KubernetesClient, audience: str) -> TokenReviewer:
+    """Return a function that reviews a token with the API server, for one audience."""
+
+    async def review(token: str) -> ReviewedToken:
+        status = await review_token(client, token, [audience])
+        if not status.authenticated or audience not in status.audiences:
+            raise AuthorizationRefusedError(
+                f"the API server does not know its token: {status.error}"
+            )
+        return ReviewedToken(user=status.user.username, extra=status.user.extra)
+
+    return review
+
+
+async def serve_auth(settings: AuthSettings) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    NATS starts only after this service has made its configuration, so the service does not wait
+    for NATS.
+    """
+    namespace, name = settings.secret_name
+    namespaces = ServiceNamespaces(system=namespace, agents=settings.agents_namespace)
+    servers = ManagedServers(settings)
+    async with KubernetesClient(load_credentials(settings.kubeconfig)) as client:
+        auth = AuthService(
+            RootSecretStore(client, namespaces, name),
+            servers,
+            token_reviewer(client, settings.audience),
+            SystemClock(),
+            namespaces=namespaces,
+            server_names=settings.names,
+            nats_directory=settings.nats_files,
+            roles=roles(),
+            metrics=PrometheusAuthMetrics(),
+            combined_scheduler=settings.combined_scheduler,
+        )
+        export_expiration(lambda: auth.expires_at)
+        async with Bus.connect_later(
+            settings.nats_url, name=AUTH, credentials=servers.nats_credentials
+        ) as bus:
+
+            async def begin() -> None:
+                for _ in range(CONCURRENT_REQUESTS):
+                    await bus.reply_raw(AUTH_CALLOUT_SUBJECT, AUTH, auth.authorize)
+
+            await serve(
+                AUTH,
+                auth,
+                bus=bus,
+                settings=settings,
+                nats=Nats.MEANWHILE,
+                probes={"secrets": auth.unready_reason},
+                begin=begin,
+            )
 
 
 def main() -> None:

@@ -5,7 +5,8 @@ a request to a binder, which writes the lease and the Binding. Any number of rep
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from opentelemetry.trace import SpanKind
@@ -19,8 +20,6 @@ from services.extender.scheduler_api import (
     ExtenderFilterResult,
     HostPriority,
 )
-from services.extender.scores import MOST_NODES, best_nodes, scores
-from services.extender.verdicts import NodeFilter, OfferedVerdict, refused_everywhere
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.pod_events import PodFilteredOut, PodQueued
@@ -29,14 +28,214 @@ from shared.model.ledger import FeedTruncatedError
 from shared.model.names import NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import NodeOrder, PodRequest
-from shared.placing.choice.device_choice import choose_devices
+from shared.placing.choice.device_choice import allowed_modes, choose_devices
 from shared.placing.choice.picks import build_shares
-from shared.placing.index.node_index import NodeIndex
+from shared.placing.index.node_index import NodeIndex, placement_key
+from shared.placing.index.node_rank import Rank, request_kind
+from shared.placing.index.node_sets import Excluded
+from shared.placing.index.ranked_nodes import LAST_RANK
+from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.refusal.quota_refusals import narrowed, over_quota
+from shared.placing.refusal.refusals import cached_refusal, explain_refusal
 from shared.runtime import telemetry
 from shared.runtime.ledger_mirror import FollowedLedger, LedgerMirror
 from shared.runtime.service import emits, loops, publishes
 from shared.runtime.telemetry import Tracing
+
+CACHED_SPLITS = 64
+CLAIMED = "GpuClaimed"
+UNKNOWN = "node(s) were not in Leasehold's ledger"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSplit:
+    """All nodes of the mirror, for one kind of request."""
+
+    position: int
+    """The mirror's position then."""
+    reasons: dict[NodeName, str]
+    """Why each node that does not fit does not, without names of devices."""
+    claimed: frozenset[NodeName]
+    """Nodes that fit but for devices which a preemption has claimed."""
+    excluded: Excluded
+    has_fitting: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedVerdict:
+    """The offered nodes that fit, and why the others do not."""
+
+    fitting: list[NodeName]
+    reasons: dict[NodeName, str]
+
+
+class NodeFilter:
+    """Splits the mirror's nodes once per kind of request, until the mirror changes."""
+
+    def __init__(self, index: NodeIndex) -> None:
+        self.index = index
+        self._splits: dict[Hashable, NodeSplit] = {}
+
+    def verdict(
+        self, request: PodRequest, offered: Sequence[NodeName], claimed_on: NodeName | None = None
+    ) -> OfferedVerdict:
+        """Return the verdict; on the node `claimed_on`, claimed devices are the pod's own."""
+        split = self._split(request)
+        known, reasons = self.index.mirror.nodes, split.reasons
+        fitting = [name for name in offered if name in known and name not in reasons]
+        if claimed_on in split.claimed and claimed_on in offered:
+            fitting.append(claimed_on)
+        if len(fitting) == len(offered):
+            return OfferedVerdict(fitting=fitting, reasons={})
+        chosen = frozenset(fitting)
+        failed = {name: reasons.get(name, UNKNOWN) for name in offered if name not in chosen}
+        return OfferedVerdict(fitting=fitting, reasons=failed)
+
+    def refusal(self, request: PodRequest, verdict: OfferedVerdict) -> Refusal:
+        """Return why no offered node fits, as the placer explains it where it can."""
+        split = self._split(request)
+        if not split.has_fitting:
+            cached = cached_refusal(request, self.index)
+            return cached or explain_refusal(request, self.index, split.excluded)
+        total, left = len(self.index.mirror.nodes), len(verdict.reasons)
+        return Refusal(
+            reason=f"0/{left} nodes are available: {counted(verdict.reasons.values())}; "
+            f"kube-scheduler has excluded {total - left} others",
+            hint="see its own events about the pod (kubectl describe pod)",
+        )
+
+    def _split(self, request: PodRequest) -> NodeSplit:
+        key, position = placement_key(request), self.index.mirror.changes.end
+        split = self._splits.pop(key, None)
+        if split is None or split.position != position:
+            split = self._make(request)
+            if len(self._splits) >= CACHED_SPLITS:
+                del self._splits[next(iter(self._splits))]
+        self._splits[key] = split
+        return split
+
+    def _make(self, request: PodRequest) -> NodeSplit:
+        index = self.index
+        fitting, excluded = index.sets.split(request)
+        reasons = {
+            node.name: text
+            for (_, text), members in excluded.items()
+            for node in index.sets.nodes_in(members)
+        }
+        claimed = (
+            node.name
+            for (code, _), members in excluded.items()
+            if code == CLAIMED
+            for node in index.sets.nodes_in(members)
+        )
+        return NodeSplit(
+            position=index.mirror.changes.end,
+            reasons=reasons,
+            claimed=frozenset(claimed),
+            excluded=excluded,
+            has_fitting=bool(fitting),
+        )
+
+
+def counted(texts: Iterable[str]) -> str:
+    """Return each text once with its number, the most frequent first."""
+    counts: dict[str, int] = {}
+    for text in texts:
+        counts[text] = counts.get(text, 0) + 1
+    ordered = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
+    return ", ".join(f"{number} {text}" for text, number in ordered)
+
+
+def refused_everywhere(offered: Iterable[NodeName], reason: str) -> OfferedVerdict:
+    """Return the verdict on a pod that no node helps."""
+    return OfferedVerdict(fitting=[], reasons=dict.fromkeys(offered, reason))
+
+
+BEST = 10
+MOST_NODES = 100
+"""Fitting nodes of which kube-scheduler chooses one, for a pod that prefers none: below so many it
+takes no sample of its own, either (`minFeasibleNodesToFind` in pkg/scheduler/schedule_one.go)."""
+COMPARED_NODES = 16
+"""Nodes that the policy `fragmentation` compares, those that fit most tightly."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeScores:
+    """The score of each offered node that the mirror has; one alone has 10."""
+
+    best: NodeName
+    scores: dict[NodeName, int]
+
+
+def scores(request: PodRequest, offered: Sequence[NodeName], index: NodeIndex) -> NodeScores | None:
+    """Return the scores; None: the mirror has none of the nodes.
+
+    Of equal nodes the one whose name sorts first is the best.
+    """
+    known = index.mirror.nodes
+    nodes = [node for name in offered if (node := known.get(name)) is not None]
+    if not nodes:
+        return None
+    costs = _ranks(request, nodes, index)
+    if request.node_order is NodeOrder.FRAGMENTATION:
+        costs = _fragmentation(request, nodes, costs, index)
+    ordered = sorted(set(costs))
+    scale = (BEST - 1) / len(ordered)
+    grades = {cost: round((len(ordered) - at) * scale) for at, cost in enumerate(ordered)}
+    found = {node.name: grades[cost] for node, cost in zip(nodes, costs, strict=True)}
+    best = min(node.name for node, cost in zip(nodes, costs, strict=True) if cost == ordered[0])
+    found[best] = BEST
+    return NodeScores(best, found)
+
+
+def best_nodes(
+    request: PodRequest, fitting: Sequence[NodeName], index: NodeIndex
+) -> list[NodeName]:
+    """Return the best `MOST_NODES` of the nodes that fit, by the policy in force."""
+    left = set(fitting)
+    found: list[NodeName] = []
+    for mode in allowed_modes(request):
+        kind, need = request_kind(request, mode)
+        for node in index.ranked_nodes(kind).in_order(need):
+            if node.name in left:
+                left.discard(node.name)
+                found.append(node.name)
+                if len(found) == MOST_NODES:
+                    return found
+    return found
+
+
+def _ranks(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex) -> Sequence[float]:
+    """Return the ranks of nodes; those for the preferred mode come before those for another one."""
+    costs: list[Rank] = []
+    for number, mode in enumerate(allowed_modes(request)):
+        ranks = index.ranked_nodes(request_kind(request, mode)[0]).ranks_of(nodes)
+        without = number * LAST_RANK
+        costs = (
+            [
+                rank + without if cost == without else cost
+                for rank, cost in zip(ranks, costs, strict=True)
+            ]
+            if costs
+            else ranks
+        )
+    return costs
+
+
+def _fragmentation(
+    request: PodRequest, nodes: Sequence[MirroredNode], ranks: Sequence[float], index: NodeIndex
+) -> Sequence[float]:
+    """Return what the pod costs later pods on each node; of nodes not compared, more than that."""
+    index.fragmentation.catch_up()
+    order = sorted(range(len(nodes)), key=lambda at: (ranks[at], nodes[at].name))
+    costs: dict[int, float] = {}
+    for at in order[:COMPARED_NODES]:
+        picks = choose_devices(request, nodes[at])
+        if picks is not None:
+            costs[at] = index.fragmentation.cost(request, nodes[at], picks)
+    worst = max(costs.values(), default=0.0) + 1
+    return [costs.get(at, worst) for at in range(len(nodes))]
+
 
 HOLD_S = 2.0
 """Between prioritize and bind pass milliseconds, unless volumes have to be provisioned."""

@@ -10,9 +10,9 @@ from services.node_agent.allocate.pod_resolver import PodResolver
 from services.node_agent.allocate.reporter import Outbox
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.dra.driver import ClaimDriver
-from services.node_agent.drain import drain
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.isolation.container_files import ContainerFiles
+from services.node_agent.kubelet.container_starts import ContainerStarts
 from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.node_state import AgentNodeState
@@ -49,8 +49,49 @@ from shared.model.events.request_reply import (
     UsageReply,
     UsageRequest,
 )
+from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, NodeName
 from shared.runtime.service import answers, emits, handles, loops, publishes
+
+GRACE_S = 0.5
+"""After this time, binders have bound the pods that were admitted last."""
+LOOK_S = 0.1
+REPLY_S = 1.0
+
+
+async def drain(
+    window: AdmissionWindow,
+    lease_sync: LeaseSync,
+    starts: ContainerStarts,
+    *,
+    clock: Clock,
+    limit_s: float,
+) -> Sequence[Lease]:
+    """Wait until no pod is in flight; return the leases left after `limit_s`.
+
+    Without a reply of a binder, the known leases count.
+    """
+    window.draining = True
+    until = clock.ticks() + limit_s
+    await clock.sleep(GRACE_S)
+    while True:
+        try:
+            await lease_sync.sync(timeout_s=REPLY_S)
+        except UnavailableError as error:
+            logger.debug("draining without a list of the node's leases: %s", error)
+        left = list(window.in_flight().values())
+        is_late = clock.ticks() > until
+        if not left and (is_late or not starts.any_due()):
+            return ()
+        if is_late:
+            logger.warning(
+                "stopping while %d pods wait for devices, which the kubelet will refuse: %s",
+                len(left),
+                ", ".join(f"{lease.namespace}/{lease.name}" for lease in left),
+            )
+            return left
+        await clock.sleep(LOOK_S)
+
 
 logger = logging.getLogger(__name__)
 

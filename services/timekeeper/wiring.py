@@ -2,13 +2,15 @@
 
 import logging
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from functools import partial
+from urllib.parse import quote
 
 from services.timekeeper.config.budget_sources import BudgetFile, BudgetObjects, ConfiguredBudgets
 from services.timekeeper.config.budget_spec import parse_factors
 from services.timekeeper.metrics import TimekeeperMetrics
 from services.timekeeper.report.status_publisher import StatusPublisher
 from services.timekeeper.rest.api import BudgetApi
-from services.timekeeper.rest.certificate import serving_certificate
 from services.timekeeper.service import Timekeeper
 from services.timekeeper.settings import TimekeeperSettings
 from shared.credentials.authorization import (
@@ -18,6 +20,7 @@ from shared.credentials.authorization import (
     TokenAuthenticator,
 )
 from shared.credentials.certificate_rotation import ServingCertificate
+from shared.credentials.certificate_stores import DirectoryStore, SecretStore
 from shared.credentials.tokens import load_access_tokens
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
@@ -28,6 +31,41 @@ from shared.model.clock import SystemClock
 from shared.nats.bus import Bus
 from shared.runtime import health
 from shared.runtime.run import serve
+
+
+class AuthorityConfigMap:
+    """A ConfigMap with the authorities under `ca.crt`; the installation creates it empty."""
+
+    def __init__(self, client: KubernetesClient, namespace: str, name: str) -> None:
+        self.client = client
+        self.path = (
+            f"/api/v1/namespaces/{quote(namespace, safe='')}/configmaps/{quote(name, safe='')}"
+        )
+        self._written = b""
+
+    async def trust(self, authorities: bytes) -> None:
+        """Write the authorities once. Raises RequestError if there is no such ConfigMap."""
+        if authorities != self._written:
+            await self.client.patch_merge(self.path, {"data": {"ca.crt": authorities.decode()}})
+            self._written = authorities
+
+
+def serving_certificate(
+    settings: TimekeeperSettings, client: KubernetesClient | None
+) -> ServingCertificate | None:
+    """Return the certificate that `--api` serves; None: it does not use TLS."""
+    names, now = settings.names, partial(datetime.now, UTC)
+    if settings.secret and client is not None:
+        namespace, _, name = settings.secret.partition("/")
+        store = SecretStore(client, namespace, name)
+        if not settings.authority:
+            return ServingCertificate(store, None, names, now)
+        authority = AuthorityConfigMap(client, namespace, settings.authority)
+        return ServingCertificate(store, authority.trust, names, now)
+    if settings.tls_dir:
+        return ServingCertificate(DirectoryStore(settings.tls_dir), None, names, now)
+    return None
+
 
 logger = logging.getLogger(__name__)
 

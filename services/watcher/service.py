@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 
 from services.watcher.claim_sources import ClaimReflector
-from services.watcher.claim_tracker import ClaimEvent, ClaimTracker
 from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.sources import (
     NamespaceReflector,
@@ -18,7 +17,7 @@ from services.watcher.sources import (
 from services.watcher.trackers import ForeignDeviceTracker, NodeTracker, PodEvent, PodTracker
 from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import LeaseholdError
-from shared.model.events.claim_events import ClaimAllocated, ClaimDeallocated
+from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated, ClaimDeallocated
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import (
     BindingFailed,
@@ -32,8 +31,67 @@ from shared.model.events.pod_events import (
     QuotasUpdated,
     ResyncRequested,
 )
+from shared.model.names import PodUid
 from shared.model.quota import Quota
 from shared.runtime.service import emits, handles, loops
+
+ClaimEvent = ClaimAllocated | ClaimDeallocated
+UNANSWERED_CALLS = 1
+
+
+class ClaimTracker:
+    """ResourceClaims with devices of our driver allocated."""
+
+    def __init__(self) -> None:
+        self.allocated: dict[PodUid, AllocatedClaim] = {}
+        self._unanswered: dict[PodUid, int] = {}
+        """How often in a row `resync_unanswered` found a claim without an answer."""
+
+    def update(self, claim: PodUid, now: AllocatedClaim | None) -> list[ClaimEvent]:
+        """Update a claim; None: it has no allocation of ours, or was deleted."""
+        before = self.allocated.pop(claim, None)
+        if now is not None:
+            self.allocated[claim] = now
+        same = now is not None and before is not None and now.generation == before.generation
+        events: list[ClaimEvent] = []
+        if before is not None and not same:
+            events.append(_deallocated(before))
+        if now is not None and not (same and before is not None and _is_served(now, before)):
+            events.append(ClaimAllocated(claim=now))
+        return events
+
+    def resync(self) -> list[ClaimEvent]:
+        """Publish all claims: the ledger may have lost the lease of one that was answered."""
+        return [ClaimAllocated(claim=claim) for claim in self.allocated.values()]
+
+    def resync_unanswered(self) -> list[ClaimEvent]:
+        """Publish claims that the call before found without an answer: an event may be lost."""
+        self._unanswered = {
+            uid: self._unanswered.get(uid, 0) + 1
+            for uid, claim in self.allocated.items()
+            if not claim.answer
+        }
+        return [
+            ClaimAllocated(claim=self.allocated[uid])
+            for uid, calls in self._unanswered.items()
+            if calls > UNANSWERED_CALLS
+        ]
+
+
+def _is_served(now: AllocatedClaim, before: AllocatedClaim) -> bool:
+    """Return whether the event of the same allocation's earlier state covers this one."""
+    return now.consumers == before.consumers and (bool(now.answer) or not before.answer)
+
+
+def _deallocated(claim: AllocatedClaim) -> ClaimDeallocated:
+    return ClaimDeallocated(
+        claim=claim.claim,
+        namespace=claim.namespace,
+        name=claim.name,
+        node=claim.node,
+        generation=claim.generation,
+    )
+
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,11 @@ from itertools import zip_longest
 import msgspec
 
 from services.watcher.claim_sources import ClaimReflector
-from services.watcher.node_parser import NodeUpdate, foreign_devices, parse_node
 from services.watcher.pod_groups import PodGroupChanges, unreadable_groups
+from shared.dialects import LEDGER_RESOURCES
 from shared.dialects.pod_groups import PATHS, PodGroupKind
+from shared.dialects.pod_requests import cordoned_devices
+from shared.dialects.volcano import device_register
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import (
@@ -27,15 +29,75 @@ from shared.kubernetes.known_objects import (
 from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ApiNamespace, ApiNode, ApiPod, ObjectMeta, PodGroup
 from shared.kubernetes.watch_events import ObjectIdentity
+from shared.model.bounds import MOST_FACTS, check_bounds, check_size
 from shared.model.clock import wait_for_event
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.events.claim_events import AllocatedClaim
+from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import LEASE_PRESENT, BoundPod, ListedPods, PodsListed
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
+from shared.model.node import AGENT_ANNOTATION, NodeFacts, Taint
+from shared.model.quantity import parse_available
 from shared.pods.observed_pod import TERMINAL, ObservedPod
 from shared.pods.pod_parser import PodParser
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUpdate:
+    """A node as the API server reports it."""
+
+    name: NodeName
+    facts: NodeFacts | None = None
+    """None: it was deleted."""
+    devices: DeviceReported | None = None
+    """Devices that another plugin registered."""
+    revision: int = 0
+    """Resource version of the node, or of its deletion; 0: unknown."""
+
+
+def parse_node(node: ApiNode) -> NodeFacts:
+    """Parse one node. Raises RequestError for an invalid quantity, and for what is too large."""
+    allocatable = parse_available(node.status.allocatable)
+    check_size("metadata.labels", len(msgspec.json.encode(node.metadata.labels)), MOST_FACTS)
+    facts = NodeFacts(
+        name=NodeName(node.metadata.name),
+        labels=node.metadata.labels,
+        taints=tuple(
+            Taint(key=taint.key, value=taint.value, effect=taint.effect)
+            for taint in node.spec.taints
+        ),
+        unschedulable=node.spec.unschedulable,
+        allocatable={key: n for key, n in allocatable.items() if key not in LEDGER_RESOURCES},
+        unserved_resources=tuple(
+            sorted(key for key in LEDGER_RESOURCES if allocatable.get(key) == 0)
+        ),
+        excluded_devices=cordoned_devices(node.metadata.annotations),
+    )
+    check_bounds(facts, "the node")
+    return facts
+
+
+def foreign_devices(node: ApiNode, *, now_s: float) -> DeviceReported | None:
+    """Return the devices that Volcano's own device plugin registered; None on our agent's nodes.
+
+    Such a node fails closed. It has no devices without the plugin's annotation, without slots in
+    allocatable, and when an older scheduler has marked the plugin as not responding.
+    """
+    annotations = node.metadata.annotations
+    if AGENT_ANNOTATION in annotations:
+        return None
+    allocatable = parse_available(node.status.allocatable)
+    report = DeviceReported(
+        node=NodeName(node.metadata.name),
+        devices=device_register.registered_devices(annotations, allocatable, now_s=now_s),
+        served=device_register.SERVED,
+        reported_at=now_s,
+        other_plugin=True,
+    )
+    check_bounds(report, "the devices that another device plugin registered")
+    return report
+
 
 logger = logging.getLogger(__name__)
 

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -38,9 +39,47 @@ from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.model.names import BUDGET_GATE, Namespace
 from shared.runtime import telemetry
-from shared.runtime.fair_turns import FairTurns
 from shared.runtime.service import handles, loops, publishes
 from shared.runtime.telemetry import Tracing
+
+
+class FairTurns:
+    """Owners with much work wait for themselves: between two turns of one, each other has one."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._busy = False
+
+    @asynccontextmanager
+    async def turn(self, owner: str) -> AsyncIterator[None]:
+        """Wait for the owner's turn, and hold it."""
+        if self._busy:
+            granted = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(owner, deque()).append(granted)
+            try:
+                await granted
+            except asyncio.CancelledError:
+                if granted.done() and not granted.cancelled():
+                    self._pass_on()
+                raise
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Give the turn to the owner who has waited longest since the last one."""
+        while self._waiting:
+            owner, waiting = self._waiting.popitem(last=False)
+            granted = waiting.popleft()
+            if waiting:
+                self._waiting[owner] = waiting
+            if not granted.done():
+                granted.set_result(None)
+                return
+        self._busy = False
+
 
 logger = logging.getLogger(__name__)
 

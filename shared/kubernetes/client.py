@@ -23,7 +23,6 @@ import msgspec
 from yarl import URL
 
 from shared.kubernetes.auth import RequestAuthentication, tls_context
-from shared.kubernetes.binding import Binding, BindingMetadata, BindingTarget
 from shared.kubernetes.errors import (
     UnexpectedResponseError,
     UnreachableError,
@@ -32,6 +31,34 @@ from shared.kubernetes.errors import (
 )
 from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError
 from shared.model.errors import RequestError, UnavailableError
+
+
+class BindingMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Metadata that the API server merges into the pod, and the UID precondition."""
+
+    name: str
+    namespace: str
+    uid: str
+    annotations: Mapping[str, str] = {}
+    labels: Mapping[str, str] = {}
+
+
+class BindingTarget(msgspec.Struct, frozen=True, rename="camel"):
+    """The target node."""
+
+    name: str
+    kind: str = "Node"
+    api_version: str = "v1"
+
+
+class Binding(msgspec.Struct, frozen=True, rename="camel"):
+    """`v1 Binding`."""
+
+    metadata: BindingMetadata
+    target: BindingTarget
+    kind: str = "Binding"
+    api_version: str = "v1"
+
 
 T = TypeVar("T")
 

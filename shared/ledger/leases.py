@@ -20,36 +20,164 @@ from itertools import chain
 from typing import Any, Self
 from uuid import uuid4
 
+from msgspec import structs
+
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
-from shared.ledger.claim_leases import ClaimLeases
-from shared.ledger.connection import LedgerConnection, in_batches, unpack
-from shared.ledger.lease_resizes import LeaseResizes
+from shared.ledger.connection import LedgerConnection, LedgerPart, in_batches, unpack
 from shared.ledger.ledger_clock import LedgerClock
 from shared.ledger.ledger_inventory import LedgerInventory
 from shared.ledger.ledger_totals import PAGE_SIZE, LedgerQuotas, LedgerTotals, read_nodes
-from shared.ledger.record_checks import RecordChecks
 from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import (
     decode_lease,
+    encode_lease,
     encode_leases,
     encode_repelled,
     encode_reservation,
     joined,
 )
-from shared.ledger.rows.outcome_rows import decode_outcome
+from shared.ledger.rows.outcome_rows import decode_outcome, decode_resize_refusal
 from shared.ledger.rows.unreadable import readable
 from shared.ledger.rows.waiting_rows import rank_of
+from shared.ledger.server_errors import RebuildPendingError
 from shared.ledger.waiting_pods import WaitingPods
-from shared.model.lease import Lease, LeaseState, StaleLeaseError
+from shared.model.errors import ConflictError
+from shared.model.lease import ClaimAllocation, Lease, LeaseState, StaleLeaseError
 from shared.model.ledger import (
+    CheckedRecords,
     GangIncomplete,
+    NoCapacity,
     Reservation,
     ReservationOutcome,
     Reserved,
     TooLarge,
+    UnreadableRecord,
 )
 from shared.model.names import NodeName, PodUid
 from shared.model.request import Gang
+
+_PLACEHOLDER_S = 1.0
+"""Placeholder for the time of the resize, which the script writes."""
+
+
+class LeaseResizes(LedgerPart):
+    """Changes the size of leases, and records which nodes and annotations may be outdated."""
+
+    async def lock(self, pod: PodUid, *, ttl_s: float) -> str | None:
+        """Lock the pod's lease for `ttl_s`; return the token to shrink it; None: it is locked."""
+        token = uuid4().hex
+        is_locked = await self._run("lock", pod, token, round(ttl_s * 1000))
+        return token if is_locked else None
+
+    async def unlock(self, pod: PodUid, token: str) -> None:
+        """Release a lock before its time."""
+        await self._run("unlock", pod, token)
+
+    async def apply(self, lease: Lease, *, token: str = "") -> Lease | NoCapacity | StaleLeaseError:
+        """Give a lease the shares it has here, and return it with its version raised.
+
+        Its node, devices, slots and fences are those it was read with. NoCapacity: a device, or the
+        namespace's quota, has no room for what it has more; StaleLeaseError: it has changed since
+        it was read, or ended. Raises ConflictError if the lock of `token` has expired. In each of
+        these cases nothing has changed.
+        """
+        value = encode_lease(structs.replace(lease, resized_at=lease.resized_at or _PLACEHOLDER_S))
+        packed, *stored = await self._connection.run_raw(
+            "resize", "resize", lease.pod, lease.version, token, tail=value
+        )
+        outcome, *details = unpack(packed)
+        if outcome == "resized":
+            return decode_lease(stored[0])
+        if outcome == "stale":
+            return StaleLeaseError(lease.pod, read=lease.version, stored=details[0] or None)
+        if outcome == "unlocked":
+            raise ConflictError(f"the lock to resize the lease of pod {lease.pod} has expired")
+        return decode_resize_refusal(lease.pod, *details)
+
+    async def unsynced(self, *, older_than_s: float, most: int = 100) -> list[PodUid]:
+        """Return the pods of leases whose node or annotations may be outdated after a resize."""
+        found = await self._run("unsynced", round(older_than_s * 1000), most)
+        return [PodUid(pod) for pod in found]
+
+    async def set_synced(self, pod: PodUid, version: int) -> bool:
+        """Record that node and annotations match the lease at `version`.
+
+        False: it has been resized since, or was synced before.
+        """
+        return bool(await self._run("set_synced", pod, version))
+
+    async def set_unsynced(self, leases: Sequence[Lease]) -> None:
+        """Record that nodes or annotations of these may be outdated; also during a rebuild."""
+        rows = [(lease.pod, lease.version) for lease in leases]
+        await self._run("set_unsynced", rows, state="open")
+
+    async def _run(self, *args: object, state: str = "ready") -> Any:
+        (packed,) = await self._connection.run_raw("resize", *args, state=state)
+        return unpack(packed)
+
+
+PAGE = 100
+"""Records per kind and step."""
+_START = ("0", "0", "0")
+
+
+class RecordChecks(LedgerPart):
+    """Reads all records again and again; a ledger with a fault closes itself to be rebuilt."""
+
+    def __init__(self, connection: LedgerConnection) -> None:
+        super().__init__(connection)
+        self._cursors: Sequence[str] = _START
+
+    async def step(self, count: int = PAGE) -> CheckedRecords:
+        """Check the next pages; nothing while the ledger is being rebuilt.
+
+        Raises UnavailableError if the server may evict keys.
+        """
+        cursors = self._cursors
+        self._cursors = _START
+        try:
+            found = await self._connection.run("check_records", cursors, count, state="check")
+        except RebuildPendingError:
+            return CheckedRecords()
+        self._cursors, missing, broken, must_list = found
+        rows = zip(broken[::3], broken[1::3], broken[2::3], strict=True)
+        return CheckedRecords(
+            missing=tuple(missing),
+            unreadable=tuple(UnreadableRecord(*row) for row in rows),
+            must_list=must_list,
+        )
+
+    async def unreadable(self) -> list[UnreadableRecord]:
+        """Return the records that could not be read in the last 24 hours."""
+        names = await self._connection.run("query", "unreadable")
+        return [UnreadableRecord(*name.split(" ", 1)) for name in sorted(names)]
+
+
+class ClaimLeases(LedgerPart):
+    """Changes of leases with the versions they were read with; others stay as they are."""
+
+    async def mark_deallocated(self, leases: Sequence[Lease]) -> list[bool]:
+        """Mark leases to end once their nodes' agents confirm that the claims are not prepared.
+
+        Returns for each whether it still had the version it was read with.
+        """
+        rows = [(lease.pod, lease.version) for lease in leases]
+        (packed,) = await self._connection.run_raw("resource_claims", "deallocated", rows)
+        return [bool(marked) for marked in unpack(packed)]
+
+    async def set_consumers(self, lease: Lease, consumers: Sequence[PodUid]) -> Lease | None:
+        """Replace the consumers of a claim's lease; None: it has changed since it was read."""
+        generation = lease.claim.generation if lease.claim else ""
+        claim = ClaimAllocation(generation=generation, consumers=tuple(consumers))
+        packed, *stored = await self._connection.run_raw(
+            "resource_claims",
+            "consumers",
+            lease.pod,
+            lease.version,
+            tail=encode_lease(structs.replace(lease, claim=claim)),
+        )
+        return decode_lease(stored[0]) if unpack(packed) else None
+
 
 EXPIRE_BATCHES = 4
 """Batches of reservations, per script call that ends them."""

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from services.webhook.registration import NAME
-from services.webhook.registration_writer import CONFIGURATIONS
+from services.webhook.wiring import CONFIGURATIONS
 from tests.support.stack import Stack, stack
 
 AIM_MS = 10.0

@@ -1,7 +1,7 @@
-"""Rules for code: purity by mark, unique class names, sizes of files, functions and folders."""
+"""Rules for code: purity by mark, sizes of files, functions and folders."""
 
 import ast
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -112,23 +112,6 @@ def test_every_pure_module_is_marked() -> None:
     ]
 
     assert unmarked == []
-
-
-def test_no_class_name_is_defined_twice() -> None:
-    places: defaultdict[str, list[str]] = defaultdict(list)
-    for path in (*production(), *sorted((ROOT / "tools").rglob("*.py"))):
-        for node in tree(path).body:
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(named(path))
-
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
-
-
-def test_no_module_is_named_by_a_gerund_alone() -> None:
-    nouns = {"binding", "setting", "string", "wiring"}
-    names = [path.stem for path in modules() if "_" not in path.stem]
-
-    assert [name for name in names if name.endswith("ing") and name not in nouns] == []
 
 
 def test_every_folder_has_a_docstring_and_at_most_20_files() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from services.watcher.claim_tracker import ClaimTracker
+from services.watcher.service import ClaimTracker
 from shared.kubernetes.errors import ErrorResponse, NotFoundError
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
 from shared.model.claim import CORES, DRIVER, MEMORY, REFUSED, device_name

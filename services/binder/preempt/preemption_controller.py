@@ -8,31 +8,82 @@ from collections.abc import Collection, Sequence
 from uuid import uuid4
 
 from services.binder.metrics import PrometheusMetrics
+from services.binder.ports.observations import PodFacts
 from services.binder.ports.reports import EventRecorder
 from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.plan import Fit, NoPlan, PreemptionPlan, plan
 from services.binder.preempt.plan_input import ClusterSnapshot, pending_pods, plan_input
 from services.binder.preempt.preemption_executor import Offer, PreemptionExecutor
 from services.binder.preempt.rules import (
+    VIOLATION_ID,
     PendingPod,
     PreemptionRules,
     allowance,
     ends_by_policy,
+    is_evictable,
     is_leaving,
+    owner_key,
     victim_of,
 )
 from services.binder.preempt.steps import expiry
-from services.binder.preempt.violators import evict_violators
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock
 from shared.model.events.node_events import ViolationFound
 from shared.model.events.pod_events import BudgetChanged, PlacementChosen
 from shared.model.ledger import LedgerStatus, Reservation, WaitingPod, reservation_for
-from shared.model.names import PodUid
+from shared.model.names import NodeName, PodUid
 from shared.model.placement import Placement
-from shared.model.preemption import Preemption, PreemptionCause, StoredPreemption
+from shared.model.preemption import Preemption, PreemptionCause, StoredPreemption, Victim
 from shared.placing.anti_affinity import repelled_request
+
+
+async def evict_violators(
+    events: Sequence[ViolationFound],
+    *,
+    store: Preemptions,
+    evictions: EvictionClient,
+    rules: PreemptionRules,
+    now: float,
+) -> None:
+    """Begin the evictions that the rules demand; the leader completes them.
+
+    A report about a pod that does not run on the agent's own node is ignored. A repeat changes
+    nothing.
+    """
+    for event in events:
+        if not is_evictable(event, rules, now):
+            continue
+        pod = await evictions.get_pod(event.namespace, event.name)
+        if pod is None or pod.pod != event.pod or pod.node != event.node or pod.deleting:
+            continue
+        victim = victim_of_violation(pod, event.node)
+        await store.open(
+            Preemption(
+                id=f"{VIOLATION_ID}{pod.pod}",
+                victims=(victim,),
+                opened_at=now,
+                expires_at=expiry([victim], rules.notice_s, now),
+                reason=f"{event.reason}: {event.message}",
+            )
+        )
+
+
+def victim_of_violation(pod: PodFacts, node: NodeName) -> Victim:
+    """Return a pod as the victim of its own violation; it may have no lease."""
+    return Victim(
+        pod=pod.pod,
+        namespace=pod.namespace,
+        name=pod.name,
+        node=node,
+        cause=PreemptionCause.VIOLATION,
+        owner=owner_key(pod),
+        budget="",
+        grace_s=pod.grace_s,
+        devices=(),
+        priority=pod.priority,
+    )
+
 
 LEADERSHIP_S = 5.0
 STEP_S = 0.5

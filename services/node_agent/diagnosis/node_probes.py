@@ -2,17 +2,20 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
+import yaml
 
 from services.node_agent.allocate.cdi import FILE, names_in, names_of, qualified_name
-from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
+from services.node_agent.allocate.device_list_strategies import (
+    CDI_STRATEGIES,
+    DeviceListStrategy,
+)
 from services.node_agent.diagnosis import node_checks as judge
-from services.node_agent.diagnosis.device_variable import device_variable
-from services.node_agent.diagnosis.node_files import read_allocations, read_cdi_kind
 from services.node_agent.gpu_access import NodeGpus
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.instance_lock import POD, running_instance, this_instance
@@ -34,16 +37,79 @@ from services.node_agent.views.advertisement import NodeAdvertisement, advertise
 from shared.dialects.advertised import NodeSoftware
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
+from shared.dialects.reserved import VISIBLE
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.types import ObjectMeta
 from shared.model.device import Device
-from shared.model.errors import LeaseholdError, UnavailableError
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.node_events import Allocation
-from shared.model.findings import Finding, SkipError
+from shared.model.findings import Finding, SkipError, fail, ok, warn
 from shared.model.lease import Lease
 from shared.model.ledger import NodeTotals
 from shared.model.names import PodUid
 from shared.model.quantity import parse_count
+
+SWITCH = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+MOUNTS_SWITCH = "accept-nvidia-visible-devices-as-volume-mounts"
+_CONFIGURE = "nvidia-ctk config --in-place --set"
+
+
+def device_variable(path: str, text: str, strategies: Sequence[DeviceListStrategy]) -> Finding:
+    """Judge the configuration of NVIDIA's runtime (TOML) beside the agent's strategies.
+
+    Raises RequestError if the text is not TOML.
+    """
+    try:
+        settings = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RequestError(f"{path}: {error}") from error
+    by_cdi = not CDI_STRATEGIES.isdisjoint(strategies)
+    by_mounts = DeviceListStrategy.VOLUME_MOUNTS in strategies
+    if settings.get(SWITCH, True):
+        return warn(
+            f"every pod that reaches NVIDIA's runtime can name devices in {VISIBLE}, also from its "
+            f"image: {SWITCH} is not false in {path}",
+            f"pass devices by CDI (docs/install.md), then {_CONFIGURE} {SWITCH}=false",
+        )
+    if not (by_cdi or by_mounts):
+        return fail(
+            f"containers get their devices by {VISIBLE}, which {path} makes the runtime ignore",
+            "pass devices by CDI (docs/install.md), or use --device-list-strategy volume-mounts",
+        )
+    if by_mounts and not by_cdi and not settings.get(MOUNTS_SWITCH, False):
+        return fail(
+            f"containers get their devices by mounts, which {path} makes the runtime ignore",
+            f"{_CONFIGURE} {MOUNTS_SWITCH}=true",
+        )
+    return ok(f"unprivileged pods cannot name devices in {VISIBLE}")
+
+
+def read_allocations(state_dir: Path) -> tuple[Allocation, ...]:
+    """Read the checkpoint of an agent with this state directory; an unreadable one stays.
+
+    Raises SkipError if no agent has run, UnavailableError if the checkpoint is not valid.
+    """
+    path = state_dir / "checkpoint.json"
+    if not state_dir.is_dir():
+        raise SkipError(f"{state_dir} is missing: no agent has run here")
+    if not path.is_file():
+        return ()
+    try:
+        content = json.loads(path.read_text())
+        entries = [entry["allocation"] for entry in content["entries"]]
+        return msgspec.convert(entries, tuple[Allocation, ...])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UnavailableError(f"{path} is not a checkpoint of an agent: {error}") from error
+
+
+def read_cdi_kind(path: Path) -> str:
+    """Return the kind of a CDI specification; empty: the file is not one."""
+    try:
+        document = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, ValueError):
+        return ""
+    return str(document.get("kind", "")) if isinstance(document, dict) else ""
+
 
 SOCKET_PREFIX = "leasehold-"
 TOOLS = ("nvidia-container-runtime", "nvidia-ctk", "nvidia-container-cli")

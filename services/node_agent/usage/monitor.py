@@ -38,16 +38,145 @@ from services.node_agent.usage.leased_containers import (
     LeasedContainer,
     leased_containers,
 )
-from services.node_agent.usage.share_measurements import share_measurements
+from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
 from services.node_agent.usage.snapshot import UsageSnapshot, build_snapshot
-from services.node_agent.usage.stuck_regions import StuckRegions
-from services.node_agent.usage.uncapped_processes import UncappedProcesses
 from services.node_agent.usage.usage_metrics import usage_metrics
 from services.node_agent.usage.violations import Violation
 from shared.model.clock import Clock, until_tick
 from shared.model.errors import LeaseholdError
 from shared.model.events.request_reply import UsageReply
+from shared.model.lease import MIB
 from shared.model.names import NodeName, PodUid
+from shared.model.usage import ShareKey, ShareMeasurement
+
+STUCK_S = 30.0
+"""The library itself looks for a dead holder of the lock after 10 s."""
+
+_Fact = tuple[str, int]
+"""What is held, and by which process or in which slot."""
+_LOCK, _SLOT = "lock", "slot"
+
+
+class StuckRegions:
+    """Since when each region has been seen locked by the same process, or a slot half-written."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[ContainerKey, _Fact], float] = {}
+
+    def observe(
+        self, regions: Mapping[ContainerKey, Region | Tampered | None], now: float
+    ) -> dict[ContainerKey, str]:
+        """Return why processes of a container hang; `now` is in seconds of a steady clock."""
+        seen = [
+            (key, fact)
+            for key, region in regions.items()
+            if isinstance(region, Region)
+            for fact in _facts(region)
+        ]
+        self._since = {one: self._since.get(one, now) for one in seen}
+        return {
+            key: _reason(fact)
+            for (key, fact), since in self._since.items()
+            if now - since >= STUCK_S
+        }
+
+
+def _facts(region: Region) -> Iterator[_Fact]:
+    if region.locked:
+        yield _LOCK, region.lock_owner
+    for slot in region.slots:
+        if slot.torn:
+            yield _SLOT, slot.index
+
+
+def _reason(fact: _Fact) -> str:
+    what, number = fact
+    if what == _LOCK:
+        holder = f"PID {number} in the container" if number else "a process that was killed"
+        return f"the lock of its region has been held for more than {STUCK_S:g} s by {holder}"
+    return f"record {number} of its region has been half-written for more than {STUCK_S:g} s"
+
+
+UNCAPPED_S = 30.0
+"""The library looks for the PID before the process can allocate; this is ample."""
+ALL_CORES = 100
+
+_Process = tuple[ContainerKey, int]
+"""A container, and the PID of a process in it."""
+
+
+class UncappedProcesses:
+    """Since when processes with memory on a device with a limit of cores have no PID."""
+
+    def __init__(self) -> None:
+        self._since: dict[_Process, float] = {}
+
+    def observe(
+        self,
+        regions: Mapping[ContainerKey, Region | Tampered | None],
+        living: Mapping[ContainerKey, Set[int]] | None,
+        now: float,
+    ) -> frozenset[ContainerKey]:
+        """Return the containers with such a process; `now` is in seconds of a steady clock.
+
+        `living` has the PIDs of each container's processes in its own namespace; None: not known.
+        """
+        seen = [
+            (key, pid)
+            for key, region in regions.items()
+            if isinstance(region, Region)
+            for pid in _uncapped(region, None if living is None else living.get(key, frozenset()))
+        ]
+        self._since = {one: self._since.get(one, now) for one in seen}
+        return frozenset(
+            key for (key, _), since in self._since.items() if now - since >= UNCAPPED_S
+        )
+
+
+def _uncapped(region: Region, living: Set[int] | None) -> Iterator[int]:
+    capped = [at for at, percent in enumerate(region.core_limits) if 0 < percent < ALL_CORES]
+    for slot in region.processes(living):
+        if slot.host_pid == 0 and _holds_memory(slot.total, capped):
+            yield slot.pid
+
+
+def _holds_memory(totals: tuple[int, ...], positions: Iterable[int]) -> bool:
+    return any(totals[position] for position in positions)
+
+
+def share_measurements(
+    containers: Iterable[MeasuredContainer], idle_since: Mapping[ShareKey, float]
+) -> Iterator[ShareMeasurement]:
+    """Return the usage of each share; memory is rounded up to MiB."""
+    for use in containers:
+        lease = use.container.lease
+        for one in use.shares:
+            yield ShareMeasurement(
+                pod=lease.pod,
+                namespace=lease.namespace,
+                name=lease.name,
+                container=use.container.name,
+                device=one.share.device,
+                position=one.share.mig.position if one.share.mig else None,
+                memory_mib=_memory_mib(one),
+                cores_percent=_cores_percent(one),
+                processes=one.processes,
+                idle_since=idle_since.get(use.key_of(one)),
+            )
+
+
+def _memory_mib(share: MeasuredShare) -> int | None:
+    if share.driver_bytes is None and share.region is None:
+        return None
+    return -(-share.measured_bytes // MIB)
+
+
+def _cores_percent(share: MeasuredShare) -> int | None:
+    """Return what the driver reports, else what HAMi-core does, which a container can forge."""
+    if share.driver_percent is not None:
+        return share.driver_percent
+    return None if share.region is None else share.region.sm_percent
+
 
 logger = logging.getLogger(__name__)
 

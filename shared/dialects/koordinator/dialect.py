@@ -25,10 +25,11 @@ by default and drives device plugins that cannot run beside our agent: the annot
 `bind-timestamp` and `gpu-minors`, and the label `hami.io/vgpu-node`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from shared.dialects import hami_core
-from shared.dialects.advertised import Advertisement, trigger_ids
+from shared.dialects.advertised import Advertisement, NodeObject, NodeSoftware, trigger_ids
 from shared.dialects.dialect import (
     ContainerManifest,
     ContainerSetup,
@@ -40,6 +41,7 @@ from shared.dialects.dialect import (
 )
 from shared.dialects.koordinator.amounts import (
     CORE,
+    DEPRECATED,
     FULL,
     GPU,
     MEMORY,
@@ -55,20 +57,23 @@ from shared.dialects.koordinator.amounts import (
     parse_part,
     reads_nvidia_gpus,
 )
-from shared.dialects.koordinator.annotation import ALLOCATED, difference, encode_allocated
-from shared.dialects.koordinator.device import (
-    COLLECTION,
-    HAMI_CORE,
-    ISOLATION_LABEL,
-    NODE_LABELS,
-    describe_node,
-    device_resources,
-    shared_devices,
+from shared.dialects.koordinator.annotation import (
+    ALLOCATED,
+    binary_text,
+    decimal_text,
+    difference,
+    encode_allocated,
 )
-from shared.dialects.koordinator.hints import ANNOTATIONS, DeviceHints, parse_hints
-from shared.dialects.koordinator.texts import denial
+from shared.dialects.koordinator.hints import (
+    ANNOTATIONS,
+    MODEL_LABEL,
+    VENDOR,
+    VENDOR_LABEL,
+    DeviceHints,
+    parse_hints,
+)
 from shared.dialects.reserved import DEVICE_ORDER, LIBRARY_DIRECTORY, VISIBLE
-from shared.model.device import Device
+from shared.model.device import LABEL_LENGTH, Device, DeviceMode, model_label
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease, Share
 from shared.model.names import DeviceUuid
@@ -81,6 +86,162 @@ from shared.model.request import (
     PodRequest,
     SharingPolicy,
 )
+
+ISOLATION_LABEL = "koordinator.sh/gpu-isolation-provider"
+HAMI_CORE = "HAMi-core"
+DRIVER_LABEL = "node.koordinator.sh/gpu-driver-version"
+NODE_LABELS = frozenset({ISOLATION_LABEL, DRIVER_LABEL, VENDOR_LABEL, MODEL_LABEL})
+
+COLLECTION = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
+KIND = "Device"
+UNHEALTHY = "DeviceUnhealthy"
+
+
+def describe_node(devices: Sequence[Device], software: NodeSoftware) -> Advertisement:
+    """Return a node's labels and its object.
+
+    The isolation label is set only while isolation works: pods whose share is limited run only on
+    nodes that have it.
+    """
+    gpus = shared_devices(devices)
+    labels = labels_of(gpus, software)
+    return Advertisement(
+        labels=labels
+        | {ISOLATION_LABEL: HAMI_CORE if gpus and software.isolation_available else None},
+        objects=(
+            NodeObject(
+                collection=COLLECTION,
+                kind=KIND,
+                labels=labels,
+                devices=tuple(_entry(device) for device in gpus),
+            ),
+        ),
+    )
+
+
+def shared_devices(devices: Sequence[Device]) -> list[Device]:
+    """Return the devices without those in MIG mode, which Koordinator does not know."""
+    return [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
+
+
+def labels_of(devices: Sequence[Device], software: NodeSoftware) -> dict[str, str | None]:
+    """Return vendor, model and driver; as upstream, the model is that of the first device."""
+    if not devices:
+        return dict.fromkeys((VENDOR_LABEL, MODEL_LABEL, DRIVER_LABEL))
+    return {
+        VENDOR_LABEL: VENDOR,
+        MODEL_LABEL: model_label(devices[0].model),
+        DRIVER_LABEL: software.driver_version[:LABEL_LENGTH] or None,
+    }
+
+
+def device_resources(device: Device) -> dict[str, int]:
+    """Return the amounts of one GPU, in bytes and percent."""
+    return {
+        PREFIX + CORE: FULL,
+        PREFIX + MEMORY: device.memory_mib * MIB,
+        PREFIX + RATIO: FULL,
+    }
+
+
+def _entry(device: Device) -> dict[str, Any]:
+    amounts = device_resources(device)
+    return {
+        "type": "gpu",
+        "id": device.uuid,
+        "minor": device.index,
+        "health": device.healthy,
+        "labels": {VENDOR_LABEL: VENDOR, MODEL_LABEL: model_label(device.model)},
+        "resources": {
+            name: binary_text(amount) if name == PREFIX + MEMORY else decimal_text(amount)
+            for name, amount in amounts.items()
+        },
+        **_topology(device),
+        **({} if device.healthy else {"conditions": [_condition(device)]}),
+    }
+
+
+def _topology(device: Device) -> Mapping[str, Any]:
+    """Return the GPU's PCIe and NUMA location, or nothing if it is unknown."""
+    if not device.pcie:
+        return {}
+    place = {"socketID": -1, "nodeID": max(device.numa or 0, 0), "pcieID": device.pcie}
+    return {"topology": place | ({"busID": device.bus} if device.bus else {})}
+
+
+def _condition(device: Device) -> dict[str, str]:
+    return {
+        "type": "Healthy",
+        "status": "False",
+        "reason": UNHEALTHY,
+        "message": f"GPU {device.index} is {device.fault or 'not healthy'}: see `leasehold gpus`, "
+        "nvidia-smi and the kernel's log of the node",
+    }
+
+
+FIELD = "pod.spec.containers[*].resources.requests"
+NPU_CORE = "huawei.com/npu-core"
+_NAMES = (GPU, SHARED, CORE, MEMORY, RATIO)
+
+
+def denial(pod: PodManifest, _: bool) -> str:
+    """Return the webhook's message for the pod's app containers; empty: none."""
+    return denial_message({**one.limits, **one.requests} for one in pod.containers if not one.init)
+
+
+def denial_message(containers: Iterable[Mapping[str, int]]) -> str:
+    """Return the message for a pod's requests, one map per app container; empty: all are valid.
+
+    Several errors are joined as Kubernetes joins them: `[first, second]`.
+    """
+    errors = [f"{FIELD}: {error}" for amounts in containers for error in _errors(amounts)]
+    return f"[{', '.join(errors)}]" if len(errors) > 1 else "".join(errors)
+
+
+def _errors(amounts: Mapping[str, int]) -> Iterable[str]:
+    requested = {
+        name: amounts[prefix + name]
+        for prefix in (DEPRECATED, PREFIX)
+        for name in _NAMES
+        if prefix + name in amounts
+    }
+    if not requested:
+        return
+    if GPU in requested:
+        yield from _of_whole_gpus(requested)
+    else:
+        yield from _of_parts(requested, has_npu=NPU_CORE in amounts)
+
+
+def _of_whole_gpus(requested: Mapping[str, int]) -> Iterable[str]:
+    if SHARED in requested:
+        yield "Forbidden: Forbidden declare GPU and GPU share at same time"
+    if requested[GPU] == 0:
+        yield _invalid(requested[GPU], "the requested GPU must be greater than zero")
+    elif requested[GPU] > FULL and requested[GPU] % FULL:
+        yield _invalid(requested[GPU], "the requested GPU must be percentage of 100")
+
+
+def _of_parts(requested: Mapping[str, int], *, has_npu: bool) -> Iterable[str]:
+    shared = requested.get(SHARED, 1)
+    if shared == 0:
+        yield _invalid(shared, "the requested GPU must be greater than zero")
+    if has_npu:
+        return
+    memory, ratio = requested.get(MEMORY, 0), requested.get(RATIO, 0)
+    if not memory and not ratio:
+        yield "Forbidden: GPU memory and GPU memory ratio all is zero"
+    if memory and ratio:
+        yield "Forbidden: declare GPU memory and GPU memory ratio at same time"
+    for name, word in ((CORE, "gpuCore"), (RATIO, "gpuMemoryRatio")):
+        amount = requested.get(name, 0)
+        if shared and amount % shared:
+            yield _invalid(amount, f"the requested {word} must multiple of shared")
+
+
+def _invalid(value: int, rule: str) -> str:
+    return f'Invalid value: "{value}": {rule}'
+
 
 TRIGGER = PREFIX + SHARED
 

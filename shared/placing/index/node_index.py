@@ -1,22 +1,81 @@
 """The incremental index: for each kind of request, nodes sorted by how well they fit; pure."""
 
-from collections.abc import Hashable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
+from shared.model.events.pod_events import PodQueued
+from shared.model.names import Namespace
 from shared.model.placement import NodeVerdict, Refusal
-from shared.model.request import PodRequest
+from shared.model.request import PodRequest, RepelledFrom
+from shared.placing.anti_affinity import Domain, domains, repelled_from, with_repelled
 from shared.placing.choice.device_choice import device_key
 from shared.placing.fragmentation.fragmentation import Fragmentation
 from shared.placing.index.eligibility import NodeEligibility
 from shared.placing.index.node_rank import RequestKind, ranking_for
 from shared.placing.index.node_sets import NodeSets
 from shared.placing.index.ranked_nodes import RankedNodes
-from shared.placing.index.repelled_pods import RepelledPods
 from shared.placing.index.request_plan import CACHED_KINDS, PlannedKind, RequestPlans
 from shared.placing.index.threshold_column import NodeSet
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import NodeFilterFailure
+
+CACHED_PODS = 1024
+"""Namespaces and labels of pods whose domains are cached until a domain changes."""
+
+_Key = tuple[Namespace, tuple[tuple[str, str], ...]]
+
+
+class RepelledPods:
+    """Counts nodes by domain, and looks up those that repel a pod. Pods are never scanned."""
+
+    def __init__(self, mirror: ClusterMirror) -> None:
+        self._mirror = mirror
+        self._seen_changes = 0
+        self._domains: Counter[Domain] = Counter()
+        self._by_node: dict[MirroredNode, frozenset[Domain]] = {}
+        self._results: OrderedDict[_Key, RepelledFrom] = OrderedDict()
+
+    def restricted(self, event: PodQueued, request: PodRequest) -> PodRequest:
+        """Return a request of the pod with the domains that it is repelled from."""
+        self._catch_up()
+        if not self._domains:
+            return request
+        key = (event.namespace, tuple(sorted(event.labels.items())))
+        repelled = self._results.get(key)
+        if repelled is None:
+            repelled = repelled_from(self._domains, event.namespace, event.labels)
+            self._results[key] = repelled
+            if len(self._results) > CACHED_PODS:
+                self._results.popitem(last=False)
+        return with_repelled(request, repelled)
+
+    def _catch_up(self) -> None:
+        changes = self._mirror.inventory_changes
+        if self._seen_changes == changes.end:
+            return
+        changed: Iterable[MirroredNode] | None = changes.since(self._seen_changes)
+        self._seen_changes = changes.end
+        if changed is None:
+            changed = {*self._by_node, *self._mirror.nodes.values()}
+        for node in changed:
+            self._update(node)
+
+    def _update(self, node: MirroredNode) -> None:
+        now = frozenset[Domain]() if node.removed else frozenset(domains(node.facts))
+        before = self._by_node.pop(node, frozenset())
+        if now:
+            self._by_node[node] = now
+        if now == before:
+            return
+        self._domains.update(now - before)
+        for domain in before - now:
+            self._domains[domain] -= 1
+            if not self._domains[domain]:
+                del self._domains[domain]
+        self._results.clear()
+
 
 EXACT_CORES_USES = 256
 """After cores decided once, the next so many requests of the kind use ranks that count cores."""

@@ -11,9 +11,9 @@ from typing import Any
 import nats.errors
 import pytest
 
+from services.auth.__main__ import token_reviewer
 from services.auth.nats_users import all_users
 from services.auth.service import AuthTiming
-from services.auth.wiring import token_reviewer
 from services.cli.__main__ import main
 from services.cli.admin.node_keys import API_TOKEN, KUBECONFIG, NATS_AUTHORITY, NATS_TOKEN
 from services.cli.doctor.cluster_probes import ClusterProbes

@@ -13,7 +13,7 @@ import yaml
 from services.extender.metrics import ExtenderMetrics
 from services.extender.scheduler_configuration import SchedulerTls, scheduler_configuration
 from services.extender.server import application
-from services.extender.verdicts import UNKNOWN
+from services.extender.service import UNKNOWN
 from shared.credentials.serving_files import ServingFiles
 from shared.runtime import health
 from simcluster.scheduler.extender import ExtenderError, SchedulerExtender

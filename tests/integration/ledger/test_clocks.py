@@ -9,7 +9,7 @@ import pytest
 import redis.asyncio
 from msgspec import structs
 
-from services.binder.ledger_sync.ledger_mismatch import LedgerMismatch
+from services.binder.ledger_sync.reconciliation import LedgerMismatch
 from shared.ledger.leases import RedisLeases
 from shared.ledger.ledger_clock import LedgerClock
 from shared.ledger.preemptions import Preemptions

@@ -14,8 +14,8 @@ import pytest
 
 from services.timekeeper.metrics import TimekeeperMetrics
 from services.timekeeper.rest.api import BudgetApi
-from services.timekeeper.rest.certificate import AuthorityConfigMap
 from services.timekeeper.settings import TimekeeperSettings
+from services.timekeeper.wiring import AuthorityConfigMap
 from shared.credentials.authorization import AnonymousAuthenticator, Authenticator
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore, SecretStore

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from services.webhook.registration import NAME, PATHS, configuration, service_client
-from services.webhook.registration_writer import CONFIGURATIONS, RegistrationWriter
+from services.webhook.wiring import CONFIGURATIONS, RegistrationWriter
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore, SecretStore
 from shared.credentials.serving_certificate import LIFE_DAYS, CertificateBundle, make

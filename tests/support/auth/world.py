@@ -9,6 +9,7 @@ from typing import Any
 
 import nats
 
+from services.auth.__main__ import token_reviewer
 from services.auth.auth_callout import ServiceNamespaces
 from services.auth.managed_servers import ManagedServers
 from services.auth.metrics import PrometheusAuthMetrics
@@ -17,7 +18,6 @@ from services.auth.object_store import RootSecretStore
 from services.auth.root_secret import AUTH
 from services.auth.service import AuthService, AuthTiming
 from services.auth.settings import AuthSettings
-from services.auth.wiring import token_reviewer
 from services.topology import roles
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles

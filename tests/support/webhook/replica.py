@@ -11,10 +11,9 @@ import aiohttp
 
 from services.webhook.admission import AdmissionPolicy
 from services.webhook.metrics import WebhookMetrics
-from services.webhook.registration_writer import RegistrationWriter
 from services.webhook.server import serving_reviews
 from services.webhook.service import Webhook
-from services.webhook.wiring import ApiServerLookups
+from services.webhook.wiring import ApiServerLookups, RegistrationWriter
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore
 from shared.kubernetes.client import KubernetesClient

@@ -8,8 +8,7 @@ import pytest
 
 from services.extender.pod_requests import GANG, PREFERRED
 from services.extender.scheduler_api import ExtenderArgs
-from services.extender.scores import MOST_NODES
-from services.extender.service import AGAIN_S, FLUSH_S, HOLD_S, VOLUME_HOLD_S
+from services.extender.service import AGAIN_S, FLUSH_S, HOLD_S, MOST_NODES, VOLUME_HOLD_S
 from shared.model.device import DeviceUse
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import PodBindingReply

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.watcher.node_parser import parse_node
+from services.watcher.sources import parse_node
 from services.watcher.trackers import PodTracker
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiNode, ApiPod

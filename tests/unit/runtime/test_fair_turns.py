@@ -2,7 +2,7 @@
 
 import asyncio
 
-from shared.runtime.fair_turns import FairTurns
+from services.webhook.service import FairTurns
 
 
 async def test_an_owner_with_one_piece_of_work_waits_for_one_of_another() -> None:

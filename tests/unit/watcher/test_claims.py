@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.watcher.claim_tracker import ClaimTracker
+from services.watcher.service import ClaimTracker
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
 from shared.model.claim import LEASED, REFUSED
 from shared.model.errors import RequestError

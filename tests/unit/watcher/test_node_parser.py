@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from services.watcher.node_parser import foreign_devices, parse_node
+from services.watcher.sources import foreign_devices, parse_node
 from services.watcher.trackers import ForeignDeviceTracker, NodeTracker, PodTracker
 from shared.kubernetes.types import ApiNode
 from shared.model.device import Device

@@ -2,7 +2,7 @@
 
 from shared.dialects.advertised import NodeSoftware
 from shared.dialects.koordinator import dialect
-from shared.dialects.koordinator.device import describe_node
+from shared.dialects.koordinator.dialect import describe_node
 from shared.model.device import DeviceMode
 from shared.model.lease import MIB
 from tests.unit.dialects.koordinator.test_allocation import CORE, MEMORY, RATIO, card

@@ -3,7 +3,7 @@
 import pytest
 
 from services.webhook.admission import AdmissionPolicy, decide
-from shared.dialects.koordinator.texts import FIELD, denial_message
+from shared.dialects.koordinator.dialect import FIELD, denial_message
 from tests.support.webhook.reviews import reviewed
 
 GPU, SHARED = "koordinator.sh/gpu", "koordinator.sh/gpu.shared"

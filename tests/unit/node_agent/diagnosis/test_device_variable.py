@@ -5,8 +5,12 @@ from pathlib import Path
 import pytest
 
 from services.node_agent.allocate.device_list_strategies import DeviceListStrategy
-from services.node_agent.diagnosis.device_variable import MOUNTS_SWITCH, SWITCH, device_variable
-from services.node_agent.diagnosis.node_probes import NodeProbes
+from services.node_agent.diagnosis.node_probes import (
+    MOUNTS_SWITCH,
+    SWITCH,
+    NodeProbes,
+    device_variable,
+)
 from services.node_agent.gpu_access import open_gpus
 from services.node_agent.settings import AgentSettings
 from shared.model.errors import RequestError, UnavailableError

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from services.node_agent.isolation.region import decode
 from services.node_agent.isolation.region_layouts import V1_2
-from services.node_agent.usage.stuck_regions import StuckRegions
+from services.node_agent.usage.monitor import StuckRegions
 from shared.model.names import PodUid
 from tests.support.node_agent.regions import fresh, process
 

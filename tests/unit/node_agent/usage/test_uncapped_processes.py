@@ -1,6 +1,6 @@
 """Processes with a limit of cores whose PID on the node HAMi-core does not find."""
 
-from services.node_agent.usage.uncapped_processes import UNCAPPED_S
+from services.node_agent.usage.monitor import UNCAPPED_S
 from shared.model.events.node_events import ViolationReason
 from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.monitor_world import MIB, UID, MonitorWorld, computing
