@@ -112,9 +112,13 @@ def declared() -> list[str]:
     """Every requirement of the project, its extras and groups."""
     extras = PROJECT["project"]["optional-dependencies"].values()
     groups = PROJECT["dependency-groups"].values()
-    sets = (PROJECT["project"]["dependencies"], PROJECT["build-system"]["requires"])
+    cluster = tomllib.loads((ROOT / "simcluster" / "pyproject.toml").read_text())
+    sets = [
+        *(each["project"]["dependencies"] for each in (PROJECT, cluster)),
+        PROJECT["build-system"]["requires"],
+    ]
     found = [it for each in (*sets, *extras, *groups) for it in each]
-    return [it for it in found if not it.startswith("leasehold[")]
+    return [it for it in found if not name(it).startswith("leasehold")]
 
 
 def name(requirement: str) -> str:

@@ -1,5 +1,6 @@
 """The table of docs/compatibility.md, and tests/checklists.md: the tests of each requirement."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 
@@ -194,9 +195,10 @@ NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
 def all_tests() -> dict[str, str]:
     """Return the file, from `tests`, of every test by its name."""
     found: dict[str, str] = {}
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+    tests = ROOT / "tests"
+    for path in sorted((*tests.rglob("test_*.py"), *(ROOT / "simcluster").rglob("test_*.py"))):
         names = re.findall(r"^\s*(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
-        found |= {name: str(path.relative_to(ROOT / "tests")) for name in names}
+        found |= {name: os.path.relpath(path, tests) for name in names}
     return found
 
 
