@@ -1,19 +1,16 @@
 """The page of what was seen on which hardware: all of it, and with commands that there are."""
 
-import ast
-import importlib
 import re
 from dataclasses import fields
 from pathlib import Path
 
-import pytest
-
+from services.node_agent.isolation.region import RegionPath
 from services.node_agent.settings import AgentSettings
+from tests.benchmarks.hardware import STEPS, raise_limits, seed
 from tools.generate.compatibility import NOT_SHOWN
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "hardware.md").read_text()
-PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_the_page_lists_exactly_the_statements_without_a_test() -> None:
@@ -33,21 +30,17 @@ def test_the_table_of_results_has_a_row_for_each_procedure() -> None:
     assert rows == re.findall(r"^### (.+)$", PAGE.partition("## Procedures")[2], re.MULTILINE)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
-def test_the_pages_programs_use_existing_code(program: str) -> None:
-    for node in ast.walk(ast.parse(program)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("services."):
-            module = importlib.import_module(str(node.module))
-            assert [name.name for name in node.names if not hasattr(module, name.name)] == []
+def test_the_steps_of_the_page_exist() -> None:
+    used = re.findall(r"tests\.benchmarks\.hardware (\w+)", PAGE)
+
+    assert sorted(used) == sorted(STEPS)
 
 
-def test_the_pages_programs_without_a_gpu_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seeding, changing = (p for p in PROGRAMS if "NvmlProcesses" not in p)
+def test_the_steps_without_a_gpu_run(tmp_path: Path) -> None:
+    place = RegionPath(directory=str(tmp_path), name="r.cache")
 
-    for program in (seeding, changing):
-        exec(program.replace("/tmp/region", str(tmp_path)), {})  # noqa: S102
+    seed(place)
+    raise_limits(place)
 
     assert (tmp_path / "r.cache").stat().st_size == 2008953
 
