@@ -11,7 +11,8 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\.[^)\s#]*|[^:)\s#]+/)(#[^)\s]*)?\)")
 def on_config(config: Any) -> Any:
     """Add the decisions, which are not listed by hand, to the section that ends the navigation."""
     files = sorted(Path(config["docs_dir"]).glob("decisions/[0-9]*.md"))
-    config["nav"].append({"Decisions": [f"decisions/{file.name}" for file in files]})
+    names = ["README.md", *(file.name for file in files)]
+    config["nav"].append({"Decisions": [f"decisions/{name}" for name in names]})
     return config
 
 

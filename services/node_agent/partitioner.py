@@ -1,6 +1,6 @@
 """`python -m services.node_agent.partitioner`: changes MIG layouts for the agent of its node.
 
-The one process with the privileges that this needs; see docs/decisions/0018.
+The one process with the privileges that this needs; see docs/decisions/0004.
 """
 
 import asyncio

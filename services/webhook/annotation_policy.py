@@ -17,7 +17,6 @@ from shared.dialects.reserved import (
     EXEMPT,
     STRIPPED_ANNOTATIONS,
 )
-from shared.model.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE
 
 NAME, NODES_NAME = "leasehold-annotations", "leasehold-node-annotations"
@@ -111,32 +110,10 @@ def _variables() -> list[Manifest]:
             f"{labels}['{EXEMPT_LABEL}'] == 'true'",
         },
         {"name": "now", "expression": _annotations_now()},
-        {"name": "endsWithLease", "expression": _ends_with_a_lease()},
-        {
-            "name": "isOfControlPlane",
-            "expression": "(has(request.userInfo.groups) && request.userInfo.groups.exists(g, "
-            "g == 'system:nodes' || g == 'system:serviceaccounts:kube-system')) || "
-            "request.userInfo.username == 'system:kube-controller-manager'",
-        },
         {"name": "isGated", "expression": _is_gated("object")},
         {"name": "wasGated", "expression": _is_gated("oldObject")},
         {"name": "before", "expression": f"oldObject == null ? [] : ({old})"},
     ]
-
-
-def _ends_with_a_lease() -> str:
-    """Whether a terminal phase is written to the status of a pod that has a lease.
-
-    It is the kubelet that knows whether containers run; the control plane ends pods of lost nodes.
-    """
-    notes = "oldObject.metadata.annotations"
-    return (
-        "request.subResource == 'status' && request.kind.kind == 'Pod' && oldObject != null && "
-        f"has({notes}) && '{ANNOTATION}' in {notes} && "
-        "has(object.status) && has(object.status.phase) && "
-        "object.status.phase in ['Succeeded', 'Failed'] && !(has(oldObject.status) && "
-        "has(oldObject.status.phase) && oldObject.status.phase == object.status.phase)"
-    )
 
 
 def _is_gated(variable: str) -> str:
@@ -215,14 +192,6 @@ def _validations() -> list[Manifest]:
             "message": (
                 f"the scheduling gate {BUDGET_GATE} is removed by Leasehold only, when the "
                 "namespace has GPU time again"
-            ),
-            "reason": "Forbidden",
-        },
-        {
-            "expression": "!variables.endsWithLease || variables.isOfControlPlane",
-            "message": (
-                "the kubelet writes when a pod with GPUs has ended: its containers may still run; "
-                "to end the pod, delete it"
             ),
             "reason": "Forbidden",
         },

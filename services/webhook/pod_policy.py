@@ -1,6 +1,6 @@
 """What a pod with GPUs must not set, since it could see other devices or lift its limits; pure.
 
-`RULES` is the table; `docs/security.md` shows it. In namespaces with the label `EXEMPT_LABEL`, set
+`RULES` is the table; `docs/reference.md` shows it. In namespaces with the label `EXEMPT_LABEL`, set
 by administrators, only the rules on variables apply: the node agent enforces those, too.
 """
 

@@ -1,7 +1,7 @@
 """The vendors' words in pods: where each belongs, and what it does here; pure.
 
 Words of requests come from `DIALECTS`. A word that vendors document and that has another effect, or
-none, has its row here. `docs/compatibility.md` shows the table.
+none, has its row here. `docs/reference.md` shows the table.
 """
 
 import difflib

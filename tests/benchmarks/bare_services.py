@@ -1,6 +1,6 @@
 """The way of one pod without Leasehold: `python -m tests.benchmarks.pace --bare`.
 
-Three processes exchange what a pod needs of watcher, placer and binder (decision 60), through the
+Three processes exchange what a pod needs of watcher, placer and binder, through the
 same libraries: watch line, message, script, message, script, message, Binding, and as many Events
 as the binder may send. They decode the pod's metadata, decide nothing, and scripts only write. What
 they cost is what the libraries and the kernel cost.

@@ -8,18 +8,12 @@ from tools.generate.compatibility import (
     CHECKLISTS,
     LISTS,
     NOT_SHOWN,
-    PAGE,
     all_tests,
     numbers_of,
-    resources_table,
     sentence,
     shown_by,
 )
-from tools.generate.pages import section
-
-
-def test_the_resources_table_is_that_of_the_dialects() -> None:
-    assert section(PAGE, "resources").strip() == resources_table()
+from tools.generate.pages import DOCS, section
 
 
 @pytest.mark.parametrize("checklist", LISTS)
@@ -53,11 +47,7 @@ def test_no_test_has_the_number_of_an_unknown_statement() -> None:
             assert number in LISTS[checklist], name
 
 
-def test_files_and_tests_that_the_page_mentions_exist() -> None:
-    page = PAGE.read_text()
-    for target in re.findall(r"\]\(([^)#]+)", page):
-        if not target.startswith("http"):
-            assert (PAGE.parent / target).exists(), target
-    files = all_tests()
-    for name in re.findall(r"`(test_\w+)`", page):
-        assert name in files
+def test_tests_that_the_page_mentions_exist() -> None:
+    page = (DOCS / "compatibility.md").read_text()
+
+    assert set(re.findall(r"`(test_\w+)`", page)) <= all_tests().keys()

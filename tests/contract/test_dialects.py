@@ -22,7 +22,7 @@ from tests.support.build import lease, share
 
 KUBELETS_LIMIT_BYTES = 4 * 1024 * 1024
 LOOKUPS_IN_A_SECOND = 5_000_000
-"""IDs of a list x IDs held that a kubelet 1.36 looks up in 0.9 s of one core: decision 34."""
+"""IDs of a list x IDs held that a kubelet 1.36 looks up in 0.9 s of one core: docs/kubelets.md."""
 MAX_PODS = 250
 """Pods of a large node: each holds one more ID of another resource."""
 LARGEST = tuple(

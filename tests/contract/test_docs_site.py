@@ -65,7 +65,7 @@ def test_links_between_folders_of_the_site_stay() -> None:
 def test_lists_and_code_in_them_are_indented_as_the_site_requires() -> None:
     # mkdocs requires a blank line before a list, and four spaces in it; other Markdown does not.
     wrong = []
-    for page in DOCS.glob("*.md"):
+    for page in DOCS.rglob("*.md"):
         text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         wrong += [
             (page.name, line)

@@ -62,3 +62,4 @@ def test_every_decision_has_a_number_of_its_own() -> None:
 
     assert numbers == list(range(1, len(pages) + 1))
     assert titles == [f"# {number}" for number in numbers]
+    assert links(ROOT / "docs" / "decisions" / "README.md") == [page.name for page in pages]

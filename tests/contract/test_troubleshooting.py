@@ -34,10 +34,10 @@ def section(title: str) -> str:
     return found[1]
 
 
-def first_cells(text: str) -> set[str]:
-    """What is written as code in the first column of the tables."""
-    cells = re.findall(r"^\| ([^|]*) \|", text, re.MULTILINE)
-    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+def names_of_items(text: str) -> set[str]:
+    """What is written as code at the beginning of the items of lists."""
+    beginnings = re.findall(r"^- ((?:`[^`]+`(?:, )?)+)", text, re.MULTILINE)
+    return {name for beginning in beginnings for name in re.findall(r"`([^`]+)`", beginning)}
 
 
 def missing(wanted: Iterable[str], there: set[str]) -> set[str]:
@@ -50,7 +50,7 @@ def test_the_refusal_codes_are_exactly_the_rows() -> None:
     )
     table = re.search(r"<!-- codes -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
     assert table
-    named = first_cells(table[1])
+    named = names_of_items(table[1])
 
     ordinary = {"InsufficientCpu", "InsufficientMemory", "Insufficient…"}
     assert named == (codes - NO_CODES) | ordinary
@@ -61,7 +61,7 @@ def test_every_reason_of_an_event_has_its_row() -> None:
     reasons |= {str(rule) for rule in ViolationReason} | {"Scheduled"}
     reasons |= {f"Budget{str(state).capitalize()}" for state in BudgetState}
 
-    assert first_cells(section("Events")) == reasons
+    assert names_of_items(section("Events")) == reasons
 
 
 def test_every_probe_has_its_row() -> None:
@@ -71,7 +71,7 @@ def test_every_probe_has_its_row() -> None:
         probes |= set(re.findall(r'"(\w+)": ', block))
 
     assert len(probes) >= 7
-    assert not missing(probes, first_cells(section("A service is not ready")))
+    assert not missing(probes, names_of_items(section("A service is not ready")))
 
 
 def test_every_invariant_of_the_audit_has_its_row() -> None:
@@ -79,4 +79,4 @@ def test_every_invariant_of_the_audit_has_its_row() -> None:
     pattern = r'(?:invariant=|device_difference\()"(\w+)"'
     checked = set(re.findall(pattern, "".join(map(Path.read_text, sources))))
 
-    assert first_cells(section("`leasehold audit` finds a difference")) == checked
+    assert names_of_items(section("`leasehold audit` finds a difference")) == checked

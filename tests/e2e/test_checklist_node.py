@@ -141,7 +141,7 @@ async def test_item_35_a_one_gpu_container_gets_exactly_the_published_variables_
         "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m",
         "CUDA_DEVICE_SM_LIMIT": "50",
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": cache,
-        "GPU_CORE_UTILIZATION_POLICY": "force",  # ours, see docs/decisions/0013
+        "GPU_CORE_UTILIZATION_POLICY": "force",  # ours, see docs/decisions/0012
         "LIBCUDA_LOG_LEVEL": "1",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "NVIDIA_GDRCOPY": "enabled",

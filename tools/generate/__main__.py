@@ -12,7 +12,6 @@ from tools.generate import (
     network_policies,
     pages,
     reference,
-    security,
     variables,
 )
 
@@ -35,10 +34,8 @@ def main() -> None:
     write(
         {
             pages.ARCHITECTURE: pages.architecture(),
-            compatibility.PAGE: compatibility.generated(),
             compatibility.CHECKLISTS: compatibility.checklists(),
             reference.PAGE: reference.generated(),
-            security.PAGE: security.generated(),
             variables.MODULE: variables.generated(),
         }
     )

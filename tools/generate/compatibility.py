@@ -1,4 +1,4 @@
-"""The table of docs/compatibility.md, and tests/checklists.md: the tests of each requirement."""
+"""Tables of the dialects, and tests/checklists.md: the tests of each requirement."""
 
 import os
 import re
@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from shared.dialects import DIALECTS
 from shared.dialects.vocabulary import WORDS, Place
-from tools.generate.pages import DOCS, ROOT, filled
+from tools.generate.pages import ROOT, filled
 
-PAGE = DOCS / "compatibility.md"
 CHECKLISTS = ROOT / "tests" / "checklists.md"
 LISTS: Mapping[str, range] = {
     "item": range(1, 52),
@@ -237,6 +236,7 @@ def sentence(name: str) -> str:
 
 
 def resources_table() -> str:
+    """Return a table of the resources that each dialect serves, shows and reads."""
     rows = [
         "| dialect | the device plugin serves | node status shows | only read |",
         "|---|---|---|---|",
@@ -250,17 +250,13 @@ def resources_table() -> str:
 
 
 def words_table() -> str:
+    """Return a table of the annotations and labels that have a meaning, and of known others."""
     rows = ["| key | in a pod it is | effect |", "|---|---|---|"]
     for word in sorted(WORDS.values(), key=lambda each: each.name):
         if word.place is not Place.RESOURCE or word.note:
             effect = f"{word.effect}: {word.note}" if word.note else str(word.effect)
             rows.append(f"| `{word.name}` | {word.place} | {effect} |")
     return "\n".join(rows)
-
-
-def generated() -> str:
-    """Return the page with the tables of the dialects and of their words."""
-    return filled(PAGE, {"resources": resources_table(), "words": words_table()})
 
 
 def checklists() -> str:

@@ -1,4 +1,4 @@
-"""The generated parts of docs/reference.md: commands, settings, metrics and fields of pods."""
+"""The generated parts of docs/reference.md: all that is looked up rather than read."""
 
 import argparse
 import dataclasses
@@ -10,13 +10,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
+import yaml
+
 from services.cli.parser import EXIT_CODES, build_parser
 from services.node_agent.settings import AgentSettings
 from shared.placing.pod_fields import FIELDS, Effect
 from shared.runtime.settings import LedgerSettings, ServiceSettings
 from simcluster.node_agent.agent import SimulatedAgentSettings
+from tools.generate.compatibility import resources_table, words_table
+from tools.generate.component_tries import table as tries_table
 from tools.generate.pages import DOCS, ROOT, filled
 from tools.generate.reference_metrics import node_page, registered
+from tools.generate.security import nats_users, pod_rules, privileges, redis_users, rights
 
 PAGE = DOCS / "reference.md"
 MAIN = "__main__"
@@ -35,6 +40,15 @@ def pieces() -> dict[str, str]:
         "settings": _settings(),
         "metrics": _metrics(),
         "pod fields": _pod_fields(),
+        "served resources": resources_table(),
+        "annotations and labels": words_table(),
+        "alerts": _alerts(),
+        "pod rules": pod_rules(),
+        "privileges": privileges(),
+        "rights": rights(),
+        "tries": tries_table(),
+        "nats users": nats_users(),
+        "redis users": redis_users(),
     }
 
 
@@ -181,6 +195,24 @@ def _pod_fields() -> str:
         for (effect, reason, note), paths in sorted(groups.items())
     ]
     return _table(("for the placer", "label", "fields", "note"), rows)
+
+
+# Alerts
+
+
+def _alerts() -> str:
+    """Return what each alert says, with the names of its labels, and what to do."""
+    groups = yaml.safe_load((ROOT / "k8s" / "monitoring" / "alerts.yaml").read_text())["groups"]
+    rows = []
+    for rule in (rule for group in groups for rule in group["rules"]):
+        said, then = (
+            re.sub(
+                r"{{ \$labels\.(\w+) }}", lambda label: label[1].upper(), rule["annotations"][key]
+            )
+            for key in ("summary", "next")
+        )
+        rows.append((f"`{rule['alert']}` ({rule['labels']['severity']})", f"{said}. Next: {then}"))
+    return _list(rows)
 
 
 # Tables and lists

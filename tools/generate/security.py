@@ -1,4 +1,4 @@
-"""The tables of docs/security.md: rights of service accounts and containers, from the manifests."""
+"""Tables of rights, of service accounts and containers, from the manifests."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,10 +10,8 @@ from services.auth.nats_users import all_users
 from services.auth.redis_users import USERS as REDIS_USERS
 from services.webhook.pod_policy import RULES
 from shared.model.names import SYSTEM_NAMESPACE, NodeName
-from tools.generate.component_tries import table
-from tools.generate.pages import DOCS, ROOT, filled
+from tools.generate.pages import ROOT
 
-PAGE = DOCS / "security.md"
 NODE = "NODE"
 RUNTIME_EVENTS = {"heartbeat.sent", "resync.requested"}
 """Events that the runtime publishes for every service."""
@@ -104,8 +102,8 @@ def containers() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
             )
 
 
-def privileges() -> list[str]:
-    """Rows of what containers may do on their node; those that may do the same have one row."""
+def privileges() -> str:
+    """Return a table of what containers may do on their node; equal ones share a row."""
     rows: dict[str, list[str]] = {}
     for name, container, pod in sorted(containers(), key=lambda found: found[0]):
         row = (
@@ -113,7 +111,9 @@ def privileges() -> list[str]:
             f"{'the node' if pod.get('hostPID') else 'its own'} | {_host_paths(container, pod)}"
         )
         rows.setdefault(row, []).append(name)
-    return [f"| {', '.join(names)} | {row} |" for row, names in rows.items()]
+    head = "| container | user | capabilities | process IDs | host paths |"
+    lines = [f"| {', '.join(names)} | {row} |" for row, names in rows.items()]
+    return "\n".join([head, "|---|---|---|---|---|", *lines])
 
 
 def _user(container: dict[str, Any], pod: dict[str, Any]) -> str:
@@ -170,27 +170,16 @@ def _code(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names).replace("|", "\\|") or "nothing"
 
 
-def generated() -> str:
-    """Return the page with tables generated from the manifests."""
+def rights() -> str:
+    """Return a table of the permissions of each service account in the cluster."""
     rows = [
         f"| {name} | {'; '.join(may) or 'nothing: it has no token'} |"
         for name, may in sorted(all_rights().items())
     ]
-    head = "| container | user | capabilities | process IDs | host paths |"
-    return filled(
-        PAGE,
-        {
-            "rights": "\n".join(["| service | may |", "|---|---|", *rows]),
-            "tries": table(),
-            "nats-users": nats_users(),
-            "redis-users": redis_users(),
-            "pod-policy": "\n".join(
-                [
-                    "| field | denied | held by |",
-                    "|---|---|---|",
-                    *(f"| {rule.fields} | {rule.denied} | {rule.held_by} |" for rule in RULES),
-                ]
-            ),
-            "privileges": "\n".join([head, "|---|---|---|---|---|", *privileges()]),
-        },
-    )
+    return "\n".join(["| service | may |", "|---|---|", *rows])
+
+
+def pod_rules() -> str:
+    """Return a table of the fields that a pod with GPUs must not set."""
+    rows = [f"| {rule.fields} | {rule.denied} | {rule.held_by} |" for rule in RULES]
+    return "\n".join(["| field | denied | held by |", "|---|---|---|", *rows])

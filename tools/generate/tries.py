@@ -1,6 +1,6 @@
 """Requests with the stolen token of each service, and how the API server responds; pure.
 
-The tests send each of these requests, and `docs/security.md` shows them.
+The tests send each of these requests, and `docs/reference.md` shows them.
 """
 
 from collections.abc import Mapping

@@ -124,7 +124,7 @@ def node_resources(
 def list_sizes(served: Mapping[str, Mapping[str, PluginDeviceId]]) -> Finding:
     """Judge whether the lists of devices are short enough for a kubelet that restarts.
 
-    It looks up each ID among all that its pods hold: decision 34.
+    It looks up each ID among all that its pods hold: see docs/kubelets.md.
     """
     if not served:
         return warn("nothing is served", f"{AGENT_POD} logs daemonset/node-agent")

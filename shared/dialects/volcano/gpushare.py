@@ -44,7 +44,7 @@ UNHEALTHY = "volcano.sh/gpu-unhealthy-ids"
 
 MAX_UNITS = 2_000
 """The most device IDs of memory on one node. A kubelet of 1.36 or later that restarts looks up
-each ID among the IDs of all its pods, under the lock that every allocation needs: decision 34."""
+each ID among the IDs of all its pods, under a lock that allocations need: docs/kubelets.md."""
 
 
 def parse(pod: PodManifest, _: Rules) -> PodRequest | None:

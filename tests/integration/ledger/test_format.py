@@ -1,7 +1,7 @@
 """The format of what the ledger stores: pinned, served when it is ours, rebuilt or left when not.
 
 Where a row changes, raise `state.format` in `scripts/common/state.lua` (with the reason in
-`docs/decisions`) and pin the new rows with `python -m tests.integration.ledger.test_format`.
+`CHANGELOG.md`) and pin the new rows with `python -m tests.integration.ledger.test_format`.
 """
 
 import asyncio
