@@ -31,9 +31,8 @@ from shared.model.request import NodeOrder, PodRequest
 from shared.placing.choice.device_choice import allowed_modes, choose_devices
 from shared.placing.choice.picks import build_shares
 from shared.placing.index.node_index import NodeIndex, placement_key
-from shared.placing.index.node_rank import Rank, request_kind
 from shared.placing.index.node_sets import Excluded
-from shared.placing.index.ranked_nodes import LAST_RANK
+from shared.placing.index.ranked_nodes import LAST_RANK, Rank, request_kind
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.refusal.quota_refusals import narrowed, over_quota
 from shared.placing.refusal.refusals import cached_refusal, explain_refusal

@@ -7,7 +7,7 @@ from shared.model.device import Device, DeviceMode, DeviceUse, fits, required_me
 from shared.model.lease import MigPlacement, Share
 from shared.model.ledger import LedgerNode
 from shared.model.request import DeviceOrder, GpuRequest, PodRequest, SharingPolicy, TopologyScope
-from shared.placing.device_filters import device_excluded
+from shared.placing.choice.device_choice import device_excluded
 from shared.placing.mig_instances import largest_first
 from shared.placing.node_filters import check_all, free_resources
 from shared.placing.shares import enforced_share, instance_share

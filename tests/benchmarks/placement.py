@@ -28,7 +28,6 @@ from itertools import product
 
 from msgspec import structs
 
-from services.placer.placement import place
 from shared.model.device import Device, DeviceUse
 from shared.model.lease import Lease, Share
 from shared.model.ledger import LedgerNode
@@ -38,6 +37,7 @@ from shared.model.placement import Placement, Refusal
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.placement import place
 from shared.runtime.run import GC_THRESHOLD
 from tests.support.placer.naive import place_naive
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from services.cli.plan.making_room import Room, rooms_for
-from services.cli.plan.trial_cluster import TrialCluster
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeTotals
 from shared.model.names import NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
+from shared.placing.trial_cluster import TrialCluster
 
 MAX_ROOMS = 500
 """Sets of leases for whose pods other places are tried."""

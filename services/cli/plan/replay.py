@@ -13,12 +13,12 @@ from math import inf
 from typing import NamedTuple
 
 from services.cli.plan.trace import TracePod, parts_of, with_order
-from services.cli.plan.trial_cluster import TrialCluster
 from shared.model.ledger import LedgerNode
 from shared.model.names import PodUid
 from shared.model.placement import Refusal
 from shared.model.request import NodeOrder
 from shared.placing.index.node_index import placement_key
+from shared.placing.trial_cluster import TrialCluster
 
 
 class Moment(NamedTuple):

@@ -4,12 +4,12 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from services.cli.plan.making_room import Room, rooms_for
-from services.cli.plan.trial_cluster import TrialCluster
 from shared.model.device import Device, DeviceUse
 from shared.model.ledger import LedgerNode, NodeTotals
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
+from shared.placing.trial_cluster import TrialCluster
 
 MAX_ADDED = 1000
 """Nodes of one kind that are added at most."""

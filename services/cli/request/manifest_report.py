@@ -13,7 +13,6 @@ from msgspec import structs
 from services.cli.request.example_node import ExampleNode, ledger_node
 from services.cli.request.manifests import ManifestPod
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
-from services.placer.placement import place
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup, Rules
 from shared.model.errors import RequestError
@@ -24,6 +23,7 @@ from shared.model.placement import Refusal
 from shared.model.request import NodeRequirements, PodRequest
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.placement import place
 from shared.pods.pod_parser import PodParser
 from shared.runtime.request_settings import RequestSettings, load_rules
 

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from services.placer.compared_placement import Rng
-from services.placer.placement import place
 from shared.model.events.pod_events import PodQueued
 from shared.model.ledger import WaitingPod
 from shared.model.placement import Placement, Refusal
@@ -12,6 +10,7 @@ from shared.model.request import Gang, NodeOrder, PodRequest
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.index.ranked_nodes import CANDIDATES
 from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.placement import Rng, place
 from shared.placing.refusal.quota_refusals import QuotaRefusals
 
 ChosenPod = tuple[PodQueued, tuple[Placement, ...]]

@@ -8,11 +8,16 @@ from shared.placing.choice.container_choice import (
     CONTAINER_CHOOSERS,
     instance_availability,
     share_mib,
+    topology_location,
 )
-from shared.placing.choice.device_choice import allowed_modes, allows_instances, devices_in_mode
-from shared.placing.choice.device_topology import topology_location
+from shared.placing.choice.device_choice import (
+    allowed_modes,
+    allows_instances,
+    device_excluded,
+    devices_in_mode,
+    is_selective,
+)
 from shared.placing.choice.picks import NO_POD_USE, PodDeviceUse, PodDeviceUses, add_pod_uses
-from shared.placing.device_filters import device_excluded, is_selective
 from shared.placing.mig_instances import instance_mib, instance_refusal
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 from shared.placing.node_filters import NodeFilterFailure

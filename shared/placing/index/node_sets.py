@@ -15,19 +15,11 @@ from shared.placing.choice.device_choice import (
     allowed_devices,
     choose_devices,
     device_key,
+    is_selective,
     is_simple,
 )
 from shared.placing.choice.device_refusals import NODE_TEXTS, explain_no_devices
-from shared.placing.device_filters import is_selective
-from shared.placing.index.device_amounts import (
-    count_of_devices,
-    hardware_of,
-    is_plain,
-    largest_free_mib,
-    units_free_at_once,
-)
-from shared.placing.index.eligibility import NodeEligibility
-from shared.placing.index.node_rank import ranking_for, request_kind
+from shared.placing.index.ranked_nodes import ranking_for, request_kind
 from shared.placing.index.threshold_column import (
     NodePositions,
     NodeSet,
@@ -39,10 +31,132 @@ from shared.placing.mirror.cluster_mirror import ChangeLog, ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import (
     NodeFilterFailure,
+    check_node,
     check_served,
     has_no_node_constraints,
     insufficient_resource,
+    preference,
 )
+
+CACHED_REQUIREMENTS = 64
+ACCEPTED: tuple[NodeFilterFailure | None, int] = (None, 0)
+
+
+class NodeEligibility:
+    """Caches checks of nodes: pods of one template have equal requirements; facts seldom change."""
+
+    def __init__(self, mirror: ClusterMirror) -> None:
+        self.mirror = mirror
+        self._results: dict[
+            NodeRequirements, dict[MirroredNode, tuple[NodeFilterFailure | None, int]]
+        ] = {}
+        self._seen_changes = 0
+
+    def has_preferences(self, requirements: NodeRequirements) -> bool:
+        """Return whether some of the nodes that meet the requirements are preferred to others."""
+        return bool(requirements.preferred) or self.mirror.soft_taint_nodes > 0
+
+    def check(
+        self, requirements: NodeRequirements, node: MirroredNode
+    ) -> tuple[NodeFilterFailure | None, int]:
+        """Return why the node is excluded, or None, and the weight of its preference."""
+        self._catch_up()
+        results = self._results.get(requirements)
+        if results is None:
+            if len(self._results) >= CACHED_REQUIREMENTS:
+                del self._results[next(iter(self._results))]
+            results = self._results[requirements] = {}
+        result = results.get(node)
+        if result is None:
+            facts = node.facts
+            result = (check_node(requirements, facts), preference(requirements, facts))
+            results[node] = result = ACCEPTED if result == ACCEPTED else result
+        return result
+
+    def _catch_up(self) -> None:
+        changes = self.mirror.inventory_changes
+        if self._seen_changes == changes.end:
+            return
+        changed = changes.since(self._seen_changes)
+        if changed is None:
+            self._results.clear()
+        else:
+            for results in self._results.values():
+                for node in changed:
+                    results.pop(node, None)
+        self._seen_changes = changes.end
+
+
+Amount = Callable[[MirroredNode], int]
+
+
+def is_plain(node: MirroredNode) -> int:
+    """Return 1 if free memory, cores and slots decide about the node's devices, else 0."""
+    return int(
+        not (node.has_mig or node.isolation_restricted or node.facts.excluded_devices)
+        and not [device for device in node.devices if device.layout]
+    )
+
+
+def largest_free_mib(node: MirroredNode) -> int:
+    """Return the most memory that a healthy device has free."""
+    free = [
+        device.free_instance_mib if device.in_mig_mode else device.total_mib - device.used_mib
+        for device in node.devices
+        if device.healthy
+    ]
+    return max(free) if free else 0
+
+
+def count_of_devices(*, slotted: bool) -> Amount:
+    """Return how many devices are healthy and, for slotted shares, have a free slot."""
+    if slotted:
+        return lambda node: len([d for d in node.devices if d.healthy and d.shares < d.slots])
+    return lambda node: len([d for d in node.devices if d.healthy])
+
+
+def units_free_at_once(gpus: int, slotted: bool, cores: int, unclaimed: bool) -> Amount:
+    """Return the units that `gpus` devices have free at once, of those with a slot and cores."""
+    most_cores = 100 - cores
+
+    def units_of(node: MirroredNode) -> int:
+        free = [
+            device.free_units
+            for device in node.devices
+            if device.used_cores <= most_cores
+            and device.healthy
+            and not (slotted and device.shares >= device.slots)
+            and not (unclaimed and device.ledger_use.claimed_by)
+        ]
+        if len(free) < gpus:
+            return -1
+        if gpus == 1:
+            return max(free)
+        free.sort()
+        return free[-gpus]
+
+    return units_of
+
+
+def hardware_of(node: MirroredNode, *, uuids: bool, locations: bool) -> Hashable:
+    """Return what decides whether pods fit the node's devices when they are empty."""
+    return tuple(
+        [
+            (
+                device.total_mib,
+                device.unit_mib,
+                device.slots,
+                device.device.model,
+                device.device.mode,
+                device.device.layouts,
+                device.device.isolation,
+                device.uuid if uuids else "",
+                (device.device.numa, device.device.pcie) if locations else None,
+            )
+            for device in node.devices
+        ]
+    )
+
 
 Class = TypeVar("Class")
 
@@ -112,7 +226,6 @@ Reason = tuple[str, str]
 """Code and text, without numbers: nodes are counted by it."""
 Excluded = dict[Reason, NodeSet]
 """Nodes by the reason that excludes them."""
-Amount = Callable[[MirroredNode], int]
 _Cached = TypeVar("_Cached")
 
 

@@ -1,12 +1,12 @@
 """A cluster of the placer's mirror alone, in which what is placed stays placed."""
 
-from services.placer.placement import place
 from shared.model.ledger import LedgerNode
 from shared.model.names import PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.placement import place
 from tests.support.build import dice
 
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from services.placer.placement import place
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
 from shared.model.lease import Lease
@@ -19,6 +18,7 @@ from shared.model.quota import total_of
 from shared.model.request import PodRequest
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.placement import place
 from tests.support.build import dice, ledger_node
 from tests.support.dialects.mixes import BLOCK, BY_NAME, ExpectedPod, ExpectedShare, exactly, mixed
 from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, assert_environment

@@ -9,7 +9,6 @@ from services.node_agent.gpus.sharing_config import (
     SharingConfig,
     without_isolation,
 )
-from services.placer.placement import place
 from services.webhook.admission import AdmissionPolicy, decide
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import parse_pod_request
@@ -21,6 +20,7 @@ from shared.model.placement import Placement, Refusal
 from shared.model.request import GpuRequest, PodRequest, SharingPolicy
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.placement import place
 from simcluster.node_agent.gpus import SimulatedGpus
 from tests.support.build import device, dice, ledger_node, request, use
 from tests.support.dialects.builders import container_with, pod

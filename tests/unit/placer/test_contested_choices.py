@@ -2,7 +2,6 @@
 
 import pytest
 
-from services.placer.placement import place
 from shared.model.device import DeviceUse
 from shared.model.ledger import LedgerChange, LedgerNode
 from shared.model.names import DeviceUuid, NodeName, PodUid
@@ -11,6 +10,7 @@ from shared.model.request import NodeOrder, PodRequest
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.index.ranked_nodes import RECENT_CHANGES
 from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.placement import place
 from tests.support.build import device, dice, gpu, lease, ledger_node, request, share, use
 
 POD = request(gpu(memory=1000))

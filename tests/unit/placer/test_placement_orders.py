@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from services.placer.placement import place
 from shared.model.placement import Placement, Refusal
 from shared.model.request import DeviceOrder, NodeOrder, PodRequest, SharingPolicy
+from shared.placing.placement import place
 from tests.support.build import V100_MIB, device, dice, gpu, ledger_node, request, use
 from tests.support.placer.placing import Cluster
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from services.placer.placement import place
 from shared.model.device import Device, DeviceMode, DeviceUse, Isolation, MigLayout, MigProfile
 from shared.model.lease import Share, bookings
 from shared.model.ledger import LedgerNode
@@ -29,6 +28,7 @@ from shared.model.request import (
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.node_fit import fit_on_node
+from shared.placing.placement import place
 from tests.support.build import device, dice, gpu, ledger_node, request, use
 from tests.support.placer.naive import place_naive
 

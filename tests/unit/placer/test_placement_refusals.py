@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from services.placer.placement import place
 from shared.model.device import DeviceUse
 from shared.model.ledger import LedgerNode
 from shared.model.names import NodeName
@@ -19,6 +18,7 @@ from shared.model.request import (
 )
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.placement import place
 from tests.support.build import V100_MIB, device, dice, gpu, ledger_node, request, use
 
 

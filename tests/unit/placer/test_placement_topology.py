@@ -10,7 +10,7 @@ from shared.model.device import Device
 from shared.model.names import DeviceUuid, NodeName
 from shared.model.placement import Refusal
 from shared.model.request import DeviceOrder, PodRequest, TopologyScope
-from shared.placing.choice.device_topology import best_linked_set
+from shared.placing.choice.container_choice import best_linked_set
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 from tests.support.build import device, gpu, ledger_node, request, use

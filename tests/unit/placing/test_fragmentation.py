@@ -9,17 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from services.placer.compared_placement import COMPARED_NODES
-from services.placer.placement import place
 from services.placer.rounds.batch import DecisionContext
 from shared.model.ledger import LedgerNode
 from shared.model.names import PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import DeviceOrder, DeviceSelection, NodeOrder, PodRequest
-from shared.placing.fragmentation.usable_gpu import CPU_PERCENT, SIZE_EXPONENT, UsableGpu
-from shared.placing.fragmentation.workload import TYPICAL_KINDS, Workload, kind_of
+from shared.placing.fragmentation import (
+    CPU_PERCENT,
+    SIZE_EXPONENT,
+    TYPICAL_KINDS,
+    UsableGpu,
+    Workload,
+    kind_of,
+)
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.placement import COMPARED_NODES, place
 from shared.placing.refusal.quota_refusals import QuotaRefusals
 from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request, use
 

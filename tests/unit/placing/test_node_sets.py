@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.placer.placement import place
 from shared.model.ledger import LedgerNode
 from shared.model.names import NodeName, PodUid
 from shared.model.placement import Placement, Refusal
@@ -31,6 +30,7 @@ from shared.placing.index.threshold_column import (
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import check_all
+from shared.placing.placement import place
 from tests.support.build import device, dice, gpu, ledger_node, request, use
 from tests.unit.placer.test_placement_property import clusters, requests
 

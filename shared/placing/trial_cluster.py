@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from itertools import count
 
-from services.placer.placement import place
 from shared.model.ledger import LedgerNode
 from shared.model.names import PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.placement import place
 
 GOLDEN_RATIO = 0.6180339887
 """Its multiples modulo 1 are spread evenly: they choose among nodes that fit equally well."""

@@ -1,0 +1,347 @@
+"""The cost of a placement: idle GPU that typical pods can use before it and not after; pure.
+
+The mix of pods is learned from those that arrived, the later ones counting more. What they can use
+of a node is the sum of two measures. For a random pod: the idle GPU of the devices that it could
+use, none if the node has too little cpu or memory for it. And for each kind: the GPU that its pods
+use once the node is filled with them. The first sees devices that are too small for most pods, the
+second also what lack of cpu and memory leaves idle.
+"""
+
+from array import array
+from bisect import bisect_right, insort
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+from shared.model.device import MIB, Device, required_cores_percent
+from shared.model.request import ALL_PERCENT, DeviceSelection, PodRequest, SharingPolicy
+from shared.placing.choice.device_choice import device_excluded
+from shared.placing.choice.picks import DevicePick
+from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
+
+HALF_LIFE = 8192
+"""After so many pods, a pod counts half."""
+GROWTH = 2 ** (1 / HALF_LIFE)
+RESCALE_ABOVE = 1e9
+MOST_KINDS = 1024
+"""More kinds are not kept: the rarest are dropped."""
+TYPICAL_PART = 0.95
+TYPICAL_KINDS = 64
+"""The typical kinds are the most frequent ones, up to so many and to that part of all pods."""
+FIRST_REFRESH, REFRESH_EVERY = 16, 512
+"""The typical kinds are chosen again when the number of pods has doubled, and after so many."""
+
+
+class PodKind(NamedTuple):
+    """What pods of one kind request; of several containers the one with the most GPUs counts."""
+
+    cpu: int
+    """Thousandths."""
+    memory: int
+    """Bytes."""
+    gpus: int
+    memory_percent: int
+    """Of each device; 0: see `memory_mib`."""
+    memory_mib: int
+    memory_units: int
+    """In units of the node; with all three 0, it is all of the memory."""
+    cores_percent: int
+    selection: DeviceSelection
+
+    def part_of(self, device: Device) -> int:
+        """Return which part of a device each share takes, in thousandths; 1000 or more: all."""
+        cores = 10 * self.cores_percent
+        if self.memory_percent:
+            return max(10 * self.memory_percent, cores)
+        mib = self.memory_mib or self.memory_units * device.unit_mib or device.memory_mib
+        return max(-(-1000 * mib // max(device.memory_mib, 1)), cores)
+
+
+class TypicalKind(NamedTuple):
+    """A kind, and which part of the typical pods is of it."""
+
+    kind: PodKind
+    part: float
+
+
+class Workload:
+    """Decayed counts of the kinds of pods; `version` rises when the typical kinds change."""
+
+    def __init__(self) -> None:
+        self.typical: tuple[TypicalKind, ...] = ()
+        """The typical kinds of pods with GPUs, the most frequent first."""
+        self.version = 0
+        self._counts: dict[PodKind, float] = {}
+        self._weight = 1.0
+        self._pods = 0
+        self._refresh_at = FIRST_REFRESH
+
+    def learn(self, request: PodRequest) -> None:
+        """Count a pod that arrived."""
+        if not request.containers:
+            return
+        kind = kind_of(request)
+        self._counts[kind] = self._counts.get(kind, 0.0) + self._weight
+        self._weight *= GROWTH
+        self._pods += 1
+        if self._pods >= self._refresh_at or not self.typical:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        self._refresh_at = self._pods + min(max(self._pods, FIRST_REFRESH), REFRESH_EVERY)
+        ranked = sorted(self._counts.items(), key=lambda entry: -entry[1])[:MOST_KINDS]
+        scale = self._weight if self._weight > RESCALE_ABOVE else 1.0
+        self._weight /= scale
+        self._counts = {kind: count / scale for kind, count in ranked}
+        total = sum(self._counts.values())
+        typical: list[tuple[PodKind, float]] = []
+        covered = 0.0
+        for kind, count in self._counts.items():
+            if len(typical) == TYPICAL_KINDS or covered >= TYPICAL_PART * total:
+                break
+            typical.append((kind, count))
+            covered += count
+        self.typical = tuple(TypicalKind(kind, count / covered) for kind, count in typical)
+        self.version += 1
+
+
+def kind_of(request: PodRequest) -> PodKind:
+    """Return the kind of a pod with GPUs."""
+    resources, containers = request.resources, request.containers
+    lead = containers[0]
+    if len(containers) > 1:
+        lead = max(containers, key=lambda container: container.gpus)
+    percent, mib, units = lead.memory_percent or 0, 0, 0
+    if lead.sharing is SharingPolicy.EXCLUSIVE:
+        percent = ALL_PERCENT
+    elif not percent and lead.memory_bytes is not None:
+        mib = -(-lead.memory_bytes // MIB)
+    elif not percent:
+        units = lead.memory_units or 0
+    return PodKind(
+        resources.get("cpu", 0),
+        resources.get("memory", 0),
+        lead.gpus,
+        percent,
+        mib,
+        units,
+        lead.cores_percent,
+        request.selection,
+    )
+
+
+RANDOM_POD_PART = 0.5
+"""The weight of the first measure."""
+SIZE_EXPONENT = 0.3
+"""In the second, a kind counts by its frequency, times its GPUs to this power."""
+CPU_PERCENT = 90
+"""Of a node's idle cpu, so much is for pods with GPUs: others come that are not placed here."""
+WHOLE = 1000
+"""Thousandths of a device."""
+CACHED_VALUES = 1 << 16
+LANE_BYTES = 4
+"""Amounts of all kinds are lanes of one integer, so that those of devices are added in one step."""
+
+FreeParts = tuple[int, ...]
+"""The idle part of each device in thousandths, in ascending order."""
+
+
+class _PartRequest(NamedTuple):
+    """What a typical kind of pods requests of devices of one model."""
+
+    kind: PodKind
+    frequency: float
+    part: int
+    """Thousandths of each device."""
+    weight: float
+    fits: bool
+    """It fits an idle device, and the pods' selection does not exclude it."""
+
+    @classmethod
+    def of(cls, typical: TypicalKind, device: Device) -> "_PartRequest":
+        kind, frequency = typical
+        part = kind.part_of(device)
+        gpus = kind.gpus * min(part, WHOLE) / WHOLE
+        fits = part <= WHOLE and device_excluded(kind.selection, device) is None
+        return cls(kind, frequency, part, frequency * gpus**SIZE_EXPONENT, fits)
+
+
+class _WeighedKind(NamedTuple):
+    """A typical kind that fits the devices, with its weights."""
+
+    gpus: int
+    cpu: int
+    """Twice the request; 1: none."""
+    memory: int
+    """Likewise."""
+    filled: float
+    """The second measure for each pod."""
+    at_random: float
+    """The first measure for each thousandth of a device that is idle."""
+
+
+class UsableGpu:
+    """The valuation of nodes with devices of one model, by the typical kinds of pods."""
+
+    def __init__(self, typical: Sequence[TypicalKind], device: Device) -> None:
+        requests = [_PartRequest.of(each, device) for each in typical]
+        total = sum(map(attrgetter("weight"), requests)) or 1.0
+        usable = sorted(filter(attrgetter("fits"), requests), key=attrgetter("part"))
+        scale = (1 - RANDOM_POD_PART) / total
+        self._kinds = [
+            _WeighedKind(
+                each.kind.gpus,
+                2 * each.kind.cpu or 1,
+                2 * each.kind.memory or 1,
+                scale * each.weight * each.kind.gpus * each.part,
+                RANDOM_POD_PART * each.frequency,
+            )
+            for each in usable
+        ]
+        self._parts = [each.part for each in usable]
+        """In ascending order."""
+        self._shares: dict[int, tuple[int, int]] = {}
+        self._values: dict[tuple[int, int, FreeParts], float] = {}
+
+    def value(self, cpu: int, memory: int, free: FreeParts) -> float:
+        """Return the thousandths of a GPU that typical pods can use, by a node's free amounts."""
+        key = (cpu, memory, free)
+        value = self._values.get(key)
+        if value is None:
+            if len(self._values) >= CACHED_VALUES:
+                self._values.clear()
+            value = self._values[key] = self._compute(cpu, memory, free)
+        return value
+
+    def _compute(self, cpu: int, memory: int, free: FreeParts) -> float:
+        kinds = self._kinds[: bisect_right(self._parts, free[-1])] if free else []
+        shares = idle = 0
+        for part in free:
+            more_shares, more_idle = self._shares.get(part) or self._shares_on(part)
+            shares += more_shares
+            idle += more_idle
+        # Twice the amount plus one, divided by twice the request: no request divides by zero.
+        cpu, memory = 2 * max(cpu * CPU_PERCENT // 100, 0) + 1, 2 * max(memory, 0) + 1
+        value = 0.0
+        lanes = zip(self._unpacked(shares), self._unpacked(idle), kinds, strict=False)
+        for count, idle_parts, (gpus, cpu_each, memory_each, filled, at_random) in lanes:
+            pods = count // gpus
+            if pods * cpu_each > cpu:
+                pods = cpu // cpu_each
+            if pods * memory_each > memory:
+                pods = memory // memory_each
+            if pods:
+                value += pods * filled + idle_parts * at_random
+        return value
+
+    def _shares_on(self, free: int) -> tuple[int, int]:
+        """Return what a device with an idle part adds for each kind, in lanes of an integer.
+
+        The shares of kinds with one GPU that it holds, or 1 if it holds one of several; and its
+        idle part if it holds one.
+        """
+        counts = [
+            0 if part > free else free // max(part, 1) if kind.gpus == 1 else 1
+            for part, kind in zip(self._parts, self._kinds, strict=True)
+        ]
+        idle = [free * (part <= free) for part in self._parts]
+        found = self._shares[free] = _packed(counts), _packed(idle)
+        return found
+
+    def _unpacked(self, lanes: int) -> list[int]:
+        data = lanes.to_bytes(LANE_BYTES * len(self._parts), "little")
+        return memoryview(data).cast("I").tolist()
+
+
+def _packed(amounts: Sequence[int]) -> int:
+    return int.from_bytes(array("I", amounts).tobytes(), "little")
+
+
+class NodeValue:
+    """A node's free amounts, and what typical pods can use of them."""
+
+    __slots__ = ("cpu", "free", "memory", "parts", "usable", "value")
+
+    def __init__(self, node: MirroredNode, usable: UsableGpu) -> None:
+        self.cpu = node.free_resources.get("cpu", 0)
+        self.memory = node.free_resources.get("memory", 0)
+        self.free = {device: free_part(device) for device in node.devices}
+        self.parts = tuple(sorted(self.free.values()))
+        self.usable = usable
+        self.value = usable.value(self.cpu, self.memory, self.parts)
+
+
+class Fragmentation:
+    """Compares placements by the learned workload. Values of nodes are kept until they change."""
+
+    def __init__(self, mirror: ClusterMirror) -> None:
+        self.mirror = mirror
+        self.workload = Workload()
+        self._version = 0
+        self._usable: dict[tuple[int, int, str], UsableGpu] = {}
+        self._nodes: dict[MirroredNode, NodeValue] = {}
+        self._seen_changes = -1
+
+    def cost(self, request: PodRequest, node: MirroredNode, picks: Sequence[DevicePick]) -> float:
+        """Return the thousandths of a GPU that typical pods can use before and not after.
+
+        What the pod itself uses counts, too: it is the same on all nodes.
+        """
+        if not node.devices or not self.workload.typical:
+            return 0.0
+        before = self._nodes.get(node) or self._value_of(node)
+        free, parts = before.free.copy(), list(before.parts)
+        for container, device, memory_mib, _ in picks:
+            part = -(-WHOLE * memory_mib // (device.total_mib or 1))
+            part = max(part, 10 * required_cores_percent(container))
+            alone = container.sharing is SharingPolicy.EXCLUSIVE
+            parts.remove(free[device])
+            free[device] = 0 if alone or part > free[device] else free[device] - part
+            insort(parts, free[device])
+        resources = request.resources
+        after = before.usable.value(
+            before.cpu - resources.get("cpu", 0),
+            before.memory - resources.get("memory", 0),
+            tuple(parts),
+        )
+        return before.value - after
+
+    def catch_up(self) -> None:
+        """Apply changes of the mirror and of the workload since the last call."""
+        if self._version != self.workload.version:
+            self._version = self.workload.version
+            self._usable.clear()
+            self._nodes.clear()
+        changes = self.mirror.changes
+        changed = changes.since(self._seen_changes) if self._seen_changes >= 0 else None
+        if changed is None:
+            self._nodes.clear()
+        else:
+            for node in changed:
+                self._nodes.pop(node, None)
+        self._seen_changes = changes.end
+
+    def _value_of(self, node: MirroredNode) -> NodeValue:
+        device = node.devices[0].device
+        key = (device.memory_mib, device.unit_mib, device.model)
+        usable = self._usable.get(key)
+        if usable is None:
+            usable = self._usable[key] = UsableGpu(self.workload.typical, device)
+        value = self._nodes[node] = NodeValue(node, usable)
+        return value
+
+
+def free_part(device: MirroredDevice) -> int:
+    """Return the thousandths of a device that another share could get."""
+    if device.in_mig_mode:
+        return WHOLE * device.free_instance_mib // max(device.total_mib, 1)
+    if device.free_slot_cores <= 0:
+        return 0
+    return max(
+        0,
+        min(
+            WHOLE * device.free_units * device.unit_mib // device.total_mib,
+            10 * device.free_slot_cores,
+        ),
+    )

@@ -1,1 +1,0 @@
-"""The policy `fragmentation`: nodes are chosen so that idle GPUs stay usable for later pods."""

@@ -1,0 +1,276 @@
+"""The decision: up to three places for a pod, or why there is none; pure."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import nsmallest
+from itertools import islice, zip_longest
+from typing import Final
+
+from shared.model.placement import Placement, Refusal
+from shared.model.request import NodeOrder, PodRequest
+from shared.placing.choice.device_choice import DeviceChooser, is_selective
+from shared.placing.choice.picks import DevicePick, build_shares
+from shared.placing.index.node_index import NodeIndex, PlannedKind, RequestPlan
+from shared.placing.index.ranked_nodes import CANDIDATES, BestNodes
+from shared.placing.index.threshold_column import NodeSet
+from shared.placing.mirror.node_mirror import MirroredNode
+from shared.placing.node_filters import has_no_node_constraints, has_too_little
+from shared.placing.refusal.refusals import cached_refusal, explain_refusal
+
+Rng = Callable[[], float]
+"""Returns a random number from 0 to below 1."""
+Fit = tuple[MirroredNode, list[DevicePick]]
+FRAGMENTATION: Final = NodeOrder.FRAGMENTATION
+RANDOM_TRIES: Final = 8
+"""Nodes tried in random order, of the best ones, before nodes are tried by rank."""
+RARE: Final = 8
+"""Where fewer than one in so many nodes fit, those alone are ranked; else all are tried by rank."""
+
+
+def place(
+    request: PodRequest,
+    index: NodeIndex,
+    rng: Rng,
+    candidates: int = CANDIDATES,
+    *,
+    contested: bool = False,
+) -> tuple[Placement, ...] | Refusal:
+    """Choose a node and its devices, and others should the ledger have no room on the first one.
+
+    The first choice is random among the nodes that tie, so that independent placers seldom choose
+    the same device; all candidates are on different nodes. Nodes are ranked by the pod's own
+    preferences first, then by its node order. Where both shares and MIG instances are allowed, all
+    nodes are tried for the preferred mode before any is tried for the other.
+
+    While choices are `contested`, a pod that packs gets a node that no other placer has just used,
+    as its only candidate, if there is one.
+    """
+    if request.node_order is FRAGMENTATION:
+        return place_compared(request, index, rng, candidates)
+    plan = index.plans.plan(request)
+    kinds = plan.kinds
+    if not index.mirror.mig_nodes and plan.share_kinds:
+        kinds = plan.share_kinds
+    has_preferences = index.eligibility.has_preferences(request.node_requirements)
+    if len(kinds) == 1 and not (plan.refused or has_preferences):
+        placements = _likely_placements(
+            request, plan, index, kinds[0], rng, candidates=candidates, contested=contested
+        )
+        if placements:
+            return placements
+    refusal = cached_refusal(request, index)
+    if refusal is not None:
+        return refusal
+    fitting, excluded = index.sets.split(request, explained=False)
+    plan.refused = not fitting
+    if not fitting:
+        return explain_refusal(request, index, excluded)
+    nodes = _best_nodes(request, index, kinds, fitting, rng)
+    return _placements(request, plan, index, nodes, candidates)
+
+
+def _likely_placements(
+    request: PodRequest,
+    plan: RequestPlan,
+    index: NodeIndex,
+    kind: PlannedKind,
+    rng: Rng,
+    *,
+    candidates: int,
+    contested: bool,
+) -> tuple[Placement, ...]:
+    """Return placements on nodes that probably fit; none: every node has to be checked."""
+    ranked, need = index.likely_nodes(kind), kind.need
+    if contested and ranked.packs:
+        uncontested = ranked.uncontested_nodes(need, rng)
+        placements = _placements(request, plan, index, uncontested, 1)
+        if placements:
+            return placements
+    if candidates == 1:
+        node = ranked.random_best(need, rng)
+        picks = None if node is None else picks_on(request, plan.choose, index, node)
+        if node is not None and picks is not None:
+            return (_placement(node, picks),)
+    likely = _random_nodes(ranked.best_nodes(need), rng)
+    return _placements(request, plan, index, likely, candidates)
+
+
+def _best_nodes(
+    request: PodRequest,
+    index: NodeIndex,
+    kinds: Sequence[PlannedKind],
+    fitting: NodeSet,
+    rng: Rng,
+) -> Iterator[MirroredNode]:
+    """Yield nodes that fit, those that the pod prefers first, then by mode and rank."""
+    for preferred in index.sets.by_preference(request.node_requirements, fitting):
+        seen = set[MirroredNode]()
+        is_rare = preferred.bit_count() * RARE < len(index.mirror.nodes)
+        for planned in kinds:
+            nodes, need = index.exact_nodes(planned.kind), planned.need
+            if is_rare:
+                best = nodes.best_of(index.sets.nodes_in(preferred), need)
+            else:
+                best = nodes.best_nodes(need, index.sets.membership(preferred))
+            for node in _random_nodes(best, rng):
+                if node not in seen:
+                    seen.add(node)
+                    yield node
+
+
+def _placements(
+    request: PodRequest,
+    plan: RequestPlan,
+    index: NodeIndex,
+    nodes: Iterator[MirroredNode],
+    candidates: int,
+) -> tuple[Placement, ...]:
+    """Return placements on those of the nodes that fit, up to the number of candidates."""
+    fits = islice(fits_on(request, plan.choose, index, nodes), candidates)
+    return tuple([_placement(node, picks) for node, picks in fits])
+
+
+def _placement(node: MirroredNode, picks: list[DevicePick]) -> Placement:
+    return Placement(node=node.name, shares=build_shares(picks), node_version=node.version)
+
+
+def _random_nodes(best: BestNodes, rng: Rng) -> Iterator[MirroredNode]:
+    """Yield random nodes of the best ones: the first among those that tie, the rest among all."""
+    among, seen = best.tied, set[int]()
+    for _ in range(min(RANDOM_TRIES, 2 * best.total)):
+        position = int(rng() * among)
+        among = best.total
+        if position not in seen:
+            seen.add(position)
+            yield best.node(position)
+
+
+def fits_on(
+    request: PodRequest, choose: DeviceChooser, index: NodeIndex, nodes: Iterator[MirroredNode]
+) -> Iterator[Fit]:
+    """Yield those of the nodes that fit, with devices."""
+    for node in nodes:
+        picks = picks_on(request, choose, index, node)
+        if picks is not None:
+            yield node, picks
+
+
+def picks_on(
+    request: PodRequest, choose: DeviceChooser, index: NodeIndex, node: MirroredNode
+) -> list[DevicePick] | None:
+    """Return the devices that a pod gets on a node, or None if it does not fit."""
+    requirements = request.node_requirements
+    if not (node.accepts_any_pod and has_no_node_constraints(requirements)) and (
+        index.eligibility.check(requirements, node)[0] is not None
+    ):
+        return None
+    if has_too_little(node.free_resources, request.resources):
+        return None
+    serving = node.serving
+    for trigger in request.triggers:
+        if trigger not in serving:
+            return None
+    return choose(node)
+
+
+COMPARED_NODES = 16
+"""Nodes that are compared; half of them are those that fit most tightly, the others random."""
+ENOUGH_NODES = 8
+"""With fewer nodes that fit among those tried, all nodes that fit are computed."""
+TRIED_NODES = 32
+SORTED_FACTOR = 4
+"""A set of fewer nodes than the square root of so many times all nodes is sorted by rank. The best
+of a larger set are found sooner among all nodes, which are in order already."""
+WEIGHED_NODES = 3
+"""Nodes that the lease records the costs of."""
+
+
+def place_compared(
+    request: PodRequest, index: NodeIndex, rng: Rng, candidates: int
+) -> tuple[Placement, ...] | Refusal:
+    """Choose the nodes on which the pod costs later pods the least of what is idle now.
+
+    On each node the pod gets the devices of its own device order. The same random numbers lead to
+    the same choice.
+    """
+    fits: list[Fit] = []
+    requirements = request.node_requirements
+    if (
+        has_no_node_constraints(requirements)
+        and not is_selective(request.selection)
+        and not index.eligibility.has_preferences(requirements)
+    ):
+        fits = _compared(request, index, _likely_nodes(request, index, rng))
+    if len(fits) < ENOUGH_NODES:
+        refusal = None if fits else cached_refusal(request, index)
+        if refusal is not None:
+            return refusal
+        fitting, excluded = index.sets.split(request, explained=False)
+        if not fitting:
+            return explain_refusal(request, index, excluded)
+        nodes = next(index.sets.by_preference(request.node_requirements, fitting))
+        fits = _compared(request, index, _nodes_of(nodes, request, index, rng))
+    return _least_costly(request, index, fits, candidates)
+
+
+def _least_costly(
+    request: PodRequest, index: NodeIndex, fits: Iterable[Fit], candidates: int
+) -> tuple[Placement, ...]:
+    fragmentation = index.fragmentation
+    fragmentation.catch_up()
+    costs = [
+        (fragmentation.cost(request, node, picks), number, node, picks)
+        for number, (node, picks) in enumerate(fits)
+    ]
+    costs.sort(key=lambda entry: entry[:2])
+    best = costs[:WEIGHED_NODES]
+    weighed = ", ".join(f"{cost / 1000:.2f} on {node.name}" for cost, _, node, _ in best)
+    text = (
+        f"policy fragmentation compared {len(costs)} nodes by the GPUs that the usual pods could "
+        f"use before and not after: {weighed}"
+    )
+    return tuple(
+        Placement(
+            node=node.name,
+            shares=build_shares(picks),
+            node_version=node.version,
+            weighed=text,
+        )
+        for _, _, node, picks in best[:candidates]
+    )
+
+
+def _compared(request: PodRequest, index: NodeIndex, nodes: Iterator[MirroredNode]) -> list[Fit]:
+    choose = index.plans.plan(request).choose
+    return list(islice(fits_on(request, choose, index, nodes), COMPARED_NODES))
+
+
+def _likely_nodes(request: PodRequest, index: NodeIndex, rng: Rng) -> Iterator[MirroredNode]:
+    """Yield nodes that probably fit."""
+    planned = index.plans.plan(request).kinds[0]
+    nodes, need = index.likely_nodes(planned), planned.need
+    return _in_turn(nodes.in_order(need), nodes.random_nodes(need, TRIED_NODES, rng))
+
+
+def _nodes_of(
+    fitting: NodeSet, request: PodRequest, index: NodeIndex, rng: Rng
+) -> Iterator[MirroredNode]:
+    """Yield nodes of a set."""
+    planned = index.plans.plan(request).kinds[0]
+    ranked, need = index.ranked_nodes(planned.kind), planned.need
+    tight: Iterator[MirroredNode]
+    count = fitting.bit_count()
+    if count * count > SORTED_FACTOR * len(index.mirror.nodes):
+        tight = filter(index.sets.membership(fitting), ranked.in_order(need))
+    else:
+        tight = iter(nsmallest(TRIED_NODES, index.sets.nodes_in(fitting), key=ranked.rank_of))
+    return _in_turn(tight, index.sets.random_nodes(fitting, TRIED_NODES, rng))
+
+
+def _in_turn(one: Iterator[MirroredNode], other: Iterator[MirroredNode]) -> Iterator[MirroredNode]:
+    """Yield nodes of both in turn, each node once, up to `TRIED_NODES` of each."""
+    seen = set[MirroredNode]()
+    for pair in zip_longest(islice(one, TRIED_NODES), other):
+        for node in pair:
+            if node is not None and node not in seen:
+                seen.add(node)
+                yield node
