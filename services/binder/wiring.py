@@ -55,7 +55,6 @@ from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import Clock, SystemClock
 from shared.model.events.pod_events import ResyncRequested
 from shared.nats.bus import Bus
-from shared.placing.node_fit import fit_on_node
 from shared.runtime.run import serve
 from shared.runtime.shared_process import SharedProcess
 
@@ -249,7 +248,6 @@ async def serve_binder(settings: BinderSettings, process: SharedProcess | None =
             evictions=EvictionClient(client),
             metrics=metrics,
             clock=clock,
-            fit=fit_on_node,
             rules=settings.rules,
             offer=SchedulerOffers(ledger.waiting_pods, pods, clock).offer,
             enabled=settings.preemption,

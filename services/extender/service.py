@@ -28,8 +28,8 @@ from shared.model.ledger import FeedTruncatedError
 from shared.model.names import NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import NodeOrder, PodRequest
+from shared.placing.choice.container_choice import build_shares
 from shared.placing.choice.device_choice import allowed_modes, choose_devices
-from shared.placing.choice.picks import build_shares
 from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.index.node_sets import Excluded
 from shared.placing.index.ranked_nodes import LAST_RANK, Rank, request_kind

@@ -1,4 +1,4 @@
-"""Devices as node agents report them, their use in the ledger, and whether a request fits; pure."""
+"""Devices, their use in the ledger, and why a request does not fit on one; pure."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -145,6 +145,7 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The device is reserved for a preempting pod."""
 
 
+NO_USE = DeviceUse()
 MIB = 1 << 20
 
 
@@ -197,40 +198,6 @@ def isolation_allows(request: GpuRequest, device: Device) -> bool:
     return not strict or request.sharing is SharingPolicy.EXCLUSIVE
 
 
-def fits(
-    request: GpuRequest,
-    device: Device,
-    use: DeviceUse,
-    *,
-    memory_mib: int,
-    anti_affinity_groups: Iterable[str] = (),
-) -> bool:
-    """Return whether a share for `request` fits on `device`: `device_refusal` without the text.
-
-    Only for shares that HAMi-core enforces; `shared.placing` chooses instances of MIG devices.
-    """
-    return (
-        device.healthy
-        and device.mode is DeviceMode.HAMI_CORE
-        and isolation_allows(request, device)
-        and use.memory_mib + memory_mib <= device.memory_mib
-        and use.cores_percent + required_cores_percent(request) <= 100
-        and not use.layout
-        and _others_allow(request, device, use)
-        and not any(tag in use.anti_affinity_groups for tag in anti_affinity_groups)
-    )
-
-
-def _others_allow(request: GpuRequest, device: Device, use: DeviceUse) -> bool:
-    """Return whether the shares that are on the device permit one more for `request`."""
-    return (
-        not use.exclusive
-        and (use.cores_percent < 100 or request.sharing is SharingPolicy.BEST_EFFORT)
-        and (request.sharing not in IDLE_BEFORE or use.shares == 0)
-        and (not request.slotted or use.shares < slot_limit(request, device))
-    )
-
-
 IDLE_BEFORE = (SharingPolicy.EXCLUSIVE, SharingPolicy.IDLE_DEVICE)
 """Policies that need an idle device. A tuple, since enum members hash slowly."""
 
@@ -240,8 +207,8 @@ def device_refusal(
     device: Device,
     use: DeviceUse,
     *,
-    own: DeviceUse,
     memory_mib: int,
+    own: DeviceUse = NO_USE,
     anti_affinity_groups: Iterable[str] = (),
 ) -> DeviceRefusal | None:
     """Return why a share for `request` does not fit on `device`, or None if it fits.

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from shared.model.device import MIB, Device, required_cores_percent
 from shared.model.request import ALL_PERCENT, DeviceSelection, PodRequest, SharingPolicy
+from shared.placing.choice.container_choice import DevicePick
 from shared.placing.choice.device_choice import device_excluded
-from shared.placing.choice.picks import DevicePick
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 

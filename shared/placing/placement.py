@@ -7,8 +7,8 @@ from typing import Final
 
 from shared.model.placement import Placement, Refusal
 from shared.model.request import NodeOrder, PodRequest
+from shared.placing.choice.container_choice import DevicePick, build_shares
 from shared.placing.choice.device_choice import DeviceChooser, is_selective
-from shared.placing.choice.picks import DevicePick, build_shares
 from shared.placing.index.node_index import NodeIndex, PlannedKind, RequestPlan
 from shared.placing.index.ranked_nodes import CANDIDATES, BestNodes
 from shared.placing.index.threshold_column import NodeSet

@@ -3,13 +3,15 @@
 from collections.abc import Iterable
 from itertools import count
 
+from shared.model.lease import Share
 from shared.model.ledger import LedgerNode
-from shared.model.names import PodUid
+from shared.model.names import NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
+from shared.placing.choice.container_choice import build_shares
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
-from shared.placing.placement import place
+from shared.placing.placement import picks_on, place
 
 GOLDEN_RATIO = 0.6180339887
 """Its multiples modulo 1 are spread evenly: they choose among nodes that fit equally well."""
@@ -39,6 +41,12 @@ class TrialCluster:
             return found
         self.reserve(pod, request, found[0])
         return found[0]
+
+    def shares_on(self, name: NodeName, request: PodRequest) -> tuple[Share, ...] | None:
+        """Return what a pod would get on a node, or None if it does not fit there."""
+        choose = self._index.plans.plan(request).choose
+        picks = picks_on(request, choose, self._index, self._mirror.nodes[name])
+        return None if picks is None else build_shares(picks)
 
     def reserve(self, pod: PodUid, request: PodRequest, placement: Placement) -> None:
         """Count a pod as running at a place."""

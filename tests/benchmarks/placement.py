@@ -8,8 +8,7 @@ keeping the index up to date with everything that changed. Between batches, not 
 gets totals as from the ledger, and the oldest pods are removed once there are 1,024.
 Kinds of pods differ in memory, cores, one or two GPUs, and cpu. Refused pods fit nowhere, a third
 each for lack of memory, of cores and of cpu; before each a device's use changes, so that
-no refusal is the same as before. The naive scan (`--naive`), written for clarity, looks at every
-device of every node.
+no refusal is the same as before.
 CPU time of this process, which collects garbage as rarely as a service, median of batches of 64,
 and for refusals also the mean; the time of `sum(range(1000))` on the same machine beside it shows
 how quick, or how busy, the machine is.
@@ -39,7 +38,6 @@ from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.placement import place
 from shared.runtime.run import GC_THRESHOLD
-from tests.support.placer.naive import place_naive
 
 DEVICES = 8
 DEVICE_MIB = 81_920
@@ -257,26 +255,16 @@ def _refuse(load: Load, wanted: Sequence[PodRequest]) -> float:
     return spent
 
 
-def naive_us(nodes: int, order: NodeOrder, seconds: float) -> float:
-    """Return the median time of a scan over all nodes."""
-    held, wanted = cluster(nodes, random.Random(1)), kinds_of_pods(12, order)  # noqa: S311
-    figures: list[float] = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end or not figures:
-        one = wanted[len(figures) % len(wanted)]
-        began = time.process_time()
-        place_naive(one, held)
-        figures.append((time.process_time() - began) * 1e6)
-    return statistics.median(figures)
-
-
 def _placements(flags: argparse.Namespace, seconds: float) -> Iterator[dict[str, object]]:
     for order, nodes, kinds in product(flags.orders, flags.nodes, flags.kinds):
         fast, refused = placement_us(nodes, kinds, NodeOrder(order), flags.candidates, seconds)
-        row = {"order": order, "nodes": nodes, "kinds": kinds, "us": round(fast, 1)}
-        if flags.naive:
-            row["naive_us"] = round(naive_us(nodes, NodeOrder(order), seconds), 1)
-        yield row | {"refused": refused}
+        yield {
+            "order": order,
+            "nodes": nodes,
+            "kinds": kinds,
+            "us": round(fast, 1),
+            "refused": refused,
+        }
 
 
 def _refusals(flags: argparse.Namespace, seconds: float) -> Iterator[dict[str, object]]:
@@ -298,7 +286,6 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="one second per figure")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--naive", action="store_true", help="time the naive scan, too")
     parser.add_argument("--nodes", type=int, nargs="+", default=[100, 1_000, 5_000, 50_000])
     parser.add_argument("--kinds", type=int, nargs="+", default=[1, 8, 32, 128, 1_000])
     parser.add_argument("--orders", nargs="*", default=[order.value for order in NodeOrder])

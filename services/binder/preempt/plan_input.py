@@ -1,10 +1,10 @@
 """Input of a plan from a cluster snapshot: pending pods and candidates; pure."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 
 from services.binder.ports.observations import DisruptionBudget, PodFacts
-from services.binder.preempt.plan import PlanInput, used_gpu_s
+from services.binder.preempt.plan import PlanInput
 from services.binder.preempt.rules import (
     PendingPod,
     PreemptionRules,
@@ -17,20 +17,30 @@ from services.binder.preempt.rules import (
     tier_of,
     victim_of,
 )
-from shared.model.device import Device
 from shared.model.lease import Lease
-from shared.model.ledger import NodeTotals, WaitingPod
+from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod
 from shared.model.names import PodUid
 from shared.model.preemption import PreemptionState
+from shared.placing.room import ClusterTrials, used_gpu_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSnapshot:
     """Nodes and pods, read at about one moment."""
 
-    nodes: Sequence[NodeTotals]
-    pods: Mapping[PodUid, PodFacts]
-    disruption_budgets: Sequence[DisruptionBudget] = ()
+    def __init__(
+        self,
+        nodes: Sequence[NodeTotals],
+        pods: Mapping[PodUid, PodFacts],
+        disruption_budgets: Sequence[DisruptionBudget] = (),
+    ) -> None:
+        self.nodes = nodes
+        self.pods = pods
+        self.disruption_budgets = disruption_budgets
+
+    @cached_property
+    def trials(self) -> ClusterTrials:
+        """The nodes once the pods that are being deleted already are gone."""
+        return ClusterTrials(self.nodes, {uid for uid, pod in self.pods.items() if pod.deleting})
 
 
 def pending_pods(
@@ -78,17 +88,15 @@ def plan_input(
     """Return the input of a plan for the pending pod, `without` these victims."""
     candidates: list[VictimCandidate] = []
     for node in cluster.nodes:
-        devices = [device for device, _ in node.node.devices]
         for lease in node.leases:
             if lease.pod in without or lease.pod == pending.pod:
                 continue
-            candidate = _candidate(lease, devices, pending, cluster, state, rules, now)
+            candidate = _candidate(lease, node.node, pending, cluster, state, rules, now)
             if candidate is not None:
                 candidates.append(candidate)
     return PlanInput(
-        nodes=cluster.nodes,
+        trials=cluster.trials,
         candidates=candidates,
-        leaving=frozenset(uid for uid, pod in cluster.pods.items() if pod.deleting),
         disruption_budgets=cluster.disruption_budgets,
         allowance=allowance(state, rules, now),
     )
@@ -96,7 +104,7 @@ def plan_input(
 
 def _candidate(  # noqa: PLR0917 - each is a different kind
     lease: Lease,
-    devices: Sequence[Device],
+    node: LedgerNode,
     pending: PendingPod,
     cluster: ClusterSnapshot,
     state: PreemptionState,
@@ -114,5 +122,5 @@ def _candidate(  # noqa: PLR0917 - each is a different kind
         lease=lease,
         victim=victim,
         tier=tier_of(victim, pod, theirs),
-        used_gpu_s=used_gpu_s(lease, devices, now),
+        used_gpu_s=used_gpu_s(lease, node, now),
     )

@@ -11,7 +11,7 @@ from services.binder.metrics import PrometheusMetrics
 from services.binder.ports.observations import PodFacts
 from services.binder.ports.reports import EventRecorder
 from services.binder.preempt.eviction_client import EvictionClient
-from services.binder.preempt.plan import Fit, NoPlan, PreemptionPlan, plan
+from services.binder.preempt.plan import NoPlan, PreemptionPlan, plan
 from services.binder.preempt.plan_input import ClusterSnapshot, pending_pods, plan_input
 from services.binder.preempt.preemption_executor import Offer, PreemptionExecutor
 from services.binder.preempt.rules import (
@@ -114,7 +114,6 @@ class PreemptionController:
         events: EventRecorder,
         metrics: PrometheusMetrics,
         clock: Clock,
-        fit: Fit,
         rules: PreemptionRules,
         offer: Offer,
         enabled: bool = True,
@@ -123,7 +122,6 @@ class PreemptionController:
         self.store = store
         self.evictions = evictions
         self.clock = clock
-        self.fit = fit
         self.rules = rules
         self.enabled = enabled
         self.executor = PreemptionExecutor(
@@ -226,7 +224,7 @@ class PreemptionController:
     ) -> bool:
         pods, disruption_budgets = await self.evictions.list_pods()
         nodes = [node async for page in self.ledger.totals.pages() for node in page]
-        cluster = ClusterSnapshot(nodes=nodes, pods=pods, disruption_budgets=disruption_budgets)
+        cluster = ClusterSnapshot(nodes, pods, disruption_budgets)
         begun = False
         for budget in policies:
             begun |= await self._end_by_policy(budget, cluster)
@@ -250,8 +248,8 @@ class PreemptionController:
             now = self.clock.now()
             state = await self.store.state(now=now)
             given = plan_input(pending, cluster, state, self.rules, now=now, without=refused)
-            request = repelled_request(waiting.queued, (node.node.facts for node in given.nodes))
-            found = plan(request, given, self.fit)
+            request = repelled_request(waiting.queued, (node.node.facts for node in cluster.nodes))
+            found = plan(request, given)
             if isinstance(found, NoPlan):
                 return False
             read = await self._open(waiting, pending, found)

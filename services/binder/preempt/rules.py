@@ -8,6 +8,7 @@ limits come from the journal of evictions, so every replica finds the same.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from services.binder.ports.observations import PodFacts
 from shared.model.errors import RequestError
@@ -63,8 +64,7 @@ class PreemptionRules:
     """Namespaces whose pods are never evicted for violations."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class EvictionTier:
+class EvictionTier(NamedTuple):
     """How undesirable the eviction of one pod is; the pod with the lowest tier is evicted first."""
 
     unowned: bool

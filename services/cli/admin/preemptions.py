@@ -20,7 +20,6 @@ from shared.model.ledger import WaitingPod
 from shared.model.names import PodUid
 from shared.model.preemption import PreemptionState
 from shared.placing.anti_affinity import repelled_request
-from shared.placing.node_fit import fit_on_node
 
 
 def preemptions(flags: argparse.Namespace) -> int:
@@ -80,7 +79,7 @@ async def _dry_run(
     pods, disruptions = await EvictionClient(reader.kubernetes).list_pods()
     if pod.pod not in pods:
         return f"pod {name} is gone"
-    cluster = ClusterSnapshot(nodes=await reader.nodes(), pods=pods, disruption_budgets=disruptions)
+    cluster = ClusterSnapshot(await reader.nodes(), pods, disruptions)
     pending = PendingPod(
         pod=pod.pod,
         namespace=pod.namespace,
@@ -94,7 +93,6 @@ async def _dry_run(
         found=plan(
             repelled_request(waiting[0].queued, (node.node.facts for node in cluster.nodes)),
             planned_from,
-            fit_on_node,
         ),
         protected=tuple(sorted(protected)),
     )

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from services.cli.plan.making_room import Room, rooms_for
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeTotals
 from shared.model.names import NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
+from shared.placing.room import ClusterTrials, Room, rooms_by_few
 from shared.placing.trial_cluster import TrialCluster
 
 MAX_ROOMS = 500
@@ -44,37 +44,33 @@ def plan_moves(
     *,
     now: float,
 ) -> MovePlan | None:
-    """Return the plan with the fewest moves, and then the least GPU time used; None: there is none.
+    """Return the plan with the fewest moves, and then the least GPU time used, if any.
 
     `requests` are those of the pods that may be moved. A moved pod may get another device of the
     same node.
     """
-    cluster = TrialCluster(totals.node for totals in nodes)
-    found = cluster.place(_WANTED, request)
+    trials = ClusterTrials(nodes)
+    found = trials.cluster.place(_WANTED, request)
     if isinstance(found, Placement):
         return MovePlan(node=found.node, shares=found.shares, moves=())
-    totals_of = {totals.node.facts.name: totals for totals in nodes}
-    rooms = rooms_for(request, nodes, lambda lease: lease.pod in requests, now=now)
+    rooms = rooms_by_few(request, trials, lambda lease: lease.pod in requests, now=now)
     for room in islice(rooms, MAX_ROOMS):
-        moves = _moves(request, room, requests, cluster)
+        moves = _moves(request, room, requests, trials.cluster)
         if moves is not None:
             return MovePlan(
-                node=room.node.facts.name,
-                shares=room.shares,
-                moves=moves,
-                used_gpu_s=room.used_gpu_s,
+                node=room.node, shares=room.shares, moves=moves, used_gpu_s=room.used_gpu_s
             )
-        cluster.put_node(totals_of[room.node.facts.name].node)
     return None
 
 
 def _moves(
     request: PodRequest, room: Room, requests: Mapping[PodUid, PodRequest], cluster: TrialCluster
 ) -> tuple[Move, ...] | None:
-    """Place the pods that would end elsewhere; None: not all of them fit. Reserves nothing."""
-    name = room.node.facts.name
-    cluster.put_node(room.node)
-    cluster.reserve(_WANTED, request, Placement(node=name, shares=room.shares))
+    """Place the pods that would end elsewhere, or return None if not all of them fit.
+
+    Their leases have ended in the cluster. Reserves nothing.
+    """
+    cluster.reserve(_WANTED, request, Placement(node=room.node, shares=room.shares))
     moves: list[Move] = []
     for lease in sorted(room.leases, key=_size, reverse=True):
         found = cluster.place(lease.pod, requests[lease.pod])

@@ -54,7 +54,7 @@ def _origin_lines(origin: str, members: Sequence[TriedOutcome]) -> list[Text]:
     room = next((each.room for each in members if each.room), None)
     if room is not None:
         names = ", ".join(_name(lease) for lease in room.leases)
-        lines.append(Text(f"  one more would run on {room.node.facts.name} without {names}"))
+        lines.append(Text(f"  one more would run on {room.node} without {names}"))
     return lines
 
 
@@ -112,7 +112,7 @@ def _outcome_shape(each: TriedOutcome) -> dict[str, Any]:
         "refusal": each.found.text if isinstance(each.found, Refusal) else "",
         "room": room
         and {
-            "node": room.node.facts.name,
+            "node": room.node,
             "leases": [_name(lease) for lease in room.leases],
             "gpu_s_used": round(room.used_gpu_s, 3),
         },

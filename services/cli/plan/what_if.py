@@ -3,12 +3,12 @@
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from services.cli.plan.making_room import Room, rooms_for
 from shared.model.device import Device, DeviceUse
 from shared.model.ledger import LedgerNode, NodeTotals
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
+from shared.placing.room import ClusterTrials, Room, rooms_by_few
 from shared.placing.trial_cluster import TrialCluster
 
 MAX_ADDED = 1000
@@ -33,7 +33,7 @@ class TriedOutcome:
     pod: TriedPod
     found: Placement | Refusal
     room: Room | None = None
-    """What would have to end for a pod that would wait; None: it would run, or nothing helps."""
+    """What would have to end for a pod that would wait. None if it would run, or nothing helps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,16 +65,19 @@ class Forecast:
 
 def forecast(pods: Sequence[TriedPod], nodes: Sequence[NodeTotals], *, now: float) -> Forecast:
     """Place the pods one after the other; budgets and quotas are not counted."""
-    cluster = TrialCluster(node.node for node in nodes)
+    trials = ClusterTrials(nodes)
     rooms: dict[Hashable, Room | None] = {}
     outcomes: list[TriedOutcome] = []
     for number, pod in enumerate(pods):
-        found, room = cluster.place(_uid(number), pod.request), None
+        found, room = trials.cluster.place(_uid(number), pod.request), None
         if isinstance(found, Refusal):
             key = pod.origin
             if key not in rooms:
-                candidates = rooms_for(pod.request, nodes, lambda lease: not lease.claim, now=now)
-                rooms[key] = next(candidates, None)
+                found_rooms = rooms_by_few(
+                    pod.request, trials, lambda lease: not lease.claim, now=now
+                )
+                rooms[key] = next(found_rooms, None)
+                trials.restore()
             room = rooms[key]
         outcomes.append(TriedOutcome(pod=pod, found=found, room=room))
     waiting = [each.pod.request for each in outcomes if isinstance(each.found, Refusal)]

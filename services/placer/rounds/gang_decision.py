@@ -6,17 +6,18 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from services.placer.rounds.batch import ChosenPod, DecisionContext
+from shared.model.device import NO_USE
 from shared.model.events.pod_events import PodQueued
 from shared.model.ledger import GangEnrollment, LedgerNode
 from shared.model.names import PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Placement, Refusal
 from shared.model.request import Gang, GpuRequest, PodRequest
+from shared.placing.choice.container_choice import build_shares
 from shared.placing.choice.device_choice import choose_devices
-from shared.placing.choice.picks import build_shares
 from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.mirror.cluster_mirror import ClusterMirror
-from shared.placing.mirror.node_mirror import NO_USE, MirroredNode
+from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import has_too_little
 from shared.placing.refusal.refusals import possible_nodes
 

@@ -1,13 +1,141 @@
 """The choice of devices on one node for a container: shares, or MIG instances; pure."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 
-from shared.model.device import IDLE_BEFORE, DeviceMode, isolation_allows, required_memory_mib
+from shared.model.device import (
+    IDLE_BEFORE,
+    Device,
+    DeviceMode,
+    isolation_allows,
+    required_cores_percent,
+    required_memory_mib,
+)
+from shared.model.lease import MigPlacement, RequestedUnits, Share
 from shared.model.request import DeviceOrder, GpuRequest, PodRequest, SharingPolicy, TopologyScope
-from shared.placing.choice.picks import NO_POD_USE, DevicePick, PodDeviceUse, PodDeviceUses
 from shared.placing.mig_instances import find_instance, instance_mib
 from shared.placing.mirror.node_mirror import MirroredDevice
+
+
+def enforced_share(container: GpuRequest, device: Device, memory_mib: int) -> Share:
+    """Return a share that HAMi-core enforces."""
+    return Share(
+        container=container.container,
+        device=device.uuid,
+        index=device.index,
+        device_mib=device.memory_mib,
+        device_model=device.model,
+        memory_mib=memory_mib,
+        cores_percent=required_cores_percent(container),
+        unit_mib=device.unit_mib,
+        whole=container.whole,
+        slotted=container.slotted,
+        init=container.init,
+        sharing=container.sharing,
+        slots=container.slots,
+        requested_units=_terms(container, memory_mib)
+        if container.records_requested_units
+        else None,
+    )
+
+
+def instance_share(
+    container: GpuRequest, device: Device, memory_mib: int, place: MigPlacement
+) -> Share:
+    """Return a share that is a MIG instance, whose cores nothing else uses."""
+    return Share(
+        container=container.container,
+        device=device.uuid,
+        index=device.index,
+        device_mib=device.memory_mib,
+        device_model=device.model,
+        memory_mib=memory_mib,
+        cores_percent=container.cores_percent,
+        unit_mib=device.unit_mib,
+        slotted=container.slotted,
+        init=container.init,
+        sharing=SharingPolicy.SHARED,
+        slots=container.slots,
+        mig=place,
+        requested_units=_terms(container, required_memory_mib(container, device)),
+    )
+
+
+def _terms(container: GpuRequest, memory_mib: int) -> RequestedUnits:
+    """Return the requested terms, for dialects whose annotations repeat them."""
+    return RequestedUnits(
+        memory_mib=memory_mib,
+        memory_bytes=None if container.whole else container.memory_bytes,
+        memory_percent=None if container.whole else container.memory_percent,
+    )
+
+
+DevicePick = tuple[GpuRequest, MirroredDevice, int, MigPlacement | None]
+"""A container, a device for it, the MiB of its share there, and the MIG instance; None: HAMi-core
+enforces the share."""
+
+
+@dataclass(slots=True)
+class PodDeviceUse:
+    """The use of one device by earlier containers of the same pod that go on running."""
+
+    memory_mib: int = 0
+    cores_percent: int = 0
+    shares: int = 0
+    exclusive: bool = False
+    layout: str = ""
+    """MIG layout that instances of the pod pin, those of init containers too."""
+    instances: list[tuple[GpuRequest, int, int]] = field(default_factory=list)
+    """Containers, those that end first too, with the MiB and the position of their instances."""
+
+    def instances_beside(self, container: GpuRequest, pod: Sequence[GpuRequest]) -> tuple[int, int]:
+        """Return the positions, as bits, and the MiB of instances in use beside a container."""
+        positions = memory_mib = 0
+        place = pod.index(container) if self.instances else 0
+        for other, taken_mib, position in self.instances:
+            earlier = other if pod.index(other) < place else container
+            if not earlier.init:
+                positions |= 1 << position
+                memory_mib += taken_mib
+        return positions, memory_mib
+
+
+PodDeviceUses = Mapping[MirroredDevice, PodDeviceUse]
+
+NO_POD_USES: PodDeviceUses = {}
+NO_POD_USE = PodDeviceUse()
+
+
+def add_pod_uses(picks: Sequence[DevicePick], pod_uses: dict[MirroredDevice, PodDeviceUse]) -> None:
+    """Add picks to what the pod's containers use; of an init container, only instances stay."""
+    for container, device, memory_mib, instance in picks:
+        if container.init and instance is None:
+            continue
+        pod_use = pod_uses.setdefault(device, PodDeviceUse())
+        if instance is not None:
+            pod_use.layout = instance.layout
+            pod_use.instances.append((container, memory_mib, instance.position))
+        if container.init:
+            continue
+        pod_use.memory_mib += memory_mib
+        pod_use.shares += 1
+        if instance is None:
+            pod_use.cores_percent += required_cores_percent(container)
+            pod_use.exclusive |= container.sharing is SharingPolicy.EXCLUSIVE
+
+
+def build_shares(picks: Sequence[DevicePick]) -> tuple[Share, ...]:
+    """Return the shares that picks become."""
+    return tuple(
+        [
+            enforced_share(container, device.device, memory_mib)
+            if instance is None
+            else instance_share(container, device.device, memory_mib, instance)
+            for container, device, memory_mib, instance in picks
+        ]
+    )
+
 
 ContainerChooser = Callable[
     [GpuRequest, PodRequest, Sequence[MirroredDevice], PodDeviceUses], list[DevicePick] | None

@@ -19,14 +19,17 @@ from shared.model.request import (
 )
 from shared.placing.choice.container_choice import (
     CONTAINER_CHOOSERS,
+    NO_POD_USES,
     ContainerChooser,
+    DevicePick,
+    PodDeviceUse,
+    add_pod_uses,
     choose_mig_instances,
     choose_shared_devices,
     ordered_devices,
     required_free_cores,
     required_units,
 )
-from shared.placing.choice.picks import NO_POD_USES, DevicePick, PodDeviceUse, add_pod_uses
 from shared.placing.mig_instances import largest_first
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 

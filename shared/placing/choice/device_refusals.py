@@ -6,6 +6,10 @@ from shared.model.device import DeviceMode, DeviceRefusal, DeviceUse, device_ref
 from shared.model.request import GpuRequest, PodRequest, TopologyScope
 from shared.placing.choice.container_choice import (
     CONTAINER_CHOOSERS,
+    NO_POD_USE,
+    PodDeviceUse,
+    PodDeviceUses,
+    add_pod_uses,
     instance_availability,
     share_mib,
     topology_location,
@@ -17,7 +21,6 @@ from shared.placing.choice.device_choice import (
     devices_in_mode,
     is_selective,
 )
-from shared.placing.choice.picks import NO_POD_USE, PodDeviceUse, PodDeviceUses, add_pod_uses
 from shared.placing.mig_instances import instance_mib, instance_refusal
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 from shared.placing.node_filters import NodeFilterFailure

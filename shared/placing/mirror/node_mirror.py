@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from shared.model.device import Device, DeviceMode, DeviceUse, Isolation
+from shared.model.device import NO_USE, Device, DeviceMode, DeviceUse, Isolation
 from shared.model.lease import Lease, Share, bookings
 from shared.model.ledger import LedgerNode
 from shared.model.names import DeviceUuid, NodeName
@@ -110,7 +110,6 @@ def _summed_uses(
         )
 
 
-NO_USE = DeviceUse()
 NEVER = -(1 << 62)
 """Long before the first change of the ledger."""
 

@@ -16,7 +16,6 @@ from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import SystemClock
 from shared.nats.bus import Bus
-from shared.placing.node_fit import fit_on_node
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.binder.claims import FakeClaims
@@ -47,7 +46,6 @@ async def binder(at: Scene, nats: str, redis: str) -> AsyncIterator[None]:
             events=events,
             metrics=PrometheusMetrics(),
             clock=SystemClock(),
-            fit=fit_on_node,
             rules=at.rules,
             offer=at.offers.offer,
         )

@@ -25,7 +25,6 @@ from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.preemption import PREEMPT_AT, Victim
 from shared.model.request import GpuRequest, PodRequest
-from shared.placing.node_fit import fit_on_node
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import ledger, share
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
@@ -117,7 +116,6 @@ class Scene:
             events=self.reports,
             metrics=self.reports,
             clock=self.clock,
-            fit=fit_on_node,
             rules=replace(self.rules, **changes),
             offer=self.offers.offer,
         )

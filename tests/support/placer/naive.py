@@ -1,31 +1,240 @@
-"""Placing by looking at every node: slow, plain, and the judge of the placer's index."""
+"""Placing by looking at every node and device: slow, plain, and the judge of the placer's index.
 
-from collections.abc import Iterable
+Whether a share fits is what the text of a refusal says; devices are tried in order, and of several
+all sets are compared.
+"""
 
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+
+from shared.model.device import Device, DeviceMode, DeviceUse, device_refusal, required_memory_mib
+from shared.model.lease import MigPlacement, Share
 from shared.model.ledger import LedgerNode
-from shared.model.placement import Placement
-from shared.model.request import NodeOrder, PodRequest
-from shared.placing.node_fit import fit_on_node
+from shared.model.request import DeviceOrder, GpuRequest, PodRequest, SharingPolicy, TopologyScope
+from shared.placing.choice.container_choice import enforced_share, instance_share
+from shared.placing.choice.device_choice import device_excluded
+from shared.placing.mig_instances import largest_first
+from shared.placing.node_filters import check_all, free_resources
+
+DeviceState = tuple[Device, DeviceUse]
+Given = tuple[Share, ...]
+"""Shares of the pod's earlier containers."""
 
 
-def place_naive(request: PodRequest, nodes: Iterable[LedgerNode]) -> Placement | None:
-    """Return the best node that fits with the devices on it, or None if none fits.
+def fits_somewhere(request: PodRequest, nodes: Iterable[LedgerNode]) -> bool:
+    return any(fit_on_node(request, node) is not None for node in nodes)
 
-    BINPACK prefers the node with the least free device memory, SPREAD the one with the least used;
-    ties go to the first name.
-    """
-    options = []
-    for node in nodes:
-        shares = fit_on_node(request, node)
-        if shares is not None:
-            options.append((_rank(request.node_order, node), node.facts.name, node, shares))
-    if not options:
+
+def fit_on_node(request: PodRequest, node: LedgerNode) -> Given | None:
+    """Return the shares that the pod would get on this node, or None if it does not fit."""
+    free = free_resources(node.facts, node.used)
+    if check_all(request, node.facts, free, node.serving) is not None:
         return None
-    _, name, node, shares = min(options, key=lambda option: option[:2])
-    return Placement(node=name, shares=shares, node_version=node.version)
+    if not request.containers:
+        return ()
+    modes = [DeviceMode.HAMI_CORE, DeviceMode.MIG]
+    for mode in reversed(modes) if request.prefer_mig else modes:
+        for devices in _device_groups(request, node, mode):
+            shares = _fit_containers(request.containers, request, devices)
+            if shares is None and mode is DeviceMode.MIG:
+                shares = _fit_containers(largest_first(request.containers), request, devices)
+            if shares is not None:
+                names = [container.container for container in request.containers]
+                return tuple(sorted(shares, key=lambda share: names.index(share.container)))
+    return None
 
 
-def _rank(order: NodeOrder, node: LedgerNode) -> int:
-    used_mib = sum(use.memory_mib for _, use in node.devices)
-    total_mib = sum(device.memory_mib for device, _ in node.devices)
-    return total_mib - used_mib if order is NodeOrder.BINPACK else used_mib
+def _device_groups(
+    request: PodRequest, node: LedgerNode, mode: DeviceMode
+) -> list[list[DeviceState]]:
+    """Return the sets of devices to try in turn: all of the mode, or each of them alone."""
+    allowed = [
+        (device, use)
+        for device, use in node.devices
+        if device.mode is mode
+        and device_excluded(request.selection, device) is None
+        and device.index not in node.facts.excluded_devices
+    ]
+    if request.same_device:
+        return [[state] for state in _ordered(request, allowed, ())]
+    return [allowed]
+
+
+def _fit_containers(
+    containers: Iterable[GpuRequest], request: PodRequest, devices: Sequence[DeviceState]
+) -> Given | None:
+    given: Given = ()
+    for container in containers:
+        fitting = _fitting_devices(container, request, devices, given)
+        chosen = _best_linked(container.gpus, request, fitting)
+        if chosen is None:
+            return None
+        if container.whole:
+            chosen.sort(key=lambda share: share.index)
+        given += tuple(chosen)
+    return given
+
+
+def _fitting_devices(
+    container: GpuRequest, request: PodRequest, devices: Sequence[DeviceState], given: Given
+) -> list[tuple[Device, Share]]:
+    fitting = []
+    for device, use in _ordered(request, devices, given):
+        in_use = any(share.device == device.uuid and not share.init for share in given)
+        if (request.distinct_devices and in_use) or _location(request, device) is None:
+            continue
+        fit = _fit_instance if device.mode is DeviceMode.MIG else _fit_share
+        share = fit(container, request, device, use, given)
+        if share is not None:
+            fitting.append((device, share))
+    return fitting
+
+
+def _fit_share(
+    container: GpuRequest, request: PodRequest, device: Device, use: DeviceUse, given: Given
+) -> Share | None:
+    memory_mib = required_memory_mib(container, device)
+    refusal = device_refusal(
+        container,
+        device,
+        use,
+        own=_use_of(device, given),
+        memory_mib=memory_mib,
+        anti_affinity_groups=request.anti_affinity_groups,
+    )
+    return enforced_share(container, device, memory_mib) if refusal is None else None
+
+
+def _fit_instance(
+    container: GpuRequest, request: PodRequest, device: Device, use: DeviceUse, given: Given
+) -> Share | None:
+    """Return the smallest free instance that is large enough, of the first layout that has one."""
+    allowed = all(one.mig_allowed and not one.whole for one in request.containers)
+    separate = not use.anti_affinity_groups.intersection(request.anti_affinity_groups)
+    shared = use.shares > 0 and not use.layout
+    if not (allowed and device.healthy and separate) or use.exclusive or shared:
+        return None
+    beside = _instances_beside(container, request, device, given)
+    own = (share.mig.layout for share in given if share.device == device.uuid and share.mig)
+    pinned = use.layout or next(own, "")
+    taken = {n for n, mark in enumerate(use.slots_taken) if mark == "1" and use.layout}
+    taken |= {share.mig.position for share in beside if share.mig}
+    free_mib = device.memory_mib - use.memory_mib - sum(share.memory_mib for share in beside)
+    needed_mib = _needed_instance_mib(container, device)
+    for layout in device.layouts:
+        free = [
+            (profile.memory_mib, position, profile.name)
+            for position, profile in enumerate(layout.positions)
+            if position not in taken and needed_mib <= profile.memory_mib <= free_mib
+        ]
+        if free and pinned in {"", layout.name}:
+            memory_mib, position, profile = min(free)
+            place = MigPlacement(layout=layout.name, position=position, profile=profile)
+            return instance_share(container, device, memory_mib, place)
+    return None
+
+
+def _instances_beside(
+    container: GpuRequest, request: PodRequest, device: Device, given: Given
+) -> list[Share]:
+    """Return the pod's instances on a device that are in use beside a container.
+
+    The instance of an earlier container is, unless that is an init container.
+    """
+    names = [other.container for other in request.containers]
+    earlier = names[: names.index(container.container)]
+    return [
+        share
+        for share in given
+        if share.device == device.uuid
+        and not (share.init if share.container in earlier else container.init)
+    ]
+
+
+def _needed_instance_mib(container: GpuRequest, device: Device) -> int:
+    """Return the least size of an instance; a request for all memory gets the largest one."""
+    no_amount = container.memory_units is None and container.memory_bytes is None
+    percent = container.memory_percent
+    if (percent or 100) >= 100 and (no_amount or percent):
+        return max((p.memory_mib for layout in device.layouts for p in layout.profiles), default=0)
+    return required_memory_mib(container, device)
+
+
+def _best_linked(
+    count: int, request: PodRequest, fitting: list[tuple[Device, Share]]
+) -> list[Share] | None:
+    """Return the first of the sets that have the best links, then the most of one NUMA node."""
+    # Groups in order of their first device, as the sets of the first come first among equals.
+    locations = list(dict.fromkeys(_location(request, device) for device, _ in fitting))
+    sets = [
+        chosen
+        for location in locations
+        for chosen in combinations(
+            [one for one in fitting if _location(request, one[0]) == location], count
+        )
+    ]
+    if not sets:
+        return None
+    if request.prefer_links:
+        best = max(sets, key=lambda chosen: _link_score([device for device, _ in chosen]))
+        return [share for _, share in best]
+    return [share for _, share in sets[0]]
+
+
+def _link_score(devices: Sequence[Device]) -> tuple[int, int]:
+    """Return the sum of mutual link scores, and the number of pairs on one NUMA node."""
+    pairs = list(combinations(devices, 2))
+    links = [(a.links.get(b.uuid, 0), b.links.get(a.uuid, 0)) for a, b in pairs]
+    near = sum(a.numa is not None and a.numa == b.numa for a, b in pairs)
+    return sum(one for one, other in links if one == other), near
+
+
+def _location(request: PodRequest, device: Device) -> str | int | None:
+    return {
+        TopologyScope.NODE: "",
+        TopologyScope.NUMA: device.numa,
+        TopologyScope.PCIE: device.pcie or None,
+    }[request.topology_scope]
+
+
+def _use_of(device: Device, given: Given) -> DeviceUse:
+    own = [share for share in given if share.device == device.uuid and not share.init]
+    return DeviceUse(
+        memory_mib=sum(share.memory_mib for share in own),
+        cores_percent=sum(share.booked_cores for share in own),
+        shares=len(own),
+        exclusive=any(share.sharing is SharingPolicy.EXCLUSIVE for share in own),
+    )
+
+
+def _ordered(
+    request: PodRequest, devices: Iterable[DeviceState], given: Given
+) -> list[DeviceState]:
+    order = request.device_order
+
+    def key(entry: DeviceState) -> tuple[int, int, int]:
+        device, use = entry
+        own = _use_of(device, given)
+        memory_mib, shares = use.memory_mib + own.memory_mib, use.shares + own.shares
+        cores_percent = use.cores_percent + own.cores_percent
+        allocated = sum(
+            weight * 1_000_000 * used // max(there, 1)
+            for weight, used, there in zip(
+                request.allocation_weights,
+                (shares, cores_percent, memory_mib),
+                (device.slots, 100, device.memory_mib),
+                strict=True,
+            )
+        )
+        return {
+            DeviceOrder.FIRST: (0, 0, device.index),
+            DeviceOrder.LAST: (0, 0, -device.index),
+            DeviceOrder.BINPACK: (0, -memory_mib, device.index),
+            DeviceOrder.SPREAD: (0, shares, device.index),
+            DeviceOrder.MOST_ALLOCATED: (0, -allocated, device.index),
+            DeviceOrder.LEAST_ALLOCATED: (0, allocated, device.index),
+            DeviceOrder.TIGHTEST: (-cores_percent, -memory_mib, device.index),
+            DeviceOrder.LEAST_LINKED: (0, sum(device.links.values()), device.index),
+        }[order]
+
+    return sorted(devices, key=key)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from services.binder.preempt.plan import NoPlan, PreemptionPlan, cost_of
+from services.binder.preempt.plan import NoPlan, PreemptionPlan
 from services.binder.preempt.rules import EvictionTier, VictimCandidate
 from services.cli.admin.preemption_render import DryRun, dry_run_shape, dry_run_text, shape, text
 from services.cli.audit.invariants import differences
@@ -19,9 +19,7 @@ TIER = EvictionTier(unowned=True, cause=1, overdraft=-250, priority=3)
 CHOSEN = VictimCandidate(
     lease=lease("v", "n", share("n"), namespace="a"), victim=victim(), tier=TIER, used_gpu_s=12.5
 )
-PLAN = PreemptionPlan(
-    node=NodeName("n"), shares=(share("n", mib=8_000),), victims=(CHOSEN,), cost=cost_of([CHOSEN])
-)
+PLAN = PreemptionPlan(node=NodeName("n"), shares=(share("n", mib=8_000),), victims=(CHOSEN,))
 
 
 def test_a_plan_shows_shares_victims_and_protected_pods() -> None:

@@ -21,7 +21,7 @@ from shared.model.request import (
     SharingPolicy,
     TopologyScope,
 )
-from shared.placing.shares import instance_share
+from shared.placing.choice.container_choice import instance_share
 from shared.runtime.request_settings import RequestSettings, load_rules
 from tests.support.build import device, gpu, ledger_node, request, use
 from tests.support.placer.placing import Cluster

@@ -16,8 +16,8 @@ from shared.model.request import NodeOrder, NodeRequirements, NodeTerm
 from shared.placing.anti_affinity import repelled_request, selects
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
-from shared.placing.node_fit import fit_on_node
 from shared.placing.refusal.quota_refusals import QuotaRefusals
+from shared.placing.trial_cluster import TrialCluster
 from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request
 
 ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
@@ -153,8 +153,10 @@ def test_no_preemption_is_planned_on_a_node_that_repels_the_pod() -> None:
     nodes = [node("n1", term(is_app("noisy"))), node("n2")]
 
     wanted = repelled_request(pod(), [each.facts for each in nodes])
+    cluster = TrialCluster(nodes)
 
-    assert [fit_on_node(wanted, each) is not None for each in nodes] == [False, True]
+    shares = [cluster.shares_on(each.facts.name, wanted) for each in nodes]
+    assert [found is not None for found in shares] == [False, True]
 
 
 APPS, ZONES = st.sampled_from(["a", "b", "c"]), st.sampled_from(["x", "y", ""])

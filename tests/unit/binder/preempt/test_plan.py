@@ -12,22 +12,20 @@ from services.binder.ports.observations import DisruptionBudget, PodFacts
 from services.binder.preempt.plan import (
     NoPlan,
     PlanInput,
-    PreemptionCost,
     PreemptionPlan,
     allowed,
-    cost_of,
     plan,
-    without,
 )
 from services.binder.preempt.rules import Allowance, EvictionTier, VictimCandidate, victim_of
 from shared.model.device import DeviceUse
-from shared.model.lease import Lease, LeaseState
+from shared.model.lease import Lease, LeaseState, Share
 from shared.model.ledger import LedgerNode, NodeTotals, counted_use
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.preemption import PreemptionCause
 from shared.model.request import GpuRequest, PodRequest, SharingPolicy
-from shared.placing.node_fit import fit_on_node
+from shared.placing.room import ClusterTrials, Cost, Endable, cost_of, without
 from tests.support.placer.ledger import device, facts, share
+from tests.support.placer.naive import fit_on_node
 
 SIZE = 16_000
 
@@ -99,17 +97,19 @@ def assert_victims(found: PreemptionPlan | NoPlan) -> list[str]:
 
 def test_gpusharing_29_capacity_is_counted_per_device_not_per_node() -> None:
     leases = [lease("p0", "a", 0, 12_000), lease("p1", "a", 1, 12_000)]
-    inputs = PlanInput(nodes=[node_totals("a", 2, leases)], candidates=[candidate(leases[0])])
+    inputs = PlanInput(
+        trials=ClusterTrials([node_totals("a", 2, leases)]), candidates=[candidate(leases[0])]
+    )
 
-    assert assert_victims(plan(requesting(16_000), inputs, fit_on_node)) == ["p0"]
+    assert assert_victims(plan(requesting(16_000), inputs)) == ["p0"]
     others = [lease("k0", "a", 0, 8_000), lease("k1", "a", 1, 8_000)]
     small = [lease("s0", "a", 0, 8_000), lease("s1", "a", 1, 8_000)]
     inputs = PlanInput(
-        nodes=[node_totals("a", 2, [*others, *small])],
+        trials=ClusterTrials([node_totals("a", 2, [*others, *small])]),
         candidates=[candidate(each) for each in small],
     )
     # 16,000 MiB would be free on the node, and 8,000 on each of its devices.
-    assert isinstance(plan(requesting(16_000), inputs, fit_on_node), NoPlan)
+    assert isinstance(plan(requesting(16_000), inputs), NoPlan)
 
 
 def test_no_victim_is_chosen_if_the_pod_fits_or_will_fit() -> None:
@@ -118,10 +118,11 @@ def test_no_victim_is_chosen_if_the_pod_fits_or_will_fit() -> None:
     candidates = [candidate(leases[0])]
 
     assert isinstance(
-        plan(requesting(4_000), PlanInput(nodes=nodes, candidates=candidates), fit_on_node), NoPlan
+        plan(requesting(4_000), PlanInput(trials=ClusterTrials(nodes), candidates=candidates)),
+        NoPlan,
     )
-    leaving = PlanInput(nodes=nodes, candidates=candidates, leaving=frozenset({PodUid("p1")}))
-    assert isinstance(plan(requesting(16_000), leaving, fit_on_node), NoPlan)
+    leaving = PlanInput(trials=ClusterTrials(nodes, {PodUid("p1")}), candidates=candidates)
+    assert isinstance(plan(requesting(16_000), leaving), NoPlan)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,9 @@ def test_the_cheaper_victim_is_chosen(first: dict[str, Any], second: dict[str, A
 
     for cheap, dear in ((0, 1), (1, 0)):
         candidates = [candidate(leases[cheap], **first), candidate(leases[dear], **second)]
-        found = plan(requesting(8_000), PlanInput(nodes=nodes, candidates=candidates), fit_on_node)
+        found = plan(
+            requesting(8_000), PlanInput(trials=ClusterTrials(nodes), candidates=candidates)
+        )
         assert assert_victims(found) == [f"p{cheap}"]
 
 
@@ -152,9 +155,9 @@ def test_one_large_victim_is_preferred_to_two_small_ones() -> None:
     leases = [lease("big", "a", 0, 16_000), lease("s1", "a", 1, 8_000), lease("s2", "a", 1, 8_000)]
     candidates = [candidate(leases[0], used_gpu_s=50), candidate(leases[1]), candidate(leases[2])]
 
-    inputs = PlanInput(nodes=[node_totals("a", 2, leases)], candidates=candidates)
+    inputs = PlanInput(trials=ClusterTrials([node_totals("a", 2, leases)]), candidates=candidates)
 
-    assert assert_victims(plan(requesting(16_000), inputs, fit_on_node)) == ["big"]
+    assert assert_victims(plan(requesting(16_000), inputs)) == ["big"]
 
 
 def test_a_pod_disruption_budget_is_never_exceeded() -> None:
@@ -162,26 +165,26 @@ def test_a_pod_disruption_budget_is_never_exceeded() -> None:
     candidates = [candidate(each, used_gpu_s=float(n)) for n, each in enumerate(leases)]
     candidates[2] = candidate(leases[2], priority=9)
     inputs = PlanInput(
-        nodes=[node_totals("a", 2, leases)],
+        trials=ClusterTrials([node_totals("a", 2, leases)]),
         candidates=candidates,
         disruption_budgets=[
             DisruptionBudget(name="a/web", pods=frozenset({PodUid("s1"), PodUid("s2")}), allowed=1)
         ],
     )
 
-    assert assert_victims(plan(requesting(16_000), inputs, fit_on_node)) == ["big"]
-    assert assert_victims(plan(requesting(8_000), inputs, fit_on_node)) == ["s1"]
+    assert assert_victims(plan(requesting(16_000), inputs)) == ["big"]
+    assert assert_victims(plan(requesting(8_000), inputs)) == ["s1"]
 
 
 def test_limits_on_victims_are_never_exceeded() -> None:
     leases = [lease("s1", "a", 0, 8_000), lease("s2", "a", 0, 8_000)]
     inputs = PlanInput(
-        nodes=[node_totals("a", 1, leases)],
+        trials=ClusterTrials([node_totals("a", 1, leases)]),
         candidates=[candidate(each) for each in leases],
         allowance=Allowance(total=5, per_namespace=1),
     )
 
-    assert isinstance(plan(requesting(16_000), inputs, fit_on_node), NoPlan)
+    assert isinstance(plan(requesting(16_000), inputs), NoPlan)
 
 
 def test_plans_with_many_candidates_take_bounded_work() -> None:
@@ -189,32 +192,39 @@ def test_plans_with_many_candidates_take_bounded_work() -> None:
     for gpu in range(8):
         leases += [lease(f"q{gpu}", "a", gpu, 9_600)]
     candidates = [candidate(each, used_gpu_s=float(n)) for n, each in enumerate(leases)]
-    trials = 0
+    trials = CountedTrials([node_totals("a", 8, leases)])
 
-    def counting(request: PodRequest, node: LedgerNode) -> object:
-        nonlocal trials
-        trials += 1
-        return fit_on_node(request, node)
-
-    inputs = PlanInput(nodes=[node_totals("a", 8, leases)], candidates=candidates)
-    found = plan(requesting(16_000, gpus=4), inputs, counting)  # type: ignore[arg-type]
+    found = plan(requesting(16_000, gpus=4), PlanInput(trials=trials, candidates=candidates))
 
     assert len(assert_victims(found)) == 20
-    assert trials < 4_000
+    assert trials.count < 4_000
 
 
-def brute(request: PodRequest, inputs: PlanInput) -> tuple[PreemptionCost, str] | None:
-    """Try all sets on every node."""
-    best: tuple[PreemptionCost, str] | None = None
-    for each in inputs.nodes:
-        here = [c for c in inputs.candidates if c.lease.node == each.node.facts.name]
+class CountedTrials(ClusterTrials):
+    count = 0
+
+    def shares(self, *args: Any) -> tuple[Share, ...] | None:
+        self.count += 1
+        return super().shares(*args)
+
+
+def brute(request: PodRequest, inputs: PlanInput) -> Cost | None:
+    """Try all sets on every node, and all devices for each."""
+    costs = []
+    for name, totals in inputs.trials.nodes.items():
+        here = [each for each in inputs.candidates if each.lease.node == name]
         for size in range(1, len(here) + 1):
             for victims in combinations(here, size):
-                evicted = {victim.lease.pod for victim in victims}
-                if allowed(victims, inputs) and fit_on_node(request, without(each, evicted)):
-                    found = (cost_of(victims), each.node.facts.name)
-                    best = found if best is None else min(best, found)
-    return best
+                after = without(totals, {each.lease.pod for each in victims})
+                if allowed([each.lease for each in victims], inputs) and fit_on_node(
+                    request, after.node
+                ):
+                    costs.append(cost(victims))
+    return min(costs, default=None)
+
+
+def cost(victims: Sequence[VictimCandidate]) -> Cost:
+    return cost_of([Endable(lease=v.lease, used_gpu_s=v.used_gpu_s, tier=v.tier) for v in victims])
 
 
 @st.composite
@@ -249,7 +259,7 @@ def plan_inputs(draw: st.DrawFn) -> PlanInput:
     budgets = [
         DisruptionBudget(name="a/x", pods=frozenset(protected), allowed=draw(st.integers(0, 2)))
     ]
-    return PlanInput(nodes=nodes, candidates=candidates, disruption_budgets=budgets)
+    return PlanInput(trials=ClusterTrials(nodes), candidates=candidates, disruption_budgets=budgets)
 
 
 @settings(max_examples=200, deadline=None)
@@ -257,33 +267,33 @@ def plan_inputs(draw: st.DrawFn) -> PlanInput:
 def test_a_plan_makes_the_pod_fit_and_none_is_cheaper(
     inputs: PlanInput, mib: int, gpus: int
 ) -> None:
-    request = requesting(mib, gpus)
-    fits_anyway = any(fit_on_node(request, each.node) for each in inputs.nodes)
+    request, nodes = requesting(mib, gpus), inputs.trials.nodes
+    fits_anyway = any(fit_on_node(request, each.node) for each in nodes.values())
 
-    found = plan(request, inputs, fit_on_node)
+    found = plan(request, inputs)
 
     best = brute(request, inputs)
     if fits_anyway or best is None:
         assert isinstance(found, NoPlan)
         return
     assert isinstance(found, PreemptionPlan)
-    assert allowed(found.victims, inputs)
-    [node] = [each for each in inputs.nodes if each.node.facts.name == found.node]
-    assert fit_on_node(request, without(node, {v.lease.pod for v in found.victims})) == found.shares
-    assert found.cost == best[0]
-    assert plan(request, inputs, fit_on_node) == found
+    victims = [victim.lease for victim in found.victims]
+    assert allowed(victims, inputs)
+    after = without(nodes[found.node], {lease.pod for lease in victims})
+    assert fit_on_node(request, after.node) == found.shares
+    assert cost(found.victims) == best
+    assert plan(request, inputs) == found
 
 
 @settings(max_examples=50, deadline=None)
 @given(plan_inputs())
 def test_a_whole_device_is_freed_entirely(inputs: PlanInput) -> None:
-    found = plan(requesting(0, whole=True), inputs, fit_on_node)
+    found = plan(requesting(0, whole=True), inputs)
 
     if isinstance(found, PreemptionPlan):
-        [node] = [each for each in inputs.nodes if each.node.facts.name == found.node]
         on_it = {
             each.pod
-            for each in node.leases
+            for each in inputs.trials.nodes[found.node].leases
             if any(s.device == found.shares[0].device for s in each.shares)
         }
         assert on_it <= {victim.lease.pod for victim in found.victims}

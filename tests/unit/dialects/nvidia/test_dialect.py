@@ -17,7 +17,7 @@ from shared.model.device import (
     DeviceUse,
     MigLayout,
     MigProfile,
-    fits,
+    device_refusal,
     required_memory_mib,
 )
 from shared.model.errors import RequestError
@@ -152,14 +152,16 @@ def test_hami_adds_a_missing_number_of_gpus(limits: dict[str, int], count: int |
 def test_hami_a_device_with_all_cores_reserved_refuses_even_shares_without_cores() -> None:
     request = read_one(gpu=1, gpumem=1000)
 
-    assert not fits(request, device(), DeviceUse(cores_percent=100, shares=1), memory_mib=1000)
-    assert fits(request, device(), DeviceUse(cores_percent=99, shares=1), memory_mib=1000)
+    all_cores, not_all = (DeviceUse(cores_percent=cores, shares=1) for cores in (100, 99))
+
+    assert device_refusal(request, device(), all_cores, memory_mib=1000)
+    assert not device_refusal(request, device(), not_all, memory_mib=1000)
 
 
 def test_hami_slots_limit_shares() -> None:
     request = read_one(gpu=1, gpumem=1)
 
-    assert not fits(request, device(slots=2), DeviceUse(shares=2), memory_mib=1)
+    assert device_refusal(request, device(slots=2), DeviceUse(shares=2), memory_mib=1)
 
 
 def test_plain_nvidia_pods_get_whole_devices_and_nothing_but_their_names() -> None:

@@ -8,7 +8,7 @@ from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
 from shared.dialects.dialect import ContainerManifest
 from shared.dialects.pod_requests import parse_pod_request
-from shared.model.device import DeviceMode, DeviceUse, fits, required_memory_mib
+from shared.model.device import DeviceMode, DeviceUse, device_refusal, required_memory_mib
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, bookings
 from shared.model.lease_copy import dump_lease, load_lease
@@ -47,9 +47,10 @@ def test_gpusharing_1_half_a_gpu_needs_50_cores_and_4026531840_bytes_of_it() -> 
 
     assert (request.gpus, request.cores_percent, request.memory_bytes) == (1, 50, 4026531840)
     assert required_memory_mib(request, exact) == 3840
-    assert fits(request, exact, DeviceUse(cores_percent=50, shares=1), memory_mib=3840)
-    assert not fits(request, exact, DeviceUse(cores_percent=51, shares=1), memory_mib=3840)
-    assert not fits(request, device(memory_mib=3839), DeviceUse(), memory_mib=3840)
+    half, more = DeviceUse(cores_percent=50, shares=1), DeviceUse(cores_percent=51, shares=1)
+    assert not device_refusal(request, exact, half, memory_mib=3840)
+    assert device_refusal(request, exact, more, memory_mib=3840)
+    assert device_refusal(request, device(memory_mib=3839), DeviceUse(), memory_mib=3840)
 
 
 def test_gpusharing_2_150_cores_are_refused_by_name() -> None:

@@ -18,7 +18,7 @@ from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.gpus.sharing_config import SharingConfig
 from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
-from shared.model.device import DeviceUse, Isolation, device_refusal, fits, required_memory_mib
+from shared.model.device import DeviceUse, Isolation, device_refusal, required_memory_mib
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.plausible import implausible
@@ -203,11 +203,12 @@ async def test_unified_memory_is_the_hosts_and_is_served_whole_or_without_a_limi
     whole = GpuRequest(container="main", gpus=1, sharing=SharingPolicy.EXCLUSIVE, whole=True)
 
     assert (device.memory_mib, device.isolation) == (127600748 // 1024, Isolation.UNMEASURED)
-    refusal = device_refusal(part, device, DeviceUse(), memory_mib=1000, own=DeviceUse())
+    refusal = device_refusal(part, device, DeviceUse(), memory_mib=1000)
     assert refusal is not None
     assert refusal.code == "GpuNotIsolated"
     assert "the driver does not report its memory" in refusal.text
-    assert fits(whole, device, DeviceUse(), memory_mib=required_memory_mib(whole, device))
+    everything = required_memory_mib(whole, device)
+    assert device_refusal(whole, device, DeviceUse(), memory_mib=everything) is None
     (warning,) = mode_warnings(gpus, SharingConfig())
     assert "does not report its memory" in warning
     assert node_checks.driver(gpus, {}).outcome is Outcome.WARN

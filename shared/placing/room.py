@@ -1,0 +1,301 @@
+"""Room for a pod: the cheapest sets of leases whose end lets it run on one node; pure.
+
+The result is exact for small numbers: no set that is yielded later is cheaper. The cost of a set is
+decided by its most undesirable lease first (`Endable.tier`), then by their number, then by the
+GPU-seconds they have used. Where a node has too many sets to try, leases are spared one by one, the
+most expensive first. The order is fixed, and the number of trials is bounded.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, islice
+
+from msgspec import structs
+
+from shared.model.device import DeviceUse
+from shared.model.lease import Lease, Share, bookings
+from shared.model.ledger import LedgerNode, NodeTotals, counted_use
+from shared.model.names import NodeName, PodUid
+from shared.model.request import PodRequest
+from shared.placing.trial_cluster import TrialCluster
+
+MAX_TRIALS = 6000
+"""Trials for one pod; sets of leases are tried on one node until it has had a quarter of them."""
+FEW_LEASES = 4
+MAX_TRIALS_WITH_FEW_LEASES = 20_000
+Cost = tuple[tuple[int, ...], int, float, float, tuple[str, ...]]
+"""Worst tier, leases, GPU-seconds used, minus the creation time of the oldest lease, names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endable:
+    """A lease that may end."""
+
+    lease: Lease
+    used_gpu_s: float
+    """GPU-seconds that it has used, summed over its devices."""
+    tier: tuple[int, ...] = ()
+    """How undesirable its end is; less is better."""
+
+
+Endables = tuple[Endable, ...]
+Allows = Callable[[Sequence[Endable]], bool]
+"""Whether these leases may all end together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What a pod would get on a node without some of its leases."""
+
+    node: NodeName
+    shares: tuple[Share, ...]
+    ends: Endables
+
+    @property
+    def leases(self) -> tuple[Lease, ...]:
+        """The leases that would end."""
+        return tuple(each.lease for each in self.ends)
+
+    @property
+    def used_gpu_s(self) -> float:
+        """GPU-seconds that these leases have used."""
+        return sum(each.used_gpu_s for each in self.ends)
+
+
+def cost_of(ends: Collection[Endable]) -> Cost:
+    """Return the cost of a set of leases; less is cheaper."""
+    return (
+        max(each.tier for each in ends),
+        len(ends),
+        round(sum(each.used_gpu_s for each in ends), 3),
+        -min(each.lease.created_at for each in ends),
+        tuple(sorted(f"{each.lease.namespace}/{each.lease.name}" for each in ends)),
+    )
+
+
+def used_gpu_s(lease: Lease, node: LedgerNode, now: float) -> float:
+    """Return the GPU-seconds that a lease has used: the larger part of each device, times time."""
+    memory = {device.uuid: max(1, device.memory_mib) for device, _ in node.devices}
+    parts = sum(
+        max(booking.cores_percent / 100, booking.memory_mib / memory.get(booking.device, 1 << 62))
+        for booking in bookings(lease.shares)
+    )
+    return parts * max(0.0, now - lease.created_at)
+
+
+def without(totals: NodeTotals, ended: Collection[PodUid]) -> NodeTotals:
+    """Return a node as it is once these pods' leases have ended."""
+    ending = [lease for lease in totals.leases if lease.pod in ended]
+    if not ending:
+        return totals
+    node, used = totals.node, dict(totals.node.used)
+    freed = {share.device for lease in ending for share in lease.shares}
+    for lease in ending:
+        for resource, amount in lease.resources.items():
+            used[resource] = used.get(resource, 0) - amount
+    left = tuple(lease for lease in totals.leases if lease.pod not in ended)
+    counted, _ = counted_use(left)
+    devices = tuple(
+        (device, _use_after(use, counted.get(device.uuid)) if device.uuid in freed else use)
+        for device, use in node.devices
+    )
+    return replace(totals, node=replace(node, used=used, devices=devices), leases=left)
+
+
+def _use_after(before: DeviceUse, counted: DeviceUse | None) -> DeviceUse:
+    after = counted or DeviceUse()
+    return structs.replace(
+        after,
+        fence=before.fence,
+        exclusive=after.exclusive or before.claimed_by,
+        claimed_by=before.claimed_by,
+    )
+
+
+class ClusterTrials:
+    """Nodes with their leases, and a cluster in which those of one node at a time have ended."""
+
+    def __init__(self, nodes: Iterable[NodeTotals], leaving: Collection[PodUid] = ()) -> None:
+        remaining = [without(totals, leaving) for totals in nodes]
+        remaining.sort(key=lambda totals: totals.node.facts.name)
+        self.nodes: Mapping[NodeName, NodeTotals] = {
+            totals.node.facts.name: totals for totals in remaining
+        }
+        """Without the leases of the leaving pods."""
+        self.cluster = TrialCluster(totals.node for totals in remaining)
+        self._changed: NodeName | None = None
+
+    def node_as_it_is(self, request: PodRequest) -> NodeName | None:
+        """Return the first node on which the pod fits without any lease's end, or None."""
+        self.restore()
+        fitting = (name for name in self.nodes if self.cluster.shares_on(name, request) is not None)
+        return next(fitting, None)
+
+    def shares(
+        self, request: PodRequest, name: NodeName, ends: Iterable[Endable]
+    ) -> tuple[Share, ...] | None:
+        """Return what a pod would get once these leases have ended; they do in the cluster."""
+        if name != self._changed:
+            self.restore()
+        self._changed = name
+        ended = {each.lease.pod for each in ends}
+        self.cluster.put_node(without(self.nodes[name], ended).node)
+        return self.cluster.shares_on(name, request)
+
+    def restore(self) -> None:
+        """Let no lease have ended."""
+        if self._changed is not None:
+            self.cluster.put_node(self.nodes[self._changed].node)
+        self._changed = None
+
+
+class RoomSearch:
+    """The search of room for one pod."""
+
+    def __init__(
+        self,
+        request: PodRequest,
+        trials: ClusterTrials,
+        *,
+        allows: Allows = lambda _: True,
+        most_leases: int = 1 << 30,
+        most_trials: int = MAX_TRIALS,
+    ) -> None:
+        self._request = request
+        self._trials = trials
+        self._allows = allows
+        self._most_leases = most_leases
+        self._left = most_trials
+        self._reserved = self._per_node = most_trials // 4
+        one_device = sum(container.gpus for container in request.containers) == 1
+        self._on_one_device = request.same_device or one_device
+
+    def rooms(self, candidates: Iterable[Endable]) -> Iterator[Room]:
+        """Yield room for the pod, the cheapest first, by the end of some of the candidates.
+
+        In the cluster of the trials, the leases of the room that was yielded last have ended.
+        """
+        able = self._able_nodes(candidates)
+        lowest = {name: self._lowest_tier(name, among) for name, among in able.items()}
+        for tier in sorted({each.tier for among in able.values() for each in among}):
+            up_to = {
+                name: _up_to(tier, among) for name, among in able.items() if lowest[name] <= tier
+            }
+            yield from self._in_tier(
+                tier, {name: among for name, among in up_to.items() if among[-1].tier == tier}
+            )
+
+    def _able_nodes(self, candidates: Iterable[Endable]) -> dict[NodeName, list[Endable]]:
+        """Return the candidates by node, where the pod fits once all of them have ended."""
+        by_node: dict[NodeName, list[Endable]] = {}
+        for each in sorted(candidates, key=_spare_order):
+            if self._allows([each]):
+                by_node.setdefault(each.lease.node, []).append(each)
+        return {name: by_node[name] for name in sorted(by_node) if self._fits(name, by_node[name])}
+
+    def _lowest_tier(self, name: NodeName, among: Sequence[Endable]) -> tuple[int, ...]:
+        """Return the lowest tier with which the pod fits once all leases up to it have ended."""
+        tiers = sorted({each.tier for each in among})
+        return tiers[
+            bisect_left(tiers[:-1], True, key=lambda tier: self._fits(name, _up_to(tier, among)))
+        ]
+
+    def _in_tier(
+        self, tier: tuple[int, ...], able: Mapping[NodeName, Sequence[Endable]]
+    ) -> Iterator[Room]:
+        """Yield rooms whose worst lease is of the tier, which no lease in `able` exceeds."""
+        tried, found = dict.fromkeys(able, 0), set[NodeName]()
+        spared: list[Endables] = []
+        size = 0
+        while (tried or spared) and size < self._most_leases:
+            size += 1
+            sets, too_many = self._sets_of_size(size, able, tried)
+            spared += [self._spared(name, able[name]) for name in too_many if name not in found]
+            sets += [ends for ends in spared if len(ends) <= size]
+            spared = [ends for ends in spared if len(ends) > size]
+            for room in self._fitting(tier, sets):
+                found.add(room.node)
+                yield room
+
+    def _sets_of_size(
+        self, size: int, able: Mapping[NodeName, Sequence[Endable]], tried: dict[NodeName, int]
+    ) -> tuple[list[Endables], list[NodeName]]:
+        """Return the sets to try, and the nodes that have too many or none; they leave `tried`."""
+        sets, over = list[Endables](), list[NodeName]()
+        for name, count in list(tried.items()):
+            most = max(0, min(self._per_node - count, self._left - self._reserved))
+            here = list(islice(self._sets(able[name], size), most + 1))
+            if here and len(here) <= most:
+                tried[name] += len(here)
+                sets += here
+            else:
+                del tried[name]
+                over.append(name)
+        return sets, over
+
+    def _fitting(self, tier: tuple[int, ...], sets: Iterable[Endables]) -> Iterator[Room]:
+        costs = ((cost_of(ends), ends) for ends in sets if self._allows(ends))
+        for cost, ends in sorted(costs, key=lambda each: each[0]):
+            node = ends[0].lease.node
+            shares = self._shares(node, ends) if cost[0] == tier else None
+            if shares is not None:
+                yield Room(node=node, shares=shares, ends=ends)
+
+    def _shares(self, name: NodeName, ends: Iterable[Endable]) -> tuple[Share, ...] | None:
+        self._left -= 1
+        return self._trials.shares(self._request, name, ends)
+
+    def _fits(self, name: NodeName, ends: Iterable[Endable]) -> bool:
+        return self._left > 0 and self._shares(name, ends) is not None
+
+    def _sets(self, among: Sequence[Endable], size: int) -> Iterator[Endables]:
+        """Yield sets of a size; of one device only, where the pod needs no more than one."""
+        if not self._on_one_device:
+            yield from combinations(among, size)
+            return
+        seen: set[tuple[PodUid, ...]] = set()
+        for device in sorted({share.device for each in among for share in each.lease.shares}):
+            on_it = [each for each in among if any(s.device == device for s in each.lease.shares)]
+            for ends in combinations(on_it, size):
+                pods = tuple(each.lease.pod for each in ends)
+                if pods not in seen:
+                    seen.add(pods)
+                    yield ends
+
+    def _spared(self, name: NodeName, among: Sequence[Endable]) -> Endables:
+        """Spare leases one by one, the most expensive first, as long as the pod fits."""
+        ends = list(among)
+        for each in reversed(among):
+            fewer = [other for other in ends if other is not each]
+            if fewer and self._fits(name, fewer):
+                ends = fewer
+        return tuple(ends)
+
+
+def _up_to(tier: tuple[int, ...], among: Sequence[Endable]) -> list[Endable]:
+    return [each for each in among if each.tier <= tier]
+
+
+def _spare_order(each: Endable) -> tuple[tuple[int, ...], float, PodUid]:
+    return (each.tier, each.used_gpu_s, each.lease.pod)
+
+
+def rooms_by_few(
+    request: PodRequest,
+    trials: ClusterTrials,
+    may_end: Callable[[Lease], bool],
+    *,
+    now: float,
+) -> Iterator[Room]:
+    """Yield room by the end of at most `FEW_LEASES` leases, all equally undesirable."""
+    candidates = [
+        Endable(lease=lease, used_gpu_s=used_gpu_s(lease, totals.node, now))
+        for totals in trials.nodes.values()
+        for lease in totals.leases
+        if may_end(lease)
+    ]
+    search = RoomSearch(
+        request, trials, most_leases=FEW_LEASES, most_trials=MAX_TRIALS_WITH_FEW_LEASES
+    )
+    return search.rooms(candidates)
