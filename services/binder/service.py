@@ -4,14 +4,27 @@ Any number of replicas may run. This module contains the handlers; the sub-packa
 """
 
 from collections.abc import Sequence
-from typing import Never
+from dataclasses import dataclass
 
-from services.binder.ledger_sync.ledger_updates import lease_changes
-from services.binder.ledger_sync.sweep import SWEEP_S
-from services.binder.parts import Bindings, LedgerSync, Reports
-from services.binder.ports.ledger import LeaseLedger
-from services.binder.ports.nats import Publish
+from services.binder.bind.agent_presence import AgentPresence, NodeCordons
+from services.binder.bind.binding_sender import BindingSender
+from services.binder.bind.pod_binder import PodBinder
+from services.binder.bind.scheduler_bindings import SchedulerBindings
+from services.binder.bind.scheduler_offers import SchedulerOffers
+from services.binder.claims.claim_admission import ClaimAdmission
+from services.binder.claims.claim_ender import ClaimEnder
+from services.binder.claims.claim_leaser import ClaimLeaser
+from services.binder.ledger_sync.deleted_nodes import DeletedNodes
+from services.binder.ledger_sync.ledger_updates import LedgerUpdater, lease_changes
+from services.binder.ledger_sync.node_refusals import NodeRefusals
+from services.binder.ledger_sync.rebuild import LedgerRebuild
+from services.binder.ledger_sync.reconciliation import Reconciler
+from services.binder.ledger_sync.record_watch import RecordWatch
+from services.binder.ledger_sync.scheduling_gates import SchedulingGates
+from services.binder.ledger_sync.sweep import Sweeper
 from services.binder.preempt.preemption_controller import PreemptionController
+from services.binder.report.condition_writer import ConditionWriter
+from services.binder.report.event_writer import EventWriter
 from services.binder.report.explanations import (
     config_event,
     explain,
@@ -21,8 +34,7 @@ from services.binder.report.explanations import (
     violation_event,
     waiting_event,
 )
-from services.binder.resize.resizer import Resizer
-from shared.model.clock import Clock, until_next
+from services.binder.resize.resizer import FINISH_S, Resizer
 from shared.model.events.claim_events import ClaimAllocated, ClaimDeallocated
 from shared.model.events.node_events import (
     DeviceReported,
@@ -66,49 +78,70 @@ from shared.model.events.request_reply import (
     SlicesRequest,
     TerminationRequest,
 )
-from shared.runtime.service import answers, handles, loops, publishes
+from shared.runtime.service import Publish, answers, handles, loops, publishes
 
-VANISHED_S = 1.0
-REBUILD_S = 1.0
-CHECK_S = 1.0
+STEP_S = 1.0
 GATHER_REPORTS_S = 0.1
 """Agents report one by one, and often: reports that share a script call cost much less."""
 
 
-@publishes(
-    BindRequest,
-    TerminationRequest,
-    LimitsRequest,
-    LeaseResized,
-    LedgerRebuilt,
-    PodTerminated,
-    ResyncRequested,
-    PodQueued,
-    SlicesRequest,
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bindings:
+    """The packages `bind` and `claims`."""
+
+    pods: PodBinder
+    chosen: SchedulerBindings
+    offers: SchedulerOffers
+    sender: BindingSender
+    presence: AgentPresence
+    cordons: NodeCordons
+    claim_leaser: ClaimLeaser
+    claim_admission: ClaimAdmission
+    claim_ender: ClaimEnder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSync:
+    """The package `ledger_sync`."""
+
+    updater: LedgerUpdater
+    sweeper: Sweeper
+    reconciler: Reconciler
+    rebuild: LedgerRebuild
+    records: RecordWatch
+    deleted_nodes: DeletedNodes
+    gates: SchedulingGates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reports:
+    """The package `report`."""
+
+    events: EventWriter
+    conditions: ConditionWriter
+    refusals: NodeRefusals
+
+
+@publishes(BindRequest, LeaseResized, LimitsRequest, SlicesRequest, TerminationRequest)
 class Binder:
     """Stateless except for Bindings in flight; the ledger and the API server store the state."""
 
     def __init__(
         self,
         *,
-        ledger: LeaseLedger,
         publish: Publish,
         binding: Bindings,
         sync: LedgerSync,
         reports: Reports,
         preemptor: PreemptionController,
         resizer: Resizer,
-        clock: Clock,
     ) -> None:
-        self.ledger = ledger
         self.publish = publish
         self.binding = binding
         self.sync = sync
         self.reports = reports
         self.preemptor = preemptor
         self.resizer = resizer
-        self.clock = clock
 
     # Bindings
 
@@ -136,14 +169,10 @@ class Binder:
         """Lease an allocation that a scheduler is writing now."""
         return await self.binding.claim_admission.lease(event)
 
-    @loops
-    async def end_unwritten_claims(self) -> None:
+    @loops(every_s=STEP_S)
+    async def end_unwritten_claims(self) -> list[LeaseChanged]:
         """End leases whose allocations were not written after all."""
-        while True:
-            ended = lease_changes(await self.binding.claim_admission.end_unwritten())
-            if ended:
-                await self.publish(ended)
-            await self._sleep_until_next(VANISHED_S)
+        return lease_changes(await self.binding.claim_admission.end_unwritten())
 
     @handles
     async def end_claims(self, events: Sequence[ClaimDeallocated]) -> list[LeaseChanged]:
@@ -160,43 +189,36 @@ class Binder:
         """Lease shares for a pod on the node that kube-scheduler chose, and bind it there."""
         return await self.binding.chosen.bind(event, self.preemptor.claimed_for)
 
-    @loops
+    @loops(wait=lambda binder: binder.binding.cordons.wait())
     async def cordon_nodes(self) -> None:
         """Cordon nodes whose agents do not respond, and probe the agents until they do."""
-        while True:
-            await self.binding.cordons.step()
-            await self.binding.cordons.wait()
+        await self.binding.cordons.step()
 
     # Reports
 
     @handles
-    async def explain_waiting(
-        self, events: Sequence[PlacementRefused | PodRejected]
-    ) -> list[Never]:
+    async def explain_waiting(self, events: Sequence[PlacementRefused | PodRejected]) -> None:
         """Write the pod's condition and an Event with why it waits, unless it has not changed."""
         for event in events:
             explanation = explain(event)
             if self.reports.conditions.explain(explanation):
                 self.reports.events.record(waiting_event(explanation))
-        return []
 
     @handles
-    async def report_violations(self, events: Sequence[ViolationFound]) -> list[Never]:
+    async def report_violations(self, events: Sequence[ViolationFound]) -> None:
         """Write an Event with the rule that a pod's container breaks; evict the pod if required."""
         own = await self.reports.refusals.own(events)
         for event in own:
             once = event.reason == ViolationReason.CORES_NOT_LIMITED
             self.reports.events.record(violation_event(event), once=once)
         await self.preemptor.evict_violators(own)
-        return []
 
     @handles
-    async def report_health(self, events: Sequence[HealthChanged]) -> list[Never]:
+    async def report_health(self, events: Sequence[HealthChanged]) -> None:
         """Write Events about a device's health, for its node and every pod with a lease on it."""
         for event in await self.reports.refusals.with_own_holders(events):
             for each in health_events(event):
                 self.reports.events.record(each)
-        return []
 
     @loops
     async def write_events(self) -> None:
@@ -211,27 +233,23 @@ class Binder:
     # The ledger
 
     @handles
-    async def save_nodes(self, events: Sequence[NodeChanged]) -> list[Never]:
+    async def save_nodes(self, events: Sequence[NodeChanged]) -> None:
         """Save nodes' facts."""
         await self.sync.updater.save_nodes(events)
-        return []
 
     @handles
-    async def remove_deleted_nodes(self, events: Sequence[NodesListed]) -> list[Never]:
+    async def remove_deleted_nodes(self, events: Sequence[NodesListed]) -> None:
         """Remove nodes from the ledger whose deletion was missed."""
         await self.sync.deleted_nodes.remove(events)
-        return []
 
     @handles
-    async def save_quotas(self, events: Sequence[QuotasUpdated]) -> list[Never]:
+    async def save_quotas(self, events: Sequence[QuotasUpdated]) -> None:
         """Save the newest quotas."""
-        newest = max(events, key=lambda event: event.read_at)
-        await self.ledger.quotas.save(newest.quotas, read_at=newest.read_at)
+        await self.sync.updater.save_quotas(events)
         self.sync.sweeper.capacity_freed()
-        return []
 
     @handles(gather_s=GATHER_REPORTS_S)
-    async def save_devices(self, events: Sequence[DeviceReported]) -> list[Never]:
+    async def save_devices(self, events: Sequence[DeviceReported]) -> None:
         """Save nodes' devices, and what their agents have activated; report invalid settings."""
         refused = await self.sync.updater.save_devices(events)
         await self.sync.rebuild.stage_reports(events)
@@ -240,13 +258,11 @@ class Binder:
         for event in events:
             if event.config_errors:
                 self.reports.events.record(config_event(event))
-        return []
 
     @handles
-    async def activate_shares(self, events: Sequence[ShareActivated]) -> list[Never]:
+    async def activate_shares(self, events: Sequence[ShareActivated]) -> None:
         """Record that the kubelet has a container's devices."""
         self.reports.refusals.refuse_all(await self.sync.updater.activate(events))
-        return []
 
     @handles
     async def release_refused(self, events: Sequence[ShareRefused]) -> list[LeaseChanged]:
@@ -273,19 +289,14 @@ class Binder:
         return ended
 
     @handles
-    async def save_filtered_out(self, events: Sequence[PodFilteredOut]) -> list[Never]:
+    async def save_filtered_out(self, events: Sequence[PodFilteredOut]) -> None:
         """Save pods that kube-scheduler has no node for."""
         await self.binding.offers.save_waiting(events)
-        return []
 
-    @loops
-    async def end_vanished(self) -> None:
+    @loops(every_s=STEP_S)
+    async def end_vanished(self) -> list[LeaseChanged]:
         """Request from node agents whether the containers of vanished pods have terminated."""
-        while True:
-            ended = self._freed(await self.sync.updater.end_confirmed())
-            if ended:
-                await self.publish(ended)
-            await self._sleep_until_next(VANISHED_S)
+        return self._freed(await self.sync.updater.end_confirmed())
 
     @handles
     async def reconcile_listing(
@@ -300,92 +311,54 @@ class Binder:
         if event.claim is not None:
             ended = await self.binding.claim_leaser.restore(event.claim, event.node)
             await self.publish(ended)
-        if not event.pods:
-            return LeasesReply(leases=tuple(await self.ledger.load_node(event.node)))
-        found = await self.ledger.load(event.pods)
-        return LeasesReply(
-            leases=tuple(lease for lease in found if lease and lease.node == event.node)
-        )
+        return LeasesReply(leases=await self.sync.updater.list_leases(event.node, event.pods))
 
-    @loops
-    async def expire_reservations(self) -> None:
+    @loops(every_s=STEP_S)
+    async def expire_reservations(self) -> list[BindingFailed | ResyncRequested]:
         """End reservations that no binder committed in time.
 
         After a failure of this loop or of `offer_capacity` it requests a resync of all pods.
         """
-        sweeper = self.sync.sweeper
-        while True:
-            if sweeper.resync_needed:
-                await self.ledger.generation()
-                reason = "the ledger or NATS was unavailable"
-                await self.publish([ResyncRequested(reason=reason)])
-                sweeper.resync_needed = False
-            with sweeper.resync_on_failure():
-                failures = await sweeper.expire()
-                if failures:
-                    await self.publish(failures)
-            await self._sleep_until_next(SWEEP_S)
+        return await self.sync.sweeper.expire()
 
-    @loops
-    async def offer_capacity(self) -> None:
+    @loops(wait=lambda binder: binder.sync.sweeper.wait())
+    async def offer_capacity(self) -> list[PodQueued]:
         """Offer freed capacity to the pods that wait for it."""
-        sweeper = self.sync.sweeper
-        while True:
-            with sweeper.resync_on_failure():
-                offers = await sweeper.offer()
-                if queued := await self.binding.offers.make(offers):
-                    await self.publish(queued)
-            await sweeper.wait()
+        with self.sync.sweeper.resync_on_failure():
+            return await self.binding.offers.make(await self.sync.sweeper.offer())
 
-    @loops
-    async def rebuild_ledger(self) -> None:
+    @loops(every_s=STEP_S)
+    async def rebuild_ledger(self) -> list[LedgerRebuilt | ResyncRequested]:
         """Rebuild the ledger whenever it is empty or has lost writes."""
-        while True:
-            events = await self.sync.rebuild.step()
-            if events:
-                await self.publish(events)
-                self.sync.rebuild.mark_published()
-            await self._sleep_until_next(REBUILD_S)
+        return await self.sync.rebuild.step()
 
-    @loops
-    async def check_records(self) -> None:
+    @loops(every_s=STEP_S)
+    async def check_records(self) -> list[ResyncRequested]:
         """Check the ledger's records, page by page."""
-        while True:
-            requests = await self.sync.records.step()
-            if requests:
-                await self.publish(requests)
-            await self._sleep_until_next(CHECK_S)
+        return await self.sync.records.step()
 
     # Budgets and preemption
 
     @handles
-    async def save_budgets(self, events: Sequence[BudgetChanged]) -> list[Never]:
+    async def save_budgets(self, events: Sequence[BudgetChanged]) -> None:
         """Save the state of namespaces' budgets."""
         await self.preemptor.save_budgets(events)
         self.sync.gates.wake()
-        return []
 
     @handles
-    async def save_gated_pods(self, events: Sequence[PodGated]) -> list[Never]:
+    async def save_gated_pods(self, events: Sequence[PodGated]) -> None:
         """Save pods that wait at their budget's scheduling gate."""
         await self.sync.gates.add(events)
-        return []
 
-    @loops
+    @loops(wait=lambda binder: binder.sync.gates.wait())
     async def remove_gates(self) -> None:
         """Remove the scheduling gates of pods whose namespace has budget again."""
-        while True:
-            await self.sync.gates.step()
-            await self.sync.gates.wait()
+        await self.sync.gates.step()
 
-    @loops
-    async def preempt(self) -> None:
+    @loops(every_s=lambda binder: binder.preemptor.step_s)
+    async def preempt(self) -> list[PlacementChosen]:
         """Preempt leases for pending pods, one binder at a time."""
-        while True:
-            placements = await self.preemptor.step()
-            if placements:
-                await self.publish(placements)
-            await self._sleep_until_next(self.preemptor.step_s)
+        return await self.preemptor.step()
 
     # Sizes
 
@@ -394,13 +367,10 @@ class Binder:
         """Resize a running lease, or return why not."""
         return await self.resizer.resize(event)
 
-    @loops
+    @loops(every_s=FINISH_S)
     async def finish_resizes(self) -> None:
         """Finish resizes that a binder has left unfinished."""
-        await self.resizer.run()
-
-    async def _sleep_until_next(self, every_s: float) -> None:
-        await self.clock.sleep(until_next(self.clock.ticks(), every_s))
+        await self.resizer.finish()
 
     def _freed(self, ended: list[LeaseChanged]) -> list[LeaseChanged]:
         if ended:

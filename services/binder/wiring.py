@@ -4,19 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from services.binder.bind.agent_client import NodeAgentClient
+from services.binder.agent_client import NodeAgentClient
 from services.binder.bind.agent_presence import AgentPresence, NodeCordons
 from services.binder.bind.binding_sender import BATCH_WAIT_S, CONCURRENCY, BindingSender
 from services.binder.bind.deferred_pods import DeferredPods
 from services.binder.bind.gang_check import GangCheck
 from services.binder.bind.pod_binder import PodBinder
-from services.binder.bind.pod_client import PodClient
-from services.binder.bind.scheduler_bindings import NoEvents, SchedulerBindings
+from services.binder.bind.scheduler_bindings import SchedulerBindings
 from services.binder.bind.scheduler_offers import SchedulerOffers
 from services.binder.bind.selected_pods import SelectedPods
+from services.binder.claim_client import ClaimClient
 from services.binder.claims.claim_admission import ClaimAdmission
 from services.binder.claims.claim_answers import AnswerWriter
-from services.binder.claims.claim_client import ClaimClient
 from services.binder.claims.claim_ender import ClaimEnder
 from services.binder.claims.claim_leaser import ClaimLeaser
 from services.binder.ledger_sync.deleted_nodes import DeletedNodes
@@ -32,17 +31,13 @@ from services.binder.ledger_sync.sweep import Sweeper
 from services.binder.ledger_sync.vanished_pods import VanishedPods
 from services.binder.ledger_sync.waiting_records import WaitingRecords
 from services.binder.metrics import PrometheusMetrics
-from services.binder.parts import Bindings, LedgerSync, Reports
-from services.binder.ports.claims import ClaimStatuses
-from services.binder.ports.kubernetes import BinderPods
-from services.binder.ports.ledger import BinderLedger, RebuildStaging
-from services.binder.ports.nats import NodeAgents, Publish
+from services.binder.pod_client import PodClient
 from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.report.condition_writer import ConditionWriter
-from services.binder.report.event_writer import EVENTS_PER_S, EventWriter
+from services.binder.report.event_writer import EVENTS_PER_S, EventWriter, NoEvents
 from services.binder.resize.resizer import Resizer
-from services.binder.service import Binder
+from services.binder.service import Binder, Bindings, LedgerSync, Reports
 from services.binder.settings import BinderSettings
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
@@ -56,6 +51,7 @@ from shared.model.clock import Clock, SystemClock
 from shared.model.events.pod_events import ResyncRequested
 from shared.nats.bus import Bus
 from shared.runtime.run import serve
+from shared.runtime.service import Publish
 from shared.runtime.shared_process import SharedProcess
 
 
@@ -63,12 +59,12 @@ from shared.runtime.shared_process import SharedProcess
 class BinderPorts:
     """Ports of a binder."""
 
-    ledger: BinderLedger
-    staging: RebuildStaging
+    ledger: RedisLeases
+    staging: LedgerStaging
     gated_pods: GatedPods
-    pods: BinderPods
-    claims: ClaimStatuses
-    agents: NodeAgents
+    pods: PodClient
+    claims: ClaimClient
+    agents: NodeAgentClient
     publish: Publish
     metrics: PrometheusMetrics
     clock: Clock
@@ -109,7 +105,6 @@ def build_binder(
     )
     binding = _binding(ports, sender, updater, sweeper=sweeper, reports=reports, presence=presence)
     return Binder(
-        ledger=ledger,
         publish=ports.publish,
         binding=binding,
         sync=LedgerSync(
@@ -132,7 +127,6 @@ def build_binder(
         reports=reports,
         preemptor=build_preemptor(events),
         resizer=resizer,
-        clock=clock,
     )
 
 

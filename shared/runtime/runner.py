@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from opentelemetry.trace import Span, SpanKind
 from prometheus_client import Counter, Histogram
 
+from shared.model.clock import until_tick
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.pod_events import ResyncRequested
@@ -25,7 +26,7 @@ from shared.nats.bus import Bus
 from shared.nats.inbox import DeliveredMessage, Inbox
 from shared.nats.subjects import group_of
 from shared.runtime import telemetry
-from shared.runtime.service import Role, roles_of
+from shared.runtime.service import Publish, Role, roles_of
 
 logger = logging.getLogger(__name__)
 
@@ -270,7 +271,10 @@ class Runner:
                 await asyncio.sleep(PAUSE_S)
 
     async def _loop(self, role: Role) -> None:
-        await getattr(self.service, role.method)()
+        async def publish(events: Sequence[Event]) -> None:
+            await self._retry(role.method, partial(self._publish, events))
+
+        await run_loop(self.service, role, publish)
 
     async def _forever(self, role: Role, once: Callable[[Role], Awaitable[None]]) -> None:
         while True:
@@ -282,6 +286,29 @@ class Runner:
                 self._series(HANDLED, role.method, BUG).inc()
                 logger.exception("%s ended with a bug; restarted in %g s", role.method, PAUSE_S)
             await asyncio.sleep(PAUSE_S)
+
+
+async def run_loop(service: object, role: Role, publish: Publish) -> None:
+    """Run a loop until it raises; of a periodic one, publish what each step returns."""
+    method = getattr(service, role.method)
+    if not role.is_periodic:
+        await method()
+        return
+    if role.waits_first:
+        await _pause(service, role)
+    while True:
+        events = await method()
+        if events:
+            await publish(events)
+        await _pause(service, role)
+
+
+async def _pause(service: object, role: Role) -> None:
+    if role.wait is not None:
+        await role.wait(service)
+        return
+    every_s = role.every_s(service) if callable(role.every_s) else role.every_s
+    await asyncio.sleep(until_tick(every_s or PAUSE_S))
 
 
 def _log(role: Role, events: Sequence[Event], error: Exception | None) -> None:

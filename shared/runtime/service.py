@@ -1,14 +1,14 @@
 """Roles of a service's methods (handlers, sources, replies, loops), from their signatures; pure.
 
 A method marked `@handles` takes a sequence of one event type (or a union of several) and returns
-the events to publish. `@observes` marks a handler of copies, work included, that consumes nothing.
-`@emits` marks an async generator of batches of events. `@answers` takes a request and returns the
-reply. `@loops` marks a background loop.
+the events to publish, or None. `@observes` marks a handler of copies, work included, that consumes
+nothing. `@emits` marks an async generator of batches of events. `@answers` takes a request and
+returns the reply. `@loops` marks a background loop or one step of it, which returns like a handler.
 """
 
 import collections.abc
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, TypeVar, overload
@@ -17,6 +17,14 @@ from shared.model.events.event import Event
 
 F = TypeVar("F", bound=Callable[..., Any])
 K = TypeVar("K", bound=type)
+Step = TypeVar("Step", bound=Callable[..., Awaitable[Sequence[Event] | None]])
+Publish = Callable[[Sequence[Event]], Awaitable[None]]
+"""Publishes events that cannot wait for a handler's return; raises UnavailableError if NATS did not
+accept them."""
+Interval = float | Callable[[Any], float]
+"""Seconds, or a function of the service that returns them."""
+Wait = Callable[[Any], Awaitable[object]]
+"""A function of the service that returns when its next step is due."""
 _MARK = "__leasehold_role__"
 _PUBLISHES = "__leasehold_publishes__"
 
@@ -34,6 +42,22 @@ class Role:
     """Number of batches, or requests, that a replica handles concurrently."""
     gather_s: float = 0.0
     """Pause after a batch, in seconds: events that arrive meanwhile share the next."""
+    every_s: Interval | None = None
+    """How often a loop takes its step: at multiples of this time, together with other loops."""
+    wait: Wait | None = None
+    """The pause between a loop's steps, if it is not `every_s`."""
+    waits_first: bool = False
+    """Whether the loop pauses before its first step."""
+
+    @property
+    def is_periodic(self) -> bool:
+        """Whether the runtime repeats the loop; otherwise the method itself does."""
+        return self.every_s is not None or self.wait is not None
+
+
+def _marked(function: F, kind: str, **facts: object) -> F:
+    setattr(function, _MARK, {"kind": kind, **facts})
+    return function
 
 
 @overload
@@ -46,22 +70,19 @@ def handles(
     """Mark a handler of batches of events."""
 
     def mark(function: F) -> F:
-        setattr(function, _MARK, ("handles", concurrency, gather_s))
-        return function
+        return _marked(function, "handles", concurrency=concurrency, gather_s=gather_s)
 
     return mark if method is None else mark(method)
 
 
 def observes(method: F) -> F:
     """Mark a handler of copies: each replica receives all events, and some may be lost."""
-    setattr(method, _MARK, ("observes", 1, 0.0))
-    return method
+    return _marked(method, "observes")
 
 
 def emits(method: F) -> F:
     """Mark a source: an async generator of batches of events."""
-    setattr(method, _MARK, ("emits", 1, 0.0))
-    return method
+    return _marked(method, "emits")
 
 
 @overload
@@ -72,20 +93,38 @@ def answers(method: F | None = None, *, concurrency: int = 1) -> F | Callable[[F
     """Mark a method that replies to a request to any replica."""
 
     def mark(function: F) -> F:
-        setattr(function, _MARK, ("answers", concurrency, 0.0))
-        return function
+        return _marked(function, "answers", concurrency=concurrency)
 
     return mark if method is None else mark(method)
 
 
-def loops(method: F) -> F:
-    """Mark a method that runs until the service stops; it is restarted if it ends."""
-    setattr(method, _MARK, ("loops", 1, 0.0))
-    return method
+@overload
+def loops(method: F) -> F: ...
+@overload
+def loops(*, every_s: Interval, waits_first: bool = False) -> Callable[[Step], Step]: ...
+@overload
+def loops(*, wait: Wait) -> Callable[[Step], Step]: ...
+def loops(
+    method: F | None = None,
+    *,
+    every_s: Interval | None = None,
+    wait: Wait | None = None,
+    waits_first: bool = False,
+) -> F | Callable[[F], F]:
+    """Mark a method that runs until the service stops, or one step of it with the pause between.
+
+    The runtime publishes what a step returns, takes the next one after the pause, and restarts what
+    raises.
+    """
+
+    def mark(function: F) -> F:
+        return _marked(function, "loops", every_s=every_s, wait=wait, waits_first=waits_first)
+
+    return mark if method is None else mark(method)
 
 
 def publishes(*events: type[Event]) -> Callable[[K], K]:
-    """Mark a service class with the events that its loops and adapters publish."""
+    """Mark a service class with the events that no signature of its methods contains."""
 
     def mark(kind: K) -> K:
         setattr(kind, _PUBLISHES, events)
@@ -111,15 +150,7 @@ def _roles(service: type) -> Iterator[Role]:
         hints = typing.get_type_hints(method)
         publishes = _events_in(hints.pop("return", None))
         consumes = tuple(event for hint in hints.values() for event in _events_in(hint))
-        kind, concurrency, gather_s = mark
-        yield Role(
-            kind=kind,
-            method=name,
-            consumes=consumes,
-            publishes=publishes,
-            concurrency=concurrency,
-            gather_s=gather_s,
-        )
+        yield Role(**mark, method=name, consumes=consumes, publishes=publishes)
 
 
 def _events_in(hint: Any) -> tuple[type[Event], ...]:

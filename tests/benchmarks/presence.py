@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from services.binder.bind.agent_client import NodeAgentClient
+from services.binder.agent_client import NodeAgentClient
 from services.binder.bind.agent_presence import AgentPresence
 from shared.model.clock import SystemClock
 from shared.model.events.request_reply import BindReply, BindRequest

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.binder.ports.observations import PodAnnotations, PodSnapshot
+from services.binder.observations import PodAnnotations, PodSnapshot
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.pod_events import (

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from services.binder.claims.claim_client import ClaimClient
-from services.binder.ports.kubernetes import BinderPods
-from services.binder.ports.nats import NodeAgents
+from services.binder.agent_client import NodeAgentClient
+from services.binder.claim_client import ClaimClient
+from services.binder.pod_client import PodClient
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
 from services.placer.service import Placer
@@ -39,7 +39,7 @@ from tests.support.placer.placers import FakePlacerMetrics
 
 TTL_S = 30.0
 """How long a reservation waits for its binder."""
-Handler = Callable[[Sequence[Any]], Awaitable[Sequence[Event]]]
+Handler = Callable[[Sequence[Any]], Awaitable[Sequence[Event] | None]]
 Publish = Callable[[Sequence[Event]], None]
 
 
@@ -105,9 +105,9 @@ class BinderReplica(Service):
         agents: object,
     ) -> None:
         super().__init__(name, server, loop, world)
-        self.pods = cast(BinderPods, pods)
+        self.pods = cast(PodClient, pods)
         self.claims = ClaimClient(claims, self.clock)
-        self.agents = cast(NodeAgents, agents)
+        self.agents = cast(NodeAgentClient, agents)
         self.start()
 
     def start(self) -> None:
@@ -184,9 +184,7 @@ class BinderReplica(Service):
     async def _rebuild(self) -> None:
         self.world.publish(await self.binder.sync.records.step())
         events = await self.binder.sync.rebuild.step()
-        if events:
-            self.world.publish(events)
-            self.binder.sync.rebuild.mark_published()
+        self.world.publish(events)
 
 
 class PlacerReplica(Service):

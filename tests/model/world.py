@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.binder.ports.nats import NoReply
+from services.binder.agent_client import NoReply
 from shared.ledger.leases import RedisLeases
 from shared.model.device import Device
 from shared.model.errors import ConflictError, RequestError, UnavailableError
@@ -235,7 +235,7 @@ class World:
             self.note_handled(message.event)
             if isinstance(message.event, PodQueued):
                 self.check_gangs()
-            self.publish(events)
+            self.publish(events or ())
 
     def flow(self) -> None:
         """Deliver all messages in order, and let API server and kubelets work, until it is calm."""

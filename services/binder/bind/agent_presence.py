@@ -12,8 +12,8 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.binder.ports.ledger import CordonLedger
-from services.binder.ports.nats import BindPermissions, NoReply
+from services.binder.agent_client import NodeAgentClient, NoReply
+from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock, wait_for_event
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import BindReply
@@ -86,7 +86,7 @@ class AgentPresence:
 
     def __init__(
         self,
-        agents: BindPermissions,
+        agents: NodeAgentClient,
         reported_by_agent: Callable[[NodeName], Awaitable[bool]],
         clock: Clock,
         timing: PresenceTiming | None = None,
@@ -265,7 +265,7 @@ def _deferred(
 class NodeCordons:
     """Any number of binders may run it at once; the latest reply counts."""
 
-    def __init__(self, ledger: CordonLedger, presence: AgentPresence) -> None:
+    def __init__(self, ledger: RedisLeases, presence: AgentPresence) -> None:
         self.ledger = ledger
         self.presence = presence
         self.cordoned: Mapping[NodeName, str] = {}

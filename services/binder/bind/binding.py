@@ -7,7 +7,7 @@ nothing: the pod is read, and its node decides.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from services.binder.ports.observations import PodSnapshot
+from services.binder.observations import PodSnapshot
 from shared.dialects import DIALECTS
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.lease import Lease, LeaseState

@@ -17,7 +17,7 @@ from services.binder.bind.binding import (
     judge,
     needs_binding,
 )
-from services.binder.ports.kubernetes import PodBindings
+from services.binder.pod_client import PodClient
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError
 from shared.model.lease import Lease
@@ -46,7 +46,7 @@ class BindingSender:
 
     def __init__(
         self,
-        pods: PodBindings,
+        pods: PodClient,
         clock: Clock,
         *,
         concurrency: int = CONCURRENCY,

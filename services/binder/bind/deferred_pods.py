@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from services.binder.bind.agent_presence import Deferral
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
-from services.binder.ports.ledger import LeaseLedger
-from services.binder.ports.reports import EventRecorder
 from services.binder.report.condition_writer import ConditionWriter
+from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import explain_deferred, waiting_event
+from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
@@ -42,7 +42,7 @@ class DeferredPods:
     def __init__(
         self,
         *,
-        ledger: LeaseLedger,
+        ledger: RedisLeases,
         updater: LedgerUpdater,
         conditions: ConditionWriter,
         events: EventRecorder,

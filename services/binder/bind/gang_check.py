@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from services.binder.ledger_sync.current_pods import CurrentPods
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
-from services.binder.ports.kubernetes import PodReader
-from services.binder.ports.ledger import LeaseLedger
+from services.binder.pod_client import PodClient
+from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import (
     BindingFailed,
     LeaseChanged,
@@ -22,7 +22,7 @@ from shared.model.lease import LeaseState
 class GangCheck:
     """Ends the reservations of gangs that have lost a pod before any of their pods was bound."""
 
-    def __init__(self, ledger: LeaseLedger, pods: PodReader, updater: LedgerUpdater) -> None:
+    def __init__(self, ledger: RedisLeases, pods: PodClient, updater: LedgerUpdater) -> None:
         self.ledger = ledger
         self.current_pods = CurrentPods(pods)
         self.updater = updater

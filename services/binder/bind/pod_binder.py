@@ -14,16 +14,16 @@ from services.binder.ledger_sync.ledger_updates import (
     binding_failed,
     lease_changes,
 )
-from services.binder.ports.ledger import LeaseLedger
-from services.binder.ports.nats import Publish
-from services.binder.ports.reports import EventRecorder
 from services.binder.report.condition_writer import ConditionWriter
+from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import bound_event, lease_event
+from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged, PlacementChosen, PodBound
 from shared.model.lease import Lease
 from shared.model.names import PodUid
+from shared.runtime.service import Publish
 
 ENDED = "the reservation ended before the pod was bound"
 
@@ -47,7 +47,7 @@ class PodBinder:
     def __init__(
         self,
         *,
-        ledger: LeaseLedger,
+        ledger: RedisLeases,
         publish: Publish,
         sender: BindingSender,
         presence: AgentPresence,

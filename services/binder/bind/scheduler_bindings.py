@@ -10,9 +10,7 @@ from dataclasses import replace
 from services.binder.bind.pod_binder import PodBinder
 from services.binder.bind.selected_pods import SelectedPods
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
-from services.binder.ports.ledger import SchedulerLedger
-from services.binder.ports.nats import Publish
-from services.binder.ports.reports import KubernetesEvent
+from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.pod_events import BindingFailed, PlacementChosen
@@ -28,18 +26,12 @@ from shared.model.ledger import (
     reservation_for,
 )
 from shared.model.names import PodUid
+from shared.runtime.service import Publish
 
 DEADLINE_S = 3.0
 """Attempts to bind a pod begin within this time; kube-scheduler waits for 5 s."""
 RETRY_S = 0.1
 RESERVATION_S = 10.0
-
-
-class NoEvents:
-    """Records nothing: kube-scheduler writes the Events of its pods, with our reasons."""
-
-    def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
-        """Do nothing."""
 
 
 Claimed = Callable[[PodUid], Awaitable[Reservation | None]]
@@ -52,7 +44,7 @@ class SchedulerBindings:
     def __init__(
         self,
         *,
-        ledger: SchedulerLedger,
+        ledger: RedisLeases,
         pods: PodBinder,
         selected: SelectedPods,
         updater: LedgerUpdater,

@@ -8,8 +8,8 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
-from services.binder.ports.kubernetes import PodAnnotator
-from services.binder.ports.ledger import WaitingPodStore
+from services.binder.pod_client import PodClient
+from shared.ledger.waiting_pods import WaitingPods
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError
 from shared.model.events.pod_events import PodFilteredOut, PodQueued
@@ -24,7 +24,7 @@ CONCURRENCY = 8
 class SchedulerOffers:
     """Annotates pods; an offer that is lost is made again by the ledger after 2 s."""
 
-    def __init__(self, waiting_pods: WaitingPodStore, pods: PodAnnotator, clock: Clock) -> None:
+    def __init__(self, waiting_pods: WaitingPods, pods: PodClient, clock: Clock) -> None:
         self.waiting_pods = waiting_pods
         self.pods = pods
         self.clock = clock

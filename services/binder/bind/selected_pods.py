@@ -5,27 +5,19 @@ ago: those that are not bound yet, and those of which the API server's event is 
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
-from services.binder.ports.kubernetes import SelectedPodReader
-from services.binder.ports.observations import SelectedPod
+from services.binder.observations import SelectedPod
+from services.binder.pod_client import PodClient
+from shared.ledger.leases import RedisLeases
 from shared.model.lease import LIVE, Lease
-from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.names import Namespace, NodeName
 from shared.model.node import HOSTNAME, AntiAffinityTerm
-
-
-class LeaseReader(Protocol):
-    """Leases in the ledger."""
-
-    async def load(self, pods: Sequence[PodUid]) -> list[Lease | None]:
-        """Return the pods' leases, None for those without one."""
-        ...
 
 
 class SelectedPods:
     """Looks the pods up at the API server, and their nodes in the ledger until they are bound."""
 
-    def __init__(self, pods: SelectedPodReader, ledger: LeaseReader) -> None:
+    def __init__(self, pods: PodClient, ledger: RedisLeases) -> None:
         self.pods = pods
         self.ledger = ledger
 

@@ -6,20 +6,19 @@ is not decided then is decided after it, and the pod waits for its binding condi
 
 import json
 
+from services.binder.claim_client import ClaimAnswer, device_statuses
 from services.binder.claims.claim_answers import PERMITTED, AnswerWriter, leased_answer
 from services.binder.claims.claim_ender import ClaimEnder
 from services.binder.claims.claim_leaser import ClaimDecisions, ClaimLeaser, covers
-from services.binder.claims.device_statuses import device_statuses
 from services.binder.ledger_sync.ledger_updates import lease_changes
-from services.binder.ports.claims import ClaimAnswer
-from services.binder.ports.ledger import ClaimLedger
-from services.binder.ports.nats import Publish
+from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.model.lease import Lease
 from shared.model.names import PodUid
+from shared.runtime.service import Publish
 
 WRITTEN_S = 10.0
 """After this time, an allocation that was not written never will be."""
@@ -31,7 +30,7 @@ class ClaimAdmission:
     def __init__(
         self,
         *,
-        ledger: ClaimLedger,
+        ledger: RedisLeases,
         publish: Publish,
         leaser: ClaimLeaser,
         answers: AnswerWriter,

@@ -3,9 +3,9 @@
 import asyncio
 from dataclasses import dataclass, replace
 
+from services.binder.agent_client import NodeAgentClient
+from services.binder.claim_client import ClaimAnswer, ClaimClient
 from services.binder.claims.claim_ender import ClaimEnder
-from services.binder.ports.claims import ClaimAnswer, ClaimStatuses
-from services.binder.ports.nats import SliceWriters
 from shared.model.claim import LEASED, REFUSED
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim
@@ -49,7 +49,7 @@ def leased_answer(lease: Lease) -> ClaimAnswer:
 class AnswerWriter:
     """Writes answers; the API server decides between binders by the claim's version."""
 
-    def __init__(self, claims: ClaimStatuses, agents: SliceWriters, ender: ClaimEnder) -> None:
+    def __init__(self, claims: ClaimClient, agents: NodeAgentClient, ender: ClaimEnder) -> None:
         self.claims = claims
         self.agents = agents
         self.ender = ender

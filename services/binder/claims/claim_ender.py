@@ -6,9 +6,9 @@ pod that is deleted by force loses its claim while its containers still run.
 
 from collections.abc import Callable, Sequence
 
+from services.binder.agent_client import NodeAgentClient
 from services.binder.ledger_sync.ledger_updates import CLAIM_ENDED, lease_changes
-from services.binder.ports.ledger import ClaimLedger
-from services.binder.ports.nats import Terminations
+from shared.ledger.leases import RedisLeases
 from shared.model.errors import UnavailableError
 from shared.model.events.claim_events import ClaimDeallocated
 from shared.model.events.pod_events import LeaseChanged
@@ -19,7 +19,7 @@ class ClaimEnder:
     """Stateless: what must still end is in the ledger, for any binder."""
 
     def __init__(
-        self, ledger: ClaimLedger, agents: Terminations, capacity_freed: Callable[[], None]
+        self, ledger: RedisLeases, agents: NodeAgentClient, capacity_freed: Callable[[], None]
     ) -> None:
         self.ledger = ledger
         self.agents = agents

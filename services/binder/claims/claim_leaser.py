@@ -14,8 +14,7 @@ from services.binder.claims.claim_ender import ClaimEnder
 from services.binder.claims.claim_shares import refusal_text, reservation_of
 from services.binder.claims.combined_requests import CombinedRequests
 from services.binder.ledger_sync.ledger_updates import lease_changes
-from services.binder.ports.ledger import ClaimLedger
-from services.binder.ports.nats import Publish
+from shared.ledger.leases import RedisLeases
 from shared.model.claim import LEASED, REFUSED
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -33,6 +32,7 @@ from shared.model.ledger import (
     TooLarge,
 )
 from shared.model.names import NodeName, PodUid
+from shared.runtime.service import Publish
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class ClaimLeaser:
     def __init__(
         self,
         *,
-        ledger: ClaimLedger,
+        ledger: RedisLeases,
         publish: Publish,
         answers: AnswerWriter,
         ender: ClaimEnder,

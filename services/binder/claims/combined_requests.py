@@ -5,8 +5,8 @@ Requests for whole devices and MIG instances have no limits: a container may hav
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from services.binder.claim_client import ClaimClient, RequestUse
 from services.binder.claims.claim_shares import reservation_of
-from services.binder.ports.claims import ClaimStatuses, RequestUse
 from shared.model.claim import DRIVER
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.ledger import LedgerNode, Reservation
@@ -21,7 +21,7 @@ class CombinedRequests:
     Pods that use an allocated claim later cannot be refused any more.
     """
 
-    def __init__(self, claims: ClaimStatuses) -> None:
+    def __init__(self, claims: ClaimClient) -> None:
         self.claims = claims
 
     async def refusal(self, claim: AllocatedClaim, node: LedgerNode | None) -> str:

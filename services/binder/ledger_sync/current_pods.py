@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import TypeVar
 
-from services.binder.ports.kubernetes import PodReader
-from services.binder.ports.observations import PodSnapshot
+from services.binder.observations import PodSnapshot
+from services.binder.pod_client import PodClient
 from shared.model.events.pod_events import PodGated, PodQueued
 from shared.model.lease import Lease
 
@@ -18,7 +18,7 @@ R = TypeVar("R", bound=Lease | PodGated | PodQueued)
 class CurrentPods:
     """Compares records with the pods that they name."""
 
-    def __init__(self, pods: PodReader) -> None:
+    def __init__(self, pods: PodClient) -> None:
         self.pods = pods
         self._reads = asyncio.Semaphore(MAX_READS)
 

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Sequence
 
 from services.binder.metrics import PrometheusMetrics
-from services.binder.ports.kubernetes import NodeReader
-from services.binder.ports.ledger import LeaseLedger
+from services.binder.pod_client import PodClient
 from services.binder.report.explanations import summarize
+from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import NodesListed
 from shared.model.names import NodeName
 from shared.model.node import NodeRevision
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 class DeletedNodes:
     """Compares the ledger with lists of all nodes; a read of the node itself decides."""
 
-    def __init__(self, ledger: LeaseLedger, nodes: NodeReader, metrics: PrometheusMetrics) -> None:
+    def __init__(self, ledger: RedisLeases, nodes: PodClient, metrics: PrometheusMetrics) -> None:
         self.ledger = ledger
         self.nodes = nodes
         self.metrics = metrics

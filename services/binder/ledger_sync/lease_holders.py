@@ -1,8 +1,8 @@
 """Reads the holder of a lease from the API server as it is now: a pod, or a ResourceClaim."""
 
-from services.binder.ports.claims import ClaimAllocations
-from services.binder.ports.kubernetes import PodReader
-from services.binder.ports.observations import PodSnapshot
+from services.binder.claim_client import ClaimClient
+from services.binder.observations import PodSnapshot
+from services.binder.pod_client import PodClient
 from shared.model.events.claim_events import AllocatedClaim, ClaimDeallocated
 from shared.model.events.pod_events import BoundPod, ListedPods, PodTerminated
 from shared.model.lease import Lease
@@ -14,7 +14,7 @@ HolderGone = PodTerminated | ClaimDeallocated
 class LeaseHolders:
     """An allocated claim is on its node as a bound pod is; any other claim is gone."""
 
-    def __init__(self, pods: PodReader, claims: ClaimAllocations) -> None:
+    def __init__(self, pods: PodClient, claims: ClaimClient) -> None:
         self.pods = pods
         self.claims = claims
 

@@ -17,12 +17,18 @@ from services.binder.ledger_sync.lease_evidence import (
 from services.binder.ledger_sync.lost_leases import LostLeases, LostOutcome
 from services.binder.ledger_sync.vanished_pods import VanishedPods
 from services.binder.metrics import PrometheusMetrics
-from services.binder.ports.ledger import BinderLedger
-from services.binder.ports.reports import EventRecorder
+from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import shared_device_event, summarize
+from shared.ledger.leases import RedisLeases
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.node_events import Allocation, DeviceReported, ShareActivated, ShareRefused
-from shared.model.events.pod_events import BindingFailed, LeaseChanged, NodeChanged, PodTerminated
+from shared.model.events.pod_events import (
+    BindingFailed,
+    LeaseChanged,
+    NodeChanged,
+    PodTerminated,
+    QuotasUpdated,
+)
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import DeviceUuid, NodeName, PodUid
 
@@ -41,7 +47,7 @@ class LedgerUpdater:
 
     def __init__(
         self,
-        ledger: BinderLedger,
+        ledger: RedisLeases,
         vanished_pods: VanishedPods,
         lost_leases: LostLeases,
         *,
@@ -75,6 +81,18 @@ class LedgerUpdater:
             if event.deleted:
                 await self.ledger.remove_node(name, revision=event.revision)
                 self._activated.pop(name, None)
+
+    async def save_quotas(self, events: Sequence[QuotasUpdated]) -> None:
+        """Save the newest quotas."""
+        newest = max(events, key=lambda event: event.read_at)
+        await self.ledger.quotas.save(newest.quotas, read_at=newest.read_at)
+
+    async def list_leases(self, node: NodeName, pods: Sequence[PodUid]) -> tuple[Lease, ...]:
+        """Return the leases of a node: all, or those of some pods."""
+        if not pods:
+            return tuple(await self.ledger.load_node(node))
+        found = await self.ledger.load(pods)
+        return tuple(lease for lease in found if lease and lease.node == node)
 
     async def save_devices(self, events: Sequence[DeviceReported]) -> dict[NodeName, str]:
         """Save each node's newest report, and activate the leases that it lists as active.

@@ -13,13 +13,13 @@ from typing import Self
 
 from msgspec import structs
 
+from services.binder.agent_client import NodeAgentClient
 from services.binder.ledger_sync.lease_evidence import Evidence, evidence_of
 from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.metrics import PrometheusMetrics
-from services.binder.ports.ledger import LostLeaseLedger
-from services.binder.ports.nats import Terminations
-from services.binder.ports.observations import PodSnapshot
+from services.binder.observations import PodSnapshot
 from services.binder.report.explanations import summarize
+from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.lease import Lease, LeaseState
@@ -53,9 +53,9 @@ class LostLeases:
 
     def __init__(
         self,
-        ledger: LostLeaseLedger,
+        ledger: RedisLeases,
         holders: LeaseHolders,
-        agents: Terminations,
+        agents: NodeAgentClient,
         *,
         metrics: PrometheusMetrics,
         clock: Clock,

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.metrics import PrometheusMetrics
-from services.binder.ports.ledger import LiveLeases
-from services.binder.ports.reports import EventRecorder
+from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import refused_event
+from shared.ledger.leases import RedisLeases
 from shared.model.errors import LeaseholdError
 from shared.model.events.node_events import (
     HealthChanged,
@@ -38,7 +38,7 @@ class NodeRefusals:
     def __init__(
         self,
         *,
-        ledger: LiveLeases,
+        ledger: RedisLeases,
         holders: LeaseHolders,
         events: EventRecorder,
         metrics: PrometheusMetrics,

@@ -15,14 +15,15 @@ from services.binder.ledger_sync.lease_evidence import Evidence
 from services.binder.ledger_sync.lease_holders import LeaseHolders, holders_in
 from services.binder.ledger_sync.recovery import Recovery
 from services.binder.metrics import PrometheusMetrics
-from services.binder.ports.ledger import RebuildLedger, RebuildStaging
-from services.binder.ports.nats import Publish
 from services.binder.report.explanations import summarize
+from shared.ledger.leases import RedisLeases
+from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, LeaseholdError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import BoundPod, LedgerRebuilt, ResyncRequested
 from shared.model.lease import Lease
+from shared.runtime.service import Publish
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +64,8 @@ class LedgerRebuild:
     def __init__(
         self,
         *,
-        ledger: RebuildLedger,
-        staging: RebuildStaging,
+        ledger: RedisLeases,
+        staging: LedgerStaging,
         publish: Publish,
         holders: LeaseHolders,
         clock: Clock,
@@ -80,7 +81,6 @@ class LedgerRebuild:
         self.clock = clock
         self.metrics = metrics
         self.timing = timing or RebuildTiming()
-        self._unpublished: list[RebuildEvent] = []
         self._compare_again_at = math.inf
 
     async def stage_reports(self, reports: Sequence[DeviceReported]) -> None:
@@ -89,17 +89,8 @@ class LedgerRebuild:
             await self.staging.save_reports(reports)
 
     async def step(self) -> list[RebuildEvent]:
-        """Rebuild the ledger if it needs it and no other replica does.
-
-        Returns the events to publish, again and again until `mark_published` is called.
-        """
-        if not self._unpublished:
-            self._unpublished = await self._rebuild() or self._compare_again()
-        return self._unpublished
-
-    def mark_published(self) -> None:
-        """Record that the events were published."""
-        self._unpublished = []
+        """Rebuild the ledger if it needs it and no other replica does."""
+        return await self._rebuild() or self._compare_again()
 
     async def _rebuild(self) -> list[RebuildEvent]:
         if await self.ledger.status(now=self.clock.ticks()) is not None:

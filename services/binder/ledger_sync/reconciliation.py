@@ -13,10 +13,10 @@ from services.binder.ledger_sync.lease_holders import (
 )
 from services.binder.ledger_sync.waiting_records import WaitingRecords
 from services.binder.metrics import PrometheusMetrics
-from services.binder.ports.ledger import LeaseLedger, ListingStaging
-from services.binder.ports.nats import Publish
-from services.binder.ports.observations import PodSnapshot
+from services.binder.observations import PodSnapshot
 from services.binder.report.explanations import summarize
+from shared.ledger.leases import RedisLeases
+from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.pod_events import (
@@ -28,6 +28,7 @@ from shared.model.events.pod_events import (
 )
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import PodUid
+from shared.runtime.service import Publish
 
 
 class LedgerMismatch:
@@ -85,8 +86,8 @@ class Reconciler:
 
     def __init__(
         self,
-        ledger: LeaseLedger,
-        staging: ListingStaging,
+        ledger: RedisLeases,
+        staging: LedgerStaging,
         holders: LeaseHolders,
         waiting_records: WaitingRecords,
         *,

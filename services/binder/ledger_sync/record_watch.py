@@ -7,9 +7,9 @@ import logging
 from collections.abc import Sequence
 
 from services.binder.metrics import PrometheusMetrics
-from services.binder.ports.ledger import WatchedLedger
-from services.binder.ports.reports import EventRecorder
+from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import summarize, unreadable_event
+from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import ResyncRequested
 from shared.model.ledger import UnreadableRecord
 from shared.model.names import PodUid
@@ -24,7 +24,7 @@ class RecordWatch:
     """One step a second; the Event of a pod follows once its lease is restored, with its name."""
 
     def __init__(
-        self, ledger: WatchedLedger, events: EventRecorder, metrics: PrometheusMetrics
+        self, ledger: RedisLeases, events: EventRecorder, metrics: PrometheusMetrics
     ) -> None:
         self.ledger = ledger
         self.events = events

@@ -8,8 +8,9 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from services.binder.ports.kubernetes import PodGates
-from services.binder.ports.reports import EventRecorder, KubernetesEvent
+from services.binder.pod_client import PodClient
+from services.binder.report.event_writer import EventRecorder
+from services.binder.report.explanations import KubernetesEvent
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.bounds import cut
 from shared.model.clock import Clock, wait_for_event
@@ -35,7 +36,7 @@ class SchedulingGates:
     """Removing a gate twice is harmless: any number of binders may do it."""
 
     def __init__(
-        self, store: GatedPods, pods: PodGates, events: EventRecorder, clock: Clock
+        self, store: GatedPods, pods: PodClient, events: EventRecorder, clock: Clock
     ) -> None:
         self.store = store
         self.pods = pods

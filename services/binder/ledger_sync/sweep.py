@@ -5,10 +5,10 @@ import contextlib
 from collections.abc import Iterator
 
 from services.binder.ledger_sync.ledger_updates import binding_failed
-from services.binder.ports.ledger import LeaseLedger
+from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock, until_next, wait_for_event
 from shared.model.errors import UnavailableError
-from shared.model.events.pod_events import BindingFailed, PodQueued
+from shared.model.events.pod_events import BindingFailed, PodQueued, ResyncRequested
 
 SWEEP_S = 1.0
 OFFER_S = 0.5
@@ -23,7 +23,7 @@ REPEAT_OFFERS_S = 30.0
 class Sweeper:
     """Sweeps every second, and at once when capacity was freed here."""
 
-    def __init__(self, ledger: LeaseLedger, clock: Clock) -> None:
+    def __init__(self, ledger: RedisLeases, clock: Clock) -> None:
         self.ledger = ledger
         self.clock = clock
         self._freed = asyncio.Event()
@@ -32,7 +32,7 @@ class Sweeper:
         self._offers_complete = True
         self._have_waited = False
         """Whether pods waited when the ledger's status was read last."""
-        self.resync_needed = False
+        self._resync_needed = False
         """Whether something may have ended or been offered without an event."""
 
     @contextlib.contextmanager
@@ -41,15 +41,23 @@ class Sweeper:
         try:
             yield
         except UnavailableError:
-            self.resync_needed = True
+            self._resync_needed = True
             raise
 
     def capacity_freed(self) -> None:
         """Offer capacity that was freed here without delay."""
         self._freed.set()
 
-    async def expire(self) -> list[BindingFailed]:
+    async def expire(self) -> list[BindingFailed | ResyncRequested]:
         """End reservations that have expired; their pods must be placed again."""
+        if self._resync_needed:
+            await self.ledger.generation()
+            self._resync_needed = False
+            return [ResyncRequested(reason="the ledger was unavailable")]
+        with self.resync_on_failure():
+            return [*await self._expire()]
+
+    async def _expire(self) -> list[BindingFailed]:
         status = await self.ledger.status(now=self.clock.ticks())
         if status is None or not 0 < status.expires_at <= self.clock.now():
             return []

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from services.binder.ports.nats import Terminations
+from services.binder.agent_client import NodeAgentClient
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
 from shared.model.lease import Lease
@@ -35,7 +35,9 @@ class VanishedPod:
 class VanishedPods:
     """Leases whose pods are gone but may still run, as the ledger lists them for any binder."""
 
-    def __init__(self, agents: Terminations, clock: Clock, *, silence_s: float = SILENCE_S) -> None:
+    def __init__(
+        self, agents: NodeAgentClient, clock: Clock, *, silence_s: float = SILENCE_S
+    ) -> None:
         self.agents = agents
         self.clock = clock
         self.silence_s = silence_s

@@ -3,8 +3,8 @@
 from collections.abc import Collection
 
 from services.binder.ledger_sync.current_pods import CurrentPods
-from services.binder.ports.kubernetes import PodReader
-from services.binder.ports.ledger import LeaseLedger
+from services.binder.pod_client import PodClient
+from shared.ledger.leases import RedisLeases
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.events.pod_events import PodGated, PodQueued, PodTerminated
 from shared.model.names import PodUid
@@ -13,7 +13,7 @@ from shared.model.names import PodUid
 class WaitingRecords:
     """Compares waiting and gated pods with a listing; a read of the pod itself decides."""
 
-    def __init__(self, ledger: LeaseLedger, gated_pods: GatedPods, pods: PodReader) -> None:
+    def __init__(self, ledger: RedisLeases, gated_pods: GatedPods, pods: PodClient) -> None:
         self.ledger = ledger
         self.gated_pods = gated_pods
         self.current_pods = CurrentPods(pods)

@@ -1,7 +1,6 @@
 """Events and journal records of a preemption; pure."""
 
-from services.binder.ports.reports import KubernetesEvent
-from services.binder.report.explanations import stamp
+from services.binder.report.explanations import KubernetesEvent, stamp
 from shared.model.bounds import cut
 from shared.model.names import PodUid
 from shared.model.preemption import (

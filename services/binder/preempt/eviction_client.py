@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from services.binder.ports.observations import DisruptionBudget, PodFacts
+from services.binder.observations import DisruptionBudget, PodFacts
 from services.binder.report.explanations import stamp
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import (

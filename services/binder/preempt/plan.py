@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from services.binder.ports.observations import DisruptionBudget
+from services.binder.observations import DisruptionBudget
 from services.binder.preempt.rules import Allowance, VictimCandidate
 from shared.model.lease import Lease, Share
 from shared.model.names import NodeName

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
-from services.binder.ports.observations import DisruptionBudget, PodFacts
+from services.binder.observations import DisruptionBudget, PodFacts
 from services.binder.preempt.plan import PlanInput
 from services.binder.preempt.rules import (
     PendingPod,

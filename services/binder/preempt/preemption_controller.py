@@ -8,8 +8,7 @@ from collections.abc import Collection, Sequence
 from uuid import uuid4
 
 from services.binder.metrics import PrometheusMetrics
-from services.binder.ports.observations import PodFacts
-from services.binder.ports.reports import EventRecorder
+from services.binder.observations import PodFacts
 from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.plan import NoPlan, PreemptionPlan, plan
 from services.binder.preempt.plan_input import ClusterSnapshot, pending_pods, plan_input
@@ -26,6 +25,7 @@ from services.binder.preempt.rules import (
     victim_of,
 )
 from services.binder.preempt.steps import expiry
+from services.binder.report.event_writer import EventRecorder
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from services.binder.metrics import PrometheusMetrics
-from services.binder.ports.reports import EventRecorder
 from services.binder.preempt import announcements
 from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.rules import HOUR_S, PreemptionRules, over_limit
 from services.binder.preempt.steps import ObservedPreemption, Step, expiry, next_step
+from services.binder.report.event_writer import EventRecorder
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock

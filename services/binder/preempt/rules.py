@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from services.binder.ports.observations import PodFacts
+from services.binder.observations import PodFacts
 from shared.model.errors import RequestError
 from shared.model.events.node_events import ViolationFound, ViolationReason
 from shared.model.events.pod_events import BudgetChanged

@@ -9,7 +9,7 @@ import heapq
 from collections import OrderedDict
 
 from services.binder.metrics import PrometheusMetrics
-from services.binder.ports.kubernetes import PodConditions
+from services.binder.pod_client import PodClient
 from services.binder.report.explanations import WaitingExplanation, condition_patch
 from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import ConflictError, RequestError, UnavailableError
@@ -28,7 +28,7 @@ CONFLICT_RETRY_S = 0.2
 class ConditionWriter:
     """Queued messages; `run` writes them."""
 
-    def __init__(self, conditions: PodConditions, clock: Clock, metrics: PrometheusMetrics) -> None:
+    def __init__(self, conditions: PodClient, clock: Clock, metrics: PrometheusMetrics) -> None:
         self.conditions = conditions
         self.clock = clock
         self.metrics = metrics

@@ -7,11 +7,11 @@ bindings can delay the explanation of a waiting pod.
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Protocol
 
 from services.binder.metrics import PrometheusMetrics
-from services.binder.ports.kubernetes import EventApi
-from services.binder.ports.reports import KubernetesEvent
-from services.binder.report.explanations import count_patch, event_body
+from services.binder.pod_client import PodClient
+from services.binder.report.explanations import KubernetesEvent, count_patch, event_body
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.names import PodUid
@@ -24,6 +24,21 @@ BURST = 100.0
 POD_BURST = 25.0
 POD_EVENTS_PER_S = 1 / 60
 RETRY_S = 1.0
+
+
+class EventRecorder(Protocol):
+    """Writes Kubernetes Events in the background."""
+
+    def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
+        """Queue an Event; `once`: do not count an equal one up."""
+        ...
+
+
+class NoEvents:
+    """Records nothing: kube-scheduler writes the Events of its pods, with our reasons."""
+
+    def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
+        """Do nothing."""
 
 
 @dataclass(slots=True)
@@ -74,7 +89,7 @@ class EventWriter:
 
     def __init__(
         self,
-        api: EventApi,
+        api: PodClient,
         clock: Clock,
         metrics: PrometheusMetrics,
         *,

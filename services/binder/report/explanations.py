@@ -5,12 +5,14 @@ https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/
 """
 
 import datetime
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.binder.ports.observations import ObservedCondition
-from services.binder.ports.reports import KubernetesEvent
+import msgspec
+
+from services.binder.observations import ObservedCondition
 from shared.model.bounds import cut
 from shared.model.events.node_events import (
     DeviceReported,
@@ -26,6 +28,30 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.pods.rejections import AGENT_REFUSES, advice, causes
 
 COMPONENT = "leasehold"
+
+
+class KubernetesEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of a core/v1 Event about a pod, a ResourceClaim or a node.
+
+    Equal ones are one Event with a count.
+
+    For a node, `pod` is its name, as in the kubelet's own Events, and the namespace `default`.
+    """
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    reason: str
+    message: str
+    warning: bool = True
+    kind: str = "Pod"
+    """`Pod`, `ResourceClaim` or `Node`."""
+
+    @property
+    def event_name(self) -> str:
+        """The Event's name: every replica derives the same."""
+        text = "\n".join((self.pod, self.reason, self.message))
+        return f"{self.name}.{hashlib.blake2s(text.encode(), digest_size=8).hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

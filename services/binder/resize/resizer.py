@@ -10,11 +10,10 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
+from services.binder.agent_client import NodeAgentClient
 from services.binder.metrics import PrometheusMetrics
-from services.binder.ports.kubernetes import AnnotatedPods
-from services.binder.ports.ledger import ResizeLedger
-from services.binder.ports.nats import ContainerLimits, Publish
-from services.binder.ports.reports import EventRecorder
+from services.binder.pod_client import PodClient
+from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import lease_event
 from services.binder.resize.rules import (
     ResizeRefusal,
@@ -25,7 +24,8 @@ from services.binder.resize.rules import (
     no_capacity,
 )
 from shared.dialects import DIALECTS
-from shared.model.clock import Clock, until_next
+from shared.ledger.leases import RedisLeases
+from shared.model.clock import Clock
 from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
 from shared.model.events.pod_events import LeaseChanged, LeaseResized
 from shared.model.events.request_reply import LimitsRequest, ResizeReply, ResizeRequest
@@ -33,6 +33,7 @@ from shared.model.lease import Lease, Share, ShareSize
 from shared.model.lease_copy import ANNOTATION, dump_lease
 from shared.model.ledger import LedgerNode, NoCapacity
 from shared.model.names import PodUid
+from shared.runtime.service import Publish
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +57,9 @@ class Resizer:
     def __init__(
         self,
         *,
-        ledger: ResizeLedger,
-        agents: ContainerLimits,
-        pods: AnnotatedPods,
+        ledger: RedisLeases,
+        agents: NodeAgentClient,
+        pods: PodClient,
         publish: Publish,
         events: EventRecorder,
         clock: Clock,
@@ -230,13 +231,6 @@ class Resizer:
                 await self.pods.annotate(lease.namespace, lease.name, read, wanted)
                 return current
         raise ConflictError(f"pod {lease.namespace}/{lease.name} changes too often")
-
-    async def run(self) -> None:
-        """Finish abandoned resizes until cancelled."""
-        while True:
-            with contextlib.suppress(UnavailableError):
-                await self.finish()
-            await self.clock.sleep(until_next(self.clock.ticks(), FINISH_S))
 
     async def finish(self) -> None:
         """Finish every abandoned resize, each again after a pause."""

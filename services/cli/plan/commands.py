@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from services.binder.ports.observations import DisruptionBudget, PodFacts
+from services.binder.observations import DisruptionBudget, PodFacts
 from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.rules import PreemptionRules, exclusion_reason
 from services.cli import terminal

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from services.binder.bind.pod_client import PodClient
 from services.binder.metrics import PrometheusMetrics
+from services.binder.pod_client import PodClient
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
 from shared.kubernetes.client import KubernetesClient

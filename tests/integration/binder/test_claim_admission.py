@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from services.binder.claim_client import RequestUse
 from services.binder.claims.claim_admission import WRITTEN_S
-from services.binder.ports.claims import RequestUse
 from shared.model.claim import LEASED
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import LeaseChanged

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.binder.ports.claims import RequestUse
+from services.binder.claim_client import RequestUse
 from shared.model.claim import LEASED, REFUSED
 from shared.model.errors import UnavailableError
 from shared.model.events.claim_events import AllocatedClaim

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from services.binder.bind.scheduler_bindings import NoEvents
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.ledger_sync.lost_leases import LostLeases
 from services.binder.ledger_sync.reconciliation import Correction, Reconciler
 from services.binder.ledger_sync.vanished_pods import VanishedPods
 from services.binder.ledger_sync.waiting_records import WaitingRecords
-from services.binder.ports.observations import PodSnapshot
+from services.binder.observations import PodSnapshot
+from services.binder.report.event_writer import NoEvents
 from shared.kubernetes.errors import ErrorResponse, ForbiddenError
 from shared.ledger.leases import RedisLeases
 from shared.ledger.rebuild_evidence import LedgerStaging

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from services.binder.bind.scheduler_bindings import NoEvents
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.ledger_sync.lost_leases import LostLeases
 from services.binder.ledger_sync.vanished_pods import VanishedPods
-from services.binder.ports.observations import PodSnapshot
+from services.binder.observations import PodSnapshot
+from services.binder.report.event_writer import NoEvents
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError

@@ -3,11 +3,11 @@
 import asyncio
 from dataclasses import replace
 
-from services.binder.bind.scheduler_bindings import NoEvents
 from services.binder.ledger_sync.deleted_nodes import DeletedNodes
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.ledger_sync.lost_leases import LostLeases
 from services.binder.ledger_sync.vanished_pods import VanishedPods
+from services.binder.report.event_writer import NoEvents
 from services.watcher.trackers import NodeTracker, PodTracker
 from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import NodeChanged, NodesListed

@@ -5,8 +5,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from services.binder.bind.pod_client import PodClient
 from services.binder.metrics import EVICTIONS, PrometheusMetrics
+from services.binder.pod_client import PodClient
 from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.preempt.rules import PreemptionRules

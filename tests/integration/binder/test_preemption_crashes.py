@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.binder.ports.observations import PodFacts
+from services.binder.observations import PodFacts
 from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.preemption_controller import PreemptionController
 from shared.kubernetes.client import KubernetesClient

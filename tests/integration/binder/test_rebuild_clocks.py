@@ -75,7 +75,6 @@ async def rebuild(
                         while not (events := await rebuilding.step()):
                             await asyncio.sleep(timing.poll_s)
                         published += events
-                        rebuilding.mark_published()
             return published
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from services.binder.bind.pod_client import PodClient
-from services.binder.ports.reports import KubernetesEvent
+from services.binder.pod_client import PodClient
+from services.binder.report.explanations import KubernetesEvent
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
 from shared.kubernetes.client import KubernetesClient

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.binder.bind.pod_client import PodClient
-from services.binder.ports.observations import PodAnnotations
+from services.binder.observations import PodAnnotations
+from services.binder.pod_client import PodClient
 from services.binder.report.explanations import (
     WaitingExplanation,
     count_patch,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.binder.ports.nats import NoReply
+from services.binder.agent_client import NodeAgentClient, NoReply
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease
@@ -19,7 +19,7 @@ def away(*pods: str) -> BindReply:
     return BindReply(deferred_pods=deferred, reason=reason, window_open=False, node_closed=True)
 
 
-class Agents:
+class Agents(NodeAgentClient):
     """Agents of nodes, each away or present, and what the ledger knows; counts requests."""
 
     def __init__(self) -> None:

@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
+from services.binder.claim_client import ClaimAnswer, ClaimClient, RequestUse
 from services.binder.ledger_sync.lease_holders import LeaseHolders
-from services.binder.ports.claims import ClaimAnswer, RequestUse
-from services.binder.ports.kubernetes import PodReader
+from services.binder.pod_client import PodClient
 from shared.model.claim import device_name
 from shared.model.errors import ConflictError, LeaseholdError, RequestError
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
@@ -38,7 +38,7 @@ def on(uuid: DeviceUuid, memory_mib: int | None = 4_000, **more: object) -> Allo
     )
 
 
-class FakeClaims:
+class FakeClaims(ClaimClient):
     """Claims by name, whose versions rise with every write."""
 
     def __init__(self) -> None:
@@ -99,6 +99,6 @@ class NoReservations:
         return []
 
 
-def holders(pods: PodReader) -> LeaseHolders:
+def holders(pods: PodClient) -> LeaseHolders:
     """Return the holders of leases in a cluster without claims."""
     return LeaseHolders(pods, FakeClaims())

@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec import structs
 
+from services.binder.agent_client import NodeAgentClient, NoReply
 from services.binder.bind.agent_presence import AgentPresence
-from services.binder.ports.nats import NoReply
 from shared.model.clock import SystemClock
 from shared.model.events.request_reply import BindReply, BindRequest
 from shared.model.lease import Lease, LeaseState, Share
@@ -20,8 +20,8 @@ from tests.support.simcluster.kubelet import NODE, pod
 WAIT_S = 0.05
 
 
-@dataclass(slots=True)
-class Agents:
+@dataclass
+class Agents(NodeAgentClient):
     """The one agent, while it runs."""
 
     cluster: OneNodeCluster

@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from services.binder.bind.pod_client import PodClient
 from services.binder.bind.scheduler_offers import SchedulerOffers
 from services.binder.metrics import PrometheusMetrics
-from services.binder.ports.reports import KubernetesEvent
+from services.binder.pod_client import PodClient
 from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.preempt.rules import PreemptionRules
+from services.binder.report.explanations import KubernetesEvent
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.kubeconfig import load_credentials

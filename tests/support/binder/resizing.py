@@ -5,7 +5,9 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from services.binder.ports.observations import PodAnnotations
+from services.binder.agent_client import NodeAgentClient
+from services.binder.observations import PodAnnotations
+from services.binder.pod_client import PodClient
 from shared.model.device import Device, DeviceUse
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.request_reply import LimitsReply, LimitsRequest
@@ -91,7 +93,7 @@ class FakeResizes:
         self.unsynced_versions.update((lease.pod, lease.version) for lease in leases)
 
 
-class FakeLimits:
+class FakeLimits(NodeAgentClient):
     """A node agent's side: the limits it was requested to enforce."""
 
     def __init__(self) -> None:
@@ -115,7 +117,7 @@ class FakeLimits:
         return LimitsReply(applied=True)
 
 
-class FakeAnnotations:
+class FakeAnnotations(PodClient):
     """The API server's side: pods' annotations, each write with a version."""
 
     def __init__(self) -> None:

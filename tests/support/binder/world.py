@@ -4,17 +4,18 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from msgspec import structs
 
-from services.binder.bind.agent_client import NodeAgentClient
+from services.binder.agent_client import NodeAgentClient, NoReply
 from services.binder.metrics import PrometheusMetrics
-from services.binder.ports.nats import NoReply
-from services.binder.ports.observations import ObservedCondition, PodSnapshot, SelectedPod
+from services.binder.observations import ObservedCondition, PodSnapshot, SelectedPod
 from services.binder.preempt.preemption_controller import LOOK_S, PreemptionController
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
+from shared.ledger.leases import RedisLeases
+from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import Event
@@ -30,6 +31,8 @@ from shared.model.ledger import Reservation
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import AntiAffinityTerm
 from shared.model.preemption import Victim
+from shared.runtime.runner import run_loop
+from shared.runtime.service import roles_of
 from tests.support.binder.claims import FakeClaims
 from tests.support.binder.fake_ledger import FakeLedger
 from tests.support.binder.resizing import FakeAnnotations, FakeLimits
@@ -287,8 +290,8 @@ class World:
         self.metrics = FakeMetrics()
         self.binder: Binder = build_binder(
             BinderPorts(
-                ledger=self.ledger,
-                staging=self.ledger,
+                ledger=cast(RedisLeases, self.ledger),
+                staging=cast(LedgerStaging, self.ledger),
                 gated_pods=self.gates,
                 pods=self.pods,
                 claims=self.claims,
@@ -305,8 +308,8 @@ class World:
 
 @contextlib.asynccontextmanager
 async def running(*loops: Callable[[], Any]) -> AsyncIterator[None]:
-    """Run a service's loops while the block lasts."""
-    tasks = [asyncio.create_task(loop()) for loop in loops]
+    """Run loops while the block lasts; those of a service as its runtime does."""
+    tasks = [asyncio.create_task(_run(loop)) for loop in loops]
     try:
         yield
     finally:
@@ -315,3 +318,10 @@ async def running(*loops: Callable[[], Any]) -> AsyncIterator[None]:
         for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+
+async def _run(loop: Callable[[], Any]) -> None:
+    service: Any = getattr(loop, "__self__", None)
+    roles = {role.method: role for role in roles_of(service)}
+    role = roles.get(getattr(loop, "__name__", ""))
+    await (loop() if role is None else run_loop(service, role, service.publish))

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec import structs
 
-from services.binder.ports.observations import PodSnapshot
+from services.binder.observations import PodSnapshot
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged, PodBound
 from shared.model.lease import LeaseState

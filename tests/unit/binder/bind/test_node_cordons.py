@@ -1,12 +1,14 @@
 """A node whose agent is silent is cordoned until the agent replies, or another plugin serves it."""
 
 import asyncio
+from typing import cast
 
 import pytest
 
 from services.binder.bind.agent_presence import AgentPresence, NodeCordons, PresenceTiming
 from services.binder.bind.deferred_pods import DeferralTiming
-from services.binder.ports.observations import ObservedCondition
+from services.binder.observations import ObservedCondition
+from shared.ledger.leases import RedisLeases
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged
 from shared.model.events.request_reply import BindReply
@@ -21,7 +23,9 @@ DEFERRAL = DeferralTiming()
 
 
 def cordons(world: World, agents: Agents, clock: FakeClock) -> NodeCordons:
-    return NodeCordons(world.ledger, AgentPresence(agents, agents.reported_by_agent, clock))
+    return NodeCordons(
+        cast(RedisLeases, world.ledger), AgentPresence(agents, agents.reported_by_agent, clock)
+    )
 
 
 async def test_a_node_is_cordoned_after_two_missed_replies_and_uncordoned_by_the_next() -> None:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from services.binder.claims.claim_client import ClaimingPod, uses_of
+from services.binder.claim_client import ClaimingPod, uses_of
 
 
 def test_uses_name_claims_of_templates_extended_resources_and_vendors_resources() -> None:

@@ -1,6 +1,5 @@
 """The binder keeps the ledger in sync: ended leases, activations, inventory, offers."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +7,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from services.binder.ports.observations import PodSnapshot
+from services.binder.observations import PodSnapshot
 from services.binder.service import Binder
 from shared.model.claim import LEASED
 from shared.model.errors import ConflictError, UnavailableError
@@ -59,17 +58,6 @@ async def test_the_lease_of_a_pod_deleted_before_its_binding_ends_at_once() -> N
     assert len(await world.binder.end_leases([terminated()])) == 1
 
 
-def asked_once_more(world: World) -> Callable[[], bool]:
-    """Let time pass until agents were request again: the asking loop may not sleep yet."""
-    before = len(world.agents.requested_pods)
-
-    def passes() -> bool:
-        world.clock.advance(1.0)
-        return len(world.agents.requested_pods) > before
-
-    return passes
-
-
 @pytest.mark.parametrize("state", [LeaseState.BOUND, LeaseState.ACTIVE])
 async def test_the_lease_of_a_pod_deleted_by_force_ends_when_its_agent_confirms(
     state: LeaseState,
@@ -79,18 +67,13 @@ async def test_the_lease_of_a_pod_deleted_by_force_ends_when_its_agent_confirms(
     world.agents.answers[pod] = False
 
     assert not await world.binder.end_leases([terminated()])
-    async with running(world.binder.end_vanished):
-        await until(lambda: world.agents.requested_pods)
-        for _ in range(60):
-            await until(asked_once_more(world))
-        assert pod in world.ledger.leases
-        world.agents.answers[pod] = True
-        await until(asked_once_more(world))
-        await until(lambda: pod not in world.ledger.leases)
-        await until(lambda: world.bus.published)
+    for _ in range(60):
+        assert not await world.binder.end_vanished()
+        world.clock.advance(1.0)
+    assert pod in world.ledger.leases
+    world.agents.answers[pod] = True
 
-    (changed,) = world.bus.published
-    assert isinstance(changed, LeaseChanged)
+    (changed,) = await world.binder.end_vanished()
     assert changed.lease.state is LeaseState.RELEASED
 
 
@@ -174,10 +157,7 @@ async def test_a_call_without_a_response_requests_a_resync(loop: str) -> None:
         await getattr(world.binder, loop)()
     world.ledger.status = answer  # type: ignore[method-assign]
 
-    async with running(world.binder.expire_reservations):
-        await until(lambda: world.clock.sleepers)
-
-    assert [type(event) for event in world.bus.published] == [ResyncRequested]
+    assert [type(event) for event in await world.binder.expire_reservations()] == [ResyncRequested]
 
 
 async def test_the_end_of_a_lease_offers_its_capacity_to_waiting_pods() -> None:
@@ -222,10 +202,8 @@ async def test_expired_reservations_are_failed_bindings() -> None:
     world = World()
     world.ledger.expiring = [structs.replace(lease(), state=LeaseState.EXPIRED)]
 
-    async with running(world.binder.expire_reservations):
-        await until(lambda: world.bus.published)
+    (failed,) = await world.binder.expire_reservations()
 
-    (failed,) = world.bus.published
     assert isinstance(failed, BindingFailed)
 
 

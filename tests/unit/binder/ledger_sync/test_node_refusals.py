@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.binder.bind.agent_presence import REFUSED, PresenceTiming
-from services.binder.ports.observations import PodSnapshot
+from services.binder.observations import PodSnapshot
 from shared.model.events.node_events import (
     DeviceReported,
     HealthChanged,
@@ -90,7 +90,7 @@ async def test_a_device_s_fault_is_an_event_of_the_pods_that_have_a_lease_on_it(
 
 async def test_a_node_stays_cordoned_until_a_report_of_it_is_accepted_by_any_binder() -> None:
     one, two = World(), World()
-    two.binder.binding.cordons.ledger = one.ledger
+    two.binder.binding.cordons.ledger = one.binder.binding.cordons.ledger
     good = DeviceReported(node=STOLEN, devices=(), served=())
     both = (one.binder.binding, two.binder.binding)
 

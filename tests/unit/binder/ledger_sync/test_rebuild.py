@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from services.binder.ports.observations import PodSnapshot
+from services.binder.observations import PodSnapshot
 from shared.model.events.pod_events import (
     LedgerRebuilt,
     PlacementChosen,

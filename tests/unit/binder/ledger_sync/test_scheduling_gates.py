@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -12,7 +13,8 @@ from services.binder.ledger_sync.scheduling_gates import (
     UNKNOWN_S,
     SchedulingGates,
 )
-from services.binder.ports.reports import KubernetesEvent
+from services.binder.pod_client import PodClient
+from services.binder.report.explanations import KubernetesEvent
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.pod_events import BudgetChanged, PodGated
@@ -57,7 +59,7 @@ class Stage(GatedPods):
         self.exhausted_after = 10_000
         self.events: list[KubernetesEvent] = []
         self.clock = FakeClock(1_000.0)
-        self.gates = SchedulingGates(self, self, self, self.clock)
+        self.gates = SchedulingGates(self, cast(PodClient, self), self, self.clock)
 
     async def save(self, pods: Sequence[PodGated]) -> None:
         self.waiting |= {pod.pod: pod for pod in pods}

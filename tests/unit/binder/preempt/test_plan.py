@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.binder.ports.observations import DisruptionBudget, PodFacts
+from services.binder.observations import DisruptionBudget, PodFacts
 from services.binder.preempt.plan import (
     NoPlan,
     PlanInput,

@@ -3,11 +3,15 @@
 from dataclasses import replace
 from typing import Any
 
-from services.binder.ports.observations import ObservedCondition
-from services.binder.ports.reports import KubernetesEvent
+from services.binder.observations import ObservedCondition
 from services.binder.report.condition_writer import REPEAT_S, ConditionWriter
 from services.binder.report.event_writer import MAX_QUEUED, EventWriter, TokenBucket
-from services.binder.report.explanations import bound_event, condition_patch, explain
+from services.binder.report.explanations import (
+    KubernetesEvent,
+    bound_event,
+    condition_patch,
+    explain,
+)
 from shared.model.errors import ConflictError
 from shared.model.events.pod_events import PlacementRefused, PodRejected
 from shared.model.names import Namespace, PodUid

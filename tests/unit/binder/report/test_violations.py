@@ -35,11 +35,10 @@ async def test_a_violation_is_a_warning_event_of_its_pod() -> None:
     world = World(lease())
 
     async with running(world.binder.write_events):
-        events = await world.binder.report_violations([found(), found("x" * 2000)])
+        await world.binder.report_violations([found(), found("x" * 2000)])
         await until(lambda: len(world.pods.events) == 2)
 
     bodies = list(world.pods.events.values())
-    assert events == []
     assert {(body["type"], body["reason"]) for body in bodies} == {("Warning", "GpuIsolationLost")}
     assert all(body["involvedObject"]["uid"] == lease().pod for body in bodies)
     assert bodies[0]["message"] == "node n1: container c has no region file any more"
@@ -94,13 +93,12 @@ async def test_an_unhealthy_device_is_an_event_of_its_node_and_of_each_pod_on_it
     world = World(lease())
 
     async with running(world.binder.write_events):
-        events = await world.binder.report_health([health(healthy=False), health(healthy=True)])
+        await world.binder.report_health([health(healthy=False), health(healthy=True)])
         await until(lambda: len(world.pods.events) == 4)
 
     bodies = list(world.pods.events.values())
     found = {(body["involvedObject"]["kind"], body["type"], body["reason"]) for body in bodies}
     node = next(body["involvedObject"] for body in bodies if body["involvedObject"]["uid"] == "n1")
-    assert events == []
     assert found == {
         ("Node", "Warning", "GpuCordoned"),
         ("Pod", "Warning", "GpuCordoned"),

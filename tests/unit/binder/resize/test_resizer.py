@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from services.binder.ports.observations import PodAnnotations
+from services.binder.observations import PodAnnotations
 from services.binder.resize.resizer import resized_annotations
 from shared.model.device import DeviceUse
 from shared.model.events.pod_events import LeaseChanged, LeaseResized

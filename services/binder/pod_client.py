@@ -6,12 +6,7 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from services.binder.ports.observations import (
-    ObservedCondition,
-    PodAnnotations,
-    PodSnapshot,
-    SelectedPod,
-)
+from services.binder.observations import ObservedCondition, PodAnnotations, PodSnapshot, SelectedPod
 from shared.dialects import KUBE_SCHEDULER
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError

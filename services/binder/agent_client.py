@@ -1,8 +1,8 @@
 """Requests to node agents over NATS."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from services.binder.ports.nats import NoReply
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import (
     BindReply,
@@ -24,6 +24,15 @@ LIMITS_TIMEOUT_S = 3.0
 SLICES_TIMEOUT_S = 2.0
 BIND_TIMEOUT_S = 0.5
 """A batch of Bindings waits for the reply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoReply:
+    """A request to a node agent that got no reply."""
+
+    reason: str
+    has_responder: bool
+    """Whether an agent subscribes to the request's subject."""
 
 
 class NodeAgentClient:

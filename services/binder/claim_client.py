@@ -1,20 +1,47 @@
 """ResourceClaims at the API server, as the binder reads and answers them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from msgspec import Struct
 
-from services.binder.claims.device_statuses import device_statuses
-from services.binder.ports.claims import ClaimAnswer, RequestUse
+from services.binder.report.explanations import stamp
 from shared.dialects import GPU_RESOURCES
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim, claim_path
 from shared.kubernetes.types import ObjectMeta, Quantities
+from shared.model.bounds import cut
+from shared.model.claim import DRIVER
 from shared.model.clock import Clock
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.names import PodUid
 from shared.model.quantity import parse_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimAnswer:
+    """The conditions of all devices of a claim: leased, or refused."""
+
+    condition: str
+    """`shared.model.claim.LEASED` or `REFUSED`, which becomes True."""
+    reason: str
+    """In CamelCase."""
+    message: str
+    lease: Mapping[str, Any] | None = None
+    """The copy of the lease, from which a lost ledger is rebuilt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestUse:
+    """A container that uses requests of a ResourceClaim, or requests GPUs otherwise."""
+
+    container: str
+    claim: str
+    """Name of the claim, or empty if the container requests an extended resource of ours."""
+    request: str
+    """Name of the request, empty for all of them; or of the extended resource."""
 
 
 class _UsedClaim(Struct, frozen=True):
@@ -104,7 +131,7 @@ class ClaimClient:
         self.clock = clock
 
     async def get_allocation(self, namespace: str, name: str) -> AllocatedClaim | None:
-        """Return a claim's allocation of our devices as it is now; None: it has none."""
+        """Return a claim's allocation of our devices as it is now, or None if it has none."""
         try:
             claim = await self.client.read(claim_path(namespace, name), ApiResourceClaim)
         except NotFoundError:
@@ -140,3 +167,30 @@ class ClaimClient:
             },
             manager=FIELD_MANAGER,
         )
+
+
+def device_statuses(
+    claim: AllocatedClaim, answer: ClaimAnswer, *, now: float
+) -> list[dict[str, Any]]:
+    """Return the entries of `status.devices` that answer a claim: one for each of its devices.
+
+    The first has the copy of the lease.
+    """
+    condition = {
+        "type": answer.condition,
+        "status": "True",
+        "reason": answer.reason,
+        "message": cut(answer.message),
+        "lastTransitionTime": stamp(now),
+    }
+    return [
+        {
+            "driver": DRIVER,
+            "pool": claim.node,
+            "device": device.device,
+            **({"shareID": device.share_id} if device.share_id else {}),
+            "conditions": [condition],
+            **({"data": answer.lease} if answer.lease and number == 0 else {}),
+        }
+        for number, device in enumerate((*claim.devices, *claim.admin_devices))
+    ]

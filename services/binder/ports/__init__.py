@@ -1,1 +1,0 @@
-"""Ports to the ledger, Kubernetes, NATS and metrics, with their values."""
