@@ -23,12 +23,14 @@ from services.auth.object_store import RootSecretStore
 from services.auth.root_secret import AUTH, files_of_servers
 from services.topology import SERVICES
 from shared.model.clock import Clock
-from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
+from shared.model.errors import ConflictError, UnavailableError
 from shared.runtime.service import Role, loops
 
 logger = logging.getLogger(__name__)
 
 MAX_CACHED_TOKENS = 10_000
+UNREAD_S = 1.0
+"""Pause of the update of Redis' users until the secrets have been read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,6 @@ class AuthTiming:
     """After this time, kubelets have written changed Secrets and ConfigMaps to pods' files."""
     redis_users_s: float = 5.0
     """Between two updates of Redis' users: after a failover, Redis has only those of its file."""
-    retry_s: float = 2.0
     connection_s: int = 4 * 3600
     """After this, NATS ends a connection, and the client must be authorized again."""
     authorized_s: float = 30.0
@@ -130,37 +131,16 @@ class AuthService:
         self._redis_users = root_secret.redis_user_rules(data)
         return data
 
-    @loops
-    async def reconcile_forever(self) -> None:
-        """Reconcile again and again."""
-        last_fault = ""
-        while True:
-            pause_s, fault = self.timing.reconcile_s, ""
-            try:
-                while await self.update_servers(await self.reconcile()):
-                    pass
-            except LeaseholdError as error:
-                pause_s, fault = self.timing.retry_s, str(error)
-            if fault and fault != last_fault:
-                logger.warning("reconciling failed, retry every %g s: %s", pause_s, fault)
-            last_fault = fault
-            await self.clock.sleep(pause_s)
+    @loops(every_s=lambda auth: auth.timing.reconcile_s)
+    async def reconcile_all(self) -> None:
+        """Reconcile until no step of a rotation is due."""
+        while await self.update_servers(await self.reconcile()):
+            pass
 
-    @loops
+    @loops(every_s=lambda auth: UNREAD_S if auth.unready_reason() else auth.timing.redis_users_s)
     async def update_redis_users(self) -> None:
-        """Set the users of Redis and their permissions again and again."""
-        last_fault = ""
-        while True:
-            pause_s = self.timing.redis_users_s if self._redis_users else self.timing.retry_s
-            fault = ""
-            try:
-                await self.servers.set_users(self._redis_users)
-            except LeaseholdError as error:
-                pause_s, fault = self.timing.retry_s, str(error)
-            if fault and fault != last_fault:
-                logger.warning("setting Redis users failed, retry every %g s: %s", pause_s, fault)
-            last_fault = fault
-            await self.clock.sleep(pause_s)
+        """Set the users of Redis and their permissions."""
+        await self.servers.set_users(self._redis_users)
 
     async def update_servers(self, data: Mapping[str, bytes]) -> bool:
         """Have the servers load changed files; return whether a new CA can take its next step.

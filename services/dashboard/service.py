@@ -199,23 +199,19 @@ class Dashboard:
         async for changes in self.ledger.changes(snapshot.position):
             self._mark_stale(name for change in changes for name in self._nodes_of(change))
 
-    @loops
+    @loops(every_s=lambda dashboard: dashboard.timing.resync_s, waits_first=True)
     async def resync(self) -> None:
-        """Mark everything as stale every `resync_s`, in case an event or a change was missed."""
-        while True:
-            await self.clock.sleep(self.timing.resync_s)
-            self._mark_all_stale(await self.ledger.snapshot())
+        """Mark everything as stale, in case an event or a change was missed."""
+        self._mark_all_stale(await self.ledger.snapshot())
 
-    @loops
-    async def refresh_forever(self) -> None:
-        """Read stale nodes and pods, round by round."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._stale_nodes or self._stale_pods or self._all_pods_stale:
-                await self.refresh()
-            self.synced = True
-            await self.clock.sleep(self.timing.round_s)
+    @loops(every_s=lambda dashboard: dashboard.timing.round_s)
+    async def refresh_all(self) -> None:
+        """Read stale nodes and pods, once there are some."""
+        await self._wake.wait()
+        self._wake.clear()
+        while self._stale_nodes or self._stale_pods or self._all_pods_stale:
+            await self.refresh()
+        self.synced = True
 
     async def refresh(self) -> None:
         """Read some stale nodes and all stale pods; if that fails, they stay stale."""
@@ -239,32 +235,21 @@ class Dashboard:
             raise
         self.feed.publish(changed)
 
-    @loops
+    @loops(every_s=lambda dashboard: dashboard.timing.components_s)
     async def watch_components(self) -> None:
         """Publish which components are missing."""
-        while True:
-            now = self.clock.now()
-            nodes = {view.node for view in self.projection.devices.values()}
-            missing = self.components.missing(nodes, now)
-            if missing != self.missing:
-                self.missing = missing
-                self.feed.publish({MISSING})
-            await self.clock.sleep(self.timing.components_s)
+        nodes = {view.node for view in self.projection.devices.values()}
+        missing = self.components.missing(nodes, self.clock.now())
+        if missing != self.missing:
+            self.missing = missing
+            self.feed.publish({MISSING})
 
-    @loops
+    @loops(every_s=lambda dashboard: dashboard.timing.metrics_s, waits_first=True)
     async def export_metrics(self) -> None:
-        """Set the metrics of the cluster every `metrics_s`."""
-        while True:
-            await self.clock.sleep(self.timing.metrics_s)
-            export_cluster(self.projection, self.missing, self.clock.now())
+        """Set the metrics of the cluster."""
+        export_cluster(self.projection, self.missing, self.clock.now())
 
-    @loops
-    async def measure_usage(self) -> None:
-        """Request the usage of all leased shares every `usage_s`."""
-        while True:
-            await self.update_usage()
-            await self.clock.sleep(self.timing.usage_s)
-
+    @loops(every_s=lambda dashboard: dashboard.timing.usage_s)
     async def update_usage(self) -> None:
         """Request the usage of the nodes with leases; of one that does not reply none is shown."""
         usage = await self.read_usage(self.projection.leased_nodes())
@@ -275,21 +260,17 @@ class Dashboard:
         ]
         self.feed.publish(frozenset[ChangeKey]().union(*changes))
 
-    @loops
+    @loops(every_s=lambda dashboard: dashboard.timing.preemptions_s)
     async def watch_preemptions(self) -> None:
-        """Read the evictions every `preemptions_s`; they are not published as events."""
-        while True:
-            state = await self.preemptions.state(now=self.clock.now(), past_s=PAST_EVICTIONS_S)
-            self.feed.publish(self.projection.update_preemptions(state))
-            await self.clock.sleep(self.timing.preemptions_s)
+        """Read the evictions, which are not published as events."""
+        state = await self.preemptions.state(now=self.clock.now(), past_s=PAST_EVICTIONS_S)
+        self.feed.publish(self.projection.update_preemptions(state))
 
-    @loops
+    @loops(every_s=lambda dashboard: dashboard.timing.history_s, waits_first=True)
     async def sample_history(self) -> None:
-        """Add a sample to the history every `history_s`."""
-        while True:
-            await self.clock.sleep(self.timing.history_s)
-            views, namespaces = self.projection.devices.values(), self.projection.namespaces()
-            self.history.sample(views, namespaces, self.clock.now())
+        """Add a sample to the history."""
+        views, namespaces = self.projection.devices.values(), self.projection.namespaces()
+        self.history.sample(views, namespaces, self.clock.now())
 
     def _mark_all_stale(self, snapshot: LedgerSnapshot) -> None:
         self._all_pods_stale = True

@@ -382,22 +382,20 @@ class NodeAgent:
             for run in self.view_loops:
                 group.create_task(_run(run))
 
-    @loops
+    @loops(every_s=lambda agent: agent.timing.cleanup_s)
     async def clean_up(self) -> None:
         """Forget pods that have ended, and remove their files.
 
         Check also whether the kubelet's pod list can be read, and the disk be written to.
         """
-        while True:
-            await self.files.probe_disk()
-            try:
-                await self.reconciler.remove_ended(self.state.get_snapshot())
-            finally:
-                is_unreadable = bool(self.pods.unreadable_reason)
-                if is_unreadable != self._was_unreadable:
-                    self.state.report_due.set()
-                self._was_unreadable = is_unreadable
-            await self.clock.sleep(until_tick(self.timing.cleanup_s))
+        await self.files.probe_disk()
+        try:
+            await self.reconciler.remove_ended(self.state.get_snapshot())
+        finally:
+            is_unreadable = bool(self.pods.unreadable_reason)
+            if is_unreadable != self._was_unreadable:
+                self.state.report_due.set()
+            self._was_unreadable = is_unreadable
 
     @loops
     async def sync_leases(self) -> None:

@@ -23,8 +23,7 @@ from shared.model.clock import Clock
 from shared.model.errors import ConflictError
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.names import Namespace
-from shared.runtime.heartbeat import EventPublisher
-from shared.runtime.service import loops, publishes
+from shared.runtime.service import loops
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,6 @@ class AccountStore(JournalStore, Protocol):
         ...
 
 
-@publishes(BudgetChanged)
 class Timekeeper:
     """Caches every account, and drops the copy when another replica has written it."""
 
@@ -60,7 +58,6 @@ class Timekeeper:
         store: AccountStore,
         ledger: ChargedLeases,
         configuration: ConfiguredBudgets,
-        bus: EventPublisher,
         statuses: StatusPublisher,
         metrics: TimekeeperMetrics,
         clock: Clock,
@@ -79,7 +76,6 @@ class Timekeeper:
             factors=factors,
         )
         self.configuration = configuration
-        self.bus = bus
         self.statuses = statuses
         self.metrics = metrics
         self.clock = clock
@@ -98,15 +94,11 @@ class Timekeeper:
         """Update the budgets when their configuration changes."""
         await self.configuration.watch()
 
-    @loops
-    async def count_periodically(self) -> None:
-        """Count every `tick_s`."""
+    @loops(every_s=lambda timekeeper: timekeeper.tick_s)
+    async def count_periodically(self) -> list[BudgetChanged]:
+        """Count once the configuration is known."""
         await self.configuration.wait_until_synced()
-        while True:
-            events = await self.count()
-            if events:
-                await self.bus.publish(events)
-            await self.clock.sleep(self.tick_s)
+        return await self.count()
 
     @loops
     async def maintain_certificate(self) -> None:

@@ -102,7 +102,6 @@ async def serve_timekeeper(settings: TimekeeperSettings) -> None:
             store=store,
             ledger=ledger,
             configuration=configuration,
-            bus=bus,
             statuses=StatusPublisher(objects),
             metrics=metrics,
             clock=SystemClock(),

@@ -27,7 +27,6 @@ from shared.model.events.pod_events import (
     PodQueued,
     PodRejected,
     PodsListed,
-    PodTerminated,
     QuotasUpdated,
     ResyncRequested,
 )
@@ -301,16 +300,13 @@ class Watcher:
                 yield events
 
     @handles
-    async def request_resync(
-        self, events: Sequence[ResyncRequested | LedgerRebuilt]
-    ) -> list[PodTerminated]:
+    async def request_resync(self, events: Sequence[ResyncRequested | LedgerRebuilt]) -> None:
         """Request a resync."""
         for event in events:
             logger.info("resync: %s", event)
             if isinstance(event, ResyncRequested) and event.request_id:
                 self.unanswered_requests.add(event.request_id)
         self.resync_requested.set()
-        return []
 
     @handles
     async def requeue_failed(

@@ -154,15 +154,13 @@ class Webhook:
         """Keep the certificate valid and trusted."""
         await self.rotate_certificate(self.clock.sleep)
 
-    @loops
+    @loops(every_s=PRIORITY_CLASSES_S)
     async def read_default_class(self) -> None:
-        """Read the default priority class every `PRIORITY_CLASSES_S` seconds."""
-        while True:
-            try:
-                self.default_class = await self.lookups.default_priority_class()
-            except RequestError as error:
-                logger.warning("the default priority class is unknown: %s", error)
-            await self.clock.sleep(PRIORITY_CLASSES_S)
+        """Read the default priority class."""
+        try:
+            self.default_class = await self.lookups.default_priority_class()
+        except RequestError as error:
+            logger.warning("the default priority class is unknown: %s", error)
 
     async def review(
         self,

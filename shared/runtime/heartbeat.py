@@ -4,15 +4,14 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from importlib.metadata import version
-from typing import Protocol
 
 from shared.model.clock import end, until_tick
 from shared.model.errors import UnavailableError
-from shared.model.events.event import Event
 from shared.model.events.pod_events import Heartbeat
 from shared.runtime.health import Probe, unready
+from shared.runtime.service import Publish
 from shared.runtime.settings import settings_digests
 
 logger = logging.getLogger(__name__)
@@ -22,17 +21,9 @@ IN_POD = "KUBERNETES_SERVICE_HOST"
 """The kubelet sets it in each container."""
 
 
-class EventPublisher(Protocol):
-    """Publishes events."""
-
-    async def publish(self, events: Sequence[Event]) -> None:
-        """Publish events."""
-        ...
-
-
 @contextlib.asynccontextmanager
 async def sending_heartbeats(
-    bus: EventPublisher,
+    publish: Publish,
     probes: Mapping[str, Probe],
     *,
     service: str,
@@ -56,7 +47,7 @@ async def sending_heartbeats(
             settings=settings,
         )
         try:
-            await bus.publish([event])
+            await publish([event])
         except UnavailableError as error:
             logger.debug("no heartbeat was sent: %s", error)
 

@@ -75,7 +75,7 @@ async def serve(
                 process = await stack.enter_async_context(open_process([name], settings))
             started = process.add(name, checks)
             await stack.enter_async_context(
-                sending_heartbeats(bus, checks, service=name, instance=instance, node=route)
+                sending_heartbeats(bus.publish, checks, service=name, instance=instance, node=route)
             )
             early = nats is Nats.OPTIONAL
             await _until(process.stop, runner, started, drain=drain, early=early)

@@ -4,7 +4,7 @@ The error that a handler raises decides what happens to its message: RequestErro
 ConflictError redelivers it to this replica, UnavailableError to any replica after a pause. Any
 other error is a bug: it is logged with its traceback, and the message is dropped after a few
 attempts. A dropped message is followed by `ResyncRequested`, so that what it was about is published
-again.
+again, and so is what a loop could not publish.
 """
 
 import asyncio
@@ -206,11 +206,11 @@ class Runner:
         self._series(HANDLED, role.method, outcome).inc(events)
 
     async def _resync_after_drops(self) -> None:
-        """Request a resync after messages were dropped; a bug may drop the same ones again."""
+        """Request a resync after events were dropped; a bug may drop the same ones again."""
         while True:
             await self._dropped.wait()
             self._dropped.clear()
-            request = ResyncRequested(reason=f"{self.name} has dropped messages")
+            request = ResyncRequested(reason=f"{self.name} has dropped events")
             await self._retry("the resync", partial(self._publish, [request]))
             await asyncio.sleep(RESYNC_S)
 
@@ -272,7 +272,11 @@ class Runner:
 
     async def _loop(self, role: Role) -> None:
         async def publish(events: Sequence[Event]) -> None:
-            await self._retry(role.method, partial(self._publish, events))
+            try:
+                await self._publish(events)
+            except UnavailableError as error:  # the next step does not wait for NATS
+                self._reasons.report(role.method, str(error))
+                self._dropped.set()
 
         await run_loop(self.service, role, publish)
 

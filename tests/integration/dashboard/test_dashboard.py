@@ -178,7 +178,9 @@ async def test_a_replica_sends_heartbeats_and_reports_when_it_stops() -> None:
 
         async with (
             asyncio.timeout(20),
-            sending_heartbeats(bus, probes, service="s", instance="s-1", node="n", every_s=0.01),
+            sending_heartbeats(
+                bus.publish, probes, service="s", instance="s-1", node="n", every_s=0.01
+            ),
         ):
             (first, *_) = await heartbeats.batch()
             (second, *_) = await heartbeats.batch()

@@ -293,7 +293,7 @@ async def test_a_message_dropped_after_a_bug_is_followed_by_a_resync(server: Nat
         await bus.publish([queued(1)])
 
         (request,) = (await asyncio.wait_for(requested.batch(), 20))[0].events
-        assert request.reason == "placer has dropped messages"
+        assert request.reason == "placer has dropped events"
         await bus.publish([queued(2)])
         await until(lambda: recorder.seen == ["p2"])
         task.cancel()

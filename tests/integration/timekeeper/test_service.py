@@ -100,7 +100,7 @@ def manifest(**spec: Any) -> dict[str, Any]:
 async def test_the_running_service_publishes_changes_on_the_bus(opened: AccountLedger) -> None:
     async with nats_server() as nats, Bus.connect(nats.url, name="timekeeper") as bus:
         inbox = await bus.subscribe([BudgetChanged], group="test")
-        timekeeper = opened.timekeeper(bus=bus)
+        timekeeper = opened.timekeeper()
         started = asyncio.Event()
         running = asyncio.create_task(
             Runner("timekeeper", timekeeper, bus, Tracing("timekeeper", None)).run(started)

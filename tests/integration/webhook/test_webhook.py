@@ -1,6 +1,5 @@
 """What the webhook answers to an API server that calls it over TLS, as it registered itself."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ from services.webhook.registration import ALL_PODS_LABEL, EXEMPT_LABEL
 from shared.dialects.reserved import EXEMPT, VISIBLE
 from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
 from shared.model.names import BUDGET_GATE, Namespace
-from tests.support.waiting import until
 from tests.support.webhook.replica import NOW, PODS, VGPU, cluster, created, pod, replica
 
 
@@ -41,11 +39,9 @@ async def test_the_default_priority_class_counts_as_none(tmp_path: Path) -> None
             async with client.post("/apis/scheduling.k8s.io/v1/priorityclasses", json=body) as made:
                 assert made.status == 201
         async with replica(api, kube, tmp_path, in_budget_class="in-budget") as one:
-            knowing = asyncio.create_task(one.webhook.read_default_class())
-            await until(lambda: one.webhook.default_class, limit_s=10)
+            await one.webhook.read_default_class()
             _, unnamed = await created(client, pod("unnamed", VGPU))
             _, named = await created(client, pod("named", VGPU, priorityClassName="mine"))
-            knowing.cancel()
 
     assert one.webhook.default_class == "everybody"
     assert [

@@ -25,10 +25,8 @@ from shared.model.budget import (
     Journal,
 )
 from shared.model.clock import Clock
-from shared.model.events.event import Event
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import Namespace, PodUid
-from shared.runtime.heartbeat import EventPublisher
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import ledger, share
 
@@ -155,16 +153,6 @@ class FixedBudgets(ConfiguredBudgets):
         return self.statuses
 
 
-class RecordingBus:
-    """A bus that records what is published."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    async def publish(self, events: Sequence[Event]) -> None:
-        self.events += events
-
-
 @dataclass
 class AccountLedger:
     """A ledger of leases, the accounts, and the test's configuration."""
@@ -186,7 +174,6 @@ class AccountLedger:
         store: AccountStore | None = None,
         configuration: ConfiguredBudgets | None = None,
         statuses: StatusPublisher | None = None,
-        bus: EventPublisher | None = None,
         clock: Clock | None = None,
         **crash: Any,
     ) -> Timekeeper:
@@ -195,7 +182,6 @@ class AccountLedger:
             store=store or Timeline(self.store, self.now_ms, **crash),
             ledger=self.leases,
             configuration=configuration or self.config,
-            bus=bus or RecordingBus(),
             statuses=statuses or StatusPublisher(),
             metrics=TimekeeperMetrics(),
             clock=clock or FakeClock(),

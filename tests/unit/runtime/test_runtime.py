@@ -11,20 +11,22 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given, strategies
 from opentelemetry.trace import SpanKind
 
 from shared.model.clock import end
-from shared.model.errors import RequestError
-from shared.model.events.event import is_traceparent
+from shared.model.errors import RequestError, UnavailableError
+from shared.model.events.event import Event, is_traceparent
 from shared.model.events.pod_events import LedgerRebuilt, PodQueued, PodTerminated, ResyncRequested
 from shared.model.events.request_reply import TerminationReply, TerminationRequest
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import PodRequest
+from shared.nats.bus import Bus
 from shared.runtime import telemetry
-from shared.runtime.runner import STEADY_S, WaitReasons
+from shared.runtime.runner import STEADY_S, Runner, WaitReasons, run_loop
 from shared.runtime.service import Role, answers, emits, handles, loops, roles_of
 from shared.runtime.settings import ServiceSettings, load, setting
 
@@ -91,6 +93,10 @@ class ExampleService:
     async def reply(self, event: TerminationRequest) -> TerminationReply:
         return TerminationReply(terminated=True)
 
+    @loops(every_s=2.0, waits_first=True)
+    async def step(self) -> list[LedgerRebuilt]:
+        return []
+
     @loops
     async def turn(self) -> None: ...
 
@@ -119,8 +125,59 @@ def test_the_signature_of_a_handler_declares_what_it_consumes_and_publishes() ->
             publishes=(TerminationReply,),
         ),
         Role(kind="emits", method="report", publishes=(PodTerminated, LedgerRebuilt)),
+        Role(
+            kind="loops",
+            method="step",
+            publishes=(LedgerRebuilt,),
+            every_s=2.0,
+            waits_first=True,
+        ),
         Role(kind="loops", method="turn"),
     )
+
+
+class Stepping:
+    """Takes its steps at once; the next pause after the last result raises."""
+
+    def __init__(self, *results: list[Event] | None) -> None:
+        self.results = list(results)
+
+    async def pause(self) -> None:
+        if not self.results:
+            raise RequestError("no more steps")
+
+    @loops(wait=lambda service: service.pause())
+    async def step(self) -> list[Event] | None:
+        return self.results.pop(0)
+
+
+async def test_what_the_steps_of_a_loop_return_is_published() -> None:
+    [role], published = roles_of(Stepping), list[Event]()
+
+    async def publish(events: Sequence[Event]) -> None:
+        published.extend(events)
+
+    with pytest.raises(RequestError):
+        await run_loop(Stepping([GONE], None, [], [QUEUED]), role, publish)
+
+    assert published == [GONE, QUEUED]
+
+
+async def test_a_loop_goes_on_without_nats_and_a_resync_follows() -> None:
+    class Away:
+        has_lost_work = asyncio.Event()
+
+        async def publish(self, events: Sequence[Event]) -> None:
+            raise UnavailableError("NATS is away")
+
+    bus, stepping = Away(), Stepping([GONE], [QUEUED])
+    runner = Runner("test", stepping, cast(Bus, bus), telemetry.Tracing("test", None))
+
+    with pytest.raises(RequestError):
+        await runner._loop(roles_of(stepping)[0])
+
+    assert stepping.results == []
+    assert bus.has_lost_work.is_set()
 
 
 GONE = PodTerminated(
