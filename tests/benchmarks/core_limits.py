@@ -9,67 +9,47 @@ the library measures late: `chrt --rr 5` in front of the command helps.
 
 import os
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from simcluster.gpu_driver.build import build
-from tests.support.gpu_driver import GpuDriver, GpuLoad, gpu
+from tests.support.gpu_driver import GpuDriver, gpu
 from tests.support.hami_core import LIBRARIES, HamiContainer
 
-FIRST_S, THEN_S = 6, 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One container."""
-
-    limit_percent: int
-    processes: int = 1
-    kernel_us: int = 1_000
-    blocks: int = 640
-
-    def __str__(self) -> str:
-        return (
-            f"limit {self.limit_percent} %, {self.processes} process(es), "
-            f"kernels of {self.kernel_us} µs and {self.blocks} block(s)"
-        )
-
-
 CASES = (
-    *(Case(limit_percent=limit) for limit in (25, 50, 75)),
-    Case(limit_percent=25, processes=2),
-    Case(limit_percent=25, kernel_us=100),
-    Case(limit_percent=25, kernel_us=20_000),
-    Case(limit_percent=25, blocks=1),
+    *((limit, 1, 1_000, 640) for limit in (25, 50, 75)),
+    (25, 2, 1_000, 640),
+    (25, 1, 100, 640),
+    (25, 1, 20_000, 640),
+    (25, 1, 1_000, 1),
 )
+"""Limit in percent, processes, and microseconds and blocks of a kernel."""
 
 
-def busy_percent(loads: list[GpuLoad], case: Case, seconds: int) -> int:
+def busy_percent(loads, seconds, kernel_us, blocks):
     """Launch kernels in all processes at once; return the part of the GPU's time they took."""
     for load in loads:
-        load.send(f"burn {seconds}s {case.kernel_us} {case.blocks}")
+        load.send(f"burn {seconds}s {kernel_us} {blocks}")
     return sum(int(load.result().partition("busy=")[2].split()[0]) for load in loads)
 
 
-def measure(case: Case, folder: Path, library: Path) -> str:
+def measure(case, folder, library):
     """Run one case; return its row."""
+    limit, processes, kernel_us, blocks = case
     with tempfile.TemporaryDirectory(prefix="lh-cores-") as directory:
         driver = GpuDriver(folder=folder, state=Path(directory) / "gpus")
         driver.create(gpu(1))
         container = HamiContainer(driver=driver, library=library, directory=Path(directory) / "c")
-        container.seed(4, cores=case.limit_percent)
+        container.seed(4, cores=limit)
         try:
-            loads = [
-                container.load(GPU_CORE_UTILIZATION_POLICY="force") for _ in range(case.processes)
-            ]
-            first = busy_percent(loads, case, FIRST_S)
-            then = busy_percent(loads, case, THEN_S)
+            loads = [container.load(GPU_CORE_UTILIZATION_POLICY="force") for _ in range(processes)]
+            first, then = (busy_percent(loads, seconds, kernel_us, blocks) for seconds in (6, 20))
         finally:
             driver.close()
-    return f"{case}: {first} % in the first {FIRST_S} s, then {then} %"
+    what = f"limit {limit} %, {processes} process(es), kernels of {kernel_us} µs, {blocks} block(s)"
+    return f"{what}: {first} % in the first 6 s, then {then} %"
 
 
-def main() -> None:
+def main():
     """Measure every case with every library."""
     if not LIBRARIES:
         raise SystemExit("LEASEHOLD_LIBVGPU is not set: set it to the path of a libvgpu.so")

@@ -16,28 +16,23 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from services.cli.plan.trace import PARTS, parts_of, read_nodes, read_pods, with_order
 from services.placer.rounds.batch import DecisionContext
 from shared.model.events.pod_events import PodQueued
-from shared.model.ledger import LedgerNode
 from shared.model.names import Namespace, PodUid
 from shared.model.placement import Placement, Refusal
-from shared.model.request import NodeOrder, PodRequest
+from shared.model.request import NodeOrder
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
-from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.refusal.quota_refusals import QuotaRefusals
 
 ARRIVED = 1.3
 PAPER = "the paper, on its default pods: Random 87.5, Best fit 93.1, its own policy FGD 95.4"
 
 
-def inflated(
-    pods: Sequence[PodRequest], requested: float, dice: random.Random
-) -> Sequence[PodRequest]:
+def inflated(pods, requested, dice):
     """Return the pods, and more of the same in random order, until they request that much."""
     arriving = dice.sample(pods, len(pods))
     total = sum(map(parts_of, pods))
@@ -50,9 +45,7 @@ def inflated(
     return arriving
 
 
-def allocated_percent(
-    nodes: Sequence[LedgerNode], pods: Sequence[PodRequest], seed: int, *, kube: bool
-) -> tuple[float, float]:
+def allocated_percent(nodes, pods, seed, *, kube):
     """Return how much is allocated in the end, and the microseconds per decision."""
     dice = random.Random(seed)  # noqa: S311
     mirror = ClusterMirror()
@@ -77,7 +70,7 @@ def allocated_percent(
     return 100 * allocated / capacity, spent / number * 1e6
 
 
-def _spread(pod: PodUid, request: PodRequest, mirror: ClusterMirror, dice: random.Random) -> None:
+def _spread(pod, request, mirror, dice):
     """Place a pod on the node with the best sum of kube-scheduler's scores, if it fits any."""
     scored = [
         (score, dice.random(), name)
@@ -89,7 +82,7 @@ def _spread(pod: PodUid, request: PodRequest, mirror: ClusterMirror, dice: rando
         mirror.reserve(pod, placement, request.resources)
 
 
-def _score(request: PodRequest, node: MirroredNode) -> float:
+def _score(request, node):
     """Return LeastAllocated plus BalancedAllocation; -1: the pod does not fit."""
     free = [
         (node.free_resources[name] - request.resources[name]) / node.facts.allocatable[name]
@@ -101,7 +94,7 @@ def _score(request: PodRequest, node: MirroredNode) -> float:
     return least + int(100 * (1 - abs(free[0] - free[1]) / 2))
 
 
-def main() -> None:
+def main():
     """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter

@@ -1,6 +1,6 @@
 """Microseconds per placement and per refusal, by size of the cluster and number of kinds of pods.
 
-    python -m tests.benchmarks.placement [--quick] [--json] [--nodes 100 1000] [--kinds 1 32]
+    python -m tests.benchmarks.placement [--quick] [--nodes 100 1000] [--kinds 1 32]
 
 Method: nodes of eight devices of 80 GiB; three in four devices carry one to four shares. Each
 placement is timed: `place` (`--candidates` with their shares), `reserve` of the first one, and
@@ -16,23 +16,21 @@ how quick, or how busy, the machine is.
 
 import argparse
 import gc
-import json
 import random
 import statistics
 import time
 import timeit
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 from msgspec import structs
 
 from shared.model.device import Device, DeviceUse
-from shared.model.lease import Lease, Share
+from shared.model.lease import Lease
 from shared.model.ledger import LedgerNode
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
-from shared.model.placement import Placement, Refusal
+from shared.model.placement import Refusal
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
@@ -48,11 +46,9 @@ MEMORIES = (5_000, 10_000, 20_000)
 CORES = (0, 25)
 TRIGGER = "volcano.sh/vgpu-number"
 _IDLE = DeviceUse()
-PlacedPod = tuple[PodUid, Placement, Mapping[str, int]]
-"""With what it uses of its node."""
 
 
-def cluster(nodes: int, dice: random.Random, *, full: bool = False) -> list[LedgerNode]:
+def cluster(nodes, dice, *, full=False):
     """Nodes of eight devices, of which three in four, or with `full` all, have shares on them."""
     allocatable = {"cpu": 256_000, "memory": 1 << 40, "pods": 250}
     return [
@@ -78,7 +74,7 @@ def cluster(nodes: int, dice: random.Random, *, full: bool = False) -> list[Ledg
     ]
 
 
-def half_used(dice: random.Random, *, full: bool) -> DeviceUse:
+def half_used(dice, *, full):
     """Nothing at all, or up to four shares; with `full` at least one share with cores."""
     if full:
         return DeviceUse(memory_mib=dice.choice(MEMORIES), cores_percent=25, shares=1, fence=1)
@@ -89,7 +85,7 @@ def half_used(dice: random.Random, *, full: bool) -> DeviceUse:
     return DeviceUse(memory_mib=sum(held), cores_percent=min(cores, 75), shares=len(held), fence=1)
 
 
-def kinds_of_pods(count: int, order: NodeOrder) -> list[PodRequest]:
+def kinds_of_pods(count, order):
     """Return so many different requests that fit."""
     return [
         _pod(
@@ -103,7 +99,7 @@ def kinds_of_pods(count: int, order: NodeOrder) -> list[PodRequest]:
     ]
 
 
-def kinds_of_refused_pods(count: int) -> list[PodRequest]:
+def kinds_of_refused_pods(count):
     """Return so many different requests that fit nowhere."""
     amounts = (
         lambda number: (1 + number % 8, DEVICE_MIB - number, 0, 500 + number % 100),
@@ -113,7 +109,7 @@ def kinds_of_refused_pods(count: int) -> list[PodRequest]:
     return [_pod(NodeOrder.BINPACK, *amounts[number % 3](number)) for number in range(count)]
 
 
-def _pod(order: NodeOrder, gpus: int, memory: int, cores: int, cpu: int) -> PodRequest:
+def _pod(order, gpus, memory, cores, cpu):
     return PodRequest(
         dialect="volcano-vgpu",
         containers=(
@@ -128,9 +124,7 @@ def _pod(order: NodeOrder, gpus: int, memory: int, cores: int, cpu: int) -> PodR
 class Load:
     """A mirror that pods come to and leave, and the totals that a ledger would publish."""
 
-    def __init__(
-        self, nodes: int, kinds: Sequence[PodRequest], *, full: bool = False, candidates: int = 1
-    ) -> None:
+    def __init__(self, nodes, kinds, *, full=False, candidates=1):
         self.candidates = candidates
         self.dice = random.Random(1)  # noqa: S311
         held = cluster(nodes, self.dice, full=full)
@@ -139,13 +133,13 @@ class Load:
         self.index = NodeIndex(self.mirror)
         self.kinds = kinds
         self.totals = {device.uuid: use for node in held for device, use in node.devices}
-        self.resources: dict[NodeName, Counter[str]] = defaultdict(Counter)
-        self.pods: deque[PlacedPod] = deque()
-        self.untold: list[PlacedPod] = []
+        self.resources = defaultdict(Counter)
+        self.pods = deque()
+        self.untold = []
         self.number = 0
         self.refused = 0
 
-    def step(self, wanted: PodRequest) -> None:
+    def step(self, wanted):
         """Place one pod and count it."""
         if wanted.node_order is NodeOrder.FRAGMENTATION:
             self.index.fragmentation.workload.learn(wanted)
@@ -158,7 +152,7 @@ class Load:
         self.mirror.reserve(pod, answer[0], wanted.resources)
         self.untold.append((pod, answer[0], wanted.resources))
 
-    def report(self) -> None:
+    def report(self):
         """Apply the totals with what was placed to the mirror, as from the ledger's feed."""
         for pod, placement, resources in self.untold:
             shares, node = placement.shares, placement.node
@@ -175,7 +169,7 @@ class Load:
         self.pods.extend(self.untold)
         self.untold.clear()
 
-    def drain(self) -> None:
+    def drain(self):
         """Let the oldest pods leave."""
         while len(self.pods) > PODS:
             _, placement, resources = self.pods.popleft()
@@ -183,11 +177,11 @@ class Load:
             self.resources[placement.node].subtract(resources)
             self._report_resources(placement.node)
 
-    def _report_resources(self, node: NodeName) -> None:
+    def _report_resources(self, node):
         version = self.mirror.nodes[node].version + 1
         self.mirror.update_node_use(node, dict(self.resources[node]), version)
 
-    def _add(self, shares: tuple[Share, ...], sign: int) -> None:
+    def _add(self, shares, sign):
         for share in shares:
             before = self.totals[share.device]
             total = self.totals[share.device] = DeviceUse(
@@ -198,21 +192,19 @@ class Load:
             )
             self.mirror.update_device_use(share.device, total)
 
-    def batch(self) -> list[PodRequest]:
+    def batch(self):
         """A batch of pods to come."""
         return self.dice.choices(self.kinds, k=BATCH)
 
 
-def placement_us(
-    nodes: int, kinds: int, order: NodeOrder, candidates: int, seconds: float
-) -> tuple[float, int]:
+def placement_us(nodes, kinds, order, candidates, seconds):
     """Return the median time of a placement, and the number of pods refused meanwhile."""
     load = Load(nodes, kinds_of_pods(kinds, order), candidates=candidates)
     for one in load.kinds:
         load.step(one)
     load.report()
     load.drain()
-    figures: list[float] = []
+    figures = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         wanted = load.batch()
@@ -225,18 +217,18 @@ def placement_us(
     return statistics.median(figures), load.refused
 
 
-def refusal_us(nodes: int, kinds: int, seconds: float) -> tuple[float, float, float]:
+def refusal_us(nodes, kinds, seconds):
     """Return the median and mean time of a refusal once every kind arrived, and of the first."""
     load = Load(nodes, kinds_of_refused_pods(kinds), full=True)
     first = _refuse(load, load.kinds) / kinds * 1e6
-    figures: list[float] = []
+    figures = []
     end = time.monotonic() + seconds
     while time.monotonic() < end or not figures:
         figures.append(_refuse(load, load.batch()) / BATCH * 1e6)
     return statistics.median(figures), statistics.fmean(figures), first
 
 
-def _refuse(load: Load, wanted: Sequence[PodRequest]) -> float:
+def _refuse(load, wanted):
     """Return the seconds of refusing pods; before each of them, a device's use changes."""
     devices, spent = list(load.totals), 0.0
     for one in wanted:
@@ -255,58 +247,29 @@ def _refuse(load: Load, wanted: Sequence[PodRequest]) -> float:
     return spent
 
 
-def _placements(flags: argparse.Namespace, seconds: float) -> Iterator[dict[str, object]]:
-    for order, nodes, kinds in product(flags.orders, flags.nodes, flags.kinds):
-        fast, refused = placement_us(nodes, kinds, NodeOrder(order), flags.candidates, seconds)
-        yield {
-            "order": order,
-            "nodes": nodes,
-            "kinds": kinds,
-            "us": round(fast, 1),
-            "refused": refused,
-        }
-
-
-def _refusals(flags: argparse.Namespace, seconds: float) -> Iterator[dict[str, object]]:
-    for nodes, kinds in product(flags.nodes, flags.kinds):
-        median, mean, first = refusal_us(nodes, kinds, seconds)
-        yield {
-            "nodes": nodes,
-            "kinds": kinds,
-            "us": round(median, 1),
-            "mean_us": round(mean, 1),
-            "first_us": round(first, 1),
-        }
-
-
-def main() -> None:
+def main():
     """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="one second per figure")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--nodes", type=int, nargs="+", default=[100, 1_000, 5_000, 50_000])
-    parser.add_argument("--kinds", type=int, nargs="+", default=[1, 8, 32, 128, 1_000])
-    parser.add_argument("--orders", nargs="*", default=[order.value for order in NodeOrder])
-    parser.add_argument("--no-refusals", action="store_true")
-    parser.add_argument("--candidates", type=int, default=1, help="3: while choices are contested")
+    add = parser.add_argument
+    add("--quick", action="store_true", help="one second per figure")
+    add("--nodes", type=int, nargs="+", default=[100, 1_000, 5_000, 50_000])
+    add("--kinds", type=int, nargs="+", default=[1, 8, 32, 128, 1_000])
+    add("--orders", nargs="*", default=[order.value for order in NodeOrder])
+    add("--candidates", type=int, default=1, help="3: while choices are contested")
     flags = parser.parse_args()
     seconds = 1.0 if flags.quick else 5.0
     gc.set_threshold(*GC_THRESHOLD)
     yardstick = timeit.repeat("sum(range(1000))", timer=time.process_time, number=2_000)
-    yardstick_us = round(min(yardstick) / 2_000 * 1e6, 1)
-    found: dict[str, object] = {"sum_range_1000_us": yardstick_us}
-    tables = {"placement": _placements(flags, seconds)}
-    if not flags.no_refusals:
-        tables["refusal"] = _refusals(flags, seconds)
-    for name, rows in tables.items():
-        found[name] = kept = []
-        for row in rows:
-            kept.append(row)
-            if not flags.json:
-                print(name, *(f"{key} {value}" for key, value in row.items()), flush=True)
-    print(json.dumps(found) if flags.json else f"sum(range(1000)) takes {yardstick_us} µs here")
+    for order, nodes, kinds in product(flags.orders, flags.nodes, flags.kinds):
+        us, refused = placement_us(nodes, kinds, NodeOrder(order), flags.candidates, seconds)
+        print(f"placement order {order} nodes {nodes} kinds {kinds} us {us:.1f} refused {refused}")
+    for nodes, kinds in product(flags.nodes, flags.kinds):
+        median, mean, first = refusal_us(nodes, kinds, seconds)
+        figures = f"us {median:.1f} mean_us {mean:.1f} first_us {first:.1f}"
+        print(f"refusal nodes {nodes} kinds {kinds} {figures}", flush=True)
+    print(f"sum(range(1000)) takes {min(yardstick) / 2_000 * 1e6:.1f} µs here")
 
 
 if __name__ == "__main__":

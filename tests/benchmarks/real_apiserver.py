@@ -4,9 +4,6 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
-from typing import Self
 
 import msgspec
 
@@ -24,15 +21,13 @@ AMOUNTS = {"volcano.sh/vgpu-memory": "1000000", "volcano.sh/vgpu-cores": "800"}
 class RealApi:
     """Creates pods in a namespace of its own and watches it for their nodes."""
 
-    def __init__(self, kube: KubernetesClient, scheduler: str) -> None:
-        self.kube = kube
-        self.scheduler = scheduler
+    def __init__(self, kube, scheduler):
+        self.kube, self.scheduler, self.bound = kube, scheduler, {}
         self.namespace = f"pace-{uuid.uuid4().hex[:6]}"
-        self.bound: dict[str, float] = {}
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def connect(cls, kubeconfig: Path, nodes: int, scheduler: str) -> AsyncIterator[Self]:
+    async def connect(cls, kubeconfig, nodes, scheduler):
         """Create the namespace and the nodes, and delete them at the end."""
         async with KubernetesClient(read_kubeconfig(kubeconfig)) as kube:
             api = cls(kube, scheduler)
@@ -47,59 +42,53 @@ class RealApi:
                     yield api
                 finally:
                     watching.cancel()
-                    await _each(range(nodes), api.delete_node)
+                    await _each(range(nodes), lambda n: kube.delete(f"{NODES}/node-{n}"))
                     await kube.delete(f"{NAMESPACES}/{api.namespace}")
 
-    async def create_node(self, number: int) -> None:
+    async def create_node(self, number):
         """Create a node that is ready, or take over one that a broken run left."""
         node = node_object(number)
-        status = node.pop("status")
+        status, name = node.pop("status"), node["metadata"]["name"]
         status["allocatable"] |= AMOUNTS
         status["capacity"] = status["allocatable"]
         status["conditions"] = [{"type": "Ready", "status": "True"}]
+        del node["metadata"]["uid"], node["metadata"]["resourceVersion"]
         with contextlib.suppress(KubernetesConflictError):
-            del node["metadata"]["uid"], node["metadata"]["resourceVersion"]
             await self.kube.create(NODES, node)
-        name = node["metadata"]["name"]
         await self.kube.patch_merge(f"{NODES}/{name}/status", {"status": status})
 
-    async def delete_node(self, number: int) -> None:
-        """Delete a node."""
-        await self.kube.delete(f"{NODES}/{node_object(number)['metadata']['name']}")
-
-    async def create_pods(self, run: str, numbers: range) -> None:
+    async def create_pods(self, run, numbers):
         """Create the pods side by side."""
 
-        async def create(number: int) -> None:
+        async def create(number):
             pod = pod_object(number, run)
             pod["metadata"] = {"name": pod["metadata"]["name"]}
-            pod["spec"]["schedulerName"] = self.scheduler
-            pod["spec"]["tolerations"] = [{"operator": "Exists"}]
+            pod["spec"] |= {"schedulerName": self.scheduler}
+            pod["spec"] |= {"tolerations": [{"operator": "Exists"}]}
             await self.kube.create(f"{NAMESPACES}/{self.namespace}/pods", pod)
 
         await _each(numbers, create)
 
-    def calls(self) -> int:
+    def calls(self):
         """A real API server's requests are not counted."""
         return 0
 
-    async def watch(self) -> None:
+    async def watch(self):
         """Note when each pod has a node."""
-        path, decode = f"{NAMESPACES}/{self.namespace}/pods", msgspec.json.decode
-        rest = b""
+        rest, path = b"", f"{NAMESPACES}/{self.namespace}/pods"
         async with self.kube.watch(path, query={}, silence_s=3600) as stream:
             while data := await stream.read():
                 *lines, rest = (rest + data).split(b"\n")
                 now = time.perf_counter()
-                for pod in (decode(line)["object"] for line in lines):
+                for pod in (msgspec.json.decode(line)["object"] for line in lines):
                     if pod["spec"].get("nodeName"):
                         self.bound.setdefault(pod["metadata"]["name"], now)
 
 
-async def _each(numbers: range, act: Callable[[int], Awaitable[None]]) -> None:
+async def _each(numbers, act):
     slots = asyncio.Semaphore(AT_ONCE)
 
-    async def one(number: int) -> None:
+    async def one(number):
         async with slots:
             await act(number)
 

@@ -9,9 +9,7 @@ import asyncio
 import json
 import multiprocessing
 import time
-from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
-from multiprocessing.connection import Connection
 
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.known_objects import KnownObjects
@@ -20,7 +18,6 @@ from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ApiPod
 from shared.kubernetes.watch_events import EventReader, Lines, WatchEvent
 from tests.support.kubernetes.scripted_apiserver import (
-    Object,
     ScriptedApiserver,
     lists,
     modified,
@@ -34,10 +31,10 @@ ROUNDS = 5
 CEILING_US = 30.0
 
 
-def large_pod(number: int, version: int) -> Object:
+def large_pod(number, version):
     """Make a pod of about 3 KB as a cluster stores it, managed fields included."""
     limits = {"cpu": "2", "memory": "8Gi", "volcano.sh/vgpu-number": "1"}
-    owned: Object = {f"f:field-{n}": {".": {}, "f:value": {}} for n in range(28)}
+    owned = {f"f:field-{n}": {".": {}, "f:value": {}} for n in range(28)}
     return {
         "kind": "Pod",
         "apiVersion": "v1",
@@ -81,19 +78,19 @@ def large_pod(number: int, version: int) -> Object:
     }
 
 
-def watch_body() -> bytes:
+def watch_body():
     """Return the whole body of the watch."""
     events = (modified(large_pod(n % PODS, n + 1)) for n in range(EVENTS))
     return b"".join(json.dumps(e, separators=(",", ":")).encode() + b"\n" for e in events)
 
 
-def chunks(body: bytes) -> Iterator[bytes]:
+def chunks(body):
     """Cut the body as a socket would."""
     for start in range(0, len(body), CHUNK_BYTES):
         yield body[start : start + CHUNK_BYTES]
 
 
-def from_memory(body: bytes) -> float:
+def from_memory(body):
     """Return CPU microseconds per event of cutting, decoding and comparing."""
     reader, lines, known = EventReader(ApiPod), Lines(), KnownObjects[ApiPod]()
     changes = 0
@@ -108,10 +105,10 @@ def from_memory(body: bytes) -> float:
     return spent_s / EVENTS * 1e6
 
 
-def serve(pipe: Connection, body: bytes) -> None:
+def serve(pipe, body):
     """Serve the body to ROUNDS watches, in a process of its own."""
 
-    async def run() -> None:
+    async def run():
         steps = (lists(version=0), streams(*chunks(body), then="silence")) * ROUNDS
         async with ScriptedApiserver(*steps) as server:
             pipe.send(server.url)
@@ -121,7 +118,7 @@ def serve(pipe: Connection, body: bytes) -> None:
 
 
 @asynccontextmanager
-async def serving(body: bytes) -> AsyncIterator[str]:
+async def serving(body):
     """Run the server's process and yield its URL."""
     spawning = multiprocessing.get_context("spawn")
     ours, theirs = spawning.Pipe()
@@ -134,7 +131,7 @@ async def serving(body: bytes) -> AsyncIterator[str]:
         await asyncio.to_thread(process.join)
 
 
-async def from_socket(url: str) -> float:
+async def from_socket(url):
     """Return CPU microseconds per event of a whole reflector on a real connection."""
     async with KubernetesClient(ClusterCredentials(server=url)) as kube:
         reflector = Reflector(kube, "/api/v1/pods", ApiPod)
@@ -147,7 +144,7 @@ async def from_socket(url: str) -> float:
         return (time.process_time() - started) / EVENTS * 1e6
 
 
-async def main() -> None:
+async def main():
     """Measure both ways and say whether the ceiling held."""
     body = watch_body()
     memory_us = min(from_memory(body) for _ in range(ROUNDS))

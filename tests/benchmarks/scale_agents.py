@@ -1,4 +1,4 @@
-"""The agents of all nodes in one process: they say on NATS what real ones would.
+"""The agents of all nodes in one process: they send on NATS what real ones would.
 
 Each reports its devices and allocations every 10 s and on request, asks for its leases every 30 s,
 sends a heartbeat every 5 s, and admits every pod. Each of its devices has one active lease.
@@ -7,13 +7,11 @@ sends a heartbeat every 5 s, and admits every pod. Each of its devices has one a
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from services.node_agent.agent_timing import DEFAULT_TIMING
 from shared.model.device import Device
 from shared.model.errors import UnavailableError
-from shared.model.events.event import Event
 from shared.model.events.node_events import Allocation, DeviceReported
 from shared.model.events.pod_events import Heartbeat, ResyncRequested
 from shared.model.events.request_reply import BindReply, BindRequest, LeasesReply, LeasesRequest
@@ -24,30 +22,22 @@ from tests.benchmarks.trivial_apiserver import DEVICES
 from tests.support.servers.nats import flush
 
 TRIGGER = "volcano.sh/vgpu-number"
+REPORT_S = DEFAULT_TIMING.report_s
 TICK_S = 0.01
 """Reports of several nodes are sent together only if they are due within it."""
-CREATED_AT = 1_767_225_600.0
 
 
-def node_name(number: int) -> NodeName:
+def node_name(number):
     return NodeName(f"node-{number}")
 
 
-def devices_of(number: int) -> tuple[Device, ...]:
-    """Return the devices of a node."""
-    return tuple(
-        Device(
-            uuid=DeviceUuid(f"GPU-{number:05d}-{index}"),
-            index=index,
-            model="NVIDIA A100-SXM4-80GB",
-            memory_mib=81_920,
-            slots=10,
-        )
-        for index in range(DEVICES)
-    )
+def devices_of(number):
+    uuids = [DeviceUuid(f"GPU-{number:05d}-{index}") for index in range(DEVICES)]
+    about = {"model": "NVIDIA A100-SXM4-80GB", "memory_mib": 81_920, "slots": 10}
+    return tuple(Device(uuid=uuid, index=index, **about) for index, uuid in enumerate(uuids))
 
 
-def lease_of(number: int, device: Device) -> Lease:
+def lease_of(number, device):
     """Return the active lease of a node's device."""
     pod = PodUid(f"pod-{number}-{device.index}")
     share = Share(
@@ -73,104 +63,84 @@ def lease_of(number: int, device: Device) -> Lease:
         trace="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
         state=LeaseState.ACTIVE,
         version=1 + DEVICES * number + device.index,
-        created_at=CREATED_AT,
+        created_at=1_767_225_600.0,
     )
 
 
-class Agents:
-    """What all agents know."""
+def report_of(number):
+    leases = [lease_of(number, device) for device in devices_of(number)]
+    allocations = tuple(
+        Allocation(
+            pod=lease.pod,
+            namespace=lease.namespace,
+            name=lease.name,
+            container="c",
+            resource=TRIGGER,
+            device_ids=tuple(f"{share.device}-{share.slot}" for share in lease.shares),
+            lease=lease,
+        )
+        for lease in leases
+    )
+    about = {"node": node_name(number), "devices": devices_of(number), "served": (TRIGGER,)}
+    return DeviceReported(**about, allocations=allocations)
 
-    def __init__(self, bus: Bus, nodes: int) -> None:
-        self.bus = bus
-        self.nodes = nodes
-        self.reports = [_report(number) for number in range(nodes)]
 
-    def report(self, number: int) -> DeviceReported:
-        """Return the report of one node."""
-        return replace(self.reports[number], reported_at=time.time())
+async def publish(bus, event):
+    while True:
+        try:
+            return await bus.publish([event])
+        except UnavailableError:
+            await asyncio.sleep(TICK_S)
 
-    async def admit(self, _: BindRequest) -> BindReply:
-        """Admit pods."""
+
+async def repeat(nodes, interval_s, act):
+    """Act for each node once per interval, evenly spread."""
+    began, done = time.monotonic(), 0
+    while True:
+        await asyncio.sleep(TICK_S)
+        due = int((time.monotonic() - began) / interval_s * nodes)
+        for number in range(done, due):
+            await act(number % nodes)
+        done = due
+
+
+async def _serve(url, nodes, report_s, ready):
+    reports = [report_of(number) for number in range(nodes)]
+    beat_s = Heartbeat(service="", instance="").interval_s
+
+    async def admit(_):
         return BindReply()
 
-    async def resync(self) -> None:
-        """Report all nodes whenever someone asks for it."""
-        inbox = await self.bus.observe([ResyncRequested])
+    async def report(number):
+        await publish(bus, replace(reports[number], reported_at=time.time()))
+
+    async def beat(number):
+        about = {"instance": f"a{number}", "node": node_name(number)}
+        await publish(bus, Heartbeat(service="node-agent", **about))
+
+    async def ask_leases(number):
+        with contextlib.suppress(UnavailableError):
+            await bus.request(LeasesRequest(node=node_name(number)), LeasesReply)
+
+    async def resync():
+        """Report all nodes whenever it is requested."""
+        inbox = await bus.observe([ResyncRequested])
         while True:
             await inbox.batch()
-            for number in range(self.nodes):
-                await self._publish([self.report(number)])
+            for number in range(nodes):
+                await report(number)
 
-    async def repeat(self, interval_s: float, act: Callable[[int], Awaitable[None]]) -> None:
-        """Act for each node once per interval, evenly spread."""
-        began = time.monotonic()
-        done = 0
-        while True:
-            await asyncio.sleep(TICK_S)
-            due = int((time.monotonic() - began) / interval_s * self.nodes)
-            for number in range(done, due):
-                await act(number % self.nodes)
-            done = due
-
-    async def send_report(self, number: int) -> None:
-        """Report as agents do without a change."""
-        await self._publish([self.report(number)])
-
-    async def beat(self, number: int) -> None:
-        """Send a heartbeat."""
-        beat = Heartbeat(service="node-agent", instance=f"a{number}", node=node_name(number))
-        await self._publish([beat])
-
-    async def ask_leases(self, number: int) -> None:
-        """Ask for a node's leases."""
-        with contextlib.suppress(UnavailableError):
-            await self.bus.request(LeasesRequest(node=node_name(number)), LeasesReply)
-
-    async def _publish(self, events: Sequence[Event]) -> None:
-        while True:
-            try:
-                await self.bus.publish(events)
-            except UnavailableError:
-                await asyncio.sleep(TICK_S)
-            else:
-                return
-
-
-def _report(number: int) -> DeviceReported:
-    devices = devices_of(number)
-    return DeviceReported(
-        node=node_name(number),
-        devices=devices,
-        served=(TRIGGER,),
-        allocations=tuple(_allocation(lease_of(number, device)) for device in devices),
-    )
-
-
-def _allocation(lease: Lease) -> Allocation:
-    return Allocation(
-        pod=lease.pod,
-        namespace=lease.namespace,
-        name=lease.name,
-        container="c",
-        resource=TRIGGER,
-        device_ids=tuple(f"{share.device}-{share.slot}" for share in lease.shares),
-        lease=lease,
-    )
-
-
-async def _serve(url: str, nodes: int, report_s: float, ready: Callable[[], None]) -> None:
     async with Bus.connect(url, name="agents") as bus, asyncio.TaskGroup() as tasks:
-        agents = Agents(bus, nodes)
-        await bus.reply(BindRequest, "agent", "", agents.admit, concurrency=64)
-        tasks.create_task(agents.resync())
-        tasks.create_task(agents.repeat(report_s, agents.send_report))
-        tasks.create_task(agents.repeat(DEFAULT_TIMING.lease_sync_s, agents.ask_leases))
-        tasks.create_task(agents.repeat(Heartbeat(service="", instance="").interval_s, agents.beat))
+        await bus.reply(BindRequest, "agent", "", admit, concurrency=64)
+        tasks.create_task(resync())
+        tasks.create_task(repeat(nodes, report_s, report))
+        tasks.create_task(repeat(nodes, DEFAULT_TIMING.lease_sync_s, ask_leases))
+        tasks.create_task(repeat(nodes, beat_s, beat))
         await flush(bus.client)
         ready()
 
 
-def serve(url: str, nodes: int, report_s: float, ready: Callable[[], None]) -> None:
+def serve(url, nodes, report_s, ready):
     """Run the agents of so many nodes."""
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(url, nodes, report_s, ready))

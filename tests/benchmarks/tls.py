@@ -1,81 +1,68 @@
 """What TLS costs at NATS: `python -m tests.benchmarks.tls`.
 
 Two nats-servers with users, one under TLS, are spoken to by turns with the production client: a
-question and its answer, one after the other. Printed are the medians of the rounds.
+request and its reply, one after the other. Printed are the medians of the rounds.
 """
 
 import asyncio
 import statistics
-import subprocess
 import tempfile
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from nats.aio.client import Client
-
 from services.cli import credentials
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.nats.connection import connected
-from tests.support.servers.nats import free_port, nats_binary
+from tests.support.servers.nats import NatsServer
 
-ROUNDS, QUESTIONS = 5, 1000
+ROUNDS, REQUESTS = 5, 1000
 
 
-async def questions(client: Client) -> float:
-    """Return the median of questions' round trips, microseconds."""
+async def round_trip_us(client):
+    """Return the median of requests' round trips."""
     took = []
-    for _ in range(QUESTIONS):
+    for _ in range(REQUESTS):
         began = time.perf_counter()
         await client.request("echo", b"x", timeout=10)
         took.append(time.perf_counter() - began)
     return statistics.median(took) * 1e6
 
 
-async def served(stack: AsyncExitStack, folder: Path, *, tls: bool) -> Client:
-    """Start a server and return a client of it that also answers."""
-    written = credentials.write(folder / "credentials", [], names=["127.0.0.1"] if tls else [])
+async def served(stack, folder, *, tls):
+    """Start a server and return a client of it that also replies."""
+    written = credentials.write(folder, [], names=["127.0.0.1"] if tls else [])
     secret = written.nats("binder").read_text().strip().partition(":")[2]
-    config = folder / "nats.conf"
-    cover = f"tls {{ cert_file: '{written.certificate}', key_file: '{written.key}' }}\n"
-    config.write_text(
-        (cover if tls else "")
-        + f"authorization {{ users: [{{ user: binder, password: '{secret}' }}] }}\n"
-    )
-    port = free_port()
-    command = [nats_binary(), "-a", "127.0.0.1", "-p", str(port), "--config", str(config)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    stack.callback(server.kill)
-    keys = ClientCredentials(
-        login_file=written.nats("binder"), tls=TlsFiles(ca=written.authority if tls else None)
-    )
-    client = await connected(
-        f"nats://127.0.0.1:{port}", name="bench", credentials=keys, patience_s=30
-    )
+    users = f"authorization {{ users: [{{ user: binder, password: '{secret}' }}] }}\n"
+    server = NatsServer((written.certificate, written.key) if tls else None, more=users)
+    await server.start()
+    stack.callback(server.close)
+    files = TlsFiles(ca=written.authority if tls else None)
+    login = ClientCredentials(login_file=written.nats("binder"), tls=files)
+    client = await connected(server.url, name="bench", credentials=login, patience_s=30)
     stack.push_async_callback(client.close)
 
-    async def answer(message: object) -> None:
-        await message.respond(b"y")  # type: ignore[attr-defined]
+    async def reply(message):
+        await message.respond(b"y")
 
-    await client.subscribe("echo", cb=answer)
+    await client.subscribe("echo", cb=reply)
     return client
 
 
-async def main() -> None:
+async def main():
     """Measure by turns, and print."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lh-bench-")))
-        clients = {}
-        for name in ("plain", "tls"):
-            (folder / name).mkdir()
-            clients[name] = await served(stack, folder / name, tls=name == "tls")
-        trips: dict[str, list[float]] = {name: [] for name in clients}
+        clients = {
+            name: await served(stack, folder / name, tls=name == "tls") for name in ("plain", "tls")
+        }
+        trips = {name: [] for name in clients}
         for _ in range(ROUNDS):
             for name, client in clients.items():
-                trips[name].append(await questions(client))
-        for name in clients:
-            print(f"{name}: round trip {statistics.median(trips[name]):.0f} us")
+                trips[name].append(await round_trip_us(client))
+        for name, took in trips.items():
+            print(f"{name}: round trip {statistics.median(took):.0f} us")
 
 
 if __name__ == "__main__":
