@@ -15,10 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.campaign.judge import INVARIANTS, checks_of
 from tests.campaign.report import table
 from tests.campaign.runner import run_campaign
 from tests.campaign.schedule import FAULTS, Round, rounds_of
+from tests.proof.judge import INVARIANTS, checks_of
 
 
 def parser() -> argparse.ArgumentParser:

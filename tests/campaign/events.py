@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.campaign.history import Violation
-from tests.campaign.observations import RawLease, Sample, SeenPod
+from tests.proof.history import Violation
+from tests.proof.observations import RawLease, Sample, SeenPod
 
 FAULTS_BEFORE_S = 30.0
 ALIKE_S = 60.0

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tests.campaign.history import Violation
-from tests.campaign.judge import INVARIANTS
-from tests.campaign.observations import Resources
 from tests.campaign.schedule import FAULTS
+from tests.proof.history import Violation
+from tests.proof.judge import INVARIANTS
+from tests.proof.observations import Resources
 
 AIM_S = {False: 10.0, True: 20.0}
 """Time to quiescence that is aimed at; True: Redis lost contents."""

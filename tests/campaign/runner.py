@@ -12,15 +12,15 @@ from pathlib import Path
 from shared.kubernetes.errors import NotFoundError
 from shared.model.errors import ConflictError, LeaseholdError
 from tests.campaign.events import CampaignEvent, changes, stories
-from tests.campaign.history import Outstanding
-from tests.campaign.judge import Judge
-from tests.campaign.observations import Resources, Sample
 from tests.campaign.report import CampaignResult
 from tests.campaign.schedule import SERVICES, Fault, PodAction, Round
 from tests.campaign.stack.cluster import CampaignCluster, campaign_cluster, resident_mib
 from tests.campaign.stack.faults import FaultInjector
 from tests.campaign.stack.observer import PODS, Observer, read_spans
 from tests.campaign.workload import RESIZED_ANNOTATION, PodPlan, manifest
+from tests.proof.history import Outstanding
+from tests.proof.judge import Judge
+from tests.proof.observations import Resources, Sample
 from tests.support.stack import LEASEHOLD, run
 
 SAMPLE_S = 0.25

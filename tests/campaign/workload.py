@@ -1,20 +1,26 @@
 """The pods of a campaign in all vocabularies, and what each of them requests; pure."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+
+from tests.proof.ledger import INIT
+from tests.proof.observations import Hardware, Want
 
 DEVICE_MIB = 81_920
 """Every device of a campaign is an A100 with 80 GB."""
 DEVICE_CORES = 100
-MIG_LAYOUTS: Mapping[str, tuple[int, ...]] = {
-    "group1": (9728,) * 7,
-    "group2": (19_968, 19_968, 19_968, 9728),
-    "group3": (40_192, 40_192),
-    "group4": (80_896,),
-}
-"""The layouts of such a device in MIG mode: the memory of the instance at each position, in MiB."""
+HARDWARE = Hardware(
+    mib=DEVICE_MIB,
+    slots=10,
+    layouts={
+        "group1": (9728,) * 7,
+        "group2": (19_968, 19_968, 19_968, 9728),
+        "group3": (40_192, 40_192),
+        "group4": (80_896,),
+    },
+)
 LEASE_ANNOTATION = "leasehold.dev/lease"
 WANT_ANNOTATION = "campaign.test/want"
 """What the judge expects of the pod: devices, MiB and percent of each, 1 if exclusive, 1 if it
@@ -25,33 +31,15 @@ RESIZED_ANNOTATION = "campaign.test/resized"
 """Its share was resized: what its container was given at its start counts no longer."""
 URGENT, URGENT_PRIORITY = "campaign-urgent", 1000
 """A priority class for whose pods others are evicted."""
-NOTICE_S = 2.0
-"""Between the announcement of an eviction and the eviction."""
 PREEMPTIBLE = "leasehold.dev/preemptible"
 GUARDED = "campaign.test/guarded"
 """A label of pods that a PodDisruptionBudget protects from every eviction."""
-INIT = "first"
-"""An init container that requests what `main` requests, and ends before it."""
 RESIZABLE = frozenset({"volcano-vgpu", "hami"})
 GANG_NAME = "gang.scheduling.koordinator.sh/name"
 GANG_MIN = "gang.scheduling.koordinator.sh/min-available"
 _SIZES_MIB = (1024, 2048, 4096, 10_240, 20_480, 40_960, 51_200)
 _INSTANCES_MIB = (4096, 9000, 9000, 15_000, 30_000)
 _CORES = (5, 10, 25, 50)
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """What a pod's container requests, by the rules of its vocabulary."""
-
-    gpus: int = 1
-    mib: int = DEVICE_MIB
-    """Memory of each device."""
-    cores: int = 0
-    """Percent of each device's cores."""
-    exclusive: bool = False
-    mig: bool = False
-    """It needs MIG instances of at least this size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +55,7 @@ class PodPlan:
     urgent: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     init: bool = False
-    """It has an init container."""
+    """It has an init container, which requests what `main` requests, and ends before it."""
     sidecar: bool = False
     """It has a sidecar that requests no device."""
     gang: str = ""
@@ -174,8 +162,9 @@ def choose_gang(random: Random, name: str, size: int, *, run_s: int) -> tuple[Po
 
 def manifest(pod: PodPlan) -> dict[str, Any]:
     """Return the pod as the API server takes it."""
-    want = astuple(pod.want)
-    annotations = {WANT_ANNOTATION: " ".join(str(int(each)) for each in want)}
+    want = pod.want
+    numbers = (want.gpus, want.mib, want.cores, want.exclusive, want.mig)
+    annotations = {WANT_ANNOTATION: " ".join(str(int(each)) for each in numbers)}
     annotations |= _ANNOTATIONS.get(pod.vocabulary, {})
     spec: dict[str, Any] = {"schedulerName": "volcano", "terminationGracePeriodSeconds": 1}
     if pod.gang:

@@ -1,32 +1,49 @@
-"""Judges a run by its own sums: of what containers were given, and of the ledger's bytes.
+"""Judges a run by the invariants of `tests/proof`, and by what only a model sees happen.
 
 Each check is named by the invariant of docs/architecture.md that it watches.
 """
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 
-from shared.model.device import Device, DeviceMode
+from shared.model.device import DeviceMode
 from shared.model.events.event import Event
 from shared.model.events.pod_events import NodeChanged, PodTerminated
-from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.names import DeviceUuid, NodeName
 from shared.model.request import PodRequest
 from tests.model.api_server import NAMESPACE, Pod
-from tests.model.given import (
-    ALL_CORES,
-    Given,
-    excess,
-    given_to,
-    instance_conflicts,
-    is_as_leased,
-)
+from tests.model.claims import Claim
 from tests.model.kubelet import KubeletRecord, limit_mib
-from tests.model.lies import believed_lies
 from tests.model.mig import LAYOUTS, SLICE_MIB, parse_instance
 from tests.model.node import Node
-from tests.model.raw_ledger import RESERVED, RawDevice, RawLedger, RawShare, decode
-from tests.model.world import MIG_LAYOUTS, World
+from tests.model.world import DEVICE_MIB, SLOTS, World
+from tests.proof import liveness, safety
+from tests.proof.history import History, Outstanding, Violation
+from tests.proof.ledger import checkpoint_grants, copied, decode
+from tests.proof.observations import (
+    Grant,
+    Hardware,
+    RawLedger,
+    RawShare,
+    RegionLimits,
+    Sample,
+    SeenNode,
+    SeenPod,
+    Want,
+)
+
+HARDWARE = Hardware(
+    mib=DEVICE_MIB,
+    slots=SLOTS,
+    layouts={name: tuple(n * SLICE_MIB for n in sizes) for name, sizes in LAYOUTS.items()},
+)
+HIGHEST = 2.0**43
+"""Above all fences and versions that clocks and lies that are accepted can lead to."""
+
+
+Running = list[tuple[Node, KubeletRecord]]
 
 
 class Judge:
@@ -34,8 +51,8 @@ class Judge:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.fences: dict[tuple[str, str], tuple[int, str]] = {}
-        """Of each slot of each node's agent: the newest fence given out, and its pod."""
+        self.history = History(lost_samples=1)
+        self.grants_seen = 0
         self.calls = -1
         self.gang_leases: dict[str, set[str]] = {}
         """Pods that had a lease and were not gone, by gang, when this was last checked."""
@@ -58,48 +75,100 @@ class Judge:
 
     def look(self) -> None:
         """Check what must hold at every moment."""
-        self.read_ledger()
+        ledger = self.read_ledger()
+        sample = self._sample()
+        self.history.redis_lost = self.world.lost_redis
+        for check in (
+            safety.s1_no_device_is_over_committed,
+            safety.s2_a_container_has_one_lease,
+            safety.s8_a_lease_lasts_while_its_pod_may_run,
+        ):
+            self._fail(check(sample, self.history))
+        sums = safety.differences_in_sums(ledger) if ledger.ready else ()
         for problem in (
-            *self._over_given(),
-            *self._over_leased(),
-            *self._ended_early(),
+            *(f"O2: {uuid}: {text}" for uuid, text in sums),
+            *self._wrong_limits(),
             *self._went_back(),
-            *believed_lies(self.world, self.ledger),
+            *self._believed_lies(),
         ):
             self.world.fail(problem)
         self.check_gangs()
 
+    def _fail(self, found: Iterable[Violation]) -> None:
+        for each in found:
+            self.world.fail(f"{each.check}: {each.subject}: {each.text}")
+
+    def _sample(self) -> Sample:
+        """Return what runs and what is leased; pods on nodes that were cut off need no lease."""
+        running = list(_running(self.world))
+        pods = {
+            str(record.pod.uid): SeenPod(
+                uid=record.pod.uid, name=record.pod.name, created_at=0, want=Want(), node=node.name
+            )
+            for node, record in running
+            if not node.was_silent
+        }
+        return Sample(
+            at=self.world.server.clock.now(),
+            hardware=HARDWARE,
+            pods=pods,
+            grants=tuple(_grant(node, record) for node, record in running),
+            ledger=self.ledger if self.ledger.ready else None,
+        )
+
+    # What happens to containers
+
     def check_given(self, node: NodeName, record: KubeletRecord) -> None:
         """Check a container that was just given devices, before it starts."""
-        given, lease = given_to(record), self.read_ledger().leases.get(record.pod.uid)
-        entry = _checkpointed(self.world.nodes[node], given.pod)
-        if entry is None:
-            self.world.fail(f"S9: what {given.pod} was given is not in the checkpoint of {node}")
-        else:
-            self._check_fence(node, given.pod, entry)
-        if self.world.lost_redis:
+        world, grant = self.world, _grant(self.world.nodes[node], record)
+        lease = self.read_ledger().leases.get(grant.pod)
+        self._check_checkpoint(node, grant.pod)
+        if world.lost_redis:
             return
         if lease is None or lease.node != node:
-            self.world.fail(f"S3: {given.pod} is given devices on {node} without a lease there")
-        elif not (record.has_restarted or is_as_leased(lease, given)):
-            self.world.fail(f"S7: {given} differs from its lease {lease}")
-        elif given.slices:
-            self._check_position(self.world.nodes[node], given, lease.shares[0])
+            world.fail(f"S3: {grant.pod} is given devices on {node} without a lease there")
+        elif not (record.has_restarted or safety.is_as_leased([grant], lease)):
+            world.fail(f"S7: {grant} differs from its lease {lease}")
+        elif grant.slices:
+            self._check_position(world.nodes[node], grant, lease.shares[0])
 
-    def _check_position(self, node: Node, given: Given, share: RawShare) -> None:
+    def _check_checkpoint(self, node: NodeName, pod: str) -> None:
+        content = json.loads((self.world.nodes[node].folder / f"{node}.json").read_bytes())
+        agents = tuple(checkpoint_grants(content))
+        sample = Sample(at=0, hardware=HARDWARE, agents=agents)
+        self._fail(safety.s9_an_agent_gives_out_no_more_than_there_is(sample, self.history))
+        mine = [each for each in agents if each.pod == pod]
+        if not mine:
+            self.world.fail(f"S9: what {pod} was given is not in the checkpoint of {node}")
+        self.grants_seen += 1
+        self.history.fences_repeat = self.world.lost_redis
+        new = tuple(replace(each, activated_at=self.grants_seen) for each in mine)
+        self._fail(safety.s4_fences_only_rise(replace(sample, agents=new), self.history))
+
+    def _check_position(self, node: Node, grant: Grant, share: RawShare) -> None:
         """S7: the instances of a size have positions by their starts."""
         sizes = LAYOUTS[share.layout]
-        size, number = sizes[share.position], sizes[: share.position].count(sizes[share.position])
-        there = node.driver.existing[DeviceUuid(given.device)].values()
+        size, number = sizes[share.slot], sizes[: share.slot].count(sizes[share.slot])
+        there = node.driver.existing[DeviceUuid(grant.device)].values()
         starts = sorted(each.start for each in there if each.memory_slices == size)
-        if starts[number : number + 1] != [given.slices.start] or len(given.slices) != size:
-            self.world.fail(f"S7: {given} is not position {share.position} of {share.layout}")
+        if starts[number : number + 1] != [grant.slices.start] or len(grant.slices) != size:
+            self.world.fail(f"S7: {grant} is not position {share.slot} of {share.layout}")
 
     def check_destroyed(self, node: NodeName, uuid: str) -> None:
         """Check a MIG instance that is about to be destroyed."""
         for record in self.world.nodes[node].kubelet.records.values():
             if record.visible == uuid:
                 self.world.fail(f"S1: {uuid} is destroyed, and {record.pod.uid} runs on it")
+
+    def _wrong_limits(self) -> Iterator[str]:
+        for node, record in _running(self.world):
+            existing = node.driver.existing.get(DeviceUuid(record.device), {}).values()
+            if parse_instance(record.visible) and record.visible not in {i.uuid for i in existing}:
+                yield f"S1: {record.pod.uid} runs on {record.visible}, which does not exist"
+            if record.used_mib > limit_mib(record):
+                yield f"S7: {record.pod.uid} is limited to less than {record.used_mib} MiB in use"
+
+    # What binders have handled
 
     def note_handled(self, event: Event) -> None:
         """Note what the ledger must remember from now on."""
@@ -121,64 +190,8 @@ class Judge:
 
     def forget_fences(self, node: NodeName) -> None:
         """Forget what an agent honoured: its checkpoint is lost."""
-        self.fences = {key: value for key, value in self.fences.items() if key[0] != node}
-
-    def _check_fence(self, node: NodeName, pod: str, entry: dict[str, object]) -> None:
-        key = (str(node), f"{entry['device']}/{entry['slot']}")
-        newest, holder = self.fences.get(key, (0, ""))
-        fence = int(str(entry["fence"]))
-        if holder not in {"", pod} and (
-            fence < newest or (fence == newest and not self.world.lost_redis)
-        ):
-            self.world.fail(f"S4: {pod} gets {key} with fence {fence}, {holder} had {newest}")
-        self.fences[key] = max((newest, holder), (fence, pod))
-
-    def _over_given(self) -> Iterator[str]:
-        """S1, S9: no agent gives out more of a device than there is. S2: no container twice."""
-        running = [(node, given_to(record)) for node, record in _running(self.world)]
-        yield from excess("S1: containers were given", [given for _, given in running])
-        places = Counter(given.pod for _, given in running)
-        yield from (f"S2: {pod} runs {n} times" for pod, n in places.items() if n > 1)
-        for node, record in _running(self.world):
-            existing = node.driver.existing.get(DeviceUuid(record.device), {}).values()
-            if parse_instance(record.visible) and record.visible not in {i.uuid for i in existing}:
-                yield f"S1: {record.pod.uid} runs on {record.visible}, which does not exist"
-            if record.used_mib > limit_mib(record):
-                yield f"S7: {record.pod.uid} is limited to less than {record.used_mib} MiB in use"
-
-    def _over_leased(self) -> Iterator[str]:
-        """S1 of the ledger, and O2: its totals are the sums of its leases."""
-        if not self.ledger.ready:
-            return
-        leased = [
-            Given(lease.pod, share.device, share.memory_mib, share.cores_percent)
-            for lease in self.ledger.leases.values()
-            for share in lease.shares
-        ]
-        yield from excess("S1: leases take", leased)
-        yield from instance_conflicts(self.ledger.leases.values())
-        for lease in self.ledger.leases.values():
-            nodes = {self.ledger.devices[share.device].node for share in lease.shares}
-            if nodes != {lease.node}:
-                yield f"O2: the devices of {lease.pod} on {lease.node} are on {nodes}"
-        for uuid, device in self.ledger.devices.items():
-            here = [each for each in leased if each.device == uuid]
-            counted = (device.memory_used, device.cores_used, device.share_count)
-            summed = (
-                sum(each.memory_mib for each in here),
-                sum(each.cores_percent for each in here),
-                len(here),
-            )
-            if counted != summed:
-                yield f"O2: totals of {uuid} are {counted}, and its leases add up to {summed}"
-
-    def _ended_early(self) -> Iterator[str]:
-        """S8: while a pod may run, its lease does not end."""
-        if self.world.lost_redis or not self.ledger.ready:
-            return
-        for node, record in _running(self.world):
-            if record.pod.uid not in self.ledger.leases and not node.was_silent:
-                yield f"S8: {record.pod.uid} runs on {node.name}, and its lease has ended"
+        fences = self.history.fences
+        self.history.fences = {key: value for key, value in fences.items() if key[0] != node}
 
     def _went_back(self) -> Iterator[str]:
         """P2: a pod that is gone does not come back. P7: nor does an older state of a node."""
@@ -197,6 +210,29 @@ class Judge:
         if state.deleted or name not in self.ledger.nodes:
             return state.deleted and name not in self.ledger.nodes
         return state.node.unschedulable == (name in self.ledger.cordoned)
+
+    def _believed_lies(self) -> Iterator[str]:
+        """S10: yield what the ledger must not have from any agent.
+
+        After Redis was lost, or its Node was deleted, a device may be with the agent that names it
+        first.
+        """
+        world = self.world
+        homes = self._homes()
+        for uuid, device in self.ledger.devices.items():
+            if device.fence > HIGHEST:
+                yield f"S10: the fence of {uuid} is {device.fence}"
+            home = homes.get(uuid)
+            is_sure = home and not (world.lost_redis or home in world.api.left)
+            if is_sure and uuid not in world.moved and device.node != home:
+                yield f"S10: {uuid} of {home} is with {device.node}"
+        pods = {pod.uid for pod in world.api.pods.values()}
+        for lease in self.ledger.leases.values():
+            if lease.version > HIGHEST:
+                yield f"S10: the version of the lease of {lease.pod} is {lease.version}"
+            is_active = lease.state == "active" and lease.pod in pods
+            if is_active and not any((lease.pod, name) in world.given for name in world.nodes):
+                yield f"S10: the lease of {lease.pod} is active, and no agent gave it anything"
 
     def check_gangs(self) -> None:
         """P5: when a pod of a gang gets a lease, as many as the gang needs have one then.
@@ -223,63 +259,71 @@ class Judge:
 
     def open_ends(self) -> list[str]:
         """Return what is not as Kubernetes and the agents imply, though nothing is on its way."""
-        world, ledger = self.world, self.read_ledger()
-        if not ledger.ready:
-            return ["P6: the ledger is not ready"]
-        pods = {pod.uid: pod for pod in world.api.pods.values()}
-        running = {record.pod.uid: given_to(record) for _, record in _running(world)}
+        world, ledger, running = self.world, self.read_ledger(), list(_running(self.world))
+        pods = [self._seen(pod, running) for pod in world.api.pods.values()]
+        pods += [_seen_claim(claim, running) for claim in world.claims.stored.values()]
+        nodes = {str(name): SeenNode(name=name) for name in world.api.nodes}
+        nodes |= {str(n): SeenNode(name=n, cordoned=True) for n in world.api.cordoned}
+        sample = replace(
+            self._sample(),
+            pods={pod.uid: pod for pod in pods if pod.node or pod.message != "no pod"},
+            nodes=nodes,
+            ledger=ledger,
+            limits={
+                str(record.pod.uid): RegionLimits(
+                    pod=record.pod.uid, mib=(each.mib,), cores=(each.cores,)
+                )
+                for node, record in running
+                if not (each := _grant(node, record)).slices
+            },
+            homes=self._homes(),
+            mig_devices=frozenset(
+                device.uuid
+                for node in world.nodes.values()
+                for device in node.devices
+                if device.mode is DeviceMode.MIG
+            ),
+        )
+        history = History(pods=dict(sample.pods or {}))
+        found: list[Violation | Outstanding] = []
+        for check in liveness.CHECKS:
+            found += check(sample, history)
+        for judged in safety.CHECKS:
+            found += judged(sample, history)
         unrecorded = self._unrecorded(ledger)
-        found = [
-            f"P6: {pod} has no lease as given"
-            for pod in _unleased(running, ledger)
-            if pod not in unrecorded
+        return [
+            f"{each.check}: {each.subject}: {each.text}"
+            for each in found
+            if not each.pods & unrecorded
         ]
-        claims = {claim.uid: claim for claim in world.claims.stored.values() if claim.node}
-        for lease in ledger.leases.values():
-            pod = pods.get(lease.pod)  # type: ignore[call-overload]
-            has_ended = (pod is None or pod.is_terminal) and lease.pod not in claims
-            if has_ended and lease.pod not in running and lease.state != RESERVED:
-                found.append(f"P2: the lease of {lease.pod} outlives its pod")
-            if lease.state == RESERVED and lease.expires_at <= world.server.clock.now() - 30:
-                found.append(f"P2: the reservation of {lease.pod} outlives its time")
-        pending = {pod.uid for pod in pods.values() if pod.is_pending}
-        found += [f"P2: {pod} waits in the ledger, and is gone" for pod in ledger.waiting - pending]
-        found += [
-            f"S3: {pod.uid} is bound, and has no lease"
-            for pod in pods.values()
-            if pod.node and not pod.is_terminal and pod.uid not in {*ledger.leases, *unrecorded}
-        ]
-        found += [
-            f"S3: {claim.uid} was answered {claim.answer!r}, and has no lease"
-            for claim in claims.values()
-            if claim.uid not in ledger.leases
-        ]
-        found += [
-            f"P1: {claim.uid} was answered {claim.answer!r}, and is not prepared"
-            for claim in claims.values()
-            if claim.consumers and claim.uid not in {*running, *unrecorded}
-        ]
-        found += [f"P2: claim {uid} counts as gone" for uid in claims if uid in ledger.gone]
-        found += [
-            f"P2: {pod.uid} exists, and counts as gone"
-            for pod in pods.values()
-            if pod.uid in ledger.gone and not (pod.is_terminal or pod.deleting)
-        ]
-        found += [
-            f"P7: the ledger does not have {device.uuid} on {name}"
-            for name, node in world.nodes.items()
-            for device in node.devices
-            if not _is_known(ledger.devices.get(device.uuid), name, device)
-        ]
-        found += [text for pod in pods.values() for text in self._unplaced(pod, ledger)]
-        if ledger.nodes != world.api.nodes:
-            found.append(f"P7: the ledger has nodes {sorted(ledger.nodes)}")
-        found += [
-            f"P7: the ledger has an older state of {node}"
-            for node in ledger.nodes
-            if (node in ledger.cordoned) != (node in world.api.cordoned)
-        ]
-        return found
+
+    def _seen(self, pod: Pod, running: Running) -> SeenPod:
+        """Return a pod. Its lease counts, which a resize may have changed.
+
+        After Redis was lost, the lease may have the size of the container, and the copy another.
+        """
+        lease, copy = self.ledger.leases.get(pod.uid), copied(pod.lease)
+        if lease and self.world.lost_redis:
+            copy["copied_mib"] = tuple(share.mib for share in lease.shares)
+        return SeenPod(
+            uid=pod.uid,
+            name=pod.name,
+            created_at=pod.created_at,
+            want=_want(pod.request),
+            node=pod.node or "",
+            phase=pod.phase,
+            deleted=pod.deleting,
+            message="it waits" if lease or pod.uid in self.ledger.waiting else "",
+            gang=pod.request.gang.name if pod.request.gang else "",
+            spread=bool(pod.request.anti_affinity_groups),
+            runs=any(record.pod is pod for _, record in running),
+            resized=True,
+            **copy,
+        )
+
+    def _homes(self) -> dict[str, str]:
+        nodes = self.world.nodes.values()
+        return {str(device.uuid): node.name for node in nodes for device in node.devices}
 
     def _unrecorded(self, ledger: RawLedger) -> set[str]:
         """Return pods of which no record is left, on devices that the ledger does not give out.
@@ -296,54 +340,8 @@ class Judge:
             for record in node.kubelet.records.values()
             if f"{NAMESPACE}/{record.pod.name}"
             in node.agent.checkpoint.unrecorded.get(DeviceUuid(record.device), ())
-            and ledger.devices[record.device].status != 1
+            and not ledger.devices[record.device].healthy
         }
-
-    def _unplaced(self, pod: Pod, ledger: RawLedger) -> Iterator[str]:
-        """P1, P4: a pending pod has a lease or waits, and waits only while it fits nowhere.
-
-        One with groups may also wait for devices without them, or since it is too large.
-        """
-        if not pod.is_pending or pod.uid in ledger.leases:
-            return
-        if pod.uid not in ledger.waiting:
-            yield f"P1: {pod.uid} is pending, and has neither lease nor verdict"
-        elif pod.request.gang is None and not pod.request.anti_affinity_groups:
-            yield from (
-                f"P4: {pod.uid} waits, and fits on {uuid}"
-                for uuid, device in ledger.devices.items()
-                if device.status == 1
-                and device.node in ledger.nodes - self.world.api.cordoned
-                and self._fits(pod.request, uuid, device)
-            )
-
-    def _fits(self, request: PodRequest, uuid: str, device: RawDevice) -> bool:
-        needed = request.containers[0]
-        memory_mib = needed.memory_units or 0
-        if not device.in_mig_mode:
-            return (
-                request.selection.mode != DeviceMode.MIG
-                and not device.layout
-                and device.memory_used + memory_mib <= device.memory_mib
-                and device.cores_used + needed.cores_percent <= ALL_CORES
-                and device.share_count < device.slots
-            )
-        shares = [s for each in self.ledger.leases.values() for s in each.shares]
-        taken = {share.position for share in shares if share.device == uuid}
-        return (
-            needed.mig_allowed
-            and (not taken or bool(device.layout))
-            and any(
-                size * SLICE_MIB >= memory_mib and position not in taken
-                for name in ([device.layout] if taken else MIG_LAYOUTS[uuid.split("-")[1]])
-                for position, size in enumerate(LAYOUTS[name])
-            )
-        )
-
-
-def _is_known(stored: RawDevice | None, node: NodeName, device: Device) -> bool:
-    in_mig_mode = device.mode is DeviceMode.MIG
-    return stored is not None and (stored.node, stored.in_mig_mode) == (node, in_mig_mode)
 
 
 def _running(world: World) -> Iterator[tuple[Node, KubeletRecord]]:
@@ -353,20 +351,45 @@ def _running(world: World) -> Iterator[tuple[Node, KubeletRecord]]:
                 yield node, record
 
 
-def _unleased(running: Mapping[PodUid, Given], ledger: RawLedger) -> Iterator[str]:
-    for pod, given in running.items():
-        lease = ledger.leases.get(pod)
-        if lease is None or (given.device, given.memory_mib) not in {
-            (share.device, share.memory_mib) for share in lease.shares
-        }:
-            yield pod
+def _grant(node: Node, record: KubeletRecord) -> Grant:
+    """Return what a container was given, read from its environment."""
+    instance = parse_instance(record.visible)
+    about: dict[str, Any] = {"pod": str(record.pod.uid), "node": str(node.name), "cores": 0}
+    if instance is None:
+        about["cores"] = int((record.given or {})["CUDA_DEVICE_SM_LIMIT"])
+        return Grant(**about, device=record.visible, mib=limit_mib(record))
+    return Grant(
+        **about,
+        device=instance.device,
+        mib=instance.memory_mib,
+        instance=record.visible,
+        slices=range(instance.start, instance.start + instance.slices),
+    )
 
 
-def _checkpointed(node: Node, pod: str) -> dict[str, object] | None:
-    """Return the share that the checkpoint file has of a pod."""
-    content = json.loads((node.folder / f"{node.name}.json").read_bytes())
-    for entry in content["entries"]:
-        if entry["allocation"]["pod"] == pod:
-            share: dict[str, object] = entry["allocation"]["lease"]["shares"][0]
-            return share
-    return None
+def _want(request: PodRequest) -> Want:
+    needed, only_mig = request.containers[0], request.selection.mode == DeviceMode.MIG
+    return Want(
+        mib=needed.memory_units or 0,
+        cores=needed.cores_percent,
+        mig=only_mig,
+        either=needed.mig_allowed and not only_mig,
+    )
+
+
+def _seen_claim(claim: Claim, running: Running) -> SeenPod:
+    """Return a claim as if it was a pod."""
+    node = str(claim.node or "")
+    return SeenPod(
+        uid=claim.uid,
+        name=claim.name,
+        created_at=0,
+        want=Want(mib=claim.mib, cores=claim.cores_percent),
+        node=node,
+        lease_node=node,
+        devices=(str(claim.device),) if claim.device else (),
+        copied_mib=(claim.mib,) if claim.device else (),
+        message="no pod",
+        runs=not claim.consumers or any(record.pod is claim for _, record in running),
+        resized=True,
+    )

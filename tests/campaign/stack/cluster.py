@@ -40,7 +40,8 @@ from tests.campaign.stack.api_proxy import ApiProxy
 from tests.campaign.stack.clocks import Clocks
 from tests.campaign.stack.plugin_proxy import PluginProxy
 from tests.campaign.stack.tcp_proxy import HOST, KubeletProxy, SocketProxy, TcpProxy
-from tests.campaign.workload import GUARDED, NOTICE_S, URGENT, URGENT_PRIORITY
+from tests.campaign.workload import GUARDED, URGENT, URGENT_PRIORITY
+from tests.proof.preemption import NOTICE_S
 from tests.support.simcluster.installed import RIGHTS, manifests
 from tests.support.waiting import until
 

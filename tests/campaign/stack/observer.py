@@ -16,15 +16,19 @@ from shared.model.errors import LeaseholdError
 from shared.model.names import NodeName
 from simcluster.node_agent.gpus import uuid_of
 from simcluster.node_agent.mig import SimulatedMig
-from tests.campaign.api_objects import seen_node, seen_pod
-from tests.campaign.containers import (
+from tests.campaign.readers import (
     REGION_BYTES,
     REGION_HEAD,
-    checkpoint_grants,
     grants_of,
     region_limits,
+    seen_node,
+    seen_pod,
 )
-from tests.campaign.observations import (
+from tests.campaign.schedule import MIG_DEVICES, NODES, SERVICES
+from tests.campaign.stack.cluster import CampaignCluster
+from tests.campaign.workload import HARDWARE
+from tests.proof.ledger import checkpoint_grants, decode, decode_charge
+from tests.proof.observations import (
     AgentGrant,
     Grant,
     HardwareInstance,
@@ -35,15 +39,6 @@ from tests.campaign.observations import (
     SeenNode,
     SeenPod,
 )
-from tests.campaign.raw_ledger import (
-    decode_charges,
-    decode_device,
-    decode_lease,
-    distrusted_nodes,
-    is_known_node,
-)
-from tests.campaign.schedule import MIG_DEVICES, NODES, SERVICES
-from tests.campaign.stack.cluster import CampaignCluster
 
 PODS = "/api/v1/namespaces/default/pods"
 MIG_MODEL = GPU_MODELS["A100-80GB"]
@@ -95,6 +90,7 @@ class Observer:
         await self._read_readiness(at)
         return Sample(
             at=at,
+            hardware=HARDWARE,
             pods=pods,
             nodes=nodes,
             grants=grants,
@@ -194,38 +190,22 @@ class Observer:
             return None
 
     async def _read_ledger(self) -> RawLedger:
+        hashes = ("ledger", "leases", "devices", "nodes", "cordons", "waiting")
+        names = (*hashes, *(f"facts:{node}" for node in NODES))
         async with self.cluster.redis.pipeline(transaction=True) as pipe:
-            for key in ("lh:ledger", "lh:leases", "lh:devices", "lh:nodes", "lh:cordons"):
-                pipe.hgetall(key)
-            pipe.hkeys("lh:waiting")
+            for name in names:
+                pipe.hgetall(f"lh:{name}")
+            pipe.zrange("lh:gone", 0, -1)
             pipe.hgetall("lh-budget:windows:default")
             pipe.xrevrange("lh-budget:entries:default", count=500)
             pipe.xlen("lh-budget:entries:default")
             pipe.info("keyspace")
-            (
-                ledger,
-                leases,
-                devices,
-                nodes,
-                cordons,
-                waiting,
-                windows,
-                entries,
-                count,
-                info,
-            ) = await pipe.execute()
+            *found, gone, windows, entries, count, info = await pipe.execute()
+        raw = dict(zip(names, found, strict=True)) | {"gone": dict.fromkeys(gone, b"")}
         used = {name.decode(): json.loads(text)["used_units"] for name, text in windows.items()}
         charges = self._all_charges(entries, count)
-        return RawLedger(
-            ready=ledger.get(b"ready") == b"1",
-            generation=ledger.get(b"generation", b"").decode(),
-            leases={
-                pod.decode(): decode_lease(pod.decode(), value) for pod, value in leases.items()
-            },
-            devices={uuid.decode(): decode_device(value) for uuid, value in devices.items()},
-            nodes=frozenset(name.decode() for name, value in nodes.items() if is_known_node(value)),
-            distrusted=distrusted_nodes(cordons),
-            waiting=frozenset(uid.decode() for uid in waiting),
+        return decode(
+            raw,
             charges=charges,
             used_units=used if charges else {},
             keys=sum(each["keys"] - each["expires"] for each in info.values()),
@@ -234,15 +214,11 @@ class Observer:
     def _all_charges(
         self, entries: list[tuple[bytes, Mapping[bytes, bytes]]], count: int
     ) -> tuple[RawCharge, ...]:
-        """Return all charges; empty while those between two samples were more than were read."""
-        self._charges |= {
-            entry[0]: charge
-            for entry in entries
-            if entry[0] not in self._charges
-            for charge in decode_charges((entry,))
-        }
+        """Return all charges, or none while those between two samples were more than were read."""
+        known = self._charges
+        self._charges |= {key: decode_charge(entry) for key, entry in entries if key not in known}
         if len(self._charges) > count:  # Redis lost entries
-            self._charges = {entry[0]: decode_charges((entry,))[0] for entry in entries}
+            self._charges = {key: self._charges[key] for key, _ in entries}
         return tuple(self._charges.values()) if len(self._charges) == count else ()
 
     async def _read_readiness(self, at: float) -> None:
@@ -255,7 +231,7 @@ class Observer:
         }
 
     async def _readiness(self, part: str) -> str | None:
-        """Return why a part is not ready; None: it is."""
+        """Return why a part is not ready, or None if it is."""
         state = self.cluster.states[part]
         if not state.pid or not state.ready:
             return "its process has not reported that it is ready"

@@ -3,11 +3,11 @@
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from tests.campaign.history import History, Outstanding
-from tests.campaign.observations import RawLedger, Sample, SeenPod
-from tests.campaign.safety import HELD, LIVE
-from tests.campaign.workload import DEVICE_CORES, DEVICE_MIB, MIG_LAYOUTS, Want
+from tests.proof.history import History, Outstanding
+from tests.proof.observations import RawLedger, Sample, SeenPod, Want
+from tests.proof.safety import HELD, LIVE, differences_in_sums
 
 EXPLAINED_S = 15.0
 STARTED_S = 30.0
@@ -20,7 +20,6 @@ TRUSTED_S = 20.0
 OFFERED_S = 2.0
 EXPIRED_S = 5.0
 REGION_S = 30.0
-SLOTS = 10
 _NODES = re.compile(r"\d+/(\d+) nodes are available")
 
 Pending = Callable[[Sample, History], Iterator[Outstanding]]
@@ -58,6 +57,9 @@ def p2_no_lease_outlives_its_pod(sample: Sample, history: History) -> Iterator[O
         if pod is None or pod.ended or pod.node:
             text = f"it {'is bound' if pod else 'is gone'} and still counts as waiting"
             yield _about(uid, "P2", text, LEASE_ENDS_S, history)
+    for uid in sorted(sample.ledger.gone & sample.pods.keys()):
+        if not (sample.pods[uid].ended or sample.pods[uid].deleted):
+            yield _about(uid, "P2", "it exists and counts as gone", LEASE_ENDS_S, history)
 
 
 def p2_no_claim_outlives_its_pod(sample: Sample, history: History) -> Iterator[Outstanding]:
@@ -68,13 +70,8 @@ def p2_no_claim_outlives_its_pod(sample: Sample, history: History) -> Iterator[O
         return
     for uuid, device in sorted(sample.ledger.devices.items()):
         if device.is_claimed:
-            yield Outstanding(
-                check="P2",
-                subject=f"device {uuid}",
-                text="it is claimed, and no pod waits for it",
-                bound_s=resumed_s(history),
-                devices=frozenset({uuid}),
-            )
+            text = "it is claimed, and no pod waits for it"
+            yield _of_device(uuid, "P2", text, resumed_s(history))
 
 
 def p3_service_resumes(sample: Sample, history: History) -> Iterator[Outstanding]:
@@ -104,10 +101,11 @@ def p4_freed_capacity_is_offered(sample: Sample, history: History) -> Iterator[O
     waiting = [pod for pod in sample.pods.values() if waits(pod) and pod.uid not in ledger.leases]
     highest = max((pod.priority for pod in waiting), default=0)
     for pod in waiting:
-        if pod.gang or pod.priority < highest:  # devices may be claimed for the highest
+        if pod.gang or pod.spread or pod.priority < highest:  # devices may be claimed for it
             continue
-        fits = _fits_mig(pod.want, sample) if pod.want.mig else None
-        node = fits or next((node for node in sorted(free) if fits_on(pod.want, free[node])), None)
+        fits = _fits_mig(pod.want, sample) if pod.want.mig or pod.want.either else ""
+        others = (node for node in sorted(free) if fits_on(pod.want, free[node], sample))
+        node = fits or next(others, None)
         if node is not None:
             yield Outstanding(
                 check="P4",
@@ -140,15 +138,10 @@ def free_devices(sample: Sample, ledger: RawLedger) -> dict[str, Free]:
         wants = taken[raw.uuid]
         if any(want.exclusive for want in wants) or raw.is_claimed:
             continue
-        if sum(want.cores for want in wants) >= DEVICE_CORES:  # it takes no further pod
-            continue
-        free[raw.node].append(
-            (
-                DEVICE_MIB - sum(want.mib for want in wants),
-                DEVICE_CORES - sum(want.cores for want in wants),
-                SLOTS - len(wants),
-            )
-        )
+        cores = sample.hardware.cores - sum(want.cores for want in wants)
+        if cores > 0:  # else it takes no further pod
+            mib = sample.hardware.mib - sum(want.mib for want in wants)
+            free[raw.node].append((mib, cores, sample.hardware.slots - len(wants)))
     return free
 
 
@@ -168,7 +161,7 @@ def _taken(sample: Sample, ledger: RawLedger) -> defaultdict[str, list[Want]]:
 
 
 def _fits_mig(want: Want, sample: Sample) -> str:
-    """Return a node with a free MIG instance that is large enough; empty: there is none.
+    """Return a node with a free MIG instance that is large enough, if there is one.
 
     An idle device can get any layout, another one keeps that of its leases.
     """
@@ -187,20 +180,22 @@ def _fits_mig(want: Want, sample: Sample) -> str:
             for share in lease.shares
             if share.device == uuid
         ]
-        sizes = MIG_LAYOUTS.get(shares[0].layout, ()) if shares else (max(MIG_LAYOUTS.values()))
+        layouts = sample.hardware.layouts
+        sizes = layouts.get(shares[0].layout, ()) if shares else max(layouts.values())
         taken = {share.slot for share in shares}
         if any(mib >= want.mib for slot, mib in enumerate(sizes) if slot not in taken):
             return raw.node
     return ""
 
 
-def fits_on(want: Want, devices: Free) -> bool:
+def fits_on(want: Want, devices: Free, sample: Sample) -> bool:
     if want.mig:
         return False
+    most = sample.hardware.slots
     fitting = [
         slots
         for mib, cores, slots in devices
-        if mib >= want.mib and cores >= want.cores and slots > (SLOTS - 1) * want.exclusive
+        if mib >= want.mib and cores >= want.cores and slots > (most - 1) * want.exclusive
     ]
     return len(fitting) >= want.gpus
 
@@ -214,7 +209,7 @@ def s7_a_region_follows_the_lease(sample: Sample, history: History) -> Iterator[
         lease = sample.ledger.leases.get(uid) if sample.ledger else None
         if lease is None or lease.state not in HELD:
             continue
-        leased = sorted((share.mib, share.cores or DEVICE_CORES) for share in lease.shares)
+        leased = sorted((share.mib, share.cores or sample.hardware.cores) for share in lease.shares)
         enforced = sorted(limits.of_devices(len(leased)))
         if enforced != leased:
             text = f"its container may use {enforced} MiB and %, its lease has {leased}"
@@ -268,27 +263,32 @@ def p6_the_ledger_agrees(sample: Sample, history: History) -> Iterator[Outstandi
     limit_s = resumed_s(history)
     if not ledger.ready:
         yield Outstanding(check="P6", subject="ledger", text="not ready", bound_s=limit_s)
-    missing = sample.nodes.keys() ^ ledger.nodes
-    if missing:
-        text = f"nodes {sorted(sample.nodes)} in Kubernetes, {sorted(ledger.nodes)} in Redis"
-        yield Outstanding(check="P6", subject="nodes", text=text, bound_s=limit_s)
-    for device in ledger.devices.values():
-        home = sample.homes.get(device.uuid, device.node)
-        if home != device.node and home in sample.nodes:
-            text = f"Redis has it on {device.node}, and it is on {home}"
-            subject, devices = f"device {device.uuid}", frozenset({device.uuid})
-            yield Outstanding(
-                check="P6", subject=subject, text=text, bound_s=limit_s, devices=devices
-            )
+    cordoned = {name for name, node in sample.nodes.items() if node.cordoned}
+    for what, there, stored in (
+        ("nodes", sample.nodes.keys(), ledger.nodes),
+        ("cordoned nodes", cordoned, ledger.cordoned & ledger.nodes),
+    ):
+        if set(there) != stored:
+            text = f"{sorted(there)} in Kubernetes, {sorted(stored)} in Redis"
+            yield Outstanding(check="P6", subject=what, text=text, bound_s=limit_s)
+    for uuid, home in sample.homes.items():
+        device, is_mig = ledger.devices.get(uuid), uuid in sample.mig_devices
+        found = (device.node, device.in_mig_mode) if device else None
+        if home in sample.nodes and found != (home, is_mig):
+            text = f"Redis has {found}, and it is on {home}, in MIG mode: {is_mig}"
+            yield _of_device(uuid, "P6", text, limit_s)
     for pod in pods.values():
         stays = pod.lease_node and not pod.ended and not pod.deleted
         if stays and (text := _disagreement(pod, ledger)):
             yield _of(pod, "P6", text, limit_s, history)
-    yield from _sums(ledger, limit_s)
+    for uuid, text in differences_in_sums(ledger):
+        leases = [lease for lease in ledger.leases.values() if uuid in lease.devices]
+        holders = frozenset(lease.pod for lease in leases)
+        yield replace(_of_device(uuid, "P6", text, limit_s), pods=holders)
 
 
 def _disagreement(pod: SeenPod, ledger: RawLedger) -> str:
-    """Return how a bound pod's lease differs from the copy in its Binding; empty: it does not."""
+    """Return how a bound pod's lease differs from the copy in its Binding, if it does."""
     lease = ledger.leases.get(pod.uid)
     if lease is None or lease.state not in HELD or lease.node != pod.node:
         state = f"{lease.state} on {lease.node}" if lease else "gone"
@@ -301,31 +301,9 @@ def _disagreement(pod: SeenPod, ledger: RawLedger) -> str:
     return ""
 
 
-def _sums(ledger: RawLedger, limit_s: float) -> Iterator[Outstanding]:
-    mib: defaultdict[str, int] = defaultdict(int)
-    cores: defaultdict[str, int] = defaultdict(int)
-    for lease in ledger.leases.values():
-        if lease.state in LIVE:
-            for share in lease.shares:
-                mib[share.device] += share.mib
-                cores[share.device] += share.cores
-    for uuid in sorted(ledger.devices.keys() | mib.keys()):
-        device = ledger.devices.get(uuid)
-        stored = (device.used_mib, device.used_cores) if device else None
-        if stored != (mib[uuid], cores[uuid]):
-            text = f"Redis counts {stored} MiB and %, its leases add up to {mib[uuid], cores[uuid]}"
-            yield Outstanding(
-                check="P6",
-                subject=f"device {uuid}",
-                text=text,
-                bound_s=limit_s,
-                devices=frozenset({uuid}),
-                pods=frozenset(
-                    lease.pod
-                    for lease in ledger.leases.values()
-                    if any(share.device == uuid for share in lease.shares)
-                ),
-            )
+def _of_device(uuid: str, check: str, text: str, bound_s: float) -> Outstanding:
+    subject, devices = f"device {uuid}", frozenset({uuid})
+    return Outstanding(check=check, subject=subject, text=text, bound_s=bound_s, devices=devices)
 
 
 def _of(pod: SeenPod, check: str, text: str, bound_s: float, history: History) -> Outstanding:

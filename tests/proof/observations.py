@@ -1,9 +1,34 @@
-"""What a campaign sees at one instant, read without the product's code; pure."""
+"""What is seen of a cluster at one instant, read without the product's code; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tests.campaign.workload import Want
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a pod's container requests, by the rules of its vocabulary."""
+
+    gpus: int = 1
+    mib: int = 0
+    """Memory of each device."""
+    cores: int = 0
+    """Percent of each device's cores."""
+    exclusive: bool = False
+    mig: bool = False
+    """It needs MIG instances of at least this size."""
+    either: bool = False
+    """It takes a MIG instance or a share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What every device has."""
+
+    mib: int
+    slots: int
+    layouts: Mapping[str, tuple[int, ...]]
+    """In MIG mode: by layout, the memory of the instance at each position."""
+    cores: int = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +63,8 @@ class SeenPod:
     """No pod may be preferred to it: by its label, or by a PodDisruptionBudget."""
     announced: bool = False
     """Its eviction is announced."""
+    spread: bool = False
+    """It may not be on a device with some others."""
 
     @property
     def ended(self) -> bool:
@@ -66,6 +93,8 @@ class Grant:
     exclusive: bool = False
     instance: str = ""
     """UUID of its MIG instance."""
+    slices: range = range(0)
+    """Memory slices of that instance, if they are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +151,7 @@ class RawShare:
     """-1: none."""
     fence: int
     layout: str = ""
-    """The MIG layout in which it is an instance, whose position is its slot; empty: in none."""
+    """The MIG layout in which it is an instance, whose position is its slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +161,16 @@ class RawLease:
     pod: str
     node: str
     state: str
-    version: int
+    version: float
     created_at: float
     expires_at: float
     shares: tuple[RawShare, ...]
+    gang: str = ""
+
+    @property
+    def devices(self) -> frozenset[str]:
+        """UUIDs of its shares' devices."""
+        return frozenset(share.device for share in self.shares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,10 +180,16 @@ class RawDevice:
     uuid: str
     node: str
     healthy: bool
+    """It takes new shares."""
     used_mib: int
     used_cores: int
     shares: int
     fence: int
+    mib: int = 0
+    slots: int = 0
+    in_mig_mode: bool = False
+    layout: str = ""
+    """MIG layout of its leases."""
     is_claimed: bool = False
     """It is kept for a pod for which others are evicted."""
 
@@ -177,6 +218,10 @@ class RawLedger:
     devices: Mapping[str, RawDevice] = field(default_factory=dict)
     nodes: frozenset[str] = frozenset()
     waiting: frozenset[str] = frozenset()
+    gone: frozenset[str] = frozenset()
+    """Pods that were reported as gone."""
+    cordoned: frozenset[str] = frozenset()
+    """Nodes that are cordoned in the API server, as far as the ledger knows."""
     distrusted: frozenset[str] = frozenset()
     """Nodes that get no pods since messages of their agents are refused."""
     charges: tuple[RawCharge, ...] = ()
@@ -192,6 +237,7 @@ class Sample:
 
     at: float
     """Unix seconds, before anything was read: containers in it ran then."""
+    hardware: Hardware
     pods: Mapping[str, SeenPod] | None = None
     nodes: Mapping[str, SeenNode] | None = None
     grants: tuple[Grant, ...] = ()

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 
-from tests.campaign.history import History, Outstanding, Violation
-from tests.campaign.liveness import fits_on, free_devices, resumed_s, waits
-from tests.campaign.observations import Sample, SeenPod
-from tests.campaign.workload import NOTICE_S
+from tests.proof.history import History, Outstanding, Violation
+from tests.proof.liveness import fits_on, free_devices, resumed_s, waits
+from tests.proof.observations import Sample, SeenPod
 
+NOTICE_S = 2.0
+"""Between the announcement of an eviction and the eviction."""
 SERVED_S = 20.0
 """Notice, eviction, and the end of the evicted pods."""
 SETTLED_S = 5.0
@@ -36,7 +37,7 @@ def m2_an_eviction_is_announced_and_for_a_higher_priority(
 
 
 def _wrong(pod: SeenPod, at: float, sample: Sample, history: History) -> str:
-    """Return why the eviction of a pod is wrong; empty: it is not."""
+    """Return why the eviction of a pod is wrong, or nothing if it is right."""
     if pod.spared:
         return "its label or a PodDisruptionBudget forbids that"
     announced_after = history.announced_after.get(pod.uid)
@@ -83,7 +84,9 @@ def m3_a_pod_of_higher_priority_is_served_by_evictions(
     )
     others = {uid: pod for uid, pod in pods.items() if uid not in evictable}
     free = free_devices(replace(sample, pods=others), without)
-    node = next((node for node in sorted(free) if fits_on(urgent[0].want, free[node])), None)
+    node = next(
+        (node for node in sorted(free) if fits_on(urgent[0].want, free[node], sample)), None
+    )
     if node is not None:
         yield Outstanding(
             check="M3",

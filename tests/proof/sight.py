@@ -7,9 +7,8 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
-from tests.campaign.history import History, Violation
-from tests.campaign.observations import RawCharge, RawLedger, Resources, Sample
-from tests.campaign.workload import DEVICE_CORES, DEVICE_MIB
+from tests.proof.history import History, Violation
+from tests.proof.observations import RawCharge, RawLedger, Resources, Sample
 
 UNREADY_S = 10.0
 """A part that cannot work has to be unready after the time in which service has to resume."""
@@ -40,7 +39,7 @@ def s6_budgets_are_exact(sample: Sample, history: History) -> Iterator[Violation
     newest = {lease.partition("/")[0]: lease for lease in sorted(by_lease)}
     for lease, charges in sorted(by_lease.items()):
         pod = lease.partition("/")[0]
-        expected = _weight(pod, history, ran=lease == newest[pod])
+        expected = _weight(pod, sample, history, ran=lease == newest[pod])
         end_ms = None
         for charge in sorted(charges, key=lambda each: each.start_ms):
             text = ""
@@ -57,7 +56,7 @@ def s6_budgets_are_exact(sample: Sample, history: History) -> Iterator[Violation
             end_ms = charge.end_ms
 
 
-def _weight(pod: str, history: History, *, ran: bool) -> int:
+def _weight(pod: str, sample: Sample, history: History, *, ran: bool) -> int:
     """Return the weight by what a pod requests, in milli-GPU; 0: unknown, or it was resized.
 
     The larger part of a device's cores and memory counts, of each device; of a MIG device the
@@ -69,7 +68,7 @@ def _weight(pod: str, history: History, *, ran: bool) -> int:
         return 0
     want = seen.want
     mib = Fraction(instances, want.gpus) if instances else Fraction(want.mib)
-    part = max(Fraction(want.cores, DEVICE_CORES), mib / DEVICE_MIB)
+    part = max(Fraction(want.cores, sample.hardware.cores), mib / sample.hardware.mib)
     return ceil(1000 * part * want.gpus)
 
 

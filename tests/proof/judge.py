@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.campaign import liveness, preemption, safety, sight
-from tests.campaign.history import History, Outstanding, Violation
-from tests.campaign.observations import Resources, Sample
+from tests.proof import liveness, preemption, safety, sight
+from tests.proof.history import History, Outstanding, Violation
+from tests.proof.observations import Resources, Sample
 
 INVARIANTS: Mapping[str, str] = {
     "S1": "no device is over-committed",

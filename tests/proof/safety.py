@@ -1,17 +1,14 @@
 """Checks of safety: they hold at every instant, whatever fault is at work; pure."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from tests.campaign.history import History, Violation
-from tests.campaign.observations import Grant, RawLease, Sample, SeenPod
-from tests.campaign.workload import DEVICE_CORES, DEVICE_MIB, Want
+from tests.proof.history import History, Violation
+from tests.proof.observations import Grant, RawLease, RawLedger, Sample, SeenPod, Want
 
 LIVE = frozenset({"reserved", "bound", "active"})
 HELD = frozenset({"bound", "active"})
-LOST_SAMPLES = 3
-"""A running pod counts as without a lease after this many ready samples in a row."""
 
 Check = Callable[[Sample, History], Iterator[Violation]]
 
@@ -25,6 +22,7 @@ class _Piece:
     mib: int
     cores: int
     exclusive: bool = False
+    slices: range = range(0)
 
 
 def _over(
@@ -34,84 +32,70 @@ def _over(
     by_device: defaultdict[str, list[_Piece]] = defaultdict(list)
     for piece in pieces:
         by_device[piece.device].append(piece)
+    most = sample.hardware
     for device, taken in sorted(by_device.items()):
         mib, cores = sum(piece.mib for piece in taken), sum(piece.cores for piece in taken)
         pods = frozenset(piece.pod for piece in taken)
         exclusive = any(piece.exclusive for piece in taken) and len(pods) > 1
-        if mib <= DEVICE_MIB and cores <= DEVICE_CORES and not exclusive:
+        slices = Counter(number for piece in taken for number in piece.slices)
+        twice = max(slices.values(), default=0) > 1
+        mixed = 0 < sum(bool(piece.slices) for piece in taken) < len(taken)
+        is_over = mib > most.mib or cores > most.cores or len(pods) > most.slots
+        if not (is_over or exclusive or twice or mixed):
             continue
         holders = ", ".join(
             f"{history.name(piece.pod)} {piece.mib} MiB {piece.cores} %" for piece in taken
         )
         shared = ", shared although exclusive" if exclusive else ""
-        text = f"{source}: {mib} of {DEVICE_MIB} MiB, {cores} % of cores{shared}: {holders}"
-        yield Violation(
-            check=check,
-            subject=f"device {device}",
-            text=text,
-            at=sample.at,
-            pods=pods,
-            devices=frozenset({device}),
-        )
-
-
-def _bound_by_us(pods: Iterable[SeenPod]) -> Iterator[SeenPod]:
-    for pod in pods:
-        if pod.lease_node and pod.lease_node == pod.node and not pod.ended:
-            yield pod
+        shared += ", slices twice" if twice else ", instances and shares" if mixed else ""
+        text = f"{source}: {mib} of {most.mib} MiB, {cores} % of cores{shared}: {holders}"
+        yield _of_device(device, check, text, sample, pods)
 
 
 def s1_no_device_is_over_committed(sample: Sample, history: History) -> Iterator[Violation]:
     """The sums of containers, of pods and of live leases stay within each device."""
     containers = (
-        _Piece(grant.pod, grant.device, _mib_now(grant, sample), grant.cores, grant.exclusive)
-        for grant in sample.grants
+        _Piece(g.pod, g.device, _mib_now(g, sample), g.cores, g.exclusive, g.slices)
+        for g in sample.grants
     )
     yield from _over("S1", "containers", containers, sample, history)
     by_pods = (
-        _Piece(pod.uid, device, mib, _cores_of(pod, device, sample), pod.want.exclusive)
-        for pod in _bound_by_us((sample.pods or {}).values())
-        if not pod.deleted
+        _Piece(
+            pod.uid,
+            device,
+            mib,
+            0 if device in sample.mig_devices else pod.want.cores,
+            pod.want.exclusive,
+        )
+        for pod in (sample.pods or {}).values()
+        if pod.lease_node and pod.lease_node == pod.node and not (pod.ended or pod.deleted)
         for device, mib in zip(pod.devices, _mib_of(pod), strict=True)
     )
     yield from _over("S1", "bound pods", by_pods, sample, history)
     leases = (
         _Piece(lease.pod, share.device, share.mib, share.cores)
-        for lease in _leases(sample)
-        if lease.state in LIVE
+        for lease in _live(sample)
         for share in lease.shares
     )
     yield from _over("S1", "leases", leases, sample, history)
     yield from _instances_twice(sample, history)
 
 
-def _cores_of(pod: SeenPod, device: str, sample: Sample) -> int:
-    """Return the percent of a device's cores that a pod's request takes; an instance's are its."""
-    return 0 if device in sample.mig_devices else pod.want.cores
-
-
 def _instances_twice(sample: Sample, history: History) -> Iterator[Violation]:
-    """MIG instances are disjoint: one pod for each, and one layout for a device's leases."""
+    """MIG instances exist and are disjoint; all leases of a device have one layout."""
     holders: dict[str, tuple[str, str]] = {}
-    grants = [(grant.instance, grant.pod, grant.device) for grant in sample.grants]
+    instances = [(g.instance, g.pod, g.device) for g in sample.grants if g.instance]
     layouts = [
         (share.device, share.layout, share.device)
-        for lease in _leases(sample)
-        if lease.state in LIVE
+        for lease in _live(sample)
         for share in lease.shares
-        if share.device in sample.mig_devices
     ]
-    for thing, holder, device in (*(each for each in grants if each[0]), *layouts):
+    for thing, holder, device in (*instances, *layouts):
         other, _ = holders.setdefault(thing, (holder, device))
         if other != holder:
-            yield Violation(
-                check="S1",
-                subject=f"device {device}",
-                text=f"{thing} is of {history.name(other)} and {history.name(holder)}",
-                at=sample.at,
-                pods=frozenset({other, holder}) & history.pods.keys(),
-                devices=frozenset({device}),
-            )
+            text = f"{thing} is of {history.name(other)!r} and {history.name(holder)!r}"
+            pods = frozenset({other, holder}) & history.pods.keys()
+            yield _of_device(device, "S1", text, sample, pods)
 
 
 def _mib_now(grant: Grant, sample: Sample) -> int:
@@ -129,40 +113,35 @@ def _mib_of(pod: SeenPod) -> Iterator[int]:
         yield min(mib, pod.want.mib) if pod.resized else pod.want.mib
 
 
-def _leases(sample: Sample) -> Iterable[RawLease]:
-    return sample.ledger.leases.values() if sample.ledger else ()
+def _live(sample: Sample) -> Iterator[RawLease]:
+    for lease in sample.ledger.leases.values() if sample.ledger else ():
+        if lease.state in LIVE:
+            yield lease
 
 
 def s2_a_container_has_one_lease(sample: Sample, history: History) -> Iterator[Violation]:
-    """No two leases have one slot, no pod a lease elsewhere, no container two nodes."""
+    """No two leases have one slot or position, no pod a lease elsewhere, no container two nodes."""
     slots: dict[tuple[str, int], str] = {}
-    for lease in _leases(sample):
-        if lease.state not in LIVE:
-            continue
+    for lease in _live(sample):
         for share in lease.shares:
             other = slots.setdefault((share.device, share.slot), lease.pod)
             if share.slot >= 0 and other != lease.pod:
-                text = (
-                    f"slot {share.slot} is of {history.name(other)} and {history.name(lease.pod)}"
-                )
-                yield Violation(
-                    check="S2",
-                    subject=f"device {share.device}",
-                    text=text,
-                    at=sample.at,
-                    pods=frozenset({other, lease.pod}),
-                    devices=frozenset({share.device}),
-                )
+                names = f"{history.name(other)} and {history.name(lease.pod)}"
+                text, pods = f"slot {share.slot} is of {names}", frozenset({other, lease.pod})
+                yield _of_device(share.device, "S2", text, sample, pods)
         pod = (sample.pods or {}).get(lease.pod)
         if pod and pod.node and pod.node != lease.node and lease.state in HELD:
             text = f"it is bound to {pod.node}, its lease is on {lease.node}"
             yield _about(pod.uid, "S2", text, sample, history)
     nodes: dict[tuple[str, str], str] = {}
-    for grant in sample.agents:
-        node = nodes.setdefault((grant.pod, grant.container), grant.node)
-        if node != grant.node:
-            text = f"container {grant.container} was given devices on {node} and {grant.node}"
-            yield _about(grant.pod, "S2", text, sample, history)
+    for uid, container, at in (
+        *((grant.pod, grant.container, grant.node) for grant in sample.agents),
+        *((grant.pod, "", grant.node) for grant in sample.grants),
+    ):
+        node = nodes.setdefault((uid, container), at)
+        if node != at:
+            text = f"container {container} was given devices on {node} and {at}"
+            yield _about(uid, "S2", text, sample, history)
 
 
 def s3_what_runs_is_leased(sample: Sample, history: History) -> Iterator[Violation]:
@@ -183,18 +162,15 @@ def s4_fences_only_rise(sample: Sample, history: History) -> Iterator[Violation]
         if highest is None or grant.fence > highest.fence:
             history.fences[key] = grant
         elif grant.pod != highest.pod and grant.activated_at > highest.activated_at:
+            if history.fences_repeat and grant.fence == highest.fence:
+                history.fences[key] = grant
+                continue
             text = (
                 f"{grant.node} gave slot {grant.slot} to {history.name(grant.pod)} with fence "
                 f"{grant.fence} after {history.name(highest.pod)} with fence {highest.fence}"
             )
-            yield Violation(
-                check="S4",
-                subject=f"device {grant.device} slot {grant.slot}",
-                text=text,
-                at=sample.at,
-                pods=frozenset({grant.pod, highest.pod}),
-                devices=frozenset({grant.device}),
-            )
+            pods, where = frozenset({grant.pod, highest.pod}), f" slot {grant.slot}"
+            yield _of_device(grant.device, "S4", text, sample, pods, where=where)
 
 
 def s5_only_a_lease_grants(sample: Sample, history: History) -> Iterator[Violation]:
@@ -232,6 +208,12 @@ def _is_as_requested(grant: Grant, want: Want, sample: Sample) -> bool:
     return (grant.mib, grant.cores) == (want.mib, want.cores) and not want.mig
 
 
+def is_as_leased(grants: Iterable[Grant], lease: RawLease) -> bool:
+    """Whether a container was given exactly what the lease has."""
+    leased = sorted((share.device, share.mib, share.cores) for share in lease.shares)
+    return sorted((grant.device, grant.mib, grant.cores) for grant in grants) == leased
+
+
 def s7_a_region_allows_no_more_than_the_lease(
     sample: Sample, history: History
 ) -> Iterator[Violation]:
@@ -267,7 +249,7 @@ def s8_a_lease_lasts_while_its_pod_may_run(sample: Sample, history: History) -> 
             history.without_lease.pop(uid, None)
             continue
         history.without_lease[uid] = history.without_lease.get(uid, 0) + 1
-        if history.without_lease[uid] >= LOST_SAMPLES:
+        if history.without_lease[uid] >= history.lost_samples:
             text = f"it runs on {pod.node} and its lease is {lease.state if lease else 'gone'}"
             yield _about(uid, "S8", text, sample, history)
 
@@ -281,26 +263,38 @@ def s9_an_agent_gives_out_no_more_than_there_is(
     A device that has moved may still be recorded on its earlier node, for a pod that has ended.
     """
     by_node: defaultdict[str, list[_Piece]] = defaultdict(list)
+    slots: dict[tuple[str, str, int], str] = {}
     for grant in sample.agents:
         piece = _Piece(grant.pod, grant.device, grant.mib, grant.cores, grant.exclusive)
         by_node[grant.node].append(piece)
-    for pieces in by_node.values():
-        yield from _over("S9", "checkpoint", pieces, sample, history)
-    slots: dict[tuple[str, str, int], str] = {}
-    for grant in sample.agents:
         if grant.slot is None:
             continue
         other = slots.setdefault((grant.node, grant.device, grant.slot), grant.pod)
         if other != grant.pod:
             names = f"{history.name(other)} and {history.name(grant.pod)}"
-            yield Violation(
-                check="S9",
-                subject=f"device {grant.device}",
-                text=f"checkpoint: slot {grant.slot} was given to {names}",
-                at=sample.at,
-                pods=frozenset({other, grant.pod}),
-                devices=frozenset({grant.device}),
-            )
+            text, pods = f"slot {grant.slot} was given to {names}", frozenset({other, grant.pod})
+            yield _of_device(grant.device, "S9", f"checkpoint: {text}", sample, pods)
+    for pieces in by_node.values():
+        yield from _over("S9", "checkpoint", pieces, sample, history)
+
+
+def differences_in_sums(ledger: RawLedger) -> Iterator[tuple[str, str]]:
+    """Yield devices whose totals are not the sums of their leases, and how they differ."""
+    sums: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for lease in ledger.leases.values():
+        if lease.state in LIVE:
+            for share in lease.shares:
+                sums[share.device][0] += share.mib
+                sums[share.device][1] += share.cores
+                sums[share.device][2] += 1
+                device = ledger.devices.get(share.device)
+                if device and device.node != lease.node:
+                    yield device.uuid, f"is on {device.node}, and its lease on {lease.node}"
+    for uuid in sorted(ledger.devices.keys() | sums.keys()):
+        device = ledger.devices.get(uuid)
+        stored = [device.used_mib, device.used_cores, device.shares] if device else None
+        if stored != sums[uuid]:
+            yield uuid, f"Redis counts {stored} MiB, % and shares, its leases {sums[uuid]}"
 
 
 def _granted(sample: Sample, history: History) -> Iterator[SeenPod]:
@@ -312,13 +306,24 @@ def _granted(sample: Sample, history: History) -> Iterator[SeenPod]:
 
 def _about(uid: str, check: str, text: str, sample: Sample, history: History) -> Violation:
     devices = frozenset(grant.device for grant in sample.grants if grant.pod == uid)
+    subject, pods = f"pod {history.name(uid)}", frozenset({uid})
     return Violation(
-        check=check,
-        subject=f"pod {history.name(uid)}",
-        text=text,
-        at=sample.at,
-        pods=frozenset({uid}),
-        devices=devices,
+        check=check, subject=subject, text=text, at=sample.at, pods=pods, devices=devices
+    )
+
+
+def _of_device(
+    device: str,
+    check: str,
+    text: str,
+    sample: Sample,
+    pods: frozenset[str],
+    *,
+    where: str = "",
+) -> Violation:
+    subject, devices = f"device {device}{where}", frozenset({device})
+    return Violation(
+        check=check, subject=subject, text=text, at=sample.at, pods=pods, devices=devices
     )
 
 

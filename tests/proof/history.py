@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tests.campaign.observations import AgentGrant, RawLedger, SeenPod
+from tests.proof.observations import AgentGrant, RawLedger, SeenPod
 
 CLOCK_S = 60.0
 """What was decided with a clock that was off may happen within this time."""
@@ -15,7 +15,7 @@ class Violation:
     """An invariant that did not hold."""
 
     check: str
-    """S1 to S9, P1 to P7, O1 to O3."""
+    """The name of the invariant."""
     subject: str
     text: str
     at: float
@@ -65,9 +65,13 @@ class History:
     """The latest sample in which a part's clock was off."""
     quiet_since: float = 0.0
     """The first sample without faults after the last one with faults."""
+    lost_samples: int = 3
+    """A running pod counts as without a lease after this many ready samples in a row."""
+    fences_repeat: bool = False
+    """A slot may be given to two pods with one fence: Redis lost what it had counted."""
     without_lease: dict[str, int] = field(default_factory=dict)
     """By running pod, in how many ready samples in a row it had no lease."""
-    lease_versions: dict[str, int] = field(default_factory=dict)
+    lease_versions: dict[str, float] = field(default_factory=dict)
     """By pod, the version of its lease in the sample before."""
     redis_lost: bool = False
     """Redis lost contents in this round."""
@@ -113,4 +117,4 @@ class History:
     def name(self, uid: str) -> str:
         """Return a pod's name for a message."""
         pod = self.pods.get(uid)
-        return f"{pod.name} ({uid[:8]})" if pod else uid[:8]
+        return f"{pod.name} ({uid[:8]})" if pod else uid[:13]

@@ -1,1 +1,0 @@
-"""The campaign's proxies and clocks, on real sockets and processes."""

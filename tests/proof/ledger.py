@@ -1,0 +1,175 @@
+"""Redis, copies of leases and checkpoints, decoded without the product's code; pure.
+
+The layouts are those of `L_*` and `D_*` in `shared/ledger/scripts/common/state.lua`.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from struct import Struct, unpack_from
+from typing import Any
+
+import msgpack
+
+from tests.proof.observations import AgentGrant, RawCharge, RawDevice, RawLease, RawLedger, RawShare
+
+INIT = "first"
+"""The name of init containers in campaigns. They share what `main` has, so they do not count."""
+EXCLUSIVE = 1
+"""The number of the sharing policy of a share that has its device to itself."""
+_LEASE, _GRANT = Struct("<BddddII"), Struct("<id")
+_DEVICE, _LENGTH = Struct("<IIBIIIIdBB"), Struct("<I")
+_STATES = ("", "reserved", "bound", "active", "released", "expired")
+_CLAIMED = 2
+"""Added to the mark of exclusive use while a device is claimed."""
+_REFUSED = b"its agent's messages are refused"
+_CONTAINER, _MIG = 6, 11
+"""Positions in a share's values, after the node's name is taken off."""
+_COPY_DEVICE, _COPY_MIB = 1, 5
+"""Positions in a share of a lease's copy."""
+
+Hash = Mapping[bytes, bytes]
+Hashes = Mapping[str, Hash]
+
+
+def decode(raw: Hashes, charges: Iterable[RawCharge] = (), **more: Any) -> RawLedger:
+    """Decode hashes by their names; `facts:NODE` of each node."""
+    return RawLedger(
+        ready=raw["ledger"].get(b"ready") == b"1",
+        generation=raw["ledger"].get(b"generation", b"").decode(),
+        leases={pod.decode(): _lease(pod.decode(), value) for pod, value in raw["leases"].items()},
+        devices={uuid.decode(): _device(value) for uuid, value in raw["devices"].items()},
+        nodes=frozenset(name.decode() for name, value in raw["nodes"].items() if _is_known(value)),
+        waiting=frozenset(uid.decode() for uid in raw["waiting"]),
+        gone=frozenset(uid.decode() for uid in raw["gone"]),
+        cordoned=frozenset(
+            key.removeprefix("facts:")
+            for key, value in raw.items()
+            if b'"unschedulable":true' in value.get(b"facts", b"")
+        ),
+        distrusted=frozenset(
+            node.decode()
+            for node, reason in raw.get("cordons", {}).items()
+            if reason.startswith(_REFUSED)
+        ),
+        charges=tuple(charges),
+        **more,
+    )
+
+
+def _lease(pod: str, value: bytes) -> RawLease:
+    state, version, _, created_at, expires_at, count, _ = _LEASE.unpack_from(value)
+    at = _LEASE.size
+    slots = [_GRANT.unpack_from(value, at + _GRANT.size * n) for n in range(count)]
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(value[at + _GRANT.size * count :])
+    _, _, _, gang, *_ = unpacker.unpack()
+    node, first, *others = unpacker.unpack()
+    rows = others[1] if first is False else [[first, *others]]
+    return RawLease(
+        pod=pod,
+        node=node,
+        gang=gang,
+        state=_STATES[state],
+        version=version,
+        created_at=created_at,
+        expires_at=expires_at,
+        shares=tuple(
+            _share(row, slot, int(fence))
+            for row, (slot, fence) in zip(rows, slots, strict=True)
+            if row[_CONTAINER] != INIT
+        ),
+    )
+
+
+def _share(row: Sequence[Any], slot: int, fence: int) -> RawShare:
+    instance = row[_MIG]
+    return RawShare(
+        device=row[0],
+        mib=row[1],
+        cores=0 if instance else row[2],  # nothing else uses those of an instance
+        layout=instance["layout"] if instance else "",
+        container=row[_CONTAINER],
+        slot=instance["position"] if instance else slot,
+        fence=fence,
+    )
+
+
+def _device(value: bytes) -> RawDevice:
+    mib, slots, status, _, used, cores, shares, fence, exclusive, mode = _DEVICE.unpack_from(value)
+    at, texts = _DEVICE.size, []
+    for _ in range(5):
+        (length,) = _LENGTH.unpack_from(value, at)
+        at += _LENGTH.size
+        texts.append(value[at : at + length].decode())
+        at += length
+    uuid, node, _, _, layout = texts
+    return RawDevice(
+        uuid=uuid,
+        node=node,
+        mib=mib,
+        slots=slots,
+        healthy=status == 1,
+        used_mib=used,
+        used_cores=cores,
+        shares=shares,
+        fence=int(fence),
+        is_claimed=exclusive >= _CLAIMED,
+        in_mig_mode=mode == 1,
+        layout=layout,
+    )
+
+
+def _is_known(value: bytes) -> bool:
+    """Whether the API server has reported the node, and not removed it."""
+    return bool(unpack_from("<Idb", value)[2] == 1)
+
+
+def decode_charge(entry: Hash) -> RawCharge:
+    """Decode an entry of a budget's stream."""
+    values = json.loads(entry[b"e"])
+    return RawCharge(
+        lease=values.get("lease", ""),
+        start_ms=values.get("from_ms", 0),
+        end_ms=values.get("to_ms", 0),
+        weight=values.get("weight", 0),
+        units=values["units"],
+        kind=values["kind"],
+        window=values["window"],
+        reason=values.get("reason", ""),
+    )
+
+
+def copied(text: str) -> dict[str, Any]:
+    """Return the node, devices and memory of a lease's copy in an annotation, if there is one."""
+    lease = json.loads(text or "{}")
+    shares = [share for share in lease.get("shares", ()) if share[0] != INIT]
+    return {
+        "lease_node": lease.get("node", ""),
+        "devices": tuple(share[_COPY_DEVICE] for share in shares),
+        "copied_mib": tuple(share[_COPY_MIB] for share in shares),
+    }
+
+
+def checkpoint_grants(checkpoint: Mapping[str, Any]) -> Iterator[AgentGrant]:
+    """Return what an agent's checkpoint records; a container with two resources counts once."""
+    seen: set[tuple[str, str]] = set()
+    for entry in checkpoint["entries"]:
+        allocation, lowered = entry["allocation"], entry.get("lowered")
+        key = (allocation["pod"], allocation["container"])
+        lease = lowered["lease"] if lowered else allocation["lease"]
+        for share in () if key in seen else lease["shares"]:
+            if share["container"] != allocation["container"] or share["container"] == INIT:
+                continue
+            yield AgentGrant(
+                pod=allocation["pod"],
+                node=checkpoint["node"],
+                container=allocation["container"],
+                device=share["device"],
+                mib=share["memory_mib"],
+                cores=0 if share.get("mig") else share["cores_percent"],
+                slot=share.get("slot"),
+                fence=share["fence"],
+                activated_at=allocation["activated_at"],
+                exclusive=share.get("whole", False) or share.get("sharing") == EXCLUSIVE,
+            )
+        seen.add(key)

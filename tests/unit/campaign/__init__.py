@@ -1,1 +1,0 @@
-"""The campaign's schedule, readers and judge."""

@@ -1,0 +1,1 @@
+"""Mutations of right states, each of which an invariant finds."""
