@@ -1,16 +1,113 @@
 """Pods as kube-scheduler sends them, or the API server has them, parsed and remembered."""
 
-from typing import Protocol
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
-from services.extender.pod_memory import PodMemory, RememberedPod
 from services.extender.scheduler_api import ExtenderBindingArgs
 from shared.dialects import KUBE_SCHEDULER
 from shared.kubernetes.types import ApiPod, ApiPodSpec
 from shared.model.errors import RequestError
-from shared.model.names import OFFER, PodUid, offered_node
+from shared.model.events.pod_events import PodQueued
+from shared.model.names import OFFER, NodeName, PodUid, offered_node
+from shared.model.node import AntiAffinityTerm
+from shared.model.placement import Placement
+from shared.model.quota import QuotaExcess
 from shared.pods.observed_pod import queued
 from shared.pods.pod_anti_affinity import widest
 from shared.pods.pod_parser import PodParser
+
+REMEMBERED_PODS = 16_384
+ELSEWHERE_S = 15.0
+"""For this long, a pod that has a lease on one node is offered no other."""
+
+
+@dataclass(slots=True)
+class RememberedPod:
+    """One pod."""
+
+    queued: PodQueued
+    repels: tuple[AntiAffinityTerm, ...] = ()
+    """Its required anti-affinity, for the binder."""
+    has_claims: bool = False
+    """It has PersistentVolumeClaims: their volumes may be provisioned before it is bound."""
+    has_preferences: bool = False
+    """It prefers nodes to others, by affinity or spread."""
+    offered_on: NodeName | None = None
+    """The node on which a preemption makes room for it."""
+    published: tuple[str, int] | None = None
+    """The reason and the capacity number that were last published for it."""
+    excesses: tuple[QuotaExcess, ...] = ()
+    """Exceeded quotas that refused it at the Binding."""
+    excess_capacity: int = -1
+    """The capacity number of that refusal: once it rises, the ledger decides again."""
+    node: NodeName | None = None
+    """The node on which it has a lease."""
+    node_until: float = 0.0
+
+
+class PodMemory:
+    """Pods by uid; those used least recently are forgotten."""
+
+    def __init__(self) -> None:
+        self._pods: OrderedDict[PodUid, RememberedPod] = OrderedDict()
+
+    def get(self, pod: PodUid) -> RememberedPod | None:
+        """Return the pod, if it is known."""
+        return self._pods.get(pod)
+
+    def current(self, pod: PodUid, resource_version: str) -> RememberedPod | None:
+        """Return the pod, if it is known as of this version."""
+        known = self._pods.get(pod)
+        if (
+            known is None
+            or known.queued.resource_version != resource_version
+            or not resource_version
+        ):
+            return None
+        self._pods.move_to_end(pod)
+        return known
+
+    def put(self, queued: PodQueued) -> RememberedPod:
+        """Return the pod with its current request."""
+        pod = self._pods.get(queued.pod)
+        if pod is None:
+            if len(self._pods) >= REMEMBERED_PODS:
+                self._pods.popitem(last=False)
+            pod = self._pods[queued.pod] = RememberedPod(queued)
+        elif pod.queued.request != queued.request:
+            pod.excesses = ()
+        pod.queued = queued
+        self._pods.move_to_end(queued.pod)
+        return pod
+
+    def forget(self, pod: PodUid) -> None:
+        """Forget a pod that is bound."""
+        self._pods.pop(pod, None)
+
+
+class SoftHolds:
+    """The tentative reservations of the mirror that no Binding has followed yet."""
+
+    def __init__(self) -> None:
+        self._holds: dict[PodUid, tuple[float, Placement]] = {}
+
+    def put(self, pod: PodUid, placement: Placement, ends_at: float) -> None:
+        """Note what is reserved, and when that ends."""
+        self._holds[pod] = ends_at, placement
+
+    def take(self, pod: PodUid) -> Placement | None:
+        """Return the reservation, once: a Binding follows."""
+        _, placement = self._holds.pop(pod, (0.0, None))
+        return placement
+
+    def take_ended(self, now: float) -> list[PodUid]:
+        """Return the reservations that have ended, once."""
+        ended = [pod for pod, (ends_at, _) in self._holds.items() if ends_at <= now]
+        for pod in ended:
+            del self._holds[pod]
+        return ended
+
 
 GANG = (
     "the pod belongs to a gang, which starts together or not at all; kube-scheduler binds pods one "
@@ -38,20 +135,16 @@ def has_preferences(spec: ApiPodSpec) -> bool:
     )
 
 
-class PodLookup(Protocol):
-    """Pods of the API server."""
-
-    async def get(self, namespace: str, name: str) -> ApiPod | None:
-        """Return a pod; None: there is none."""
-        ...
+GetPod = Callable[[str, str], Awaitable[ApiPod | None]]
+"""Returns a pod of a namespace by name, or None if it does not exist."""
 
 
 class PodRequests:
     """The pods that kube-scheduler asks about."""
 
-    def __init__(self, parser: PodParser, pods: PodLookup) -> None:
+    def __init__(self, parser: PodParser, get_pod: GetPod) -> None:
         self.parser = parser
-        self.pods = pods
+        self.get_pod = get_pod
         self.memory = PodMemory()
 
     def observe(self, seen: ApiPod) -> RememberedPod:
@@ -83,7 +176,7 @@ class PodRequests:
         pod = self.memory.get(args.uid)
         if pod is not None:
             return pod
-        found = await self.pods.get(args.namespace, args.name)
+        found = await self.get_pod(args.namespace, args.name)
         if found is None or found.metadata.uid != args.uid:
             return None
         return self.observe(found)

@@ -5,14 +5,12 @@ a request to a binder, which writes the lease and the Binding. Any number of rep
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from opentelemetry.trace import SpanKind
 
-from services.extender.pod_memory import ELSEWHERE_S, RememberedPod, SoftHolds
-from services.extender.pod_requests import PodRequests
+from services.extender.pod_requests import ELSEWHERE_S, PodRequests, RememberedPod, SoftHolds
 from services.extender.scheduler_api import (
     ExtenderArgs,
     ExtenderBindingArgs,
@@ -245,12 +243,8 @@ AGAIN_S = 0.1
 """Pause before other devices of the node are chosen: the mirror lags behind the ledger."""
 
 
-class BinderRequests(Protocol):
-    """The binders."""
-
-    async def bind(self, request: PodBindingRequest) -> PodBindingReply:
-        """Lease and bind. Raises UnavailableError if no binder replies in time."""
-        ...
+Bind = Callable[[PodBindingRequest], Awaitable[PodBindingReply]]
+"""Lets a binder lease and bind. Raises UnavailableError if none replies in time."""
 
 
 @publishes(PodBindingRequest)
@@ -262,12 +256,12 @@ class Extender:
         *,
         ledger: FollowedLedger,
         pods: PodRequests,
-        binders: BinderRequests,
+        bind_pod: Bind,
         clock: Clock,
         tracing: Tracing,
     ) -> None:
         self.pods = pods
-        self.binders = binders
+        self.bind_pod = bind_pod
         self.clock = clock
         self.tracing = tracing
         self.ledger_mirror = LedgerMirror(ledger, clock)
@@ -448,7 +442,7 @@ class Extender:
         capacity = self.mirror.capacity
         (traced,), spans = self.tracing.start("extender bind", [queued], kind=SpanKind.SERVER)
         try:
-            reply = await self.binders.bind(
+            reply = await self.bind_pod(
                 PodBindingRequest(queued=traced, placement=placement, repels=pod.repels)
             )
         except UnavailableError:

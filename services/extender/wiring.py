@@ -3,9 +3,8 @@
 import asyncio
 import logging
 
-from services.extender.metrics import ExtenderMetrics
 from services.extender.pod_requests import PodRequests
-from services.extender.server import application
+from services.extender.server import ExtenderMetrics, application
 from services.extender.service import Extender
 from services.extender.settings import ExtenderSettings
 from shared.credentials.serving_files import ServingFiles
@@ -27,31 +26,6 @@ BIND_TIMEOUT_S = 4.0
 """Shorter than kube-scheduler's `httpTimeout` of 5 s, longer than a binder's deadline."""
 
 
-class ApiPodLookup:
-    """Reads pods."""
-
-    def __init__(self, client: KubernetesClient) -> None:
-        self.client = client
-
-    async def get(self, namespace: str, name: str) -> ApiPod | None:
-        """Return a pod; None: there is none."""
-        try:
-            return await self.client.read(pod_path(namespace, name), ApiPod)
-        except NotFoundError:
-            return None
-
-
-class BinderClient:
-    """Requests to the binders."""
-
-    def __init__(self, bus: Bus) -> None:
-        self.bus = bus
-
-    async def bind(self, request: PodBindingRequest) -> PodBindingReply:
-        """Lease and bind. Raises UnavailableError if no binder replies in time."""
-        return await self.bus.request(request, PodBindingReply, timeout_s=BIND_TIMEOUT_S)
-
-
 async def serve_extender(settings: ExtenderSettings) -> None:
     """Serve the extender until SIGTERM or SIGINT."""
     tls, clock, metrics = ServingFiles(*settings.tls_files), SystemClock(), ExtenderMetrics()
@@ -67,11 +41,21 @@ async def serve_extender(settings: ExtenderSettings) -> None:
             credentials=settings.nats_client_credentials("extender"),
         ) as bus,
     ):
+
+        async def get_pod(namespace: str, name: str) -> ApiPod | None:
+            try:
+                return await client.read(pod_path(namespace, name), ApiPod)
+            except NotFoundError:
+                return None
+
+        async def bind_pod(request: PodBindingRequest) -> PodBindingReply:
+            return await bus.request(request, PodBindingReply, timeout_s=BIND_TIMEOUT_S)
+
         tracing = open_tracing("extender", settings)
         extender = Extender(
             ledger=ledger,
-            pods=PodRequests(parser, ApiPodLookup(client)),
-            binders=BinderClient(bus),
+            pods=PodRequests(parser, get_pod),
+            bind_pod=bind_pod,
             clock=clock,
             tracing=tracing,
         )

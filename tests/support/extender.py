@@ -52,8 +52,8 @@ class ExtenderWorld:
         self.binders, self.pods, self.clock = ScriptedBinders(), PodsByName(), FakeClock()
         self.extender = Extender(
             ledger=None,  # type: ignore[arg-type]  # the mirror is filled here
-            pods=PodRequests(RequestSettings().pod_parser(), self.pods),
-            binders=self.binders,
+            pods=PodRequests(RequestSettings().pod_parser(), self.pods.get),
+            bind_pod=self.binders.bind,
             clock=self.clock,
             tracing=Tracing("extender", None),
         )

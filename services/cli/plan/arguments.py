@@ -89,7 +89,7 @@ def _positive(text: str) -> float:
 
 
 def _replay(namespace: argparse.Namespace) -> int:
-    from services.cli.plan.replay_command import replay_trace
+    from services.cli.plan.commands import replay_trace
 
     return replay_trace(namespace)
 

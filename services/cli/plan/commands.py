@@ -1,19 +1,21 @@
-"""The commands what-if and defrag."""
+"""The commands what-if, defrag and replay."""
 
 import argparse
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from services.binder.observations import DisruptionBudget, PodFacts
 from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.rules import PreemptionRules, exclusion_reason
 from services.cli import terminal
-from services.cli.plan import render
-from services.cli.plan.leased_requests import read_requests
+from services.cli.plan import render, replay_render
 from services.cli.plan.moves import MovePlan, plan_moves
+from services.cli.plan.replay import replay
+from services.cli.plan.trace import idle_in_parts, read_nodes, read_pods
 from services.cli.plan.what_if import TriedPod, forecast
 from services.cli.program import program
 from services.cli.request.manifest_report import load_watcher_rules
@@ -21,13 +23,69 @@ from services.cli.request.manifests import ManifestPod, load, pods_in
 from services.cli.snapshot.location import locate_ledger
 from services.cli.snapshot.snapshot_reader import SnapshotReader, open_reader
 from shared.dialects.dialect import Rules
+from shared.kubernetes.types import ApiPod
 from shared.ledger.preemptions import Preemptions
 from shared.model.errors import RequestError
 from shared.model.lease import Lease
-from shared.model.ledger import NodeTotals
+from shared.model.ledger import LedgerNode, NodeTotals
 from shared.model.names import PodUid
 from shared.model.preemption import EvictionOutcome, PreemptionState
+from shared.model.request import NodeOrder, PodRequest
 from shared.pods.pod_parser import PodParser
+
+
+def replay_trace(flags: argparse.Namespace) -> int:
+    """Replay a trace by each of the policies and show what came of it."""
+    source, text = load(flags.file, sys.stdin)
+    pods = read_pods(text.splitlines(), source, timed=True)
+    if not pods or pods[0].created_s == pods[-1].created_s:
+        raise RequestError(f"{source} has no pods that arrive at different times")
+    nodes = _nodes(flags)
+    if not any(node.devices for node in nodes):
+        raise RequestError(f"{flags.nodes or 'the cluster'} has no node with GPUs")
+    pods = [replace(pod, created_s=pod.created_s / flags.load) for pod in pods]
+    results = [replay(pods, nodes, NodeOrder(policy)) for policy in flags.policies]
+    if flags.output:
+        terminal.print_document(replay_render.replay_shape(results), flags.output)
+    else:
+        terminal.print_text(replay_render.replay_text(results))
+    return 0
+
+
+def _nodes(flags: argparse.Namespace) -> Sequence[LedgerNode]:
+    if flags.nodes:
+        source, text = load(flags.nodes, sys.stdin)
+        return read_nodes(text.splitlines(), source)
+    return [idle_in_parts(node) for node in asyncio.run(_cluster_nodes(flags))]
+
+
+async def _cluster_nodes(flags: argparse.Namespace) -> Iterable[LedgerNode]:
+    async with open_reader(locate_ledger(flags), pods=False) as reader:
+        return [totals.node for totals in await reader.nodes()]
+
+
+PAGE = 500
+
+
+async def read_requests(
+    reader: SnapshotReader, pods: Collection[PodUid], rules: Rules
+) -> dict[PodUid, PodRequest]:
+    """Return the requests of these pods; those that are gone or cannot be parsed are left out."""
+    found: dict[PodUid, PodRequest] = {}
+    token = ""
+    while True:
+        page = await reader.kubernetes.list_page(
+            "/api/v1/pods", query={}, limit=PAGE, continue_token=token
+        )
+        for pod in page.read(ApiPod):
+            if pod.metadata.uid in pods:
+                parser = PodParser(frozenset({pod.spec.scheduler_name}), rules)
+                parsed = parser.parse(pod)
+                if parsed.request is not None and not parsed.request_error:
+                    found[parsed.pod] = parsed.request
+        token = page.metadata.continue_
+        if not token:
+            return found
 
 
 def what_if(flags: argparse.Namespace) -> int:

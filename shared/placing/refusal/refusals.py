@@ -31,8 +31,195 @@ from shared.placing.index.threshold_column import NodeSet, positions_in
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 from shared.placing.node_filters import NodeFilterFailure, check_all
 
-NAMED_FAULTS = 3
 BlockedNodes = Sequence[tuple[MirroredNode, NodeFilterFailure]]
+NEAREST = 3
+COMPARED_NODES = 32
+"""Nodes per reason among which the nearest are found."""
+CACHED_REFUSALS = 8192
+CACHED_COPIES = 64
+
+_STAGES = (
+    "UnsupportedConstraint",
+    "NodeAffinity",
+    "NodeUnschedulable",
+    "UntoleratedTaint",
+    "ExistingAntiAffinity",
+)
+"""Codes of nodes that are far from fitting, the farthest first; codes of devices come last."""
+
+NodeDetails = Mapping[NearNode, tuple[NodeFilterFailure, NodeVerdict]]
+
+
+def cached_refusal(request: PodRequest, index: NodeIndex) -> Refusal | None:
+    """Return the refusal of an equal request, if the mirror has not changed since."""
+    memo = index.refusals.get(placement_key(request))
+    return memo.refusal if memo and memo.position == index.mirror.changes.end else None
+
+
+def explain_refusal(request: PodRequest, index: NodeIndex, excluded: Excluded) -> Refusal:
+    """Return why nothing fits, given all nodes by the reason that excludes them."""
+    key, mirror = placement_key(request), index.mirror
+    known = index.refusals.pop(key, None)
+    if len(index.refusals) >= CACHED_REFUSALS:
+        del index.refusals[next(iter(index.refusals))]
+    inventory = mirror.inventory_changes.end
+    if known is not None and known.inventory_position != inventory:
+        known = None
+    possible = possible_nodes(request, index) if known is None else known.possible
+    counts = sorted(
+        ((nodes.bit_count(), code, text) for (code, text), nodes in excluded.items()),
+        key=lambda entry: (-entry[0], entry[2]),
+    )
+    details, hint = _details(request, index, excluded, possible, known)
+    listed = ", ".join(f"{count} {text}" for count, _, text in counts) or "there is no node"
+    refusal = Refusal(
+        reason=f"0/{len(mirror.nodes)} nodes are available: {listed}.",
+        counts=_by_code(counts),
+        nearest_nodes=tuple([verdict for _, verdict in details.values()]),
+        hint=hint,
+        permanent=bool(mirror.nodes) and not possible,
+    )
+    index.refusals[key] = RefusalMemo(mirror.changes.end, inventory, possible, details, refusal)
+    return refusal
+
+
+def _by_code(counts: Iterable[tuple[int, str, str]]) -> tuple[tuple[str, int], ...]:
+    sums: dict[str, int] = {}
+    for count, code, _ in counts:
+        sums[code] = sums.get(code, 0) + count
+    return tuple(sorted(sums.items(), key=lambda entry: (-entry[1], entry[0])))
+
+
+def _details(
+    request: PodRequest,
+    index: NodeIndex,
+    excluded: Excluded,
+    possible: NodeSet,
+    known: RefusalMemo | None,
+) -> tuple[NodeDetails, str]:
+    """Return why each of the nearest nodes does not fit, and a hint; `known` is the last refusal.
+
+    A hint to wait is given only for nodes that would fit if they were empty.
+    """
+    nearest = tuple(_nearest(index, excluded, possible))
+    known_details = known.details if known else {}
+    if known and tuple(known_details) == nearest:
+        return known_details, known.refusal.hint
+    details = {near: known_details.get(near) or _explain(request, near[1]) for near in nearest}
+    blocked = [(near[1], failure) for near, (failure, _) in details.items()]
+    return details, _hint(request, index, blocked, possible)
+
+
+def _hint(request: PodRequest, index: NodeIndex, blocked: BlockedNodes, possible: NodeSet) -> str:
+    """Return advice for the nodes that would fit if they were empty, or else for the nearest."""
+    positions = index.sets.positions.positions
+    hopeful = [each for each in blocked if possible >> positions[each[0]] & 1]
+    if hopeful or not blocked:
+        return hint_for(request, hopeful)
+    node = blocked[0][0]
+    return impossible_hint(request, node, empty_copy(node, index)) or hint_for(request, blocked)
+
+
+def _nearest(index: NodeIndex, excluded: Excluded, possible: NodeSet) -> Iterator[NearNode]:
+    """Yield nodes at the last stage that excludes any, those with the most free memory first.
+
+    At each stage, `possible` nodes come first. Each node has the reason that excludes it and the
+    number of its changes.
+    """
+    nodes, free_mib = index.sets.positions.nodes, index.sets.largest_free_mib()
+    missing = NEAREST
+    by_stage = sorted(
+        (-_stage(code), at, code, members)
+        for (code, _), same_reason in excluded.items()
+        for at, members in enumerate((same_reason & possible, same_reason & ~possible))
+        if members
+    )
+    for _, same_stage in groupby(by_stage, key=itemgetter(0, 1)):
+        compared = [
+            (-free_mib[position], node.name, code, node)
+            for _, _, code, members in same_stage
+            for position in positions_in(members, COMPARED_NODES)
+            if (node := nodes[position]) is not None
+        ]
+        compared.sort()
+        for _, _, code, node in compared[:missing]:
+            yield code, node, node.changes
+        missing -= len(compared)
+        if missing <= 0:
+            return
+
+
+def _explain(request: PodRequest, node: MirroredNode) -> tuple[NodeFilterFailure, NodeVerdict]:
+    """Return the first reason why the node does not fit, and with those of its devices."""
+    failure = check_all(request, node.facts, node.free_resources, node.serving)
+    if failure is not None:
+        return failure, _node_verdict(node, failure, {})
+    refusals = device_refusals(request, node)
+    failure = explain_no_devices(request, node, refusals)
+    return failure, _node_verdict(node, failure, refusals)
+
+
+def _stage(code: str) -> int:
+    if code in _STAGES:
+        return _STAGES.index(code)
+    return len(_STAGES) + ("Gpu" in code and code not in {"NoGpus", "GpuModeMismatch"})
+
+
+def _node_verdict(
+    node: MirroredNode, blocked: NodeFilterFailure, refusals: DeviceRefusals
+) -> NodeVerdict:
+    text = blocked.message.replace("node(s) were ", "it was ").replace("node(s) ", "it ")
+    reason = f"{text} ({blocked.numbers})" if blocked.numbers else text
+    devices = tuple(
+        [
+            DeviceVerdict(device=device.uuid, index=device.index, reason=refusal.text)
+            for device, refusal in refusals.items()
+        ]
+    )
+    return NodeVerdict(node=node.name, reason=reason, devices=devices)
+
+
+def possible_nodes(request: PodRequest, index: NodeIndex) -> NodeSet:
+    """Return the nodes that could fit the pod if they were empty, healthy and untainted.
+
+    Only what ending pods cannot change counts: devices, their number and kind, and what a node has
+    to allocate.
+    """
+    if request.node_requirements.unsupported:
+        return 0
+    selection = request.selection
+    kinds = index.sets.kinds_of_hardware(
+        request.resources,
+        uuids=bool(selection.uuids or selection.not_uuids),
+        locations=request.topology_scope is not TopologyScope.NODE,
+    )
+    possible: NodeSet = 0
+    for example, alike in kinds:
+        if choose_devices(request, empty_copy(example, index)) is not None:
+            possible |= alike
+    return possible
+
+
+def empty_copy(node: MirroredNode, index: NodeIndex) -> MirroredNode:
+    """Return a node with the same devices, all of them healthy, and without any use.
+
+    Besides, only its name and what it has to allocate are those of the node.
+    """
+    key = node, index.mirror.inventory_changes.end
+    empty = index.empty_copies.get(key)
+    if empty is not None:
+        return empty
+    if len(index.empty_copies) >= CACHED_COPIES:
+        index.empty_copies.clear()
+    empty = index.empty_copies[key] = MirroredNode(node.name)
+    empty.free_resources = dict(node.facts.allocatable)
+    empty.put_devices(
+        MirroredDevice(empty, replace(device.device, healthy=True)) for device in node.devices
+    )
+    return empty
+
+
+NAMED_FAULTS = 3
 
 
 def hint_for(request: PodRequest, nearest: BlockedNodes) -> str:
@@ -309,190 +496,3 @@ _REASONS: Mapping[str, Callable[[PodRequest, MirroredNode, Sequence[MirroredDevi
     "GpusDoNotFitTogether": _for_number,
 }
 """By the reason that excludes the empty node; with any other, waiting is not advised anyway."""
-
-
-NEAREST = 3
-COMPARED_NODES = 32
-"""Nodes per reason among which the nearest are found."""
-CACHED_REFUSALS = 8192
-CACHED_COPIES = 64
-
-_STAGES = (
-    "UnsupportedConstraint",
-    "NodeAffinity",
-    "NodeUnschedulable",
-    "UntoleratedTaint",
-    "ExistingAntiAffinity",
-)
-"""Codes of nodes that are far from fitting, the farthest first; codes of devices come last."""
-
-NodeDetails = Mapping[NearNode, tuple[NodeFilterFailure, NodeVerdict]]
-
-
-def cached_refusal(request: PodRequest, index: NodeIndex) -> Refusal | None:
-    """Return the refusal of an equal request, if the mirror has not changed since."""
-    memo = index.refusals.get(placement_key(request))
-    return memo.refusal if memo and memo.position == index.mirror.changes.end else None
-
-
-def explain_refusal(request: PodRequest, index: NodeIndex, excluded: Excluded) -> Refusal:
-    """Return why nothing fits, given all nodes by the reason that excludes them."""
-    key, mirror = placement_key(request), index.mirror
-    known = index.refusals.pop(key, None)
-    if len(index.refusals) >= CACHED_REFUSALS:
-        del index.refusals[next(iter(index.refusals))]
-    inventory = mirror.inventory_changes.end
-    if known is not None and known.inventory_position != inventory:
-        known = None
-    possible = possible_nodes(request, index) if known is None else known.possible
-    counts = sorted(
-        ((nodes.bit_count(), code, text) for (code, text), nodes in excluded.items()),
-        key=lambda entry: (-entry[0], entry[2]),
-    )
-    details, hint = _details(request, index, excluded, possible, known)
-    listed = ", ".join(f"{count} {text}" for count, _, text in counts) or "there is no node"
-    refusal = Refusal(
-        reason=f"0/{len(mirror.nodes)} nodes are available: {listed}.",
-        counts=_by_code(counts),
-        nearest_nodes=tuple([verdict for _, verdict in details.values()]),
-        hint=hint,
-        permanent=bool(mirror.nodes) and not possible,
-    )
-    index.refusals[key] = RefusalMemo(mirror.changes.end, inventory, possible, details, refusal)
-    return refusal
-
-
-def _by_code(counts: Iterable[tuple[int, str, str]]) -> tuple[tuple[str, int], ...]:
-    sums: dict[str, int] = {}
-    for count, code, _ in counts:
-        sums[code] = sums.get(code, 0) + count
-    return tuple(sorted(sums.items(), key=lambda entry: (-entry[1], entry[0])))
-
-
-def _details(
-    request: PodRequest,
-    index: NodeIndex,
-    excluded: Excluded,
-    possible: NodeSet,
-    known: RefusalMemo | None,
-) -> tuple[NodeDetails, str]:
-    """Return why each of the nearest nodes does not fit, and a hint; `known` is the last refusal.
-
-    A hint to wait is given only for nodes that would fit if they were empty.
-    """
-    nearest = tuple(_nearest(index, excluded, possible))
-    known_details = known.details if known else {}
-    if known and tuple(known_details) == nearest:
-        return known_details, known.refusal.hint
-    details = {near: known_details.get(near) or _explain(request, near[1]) for near in nearest}
-    blocked = [(near[1], failure) for near, (failure, _) in details.items()]
-    return details, _hint(request, index, blocked, possible)
-
-
-def _hint(request: PodRequest, index: NodeIndex, blocked: BlockedNodes, possible: NodeSet) -> str:
-    """Return advice for the nodes that would fit if they were empty, or else for the nearest."""
-    positions = index.sets.positions.positions
-    hopeful = [each for each in blocked if possible >> positions[each[0]] & 1]
-    if hopeful or not blocked:
-        return hint_for(request, hopeful)
-    node = blocked[0][0]
-    return impossible_hint(request, node, empty_copy(node, index)) or hint_for(request, blocked)
-
-
-def _nearest(index: NodeIndex, excluded: Excluded, possible: NodeSet) -> Iterator[NearNode]:
-    """Yield nodes at the last stage that excludes any, those with the most free memory first.
-
-    At each stage, `possible` nodes come first. Each node has the reason that excludes it and the
-    number of its changes.
-    """
-    nodes, free_mib = index.sets.positions.nodes, index.sets.largest_free_mib()
-    missing = NEAREST
-    by_stage = sorted(
-        (-_stage(code), at, code, members)
-        for (code, _), same_reason in excluded.items()
-        for at, members in enumerate((same_reason & possible, same_reason & ~possible))
-        if members
-    )
-    for _, same_stage in groupby(by_stage, key=itemgetter(0, 1)):
-        compared = [
-            (-free_mib[position], node.name, code, node)
-            for _, _, code, members in same_stage
-            for position in positions_in(members, COMPARED_NODES)
-            if (node := nodes[position]) is not None
-        ]
-        compared.sort()
-        for _, _, code, node in compared[:missing]:
-            yield code, node, node.changes
-        missing -= len(compared)
-        if missing <= 0:
-            return
-
-
-def _explain(request: PodRequest, node: MirroredNode) -> tuple[NodeFilterFailure, NodeVerdict]:
-    """Return the first reason why the node does not fit, and with those of its devices."""
-    failure = check_all(request, node.facts, node.free_resources, node.serving)
-    if failure is not None:
-        return failure, _node_verdict(node, failure, {})
-    refusals = device_refusals(request, node)
-    failure = explain_no_devices(request, node, refusals)
-    return failure, _node_verdict(node, failure, refusals)
-
-
-def _stage(code: str) -> int:
-    if code in _STAGES:
-        return _STAGES.index(code)
-    return len(_STAGES) + ("Gpu" in code and code not in {"NoGpus", "GpuModeMismatch"})
-
-
-def _node_verdict(
-    node: MirroredNode, blocked: NodeFilterFailure, refusals: DeviceRefusals
-) -> NodeVerdict:
-    text = blocked.message.replace("node(s) were ", "it was ").replace("node(s) ", "it ")
-    reason = f"{text} ({blocked.numbers})" if blocked.numbers else text
-    devices = tuple(
-        [
-            DeviceVerdict(device=device.uuid, index=device.index, reason=refusal.text)
-            for device, refusal in refusals.items()
-        ]
-    )
-    return NodeVerdict(node=node.name, reason=reason, devices=devices)
-
-
-def possible_nodes(request: PodRequest, index: NodeIndex) -> NodeSet:
-    """Return the nodes that could fit the pod if they were empty, healthy and untainted.
-
-    Only what ending pods cannot change counts: devices, their number and kind, and what a node has
-    to allocate.
-    """
-    if request.node_requirements.unsupported:
-        return 0
-    selection = request.selection
-    kinds = index.sets.kinds_of_hardware(
-        request.resources,
-        uuids=bool(selection.uuids or selection.not_uuids),
-        locations=request.topology_scope is not TopologyScope.NODE,
-    )
-    possible: NodeSet = 0
-    for example, alike in kinds:
-        if choose_devices(request, empty_copy(example, index)) is not None:
-            possible |= alike
-    return possible
-
-
-def empty_copy(node: MirroredNode, index: NodeIndex) -> MirroredNode:
-    """Return a node with the same devices, all of them healthy, and without any use.
-
-    Besides, only its name and what it has to allocate are those of the node.
-    """
-    key = node, index.mirror.inventory_changes.end
-    empty = index.empty_copies.get(key)
-    if empty is not None:
-        return empty
-    if len(index.empty_copies) >= CACHED_COPIES:
-        index.empty_copies.clear()
-    empty = index.empty_copies[key] = MirroredNode(node.name)
-    empty.free_resources = dict(node.facts.allocatable)
-    empty.put_devices(
-        MirroredDevice(empty, replace(device.device, healthy=True)) for device in node.devices
-    )
-    return empty

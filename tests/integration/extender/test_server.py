@@ -10,9 +10,8 @@ import msgspec
 import pytest
 import yaml
 
-from services.extender.metrics import ExtenderMetrics
 from services.extender.scheduler_configuration import SchedulerTls, scheduler_configuration
-from services.extender.server import application
+from services.extender.server import ExtenderMetrics, application
 from services.extender.service import UNKNOWN
 from shared.credentials.serving_files import ServingFiles
 from shared.runtime import health

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from proto.dra import api_pb2 as dra
 from services.binder.claims.claim_shares import reservation_of
-from services.extender.metrics import ExtenderMetrics
-from services.extender.server import application
+from services.extender.server import ExtenderMetrics, application
 from services.node_agent.dra.resource_claims import generation_of_claim, results_on
 from shared.credentials.serving_files import ServingFiles
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
