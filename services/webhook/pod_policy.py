@@ -1,7 +1,7 @@
 """What a pod with GPUs must not set, since it could see other devices or lift its limits; pure.
 
-`RULES` is the table; `docs/reference.md` shows it. In namespaces with the label `EXEMPT_LABEL`, set
-by administrators, only the rules on variables apply: the node agent enforces those, too.
+`RULES` is the table; `docs/reference.md` shows it. In namespaces that administrators exempt, only
+the rules on variables apply: the node agent enforces those, too.
 """
 
 from collections import Counter

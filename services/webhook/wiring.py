@@ -6,7 +6,12 @@ from datetime import UTC, datetime
 import msgspec
 
 from services.webhook.metrics import WebhookMetrics
-from services.webhook.registration import NAME, PATHS, configuration, registered_url
+from services.webhook.registration import (
+    NAME,
+    configuration,
+    registered_url,
+    webhook_paths,
+)
 from services.webhook.server import Drain, serving_reviews
 from services.webhook.service import Webhook
 from services.webhook.settings import WebhookSettings
@@ -60,7 +65,7 @@ class RegistrationWriter:
         bundle = base64.b64encode(authorities).decode()
         wanted = {
             name: _ClientConfig(ca_bundle=bundle, url=self.url and f"{self.url}{path}")
-            for name, path in PATHS.items()
+            for name, path in webhook_paths().items()
         }
         fields: dict[str, dict[str, str]] = {
             name: msgspec.to_builtins(config) for name, config in wanted.items()
@@ -73,8 +78,7 @@ class RegistrationWriter:
                 raise UnavailableError(
                     f"there is no MutatingWebhookConfiguration {NAME}: apply k8s/base/webhook.yaml"
                 ) from error
-            made = configuration(fields.__getitem__, claims=True)
-            await self.client.create(CONFIGURATIONS, made)
+            await self.client.create(CONFIGURATIONS, configuration(fields))
             return
         operations = [
             operation

@@ -201,7 +201,8 @@ def test_every_component_builds_with_the_base(name: str, tmp_path: Path) -> None
 def test_an_overlay_itself_may_list_a_component_that_changes_its_deployments(
     overlay: str, name: str, tmp_path: Path
 ) -> None:
-    shutil.copytree(K8S, tmp_path / "k8s")
+    for folder in (K8S, manifests.WEBHOOK):
+        shutil.copytree(folder, tmp_path / folder.relative_to(K8S.parent))
     with (tmp_path / "k8s" / "overlays" / overlay / "kustomization.yaml").open("a") as file:
         file.write(f"components: [../../components/{name}]\n")
 

@@ -5,6 +5,7 @@ import re
 import yaml
 
 from tools.generate import security
+from tools.generate.manifests import WEBHOOK
 from tools.generate.pages import DOCS, ROOT
 
 NOT_PROSE = re.compile(r"^```.*?^```|^#.*?$", re.DOTALL | re.MULTILINE)
@@ -33,7 +34,8 @@ def test_every_paragraph_and_row_that_promises_something_names_a_test() -> None:
 def test_what_an_admission_policy_cannot_evaluate_is_denied() -> None:
     found = [
         it
-        for path in sorted((ROOT / "k8s").rglob("*.yaml"))
+        for folder in (ROOT / "k8s", WEBHOOK)
+        for path in sorted(folder.rglob("*.yaml"))
         if "chart" not in path.parts
         for it in yaml.safe_load_all(path.read_text())
         if it and it.get("kind", "").startswith("ValidatingAdmissionPolicy")

@@ -25,7 +25,7 @@ import yaml
 
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from tools.generate.chart_values import Expression, Members, Optional, with_values
-from tools.generate.manifests import KUBE_SCHEDULER
+from tools.generate.manifests import KUBE_SCHEDULER, WEBHOOK
 
 K8S = Path(__file__).parents[2] / "k8s"
 TEMPLATES = K8S / "chart" / "templates"
@@ -34,6 +34,7 @@ NAMESPACES = {
     AGENTS_NAMESPACE: "{{ .Values.agentsNamespace }}",
 }
 """What stands for each namespace of the manifests."""
+FOLDERS = ("base", "overlays/ha", "components", "persistent")
 KOORDINATOR = K8S / "base" / "crds" / "koordinator-device.yaml"
 WITH_KOORDINATOR = "koordinatorDevice"
 HIGHLY_AVAILABLE = "highAvailability"
@@ -293,8 +294,8 @@ def sources() -> dict[Key, Path]:
         ("ConfigMap", "node-agent-settings"): K8S / "base" / "agent-settings.env",
         ("ConfigMap", "kube-scheduler"): KUBE_SCHEDULER,
     }
-    for folder in ("base", "overlays/ha", "components", "persistent"):
-        for path in sorted((K8S / folder).rglob("*.yaml")):
+    for folder in (*(K8S / name for name in FOLDERS), WEBHOOK):
+        for path in sorted(folder.rglob("*.yaml")):
             for it in objects(path.read_text()):
                 if "name" in it.get("metadata", {}):
                     found.setdefault((it["kind"], it["metadata"]["name"]), path)
@@ -316,7 +317,7 @@ def generated() -> dict[Path, str]:
         TEMPLATES
         / path.with_suffix(
             ".yaml"
-        ).name: f"# Generated from k8s/{path.relative_to(K8S)}: python -m tools.generate\n"
+        ).name: f"# Generated from {path.relative_to(K8S.parent)}: python -m tools.generate\n"
         + re.sub(r"[ ]+\n", "\n", "\n".join(found))
         + "\n"
         for path, found in written.items()

@@ -1,32 +1,96 @@
-"""The manifests that code or another file determines: the webhook's, and the alerts."""
+"""The manifests that code or another file determines: the webhook's lists, and the alerts."""
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import yaml
 
-from services.webhook.annotation_policy import annotation_policy, writers
-from services.webhook.registration import claims_configuration, configuration, service_client
-from services.webhook.service_policies import service_policies
-from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
+from shared.dialects import DIALECTS, RESOURCE_PREFIXES, SCHEDULERS, STATUS_RESOURCES
+from shared.dialects.reserved import (
+    AUTHOR_ANNOTATIONS,
+    CDI_VENDORS,
+    COMPLETED_ANNOTATIONS,
+    CUDA_IMAGE_PREFIXES,
+    CUDA_IMAGES,
+    DENIED_ANNOTATIONS,
+    EXEMPT,
+    STRIPPED_ANNOTATIONS,
+)
+from shared.model.claim import EXTENDED_RESOURCES, RETRIED_AT
+from shared.model.names import SYSTEM_NAMESPACE
+from shared.model.node import AGENT_ANNOTATION
 from tools.generate.pages import ROOT
 
 BASE = ROOT / "k8s" / "base"
-CLAIMS_WEBHOOK = ROOT / "k8s" / "components" / "dra" / "webhook-configuration.yaml"
-HEAD = "# Generated: python -m tools.generate\n"
+WEBHOOK = ROOT / "services" / "webhook" / "manifests"
+MARKED = re.compile(r"^( *)(//|#) generated: (.+)\n.*\n", re.MULTILINE)
+"""A comment in CEL or YAML that names a list, and the line that the list replaces."""
+
+
+def lists() -> dict[str, str]:
+    """Return the text of each list that a manifest of the webhook may have."""
+    dialects = DIALECTS.values()
+    completed = (each for each in COMPLETED_ANNOTATIONS if each != EXEMPT)
+    annotation = "object.metadata.annotations[k]"
+    images = (
+        _some("c.image", "startsWith", CUDA_IMAGE_PREFIXES),
+        _some("c.image", "contains", CUDA_IMAGES),
+    )
+    return {
+        "resources of GPUs": _some("k", "startsWith", RESOURCE_PREFIXES),
+        "resources of claims": _some("k", "startsWith", EXTENDED_RESOURCES),
+        "annotations of Leasehold": _some("k", "startsWith", DENIED_ANNOTATIONS),
+        "annotations of an assignment": _some(
+            "k", "startsWith", (*DENIED_ANNOTATIONS, *STRIPPED_ANNOTATIONS)
+        ),
+        "GPUs in a CDI annotation": _some(annotation, "contains", CDI_VENDORS),
+        "images of CUDA": " || ".join(images),
+        "schedulers": str(list(SCHEDULERS)),
+        "annotations of authors": str(list(AUTHOR_ANNOTATIONS)),
+        "annotations of authors and of the webhook": str([*AUTHOR_ANNOTATIONS, *completed]),
+        "labels of nodes": _sorted(it for each in dialects for it in each.node_labels),
+        "annotations of nodes": _sorted(
+            [AGENT_ANNOTATION, *(it for each in dialects for it in each.node_annotations)]
+        ),
+        "resources of nodes": _sorted(STATUS_RESOURCES),
+        "annotations of pods": _sorted(
+            [RETRIED_AT, *(it for each in dialects for it in each.agent_annotations)]
+        ),
+        "objects of nodes": _rule(it for each in dialects for it in each.node_objects),
+    }
+
+
+def _some(text: str, function: str, values: Iterable[str]) -> str:
+    return " || ".join(f"{text}.{function}('{value}')" for value in values)
+
+
+def _sorted(values: Iterable[str]) -> str:
+    return str(sorted(set(values)))
+
+
+def _rule(paths: Iterable[str]) -> str:
+    """Return the rule for the objects at API paths `/apis/GROUP/VERSION/PLURAL`."""
+    parts = [path.split("/") for path in sorted(set(paths))]
+    groups = ", ".join(group for _, _, group, _, _ in parts)
+    plurals = ", ".join(plural for *_, plural in parts)
+    return (
+        f"- {{operations: [CREATE, UPDATE], apiGroups: [{groups}], apiVersions: ['*'], "
+        f"resources: [{plurals}]}}"
+    )
 
 
 def webhook_manifests() -> dict[Path, str]:
-    """Return the webhook configuration and the admission policies, by path."""
-    found = {
-        "webhook-configuration.yaml": [configuration(service_client(SYSTEM_NAMESPACE))],
-        "annotation-policy.yaml": annotation_policy(writers(SYSTEM_NAMESPACE, AGENTS_NAMESPACE)),
-        "service-policies.yaml": service_policies(SYSTEM_NAMESPACE, AGENTS_NAMESPACE),
-    }
-    by_path = {BASE / name: objects for name, objects in found.items()}
-    by_path[CLAIMS_WEBHOOK] = [claims_configuration(service_client(SYSTEM_NAMESPACE))]
+    """Return the webhook configuration and the admission policies, by path, with their lists."""
+    found = lists()
     return {
-        path: HEAD + yaml.safe_dump_all(objects, sort_keys=False, width=1000)
-        for path, objects in by_path.items()
+        path: MARKED.sub(
+            lambda match: (
+                f"{match[1]}{match[2]} generated: {match[3]}\n{match[1]}{found[match[3]]}\n"
+            ),
+            path.read_text(),
+        )
+        for path in sorted(WEBHOOK.rglob("*-*.yaml"))
     }
 
 

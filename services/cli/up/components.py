@@ -8,9 +8,8 @@ from types import MappingProxyType
 from services.cli.credentials import REDIS_PROBE_LOGIN, CredentialFiles
 from services.cli.state_dir import StateDir
 from services.cli.up import servers
-from services.cli.up.installation import agent_account
+from services.cli.up.installation import BINDER, agent_account
 from services.cli.up.plan import Plan
-from services.webhook.annotation_policy import BINDER
 from shared.nats.subjects import user_of
 
 SCHEDULER = "scheduler"

@@ -1,4 +1,4 @@
-"""What `up` installs in the simulated cluster, as in a real one; pure.
+"""What `up` installs in the simulated cluster, as in a real one.
 
 Each service has its account, whose token the admission policies compare with what it writes. The
 accounts may do everything else: RBAC is not simulated here.
@@ -7,10 +7,10 @@ accounts may do everything else: RBAC is not simulated here.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from services.webhook.annotation_policy import AGENT, BINDER, annotation_policy, writers
-from services.webhook.service_policies import service_policies
+from services.webhook.registration import admission_policies
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 
+AGENT, BINDER = "node-agent", "binder"
 ACCOUNTS = ("watcher", BINDER, "timekeeper", "webhook", "extender")
 """Accounts of the services other than node agents."""
 ADMINISTRATORS = "leasehold-up"
@@ -61,8 +61,7 @@ def _objects(*, policies: bool) -> Iterator[Manifest]:
         ],
     }
     if policies:
-        yield from annotation_policy(writers(SYSTEM_NAMESPACE, AGENTS_NAMESPACE))
-        yield from service_policies(SYSTEM_NAMESPACE, AGENTS_NAMESPACE)
+        yield from admission_policies()
 
 
 def _object(version: str, kind: str, name: str, namespace: str = "") -> Manifest:

@@ -28,8 +28,7 @@ from services.cli.up.components import Component, components_of, with_credential
 from services.cli.up.installation import installation
 from services.cli.up.plan import Plan, usage_port
 from services.cli.up.supervisor import Supervisor
-from services.webhook.annotation_policy import annotation_policy, writers
-from services.webhook.service_policies import service_policies
+from services.webhook.registration import admission_policies
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.errors import ConflictError, UnavailableError
@@ -226,10 +225,11 @@ def _installed(directory: StateDir) -> dict[str, object]:
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         for name in (SYSTEM_NAMESPACE, AGENTS_NAMESPACE)
     ]
-    policies = [
-        *annotation_policy((*writers(SYSTEM_NAMESPACE, AGENTS_NAMESPACE), JUDGE)),
-        *service_policies(SYSTEM_NAMESPACE, AGENTS_NAMESPACE),
-    ]
+    policies = admission_policies()
+    for each in policies:
+        not_by_judge = f"request.userInfo.username != '{JUDGE}'"
+        conditions = each["spec"].get("matchConditions", [])
+        conditions.append({"name": "not-by-the-judge", "expression": not_by_judge})
     rights = manifests(RIGHTS, COMBINED)
     used = {each["metadata"]["name"] for each in rights if each["kind"] == "ServiceAccount"}
     accounts = [

@@ -28,7 +28,7 @@ from services.timekeeper.report.budget_reports import budget_changed
 from services.timekeeper.rest.api import BudgetApi
 from services.webhook.admission import AdmissionPolicy
 from services.webhook.metrics import WebhookMetrics
-from services.webhook.registration import PATHS
+from services.webhook.registration import webhook_paths
 from services.webhook.server import Drain
 from services.webhook.server import application as webhook_application
 from services.webhook.service import Webhook
@@ -117,7 +117,7 @@ ROUTES = {
     "old-metrics": ("/metrics",),
     "usage": ("/metrics",),
     "http": ("/healthz", "/readyz", "/metrics"),
-    "https": tuple(sorted(set(PATHS.values()))),
+    "https": tuple(sorted(set(webhook_paths().values()))),
 }
 """Paths of each port of the services; {} is any text."""
 QUERIES = ("from", "to", "cursor", "namespace", "window", "groupBy", "format", "after", "page")

@@ -1,12 +1,12 @@
 """The annotation policy, as an API server enforces it without the webhook."""
 
+import json
 from typing import Any
 
 import aiohttp
 import pytest
 
-from services.webhook.annotation_policy import annotation_policy, writers
-from services.webhook.registration import EXEMPT_LABEL
+from services.webhook.registration import admission_policies
 from shared.dialects.reserved import EXEMPT
 from shared.model.events.event import ADMISSION
 from shared.model.names import BUDGET_GATE
@@ -17,12 +17,15 @@ RESOURCES = {
     "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
     "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
 }
+BINDER = "system:serviceaccount:leasehold-system:binder"
+EXEMPT_LABEL = "leasehold.dev/sees-devices"
 IDS = "volcano.sh/vgpu-ids-new"
 CDI = {"cdi.k8s.io/gpus": "nvidia.com/gpu=all"}
 
 
-async def install(client: aiohttp.ClientSession, *users: str) -> None:
-    for obj in annotation_policy(users):
+async def install(client: aiohttp.ClientSession, user: str = BINDER) -> None:
+    """Create the policies, with this user in place of the binder."""
+    for obj in json.loads(json.dumps(admission_policies()).replace(BINDER, user)):
         path = f"/apis/{obj['apiVersion']}/{RESOURCES[str(obj['kind'])]}"
         async with client.post(path, json=obj) as response:
             assert response.status == 201, await response.text()
@@ -58,7 +61,7 @@ async def annotated(
 @pytest.mark.parametrize("key", [IDS, "leasehold.dev/lease", "tencent.com/predicate-gpu-idx-0"])
 async def test_gpusharing_8_a_pod_that_is_created_with_an_assignment_is_denied(key: str) -> None:
     async with api_server() as api, api.client() as client:
-        await install(client, *writers("leasehold-system", "leasehold-agents"))
+        await install(client)
 
         status, text = await created(client, pod("forged", **{key: "x"}))
         plain, _ = await created(client, pod("plain", mine="stays"))
@@ -71,7 +74,7 @@ async def test_assignments_are_neither_added_changed_nor_removed_by_others() -> 
     async with api_server() as api, api.client() as client:
         await created(client, pod("assigned", **{IDS: "GPU-a,NVIDIA,1,1:"}))
         await created(client, pod("free"))
-        await install(client, *writers("leasehold-system", "leasehold-agents"))
+        await install(client)
 
         answers = [
             await annotated(client, "free", {IDS: "GPU-b"}),
@@ -88,7 +91,7 @@ async def test_a_pod_is_exempt_from_its_creation_on_and_only_in_a_labelled_names
     namespace = "/api/v1/namespaces/default"
     exempt = {EXEMPT: "true"}
     async with api_server() as api, api.client() as client:
-        await install(client, *writers("leasehold-system", "leasehold-agents"))
+        await install(client)
         forged, text = await created(client, pod("forged", **exempt))
         await created(client, pod("plain"))
         await labelled(client, namespace, "true")
@@ -112,7 +115,7 @@ async def test_no_subresource_of_a_pod_changes_an_assignment(path: str, key: str
         gated = pod("gated")
         gated["spec"]["schedulingGates"] = [{"name": "example.org/wait"}]
         await created(client, gated)
-        await install(client, *writers("leasehold-system", "leasehold-agents"))
+        await install(client)
 
         await annotated(client, path, {key: "GPU-a", "mine": "x"})
         found = api.store.read("pods", "default", path.partition("/")[0])
@@ -135,7 +138,7 @@ async def test_only_the_binder_lets_a_pod_through_the_gate_of_its_budget() -> No
 
     async with api_server() as api, api.client() as client:
         await created(client, gated)
-        await install(client, *writers("leasehold-system", "leasehold-agents"))
+        await install(client)
         answers = [await ungated(client), await ungated(client, gates[1])]
         other, _ = await annotated(client, "gated", {"mine": "x"})
         last = await ungated(client)
@@ -152,7 +155,7 @@ async def test_a_binding_carries_an_assignment_only_from_the_binder(path: str) -
     }
     async with api_server() as api, api.client() as client:
         await created(client, pod("waiting"))
-        await install(client, *writers("leasehold-system", "leasehold-agents"))
+        await install(client)
         async with client.post(path, json=binding) as response:
             status, text = response.status, await response.text()
         binding["metadata"] = {"name": "waiting", "annotations": {"mine": "x"}}
@@ -167,7 +170,7 @@ async def test_the_status_of_a_node_changes_no_annotation_of_its_agent() -> None
     key = "leasehold.dev/agent"
     async with api_server() as api, api.client() as client:
         api.store.create("nodes", {"metadata": {"name": "node-0", "annotations": {key: "true"}}})
-        await install(client, *writers("leasehold-system", "leasehold-agents"))
+        await install(client)
         patch = {"Content-Type": "application/merge-patch+json"}
         answers = []
         for notes in ({key: None}, {key: "false"}, {"leasehold.dev/own-x": "1"}, {"mine": "x"}):

@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from services.webhook.registration import NAME, PATHS, configuration, service_client
+from services.webhook.registration import NAME, configuration, webhook_paths
 from services.webhook.wiring import CONFIGURATIONS, RegistrationWriter
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore, SecretStore
@@ -122,9 +122,8 @@ async def test_two_replicas_that_start_at_once_agree_on_one_certificate() -> Non
 
 
 async def test_a_url_replaces_the_service_of_an_installed_configuration(tmp_path: Path) -> None:
-    installed = configuration(service_client("leasehold-system"))
     async with cluster() as (api, kube, client):
-        async with client.post(CONFIGURATIONS, json=installed) as made:
+        async with client.post(CONFIGURATIONS, json=configuration()) as made:
             assert made.status == 201, await made.text()
         async with replica(api, kube, tmp_path) as one:
             async with client.get(f"{CONFIGURATIONS}/{NAME}") as response:
@@ -133,7 +132,8 @@ async def test_a_url_replaces_the_service_of_an_installed_configuration(tmp_path
 
     for webhook in found:
         assert webhook["clientConfig"].keys() == {"url", "caBundle"}
-        assert webhook["clientConfig"]["url"] == one.registration.url + PATHS[webhook["name"]]
+        path = webhook_paths()[webhook["name"]]
+        assert webhook["clientConfig"]["url"] == one.registration.url + path
     assert status == 201
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from services.webhook.annotation_policy import writers
 from shared.model.events.event import ADMISSION, is_traceparent
 from shared.runtime.settings import ServiceSettings
 from shared.runtime.telemetry import Tracing, open_tracing
@@ -42,7 +41,7 @@ async def test_o1_an_admitted_pod_names_the_span_of_its_review_and_no_earlier_on
     wanted = pod(limits=limits)
     wanted["metadata"]["annotations"] = given
     async with cluster() as (api, kube, client), replica(api, kube, tmp_path, tracing=tracing):
-        await install(client, *writers("leasehold-system", "leasehold-agents"))
+        await install(client)
         status, made = await created(client, wanted)
     tracing.close()
 

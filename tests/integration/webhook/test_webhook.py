@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from services.webhook.registration import ALL_PODS_LABEL, EXEMPT_LABEL
 from shared.dialects.reserved import EXEMPT, VISIBLE
 from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
 from shared.model.names import BUDGET_GATE, Namespace
@@ -158,7 +157,7 @@ async def test_pods_without_a_request_are_admitted_and_see_no_device(
     cuda = {"name": "main", "image": "nvidia/cuda:12.4.1-base"}
     everywhere = {"name": "main", "image": "app", "env": [{"name": VISIBLE, "value": "all"}]}
     naming_mount = {"name": "v", "mountPath": "/var/run/nvidia-container-devices/all"}
-    driver = {"metadata": {"name": "drivers", "labels": {EXEMPT_LABEL: "true"}}}
+    driver = {"metadata": {"name": "drivers", "labels": {"leasehold.dev/sees-devices": "true"}}}
 
     def named(name: str, container: dict[str, Any]) -> dict[str, Any]:
         return {"metadata": {"name": name}, "spec": {"containers": [container]}}
@@ -236,7 +235,8 @@ async def test_images_and_ephemeral_containers_are_reviewed_after_admission(tmp_
 
 
 async def test_administrators_exempt_a_namespace_by_its_label(tmp_path: Path) -> None:
-    profiling = {"metadata": {"name": "profiling", "labels": {EXEMPT_LABEL: "true"}}}
+    labels = {"leasehold.dev/sees-devices": "true"}
+    profiling = {"metadata": {"name": "profiling", "labels": labels}}
     traced = pod("traced", VGPU, hostPID=True)
     async with cluster() as (api, kube, client):
         await client.post("/api/v1/namespaces", json=profiling)
@@ -254,7 +254,7 @@ async def test_administrators_exempt_a_namespace_by_its_label(tmp_path: Path) ->
 async def test_pods_without_gpus_are_placed_too_where_the_namespace_says_so(
     tmp_path: Path,
 ) -> None:
-    batch = {"metadata": {"name": "batch", "labels": {ALL_PODS_LABEL: "true"}}}
+    batch = {"metadata": {"name": "batch", "labels": {"leasehold.dev/all-pods": "true"}}}
     port = {"name": "c", "image": "app", "ports": [{"containerPort": 80, "hostPort": 80}]}
     bodies = {
         "plain": pod("plain"),

@@ -7,11 +7,13 @@ from typing import Any
 import aiohttp
 import yaml
 
-from services.webhook.annotation_policy import AGENT
+from services.cli.up.installation import AGENT
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from tests.support.simcluster.apiserver import ApiUnderTest
 
-BASE = Path(__file__).parents[3] / "k8s" / "base"
+ROOT = Path(__file__).parents[3]
+BASE = ROOT / "k8s" / "base"
+POLICIES = sorted((ROOT / "services" / "webhook" / "manifests").glob("*-*.yaml"))
 NAMESPACED = {"ServiceAccount", "Role", "RoleBinding"}
 RIGHTS = NAMESPACED | {"ClusterRole", "ClusterRoleBinding"}
 INSTALLED = RIGHTS | {
@@ -25,7 +27,7 @@ def manifests(kinds: Collection[str], *components: Path) -> list[dict[str, Any]]
     """Return the objects of these kinds in `k8s/base` and in files of components."""
     found = [
         each
-        for path in (*sorted(BASE.rglob("*.yaml")), *components)
+        for path in (*sorted(BASE.rglob("*.yaml")), *POLICIES, *components)
         for each in yaml.safe_load_all(path.read_text())
         if each and each["kind"] in kinds
     ]
