@@ -7,22 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
-import msgspec
-
 from services.auth.auth_callout import ServiceNamespaces
 from services.auth.root_secret import ManagedObject
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
+from shared.kubernetes.types import RawObject
 from shared.model.errors import ConflictError, RequestError, UnavailableError
-
-
-class _DataMetadata(msgspec.Struct, frozen=True):
-    version: str = msgspec.field(name="resourceVersion", default="")
-
-
-class _DataObject(msgspec.Struct, frozen=True):
-    metadata: _DataMetadata = msgspec.field(default_factory=_DataMetadata)
-    data: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +33,7 @@ class DataObjectStore:
     async def load(self, kind: str, name: str) -> StoredData:
         """Read one. Raises UnavailableError if it does not exist or the API server is down."""
         try:
-            found = await self.client.read(self._path(kind, name), _DataObject)
+            found = await self.client.read(self._path(kind, name), RawObject)
         except NotFoundError as error:
             raise UnavailableError(
                 f"{kind} {self.namespace}/{name} not found: apply the manifests again, which "
@@ -51,7 +41,7 @@ class DataObjectStore:
             ) from error
         data = found.data or {}
         return StoredData(
-            version=found.metadata.version,
+            version=found.metadata.resource_version,
             data={key: _decode(kind, name, text) for key, text in data.items()},
         )
 

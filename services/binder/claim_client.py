@@ -4,14 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec import Struct
-
 from services.binder.report.explanations import stamp
 from shared.dialects import GPU_RESOURCES
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim, claim_path
-from shared.kubernetes.types import ObjectMeta, Quantities
+from shared.kubernetes.types import ApiPod
 from shared.model.bounds import cut
 from shared.model.claim import DRIVER
 from shared.model.clock import Clock
@@ -44,62 +42,12 @@ class RequestUse:
     """Name of the request, empty for all of them; or of the extended resource."""
 
 
-class _UsedClaim(Struct, frozen=True):
-    name: str = ""
-    request: str = ""
-
-
-class _ClaimingResources(Struct, frozen=True):
-    limits: Quantities = {}
-    claims: tuple[_UsedClaim, ...] = ()
-
-
-class _ClaimingContainer(Struct, frozen=True):
-    name: str = ""
-    resources: _ClaimingResources = _ClaimingResources()
-
-
-class _PodClaim(Struct, frozen=True, rename="camel"):
-    name: str = ""
-    resource_claim_name: str | None = None
-    """In the status: that of the claim made of a template, if it needed one."""
-
-
-class _ClaimingSpec(Struct, frozen=True, rename="camel"):
-    containers: tuple[_ClaimingContainer, ...] = ()
-    init_containers: tuple[_ClaimingContainer, ...] = ()
-    resource_claims: tuple[_PodClaim, ...] = ()
-
-
-class _RequestMapping(Struct, frozen=True, rename="camel"):
-    container_name: str = ""
-    request_name: str = ""
-
-
-class _ExtendedResourceClaim(Struct, frozen=True, rename="camel"):
-    request_mappings: tuple[_RequestMapping, ...] = ()
-    resource_claim_name: str = ""
-
-
-class _ClaimingStatus(Struct, frozen=True, rename="camel"):
-    resource_claim_statuses: tuple[_PodClaim, ...] = ()
-    extended_resource_claim_status: _ExtendedResourceClaim | None = None
-
-
-class ClaimingPod(Struct, frozen=True):
-    """A pod, the fields about claims."""
-
-    metadata: ObjectMeta = ObjectMeta()
-    spec: _ClaimingSpec = _ClaimingSpec()
-    status: _ClaimingStatus = _ClaimingStatus()
-
-
-def uses_of(pod: ClaimingPod) -> tuple[RequestUse, ...]:
+def uses_of(pod: ApiPod) -> tuple[RequestUse, ...]:
     """Return what containers use: requests of claims, and extended resources of ours."""
     return tuple(_uses(pod))
 
 
-def _uses(pod: ClaimingPod) -> Iterator[RequestUse]:
+def _uses(pod: ApiPod) -> Iterator[RequestUse]:
     entries = (*pod.status.resource_claim_statuses, *pod.spec.resource_claims)
     names = {each.name: each.resource_claim_name for each in entries if each.resource_claim_name}
     for container in (*pod.spec.init_containers, *pod.spec.containers):
@@ -141,7 +89,7 @@ class ClaimClient:
     async def list_uses(self, namespace: str, pod: str, uid: PodUid) -> Sequence[RequestUse]:
         """Return what the containers of a pod use; nothing if it is gone."""
         try:
-            found = await self.client.read(pod_path(namespace, pod), ClaimingPod)
+            found = await self.client.read(pod_path(namespace, pod), ApiPod)
         except NotFoundError:
             return ()
         return uses_of(found) if found.metadata.uid == uid else ()

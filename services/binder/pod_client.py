@@ -10,7 +10,7 @@ from services.binder.observations import ObservedCondition, PodAnnotations, PodS
 from shared.dialects import KUBE_SCHEDULER
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
-from shared.kubernetes.types import ApiPodSpec, ObjectMeta
+from shared.kubernetes.types import ApiObject, ApiPod, Condition
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import AntiAffinityTerm, LabelRequirement
@@ -19,28 +19,6 @@ TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 PAGE = 500
 _OTHERS = f"spec.schedulerName!={KUBE_SCHEDULER},status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of active pods of schedulers without the extender."""
-
-
-class _PodCondition(Struct, frozen=True):
-    type: str = ""
-    status: str = ""
-    reason: str = ""
-    message: str = ""
-
-
-class _PodStatus(Struct, frozen=True):
-    phase: str = ""
-    conditions: tuple[_PodCondition, ...] = ()
-
-
-class _ApiObject(Struct, frozen=True):
-    metadata: ObjectMeta = ObjectMeta()
-
-
-class _BindablePod(Struct, frozen=True):
-    metadata: ObjectMeta = ObjectMeta()
-    spec: ApiPodSpec = ApiPodSpec()
-    status: _PodStatus = _PodStatus()
 
 
 class _EventCount(Struct, frozen=True):
@@ -70,7 +48,7 @@ class PodClient:
     async def node_exists(self, name: NodeName) -> bool:
         """Return whether the API server has the node now."""
         try:
-            await self.client.read(f"/api/v1/nodes/{quote(name, safe='')}", _ApiObject)
+            await self.client.read(f"/api/v1/nodes/{quote(name, safe='')}", ApiObject)
         except NotFoundError:
             return False
         return True
@@ -97,7 +75,7 @@ class PodClient:
         query, token = {"labelSelector": _selector(term), "fieldSelector": fields}, ""
         while True:
             page = await self.client.list_page(path, query=query, limit=PAGE, continue_token=token)
-            for pod in page.read(_BindablePod):
+            for pod in page.read(ApiPod):
                 yield SelectedPod(
                     uid=PodUid(pod.metadata.uid),
                     namespace=Namespace(pod.metadata.namespace),
@@ -111,7 +89,7 @@ class PodClient:
     async def node_label(self, name: NodeName, key: str) -> str | None:
         """Return a label of a node; None: there is no such label or node."""
         try:
-            node = await self.client.read(f"/api/v1/nodes/{quote(name, safe='')}", _ApiObject)
+            node = await self.client.read(f"/api/v1/nodes/{quote(name, safe='')}", ApiObject)
         except NotFoundError:
             return None
         return node.metadata.labels.get(key)
@@ -122,7 +100,7 @@ class PodClient:
         if pod is None:
             return None
         conditions = (each for each in pod.status.conditions if each.type == "PodScheduled")
-        condition = next(conditions, _PodCondition())
+        condition = next(conditions, Condition())
         return ObservedCondition(
             uid=PodUid(pod.metadata.uid),
             node=pod.spec.node_name,
@@ -135,7 +113,7 @@ class PodClient:
     async def get_annotations(self, namespace: str, name: str) -> PodAnnotations | None:
         """Return a pod's annotations; None: there is no such pod."""
         try:
-            pod = await self.client.read(pod_path(namespace, name), _ApiObject)
+            pod = await self.client.read(pod_path(namespace, name), ApiObject)
         except NotFoundError:
             return None
         return PodAnnotations(
@@ -195,9 +173,9 @@ class PodClient:
             return 0
         return event.count or 1
 
-    async def _get(self, namespace: str, name: str) -> _BindablePod | None:
+    async def _get(self, namespace: str, name: str) -> ApiPod | None:
         try:
-            return await self.client.read(pod_path(namespace, name), _BindablePod)
+            return await self.client.read(pod_path(namespace, name), ApiPod)
         except NotFoundError:
             return None
 

@@ -12,7 +12,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 from prometheus_client import Gauge
 
 from services.watcher.quotas import (
@@ -29,7 +28,7 @@ from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import ObjectAdded, ObjectDeleted, ObjectUpdated
 from shared.kubernetes.object_files import load_objects
 from shared.kubernetes.reflector import Reflector
-from shared.kubernetes.types import ObjectMeta
+from shared.kubernetes.types import RawObject
 from shared.model.bounds import cut
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
@@ -49,15 +48,7 @@ RETRY_S = 5.0
 """The interval at which a kind is requested that the API server does not know."""
 
 
-class _QuotaSourceObject(msgspec.Struct, frozen=True):
-    """A GPUQuota or a ConfigMap; its content is not validated yet."""
-
-    metadata: ObjectMeta = ObjectMeta()
-    spec: object = None
-    data: dict[str, str] = {}
-
-
-_Apply = Callable[[str, _QuotaSourceObject | None], None]
+_Apply = Callable[[str, RawObject | None], None]
 """Applies an object; true: it was deleted."""
 
 
@@ -120,7 +111,7 @@ class QuotaReflectors:
         self, path: str, selector: str, apply: _Apply, synced: asyncio.Event
     ) -> None:
         """Apply changes for ever. Raises RequestError if the first list is refused."""
-        reflector = Reflector(self.client, path, _QuotaSourceObject, field_selector=selector)
+        reflector = Reflector(self.client, path, RawObject, field_selector=selector)
         async with aclosing(reflector.batches()) as batches:
             async for batch in batches:
                 for change in batch:
@@ -133,7 +124,7 @@ class QuotaReflectors:
                             synced.set()
                 self._changed.set()
 
-    def _apply_object(self, name: str, item: _QuotaSourceObject | None) -> None:
+    def _apply_object(self, name: str, item: RawObject | None) -> None:
         namespace = Namespace(name)
         if item is None:
             self.objects.pop(namespace, None)
@@ -144,11 +135,11 @@ class QuotaReflectors:
                 self.objects.setdefault(namespace, Quota(namespace=namespace, limits=NOTHING))
                 raise
 
-    def _apply_config_map(self, _: str, item: _QuotaSourceObject | None) -> None:
-        self.config_map = gpu_quota.parse_config_map(item.data) if item else {}
+    def _apply_config_map(self, _: str, item: RawObject | None) -> None:
+        self.config_map = gpu_quota.parse_config_map(item.data or {}) if item else {}
 
 
-def _apply_valid(apply: _Apply, name: str, item: _QuotaSourceObject) -> None:
+def _apply_valid(apply: _Apply, name: str, item: RawObject) -> None:
     try:
         apply(name, item)
         INVALID.labels(name).set(0)

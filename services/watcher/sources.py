@@ -27,7 +27,7 @@ from shared.kubernetes.known_objects import (
     as_number,
 )
 from shared.kubernetes.reflector import Reflector
-from shared.kubernetes.types import ApiNamespace, ApiNode, ApiPod, ObjectMeta, PodGroup
+from shared.kubernetes.types import ApiNode, ApiObject, ApiPod, ObjectMeta, PodGroup, PodOutline
 from shared.kubernetes.watch_events import ObjectIdentity
 from shared.model.bounds import MOST_FACTS, check_bounds, check_size
 from shared.model.clock import wait_for_event
@@ -209,7 +209,7 @@ class NamespaceReflector:
 
     async def batches(self) -> AsyncIterator[dict[Namespace, Mapping[str, str] | None]]:
         """Yield the labels of changed namespaces, None of a deleted one."""
-        reflector = Reflector(self.client, "/api/v1/namespaces", ApiNamespace)
+        reflector = Reflector(self.client, "/api/v1/namespaces", ApiObject)
         while True:
             try:
                 async with aclosing(reflector.batches()) as batches:
@@ -330,7 +330,7 @@ class OurPodLister:
             page = await self.client.list_page(
                 "/api/v1/pods", query={}, limit=PAGE_SIZE, continue_token=token
             )
-            for pod in filter(self._is_ours, page.read(_OwnPod)):
+            for pod in filter(self._is_ours, page.read(PodOutline)):
                 if pod.spec.node_name:
                     bound.append(_bound_pod(pod, with_lease=bool(request_ids)))
                 else:
@@ -348,36 +348,12 @@ class OurPodLister:
                 request_ids=request_ids,
             )
 
-    def _is_ours(self, pod: "_OwnPod") -> bool:
+    def _is_ours(self, pod: PodOutline) -> bool:
         terminated = pod.status.phase in TERMINAL
         return pod.spec.scheduler_name in self.schedulers and not terminated
 
 
-class _OwnSpec(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    node_name: str = ""
-    scheduler_name: str = ""
-
-
-class _OwnStatus(msgspec.Struct, frozen=True, gc=False):
-    phase: str = ""
-
-
-class _OwnMetadata(msgspec.Struct, frozen=True, gc=False):
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    annotations: dict[str, str] = {}
-
-
-class _OwnPod(msgspec.Struct, frozen=True, gc=False):
-    """What a list needs of a pod: no other field of one can stop it."""
-
-    metadata: _OwnMetadata = _OwnMetadata()
-    spec: _OwnSpec = _OwnSpec()
-    status: _OwnStatus = _OwnStatus()
-
-
-def _bound_pod(pod: _OwnPod, *, with_lease: bool) -> BoundPod:
+def _bound_pod(pod: PodOutline, *, with_lease: bool) -> BoundPod:
     lease = pod.metadata.annotations.get(ANNOTATION, "")
     if len(lease) > LEASE_BYTES:
         lease = ""

@@ -20,6 +20,12 @@ from shared.credentials.certificate_stores import DirectoryStore, SecretStore
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.kubernetes.kubeconfig import load_credentials
+from shared.kubernetes.types import (
+    ClientConfig,
+    ObjectList,
+    PriorityClass,
+    WebhookConfiguration,
+)
 from shared.model.clock import SystemClock
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
@@ -28,25 +34,6 @@ from shared.runtime.run import Nats, serve
 from shared.runtime.telemetry import open_tracing
 
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
-
-
-class _ClientConfig(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    ca_bundle: str = ""
-    url: str = ""
-
-
-class _RegisteredWebhook(msgspec.Struct, frozen=True, rename="camel"):
-    name: str = ""
-    client_config: _ClientConfig = _ClientConfig()
-
-
-class _RegistrationMetadata(msgspec.Struct, frozen=True, rename="camel"):
-    resource_version: str = ""
-
-
-class _WebhookConfiguration(msgspec.Struct, frozen=True):
-    metadata: _RegistrationMetadata = _RegistrationMetadata()
-    webhooks: tuple[_RegisteredWebhook, ...] = ()
 
 
 class RegistrationWriter:
@@ -64,7 +51,7 @@ class RegistrationWriter:
         """
         bundle = base64.b64encode(authorities).decode()
         wanted = {
-            name: _ClientConfig(ca_bundle=bundle, url=self.url and f"{self.url}{path}")
+            name: ClientConfig(ca_bundle=bundle, url=self.url and f"{self.url}{path}")
             for name, path in webhook_paths().items()
         }
         fields: dict[str, dict[str, str]] = {
@@ -72,7 +59,7 @@ class RegistrationWriter:
         }
         path = f"{CONFIGURATIONS}/{NAME}"
         try:
-            found = await self.client.read(path, _WebhookConfiguration)
+            found = await self.client.read(path, WebhookConfiguration)
         except NotFoundError as error:
             if not self.url:
                 raise UnavailableError(
@@ -109,20 +96,6 @@ LEASE_TIMEOUT_S = 2.5
 """Shorter than the timeout of the webhook for allocations."""
 
 
-class _PriorityClassMetadata(msgspec.Struct, frozen=True):
-    name: str = ""
-
-
-class _PriorityClass(msgspec.Struct, frozen=True, rename="camel"):
-    metadata: _PriorityClassMetadata = _PriorityClassMetadata()
-    value: int = 0
-    global_default: bool = False
-
-
-class _PriorityClassList(msgspec.Struct, frozen=True):
-    items: tuple[_PriorityClass, ...] = ()
-
-
 class ApiServerLookups:
     """Lookups in the API server."""
 
@@ -134,8 +107,8 @@ class ApiServerLookups:
 
         Of several the API server uses the one with the lowest value.
         """
-        classes = await self.client.read(PRIORITY_CLASSES, _PriorityClassList)
-        defaults = [each for each in classes.items if each.global_default]
+        classes = await self.client.read(PRIORITY_CLASSES, ObjectList[PriorityClass])
+        defaults = [each for each in classes.items or () if each.global_default]
         return min(defaults, key=lambda each: each.value).metadata.name if defaults else ""
 
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
 from shared.credentials.tokens import EVERYTHING, AccessTokens
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.token_reviews import TokenUser, review_token
+from shared.kubernetes.types import AccessReview
 from shared.model.clock import Clock
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
@@ -107,14 +106,6 @@ class TokenAuthenticator:
         return ScopedViewer(scopes, grants=EVERYTHING in scopes) if scopes else None
 
 
-class _AccessStatus(msgspec.Struct, frozen=True):
-    allowed: bool = False
-
-
-class _AccessReview(msgspec.Struct, frozen=True):
-    status: _AccessStatus = _AccessStatus()
-
-
 @dataclass(slots=True)
 class _ReviewCache:
     """A cache of reviews with an expiry."""
@@ -185,7 +176,7 @@ class KubernetesAuthenticator:
                 "extra": user.extra,
             },
         }
-        return (await self._kube.create(REVIEW_ACCESS, body, _AccessReview)).status.allowed
+        return (await self._kube.create(REVIEW_ACCESS, body, AccessReview)).status.allowed
 
 
 @dataclass(frozen=True, slots=True)

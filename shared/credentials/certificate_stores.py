@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
-import msgspec
-
 from shared.credentials.serving_certificate import CertificateBundle
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
+from shared.kubernetes.types import RawObject
 from shared.model.errors import RequestError
 
 FILES = {
@@ -66,15 +65,6 @@ class DirectoryStore:
         return True
 
 
-class _SecretMetadata(msgspec.Struct):
-    version: str = msgspec.field(name="resourceVersion", default="")
-
-
-class _Secret(msgspec.Struct):
-    metadata: _SecretMetadata = msgspec.field(default_factory=_SecretMetadata)
-    data: dict[str, str] | None = None
-
-
 class SecretStore:
     """A Secret. A write fails if another replica changed it after it was read."""
 
@@ -91,11 +81,11 @@ class SecretStore:
     async def load(self) -> CertificateBundle | None:
         """Read the Secret. One without a certificate counts as missing."""
         try:
-            secret = await self.kube.read(f"{self._secrets}/{quote(self.name, safe='')}", _Secret)
+            secret = await self.kube.read(f"{self._secrets}/{quote(self.name, safe='')}", RawObject)
         except NotFoundError:
             self._version = None
             return None
-        self._version = secret.metadata.version
+        self._version = secret.metadata.resource_version
         data = secret.data or {}
         if not data.get(FILES["certificate"]):
             return None

@@ -78,6 +78,19 @@ class ApiResourceClaim(Struct, frozen=True):
     status: ResourceClaimStatus = ResourceClaimStatus()
 
 
+class DeviceClassSpec(Struct, frozen=True, rename="camel"):
+    """The extended resource that the class satisfies, if any."""
+
+    extended_resource_name: str = ""
+
+
+class DeviceClass(Struct, frozen=True):
+    """DeviceClass, the fields that we read."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: DeviceClassSpec = DeviceClassSpec()
+
+
 def claim_path(namespace: str, name: str) -> str:
     """Return the path of a ResourceClaim."""
     collection = f"/apis/resource.k8s.io/v1/namespaces/{quote(namespace, safe='')}/resourceclaims"

@@ -1,13 +1,17 @@
-"""Pods and Nodes, the fields that we read; every field has a default; pure.
+"""Objects of the API server, the fields that we read; every field has a default; pure.
 
 Field names are Kubernetes' own in snake case. Quantities stay as written ("500m", "1Gi", 2);
 `shared.model.quantity` reads them. What only a scheduler's deeper plug-ins need (inter-pod
-affinity, topology spread) stays undecoded.
+affinity, topology spread) stays undecoded. What only admission reads of a pod is in
+`reviewed_pods`: its decoding would cost CPU time for each event of a watch.
 """
 
 from datetime import datetime
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct, field
+
+T = TypeVar("T")
 
 Quantities = dict[str, str | int | float]
 
@@ -18,12 +22,14 @@ class OwnerReference(Struct, frozen=True, gc=False):
     kind: str = ""
     name: str = ""
     uid: str = ""
+    controller: bool = False
 
 
 class ObjectMeta(Struct, frozen=True, rename="camel", gc=False):
     """ObjectMeta."""
 
     name: str = ""
+    generate_name: str = ""
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
@@ -34,12 +40,47 @@ class ObjectMeta(Struct, frozen=True, rename="camel", gc=False):
     owner_references: tuple[OwnerReference, ...] = ()
 
 
+class ApiObject(Struct, frozen=True, gc=False):
+    """An object of any kind, of which only the metadata is decoded."""
+
+    metadata: ObjectMeta = ObjectMeta()
+
+
+class RawObject(Struct, frozen=True, gc=False):
+    """An object with a spec and a status as written, which its reader decodes, or with data."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: Any = None
+    status: Any = None
+    data: dict[str, str] | None = None
+    """Of a Secret or ConfigMap."""
+
+
+class ObjectList(Struct, Generic[T], frozen=True, gc=False):
+    """A whole list. `null` stands for an empty one."""
+
+    items: tuple[T, ...] | None = None
+
+
+class NamedReference(Struct, frozen=True, gc=False):
+    """A reference to another object, or to another part of the same object, by its name."""
+
+    name: str = ""
+
+
 class SelectorRequirement(Struct, frozen=True, omit_defaults=True, gc=False):
     """`key operator values`, the operators being In, NotIn, Exists, DoesNotExist, Gt and Lt."""
 
     key: str = ""
     operator: str = ""
     values: tuple[str, ...] = ()
+
+
+class LabelSelector(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
+    """All of its labels and requirements must match; an empty selector matches everything."""
+
+    match_labels: dict[str, str] = {}
+    match_expressions: tuple[SelectorRequirement, ...] = ()
 
 
 class NodeSelectorTerm(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
@@ -73,6 +114,15 @@ class NodeAffinity(Struct, frozen=True, omit_defaults=True, gc=False):
     )
 
 
+class PodAffinityTerm(Struct, frozen=True, rename="camel", gc=False):
+    """The pods that a term of inter-pod affinity selects, and the key of its topology."""
+
+    topology_key: str = ""
+    label_selector: LabelSelector | None = None
+    namespaces: tuple[str, ...] = ()
+    namespace_selector: LabelSelector | None = None
+
+
 class Affinity(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
     """Affinity; pod affinities are not decoded."""
 
@@ -91,18 +141,34 @@ class ApiToleration(Struct, frozen=True, omit_defaults=True, rename="camel", gc=
     toleration_seconds: int | None = None
 
 
+class ClaimUse(Struct, frozen=True, gc=False):
+    """A ResourceClaim that a container uses, by its name in the pod, and one request of it."""
+
+    name: str = ""
+    request: str = ""
+
+
 class Resources(Struct, frozen=True, gc=False):
     """A container's limits and requests."""
 
     limits: Quantities = {}
     requests: Quantities = {}
+    claims: tuple[ClaimUse, ...] = ()
 
 
-class EnvVar(Struct, frozen=True, gc=False):
+class EnvVar(Struct, frozen=True, rename="camel", gc=False):
     """An environment variable; `value` is empty if it has a `valueFrom`."""
 
     name: str = ""
     value: str = ""
+    value_from: dict[str, object] | None = None
+
+
+class EnvFromSource(Struct, frozen=True, rename="camel", gc=False):
+    """A source of variables; an empty prefix changes none of their names."""
+
+    prefix: str = ""
+    config_map_ref: NamedReference | None = None
 
 
 class ContainerPort(Struct, frozen=True, rename="camel", gc=False):
@@ -163,7 +229,7 @@ class Container(Struct, frozen=True, rename="camel", gc=False):
     image: str = ""
     resources: Resources = Resources()
     env: tuple[EnvVar, ...] = ()
-    env_from: tuple[dict[str, object], ...] = ()
+    env_from: tuple[EnvFromSource, ...] = ()
     ports: tuple[ContainerPort, ...] = ()
     restart_policy: str | None = None
     restart_policy_rules: tuple[RestartRule, ...] = ()
@@ -171,10 +237,29 @@ class Container(Struct, frozen=True, rename="camel", gc=False):
     volume_mounts: tuple[VolumeMount, ...] = ()
 
 
-class SchedulingGate(Struct, frozen=True):
-    """A scheduling gate."""
+class PodResourceClaim(Struct, frozen=True, rename="camel", gc=False):
+    """A ResourceClaim of a pod, by its name in the pod and that of the object.
+
+    In the spec, a claim that is made of a template has no name of an object; in the status it has
+    the one that was made, if the template needed one.
+    """
 
     name: str = ""
+    resource_claim_name: str | None = None
+
+
+class RequestMapping(Struct, frozen=True, rename="camel", gc=False):
+    """The request of a claim that satisfies an extended resource of a container."""
+
+    container_name: str = ""
+    request_name: str = ""
+
+
+class ExtendedResourceClaimStatus(Struct, frozen=True, rename="camel", gc=False):
+    """The claim that a scheduler has made for a pod's extended resources."""
+
+    request_mappings: tuple[RequestMapping, ...] = ()
+    resource_claim_name: str = ""
 
 
 class ApiPodSpec(Struct, frozen=True, rename="camel", gc=False):
@@ -184,6 +269,7 @@ class ApiPodSpec(Struct, frozen=True, rename="camel", gc=False):
     scheduler_name: str = ""
     priority: int | None = None
     priority_class_name: str = ""
+    preemption_policy: str = ""
     node_selector: dict[str, str] = {}
     affinity: Affinity | None = None
     tolerations: tuple[ApiToleration, ...] = ()
@@ -191,12 +277,13 @@ class ApiPodSpec(Struct, frozen=True, rename="camel", gc=False):
     init_containers: tuple[Container, ...] = ()
     overhead: Quantities = {}
     topology_spread_constraints: tuple[dict[str, object], ...] = ()
-    scheduling_gates: tuple[SchedulingGate, ...] = ()
+    scheduling_gates: tuple[NamedReference, ...] = ()
     host_network: bool = False
     host_users: bool | None = None
-    resource_claims: tuple[dict[str, object], ...] = ()
+    resource_claims: tuple[PodResourceClaim, ...] = ()
     resources: Resources = Resources()
     scheduling_group: dict[str, object] | None = None
+    termination_grace_period_seconds: float | None = None
     volumes: tuple[Volume, ...] = ()
 
 
@@ -209,10 +296,19 @@ class Condition(Struct, frozen=True, gc=False):
     message: str = ""
 
 
+class ContainerState(Struct, frozen=True, gc=False):
+    """The state of a container: only whether it has terminated."""
+
+    terminated: dict[str, object] | None = None
+
+
 class ContainerStatus(Struct, frozen=True, rename="camel", gc=False):
-    """The resources of a container that runs: a resize has not changed them yet."""
+    """A created container, and its resources while it runs: a resize changes them later."""
 
     name: str = ""
+    container_id: str = field(name="containerID", default="")
+    """The runtime's, such as `containerd://0123...`; empty before it is created."""
+    state: ContainerState = ContainerState()
     resources: Resources | None = None
     allocated_resources: Quantities = {}
 
@@ -225,7 +321,10 @@ class PodStatus(Struct, frozen=True, rename="camel", gc=False):
     message: str = ""
     container_statuses: tuple[ContainerStatus, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()
+    ephemeral_container_statuses: tuple[ContainerStatus, ...] = ()
     conditions: tuple[Condition, ...] = ()
+    resource_claim_statuses: tuple[PodResourceClaim, ...] = ()
+    extended_resource_claim_status: ExtendedResourceClaimStatus | None = None
 
 
 class ApiPod(Struct, frozen=True, gc=False):
@@ -236,10 +335,134 @@ class ApiPod(Struct, frozen=True, gc=False):
     status: PodStatus = PodStatus()
 
 
-class ApiNamespace(Struct, frozen=True, gc=False):
-    """`v1 Namespace`."""
+class PodPlace(Struct, frozen=True, rename="camel", gc=False):
+    """A pod's scheduler and node."""
+
+    node_name: str = ""
+    scheduler_name: str = ""
+
+
+class PodPhase(Struct, frozen=True, gc=False):
+    """A pod's phase."""
+
+    phase: str = ""
+
+
+class PodName(Struct, frozen=True, gc=False):
+    """A pod's names and annotations."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    annotations: dict[str, str] = {}
+
+
+class PodOutline(Struct, frozen=True, gc=False):
+    """A pod, of which no other field can prevent that these are read."""
+
+    metadata: PodName = PodName()
+    spec: PodPlace = PodPlace()
+    status: PodPhase = PodPhase()
+
+
+class PodTemplate(Struct, frozen=True, gc=False):
+    """The template of a workload's pods."""
+
+    spec: ApiPodSpec = ApiPodSpec()
+
+
+class WorkloadSpec(Struct, frozen=True, gc=False):
+    """The spec of a Deployment or DaemonSet."""
+
+    template: PodTemplate = PodTemplate()
+
+
+class WorkloadStatus(Struct, frozen=True, rename="camel", gc=False):
+    """The status of a Deployment."""
+
+    ready_replicas: int = 0
+
+
+class Workload(Struct, frozen=True, gc=False):
+    """A Deployment or DaemonSet."""
 
     metadata: ObjectMeta = ObjectMeta()
+    spec: WorkloadSpec = WorkloadSpec()
+    status: WorkloadStatus = WorkloadStatus()
+
+
+class ResourceQuotaSpec(Struct, frozen=True, gc=False):
+    """The limits of a namespace."""
+
+    hard: Quantities = {}
+
+
+class ApiResourceQuota(Struct, frozen=True, gc=False):
+    """`v1 ResourceQuota`."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: ResourceQuotaSpec = ResourceQuotaSpec()
+
+
+class PriorityClass(Struct, frozen=True, rename="camel", gc=False):
+    """`scheduling.k8s.io/v1 PriorityClass`."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    value: int = 0
+    global_default: bool = False
+
+
+class DisruptionBudgetSpec(Struct, frozen=True, gc=False):
+    """The pods that a PodDisruptionBudget protects."""
+
+    selector: LabelSelector | None = None
+
+
+class DisruptionBudgetStatus(Struct, frozen=True, rename="camel", gc=False):
+    """How many pods may be evicted now."""
+
+    disruptions_allowed: int = 0
+
+
+class ApiDisruptionBudget(Struct, frozen=True, gc=False):
+    """`policy/v1 PodDisruptionBudget`."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: DisruptionBudgetSpec = DisruptionBudgetSpec()
+    status: DisruptionBudgetStatus = DisruptionBudgetStatus()
+
+
+class ClientConfig(Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
+    """The address of a webhook, and the authorities (PEM in base64) of its certificate."""
+
+    ca_bundle: str = ""
+    url: str = ""
+
+
+class RegisteredWebhook(Struct, frozen=True, rename="camel", gc=False):
+    """One webhook of a configuration."""
+
+    name: str = ""
+    client_config: ClientConfig = ClientConfig()
+
+
+class WebhookConfiguration(Struct, frozen=True, gc=False):
+    """A MutatingWebhookConfiguration or ValidatingWebhookConfiguration."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    webhooks: tuple[RegisteredWebhook, ...] = ()
+
+
+class AccessStatus(Struct, frozen=True, gc=False):
+    """The answer to an access review."""
+
+    allowed: bool = False
+
+
+class AccessReview(Struct, frozen=True, gc=False):
+    """`authorization.k8s.io/v1 SubjectAccessReview` and SelfSubjectAccessReview, as answered."""
+
+    status: AccessStatus = AccessStatus()
 
 
 class ApiTaint(Struct, frozen=True, gc=False):

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shared.kubernetes.types import ApiPod
+from shared.kubernetes.types import ApiPod, LabelSelector, PodAffinityTerm
 from shared.model.bounds import MOST_FACTS, check_size
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
@@ -36,24 +36,6 @@ class PodAntiAffinity:
     """Further namespaces, by their labels; empty: all."""
 
 
-class _Expression(msgspec.Struct, frozen=True):
-    key: str
-    operator: str
-    values: tuple[str, ...] | None = None
-
-
-class _PodSelector(msgspec.Struct, frozen=True, rename="camel"):
-    match_labels: dict[str, str] | None = None
-    match_expressions: tuple[_Expression, ...] | None = None
-
-
-class _Term(msgspec.Struct, frozen=True, rename="camel"):
-    topology_key: str = ""
-    label_selector: _PodSelector | None = None
-    namespaces: tuple[str, ...] | None = None
-    namespace_selector: _PodSelector | None = None
-
-
 def parse_anti_affinity(pod: ApiPod) -> tuple[PodAntiAffinity, ...]:
     """Return the required terms; one without a label selector selects no pod.
 
@@ -63,15 +45,15 @@ def parse_anti_affinity(pod: ApiPod) -> tuple[PodAntiAffinity, ...]:
     required = (affinity.pod_anti_affinity or {}).get(REQUIRED) if affinity else None
     check_size(f"{REQUIRED} of podAntiAffinity", len(msgspec.json.encode(required)))
     try:
-        terms = msgspec.convert(required or (), tuple[_Term, ...])
+        terms = msgspec.convert(required or (), tuple[PodAffinityTerm, ...])
     except msgspec.ValidationError as error:
         raise RequestError(f"{REQUIRED} of podAntiAffinity: {error}") from error
     own = Namespace(pod.metadata.namespace)
     return tuple(_parse(term, term.label_selector, own) for term in terms if term.label_selector)
 
 
-def _parse(term: _Term, selector: _PodSelector, own: Namespace) -> PodAntiAffinity:
-    named = frozenset(map(Namespace, term.namespaces or ()))
+def _parse(term: PodAffinityTerm, selector: LabelSelector, own: Namespace) -> PodAntiAffinity:
+    named = frozenset(map(Namespace, term.namespaces))
     by_label = term.namespace_selector
     return PodAntiAffinity(
         topology_key=term.topology_key,
@@ -81,14 +63,11 @@ def _parse(term: _Term, selector: _PodSelector, own: Namespace) -> PodAntiAffini
     )
 
 
-def _requirements(selector: _PodSelector) -> Selector:
-    equal = (
-        LabelRequirement(key, "In", (value,))
-        for key, value in (selector.match_labels or {}).items()
-    )
+def _requirements(selector: LabelSelector) -> Selector:
+    equal = (LabelRequirement(key, "In", (value,)) for key, value in selector.match_labels.items())
     others = (
-        LabelRequirement(each.key, each.operator, each.values or ())
-        for each in selector.match_expressions or ()
+        LabelRequirement(each.key, each.operator, each.values)
+        for each in selector.match_expressions
     )
     return tuple(sorted((*equal, *others)))
 

@@ -3,10 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Any, TypeVar
-
-from msgspec import Struct
 
 from services.binder.observations import DisruptionBudget, PodFacts
 from services.binder.report.explanations import stamp
@@ -18,7 +15,7 @@ from shared.kubernetes.errors import (
     OverloadedError,
     RequestRejectedError,
 )
-from shared.kubernetes.types import SelectorRequirement
+from shared.kubernetes.types import ApiDisruptionBudget, ApiPod, LabelSelector, SelectorRequirement
 from shared.model.errors import UnavailableError
 from shared.model.names import Namespace, PodUid
 from shared.model.preemption import PREEMPT_AT, PREEMPTIBLE, EvictionOutcome, Victim
@@ -32,51 +29,6 @@ SEVERAL_DISRUPTION_BUDGETS = 500
 Item = TypeVar("Item")
 
 
-class _OwnerReference(Struct, frozen=True):
-    uid: str = ""
-    controller: bool = False
-
-
-class _EvictionMetadata(Struct, frozen=True, rename="camel"):
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    labels: dict[str, str] = {}
-    deletion_timestamp: datetime | None = None
-    owner_references: tuple[_OwnerReference, ...] = ()
-
-
-class _EvictablePodSpec(Struct, frozen=True, rename="camel"):
-    node_name: str = ""
-    priority: int | None = None
-    preemption_policy: str = ""
-    termination_grace_period_seconds: float | None = None
-
-
-class _EvictablePod(Struct, frozen=True):
-    metadata: _EvictionMetadata = _EvictionMetadata()
-    spec: _EvictablePodSpec = _EvictablePodSpec()
-
-
-class _LabelSelector(Struct, frozen=True, rename="camel"):
-    match_labels: dict[str, str] = {}
-    match_expressions: tuple[SelectorRequirement, ...] = ()
-
-
-class _DisruptionBudgetSpec(Struct, frozen=True):
-    selector: _LabelSelector | None = None
-
-
-class _DisruptionBudgetStatus(Struct, frozen=True, rename="camel"):
-    disruptions_allowed: int = 0
-
-
-class _DisruptionBudget(Struct, frozen=True):
-    metadata: _EvictionMetadata = _EvictionMetadata()
-    spec: _DisruptionBudgetSpec = _DisruptionBudgetSpec()
-    status: _DisruptionBudgetStatus = _DisruptionBudgetStatus()
-
-
 class EvictionClient:
     """Reads pods that may be evicted, announces evictions, and evicts."""
 
@@ -86,8 +38,8 @@ class EvictionClient:
     async def list_pods(self) -> tuple[dict[PodUid, PodFacts], list[DisruptionBudget]]:
         """Return all pods by uid, and all PodDisruptionBudgets with the pods they select."""
         pods, budgets = await asyncio.gather(
-            self._list("/api/v1/pods", _EvictablePod),
-            self._list(DISRUPTION_BUDGETS, _DisruptionBudget),
+            self._list("/api/v1/pods", ApiPod),
+            self._list(DISRUPTION_BUDGETS, ApiDisruptionBudget),
         )
         known = {facts.pod: facts for facts in map(_facts, pods)}
         return known, [_disruptions(each, known.values()) for each in budgets]
@@ -95,7 +47,7 @@ class EvictionClient:
     async def get_pod(self, namespace: Namespace, name: str) -> PodFacts | None:
         """Return the pod of this name; None: there is none."""
         try:
-            return _facts(await self.client.read(pod_path(namespace, name), _EvictablePod))
+            return _facts(await self.client.read(pod_path(namespace, name), ApiPod))
         except NotFoundError:
             return None
 
@@ -172,7 +124,7 @@ class EvictionClient:
                 return found
 
 
-def _facts(pod: _EvictablePod) -> PodFacts:
+def _facts(pod: ApiPod) -> PodFacts:
     metadata, spec = pod.metadata, pod.spec
     grace_s = spec.termination_grace_period_seconds
     return PodFacts(
@@ -190,7 +142,7 @@ def _facts(pod: _EvictablePod) -> PodFacts:
     )
 
 
-def _disruptions(budget: _DisruptionBudget, pods: Iterable[PodFacts]) -> DisruptionBudget:
+def _disruptions(budget: ApiDisruptionBudget, pods: Iterable[PodFacts]) -> DisruptionBudget:
     metadata = budget.metadata
     return DisruptionBudget(
         name=f"{metadata.namespace}/{metadata.name}",
@@ -203,7 +155,7 @@ def _disruptions(budget: _DisruptionBudget, pods: Iterable[PodFacts]) -> Disrupt
     )
 
 
-def selects(selector: _LabelSelector | None, labels: Mapping[str, str]) -> bool:
+def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
     """Return whether a label selector matches; an empty one matches all, a missing one nothing."""
     if selector is None:
         return False

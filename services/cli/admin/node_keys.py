@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
 import yaml
 
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError, UnauthorizedError
 from shared.kubernetes.kubeconfig import ClusterCredentials, load_credentials
 from shared.kubernetes.token_requests import IssuedToken, request_token
+from shared.kubernetes.types import RawObject
 from shared.model.errors import RequestError
 
 ACCOUNT = "node-agent"
@@ -35,10 +35,6 @@ API_TOKEN, NATS_TOKEN, NATS_AUTHORITY, KUBECONFIG = (
     "api-token", "nats-token", "nats-ca.crt", "kubeconfig"
 )  # fmt: skip
 DAY_S = 24 * 3600
-
-
-class _AuthorityConfigMap(msgspec.Struct, frozen=True):
-    data: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +86,7 @@ async def _request_tokens(
         try:
             api, nats = await token([]), await token([NATS_AUDIENCE])
             path = f"{base}/configmaps/{AUTHORITY_CONFIG_MAP}"
-            config_map = await kubernetes.read(path, _AuthorityConfigMap)
+            config_map = await kubernetes.read(path, RawObject)
         except NotFoundError as error:
             raise RequestError(
                 f"{error}: is --node right, and is Leasehold installed in that namespace?"

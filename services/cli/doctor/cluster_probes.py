@@ -5,12 +5,11 @@ import base64
 import contextlib
 import ssl
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
-import msgspec
 from cryptography import x509
 
 from services.cli.doctor import cluster_checks as judge
@@ -19,6 +18,16 @@ from services.webhook.registration import CLAIMS_WEBHOOK
 from shared.credentials.logins import ClientCredentials
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.resource_claims import DeviceClass
+from shared.kubernetes.types import (
+    AccessReview,
+    ApiNode,
+    ApiResourceQuota,
+    ObjectList,
+    RegisteredWebhook,
+    WebhookConfiguration,
+    Workload,
+)
 from shared.ledger.leases import RedisLeases
 from shared.ledger.redis_server import redis_facts
 from shared.ledger.sentinel import uses_sentinels
@@ -46,86 +55,6 @@ RIGHTS = (
 """Verb, group, resource and subresource of the rights that an agent needs."""
 POD_LISTS = ("pods", "proxy")
 """Subresources of nodes with the kubelet's pods: an agent needs the right to get either."""
-
-
-class _WebhookClientConfig(msgspec.Struct, frozen=True):
-    bundle: str = msgspec.field(name="caBundle", default="")
-    url: str = ""
-
-
-class _WebhookEntry(msgspec.Struct, frozen=True):
-    name: str = ""
-    config: _WebhookClientConfig = msgspec.field(
-        name="clientConfig", default_factory=_WebhookClientConfig
-    )
-
-
-class _ListedWebhookConfiguration(msgspec.Struct, frozen=True):
-    webhooks: list[_WebhookEntry] = []
-
-
-class _SelfAccessStatus(msgspec.Struct, frozen=True):
-    allowed: bool = False
-
-
-class _SelfAccessReview(msgspec.Struct, frozen=True):
-    status: _SelfAccessStatus = msgspec.field(default_factory=_SelfAccessStatus)
-
-
-class _DeploymentStatus(msgspec.Struct, frozen=True):
-    ready: int = msgspec.field(name="readyReplicas", default=0)
-
-
-class _ListedDeployment(msgspec.Struct, frozen=True):
-    status: _DeploymentStatus = msgspec.field(default_factory=_DeploymentStatus)
-
-
-class _ListedQuotaName(msgspec.Struct, frozen=True):
-    name: str = ""
-    namespace: str = ""
-
-
-class _ListedQuotaSpec(msgspec.Struct, frozen=True):
-    hard: dict[str, str] = {}
-
-
-class _ListedQuota(msgspec.Struct, frozen=True):
-    metadata: _ListedQuotaName = _ListedQuotaName()
-    spec: _ListedQuotaSpec = _ListedQuotaSpec()
-
-
-class _ListedQuotas(msgspec.Struct, frozen=True):
-    items: tuple[_ListedQuota, ...] = ()
-
-
-class _ListedName(msgspec.Struct, frozen=True):
-    name: str = ""
-
-
-class _ListedClassSpec(msgspec.Struct, frozen=True):
-    resource: str = msgspec.field(name="extendedResourceName", default="")
-
-
-class _ListedClass(msgspec.Struct, frozen=True):
-    metadata: _ListedName = _ListedName()
-    spec: _ListedClassSpec = _ListedClassSpec()
-
-
-class _ListedClasses(msgspec.Struct, frozen=True):
-    items: tuple[_ListedClass, ...] = ()
-
-
-class _ListedNodeStatus(msgspec.Struct, frozen=True):
-    allocatable: dict[str, str] = {}
-
-
-class _ListedNode(msgspec.Struct, frozen=True):
-    metadata: _ListedName = _ListedName()
-    status: _ListedNodeStatus = _ListedNodeStatus()
-
-
-class _ListedNodes(msgspec.Struct, frozen=True):
-    items: tuple[_ListedNode, ...] = ()
 
 
 class ClusterProbes:
@@ -197,26 +126,30 @@ class ClusterProbes:
         kind = "mutatingwebhookconfigurations"
         try:
             path = f"{ADMISSION}/{kind}/leasehold"
-            webhooks = (await self.kubernetes.read(path, _ListedWebhookConfiguration)).webhooks
+            webhooks = (await self.kubernetes.read(path, WebhookConfiguration)).webhooks
             missing = [] if webhooks else [kind]
         except NotFoundError:
-            webhooks, missing = [], [kind]
+            webhooks, missing = (), [kind]
         missing += await self._unreviewed_claims(webhooks)
-        bundle = next((one.config.bundle for one in webhooks if one.config.bundle), "")
-        url = next((one.config.url for one in webhooks if one.config.url), "")
+        configs = [each.client_config for each in webhooks]
+        bundle = next((each.ca_bundle for each in configs if each.ca_bundle), "")
+        url = next((each.url for each in configs if each.url), "")
         trusted = base64.b64decode(bundle) if bundle else b""
         refusal = await self._refusal(url, trusted) if url and trusted else ""
         return judge.webhook(missing, _days_left(trusted), refusal)
 
-    async def _unreviewed_claims(self, webhooks: Iterable[_WebhookEntry]) -> list[str]:
+    async def _unreviewed_claims(self, webhooks: Iterable[RegisteredWebhook]) -> list[str]:
         """Return the webhook that the component `dra` has beside its DeviceClass, if it lacks."""
         if CLAIMS_WEBHOOK in {each.name for each in webhooks}:
             return []
         try:
-            classes = (await self.kubernetes.read(DEVICE_CLASSES, _ListedClasses)).items
+            classes = await self._device_classes()
         except NotFoundError:
             return []
         return [CLAIMS_WEBHOOK] if DRIVER in {each.metadata.name for each in classes} else []
+
+    async def _device_classes(self) -> Sequence[DeviceClass]:
+        return (await self.kubernetes.read(DEVICE_CLASSES, ObjectList[DeviceClass])).items or ()
 
     async def _refusal(self, url: str, trusted: bytes) -> str:
         address = urlsplit(url)
@@ -270,28 +203,35 @@ class ClusterProbes:
 
     async def resource_quotas(self) -> Finding:
         """Read all ResourceQuotas for names that the API server accepts and does not count."""
-        quotas = (await self.kubernetes.read("/api/v1/resourcequotas", _ListedQuotas)).items
+        listed = await self.kubernetes.read("/api/v1/resourcequotas", ObjectList[ApiResourceQuota])
         return judge.resource_quotas(
-            {f"{each.metadata.namespace}/{each.metadata.name}": each.spec.hard for each in quotas}
+            {
+                f"{each.metadata.namespace}/{each.metadata.name}": each.spec.hard
+                for each in listed.items or ()
+            }
         )
 
     async def device_classes(self) -> Finding:
         """Read DeviceClasses with extended resources, and what device plugins serve on nodes."""
         try:
-            listed = await self.kubernetes.read(DEVICE_CLASSES, _ListedClasses)
+            classes = await self._device_classes()
         except NotFoundError as error:
             raise SkipError("this API server has no DeviceClasses") from error
-        resources = {e.metadata.name: e.spec.resource for e in listed.items if e.spec.resource}
+        resources = {
+            each.metadata.name: each.spec.extended_resource_name
+            for each in classes
+            if each.spec.extended_resource_name
+        }
         if not resources:
             raise SkipError("no DeviceClass has an extended resource")
-        nodes = (await self.kubernetes.read("/api/v1/nodes", _ListedNodes)).items
+        nodes = (await self.kubernetes.read("/api/v1/nodes", ObjectList[ApiNode])).items
         return judge.device_classes(
             resources,
             {
                 NodeName(node.metadata.name): [
                     name for name, amount in node.status.allocatable.items() if amount != "0"
                 ]
-                for node in nodes
+                for node in nodes or ()
             },
         )
 
@@ -306,7 +246,7 @@ class ClusterProbes:
         """Return how many replicas of a Deployment are ready; None: it does not exist."""
         path = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments/{name}"
         try:
-            return (await self.kubernetes.read(path, _ListedDeployment)).status.ready
+            return (await self.kubernetes.read(path, Workload)).status.ready_replicas
         except NotFoundError:
             return None
 
@@ -322,7 +262,7 @@ class ClusterProbes:
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": attributes},
         }
-        return (await self.kubernetes.create(REVIEWS, body, _SelfAccessReview)).status.allowed
+        return (await self.kubernetes.create(REVIEWS, body, AccessReview)).status.allowed
 
     async def _heartbeats(self) -> tuple[Heartbeat, ...]:
         """Return the latest heartbeat of each replica; observed once for all checks."""

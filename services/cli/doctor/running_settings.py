@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
-import msgspec
-
 from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.types import Container, ObjectList, RawObject, Workload
 from shared.model.events.pod_events import Heartbeat
 from shared.model.findings import Finding, SkipError, fail, ok
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
@@ -15,50 +14,6 @@ from shared.runtime.variables import PREFIX
 
 COMBINED = "binder"
 """The Deployment whose pods have watcher and placer, too, with the component combined-scheduler."""
-
-
-class _Reference(msgspec.Struct, frozen=True):
-    name: str = ""
-
-
-class _Source(msgspec.Struct, frozen=True, rename="camel"):
-    config_map_ref: _Reference = _Reference()
-
-
-class _Variable(msgspec.Struct, frozen=True, rename="camel"):
-    name: str = ""
-    value: str = ""
-    value_from: msgspec.Raw | None = None
-
-
-class _Container(msgspec.Struct, frozen=True, rename="camel"):
-    env: tuple[_Variable, ...] = ()
-    env_from: tuple[_Source, ...] = ()
-
-
-class _PodSpec(msgspec.Struct, frozen=True):
-    containers: tuple[_Container, ...] = ()
-
-
-class _Template(msgspec.Struct, frozen=True):
-    spec: _PodSpec = _PodSpec()
-
-
-class _WorkloadSpec(msgspec.Struct, frozen=True):
-    template: _Template = _Template()
-
-
-class _Workload(msgspec.Struct, frozen=True):
-    metadata: _Reference = _Reference()
-    spec: _WorkloadSpec = _WorkloadSpec()
-
-
-class _Workloads(msgspec.Struct, frozen=True):
-    items: tuple[_Workload, ...] = ()
-
-
-class _ConfigMap(msgspec.Struct, frozen=True):
-    data: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +33,7 @@ async def read_settings(kubernetes: KubernetesClient) -> dict[str, WorkloadSetti
     found: dict[str, WorkloadSettings] = {}
     for namespace, kind in ((SYSTEM_NAMESPACE, "deployments"), (AGENTS_NAMESPACE, "daemonsets")):
         path = f"/apis/apps/v1/namespaces/{namespace}/{kind}"
-        for workload in (await kubernetes.read(path, _Workloads)).items:
+        for workload in (await kubernetes.read(path, ObjectList[Workload])).items or ():
             for container in workload.spec.template.spec.containers[:1]:
                 found[workload.metadata.name] = await _read(kubernetes, namespace, container)
     if not found:
@@ -87,13 +42,13 @@ async def read_settings(kubernetes: KubernetesClient) -> dict[str, WorkloadSetti
 
 
 async def _read(
-    kubernetes: KubernetesClient, namespace: str, container: _Container
+    kubernetes: KubernetesClient, namespace: str, container: Container
 ) -> WorkloadSettings:
     values: dict[str, str] = {}
-    for name in (source.config_map_ref.name for source in container.env_from):
-        if name:
-            path = f"/api/v1/namespaces/{namespace}/configmaps/{quote(name, safe='')}"
-            values |= (await kubernetes.read(path, _ConfigMap)).data
+    for source in (each.config_map_ref for each in container.env_from):
+        if source:
+            path = f"/api/v1/namespaces/{namespace}/configmaps/{quote(source.name, safe='')}"
+            values |= (await kubernetes.read(path, RawObject)).data or {}
     values |= {each.name: each.value for each in container.env}
     computed = {each.name for each in container.env if each.value_from or "$(" in each.value}
     return WorkloadSettings(values, frozenset(computed))

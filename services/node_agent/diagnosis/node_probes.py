@@ -39,7 +39,7 @@ from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
 from shared.dialects.reserved import VISIBLE
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.types import ObjectMeta
+from shared.kubernetes.types import ApiNode
 from shared.model.device import Device
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.node_events import Allocation
@@ -124,15 +124,6 @@ TOOLKIT_CONFIGURATIONS = (
     "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
 )
 """Files of NVIDIA's runtime: of its packages, and of the GPU operator."""
-
-
-class _AllocatableStatus(msgspec.Struct, frozen=True):
-    allocatable: dict[str, str | int] = {}
-
-
-class _NodeResources(msgspec.Struct, frozen=True):
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
-    status: _AllocatableStatus = msgspec.field(default_factory=_AllocatableStatus)
 
 
 def visible_host(environ: Mapping[str, str]) -> Path | None:
@@ -397,11 +388,11 @@ class NodeProbes:
         expected = (name for gpu in gpus for name in names_of(gpu))
         return judge.cdi_devices(str(path), map(qualified_name, expected), named)
 
-    async def _node(self) -> _NodeResources:
+    async def _node(self) -> ApiNode:
         if isinstance(self.kubernetes, LeaseholdError):
             raise self.kubernetes
         path = f"/api/v1/nodes/{quote(self.settings.node_name, safe='')}"
-        return await self.kubernetes.read(path, _NodeResources)
+        return await self.kubernetes.read(path, ApiNode)
 
     async def _discover(self) -> tuple[Gpu, ...]:
         if self._discovery is None:

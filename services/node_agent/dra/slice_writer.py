@@ -14,8 +14,6 @@ from contextlib import aclosing
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
-
 from services.node_agent.dra.slices import (
     ClaimableNode,
     HeldAllocation,
@@ -27,7 +25,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import ListSynced, ObjectDeleted, newer
 from shared.kubernetes.reflector import Reflector
-from shared.kubernetes.types import ObjectMeta
+from shared.kubernetes.types import ApiObject, ObjectMeta, RawObject
 from shared.kubernetes.watch_events import ObjectIdentity
 from shared.model.claim import DRIVER
 from shared.model.clock import Clock, until_tick
@@ -46,17 +44,6 @@ UNSUPPORTED_RETRY_S = 60.0
 
 ListDeallocated = Callable[[], Awaitable[Collection[HeldAllocation]]]
 """Returns the allocations that leases on the node are for, and that claims no longer have."""
-
-
-class StoredSlice(msgspec.Struct, frozen=True):
-    """A ResourceSlice as stored."""
-
-    metadata: ObjectMeta = ObjectMeta()
-    spec: dict[str, Any] = {}
-
-
-class _NodeIdentity(msgspec.Struct, frozen=True):
-    metadata: ObjectMeta = ObjectMeta()
 
 
 class UnsupportedError(RequestError):
@@ -87,7 +74,7 @@ class SliceWriter:
         self._deallocated: Collection[HeldAllocation] = ()
         self._due = asyncio.Event()
         self._writing = asyncio.Lock()
-        self._stored: dict[str, StoredSlice] | None = None
+        self._stored: dict[str, RawObject] | None = None
         """By name; None: they must be listed."""
         self._deleted: set[str] = set()
         """UIDs of slices whose deletion was observed since they were last written."""
@@ -168,7 +155,7 @@ class SliceWriter:
                 await self._replace(wanted, self._stored)
             self.unwritten_reason = None
 
-    async def _list(self) -> dict[str, StoredSlice]:
+    async def _list(self) -> dict[str, RawObject]:
         query = {"fieldSelector": self.selector}
         try:
             page = await self.client.list_page(COLLECTION, query=query, limit=LISTED)
@@ -177,10 +164,10 @@ class SliceWriter:
                 "the API server does not serve resource.k8s.io/v1, which ResourceClaims need: "
                 "Kubernetes 1.36 does; set dra to off on older clusters"
             ) from error
-        return {each.metadata.name: each for each in page.read(StoredSlice)}
+        return {each.metadata.name: each for each in page.read(RawObject)}
 
     async def _replace(
-        self, wanted: Mapping[str, dict[str, Any]], stored: Mapping[str, StoredSlice]
+        self, wanted: Mapping[str, dict[str, Any]], stored: Mapping[str, RawObject]
     ) -> None:
         """Write all slices of the pool with their new generation, and delete others.
 
@@ -188,7 +175,7 @@ class SliceWriter:
         """
         self._stored = None
         self._deleted.clear()
-        written: dict[str, StoredSlice] = {}
+        written: dict[str, RawObject] = {}
         for name, each in wanted.items():
             try:
                 written[name] = await self._write_one(each, exists=name in stored)
@@ -200,17 +187,17 @@ class SliceWriter:
         if self._deleted & {each.metadata.uid for each in written.values()}:
             self.write_anew()
 
-    async def _write_one(self, wanted: dict[str, Any], *, exists: bool) -> StoredSlice:
+    async def _write_one(self, wanted: dict[str, Any], *, exists: bool) -> RawObject:
         if exists:
             path = slice_path(wanted["metadata"]["name"])
             parts = {"devices": None, "sharedCounters": None}
             changes = {"metadata": wanted["metadata"], "spec": {**parts, **wanted["spec"]}}
             with contextlib.suppress(NotFoundError):  # the kubelet has just deleted it
-                stored = await self.client.patch_merge(path, changes, StoredSlice)
+                stored = await self.client.patch_merge(path, changes, RawObject)
                 return _complete(stored, wanted)
-        rehearsed = await self.client.create(f"{COLLECTION}?dryRun=All", wanted, StoredSlice)
+        rehearsed = await self.client.create(f"{COLLECTION}?dryRun=All", wanted, RawObject)
         _complete(rehearsed, wanted)
-        return _complete(await self.client.create(COLLECTION, wanted, StoredSlice), wanted)
+        return _complete(await self.client.create(COLLECTION, wanted, RawObject), wanted)
 
     async def _delete(self, names: Iterable[str]) -> None:
         for name in sorted(names):
@@ -220,7 +207,7 @@ class SliceWriter:
     async def _read_node_uid(self) -> str:
         if not self._node_uid:
             path = f"/api/v1/nodes/{quote(self.node, safe='')}"
-            self._node_uid = (await self.client.read(path, _NodeIdentity)).metadata.uid
+            self._node_uid = (await self.client.read(path, ApiObject)).metadata.uid
         return self._node_uid
 
     async def _watch(self) -> None:
@@ -229,7 +216,7 @@ class SliceWriter:
             reflector = Reflector(
                 self.client,
                 COLLECTION,
-                StoredSlice,
+                RawObject,
                 field_selector=self.selector,
             )
             try:
@@ -248,7 +235,7 @@ class SliceWriter:
                 logger.debug("ResourceSlices are not watched: %s", error)
             await self.clock.sleep(UNSUPPORTED_RETRY_S)
 
-    def _observe(self, found: StoredSlice) -> None:
+    def _observe(self, found: RawObject) -> None:
         if self._stored is None:
             return
         name = found.metadata.name
@@ -271,7 +258,7 @@ def slice_path(name: str) -> str:
     return f"{COLLECTION}/{quote(name, safe='')}"
 
 
-def _complete(stored: StoredSlice, wanted: Mapping[str, Any]) -> StoredSlice:
+def _complete(stored: RawObject, wanted: Mapping[str, Any]) -> RawObject:
     """Return a slice that has all its fields; raises UnsupportedError naming the others."""
     dropped = find_dropped_fields(wanted["spec"], stored.spec)
     if not dropped:
@@ -283,9 +270,7 @@ def _complete(stored: StoredSlice, wanted: Mapping[str, Any]) -> StoredSlice:
     )
 
 
-def _are_current(
-    wanted: Mapping[str, Mapping[str, Any]], stored: Mapping[str, StoredSlice]
-) -> bool:
+def _are_current(wanted: Mapping[str, Mapping[str, Any]], stored: Mapping[str, RawObject]) -> bool:
     return wanted.keys() == stored.keys() and all(
         is_current(each["spec"], stored[name].spec) for name, each in wanted.items()
     )

@@ -1,15 +1,13 @@
 """Writes the custom objects that show a node's devices, if their kind is defined."""
 
 import logging
-from collections.abc import Iterable
-from typing import Any
-
-import msgspec
+from collections.abc import Iterable, Mapping
 
 from services.node_agent.views.node_patches import changes_to, new_object
 from shared.dialects.advertised import NodeObject
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import KubernetesError, NotFoundError
+from shared.kubernetes.types import RawObject
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
 from shared.model.names import NodeName
@@ -18,19 +16,6 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 60.0
 """A kind that is not defined, or that we may not write, is retried after this time."""
-
-
-class _ObjectMetadata(msgspec.Struct):
-    labels: dict[str, str] | None = None
-
-
-class _ObjectSpec(msgspec.Struct):
-    devices: list[dict[str, Any]] | None = None
-
-
-class _StoredObject(msgspec.Struct):
-    metadata: _ObjectMetadata = msgspec.field(default_factory=_ObjectMetadata)
-    spec: _ObjectSpec | None = None
 
 
 class NodeObjects:
@@ -77,13 +62,14 @@ class NodeObjects:
         path = f"{wanted.collection}/{self.node}"
         now = self.clock.now()
         try:
-            stored = await self.client.read(path, _StoredObject)
+            stored = await self.client.read(path, RawObject)
         except NotFoundError:
             await self.client.create(
                 wanted.collection, new_object(wanted, self.node, node_uid, now_s=now)
             )
             return
-        devices = (stored.spec.devices if stored.spec else None) or []
-        changes = changes_to(wanted, stored.metadata.labels or {}, devices, now_s=now)
+        spec = stored.spec if isinstance(stored.spec, Mapping) else {}
+        devices = spec.get("devices") or []
+        changes = changes_to(wanted, stored.metadata.labels, devices, now_s=now)
         if changes:
             await self.client.patch_merge(path, changes)

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from urllib.parse import quote
 
-import msgspec
-
 from services.node_agent.views.advertisement import NodeAdvertisement
 from services.node_agent.views.node_objects import RETRY_S as OBJECT_RETRY_S
 from services.node_agent.views.node_objects import NodeObjects
@@ -22,7 +20,7 @@ from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.kubernetes.known_objects import ObjectAdded, ObjectUpdated, newer
 from shared.kubernetes.reflector import Reflector
-from shared.kubernetes.types import ObjectMeta
+from shared.kubernetes.types import ApiNode, NodeStatus, ObjectMeta
 from shared.model.clock import Clock, until_tick, wait_for_event
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.lease import Lease
@@ -44,16 +42,6 @@ UNWATCHABLE_RETRY_S = 60.0
 """After the API server refused the watch; the Node object is still read every `COMPARE_S`."""
 MIN_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 5.0
-
-
-class _NodeStatus(msgspec.Struct, frozen=True):
-    capacity: dict[str, str | int] = {}
-    allocatable: dict[str, str | int] = {}
-
-
-class _NodeView(msgspec.Struct, frozen=True):
-    metadata: ObjectMeta = ObjectMeta()
-    status: _NodeStatus = _NodeStatus()
 
 
 class ViewWriter:
@@ -81,12 +69,12 @@ class ViewWriter:
         self._read_at: float | None = None
         """When the Node object was last read, or first to be read, by the clock's ticks."""
         self._failure = ""
-        self._observed: _NodeView | None = None
+        self._observed: ApiNode | None = None
         """The Node object that the watch showed, if it must be written."""
         self._written = "0"
         """Resource version of the last write: the watch shows older ones afterwards."""
         self._reading = asyncio.Lock()
-        self._status = _NodeStatus()
+        self._status = NodeStatus()
         self._status_read_at = float("-inf")
 
     def unready_reason(self) -> str | None:
@@ -130,7 +118,7 @@ class ViewWriter:
                 not self._allocatable(resource)
                 and self.clock.ticks() >= self._status_read_at + FRESH_S
             ):
-                self._status = (await self.client.read(self.path, _NodeView)).status
+                self._status = (await self.client.read(self.path, ApiNode)).status
                 self._status_read_at = self.clock.ticks()
         return self._allocatable(resource)
 
@@ -166,7 +154,7 @@ class ViewWriter:
         """Compare at once when somebody changes what is written here, such as a new kubelet."""
         selector = f"metadata.name={self.node}"
         while True:
-            reflector = Reflector(self.client, NODES, _NodeView, field_selector=selector)
+            reflector = Reflector(self.client, NODES, ApiNode, field_selector=selector)
             try:
                 async with aclosing(reflector.batches()) as batches:
                     async for batch in batches:
@@ -179,7 +167,7 @@ class ViewWriter:
                 )
             await self.clock.sleep(UNWATCHABLE_RETRY_S)
 
-    def _observe(self, node: _NodeView) -> None:
+    def _observe(self, node: ApiNode) -> None:
         self._status, wanted = node.status, self.advertisement
         if wanted is not None and (
             _metadata_changes(node.metadata, wanted) or _status_changes(node.status, wanted)
@@ -194,23 +182,21 @@ class ViewWriter:
             self._read_at = self.clock.ticks()
         if node is None or newer(self._written, node.metadata.resource_version):
             # Any version may be compared; this one is in the API server's memory.
-            node = await self.client.read(f"{self.path}?resourceVersion=0", _NodeView)
+            node = await self.client.read(f"{self.path}?resourceVersion=0", ApiNode)
             self._status = node.status
         self._read_at, self._failure = self.clock.ticks(), ""
         if metadata := _metadata_changes(node.metadata, wanted):
             self._take_written(
-                await self.client.patch_merge(self.path, {"metadata": metadata}, _NodeView)
+                await self.client.patch_merge(self.path, {"metadata": metadata}, ApiNode)
             )
         if status := _status_changes(node.status, wanted):
             path = f"{self.path}/status"
-            self._take_written(
-                await self.client.patch_strategic(path, {"status": status}, _NodeView)
-            )
+            self._take_written(await self.client.patch_strategic(path, {"status": status}, ApiNode))
         await self.objects.write(wanted.objects, node.metadata.uid)
         if observed is not None:
             await self.clock.sleep(WRITE_AGAIN_S)
 
-    def _take_written(self, node: _NodeView) -> None:
+    def _take_written(self, node: ApiNode) -> None:
         self._written = node.metadata.resource_version
 
     async def _sync_pods(self) -> None:
@@ -262,7 +248,7 @@ def _stale(current: Mapping[str, str], wanted: Mapping[str, str | None]) -> dict
     return {key: text for key, text in wanted.items() if current.get(key) != text}
 
 
-def _status_changes(current: _NodeStatus, wanted: NodeAdvertisement) -> dict[str, dict[str, str]]:
+def _status_changes(current: NodeStatus, wanted: NodeAdvertisement) -> dict[str, dict[str, str]]:
     """Return the patch of the status; empty if it is up to date."""
     parts = {"capacity": current.capacity, "allocatable": current.allocatable}
     missing = {

@@ -11,8 +11,6 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import msgspec
-
 from services.timekeeper.config.budget_spec import (
     ALL_OTHERS,
     API_VERSION,
@@ -29,7 +27,7 @@ from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import ListSynced, ObjectAdded, ObjectDeleted, ObjectUpdated
 from shared.kubernetes.object_files import load_objects
 from shared.kubernetes.reflector import Reflector
-from shared.kubernetes.types import ObjectMeta
+from shared.kubernetes.types import RawObject
 from shared.model.bounds import cut
 from shared.model.budget import Budget
 from shared.model.clock import wait_for_event
@@ -103,14 +101,6 @@ class BudgetFile:
         return found.st_mtime_ns, found.st_size
 
 
-class BudgetObject(msgspec.Struct, frozen=True):
-    """A GPUBudget; its content is not validated yet."""
-
-    metadata: ObjectMeta = ObjectMeta()
-    spec: object = None
-    status: object = None
-
-
 @dataclass(slots=True)
 class BudgetObjects:
     """GPUBudget objects of a cluster."""
@@ -137,7 +127,7 @@ class BudgetObjects:
                 await asyncio.sleep(RETRY_S)
 
     async def _reflect(self) -> None:
-        reflector = Reflector(self.client, PATH, BudgetObject)
+        reflector = Reflector(self.client, PATH, RawObject)
         async with aclosing(reflector.batches()) as batches:
             async for batch in batches:
                 for change in batch:
@@ -149,7 +139,7 @@ class BudgetObjects:
                         case ListSynced():
                             self.synced.set()
 
-    def _apply(self, item: BudgetObject) -> None:
+    def _apply(self, item: RawObject) -> None:
         name = Namespace(item.metadata.name)
         self.uids[name] = item.metadata.uid
         try:

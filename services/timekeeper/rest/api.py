@@ -29,6 +29,7 @@ from shared.credentials.authorization import Authenticator, Viewer
 from shared.credentials.tokens import EVERYTHING, AccessDeniedError
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.types import ApiPod
 from shared.ledger.budgets import Budgets
 from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance, Budget
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
@@ -287,38 +288,12 @@ class BudgetApi:
             raise AssertionError("reports are answered only with a Kubernetes client")
         path = pod_path(quote(namespace, safe=""), quote(name, safe=""))
         try:
-            pod = await self.client.read(path, _SidecarPod)
+            pod = await self.client.read(path, ApiPod)
         except NotFoundError:
             return True
         others = {each.name for each in pod.spec.containers}.difference({SIDECAR})
         ended = {each.name for each in pod.status.container_statuses if each.state.terminated}
         return others <= ended
-
-
-class _SidecarContainer(msgspec.Struct, frozen=True):
-    name: str = ""
-
-
-class _SidecarContainerState(msgspec.Struct, frozen=True):
-    terminated: dict[str, object] | None = None
-
-
-class _SidecarContainerStatus(msgspec.Struct, frozen=True):
-    name: str = ""
-    state: _SidecarContainerState = _SidecarContainerState()
-
-
-class _SidecarPodSpec(msgspec.Struct, frozen=True):
-    containers: tuple[_SidecarContainer, ...] = ()
-
-
-class _SidecarPodStatus(msgspec.Struct, frozen=True, rename="camel"):
-    container_statuses: tuple[_SidecarContainerStatus, ...] = ()
-
-
-class _SidecarPod(msgspec.Struct, frozen=True):
-    spec: _SidecarPodSpec = _SidecarPodSpec()
-    status: _SidecarPodStatus = _SidecarPodStatus()
 
 
 @web.middleware

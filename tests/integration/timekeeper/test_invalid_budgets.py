@@ -15,7 +15,6 @@ from services.cli.admin import budget_render
 from services.timekeeper.config.budget_sources import (
     PATH,
     BudgetFile,
-    BudgetObject,
     BudgetObjects,
     ConfiguredBudgets,
 )
@@ -23,7 +22,7 @@ from services.timekeeper.report.status_publisher import StatusPublisher
 from services.timekeeper.service import Timekeeper
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
-from shared.kubernetes.types import ObjectMeta
+from shared.kubernetes.types import ObjectMeta, RawObject
 from shared.model.budget import BudgetState
 from shared.model.errors import RequestError
 from tests.support.simcluster.apiserver import ApiUnderTest
@@ -210,4 +209,4 @@ def test_an_invalid_file_keeps_the_last_valid_one_in_force_and_is_reported(tmp_p
 
 def _object(spec: dict[str, Any]) -> Any:
 
-    return BudgetObject(metadata=ObjectMeta(name=str(TEAM)), spec=spec)
+    return RawObject(metadata=ObjectMeta(name=str(TEAM)), spec=spec)

@@ -11,7 +11,9 @@ from shared.kubernetes.types import (
     ApiTaint,
     ApiToleration,
     ContainerPort,
+    EnvFromSource,
     EnvVar,
+    NamedReference,
     NodeSelectorTerm,
     OwnerReference,
     PreferredTerm,
@@ -73,7 +75,9 @@ def test_a_pods_identity_is_read() -> None:
     assert metadata.resource_version == "42"
     assert metadata.creation_timestamp == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     assert metadata.deletion_timestamp is None
-    assert metadata.owner_references == (OwnerReference(kind="Job", name="train", uid="j-1"),)
+    assert metadata.owner_references == (
+        OwnerReference(kind="Job", name="train", uid="j-1", controller=True),
+    )
 
 
 def test_the_node_requirements_of_a_pod_are_read() -> None:
@@ -108,8 +112,11 @@ def test_the_requests_of_containers_are_read() -> None:
     (main,), (side,) = spec.containers, spec.init_containers
     assert main.resources.limits == {"volcano.sh/vgpu-number": "1", "memory": 1024}
     assert main.resources.requests == {"cpu": 0.5}
-    assert main.env == (EnvVar("A", "1"), EnvVar("B", ""))
-    assert main.env_from == ({"configMapRef": {"name": "settings"}},)
+    assert main.env == (
+        EnvVar("A", "1"),
+        EnvVar("B", value_from={"fieldRef": {"fieldPath": "spec.nodeName"}}),
+    )
+    assert main.env_from == (EnvFromSource(config_map_ref=NamedReference("settings")),)
     assert main.ports == (ContainerPort(80, 8080, "UDP", "10.0.0.1"),)
     assert (side.name, side.image, side.restart_policy) == ("side", "s:1", "Always")
 

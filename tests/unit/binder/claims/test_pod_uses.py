@@ -2,7 +2,8 @@
 
 import msgspec
 
-from services.binder.claim_client import ClaimingPod, uses_of
+from services.binder.claim_client import uses_of
+from shared.kubernetes.types import ApiPod
 
 
 def test_uses_name_claims_of_templates_extended_resources_and_vendors_resources() -> None:
@@ -43,7 +44,7 @@ def test_uses_name_claims_of_templates_extended_resources_and_vendors_resources(
         },
     }
 
-    found = uses_of(msgspec.json.decode(msgspec.json.encode(pod), type=ClaimingPod))
+    found = uses_of(msgspec.json.decode(msgspec.json.encode(pod), type=ApiPod))
 
     assert [(use.container, use.claim, use.request) for use in found] == [
         ("first", "p-made-x", ""),

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from services.binder.preempt.eviction_client import _LabelSelector as Selector
 from services.binder.preempt.eviction_client import selects
 from services.binder.preempt.rules import (
     PendingPod,
@@ -17,6 +16,7 @@ from services.binder.preempt.rules import (
     parse_violations,
 )
 from services.binder.preempt.steps import ObservedPreemption, Step, next_step
+from shared.kubernetes.types import LabelSelector as Selector
 from shared.kubernetes.types import SelectorRequirement
 from shared.model.errors import ConflictError, RequestError
 from shared.model.events.node_events import ViolationReason
