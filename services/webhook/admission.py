@@ -20,11 +20,8 @@ from services.webhook.patches import (
     complete_limits,
     remove,
 )
-from services.webhook.pod_policy import PolicySubject, device_names, violations
-from services.webhook.raw_pod import MAX_SHOWN
-from services.webhook.reviewed_pod import ReviewedContainer, ReviewedPod
 from shared.dialects import GPU_RESOURCES, pod_requests
-from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
+from shared.dialects.dialect import Rules
 from shared.dialects.pod_groups import parse_pod_group
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.protected_paths import HOST_PATHS
@@ -44,11 +41,16 @@ from shared.dialects.vocabulary import find_misplaced, find_unread
 from shared.model.bounds import cut
 from shared.model.claim import EXTENDED_RESOURCES
 from shared.model.errors import RequestError
-from shared.model.names import Namespace
 from shared.model.request import PodRequest
+from shared.pods.pod_policy import Check, PolicySubject, device_names, violations
+from shared.pods.pod_view import PodContainer, PodView
 
 BAD_REQUEST, FORBIDDEN, UNPROCESSABLE, TOO_MANY = 400, 403, 422, 429
 
+CHECKS_OF_NEW_PODS = {False: Check.CREATION, True: Check.EXEMPTED}
+"""By whether administrators have exempted the namespace."""
+MAX_SHOWN = 10
+"""Reasons that a message shows."""
 MOST_WARNINGS = 10
 """Words of a pod that are warned of: each is compared with all that are known."""
 
@@ -96,7 +98,7 @@ class AdmissionDecision:
 
 
 def decide(
-    pod: ReviewedPod,
+    pod: PodView,
     policy: AdmissionPolicy,
     *,
     has_budget: bool = True,
@@ -115,14 +117,14 @@ def decide(
     if denial:
         return AdmissionDecision(allowed=False, message=denial, code=FORBIDDEN)
     gpu_containers = [container for container in pod.containers if container.requests_gpu]
-    subject = _subject(pod, pod.containers, policy)
+    subject = _subject(pod, pod.containers, policy, CHECKS_OF_NEW_PODS[exempt])
     if not exempt:
         patches += _hide_devices(pod, pod.containers, in_gpu_pod=bool(subject.gpu_containers))
     if not gpu_containers or not policy.schedulers.serves(pod):
         warnings += _foreign_warnings(pod, gpu_containers)
-        broken = _broken_with_claims(subject, policy, exempt=exempt)
+        broken = _broken_with_claims(subject, policy)
         return _decide_without_lease(pod, policy, patches, warnings, broken)
-    if denial := _shown(violations(subject, exempt=exempt)):
+    if denial := _shown(violations(subject)):
         return AdmissionDecision(allowed=False, message=denial, code=FORBIDDEN)
     try:
         changes = {container.path: _amount_changes(container) for container in gpu_containers}
@@ -142,9 +144,7 @@ def decide(
     )
 
 
-def _foreign_warnings(
-    pod: ReviewedPod, gpu_containers: Sequence[ReviewedContainer]
-) -> Iterator[str]:
+def _foreign_warnings(pod: PodView, gpu_containers: Sequence[PodContainer]) -> Iterator[str]:
     if gpu_containers:
         yield (
             f"schedulerName is {pod.scheduler}: Leasehold does not schedule the pod, and its "
@@ -153,7 +153,7 @@ def _foreign_warnings(
 
 
 def _decide_without_lease(
-    pod: ReviewedPod,
+    pod: PodView,
     policy: AdmissionPolicy,
     patches: Iterable[PatchOperation],
     warnings: Iterable[str],
@@ -168,7 +168,7 @@ def _decide_without_lease(
     return AdmissionDecision(allowed=True, patches=(*patches, *scheduler), warnings=warnings)
 
 
-def _broken_by_scheduler(pod: ReviewedPod, policy: AdmissionPolicy) -> Iterator[str]:
+def _broken_by_scheduler(pod: PodView, policy: AdmissionPolicy) -> Iterator[str]:
     """Yield what a pod without GPUs must not have if it names our scheduler."""
     yield from policy.schedulers.unsupported(pod)
     try:
@@ -177,30 +177,28 @@ def _broken_by_scheduler(pod: ReviewedPod, policy: AdmissionPolicy) -> Iterator[
         yield str(error)
 
 
-def _broken_with_claims(
-    subject: PolicySubject, policy: AdmissionPolicy, *, exempt: bool
-) -> Iterator[str]:
+def _broken_with_claims(subject: PolicySubject, policy: AdmissionPolicy) -> Iterator[str]:
     """Yield the rules that a pod with ResourceClaims breaks; nothing for one without."""
     if any(_uses_claims(each, policy) for each in subject.containers):
-        yield from violations(subject, exempt=exempt)
+        yield from violations(subject)
 
 
-def decide_without_gpu(pod: ReviewedPod, policy: AdmissionPolicy) -> AdmissionDecision:
+def decide_without_gpu(pod: PodView, policy: AdmissionPolicy) -> AdmissionDecision:
     """Have a placer place a pod without GPUs, unless only kube-scheduler can."""
     schedulers = policy.schedulers
-    if pod.handed_over or pod.node or schedulers.has(pod) or not schedulers.serves(pod):
+    if pod.handed_over or pod.spec.node_name or schedulers.has(pod) or not schedulers.serves(pod):
         return AdmissionDecision(allowed=True)
     return AdmissionDecision(allowed=True, patches=(add(SCHEDULER, schedulers.placer),))
 
 
-def decide_update(pod: ReviewedPod, old: ReviewedPod, policy: AdmissionPolicy) -> AdmissionDecision:
+def decide_update(pod: PodView, old: PodView, policy: AdmissionPolicy) -> AdmissionDecision:
     """Decide on changed images, and on ephemeral containers that are added to a pod.
 
     Other fields cannot change so that a container sees other devices.
     """
     before = {container.name: container for container in old.containers}
     added = [each for each in pod.containers if each.ephemeral and each.name not in before]
-    subject = _subject(replace(pod, node=""), added, policy)
+    subject = _subject(pod, added, policy, Check.UPDATE)
     in_gpu_pod = bool(subject.gpu_containers_of_pod)
     images = (
         f"container {each.name}: image {each.image} would show it every device: create a new pod "
@@ -223,17 +221,19 @@ def _shown(reasons: Iterable[str]) -> str:
     return cut("; ".join(islice(reasons, MAX_SHOWN)))
 
 
-def _is_limited(container: ReviewedContainer) -> bool:
+def _is_limited(container: PodContainer) -> bool:
     """Return whether a container's devices do not depend on its image."""
     return container.requests_gpu or VISIBLE in container.variables
 
 
 def _subject(
-    pod: ReviewedPod,
-    containers: Sequence[ReviewedContainer],
+    pod: PodView,
+    containers: Sequence[PodContainer],
     policy: AdmissionPolicy,
+    check: Check,
 ) -> PolicySubject:
     return PolicySubject(
+        check=check,
         pod=pod,
         containers=containers,
         gpu_containers=[each for each in containers if _holds_gpu(each, policy)],
@@ -244,7 +244,7 @@ def _subject(
     )
 
 
-def _uses_claims(container: ReviewedContainer, policy: AdmissionPolicy) -> bool:
+def _uses_claims(container: PodContainer, policy: AdmissionPolicy) -> bool:
     """Return whether a container may get a GPU by a ResourceClaim, its own or a scheduler's."""
     amounts = {**container.requests, **container.limits}
     return policy.claims and (
@@ -252,11 +252,11 @@ def _uses_claims(container: ReviewedContainer, policy: AdmissionPolicy) -> bool:
     )
 
 
-def _holds_gpu(container: ReviewedContainer, policy: AdmissionPolicy) -> bool:
+def _holds_gpu(container: PodContainer, policy: AdmissionPolicy) -> bool:
     return container.requests_gpu or _uses_claims(container, policy)
 
 
-def _strip_annotations(pod: ReviewedPod) -> tuple[list[PatchOperation], list[str]]:
+def _strip_annotations(pod: PodView) -> tuple[list[PatchOperation], list[str]]:
     stripped = sorted(key for key in pod.annotations if key.startswith(STRIPPED_ANNOTATIONS))
     warnings = [
         f"annotation {key} was removed: only schedulers may write it"
@@ -266,7 +266,7 @@ def _strip_annotations(pod: ReviewedPod) -> tuple[list[PatchOperation], list[str
     return [remove(ANNOTATIONS, key) for key in (*stripped, *replaced)], warnings
 
 
-def _unconditional_denial(pod: ReviewedPod, *, exempt: bool) -> str:
+def _unconditional_denial(pod: PodView, *, exempt: bool) -> str:
     """Return why any such pod is denied: Leasehold's annotations, fields that select devices."""
     denied = sorted(key for key in pod.annotations if is_denied(key))
     if denied:
@@ -275,10 +275,10 @@ def _unconditional_denial(pod: ReviewedPod, *, exempt: bool) -> str:
 
 
 def _hide_devices(
-    pod: ReviewedPod, containers: Sequence[ReviewedContainer], *, in_gpu_pod: bool
+    pod: PodView, containers: Sequence[PodContainer], *, in_gpu_pod: bool
 ) -> Iterator[PatchOperation]:
     """Hide all devices from containers that request none and could see some."""
-    runtime_adds_devices = RUNTIME_CLASSES in pod.runtime_class
+    runtime_adds_devices = RUNTIME_CLASSES in (pod.spec.runtime_class_name or "")
     for container in containers:
         if not container.requests_gpu and (
             in_gpu_pod or runtime_adds_devices or _may_see_devices(container)
@@ -288,17 +288,17 @@ def _hide_devices(
                 yield add_variable(container, VISIBLE, NOTHING_VISIBLE)
 
 
-def _may_see_devices(container: ReviewedContainer) -> bool:
+def _may_see_devices(container: PodContainer) -> bool:
     """Return whether NVIDIA's runtime may add devices: by the variables, or by the image."""
     return (
         VISIBLE in container.value_from
         or names_devices(container.variables)
-        or (VISIBLE not in container.variables and bool(container.env_from))
+        or (VISIBLE not in container.variables and bool(container.prefixes))
         or (VISIBLE not in container.variables and is_cuda_image(container.image))
     )
 
 
-def _amount_changes(container: ReviewedContainer) -> Mapping[str, int | None]:
+def _amount_changes(container: PodContainer) -> Mapping[str, int | None]:
     """Return the changes that the vendors' own webhooks would make to a container's amounts.
 
     Raises RequestError where its author has set to 0 what is missing beside the other amounts.
@@ -315,42 +315,41 @@ def _amount_changes(container: ReviewedContainer) -> Mapping[str, int | None]:
     return changes
 
 
-def _parse_request(pod: ReviewedPod, changes: AmountChanges, policy: AdmissionPolicy) -> PodRequest:
+def _parse_request(pod: PodView, changes: AmountChanges, policy: AdmissionPolicy) -> PodRequest:
     """Parse the request. Raises RequestError, with the vendor's message where that is chosen."""
-    written, vendors = _manifest(pod, {}), policy.vendor_messages
-    message = pod_requests.vendor_denial(written, vendors, refused=False)
+    vendors = policy.vendor_messages
+    message = pod_requests.vendor_denial(pod, vendors, refused=False)
     if message:
         raise RequestError(message)
     try:
-        request = parse_pod_request(_manifest(pod, changes), policy.rules)
+        request = parse_pod_request(_completed(pod, changes), policy.rules)
     except RequestError as error:
-        message = pod_requests.vendor_denial(written, vendors, refused=True)
+        message = pod_requests.vendor_denial(pod, vendors, refused=True)
         raise RequestError(message or str(error)) from error
     _check_group(pod)
     return request
 
 
-def _check_group(pod: ReviewedPod) -> None:
+def _check_group(pod: PodView) -> None:
     """Raise RequestError for a gang that the watcher would refuse."""
-    parse_pod_group(Namespace(pod.namespace), pod.annotations, pod.labels)
+    parse_pod_group(pod.namespace, pod.annotations, pod.labels)
 
 
-def _word_warnings(pod: ReviewedPod, request: PodRequest) -> list[str]:
+def _word_warnings(pod: PodView, request: PodRequest) -> list[str]:
     """Return warnings of vendors' words that have no effect in this pod.
 
     Raises RequestError where a container would get all of a device, and was to get a part.
     """
-    manifest = _manifest(pod, {})
-    misplaced = tuple(islice(find_misplaced(manifest), MOST_WARNINGS))
+    misplaced = tuple(islice(find_misplaced(pod), MOST_WARNINGS))
     wide = next((each for each in request.containers if each.wants_all_memory), None)
     amount = next((each for each in misplaced if each.is_resource), None)
     if wide and amount:
         raise RequestError(f"{amount.text}; container {wide.container} would get a whole GPU")
-    return [*(each.text for each in misplaced), *find_unread(manifest, request.dialect)]
+    return [*(each.text for each in misplaced), *find_unread(pod, request.dialect)]
 
 
 def _size_warnings(
-    pod: ReviewedPod,
+    pod: PodView,
     request: PodRequest,
     policy: AdmissionPolicy,
     largest: DeviceMaximum | None,
@@ -362,23 +361,14 @@ def _size_warnings(
     return [f"{excess}; the pod waits for a node with such a device"] if excess else []
 
 
-def _manifest(pod: ReviewedPod, changes: AmountChanges) -> PodManifest:
-    return PodManifest(
-        namespace=Namespace(pod.namespace),
-        containers=tuple(
-            ContainerManifest(
-                name=container.name,
-                limits=_changed(container.limits, changes.get(container.path, {})),
-                requests=_changed(container.requests, changes.get(container.path, {})),
-                init=container.init,
-            )
-            for container in pod.containers
-        ),
-        annotations=pod.annotations,
-        labels=pod.labels,
-        scheduler=pod.scheduler,
-        field_bytes=pod.field_bytes,
+def _completed(pod: PodView, changes: AmountChanges) -> PodView:
+    """Return the pod with the changes that its patches will make to its amounts."""
+    containers = (
+        replace(each, limits=_changed(each.limits, made), requests=_changed(each.requests, made))
+        for each in pod.containers
+        for made in (changes.get(each.path, {}),)
     )
+    return replace(pod, containers=tuple(containers))
 
 
 def _changed(amounts: Mapping[str, int], changes: Mapping[str, int | None]) -> dict[str, int]:
@@ -387,31 +377,32 @@ def _changed(amounts: Mapping[str, int], changes: Mapping[str, int | None]) -> d
 
 
 def _budget_class(
-    pod: ReviewedPod, policy: AdmissionPolicy, default_class: str, *, has_budget: bool
+    pod: PodView, policy: AdmissionPolicy, default_class: str, *, has_budget: bool
 ) -> str:
     """Return the priority class that follows from the budget; empty: the pod keeps its own."""
-    if pod.priority_class not in {"", default_class}:
+    if pod.spec.priority_class_name not in {"", default_class}:
         return ""
     return policy.in_budget_class if has_budget else policy.out_of_budget_class
 
 
-def _added_annotations(pod: ReviewedPod, *, exempt: bool) -> Mapping[str, str]:
-    added = pod_requests.added_annotations(_manifest(pod, {}))
+def _added_annotations(pod: PodView, *, exempt: bool) -> Mapping[str, str]:
+    added = pod_requests.added_annotations(pod)
     return {**added, EXEMPT: "true"} if exempt else added
 
 
 def _complete_pod(
-    pod: ReviewedPod, policy: AdmissionPolicy, changes: AmountChanges, priority_class: str
+    pod: PodView, policy: AdmissionPolicy, changes: AmountChanges, priority_class: str
 ) -> Iterator[PatchOperation]:
     for container in pod.containers:
         if container.path in changes:
             yield from complete_limits(container, changes[container.path])
     yield from policy.schedulers.patches(pod)
-    if policy.runtime_class and "runtimeClassName" not in pod.set_fields:
+    if policy.runtime_class and pod.spec.runtime_class_name is None:
         yield add("/spec/runtimeClassName", policy.runtime_class)
     if priority_class:
         yield add("/spec/priorityClassName", priority_class)
         # The API server set both from the previous class, and sets them again afterwards.
-        for name in ("priority", "preemptionPolicy"):
-            if name in pod.set_fields:
-                yield PatchOperation(op="remove", path=f"/spec/{name}")
+        if pod.spec.priority is not None:
+            yield PatchOperation(op="remove", path="/spec/priority")
+        if pod.spec.preemption_policy is not None:
+            yield PatchOperation(op="remove", path="/spec/preemptionPolicy")

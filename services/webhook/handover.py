@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from services.webhook.patches import PatchOperation, add, add_label
-from services.webhook.reviewed_pod import ReviewedPod
 from shared.model.names import DEFAULT_SCHEDULER, HANDED_OVER
+from shared.pods.pod_view import PodView
 
 SCHEDULER = "/spec/schedulerName"
 """Its path in patches."""
@@ -26,15 +26,15 @@ class SchedulerChoice:
     all_pods: bool = False
     """All pods are handed over."""
 
-    def has(self, pod: ReviewedPod) -> bool:
+    def has(self, pod: PodView) -> bool:
         """Return whether a pod names a scheduler that Leasehold serves."""
         return pod.scheduler in self.served
 
-    def serves(self, pod: ReviewedPod) -> bool:
+    def serves(self, pod: PodView) -> bool:
         """Return whether a pod has no scheduler yet, or one that Leasehold serves."""
         return self.has(pod) or pod.scheduler in {"", DEFAULT_SCHEDULER}
 
-    def unsupported(self, pod: ReviewedPod) -> Iterator[str]:
+    def unsupported(self, pod: PodView) -> Iterator[str]:
         """Yield the fields that no installed scheduler of GPU pods supports, and what to do."""
         if not self.handover:
             for found in pod.handed_over:
@@ -43,7 +43,7 @@ class SchedulerChoice:
                     "not installed: remove the field, or have an administrator install the extender"
                 )
 
-    def patches(self, pod: ReviewedPod) -> Iterator[PatchOperation]:
+    def patches(self, pod: PodView) -> Iterator[PatchOperation]:
         """Yield the patches of an admitted pod: its scheduler, and a label with why it is that."""
         reasons = [found.row.reason for found in pod.handed_over] + [ALL_PODS] * self.all_pods
         if self.handover and reasons and pod.scheduler != self.handover:

@@ -7,11 +7,11 @@ it.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from services.webhook.reviewed_pod import ReviewedContainer
 from shared.dialects import GPU_RESOURCES
 from shared.model.device import MIB
 from shared.model.events.pod_events import LargestDeviceReported
 from shared.model.request import GpuRequest
+from shared.pods.pod_view import PodContainer
 
 STALE_S = 30.0
 """How long a report counts: a node that is briefly absent does not lower the maximum."""
@@ -50,7 +50,7 @@ class LargestDevice:
 
 def excess_memory(
     requests: Iterable[GpuRequest],
-    containers: Iterable[ReviewedContainer],
+    containers: Iterable[PodContainer],
     largest: DeviceMaximum,
 ) -> str:
     """Return which container requests more of one device than the largest has; empty: none."""

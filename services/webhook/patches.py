@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from services.webhook.reviewed_pod import ReviewedContainer, ReviewedPod
+from shared.pods.pod_view import PodContainer, PodView
 
 ANNOTATIONS, LABELS = "/metadata/annotations", "/metadata/labels"
 
@@ -35,7 +35,7 @@ def remove(path: str, key: str) -> PatchOperation:
 
 
 def add_annotation(
-    pod: ReviewedPod, patches: Sequence[PatchOperation], key: str, value: str
+    pod: PodView, patches: Sequence[PatchOperation], key: str, value: str
 ) -> PatchOperation:
     """Add an annotation, keeping those of the pod and those that `patches` add."""
     if pod.annotations or any(patch.path == ANNOTATIONS for patch in patches):
@@ -43,22 +43,22 @@ def add_annotation(
     return add(ANNOTATIONS, {key: value})
 
 
-def add_label(pod: ReviewedPod, key: str, value: str) -> PatchOperation:
+def add_label(pod: PodView, key: str, value: str) -> PatchOperation:
     """Add a label, keeping those of the pod."""
     return (
         add(f"{LABELS}/{escape_pointer(key)}", value) if pod.labels else add(LABELS, {key: value})
     )
 
 
-def add_gate(pod: ReviewedPod, name: str) -> Iterator[PatchOperation]:
+def add_gate(pod: PodView, name: str) -> Iterator[PatchOperation]:
     """Add a scheduling gate unless the pod has it."""
-    if not pod.scheduling_gates:
+    if not [gate.name for gate in pod.spec.scheduling_gates]:
         yield add("/spec/schedulingGates", [{"name": name}])
-    elif name not in pod.scheduling_gates:
+    elif name not in [gate.name for gate in pod.spec.scheduling_gates]:
         yield add("/spec/schedulingGates/-", {"name": name})
 
 
-def add_variable(container: ReviewedContainer, name: str, value: str) -> PatchOperation:
+def add_variable(container: PodContainer, name: str, value: str) -> PatchOperation:
     """Append an environment variable. Of several with one name the last takes effect."""
     entry = {"name": name, "value": value}
     if container.variables:
@@ -67,7 +67,7 @@ def add_variable(container: ReviewedContainer, name: str, value: str) -> PatchOp
 
 
 def complete_limits(
-    container: ReviewedContainer, changes: Mapping[str, int | None]
+    container: PodContainer, changes: Mapping[str, int | None]
 ) -> Iterator[PatchOperation]:
     """Add amounts to a container's limits and requests, or remove them (None).
 

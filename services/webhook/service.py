@@ -31,13 +31,13 @@ from services.webhook.claim_review import new_allocation
 from services.webhook.largest_device import LargestDevice
 from services.webhook.metrics import WebhookMetrics
 from services.webhook.patches import add_annotation, add_gate
-from services.webhook.reviewed_pod import ReviewedPod, parse_pod
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.model.names import BUDGET_GATE, Namespace
+from shared.pods.pod_view import PodView, decode_view
 from shared.runtime import telemetry
 from shared.runtime.service import handles, loops, publishes
 from shared.runtime.telemetry import Tracing
@@ -215,13 +215,12 @@ class Webhook:
             return review(request)
 
     def _place_without_gpu(self, request: ReviewRequest) -> AdmissionDecision:
-        pod = parse_pod(request.raw_object, request.namespace or "default")
+        pod = decode_view(request.raw_object, request.namespace)
         return decide_without_gpu(pod, self.policy)
 
     def _review_change(self, request: ReviewRequest, policy: AdmissionPolicy) -> AdmissionDecision:
-        namespace = request.namespace or "default"
-        pod = parse_pod(request.raw_object, namespace)
-        old = parse_pod(request.raw_old_object, namespace)
+        pod = decode_view(request.raw_object, request.namespace)
+        old = decode_view(request.raw_old_object, request.namespace)
         return decide_update(pod, old, policy)
 
     async def _review_claim(self, request: ReviewRequest) -> AdmissionDecision:
@@ -250,9 +249,8 @@ class Webhook:
     ) -> AdmissionDecision:
         """Decide, and annotate the pod with the span of the review: its own trace links to it."""
         started_ns = time.time_ns()
-        namespace = Namespace(request.namespace or "default")
-        pod = parse_pod(request.raw_object, namespace)
-        decision = self._decide(pod, namespace, policy, exempt=exempt)
+        pod = decode_view(request.raw_object, request.namespace)
+        decision = self._decide(pod, policy, exempt=exempt)
         if request.dry_run or (decision.allowed and not decision.requests_gpu):
             return decision
         span = self._record_span(pod, started_ns, decision.message)
@@ -261,7 +259,7 @@ class Webhook:
         annotation = add_annotation(pod, decision.patches, ADMISSION, span)
         return replace(decision, patches=(*decision.patches, annotation))
 
-    def _record_span(self, pod: ReviewedPod, started_ns: int, denial: str) -> str:
+    def _record_span(self, pod: PodView, started_ns: int, denial: str) -> str:
         """Record the span of a review that ends now; return its context, empty if not sampled.
 
         It has a trace of its own: the pod's trace is derived from its uid, which it has not yet.
@@ -269,10 +267,8 @@ class Webhook:
         attributes = {"k8s.namespace.name": pod.namespace, "k8s.pod.name": pod.name}
         return self.tracing.over("webhook review", started_ns, attributes, fault=denial)
 
-    def _decide(
-        self, pod: ReviewedPod, namespace: Namespace, policy: AdmissionPolicy, *, exempt: bool
-    ) -> AdmissionDecision:
-        budget = self._budget(namespace)
+    def _decide(self, pod: PodView, policy: AdmissionPolicy, *, exempt: bool) -> AdmissionDecision:
+        budget = self._budget(pod.namespace)
         decision = decide(
             pod,
             policy,
@@ -291,7 +287,7 @@ class Webhook:
 
 
 def _apply_budget(
-    decision: AdmissionDecision, budget: BudgetChanged, pod: ReviewedPod
+    decision: AdmissionDecision, budget: BudgetChanged, pod: PodView
 ) -> AdmissionDecision:
     """Deny or gate an admitted GPU pod where its namespace's budget requires that."""
     state = f"the GPU budget of namespace {budget.namespace} is {budget.state}"

@@ -2,8 +2,8 @@
 
 Field names are Kubernetes' own in snake case. Quantities stay as written ("500m", "1Gi", 2);
 `shared.model.quantity` reads them. What only a scheduler's deeper plug-ins need (inter-pod
-affinity, topology spread) stays undecoded. What only admission reads of a pod is in
-`reviewed_pods`: its decoding would cost CPU time for each event of a watch.
+affinity, topology spread) stays undecoded. What only others than the watcher read of a pod is in
+`full_pods`: decoding it would cost CPU time for each event of a watch.
 """
 
 from datetime import datetime
@@ -156,21 +156,6 @@ class Resources(Struct, frozen=True, gc=False):
     claims: tuple[ClaimUse, ...] = ()
 
 
-class EnvVar(Struct, frozen=True, rename="camel", gc=False):
-    """An environment variable; `value` is empty if it has a `valueFrom`."""
-
-    name: str = ""
-    value: str = ""
-    value_from: dict[str, object] | None = None
-
-
-class EnvFromSource(Struct, frozen=True, rename="camel", gc=False):
-    """A source of variables; an empty prefix changes none of their names."""
-
-    prefix: str = ""
-    config_map_ref: NamedReference | None = None
-
-
 class ContainerPort(Struct, frozen=True, rename="camel", gc=False):
     """A port; `host_port` 0 claims none on the node."""
 
@@ -186,10 +171,17 @@ class RestartRule(Struct, frozen=True, gc=False):
     action: str = ""
 
 
+class Capabilities(Struct, frozen=True, gc=False):
+    """Capabilities that a container adds to those of its runtime."""
+
+    add: tuple[str, ...] = ()
+
+
 class SecurityContext(Struct, frozen=True, gc=False):
-    """SecurityContext: only `privileged`."""
+    """A container's security context."""
 
     privileged: bool | None = None
+    capabilities: Capabilities | None = None
 
 
 class HostPath(Struct, frozen=True, gc=False):
@@ -226,10 +218,7 @@ class Container(Struct, frozen=True, rename="camel", gc=False):
     """A container or init container; a restart policy of Always makes the latter a sidecar."""
 
     name: str = ""
-    image: str = ""
     resources: Resources = Resources()
-    env: tuple[EnvVar, ...] = ()
-    env_from: tuple[EnvFromSource, ...] = ()
     ports: tuple[ContainerPort, ...] = ()
     restart_policy: str | None = None
     restart_policy_rules: tuple[RestartRule, ...] = ()
@@ -269,7 +258,7 @@ class ApiPodSpec(Struct, frozen=True, rename="camel", gc=False):
     scheduler_name: str = ""
     priority: int | None = None
     priority_class_name: str = ""
-    preemption_policy: str = ""
+    preemption_policy: str | None = None
     node_selector: dict[str, str] = {}
     affinity: Affinity | None = None
     tolerations: tuple[ApiToleration, ...] = ()
@@ -279,6 +268,10 @@ class ApiPodSpec(Struct, frozen=True, rename="camel", gc=False):
     topology_spread_constraints: tuple[dict[str, object], ...] = ()
     scheduling_gates: tuple[NamedReference, ...] = ()
     host_network: bool = False
+    host_pid: bool = field(name="hostPID", default=False)
+    host_ipc: bool = field(name="hostIPC", default=False)
+    share_process_namespace: bool = False
+    runtime_class_name: str | None = None
     host_users: bool | None = None
     resource_claims: tuple[PodResourceClaim, ...] = ()
     resources: Resources = Resources()
@@ -363,32 +356,6 @@ class PodOutline(Struct, frozen=True, gc=False):
     metadata: PodName = PodName()
     spec: PodPlace = PodPlace()
     status: PodPhase = PodPhase()
-
-
-class PodTemplate(Struct, frozen=True, gc=False):
-    """The template of a workload's pods."""
-
-    spec: ApiPodSpec = ApiPodSpec()
-
-
-class WorkloadSpec(Struct, frozen=True, gc=False):
-    """The spec of a Deployment or DaemonSet."""
-
-    template: PodTemplate = PodTemplate()
-
-
-class WorkloadStatus(Struct, frozen=True, rename="camel", gc=False):
-    """The status of a Deployment."""
-
-    ready_replicas: int = 0
-
-
-class Workload(Struct, frozen=True, gc=False):
-    """A Deployment or DaemonSet."""
-
-    metadata: ObjectMeta = ObjectMeta()
-    spec: WorkloadSpec = WorkloadSpec()
-    status: WorkloadStatus = WorkloadStatus()
 
 
 class ResourceQuotaSpec(Struct, frozen=True, gc=False):

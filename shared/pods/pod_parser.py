@@ -6,7 +6,7 @@ Resources of init and sidecar containers add up as Kubernetes documents it: see
 
 import contextlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -20,11 +20,10 @@ from shared.dialects import (
     REQUEST_LABELS,
     pod_groups,
 )
-from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
+from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import parse_pod_request
-from shared.dialects.protected_paths import HOST_PATHS, host_path_advice, is_data_path
-from shared.dialects.requested import parse_requested
-from shared.dialects.reserved import EXEMPT, is_device_name_mount
+from shared.dialects.protected_paths import HOST_PATHS
+from shared.dialects.reserved import EXEMPT
 from shared.kubernetes.types import (
     Affinity,
     ApiPod,
@@ -45,13 +44,13 @@ from shared.model.request import NodeRequirements, NodeTerm, PodRequest, Tolerat
 from shared.placing.pod_fields import handed_over
 from shared.pods.observed_pod import ObservedPod
 from shared.pods.pod_anti_affinity import PodAntiAffinity, parse_anti_affinity
+from shared.pods.pod_policy import Check, PolicySubject, device_mounts, violations
+from shared.pods.pod_view import SIDECAR, PodView, view_of
 from shared.pods.rejections import rejection_of
 
 TEMPLATES, TEMPLATES_BYTES = 4096, 16 * 1024 * 1024
 """Pod templates whose parsed request is cached; and the bytes of them all, as a template has up to
 1.5 MiB."""
-SIDECAR = "Always"
-"""`restartPolicy` of an init container that keeps running beside those that follow."""
 RESIZABLE = ("cpu", "memory")
 """Resources that a running pod may change (`pods/resize`)."""
 INFEASIBLE = ("PodResizePending", "True", "Infeasible")
@@ -187,13 +186,7 @@ class PodParser:
         try:
             resources = pod_resources(pod)
             repels = parse_anti_affinity(pod)
-            request = _request(pod, resources, self.rules) if ours else None
-            if request and pod.spec.scheduler_name == KUBE_SCHEDULER:
-                request = _without_scheduler_rules(request)
-            if request and request.containers and EXEMPT not in pod.metadata.annotations:
-                check_device_access(
-                    pod, allow_privileged=self.allow_privileged, host_paths=self.host_paths
-                )
+            request = self._request(pod, resources) if ours else None
             group = _group(pod) if ours else _valid_group(pod)
         except RequestError as error:
             return _TemplateRequest(resources, repels, error=cut(str(error)))
@@ -202,32 +195,30 @@ class PodParser:
             return _TemplateRequest(resources, repels, error=cut(reason))
         return _TemplateRequest(resources, repels, request, group=group)
 
+    def _request(self, pod: ApiPod, resources: Mapping[str, int]) -> PodRequest:
+        view = view_of(pod)
+        request = _request(pod, view, resources, self.rules)
+        if pod.spec.scheduler_name == KUBE_SCHEDULER:
+            request = _without_scheduler_rules(request)
+        if request.containers and EXEMPT not in pod.metadata.annotations:
+            self._check_device_access(view)
+        return request
 
-def check_device_access(pod: ApiPod, *, allow_privileged: bool, host_paths: Sequence[str]) -> None:
-    """Raise RequestError for a pod that would see devices outside its lease.
+    def _check_device_access(self, pod: PodView) -> None:
+        """Raise RequestError for a pod that would see devices outside its lease.
 
-    The webhook denies such pods; this check is for those created while it was not running. The node
-    agent checks reserved variables, since it sees them as the kubelet does.
-    """
-    for volume in pod.spec.volumes:
-        if volume.host_path and not is_data_path(volume.host_path.path, host_paths):
-            raise RequestError(
-                f"volume {volume.name}: hostPath {volume.host_path.path} gives access to the "
-                f"node or its devices: {host_path_advice(host_paths)}"
-            )
-    for container in (*pod.spec.init_containers, *pod.spec.containers):
-        for mount in container.volume_mounts:
-            if is_device_name_mount(mount.mount_path):
-                raise RequestError(
-                    f"container {container.name}: a mount at {mount.mount_path} would select "
-                    "devices in the container runtime: create the pod without it"
-                )
-        context = container.security_context
-        if context and context.privileged and not allow_privileged:
-            raise RequestError(
-                f"container {container.name} is privileged and would see every device: create the "
-                "pod with only the capabilities that it needs"
-            )
+        The webhook denies such pods; this check is for those created while it was not running. The
+        node agent checks variables, since it sees them as the kubelet does.
+        """
+        subject = PolicySubject(
+            check=Check.WATCH,
+            pod=pod,
+            containers=pod.containers,
+            allow_privileged=self.allow_privileged,
+            host_paths=self.host_paths,
+        )
+        for fault in chain(violations(subject), device_mounts(pod.containers)):
+            raise RequestError(fault)
 
 
 def _admission_span(annotations: Mapping[str, str]) -> str:
@@ -248,29 +239,8 @@ def _valid_group(pod: ApiPod) -> pod_groups.PodGroupReference | None:
     return None
 
 
-def _request(pod: ApiPod, resources: Mapping[str, int], rules: Rules) -> PodRequest:
-    containers = [
-        ContainerManifest(
-            name=container.name,
-            limits=_amounts(container, parse_requested, container.resources.limits),
-            requests=_amounts(container, parse_requested, container.resources.requests),
-            init=init,
-            sidecar=init and container.restart_policy == SIDECAR,
-        )
-        for group, init in ((pod.spec.init_containers, True), (pod.spec.containers, False))
-        for container in group
-    ]
-    request = parse_pod_request(
-        PodManifest(
-            namespace=Namespace(pod.metadata.namespace),
-            containers=tuple(containers),
-            annotations=pod.metadata.annotations,
-            labels=pod.metadata.labels,
-            scheduler=pod.spec.scheduler_name,
-            field_bytes=_field_bytes(pod),
-        ),
-        rules,
-    )
+def _request(pod: ApiPod, view: PodView, resources: Mapping[str, int], rules: Rules) -> PodRequest:
+    request = parse_pod_request(view, rules)
     required = node_requirements(pod)
     selector = sorted({*required.selector, *request.node_requirements.selector})
     request = structs.replace(
@@ -283,22 +253,9 @@ def _request(pod: ApiPod, resources: Mapping[str, int], rules: Rules) -> PodRequ
     return request
 
 
-def _field_bytes(pod: ApiPod) -> dict[str, int]:
-    """Return the size of fields as the webhook finds them: what is not decoded counts there."""
-    fields = {
-        "metadata.labels": pod.metadata.labels,
-        "spec.nodeSelector": pod.spec.node_selector,
-        "spec.affinity": pod.spec.affinity,
-        "spec.tolerations": pod.spec.tolerations,
-    }
-    return {path: len(msgspec.json.encode(value)) for path, value in fields.items() if value}
-
-
-def _amounts(
-    container: Container, parse: Callable[[Quantities], dict[str, int]], amounts: Quantities
-) -> dict[str, int]:
+def _amounts(container: Container, amounts: Quantities) -> dict[str, int]:
     try:
-        return parse(amounts)
+        return parse_resources(amounts)
     except RequestError as error:
         raise RequestError(f"container {container.name}: {error}") from error
 
@@ -348,7 +305,7 @@ def _running(pod: ApiPod) -> dict[str, Quantities]:
 def _requests(container: Container, running: Mapping[str, Quantities]) -> dict[str, int]:
     wanted = {**container.resources.limits, **container.resources.requests}
     amounts = {**wanted, **running.get(container.name, {})}
-    parsed = _amounts(container, parse_resources, amounts)
+    parsed = _amounts(container, amounts)
     return {key: amount for key, amount in parsed.items() if key not in LEDGER_RESOURCES}
 
 

@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import yaml
 
 from services.webhook.admission import AdmissionPolicy, decide
-from services.webhook.reviewed_pod import parse_pod
+from tests.support.webhook.reviews import reviewed
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = sorted(EXAMPLES.glob("*.yaml"))
@@ -32,9 +31,7 @@ def templates(value: Any) -> Iterator[dict[str, Any]]:
 def test_the_pods_of_an_example_are_admitted_and_request_gpus(file: Path) -> None:
     objects = list(yaml.safe_load_all(file.read_text()))
     pods = list(templates(objects))
-    decisions = [
-        decide(parse_pod(msgspec.json.encode(pod), "default"), AdmissionPolicy()) for pod in pods
-    ]
+    decisions = [decide(reviewed(pod, "default"), AdmissionPolicy()) for pod in pods]
 
     assert [each.message for each in decisions if not each.allowed] == []
     assert any(each.requests_gpu for each in decisions)

@@ -3,12 +3,11 @@
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from services.webhook.admission import AdmissionPolicy, decide
-from services.webhook.reviewed_pod import parse_pod
 from shared.dialects import DIALECTS
+from tests.support.webhook.reviews import reviewed
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pods.md").read_text()
 TABLE = PAGE.partition("<!-- limits -->")[2].partition("<!-- end -->")[0]
@@ -25,7 +24,7 @@ def test_limits_of_the_page_are_admitted_as_a_request_for_gpus(wanted: str, cell
     container = {"name": "main", "image": "x", "resources": {"limits": limits_of(cell)}}
     pod = {"metadata": {"name": "pod"}, "spec": {"containers": [container]}}
 
-    decision = decide(parse_pod(msgspec.json.encode(pod), "default"), AdmissionPolicy())
+    decision = decide(reviewed(pod, "default"), AdmissionPolicy())
 
     assert decision.allowed, (wanted, decision.message)
     assert decision.requests_gpu, wanted

@@ -8,8 +8,8 @@ import yaml
 
 from services.auth.nats_users import all_users
 from services.auth.redis_users import USERS as REDIS_USERS
-from services.webhook.pod_policy import RULES
 from shared.model.names import SYSTEM_NAMESPACE, NodeName
+from shared.pods.pod_policy import RULES
 from tools.generate.pages import ROOT
 
 NODE = "NODE"

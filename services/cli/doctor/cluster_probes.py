@@ -18,6 +18,7 @@ from services.webhook.registration import CLAIMS_WEBHOOK
 from shared.credentials.logins import ClientCredentials
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.full_pods import Workload
 from shared.kubernetes.resource_claims import DeviceClass
 from shared.kubernetes.types import (
     AccessReview,
@@ -26,7 +27,6 @@ from shared.kubernetes.types import (
     ObjectList,
     RegisteredWebhook,
     WebhookConfiguration,
-    Workload,
 )
 from shared.ledger.leases import RedisLeases
 from shared.ledger.redis_server import redis_facts

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.types import Container, ObjectList, RawObject, Workload
+from shared.kubernetes.full_pods import FullContainer, Workload
+from shared.kubernetes.types import ObjectList, RawObject
 from shared.model.events.pod_events import Heartbeat
 from shared.model.findings import Finding, SkipError, fail, ok
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
@@ -42,7 +43,7 @@ async def read_settings(kubernetes: KubernetesClient) -> dict[str, WorkloadSetti
 
 
 async def _read(
-    kubernetes: KubernetesClient, namespace: str, container: Container
+    kubernetes: KubernetesClient, namespace: str, container: FullContainer
 ) -> WorkloadSettings:
     values: dict[str, str] = {}
     for source in (each.config_map_ref for each in container.env_from):

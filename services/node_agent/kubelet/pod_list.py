@@ -7,8 +7,9 @@ from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod
 from shared.dialects.reserved import DEVICE_ORDER
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError, UnreachableError
+from shared.kubernetes.full_pods import FullContainer, FullPod
 from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError
-from shared.kubernetes.types import ApiPod, Container, ObjectList, PodOutline, PodStatus
+from shared.kubernetes.types import ObjectList, PodOutline, PodStatus
 from shared.model.names import Namespace, PodUid
 from shared.model.quantity import parse_count
 
@@ -29,7 +30,7 @@ class KubeletPods:
 
         Raises UnavailableError if there is no response, RequestError if access is denied.
         """
-        listed = await self._read("/pods", ObjectList[ApiPod])
+        listed = await self._read("/pods", ObjectList[FullPod])
         return tuple(_pod(pod) for pod in listed.items or ())
 
     async def _read(self, path: str, kind: type[T]) -> T:
@@ -55,7 +56,7 @@ class KubeletPods:
         return frozenset(PodUid(pod.metadata.uid) for pod in listed.items or ())
 
 
-def _pod(pod: ApiPod) -> KubeletPod:
+def _pod(pod: FullPod) -> KubeletPod:
     init = (
         _container(each, init=each.restart_policy != "Always") for each in pod.spec.init_containers
     )
@@ -82,14 +83,14 @@ def _container_ids(status: PodStatus) -> dict[str, str]:
     }
 
 
-def _limits(container: Container) -> dict[str, int]:
+def _limits(container: FullContainer) -> dict[str, int]:
     """Return the limits of extended resources; an amount of 0 is none."""
     limits = container.resources.limits
     counts = {name: parse_count(amount) for name, amount in limits.items() if "/" in name}
     return {name: count for name, count in counts.items() if count}
 
 
-def _container(container: Container, *, init: bool) -> KubeletContainer:
+def _container(container: FullContainer, *, init: bool) -> KubeletContainer:
     return KubeletContainer(
         name=container.name,
         limits=_limits(container),

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from services.webhook.reviewed_pod import ReviewedPod, parse_pod
+from shared.pods.pod_view import PodView, decode_view
 
 
-def reviewed(pod: dict[str, Any], namespace: str = "team-a") -> ReviewedPod:
-    """Parse a pod that is written as a dictionary."""
-    return parse_pod(json.dumps(pod).encode(), namespace)
+def reviewed(pod: dict[str, Any], namespace: str = "team-a") -> PodView:
+    """Decode a pod that is written as a dictionary."""
+    return decode_view(json.dumps(pod).encode(), namespace)

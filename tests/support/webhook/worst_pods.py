@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from services.webhook.admission_review import API_VERSION, KIND
-from services.webhook.raw_pod import MAX_CONTAINERS, MAX_ENTRIES
 from shared.dialects.reserved import LIBRARY_SEARCH, VISIBLE
+from shared.kubernetes.full_pods import MAX_CONTAINERS, MAX_ENTRIES
 from tests.support.webhook.replica import VGPU
 
 MAX_REQUEST_BYTES = 3 * 1024 * 1024

@@ -1,19 +1,18 @@
 """The pod to try requests what a node serves, and is admitted."""
 
-import msgspec
 import pytest
 import yaml
 
 from services.dashboard.details_json import EXAMPLES, first_pod
 from services.webhook.admission import AdmissionPolicy, decide
-from services.webhook.reviewed_pod import parse_pod
+from tests.support.webhook.reviews import reviewed
 
 
 @pytest.mark.parametrize("resource", EXAMPLES)
 def test_the_pod_to_try_is_admitted_and_requests_a_gpu(resource: str) -> None:
     manifest = first_pod(["other", resource])
     assert manifest is not None
-    pod = parse_pod(msgspec.json.encode(yaml.safe_load(manifest)), "default")
+    pod = reviewed(yaml.safe_load(manifest), "default")
 
     decision = decide(pod, AdmissionPolicy())
 

@@ -5,14 +5,13 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
+from shared.kubernetes.full_pods import EnvFromSource, EnvVar, decode_pod
 from shared.kubernetes.types import (
     ApiNode,
     ApiPod,
     ApiTaint,
     ApiToleration,
     ContainerPort,
-    EnvFromSource,
-    EnvVar,
     NamedReference,
     NodeSelectorTerm,
     OwnerReference,
@@ -112,13 +111,18 @@ def test_the_requests_of_containers_are_read() -> None:
     (main,), (side,) = spec.containers, spec.init_containers
     assert main.resources.limits == {"volcano.sh/vgpu-number": "1", "memory": 1024}
     assert main.resources.requests == {"cpu": 0.5}
-    assert main.env == (
-        EnvVar("A", "1"),
-        EnvVar("B", value_from={"fieldRef": {"fieldPath": "spec.nodeName"}}),
-    )
-    assert main.env_from == (EnvFromSource(config_map_ref=NamedReference("settings")),)
     assert main.ports == (ContainerPort(80, 8080, "UDP", "10.0.0.1"),)
-    assert (side.name, side.image, side.restart_policy) == ("side", "s:1", "Always")
+    assert (side.name, side.restart_policy) == ("side", "Always")
+
+
+def test_the_variables_of_containers_are_read() -> None:
+    (main,) = decode_pod(POD).spec.containers
+
+    source: dict[str, object] = {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    assert main.env == (EnvVar("A", "1"), EnvVar("B", value_from=source))
+    assert main.env_from == (EnvFromSource(config_map_ref=NamedReference("settings")),)
+    assert (main.image, main.resources.requests) == ("m:1", {"cpu": 0.5})
+    assert [mount.name for mount in main.volume_mounts] == ["v"]
 
 
 def test_the_status_of_a_pod_is_read() -> None:

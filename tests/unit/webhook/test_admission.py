@@ -384,7 +384,7 @@ def test_a_body_that_is_not_a_review_is_refused(body: Any) -> None:
         decode_request(json.dumps(body).encode())
 
 
-@pytest.mark.parametrize("obj", [{}, {"spec": {"containers": [{}]}}, {"spec": []}])
+@pytest.mark.parametrize("obj", [{}, {"spec": {"containers": [[]]}}, {"spec": []}])
 def test_an_object_that_is_not_a_pod_is_refused(obj: Any) -> None:
     with pytest.raises(RequestError, match="is not a pod"):
         reviewed(obj, "ns")

@@ -1,14 +1,14 @@
 """What a pod with GPUs must not set, since it could see other devices or lift its limits; pure.
 
-`RULES` is the table; `docs/reference.md` shows it. In namespaces that administrators exempt, only
-the rules on variables apply: the node agent enforces those, too.
+`RULES` is the table; `docs/reference.md` shows it. Each check of a pod applies the rules that it
+can: what the watcher and an update of a pod show is less than what admission sees of a new one.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Flag, auto
 
-from services.webhook.reviewed_pod import ReviewedContainer, ReviewedMount, ReviewedPod
 from shared.dialects.protected_paths import (
     HARMLESS_PATHS,
     HOST_PATHS,
@@ -33,20 +33,38 @@ from shared.dialects.reserved import (
     sets_reserved,
 )
 from shared.model.bounds import LONGEST_FIELD
+from shared.pods.pod_view import ContainerMount, PodContainer, PodView
 
 TEMPORARY = "/tmp"  # noqa: S108 - inside the container
+
+
+class Check(Flag):
+    """Where rules are applied."""
+
+    CREATION = auto()
+    """Admission of a new pod."""
+    EXEMPTED = auto()
+    """Admission of a new pod in a namespace that administrators have exempted."""
+    UPDATE = auto()
+    """Admission of a changed pod."""
+    WATCH = auto()
+    """The watcher, for pods that were created while the webhook was not running."""
+
+
+ADMISSION = Check.CREATION | Check.UPDATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySubject:
     """What the rules are applied to."""
 
-    pod: ReviewedPod
-    containers: Sequence[ReviewedContainer]
+    check: Check
+    pod: PodView
+    containers: Sequence[PodContainer]
     """Those under review: all of a new pod, or those that an update adds."""
-    gpu_containers: Sequence[ReviewedContainer]
+    gpu_containers: Sequence[PodContainer] = ()
     """Those of them that request GPUs."""
-    gpu_containers_of_pod: Sequence[ReviewedContainer]
+    gpu_containers_of_pod: Sequence[PodContainer] = ()
     """All of the pod that request GPUs."""
     allow_privileged: bool = False
     allow_env_from: bool = False
@@ -67,18 +85,17 @@ class PodRule:
     """Yields container, field, value, and what to do."""
     held_by: str = "admission"
     """What holds pods to it."""
-    variables: bool = False
-    """It is about variables, and holds in exempt namespaces, too."""
+    checks: Check = ADMISSION
 
 
-def violations(subject: PolicySubject, *, exempt: bool = False) -> Iterator[str]:
-    """Yield every field that breaks a rule, with its container and what to do."""
+def violations(subject: PolicySubject) -> Iterator[str]:
+    """Yield every field that breaks a rule of the check, with its container and what to do."""
     for rule in RULES:
-        if rule.variables or not exempt:
+        if subject.check in rule.checks:
             yield from rule.find(subject)
 
 
-def device_names(pod: ReviewedPod, containers: Iterable[ReviewedContainer]) -> Iterator[str]:
+def device_names(pod: PodView, containers: Iterable[PodContainer]) -> Iterator[str]:
     """Yield fields that select devices in the container runtime; no pod may have them."""
     for key, value in pod.annotations.items():
         if key.startswith(CDI_ANNOTATIONS) and any(vendor in value for vendor in CDI_VENDORS):
@@ -86,6 +103,11 @@ def device_names(pod: ReviewedPod, containers: Iterable[ReviewedContainer]) -> I
                 f"annotation {key} would select devices in the container runtime: remove it, the "
                 "lease provides the devices"
             )
+    yield from device_mounts(containers)
+
+
+def device_mounts(containers: Iterable[PodContainer]) -> Iterator[str]:
+    """Yield mounts whose paths select devices in the container runtime."""
     for container in containers:
         paths = (normalized(mount.path) for mount in container.mounts)
         for path in filter(is_device_name_mount, paths):
@@ -96,16 +118,19 @@ def device_names(pod: ReviewedPod, containers: Iterable[ReviewedContainer]) -> I
 
 
 def _node_name(subject: PolicySubject) -> Broken:
-    if subject.pod.node:
+    node = subject.pod.spec.node_name
+    if node:
         yield (
-            f"nodeName is set to {subject.pod.node}, which bypasses every scheduler: use a node "
+            f"nodeName is set to {node}, which bypasses every scheduler: use a node "
             "selector or affinity"
         )
 
 
 def _host_namespaces(subject: PolicySubject) -> Broken:
-    for name in subject.pod.host_namespaces:
-        yield f"{name} gives access to processes of other pods: remove it"
+    spec = subject.pod.spec
+    for name, is_set in (("hostPID", spec.host_pid), ("hostIPC", spec.host_ipc)):
+        if is_set:
+            yield f"{name} gives access to processes of other pods: remove it"
 
 
 def _host_paths(subject: PolicySubject) -> Broken:
@@ -142,7 +167,7 @@ def _shared_processes(subject: PolicySubject) -> Broken:
     It may remove the directories there on which the lease is mounted, and the kernel then removes
     the mounts.
     """
-    if subject.pod.shares_processes:
+    if subject.pod.spec.share_process_namespace:
         yield (
             "shareProcessNamespace lets other containers remove what the lease mounts: remove it"
         )
@@ -185,7 +210,7 @@ def _shared_temporaries(subject: PolicySubject) -> Broken:
                 )
 
 
-def _is_temporary(mount: ReviewedMount, pod: ReviewedPod) -> bool:
+def _is_temporary(mount: ContainerMount, pod: PodView) -> bool:
     """Return whether a mount hides nothing of the lease, which is mounted after it, below it.
 
     No link can lead the lease's mounts elsewhere: the directory is empty when the pod starts, and
@@ -230,7 +255,7 @@ def _searches_library(value: str) -> bool:
 
 def _env_from(subject: PolicySubject) -> Broken:
     for container in subject.gpu_containers:
-        for prefix in container.env_from:
+        for prefix in container.prefixes:
             if may_set_reserved(prefix) and not subject.allow_env_from:
                 source = f"envFrom with prefix {prefix}" if prefix else "envFrom without a prefix"
                 yield (
@@ -250,7 +275,13 @@ def _free_variables() -> Iterator[str]:
 
 
 RULES = (
-    PodRule("`nodeName`", "any value", _node_name, "admission; the node agent, without a lease"),
+    PodRule(
+        "`nodeName`",
+        "any value",
+        _node_name,
+        "admission; the node agent, without a lease",
+        Check.CREATION,
+    ),
     PodRule("`hostPID`, `hostIPC`", "true", _host_namespaces),
     PodRule(
         "`shareProcessNamespace`; `targetContainerName` of ephemeral containers",
@@ -263,12 +294,14 @@ RULES = (
         f"`--host-paths`, by default {_listed(HOST_PATHS)}",
         _host_paths,
         "admission; the watcher rejects the pod",
+        ADMISSION | Check.WATCH,
     ),
     PodRule(
         "`securityContext.privileged` of any container",
         "true, unless the webhook runs with `--allow-privileged`",
         _privileged,
         "admission; the watcher rejects the pod",
+        ADMISSION | Check.WATCH,
     ),
     PodRule(
         "`securityContext.capabilities.add` of any container",
@@ -290,7 +323,7 @@ RULES = (
         "library's directory, `valueFrom` or `$(…)`",
         _variables,
         "admission; the node agent refuses the container",
-        variables=True,
+        ADMISSION | Check.EXEMPTED,
     ),
     PodRule(
         "`envFrom` of containers with GPUs",
@@ -298,6 +331,6 @@ RULES = (
         "runs with `--allow-env-from`",
         _env_from,
         "admission; the node agent, where a variable passes the devices",
-        variables=True,
+        ADMISSION | Check.EXEMPTED,
     ),
 )

@@ -1,0 +1,178 @@
+"""One pod as its author wrote it, with whole numbers for amounts; pure.
+
+Admission, the watcher and the dialects read pods in this form. None of its fields is trusted: the
+API server validates a pod after its mutating webhooks.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+
+import msgspec
+
+from shared.dialects.dialect import ContainerManifest, PodManifest
+from shared.dialects.requested import parse_requested, requests_gpu
+from shared.kubernetes.full_pods import FullContainer, FullPodSpec, FullVolume, decode_pod
+from shared.kubernetes.types import ApiPod, ApiPodSpec, Container, SecurityContext
+from shared.model.errors import RequestError
+from shared.model.names import Namespace
+from shared.placing.pod_fields import FoundField, handed_over
+
+SIDECAR = "Always"
+"""`restartPolicy` of an init container that keeps running beside those that follow."""
+MOST_HANDED_OVER = 10
+"""Fields that only kube-scheduler supports, of which a message shows no more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerMount:
+    """One volume in a container: a file system, or a block device; or its message's file."""
+
+    path: str
+    volume: str = ""
+    """Empty for the file at `terminationMessagePath`, which the kubelet mounts last."""
+    whole: bool = True
+    """It is writable, and no part of the volume (`subPath`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodContainer(ContainerManifest):
+    """One container of any kind. Of pods of a watch, only names, amounts and paths are known."""
+
+    path: str
+    """Its JSON pointer, such as `/spec/containers/0`."""
+    ephemeral: bool = False
+    zeros: frozenset[str] = frozenset()
+    """Resources that it names with an amount of 0."""
+    has_claims: bool = False
+    """It uses ResourceClaims, of whatever driver."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables in order, of several with one name the last, which takes effect; the
+    value of one with `valueFrom` is empty."""
+    value_from: frozenset[str] = frozenset()
+    """Variables with `valueFrom`."""
+    prefixes: tuple[str, ...] = ()
+    """The prefix of each source of `envFrom`, which may be empty."""
+    privileged: bool = False
+    capabilities: tuple[str, ...] = ()
+    """Those that it adds."""
+    image: str = ""
+    mounts: tuple[ContainerMount, ...] = ()
+    target: str = ""
+    """The container whose processes an ephemeral one sees."""
+
+    @property
+    def requests_gpu(self) -> bool:
+        """Whether it requests a resource of a dialect."""
+        return requests_gpu({**self.requests, **self.limits})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodView(PodManifest):
+    """One pod."""
+
+    name: str
+    containers: tuple[PodContainer, ...]
+    spec: ApiPodSpec
+
+    @cached_property
+    def handed_over(self) -> tuple[FoundField, ...]:
+        """The first fields that only kube-scheduler supports."""
+        found = handed_over({"spec": msgspec.to_builtins(self.spec)})
+        return tuple(islice(found, MOST_HANDED_OVER))
+
+    @property
+    def host_paths(self) -> Mapping[str, str]:
+        """Path by volume name."""
+        return {each.name: each.host_path.path for each in self.spec.volumes if each.host_path}
+
+    @property
+    def empty_dirs(self) -> frozenset[str]:
+        """Names of volumes of the kind `emptyDir`."""
+        return frozenset(
+            each.name
+            for each in self.spec.volumes
+            if isinstance(each, FullVolume) and each.empty_dir is not None
+        )
+
+
+def decode_view(document: bytes | msgspec.Raw, namespace: str | None) -> PodView:
+    """Decode a pod under review. Raises RequestError for what is no pod, or no valid one."""
+    return view_of(decode_pod(document), namespace or "default")
+
+
+def view_of(pod: ApiPod, namespace: str = "") -> PodView:
+    """Return a pod, by default in the namespace that it names.
+
+    Raises RequestError for an invalid quantity.
+    """
+    meta, spec = pod.metadata, pod.spec
+    kinds: dict[str, tuple[Container, ...]] = {
+        "initContainers": spec.init_containers,
+        "containers": spec.containers,
+        "ephemeralContainers": spec.ephemeral_containers if isinstance(spec, FullPodSpec) else (),
+    }
+    sized = {
+        "metadata.labels": meta.labels,
+        "spec.nodeSelector": spec.node_selector,
+        "spec.affinity": spec.affinity,
+        "spec.tolerations": spec.tolerations,
+    }
+    return PodView(
+        namespace=Namespace(namespace or meta.namespace),
+        name=meta.name or f"{meta.generate_name}…",
+        containers=tuple(
+            _container(container, f"/spec/{kind}/{number}", kind)
+            for kind, containers in kinds.items()
+            for number, container in enumerate(containers)
+        ),
+        annotations=meta.annotations,
+        labels=meta.labels,
+        scheduler=spec.scheduler_name,
+        field_bytes={path: len(msgspec.json.encode(it)) for path, it in sized.items() if it},
+        spec=spec,
+    )
+
+
+def _container(container: Container, path: str, kind: str) -> PodContainer:
+    resources, init = container.resources, kind == "initContainers"
+    try:
+        limits, requests = parse_requested(resources.limits), parse_requested(resources.requests)
+    except RequestError as error:
+        raise RequestError(f"container {container.name}: {error}") from error
+    full = container if isinstance(container, FullContainer) else FullContainer()
+    variables = {variable.name: variable for variable in full.env}
+    security = container.security_context or SecurityContext()
+    return PodContainer(
+        path=path,
+        name=container.name,
+        init=init,
+        sidecar=init and container.restart_policy == SIDECAR,
+        ephemeral=kind == "ephemeralContainers",
+        limits=limits,
+        requests=requests,
+        zeros=frozenset({*resources.limits, *resources.requests}.difference(limits, requests)),
+        has_claims=bool(resources.claims),
+        variables={name: variable.value for name, variable in variables.items()},
+        value_from=frozenset(name for name, one in variables.items() if one.value_from),
+        prefixes=tuple(source.prefix for source in full.env_from),
+        image=full.image,
+        mounts=tuple(_mounts(container)),
+        target=full.target_container_name,
+        privileged=bool(security.privileged),
+        capabilities=security.capabilities.add if security.capabilities else (),
+    )
+
+
+def _mounts(container: Container) -> Iterator[ContainerMount]:
+    if not isinstance(container, FullContainer):
+        yield from (ContainerMount(path=each.mount_path) for each in container.volume_mounts)
+        return
+    for mount in container.volume_mounts:
+        partial = mount.sub_path or mount.sub_path_expr or mount.read_only
+        yield ContainerMount(path=mount.mount_path, volume=mount.name, whole=not partial)
+    for block in container.volume_devices:
+        yield ContainerMount(path=block.device_path, volume=block.name)
+    if container.termination_message_path:
+        yield ContainerMount(path=container.termination_message_path)
