@@ -1,20 +1,84 @@
-"""The user guides' own commands, through a stock kubectl, on the guide's own kind of node."""
+"""Volcano's user guides: their commands, typed into a terminal, on their own kind of node.
+
+Words in braces or angle brackets are filled in, and `--` is put before a container's command, since
+kubectl requires it from 1.31 on. Left out: what installs the vendor's own program or a host's
+driver (`kubectl create -f deployment/` and `-f volcano-vgpu-device-plugin.yml`, `apt-get`,
+`nvidia-smi -mig 1`), which Leasehold replaces.
+"""
 
 import json
 import re
-from collections.abc import AsyncIterator
+import shutil
+import sys
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from tests.support.dialects import guides
-from tests.support.stack import NEEDS_KUBECTL, Stack, running, stack
+from tests.support.servers.nats import free_port
+from tests.support.stack import NEEDS_KUBECTL, Done, Stack, run, running, stack
 from tests.support.waiting import until
 
 pytestmark = [
     *NEEDS_KUBECTL,
+    pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on PATH"),
     pytest.mark.asyncio(loop_scope="module"),
 ]
+
+TERMINAL = (sys.executable, "-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)")
+DISABLED = guides.VOLCANO_GPU_SHARING_CONF.replace("Enable: true", "Enable: false")
+EDITOR = "sed -i 's/GPUSharingEnable: false/GPUSharingEnable: true/'"
+LARGER = {"LEASEHOLD_ALLOW_LARGER_REQUESTS": "true"}
+"""Requests may wait for a larger card."""
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """A terminal of somebody who follows a guide."""
+
+    up: Stack
+    filled: Mapping[str, str]
+
+    async def type(self, command: str) -> Done:
+        for word, text in self.filled.items():
+            command = command.replace(word, text)
+        env = {"KUBECONFIG": self.up.kubeconfig, "KUBE_EDITOR": EDITOR}
+        return await run(*TERMINAL, "bash", "-c", command, env=env)
+
+    async def apply(self, manifest: str) -> None:
+        applied = await self.type(f"cat <<EOF | kubectl apply -f -{manifest}EOF")
+        assert "created" in applied.out, applied
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def terminal() -> AsyncIterator[Terminal]:
+    """One node with the guide's eight cards of 11178 MiB, and the ports of both sets of metrics."""
+    scheduler, usage = f"127.0.0.1:{free_port()}", free_port()
+    ports = ("--scheduler-metrics", scheduler, "--usage-port", str(usage))
+    async with stack(
+        *("--nodes", "1", "--gpus", "8xGTX1080Ti", *ports), webhook=True, dashboard=True, env=LARGER
+    ) as started:
+        yield Terminal(
+            started,
+            {
+                **dict.fromkeys(("{node name}", "{node-name}"), "node-0"),
+                "{volcano scheduler cluster ip}:8080": scheduler,
+                "<volcano-scheduler-ip>:8080": scheduler,
+                "{volcano device plugin pod ip}:9394": f"127.0.0.1:{usage}",
+                "<plugin-pod-ip>:9394": f"127.0.0.1:{usage}",
+                "gpu-pod1 env": "gpu-pod1 -- env",
+            },
+        )
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def up(terminal: Terminal) -> AsyncIterator[Stack]:
+    """With no pod left over."""
+    yield terminal.up
+    await terminal.up.clear()
 
 
 def gpushare(name: str, memory: int) -> str:
@@ -22,81 +86,83 @@ def gpushare(name: str, memory: int) -> str:
     return guides.VOLCANO_GPU_POD_1.replace("gpu-pod1", name).replace("1024 #", f"{memory} #")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def guide() -> AsyncIterator[Stack]:
-    """One node with the guide's eight cards of 11178 MiB; requests may wait for a larger one."""
-    env = {"LEASEHOLD_ALLOW_LARGER_REQUESTS": "true"}
-    async with stack("--nodes", "1", "--gpus", "8xGTX1080Ti", webhook=True, env=env) as up:
-        yield up
+def annotated(key: str, text: str) -> Any:
+    return lambda pod: pod["metadata"].get("annotations", {}).get(key) == text
 
 
-@pytest_asyncio.fixture(autouse=True, loop_scope="module")
-async def clean(guide: Stack) -> AsyncIterator[None]:
-    yield
-    await guide.clear()
+async def test_item_1_the_commands_of_the_gpu_sharing_guide(terminal: Terminal, up: Stack) -> None:
+    await terminal.type("kubectl create namespace volcano-system")
+    await up.kubectl("apply", "-f", "-", stdin=DISABLED)
 
+    edited = await terminal.type("kubectl edit cm -n volcano-system volcano-scheduler-configmap")
+    node = await terminal.type("kubectl get node {node name} -oyaml")
+    for manifest in (guides.VOLCANO_GPU_POD_1, guides.VOLCANO_GPU_POD_2):
+        await terminal.apply(manifest)
+    assigned = annotated("volcano.sh/gpu-assigned", "true")
+    pods = [await up.until(name, assigned) for name in ("gpu-pod1", "gpu-pod2")]
+    await up.until("gpu-pod1", running)
+    environment = await terminal.type("kubectl exec -ti  gpu-pod1 env")
 
-async def apply(guide: Stack, manifest: str) -> None:
-    done = await guide.kubectl("apply", "-f", "-", stdin=manifest)
-    assert done.code == 0, done.err
-
-
-async def test_item_1_the_node_shows_the_guides_allocatable_lines(guide: Stack) -> None:
-    done = await guide.kubectl("get", "node", "node-0", "-oyaml")
-
+    assert "configmap/volcano-scheduler-configmap edited" in edited.out, edited
     for block in ("allocatable", "capacity"):
-        lines = done.out.partition(f"{block}:")[2]
-        assert 'volcano.sh/gpu-memory: "89424"' in lines
-        assert 'volcano.sh/gpu-number: "8"' in lines
-        assert 'volcano.sh/vgpu-memory: "89424"' in lines
-        assert 'volcano.sh/vgpu-number: "80"' in lines
-        assert 'volcano.sh/vgpu-cores: "800"' in lines
-
-
-async def test_the_two_gpushare_pods_share_card_0_and_have_the_guides_variables(
-    guide: Stack,
-) -> None:
-    await apply(guide, guides.VOLCANO_GPU_POD_1)
-    await apply(guide, guides.VOLCANO_GPU_POD_2)
-    for name in ("gpu-pod1", "gpu-pod2"):
-        await guide.until(name, running)
-
-    pods = [await guide.pod(name) for name in ("gpu-pod1", "gpu-pod2")]
-    shown = await guide.kubectl("get", "pod", "gpu-pod1", "-oyaml")
-    environment = await guide.exec("gpu-pod1", "env")
-
+        lines = node.out.partition(f"{block}:")[2]
+        for name, amount in (("memory", 89424), ("number", 8)):
+            assert f'volcano.sh/gpu-{name}: "{amount}"' in lines
+        for name, amount in (("memory", 89424), ("number", 80), ("cores", 800)):
+            assert f'volcano.sh/vgpu-{name}: "{amount}"' in lines
     for pod in pods:
         notes = pod["metadata"]["annotations"]
         assert notes["volcano.sh/gpu-index"] == "0"
         assert re.fullmatch(r"\d{19}", notes["volcano.sh/predicate-time"])
-    assert 'volcano.sh/gpu-index: "0"' in shown.out
-    assert environment.code == 0, environment.err
-    lines = environment.out.splitlines()
-    assert "VOLCANO_GPU_MEMORY_TOTAL=11178" in lines
-    assert "VOLCANO_GPU_ALLOCATED=1024" in lines
-    assert "NVIDIA_VISIBLE_DEVICES=0" in lines
+    for variable in ("MEMORY_TOTAL=11178", "ALLOCATED=1024"):
+        assert f"VOLCANO_GPU_{variable}" in environment.out, environment
+    assert "NVIDIA_VISIBLE_DEVICES=0" in environment.out
 
 
-async def test_item_9_an_allocated_pod_is_marked_assigned(guide: Stack) -> None:
-    await apply(guide, guides.VOLCANO_GPU_POD_1)
+def names_the_pod(done: Done) -> bool:
+    return "gpu-pod1" in done.out
 
-    await guide.until(
-        "gpu-pod1",
-        lambda pod: pod["metadata"].get("annotations", {}).get("volcano.sh/gpu-assigned") == "true",
+
+async def test_the_commands_of_the_vgpu_guides(terminal: Terminal, up: Stack) -> None:
+    await terminal.apply(guides.VOLCANO_VGPU_POD)
+    await up.until("gpu-pod1", running)
+    pod = await up.until("gpu-pod1", annotated("volcano.sh/bind-phase", "success"))
+    environment = (await up.exec("gpu-pod1", "env")).out.splitlines()
+    described = await terminal.type("kubectl describe pod gpu-pod1")
+    scheduler = await until(
+        lambda: terminal.type("curl http://<volcano-scheduler-ip>:8080/metrics"), names_the_pod
     )
+    plugin = await until(
+        lambda: terminal.type("curl {volcano device plugin pod ip}:9394/metrics"), names_the_pod
+    )
+
+    notes, card = pod["metadata"]["annotations"], r"(GPU-[^,]+),NVIDIA,3000,50:"
+    devices = re.fullmatch(card + card, notes["volcano.sh/vgpu-ids-new"])
+    assert devices is not None
+    assert notes["volcano.sh/vgpu-node"] == "node-0"
+    assert notes["volcano.sh/devices-to-allocate"] == ""
+    assert notes["volcano.sh/vgpu-time"] == "18446744073709551615"
+    values = dict(line.partition("=")[::2] for line in environment)
+    assert sorted(values["NVIDIA_VISIBLE_DEVICES"].split(",")) == sorted(devices.groups())
+    assert values["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
+    assert values["CUDA_DEVICE_MEMORY_LIMIT_1"] == "3000m"
+    assert values["CUDA_DEVICE_SM_LIMIT"] == "50"
+    assert re.search(r"Scheduled.*Successfully assigned default/gpu-pod1 to node-0", described.out)
+    assert "volcano_vgpu_device_allocated_memory" in scheduler.out
+    assert "vGPU_device_memory_limit_in_bytes" in plugin.out
 
 
 async def test_item_4_a_whole_card_gets_an_idle_card_and_a_too_large_request_waits_with_the_reason(
-    guide: Stack,
+    terminal: Terminal, up: Stack
 ) -> None:
-    await apply(guide, gpushare(name="small", memory=1024))
-    await guide.until("small", running)
-    await apply(guide, gpushare(name="large", memory=11178))
-    large = await guide.until("large", running)
-    await apply(guide, gpushare(name="huge", memory=20000))
-    await guide.until("huge", unscheduled)
+    await terminal.apply(gpushare(name="small", memory=1024))
+    await up.until("small", running)
+    await terminal.apply(gpushare(name="large", memory=11178))
+    large = await up.until("large", running)
+    await terminal.apply(gpushare(name="huge", memory=20000))
+    await up.until("huge", unscheduled)
 
-    described = await guide.kubectl("describe", "pod", "huge")
+    described = await up.kubectl("describe", "pod", "huge")
 
     assert large["metadata"]["annotations"]["volcano.sh/gpu-index"] == "1"
     assert "FailedScheduling" in described.out
@@ -109,60 +175,20 @@ def unscheduled(pod: dict[str, dict[str, list[dict[str, str]]]]) -> bool:
     return any(c["type"] == "PodScheduled" and c["status"] == "False" for c in conditions)
 
 
-async def test_the_vgpu_pod_gets_two_cards_and_its_limits(guide: Stack) -> None:
-    await apply(guide, guides.VOLCANO_VGPU_POD)
-    await guide.until("gpu-pod1", running)
-    pod = await guide.until(
-        "gpu-pod1",
-        lambda p: p["metadata"]["annotations"]["volcano.sh/bind-phase"] == "success",
-    )
+async def test_gpus_ps_explain_and_trace_show_running_and_waiting_pods(
+    terminal: Terminal, up: Stack
+) -> None:
+    await terminal.apply(guides.VOLCANO_VGPU_POD)
+    await up.until("gpu-pod1", running)
+    await terminal.apply(gpushare(name="huge", memory=20000))
+    await up.until("huge", unscheduled)
 
-    environment = (await guide.exec("gpu-pod1", "env")).out.splitlines()
-    described = await guide.kubectl("describe", "pod", "gpu-pod1")
-
-    notes = pod["metadata"]["annotations"]
-    devices = re.fullmatch(
-        r"(GPU-[^,]+),NVIDIA,3000,50:(GPU-[^,]+),NVIDIA,3000,50:", notes["volcano.sh/vgpu-ids-new"]
-    )
-    assert devices is not None
-    assert notes["volcano.sh/vgpu-node"] == "node-0"
-    assert notes["volcano.sh/devices-to-allocate"] == ""
-    assert notes["volcano.sh/vgpu-time"] == "18446744073709551615"
-    values = dict(line.partition("=")[::2] for line in environment)
-    assert sorted(values["NVIDIA_VISIBLE_DEVICES"].split(",")) == sorted(devices.groups())
-    assert values["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
-    assert values["CUDA_DEVICE_MEMORY_LIMIT_1"] == "3000m"
-    assert values["CUDA_DEVICE_SM_LIMIT"] == "50"
-    assert re.search(r"Scheduled.*Successfully assigned default/gpu-pod1 to node-0", described.out)
-
-
-async def test_deleting_a_pod_frees_its_share_for_a_waiting_pod(guide: Stack) -> None:
-    for card in range(8):
-        await apply(guide, gpushare(name=f"full-{card}", memory=11178))
-    for card in range(8):
-        await guide.until(f"full-{card}", running)
-    await apply(guide, gpushare(name="waits", memory=5000))
-    await guide.until("waits", unscheduled)
-
-    deleted = await guide.kubectl("delete", "pod", "full-3", "--wait")
-
-    assert deleted.code == 0, deleted.err
-    waited = await guide.until("waits", running)
-    assert waited["metadata"]["annotations"]["volcano.sh/gpu-index"] == "3"
-
-
-async def test_gpus_ps_explain_and_trace_show_running_and_waiting_pods(guide: Stack) -> None:
-    await apply(guide, guides.VOLCANO_VGPU_POD)
-    await guide.until("gpu-pod1", running)
-    await apply(guide, gpushare(name="huge", memory=20000))
-    await guide.until("huge", unscheduled)
-
-    gpus = await guide.leasehold("gpus", "--json")
-    leases = await guide.leasehold("ps", "--json")
-    runs = await guide.leasehold("explain", "gpu-pod1")
-    waits = await guide.leasehold("explain", "huge")
+    gpus = await up.leasehold("gpus", "--json")
+    leases = await up.leasehold("ps", "--json")
+    runs = await up.leasehold("explain", "gpu-pod1")
+    waits = await up.leasehold("explain", "huge")
     trace = await until(
-        lambda: guide.leasehold("trace", "gpu-pod1"), lambda done: "allocate" in done.out
+        lambda: up.leasehold("trace", "gpu-pod1"), lambda done: "allocate" in done.out
     )
 
     assert gpus.code == 0, gpus.err

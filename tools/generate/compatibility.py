@@ -21,12 +21,26 @@ LISTS: Mapping[str, range] = {
 
 ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
     "item": {
+        **dict.fromkeys(
+            (19, 20, 21),
+            (
+                "test_items_19_to_21_memory_is_exact",
+                "test_items_19_to_21_a_share_has_the_requested_memory",
+            ),
+        ),
+        32: (
+            "test_a_placement_is_bound_with_all_annotations_in_one_binding",
+            "test_the_lease_of_a_pod_that_cannot_be_bound_is_released",
+        ),
+        33: ("test_malformed_requests_are_refused_with_container_and_rule",),
+        36: ("test_32_a_pod_that_sets_a_reserved_variable_is_refused_by_its_name",),
         41: ("test_41_a_mounted_file_keeps_its_inode",),
         51: ("test_hami_core_1_every_field_that_c_wrote_is_read",),
     },
     "koordinator": {
         22: ("test_after_flushall_the_rebuild_restores_the_same_leases",),
         23: ("test_the_lease_of_a_pod_deleted_by_force_ends_when_its_agent_confirms",),
+        24: ("test_a_placement_is_bound_with_all_annotations_in_one_binding",),
     },
     "gpusharing": {
         10: (

@@ -19,35 +19,17 @@ from shared.model.lease import Lease
 from shared.model.names import NodeName
 from shared.nats.subjects import user_of
 from simcluster.node_agent.gpus import uuid_of
-from tests.support.stack import PODS, Stack, completed, gpu_pod, running
+from tests.support.stack import Stack, gpu_pod, running
 from tests.support.waiting import until
 
 GPUS = "8xGTX1080Ti"
-CARD_MIB = 11178
-NODE, SPARE, OTHER = "node-0", "node-1", "node-2"
+NODE, SPARE = "node-0", "node-1"
 """Tests that need an agent of any node but the first start it themselves."""
-
-MEMORY, NUMBER = "volcano.sh/gpu-memory", "volcano.sh/gpu-number"
-INDEX, IDS = "volcano.sh/gpu-index", "volcano.sh/vgpu-ids-new"
-SIX = (
-    "volcano.sh/vgpu-node",
-    "volcano.sh/vgpu-time",
-    IDS,
-    "volcano.sh/devices-to-allocate",
-    "volcano.sh/bind-phase",
-    "volcano.sh/bind-time",
-)
-NEVER = "18446744073709551615"
 
 
 def uuid(index: int, node: str = NODE) -> str:
     """Return the UUID of a node's GPU."""
     return uuid_of(NodeName(node), index)
-
-
-def on(*indices: int) -> dict[str, str]:
-    """Return the annotation that selects GPUs of the first node for a vGPU pod."""
-    return {"volcano.sh/vgpu-use-gpuuuid": ",".join(uuid(index) for index in indices)}
 
 
 def asking(
@@ -63,17 +45,6 @@ def asking(
     return gpu_pod(name, limits, annotations=annotations, **(wanted | spec))
 
 
-def container(name: str, limits: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """Return a container that runs until it is stopped."""
-    return {"name": name, "image": "app", "resources": {"limits": completed(limits or {})}, **more}
-
-
-async def bound(up: Stack, pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Create a pod and wait until it has a node."""
-    await up.create(pod)
-    return await up.until(pod["metadata"]["name"], lambda p: p["spec"].get("nodeName"))
-
-
 async def runs(up: Stack, pod: Mapping[str, Any]) -> dict[str, Any]:
     """Create a pod and wait until it runs."""
     await up.create(pod)
@@ -83,12 +54,7 @@ async def runs(up: Stack, pod: Mapping[str, Any]) -> dict[str, Any]:
 async def refused(up: Stack, pod: Mapping[str, Any]) -> str:
     """Create a pod that cannot be placed; return the text of its condition."""
     await up.create(pod)
-    return await unschedulable_text(up, pod["metadata"]["name"])
-
-
-async def unschedulable_text(up: Stack, name: str) -> str:
-    """Wait until a pod's condition has the reason why it has no node; return the text."""
-    return condition_text(await up.until(name, condition_text))
+    return condition_text(await up.until(pod["metadata"]["name"], condition_text))
 
 
 def condition_text(pod: Mapping[str, Any]) -> str:
@@ -112,20 +78,6 @@ def annotation_of(pod: Mapping[str, Any], key: str) -> str:
     """Return an annotation of a pod."""
     text: str = annotations_of(pod)[key]
     return text
-
-
-def shares(pod: Mapping[str, Any], node: str = NODE) -> list[tuple[int, int, int]]:
-    """Return index, memory and cores of each device in `vgpu-ids-new`."""
-    indices = {uuid(index, node): index for index in range(8)}
-    records = annotation_of(pod, IDS).replace(";", "").split(":")[:-1]
-    fields = [record.split(",") for record in records]
-    assert all(kind == "NVIDIA" for _, kind, _, _ in fields)
-    return [(indices[name], int(memory), int(cores)) for name, _, memory, cores in fields]
-
-
-def device_indices(pod: Mapping[str, Any]) -> list[int]:
-    """Return the indices of the devices in `vgpu-ids-new`."""
-    return [index for index, _, _ in shares(pod)]
 
 
 async def allocated_setup(
@@ -182,11 +134,6 @@ async def node_allocatable(
     return found
 
 
-async def annotate(up: Stack, node: str, notes: Mapping[str, str | None]) -> None:
-    """Change a node's annotations, as its operator does."""
-    await up.kube.patch_merge(f"/api/v1/nodes/{node}", {"metadata": {"annotations": dict(notes)}})
-
-
 async def restart_kubelet(up: Stack, node: str) -> None:
     """Restart a kubelet; its containers keep running."""
     described = json.loads((up.root / "nodes" / node / "kubelet.json").read_text())
@@ -199,67 +146,29 @@ async def restart_kubelet(up: Stack, node: str) -> None:
         assert await kubelet.create("/debug/restart", {}) == b"restarted"
 
 
-def agent_flags(up: Stack, node: str = SPARE, gpus: str = GPUS) -> tuple[str, ...]:
-    """Return the flags of a node agent for one of the stack's nodes."""
-    return (
-        *("--node", node, "--gpus", gpus),
-        *("--kubelet-dir", str(up.root / "nodes" / node)),
-        *("--state-dir", str(up.root / "agents" / node)),
-    )
-
-
-async def start(
-    up: Stack, module: str, name: str, *flags: str
-) -> tuple[asyncio.subprocess.Process, Path]:
-    """Start one of our services beside the stack's; return it and the file that it announces."""
-    node = flags[flags.index("--node") + 1] if "--node" in flags else ""
-    user = user_of(module.replace("_", "-"), node)
-    package = "simcluster" if module == "node_agent" else "services"
-    run_file = up.root / f"{name}.json"
+@asynccontextmanager
+async def agent(
+    up: Stack, *flags: str, node: str = SPARE
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run another node's agent beside the stack's services, once it is ready."""
+    name = f"agent-{node}"
+    run_file, log_file = up.root / f"{name}.json", up.root / "logs" / f"{name}.log"
     run_file.unlink(missing_ok=True)
-    with (up.root / "logs" / f"{name}.log").open("ab") as log:
+    with log_file.open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", f"{package}.{module}"),
-            *(*up.bus_flags(user), "--run-file", str(run_file)),
-            *("--kubeconfig", up.kubeconfig, "--instance", name, *flags),
+            *(sys.executable, "-P", "-m", "simcluster.node_agent"),
+            *(*up.bus_flags(user_of("node-agent", node)), "--run-file", str(run_file)),
+            *("--kubeconfig", up.kubeconfig, "--instance", name, "--node", node, "--gpus", GPUS),
+            *("--kubelet-dir", str(up.root / "nodes" / node)),
+            *("--state-dir", str(up.root / "agents" / node), *flags),
             stdout=log,
             stderr=log,
         )
-    return process, run_file
-
-
-@asynccontextmanager
-async def service(
-    up: Stack, module: str, name: str, *flags: str
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run one of our services beside the stack's, once it is ready."""
-    process, run_file = await start(up, module, name, *flags)
     try:
         await until(lambda: run_file.exists() or process.returncode is not None)
-        assert run_file.exists(), (up.root / "logs" / f"{name}.log").read_text()[-2000:]
+        assert run_file.exists(), log_file.read_text()[-2000:]
         yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         await process.wait()
-
-
-@asynccontextmanager
-async def agent(
-    up: Stack, *flags: str, node: str = SPARE
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run another node's agent."""
-    name = f"agent-{node}"
-    async with service(up, "node_agent", name, *agent_flags(up, node), *flags) as process:
-        yield process
-
-
-@asynccontextmanager
-async def failing(up: Stack, path: str, *, code: int) -> AsyncIterator[None]:
-    """Have the API server refuse POSTs to a path of the default namespace's pods."""
-    fault = {"path": f"{PODS}/{path}", "method": "POST", "code": code, "count": 1_000_000}
-    await up.kube.create("/debug/faults", fault)
-    try:
-        yield
-    finally:
-        await up.kube.delete("/debug/faults")

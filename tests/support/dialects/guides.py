@@ -68,30 +68,6 @@ spec:
           volcano.sh/gpu-memory: 1024 # requesting 1024MB GPU memory
 """
 
-VOLCANO_VGPU_PLUGIN_CONF = """
-kind: ConfigMap
-apiVersion: v1
-metadata:
-  name: volcano-scheduler-configmap
-  namespace: volcano-system
-data:
-  volcano-scheduler.conf: |
-    actions: "enqueue, allocate, backfill"
-    tiers:
-    - plugins:
-      - name: priority
-      - name: gang
-      - name: conformance
-    - plugins:
-      - name: drf
-      - name: deviceshare
-        arguments:
-          deviceshare.VGPUEnable: true # enable vgpu
-      - name: predicates
-      - name: proportion
-      - name: nodeorder
-      - name: binpack
-"""
 VOLCANO_VGPU_POD = """
 apiVersion: v1
 kind: Pod
