@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from shared.model.events.event import Event
 from shared.model.events.pod_events import Heartbeat
-from shared.model.events.request_reply import ResizeRequest, UsageRequest
 from shared.runtime.service import Role, roles_of
 
 
@@ -43,11 +42,7 @@ SERVICES: tuple[ServiceEntry, ...] = (
     ServiceEntry(name="dashboard", module="services.dashboard.service", class_name="Dashboard"),
 )
 OPERATOR = ServiceEntry(name="operator", module="", class_name="")
-"""The user of the commands, which is not a service."""
-OPERATOR_ROLES = (
-    Role(kind="publishes", method="resize", publishes=(ResizeRequest,)),
-    Role(kind="publishes", method="usage", publishes=(UsageRequest,)),
-)
+"""The user of the commands audit and doctor, which is not a service."""
 ALL_SERVICES_PUBLISH = (Heartbeat,)
 """Events that the runtime publishes for each replica of any service."""
 NO_CONSUMER = "(any observer)"
@@ -91,7 +86,7 @@ def edges() -> tuple[Edge, ...]:
     runtime = Role(kind="publishes", method="runtime", publishes=ALL_SERVICES_PUBLISH)
     for service in SERVICES:
         by_name[service.name] = (*by_name[service.name], runtime)
-    return edges_of(by_name | {OPERATOR.name: OPERATOR_ROLES})
+    return edges_of(by_name)
 
 
 def edges_of(roles_by_name: Mapping[str, tuple[Role, ...]]) -> tuple[Edge, ...]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from services.topology import (
     ALL_SERVICES_PUBLISH,
     OPERATOR,
-    OPERATOR_ROLES,
     SERVICES,
     ServiceEntry,
     published,
@@ -52,14 +51,10 @@ def all_users(nodes: Sequence[NodeName]) -> tuple[NatsUser, ...]:
 
 
 def operator_user() -> NatsUser:
-    """Return the user of commands.
-
-    Commands receive heartbeats and send the requests that the topology declares.
-    """
-    requests = map(subjects.reply_subject, published(OPERATOR_ROLES))
+    """Return the user of `doctor`, which receives heartbeats."""
     return NatsUser(
         name=OPERATOR.name,
-        publish=_sorted_unique(requests),
+        publish=(),
         subscribe=(f"{subjects.inbox_of(OPERATOR.name)}.>", subjects.subscribe_subject(Heartbeat)),
     )
 
@@ -75,9 +70,7 @@ def service_users(
 
     They may reply to the services in `senders`; by default, to each other.
     """
-    senders_by_event = _senders_by_event(
-        (*(senders or services), OPERATOR), {OPERATOR.name: OPERATOR_ROLES, **roles_by_name}
-    )
+    senders_by_event = _senders_by_event(senders or services, roles_by_name)
     return tuple(
         NatsUser(
             name=subjects.user_of(service.name, node),

@@ -5,8 +5,7 @@ import sys
 from collections.abc import Sequence
 from types import TracebackType
 
-from services.cli.completion import NO_FILES, candidates
-from services.cli.parser import build_parser, parse
+from services.cli.parser import NO_FILES, build_parser, candidates, parse
 from services.cli.program import program_name
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.runtime.variables import check_variables
@@ -24,16 +23,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if words[:1] == [COMPLETE]:
         print("\n".join(candidates(build_parser(), words[1:])))
         return
+    name = program
     try:
-        flags = parse(argv, program)
         check_variables(os.environ)
-    except RequestError as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        sys.exit(2)
-    if argv is None and not os.environ.get(DEBUG_VARIABLE):
-        sys.excepthook = _report_bug
-    try:
-        code = int(flags.run(flags))
+        entry, arguments = parse(words, program)
+        name = f"{program} {entry.name}"
+        if argv is None and not os.environ.get(DEBUG_VARIABLE):
+            sys.excepthook = _report_bug
+        code = entry.run(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
@@ -41,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except LeaseholdError as error:
-        print(f"{program} {flags.command}: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         code = _exit_code_of(error)
     sys.exit(code)
 

@@ -12,7 +12,6 @@ Only the owner can read the files, with --shared their group as well. An existin
 so does a server's certificate in the first half of its year.
 """
 
-import argparse
 import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +22,7 @@ from pathlib import Path
 from services.auth.ca_rotation import KUBE_SCHEDULER
 from services.auth.nats_users import all_users, nats_configuration
 from services.auth.redis_users import PROBE, password_digest, password_users, redis_acl
+from services.cli.commands import CredentialArguments
 from shared.credentials import certificates
 from shared.credentials.logins import load_login
 from shared.model.errors import RequestError
@@ -152,31 +152,36 @@ def _issue_certificates(files: CredentialFiles, names: Sequence[str], mode: int)
         _write(certificate, issued.certificate.decode(), mode)
 
 
-def show(flags: argparse.Namespace) -> int:
+def show(flags: CredentialArguments) -> int:
     """Run the command: print the users and their rights, or write them with their secrets."""
-    nodes = [NodeName(node) for node in flags.nodes.split(",") if node]
+    nodes = [NodeName(node) for node in flags.nodes]
     both = flags.nats == flags.redis
     nats, redis = both or flags.nats, both or flags.redis
     if flags.out:
-        _write_for(flags, nodes, nats=nats, redis=redis)
+        _write_for(flags, flags.out, nodes, nats=nats, redis=redis)
     else:
         _print_rights(nodes or [NodeName(EXAMPLE_NODE)], nats=nats, redis=redis)
     return 0
 
 
 def _write_for(
-    flags: argparse.Namespace, nodes: Sequence[NodeName], *, nats: bool, redis: bool
+    flags: CredentialArguments,
+    out: Path,
+    nodes: Sequence[NodeName],
+    *,
+    nats: bool,
+    redis: bool,
 ) -> None:
     if nats and not nodes:
         raise RequestError(
             "--nodes NAME,.. is needed with --out: each node's agent has a user of its own"
         )
     files = write(
-        Path(flags.out),
+        out,
         nodes,
         nats=nats,
         redis=redis,
-        names=[name for name in flags.names.split(",") if name],
+        names=flags.names,
         shared=flags.shared,
     )
     print(f"written to {files.root}; only those who run the servers may read it")

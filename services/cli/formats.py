@@ -2,7 +2,26 @@
 
 from datetime import UTC, datetime
 
-from shared.model.usage import ShareMeasurement
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from shared.model.views import GpusView, LeasesView, MeasuredView
+
+
+def new_table(*titles: str) -> Table:
+    """Return a table whose lines are never broken."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        made.add_column(title, no_wrap=True)
+    return made
+
+
+def keep_widths(table: Table, *shortened: str) -> None:
+    """On a narrow terminal, shorten only the columns with these titles."""
+    for column in table.columns:
+        if column.header not in shortened:
+            column.min_width = max(map(cell_len, map(str, (column.header, *column.cells))))
 
 
 def age(seconds: float) -> str:
@@ -19,14 +38,22 @@ def timestamp(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def used_texts(measured: ShareMeasurement | None) -> tuple[str, str]:
-    """Format the memory in MiB and the percent of the cores in use; `-`: it is not known."""
+def used_texts(measured: MeasuredView | None) -> tuple[str, str]:
+    """Format the memory in MiB and the percent of the cores in use; `-` if it is not known."""
     memory, cores = (measured.memory_mib, measured.cores_percent) if measured else (None, None)
     return "-" if memory is None else str(memory), "-" if cores is None else f"{cores}%"
 
 
-def measured_text(measured: ShareMeasurement, now: float) -> str:
+def measured_text(measured: MeasuredView, now: float) -> str:
     """Describe the usage of a share."""
     memory, cores = used_texts(measured)
     idle = "" if measured.idle_since is None else f", idle for {age(now - measured.idle_since)}"
     return f"uses {memory} MiB and {cores} of the cores; processes: {measured.processes}{idle}"
+
+
+def notes(view: GpusView | LeasesView) -> list[Text]:
+    """Return what is missing, if anything."""
+    silent = ", ".join(view.unmeasured_nodes)
+    no_reply = f"no reply from the agents of: {silent}; their usage is not shown"
+    lines = (*view.problems, no_reply) if silent else view.problems
+    return [Text(line, style="yellow") for line in lines]

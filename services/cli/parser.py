@@ -1,18 +1,16 @@
-"""The parser of the whole command line; each package describes its own commands."""
+"""The parser of the whole command line, and its completion for bash, zsh, fish and kubectl.
+
+The scripts call `leasehold __complete WORDS`, so that they never differ from the commands.
+https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins/
+"""
 
 import argparse
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
-from services.cli.admin.arguments import add_admin_commands
-from services.cli.audit.arguments import add_audit_command
-from services.cli.command_parser import CommandParser
-from services.cli.completion import SCRIPTS
-from services.cli.doctor.arguments import add_doctor_command
-from services.cli.flags import Run
-from services.cli.inspect.arguments import add_inspect_commands
-from services.cli.plan.arguments import add_plan_commands
-from services.cli.up.arguments import add_up_commands
+import services.cli.commands  # noqa: F401 - it declares the commands
+from services.cli.arguments import COMMANDS, CommandEntry
+from shared.runtime.settings import add_arguments, from_arguments
 
 EXIT_CODES = """\
 exit codes:
@@ -35,18 +33,59 @@ examples:
   leasehold audit --json
   leasehold down
 """
+SCRIPTS = {
+    "bash": """\
+_leasehold() {
+    local IFS=$'\\n'
+    COMPREPLY=($(leasehold __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+}
+complete -o default -F _leasehold leasehold
+""",
+    "zsh": """\
+#compdef leasehold
+_leasehold() {
+    local -a found
+    found=(${(f)"$(leasehold __complete "${(@)words[2,CURRENT]}" 2>/dev/null)"})
+    if (( $#found )); then compadd -a found; else _files; fi
+}
+compdef _leasehold leasehold
+""",
+    "fish": """\
+function __leasehold
+    set -l found (leasehold __complete (commandline -opc)[2..] "$(commandline -ct)" 2>/dev/null)
+    if test -n "$found"; printf '%s\\n' $found; else; __fish_complete_path; end
+end
+complete -c leasehold -f -a '(__leasehold)'
+""",
+}
+NO_FILES = ":4"
+"""To kubectl: do not offer names of files. The value of cobra's ShellCompDirectiveNoFileComp."""
 
 
-def parse(argv: Sequence[str] | None, program: str) -> argparse.Namespace:
-    """Parse a command line of the program of this name; exits if it is invalid."""
-    flags, unknown = build_parser(program).parse_known_args(argv)
+def parse(argv: Sequence[str], program: str) -> tuple[CommandEntry, Any]:
+    """Return the command that a command line names, and its arguments; exits if it is invalid.
+
+    Raises RequestError for arguments that contradict each other.
+    """
+    parser = build_parser(program, only=argv[0] if argv else "")
+    flags, unknown = parser.parse_known_args(argv)
     if unknown:
         flags.parser.refuse(unknown)
-    return flags
+    if flags.command == "completion":
+        print(SCRIPTS[flags.shell], end="")
+        parser.exit()
+    if flags.command == "help":
+        _command_of(build_parser(program), [flags.topic or ""])[0].print_help()
+        parser.exit()
+    entry = COMMANDS[flags.command]
+    return entry, from_arguments(entry.arguments, flags)
 
 
-def build_parser(program: str = "leasehold") -> CommandParser:
-    """Return the parser of the whole command line; `program` is its name in help and errors."""
+def build_parser(program: str = "leasehold", only: str | None = None) -> "CommandParser":
+    """Return the parser of the whole command line; `program` is its name in help and errors.
+
+    With `only`, the arguments of the other commands are left out.
+    """
     parser = CommandParser(
         prog=program,
         description="GPU sharing for Kubernetes: every share is a lease.",
@@ -56,48 +95,38 @@ def build_parser(program: str = "leasehold") -> CommandParser:
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, text: str, run: Run, /, *examples: str) -> CommandParser:
+    def add(name: str, about: str, examples: Sequence[str]) -> CommandParser:
         lines = "".join(f"  {program} {name} {example}".rstrip() + "\n" for example in examples)
-        command: CommandParser = commands.add_parser(
+        added: CommandParser = commands.add_parser(
             name,
-            help=text,
-            description=f"{text[0].upper()}{text[1:]}.",
+            help=f"{about[0].lower()}{about[1:]}".partition("\n")[0].rstrip("."),
+            description=about,
             epilog=f"examples:\n{lines}\n{EXIT_CODES}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.set_defaults(run=run, parser=command)
-        return command
+        added.set_defaults(parser=added)
+        return added
 
-    def print_help(flags: argparse.Namespace) -> int:
-        (commands.choices[flags.topic] if flags.topic else parser).print_help()
-        return 0
-
-    add_up_commands(add)
-    add_inspect_commands(add)
-    add_plan_commands(add)
-    add_audit_command(add)
-    add_doctor_command(add)
-    add_admin_commands(add)
-    add_completion = add(
+    for entry in COMMANDS.values():
+        added = add(entry.name, entry.about, entry.examples)
+        if only in {None, entry.name}:
+            add_arguments(entry.arguments, added.group)
+    completion = add(
         "completion",
-        "print the completion script of a shell",
-        _print_completion,
-        "bash > /etc/bash_completion.d/leasehold",
-        "zsh > ~/.zfunc/_leasehold",
-        "fish > ~/.config/fish/completions/leasehold.fish",
+        "Print the completion script of a shell.",
+        (
+            "bash > /etc/bash_completion.d/leasehold",
+            "zsh > ~/.zfunc/_leasehold",
+            "fish > ~/.config/fish/completions/leasehold.fish",
+        ),
     )
-    add_completion.add_argument(
+    completion.add_argument(
         "shell", metavar="SHELL", choices=tuple(SCRIPTS), help="bash, zsh or fish"
     )
     topics = list(commands.choices)
-    about = add("help", "show the help of a command", print_help, "", "explain")
+    about = add("help", "Show the help of a command.", ("", "explain"))
     about.add_argument("topic", metavar="COMMAND", nargs="?", choices=topics)
     return parser
-
-
-def _print_completion(flags: argparse.Namespace) -> int:
-    print(SCRIPTS[flags.shell], end="")
-    return 0
 
 
 class _PrintVersion(argparse.Action):
@@ -108,3 +137,92 @@ class _PrintVersion(argparse.Action):
 
         print(f"leasehold {version('leasehold')}")
         parser.exit()
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parses the arguments of one command, or the name of the command."""
+
+    _connection: argparse._ArgumentGroup | None = None
+
+    def group(self, name: str) -> argparse._ActionsContainer:
+        """Return where flags of this group are added; the help lists `connection` last."""
+        if not name:
+            return self
+        if self._connection is None:
+            self._connection = self.add_argument_group(
+                name, "the default is a stack of `leasehold up`, else the cluster of the kubeconfig"
+            )
+        return self._connection
+
+    def format_usage(self) -> str:
+        """Return the positional arguments; the help lists the flags."""
+        self._shorten_usage()
+        return super().format_usage()
+
+    def format_help(self) -> str:
+        """Return the usage without the flags, and then everything."""
+        self._shorten_usage()
+        return super().format_help()
+
+    def _shorten_usage(self) -> None:
+        names = (_usage_of(action) for action in self._get_positional_actions())
+        self.usage = " ".join(("%(prog)s", *names, "[flags]"))
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Exit because of arguments that are unknown here."""
+        near = (_nearest(word.partition("=")[0], self._option_string_actions) for word in unknown)
+        suggestion = next(filter(None, near), "")
+        self.error(f"unknown arguments: {' '.join(unknown)}{suggestion}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        raise argparse.ArgumentError(
+            action,
+            f"{value!r} is not one of {', '.join(choices)}{_nearest(str(value), choices)}",
+        )
+
+
+def _usage_of(action: argparse.Action) -> str:
+    name = str(action.metavar or action.dest)
+    if action.nargs == argparse.PARSER:
+        return name
+    more = " ..." if action.nargs in {"*", "+"} else ""
+    return f"[{name}{more}]" if action.nargs in {"?", "*"} else f"{name}{more}"
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    """Return a question about the most similar word, or an empty text."""
+    from difflib import get_close_matches
+
+    found = get_close_matches(word, list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def candidates(whole: CommandParser, words: Sequence[str]) -> list[str]:
+    """Return how the last word may continue; empty also where its values are not known."""
+    *before, word = words or ("",)
+    parser, rest = _command_of(whole, before)
+    actions = parser._option_string_actions  # noqa: SLF001 - argparse has no other list of flags
+    taking = actions.get(rest[-1]) if rest else None
+    if taking is not None and taking.nargs != 0:
+        known = list(taking.choices or ())
+    elif word.startswith("-"):
+        known = list(actions)
+    else:
+        positional = parser._get_positional_actions()  # noqa: SLF001
+        known = [choice for action in positional for choice in action.choices or ()]
+    return sorted(choice for choice in map(str, known) if choice.startswith(word))
+
+
+def _command_of(
+    parser: CommandParser, words: Sequence[str]
+) -> tuple[argparse.ArgumentParser, Sequence[str]]:
+    """Return the parser of the command among these words, and the words after it."""
+    (commands,) = parser._get_positional_actions()  # noqa: SLF001
+    choices = dict[str, argparse.ArgumentParser](commands.choices or {})
+    for number, word in enumerate(words):
+        if word in choices:
+            return choices[word], words[number + 1 :]
+    return parser, words

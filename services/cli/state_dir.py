@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from services.cli.program import program
-from shared.credentials.logins import ClientCredentials
-from shared.credentials.tls import TlsFiles
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 
 FORMAT = 1
@@ -157,12 +155,14 @@ class State:
     format: int = FORMAT
 
     @property
-    def nats_client_credentials(self) -> ClientCredentials:
-        """The credentials of commands at NATS."""
-        return ClientCredentials(
-            login_file=Path(self.nats_credentials) if self.nats_credentials else None,
-            tls=TlsFiles(ca=Path(self.nats_ca) if self.nats_ca else None),
-        )
+    def api_url(self) -> str:
+        """The URL of the page and of the API."""
+        return f"http://127.0.0.1:{self.ports.get('page', 0)}"
+
+
+def optional_path(text: str) -> Path | None:
+    """Return the path, or None for empty text."""
+    return Path(text) if text else None
 
 
 def save_state(directory: StateDir, state: State) -> None:

@@ -1,9 +1,10 @@
 """Output of the commands: JSON, YAML, or coloured text in the width of the terminal."""
 
-import json
 import shutil
 import sys
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from shared.model.bounds import printable
 
@@ -16,12 +17,14 @@ UNBROKEN_WIDTH = 4_000
 
 
 def print_document(document: Any, output: str) -> None:
-    """Print a document of plain values as `json` or `yaml`."""
-    text = json.dumps(document, indent=1)
+    """Print a document as `json` or `yaml`."""
+    text = msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
     if output == "yaml":
         import yaml
 
-        text = yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True).rstrip()
+        text = yaml.safe_dump(
+            msgspec.json.decode(text), sort_keys=False, allow_unicode=True
+        ).rstrip()
     print(text)
 
 

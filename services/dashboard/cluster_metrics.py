@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import Gauge, Histogram
 
-from services.dashboard.missing_components import MissingComponent
-from services.dashboard.projection import DeviceView, Projection
+from services.dashboard.projection import Projection
 from shared.model.device import DeviceMode
 from shared.model.lease import MIB
 from shared.model.ledger import WaitingPod
+from shared.model.views import DeviceView, MissingComponent
 
 WAITING = Gauge(
     "leasehold_waiting_pods",
@@ -74,7 +74,7 @@ def observe_bound(dialect: str, times: Mapping[str, float], now: float) -> None:
 
 def state_of(view: DeviceView, projection: Projection) -> str:
     """Return whether new shares of a device can be leased."""
-    if not view.device.healthy:
+    if not view.healthy:
         return "unhealthy"
     node = projection.nodes.get(view.node)
     is_cordoned = view.excluded or node is None or node.unschedulable or node.deleted
@@ -102,31 +102,31 @@ def _export_waiting(pods: Iterable[WaitingPod], now: float) -> None:
 
 def _export_state(view: DeviceView, projection: Projection) -> bool:
     state = state_of(view, projection)
-    DEVICES.labels(view.device.model, state).inc()
+    DEVICES.labels(view.model, state).inc()
     return state == USABLE
 
 
 def _export_capacity(usable: Iterable[DeviceView]) -> None:
     largest: dict[str, int] = {}
     for view in usable:
-        device, use = view.device, view.use
-        MEMORY.labels(device.model).inc(device.memory_mib * MIB)
-        LEASED_MEMORY.labels(device.model).inc(use.memory_mib * MIB)
-        LEASED_GPUS.labels(device.model).inc(use.cores_percent / 100)
-        free_mib = device.memory_mib - use.memory_mib if _has_room(view) else 0
-        largest[device.model] = max(largest.get(device.model, 0), free_mib)
+        MEMORY.labels(view.model).inc(view.memory_mib * MIB)
+        LEASED_MEMORY.labels(view.model).inc(view.used_memory_mib * MIB)
+        LEASED_GPUS.labels(view.model).inc(view.used_cores_percent / 100)
+        free_mib = view.memory_mib - view.used_memory_mib if _has_room(view) else 0
+        largest[view.model] = max(largest.get(view.model, 0), free_mib)
     for model, free_mib in largest.items():
         LARGEST.labels(model).set(free_mib * MIB)
 
 
 def _export_idle(devices: Iterable[DeviceView]) -> None:
-    shares = (share for view in devices for share in view.shares if share.is_idle)
+    shares = (
+        share for view in devices for share in view.shares if share.measured and share.measured.idle
+    )
     idle = {(share.namespace, share.pod) for share in shares}
     for namespace, count in Counter(namespace for namespace, _ in idle).items():
         IDLE.labels(namespace).set(count)
 
 
 def _has_room(view: DeviceView) -> bool:
-    device, use = view.device, view.use
-    in_mig_mode = device.mode is DeviceMode.MIG
-    return not in_mig_mode and use.shares < device.slots and use.cores_percent < WHOLE
+    has_slot = view.mode != DeviceMode.MIG and view.used_shares < view.slots
+    return has_slot and view.used_cores_percent < WHOLE

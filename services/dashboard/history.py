@@ -6,12 +6,13 @@ survives a restart, and each replica has its own samples.
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from services.dashboard.projection import DeviceView, NamespaceView
+from shared.model.budget import UNITS_PER_GPU_MINUTE, Account, BudgetWindow, ChargeEntry
 from shared.model.names import DeviceUuid, Namespace
+from shared.model.views import BudgetHistory, BudgetPoint, DeviceView, NamespaceView
 
 INTERVAL_S = 120.0
 SAMPLES = 720
@@ -19,6 +20,7 @@ SAMPLES = 720
 MOST_ABSENT = 1024
 """Names without an amount now, of which samples are kept: a node agent can report others again and
 again."""
+BUDGET_POINTS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +101,7 @@ class UsageHistory:
         """Add a sample of everything."""
         views = list(devices)
         used = measured_by_namespace(views)
-        self.devices.add({view.device.uuid: device_point(view) for view in views}, now)
+        self.devices.add({view.uuid: device_point(view) for view in views}, now)
         self.namespaces.add(
             {view.namespace: namespace_point(view, used) for view in namespaces}, now
         )
@@ -107,14 +109,14 @@ class UsageHistory:
 
 def device_point(view: DeviceView) -> HistoryPoint:
     """Return the amounts of a device now, percent of it."""
-    whole = max(view.device.memory_mib, 1)
+    whole = max(view.memory_mib, 1)
     memory = [m.memory_mib for s in view.shares if (m := s.measured) and m.memory_mib is not None]
     cores = [
         m.cores_percent for s in view.shares if (m := s.measured) and m.cores_percent is not None
     ]
     return HistoryPoint(
-        memory=round(100 * view.use.memory_mib / whole),
-        cores=view.use.cores_percent,
+        memory=round(100 * view.used_memory_mib / whole),
+        cores=view.used_cores_percent,
         used_memory=round(100 * sum(memory) / whole) if memory else None,
         used_cores=sum(cores) if cores else None,
     )
@@ -152,3 +154,50 @@ def history_of(
     points = [*zip(samples.times, samples.of(name), strict=True), (now, current)]
     first = next(number for number, (_, point) in enumerate(points) if point is not None)
     return points[first:]
+
+
+def budget_history(
+    account: Account, window: BudgetWindow, entries: Iterable[ChargeEntry], *, at_ms: int
+) -> BudgetHistory:
+    """Return the GPU-minutes used in a window, at up to `BUDGET_POINTS` instants until `at_ms`.
+
+    A charge counts at the end of its interval; at the last instant, what is not charged yet counts
+    as well, as in the balance that the timekeeper reports.
+    """
+    charges = sorted(
+        (max(entry.to_ms, window.start_ms), entry.units)
+        for entry in entries
+        if entry.kind == "charge" and entry.window == window.id
+    )
+    span_ms = max(at_ms - window.start_ms, 1)
+    instants = [
+        window.start_ms + span_ms * number // BUDGET_POINTS for number in range(BUDGET_POINTS + 1)
+    ]
+    used = _running_sum(charges, instants)
+    used[-1] = window.used_units + sum(
+        lease.weight * max(0, min(at_ms, lease.ended_ms or at_ms) - lease.charged_ms)
+        for lease in account.leases
+    )
+    allowed = window.allowed_units
+    return BudgetHistory(
+        window=window.id,
+        start=window.start_ms / 1000,
+        end=None if window.end_ms is None else window.end_ms / 1000,
+        limit_minutes=None if allowed is None else allowed / UNITS_PER_GPU_MINUTE,
+        points=tuple(
+            BudgetPoint(at=instant / 1000, minutes=units / UNITS_PER_GPU_MINUTE)
+            for instant, units in zip(instants, used, strict=True)
+        ),
+    )
+
+
+def _running_sum(charges: Sequence[tuple[int, int]], instants: Iterable[int]) -> list[int]:
+    """Return the sum of the sorted charges until each instant."""
+    sums: list[int] = []
+    used = taken = 0
+    for instant in instants:
+        while taken < len(charges) and charges[taken][0] <= instant:
+            used += charges[taken][1]
+            taken += 1
+        sums.append(used)
+    return sums

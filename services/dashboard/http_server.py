@@ -1,25 +1,25 @@
 """The dashboard's HTTP server: the page, its files, /api/v1, and login with a token.
 
-Errors of /api/v1 are JSON `{"error": ...}`. The server is read-only but for the viewer's cookie.
+Errors of /api/v1 are JSON `{"error": ...}`.
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 
+import msgspec
 from aiohttp import web
 
 from services.dashboard import static_page
-from services.dashboard.api_responses import state_json
-from services.dashboard.details_server import DetailsServer, TraceReader, json_response
-from services.dashboard.event_stream import stream
+from services.dashboard.read_api import ROUTES, ApiCall, ReadApi, Route
 from services.dashboard.service import Dashboard
-from services.dashboard.viewers import Viewers, token_of
-from services.dashboard.visible_cluster import visible_cluster
+from services.dashboard.visible_cluster import NamespaceFilter, VisibleCluster, all_namespaces
 from shared.credentials.authorization import Authenticator, Viewer, is_loopback
-from shared.credentials.tokens import VIEWER_COOKIE
-from shared.ledger.budgets import Budgets
+from shared.credentials.tokens import VIEWER_COOKIE, AccessDeniedError
 from shared.model.errors import LeaseholdError, UnavailableError
+from shared.model.names import Namespace
 
 FILES = {
     "icon.svg": "image/svg+xml",
@@ -47,43 +47,71 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+MAX_BODY = 64 * 1024
+HEARTBEAT_S = 10.0
+"""After this time without a change, a comment is sent, and permissions are checked again."""
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class ViewerScope:
+    """A viewer, and the namespaces that it may see."""
+
+    viewer: Viewer
+    visible: NamespaceFilter
+
+
+class Viewers:
+    """The viewers of a dashboard, by the token of their requests."""
+
+    def __init__(self, dashboard: Dashboard, authenticator: Authenticator) -> None:
+        self.dashboard = dashboard
+        self.authenticator = authenticator
+
+    async def scope(self, request: web.Request) -> ViewerScope | None:
+        """Return the sender's scope, or None if its token is not valid."""
+        viewer = await self.authenticator.authenticate(token_of(request))
+        if viewer is None:
+            return None
+        visible = await viewer.visible(self.dashboard.projection.known_namespaces())
+        return ViewerScope(viewer, namespace_filter(visible))
+
+    async def require(self, request: web.Request) -> ViewerScope:
+        """Return the sender's scope. Raises HTTPUnauthorized."""
+        scope = await self.scope(request)
+        if scope is None:
+            raise web.HTTPUnauthorized(reason="send a valid token: Authorization: Bearer ...")
+        return scope
+
+
+def token_of(request: web.Request) -> str:
+    """Return the token of a request: of its header, or else of the page's cookie."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else request.cookies.get(VIEWER_COOKIE, "")
 
 
 class DashboardServer:
     """The handlers of all paths."""
 
-    def __init__(
-        self,
-        dashboard: Dashboard,
-        authenticator: Authenticator,
-        budgets: Budgets,
-        *,
-        trace_url: str = "",
-        read_trace: TraceReader | None = None,
-    ) -> None:
-        self.dashboard = dashboard
+    def __init__(self, api: ReadApi, authenticator: Authenticator) -> None:
+        self.api = api
+        self.dashboard = api.dashboard
+        self.viewers = Viewers(api.dashboard, authenticator)
         self.authenticator = authenticator
-        self.budgets = budgets
-        self.viewers = Viewers(dashboard, authenticator)
-        self.details = DetailsServer(
-            dashboard, self.viewers, budgets, trace_url=trace_url, read_trace=read_trace
-        )
         self.files = {name: _load_file(name) for name in FILES}
 
     def application(self) -> web.Application:
         """Return the application."""
-        pages = web.Application(middlewares=[self.guard])
+        pages = web.Application(middlewares=[self.guard], client_max_size=MAX_BODY)
         add = pages.router.add_get
         add("/", self.page)
         add("/static/{name}", self.static)
         add("/login", self.login)
         pages.router.add_post("/login", self.sign_in)
         pages.router.add_post("/logout", self.sign_out)
-        add("/api/v1/state", self.state)
         add("/api/v1/events", self.events)
-        add("/api/v1/cluster", self.cluster)
-        add("/api/v1/budgets", self.accounts)
-        self.details.add_to(pages.router)
+        for route in ROUTES:
+            pages.router.add_route(route.method, route.path, partial(self.respond, route))
         return pages
 
     @web.middleware
@@ -97,6 +125,8 @@ class DashboardServer:
             response = _error(error.status, error.reason)
         except UnavailableError as error:
             response = _error(503, str(error))
+        except AccessDeniedError as error:
+            response = _error(403 if error.known else 401, str(error))
         except LeaseholdError as error:
             response = _error(400, str(error))
         if not response.prepared:
@@ -113,14 +143,12 @@ class DashboardServer:
             return web.Response(status=303, headers={"Location": "/login"})
         if reason := self.dashboard.unready_reason():
             return _html(static_page.unready_page(reason), status=503)
+        call = ApiCall(viewer=scope.viewer, visible=scope.visible)
         text = static_page.page(
-            self.dashboard.projection,
-            self.dashboard.missing,
-            scope.visible,
+            await self.api.state(call),
             number=_page_number(request.query.get("page", "")),
             only_table=request.query.get("view") == "table",
             signed_in=not self.authenticator.is_anonymous,
-            now=self.dashboard.clock.now(),
         )
         return _html(text, compress=True)
 
@@ -165,31 +193,27 @@ class DashboardServer:
 
     # /api/v1
 
-    async def cluster(self, request: web.Request) -> web.StreamResponse:
-        """Return everything as the `ClusterView` of the commands."""
-        scope = await self.viewers.require_ready(request)
-        projection, now = self.dashboard.projection, self.dashboard.clock.now()
-        return json_response(
-            visible_cluster(projection, self.dashboard.missing, scope.visible, now=now)
-        )
-
-    async def accounts(self, request: web.Request) -> web.StreamResponse:
-        """Return the budget accounts of visible namespaces as the `Accounts` of the commands."""
+    async def respond(self, route: Route, request: web.Request) -> web.StreamResponse:
+        """Return what the handler of a route returns, as compressed JSON."""
         scope = await self.viewers.require(request)
-        names = filter(scope.visible, sorted(await self.budgets.revisions()))
-        return json_response(await self.budgets.all_accounts(list(names)))
-
-    async def state(self, request: web.Request) -> web.StreamResponse:
-        """Return everything, and the position from which /api/v1/events continues."""
-        scope = await self.viewers.require_ready(request)
-        state = state_json(
-            self.dashboard.projection,
-            self.dashboard.missing,
-            scope.visible,
-            position=self.dashboard.feed.position,
-            now=self.dashboard.clock.now(),
+        reason = self.dashboard.unready_reason() if route.needs_sync else None
+        if reason:
+            raise UnavailableError(f"{reason}; retry in a second")
+        if route.body and request.content_type != "application/json":
+            # Without this, a page of another site could send the request: a browser asks first.
+            raise web.HTTPUnsupportedMediaType(reason="send Content-Type: application/json")
+        call = ApiCall(
+            viewer=scope.viewer,
+            visible=scope.visible,
+            path=request.match_info,
+            query=request.query,
+            body=await request.read(),
+            anonymous=self.authenticator.is_anonymous and not token_of(request),
         )
-        return json_response(state)
+        body = encode(await route.handler(self.api, call))
+        response = web.Response(body=body, content_type="application/json")
+        response.enable_compression()
+        return response
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Stream changes after the header Last-Event-ID, or else `?after=`."""
@@ -235,3 +259,64 @@ def _html(text: str, *, status: int = 200, compress: bool = False) -> web.Respon
 
 def _error(status: int, reason: str) -> web.Response:
     return web.json_response({"error": reason}, status=status)
+
+
+def namespace_filter(visible: frozenset[Namespace] | None) -> NamespaceFilter:
+    """Return the filter of a viewer of these namespaces; None: all."""
+    return all_namespaces if visible is None else visible.__contains__
+
+
+async def stream(
+    dashboard: Dashboard, authenticate: Callable[[], Awaitable[Viewer | None]], after: str
+) -> AsyncIterator[bytes]:
+    """Yield the changes after a position as server-sent events, while the viewer is authenticated.
+
+    Every value is absolute, so that duplicates are harmless. A reader that is too far behind, or
+    whose permissions have changed, receives `reset` and must start again.
+    https://html.spec.whatwg.org/multipage/server-sent-events.html
+    """
+    position = after
+    last_event = 0
+    known: frozenset[Namespace] = frozenset()
+    before: frozenset[Namespace] | None = None
+    yield b"retry: 1000\n\n"
+    while (viewer := await authenticate()) is not None:
+        namespaces = dashboard.projection.known_namespaces()
+        visible = await viewer.visible(namespaces)
+        keys = dashboard.feed.since(position)
+        if keys is None or _permissions_changed(before, visible, known):
+            yield event("reset", b"{}", "")
+            return
+        known, before = namespaces, visible
+        if keys:
+            position = dashboard.feed.position
+            cluster = VisibleCluster(
+                projection=dashboard.projection,
+                missing=dashboard.missing,
+                visible=namespace_filter(visible),
+                now=dashboard.clock.now(),
+                idle_after_s=dashboard.timing.idle_after_s,
+            )
+            delta = cluster.delta(keys, after_event=last_event)
+            last_event = max((each.number for each in delta.events), default=last_event)
+            yield event("delta", encode(delta), position)
+        if not await dashboard.feed.wait_after(position, limit_s=HEARTBEAT_S):
+            yield b": heartbeat\n\n"
+
+
+def event(name: str, data: bytes, id_: str) -> bytes:
+    """Encode one event; JSON contains no line feeds."""
+    head = f"event: {name}\n" + (f"id: {id_}\n" if id_ else "")
+    return head.encode() + b"data: " + data + b"\n\n"
+
+
+def _permissions_changed(
+    before: frozenset[Namespace] | None,
+    now: frozenset[Namespace] | None,
+    known: frozenset[Namespace],
+) -> bool:
+    """Whether the permissions for namespaces that were already known have changed."""
+    if not known:
+        return False
+    visible_before = known if before is None else before & known
+    return visible_before != (known if now is None else now & known)

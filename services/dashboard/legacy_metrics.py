@@ -10,7 +10,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-from services.dashboard.projection import DeviceView, Projection
+from services.dashboard.projection import Projection
 from shared.dialects.metrics import (
     DeviceAllocation,
     Labels,
@@ -22,6 +22,7 @@ from shared.dialects.nvidia import metrics as hami
 from shared.dialects.volcano import metrics as volcano
 from shared.model.lease import MIB, Lease, bookings
 from shared.model.names import DeviceUuid
+from shared.model.views import DeviceView
 
 
 def _share_labels(share: ShareAllocation) -> Labels:
@@ -88,17 +89,16 @@ def metric_families(projection: Projection) -> Iterator[Metric]:
 
 
 def _device(view: DeviceView) -> DeviceAllocation:
-    device, use = view.device, view.use
     return DeviceAllocation(
         node=view.node,
-        uuid=device.uuid,
-        index=device.index,
-        model=device.model,
-        memory_mib=device.memory_mib,
-        unit_mib=device.unit_mib,
-        allocated_mib=use.memory_mib,
-        allocated_cores_percent=use.cores_percent,
-        shares=use.shares,
+        uuid=view.uuid,
+        index=view.index,
+        model=view.model,
+        memory_mib=view.memory_mib,
+        unit_mib=view.unit_mib,
+        allocated_mib=view.used_memory_mib,
+        allocated_cores_percent=view.used_cores_percent,
+        shares=view.used_shares,
     )
 
 
@@ -123,7 +123,7 @@ def _of_containers(
     names = list(dict.fromkeys(share.container for share in lease.shares))
     for share in lease.shares:
         if share.device in devices:
-            measured, is_idle = projection.usage_of(lease, share)
+            measured = projection.usage_of(lease, share)
             yield ShareAllocation(
                 device=devices[share.device],
                 namespace=lease.namespace,
@@ -131,7 +131,7 @@ def _of_containers(
                 pod_uid=lease.pod,
                 used_mib=measured.memory_mib if measured else None,
                 used_cores_percent=measured.cores_percent if measured else None,
-                is_idle=is_idle if measured else None,
+                is_idle=measured.idle if measured else None,
                 container=share.container,
                 container_index=names.index(share.container),
                 memory_mib=share.memory_mib,

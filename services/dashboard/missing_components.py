@@ -4,10 +4,10 @@
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from shared.model.events.pod_events import Heartbeat
 from shared.model.names import REQUIRED_SERVICES, NodeName
+from shared.model.views import MissingComponent
 
 MISSED_HEARTBEATS = 3
 """After so many missed heartbeats, a replica is late."""
@@ -16,17 +16,6 @@ RETENTION_S = 300.0
 AGENT = "node-agent"
 GRACE_PERIOD_S = 15.0
 """After the dashboard's start, components that have never sent a heartbeat are not yet missing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MissingComponent:
-    """One component that is missing or not ready."""
-
-    service: str
-    instance: str = ""
-    since: float = 0.0
-    """When its last heartbeat was received, or when the dashboard subscribed."""
-    text: str = ""
 
 
 class ComponentMonitor:

@@ -5,18 +5,29 @@ changed. `now` is an argument, Unix seconds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
+from msgspec import structs
+
+from services.dashboard.lease_views import device_view, held_share, measured_view
 from services.dashboard.recent_events import PodEvent, RecentEvents
-from shared.model.budget import LeaseClass
-from shared.model.device import Device, DeviceUse
+from shared.model.budget import UNITS_PER_GPU_MINUTE, LeaseClass
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.fair_share import Entitlement, FairShare, GpuAmount, fair_order
 from shared.model.lease import LIVE, Lease, Share, bookings
 from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node import cordon_reason
 from shared.model.preemption import PreemptionState
 from shared.model.usage import ShareKey, ShareMeasurement, share_key
+from shared.model.views import (
+    BudgetSummary,
+    DeviceView,
+    HeldShare,
+    MeasuredView,
+    NamespaceView,
+    NodeView,
+)
 
 ChangeKey = tuple[str, str]
 """A changed item: (`device`, uuid), (`node`, name), or a list: (`waiting`, ``)."""
@@ -24,55 +35,6 @@ WAITING: ChangeKey = ("waiting", "")
 EVENTS: ChangeKey = ("events", "")
 NAMESPACES: ChangeKey = ("namespaces", "")
 MISSING: ChangeKey = ("missing_components", "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShareView:
-    """One share of a device, with the fields of its lease that are shown."""
-
-    pod: PodUid
-    namespace: Namespace
-    name: str
-    state: str
-    created_at: float
-    expires_at: float
-    dialect: str
-    gang: str
-    version: int
-    share: Share
-    measured: ShareMeasurement | None = None
-    """None: the node's agent has not reported its usage."""
-    is_idle: bool = False
-
-    @property
-    def key(self) -> ShareKey:
-        """What distinguishes the share."""
-        return share_key(self.pod, self.share)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceView:
-    """One device, its use, and its shares in the order of slots."""
-
-    node: NodeName
-    device: Device
-    use: DeviceUse
-    excluded: bool = False
-    """An annotation of the node excludes it from new shares."""
-    shares: tuple[ShareView, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
-    """A node without the shares of its devices."""
-
-    name: NodeName
-    devices: tuple[DeviceUuid, ...]
-    served: tuple[str, ...] = ()
-    """Resources that its device plugin serves."""
-    unschedulable: bool = False
-    deleted: bool = False
-    """The API server no longer has it; some of its leases have not ended yet."""
 
 
 @dataclass(slots=True)
@@ -91,37 +53,6 @@ class _NamespaceUsage:
         self.cores_percent += other.cores_percent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamespaceView:
-    """A namespace's leases, waiting pods and budget."""
-
-    namespace: Namespace
-    leases: int = 0
-    devices: int = 0
-    memory_mib: int = 0
-    cores_percent: int = 0
-    waiting: int = 0
-    budget: BudgetChanged | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _MeasuredShares:
-    """The usage of one node's shares, and which of them are idle."""
-
-    shares: Mapping[ShareKey, ShareMeasurement] = field(default_factory=dict)
-    idle: frozenset[ShareKey] = frozenset()
-
-    def add_to(self, view: ShareView) -> ShareView:
-        """Return the share with its usage."""
-        measured, is_idle = self.shares.get(view.key), view.key in self.idle
-        if (view.measured, view.is_idle) == (measured, is_idle):
-            return view
-        return replace(view, measured=measured, is_idle=is_idle)
-
-
-_NOT_MEASURED = _MeasuredShares()
-
-
 class Projection:
     """The latest state of everything that is shown."""
 
@@ -133,7 +64,7 @@ class Projection:
         self.budgets: dict[Namespace, BudgetChanged] = {}
         self.events = RecentEvents(self.lease_of)
         self._usage: dict[NodeName, dict[Namespace, _NamespaceUsage]] = {}
-        self._measured: dict[NodeName, _MeasuredShares] = {}
+        self._measured: dict[NodeName, Mapping[ShareKey, MeasuredView]] = {}
 
     def update_nodes(
         self, requested: Iterable[NodeName], totals: Iterable[NodeTotals]
@@ -147,25 +78,25 @@ class Projection:
         return frozenset(changed)
 
     def _update_node(self, name: NodeName, totals: NodeTotals) -> set[ChangeKey]:
-        excluded = totals.node.facts.excluded_devices
-        measured = self._measured.get(name, _NOT_MEASURED)
+        facts, served = totals.node.facts, totals.node.served
+        measured = self._measured.get(name, {})
         shares = _shares_by_device(totals.leases)
         devices = [
-            DeviceView(
-                node=name,
-                device=device,
-                use=use,
-                excluded=device.index in excluded,
-                shares=tuple(map(measured.add_to, shares.get(device.uuid, ()))),
+            device_view(
+                name,
+                device,
+                use,
+                excluded=device.index in facts.excluded_devices,
+                shares=_with_usage(shares.get(device.uuid, ()), measured),
             )
             for device, use in totals.node.devices
         ]
         node = NodeView(
-            name=name,
-            devices=tuple(view.device.uuid for view in devices),
-            served=totals.node.served,
-            unschedulable=totals.node.facts.unschedulable,
-            deleted=not totals.node.facts.allocatable and not totals.node.facts.labels,
+            node=name,
+            cordoned=cordon_reason(served),
+            unschedulable=facts.unschedulable,
+            deleted=not facts.allocatable and not facts.labels,
+            devices=tuple(view.uuid for view in devices),
         )
         before = self.nodes.get(name)
         changed = self._remove_devices(set(before.devices if before else ()) - set(node.devices))
@@ -173,9 +104,9 @@ class Projection:
             self.nodes[name] = node
             changed.add(("node", name))
         for view in devices:
-            if self.devices.get(view.device.uuid) != view:
-                self.devices[view.device.uuid] = view
-                changed.add(("device", view.device.uuid))
+            if self.devices.get(view.uuid) != view:
+                self.devices[view.uuid] = view
+                changed.add(("device", view.uuid))
         known = self.totals.get(name)
         self.totals[name] = totals
         if (known.leases if known else ()) != totals.leases:
@@ -213,9 +144,10 @@ class Projection:
         idle_after_s: float,
     ) -> frozenset[ChangeKey]:
         """Replace the usage of a node's shares; None: its agent did not report it."""
-        usage = {one.key: one for one in measured or ()}
-        idle = {key for key, one in usage.items() if one.is_idle(now, after_s=idle_after_s)}
-        found = _MeasuredShares(shares=usage, idle=frozenset(idle))
+        found = {
+            one.key: measured_view(one, is_idle=one.is_idle(now, after_s=idle_after_s))
+            for one in measured or ()
+        }
         if measured is None:
             self._measured.pop(name, None)
         else:
@@ -224,9 +156,9 @@ class Projection:
         node = self.nodes.get(name)
         for uuid in node.devices if node else ():
             view = self.devices[uuid]
-            shares = tuple(map(found.add_to, view.shares))
+            shares = _with_usage(view.shares, found)
             if shares != view.shares:
-                self.devices[uuid] = replace(view, shares=shares)
+                self.devices[uuid] = structs.replace(view, shares=shares)
                 changed.add(("device", uuid))
         return frozenset(changed)
 
@@ -272,7 +204,7 @@ class Projection:
 
     def fair_share(self) -> FairShare:
         """Return the usage that orders the waiting pods."""
-        healthy = [view.device for view in self.devices.values() if view.device.healthy]
+        healthy = [view for view in self.devices.values() if view.healthy]
         used: dict[Namespace, GpuAmount] = {}
         for usage_on_node in self._usage.values():
             for name, usage in usage_on_node.items():
@@ -310,7 +242,7 @@ class Projection:
                 memory_mib=usage.memory_mib,
                 cores_percent=usage.cores_percent,
                 waiting=waiting.get(name, 0),
-                budget=self.budgets.get(name),
+                budget=_summary_of(self.budgets.get(name)),
             )
             for name in names
             for usage in (total.get(name) or _NamespaceUsage(),)
@@ -328,16 +260,27 @@ class Projection:
             }
         )
 
-    def usage_of(self, lease: Lease, share: Share) -> tuple[ShareMeasurement | None, bool]:
-        """Return a share's measured usage, if it is known, and whether the share is idle."""
-        key = share_key(lease.pod, share)
-        found = self._measured.get(lease.node, _NOT_MEASURED)
-        return found.shares.get(key), key in found.idle
+    def usage_of(self, lease: Lease, share: Share) -> MeasuredView | None:
+        """Return a share's measured usage, or None if it is not known."""
+        return self._measured.get(lease.node, {}).get(share_key(lease.pod, share))
 
     def lease_of(self, pod: PodUid) -> Lease | None:
         """Return the live lease of a pod, or of a ResourceClaim that it uses."""
         leases = (lease for totals in self.totals.values() for lease in totals.leases)
         return next((lease for lease in leases if pod in (lease.pod, *lease.users)), None)
+
+    def uid_of(self, namespace: Namespace, name: str) -> PodUid | None:
+        """Return the UID of the latest pod of a name, or None if nothing is known of any."""
+        wanted = namespace, name
+        for totals in self.totals.values():
+            for lease in totals.leases:
+                if (lease.namespace, lease.name) == wanted:
+                    return lease.pod
+        for waiting in self.waiting.values():
+            if (waiting.queued.namespace, waiting.queued.name) == wanted:
+                return waiting.queued.pod
+        latest = reversed(self.events.latest)
+        return next((one.pod for one in latest if (one.namespace, one.name) == wanted), None)
 
 
 def _usage_by_namespace(leases: Iterable[Lease]) -> dict[Namespace, _NamespaceUsage]:
@@ -355,29 +298,45 @@ def _usage_by_namespace(leases: Iterable[Lease]) -> dict[Namespace, _NamespaceUs
     return found
 
 
-def _shares_by_device(leases: Iterable[Lease]) -> Mapping[DeviceUuid, tuple[ShareView, ...]]:
-    found: dict[DeviceUuid, list[ShareView]] = {}
+def _shares_by_device(leases: Iterable[Lease]) -> Mapping[DeviceUuid, tuple[HeldShare, ...]]:
+    found: dict[DeviceUuid, list[HeldShare]] = {}
     for lease in leases:
-        if lease.state not in LIVE:
-            continue
-        for share in lease.shares:
-            found.setdefault(share.device, []).append(
-                ShareView(
-                    pod=lease.pod,
-                    namespace=lease.namespace,
-                    name=lease.name,
-                    state=str(lease.state),
-                    created_at=lease.created_at,
-                    expires_at=lease.expires_at,
-                    dialect=lease.dialect,
-                    gang=lease.gang,
-                    version=lease.version,
-                    share=share,
-                )
-            )
+        for share in lease.shares if lease.state in LIVE else ():
+            found.setdefault(share.device, []).append(held_share(lease, share))
     return {uuid: tuple(sorted(views, key=_display_order)) for uuid, views in found.items()}
 
 
-def _display_order(view: ShareView) -> tuple[bool, int, int]:
-    share = view.share
-    return (share.slot is None, share.slot or 0, share.fence)
+def _display_order(view: HeldShare) -> tuple[bool, int, int]:
+    return (view.slot is None, view.slot or 0, view.fence)
+
+
+def _with_usage(
+    shares: Iterable[HeldShare], usage: Mapping[ShareKey, MeasuredView]
+) -> tuple[HeldShare, ...]:
+    return tuple(
+        share if share.measured == measured else structs.replace(share, measured=measured)
+        for share in shares
+        for measured in (usage.get(_key_of(share)),)
+    )
+
+
+def _key_of(share: HeldShare) -> ShareKey:
+    position = None if share.mig is None else share.mig.position
+    return share.pod, share.container, share.device, position
+
+
+def _summary_of(event: BudgetChanged | None) -> BudgetSummary | None:
+    if event is None:
+        return None
+    remaining = event.remaining_units
+    return BudgetSummary(
+        state=event.state,
+        lease_class=event.lease_class,
+        new_pods=event.new_pods,
+        window=event.window,
+        used_minutes=event.used_units / UNITS_PER_GPU_MINUTE,
+        remaining_minutes=None if remaining is None else remaining / UNITS_PER_GPU_MINUTE,
+        current_rate_milli_gpu=event.current_rate_milli_gpu,
+        exhausted_at=event.exhausted_at,
+        at=event.reported_at,
+    )

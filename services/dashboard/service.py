@@ -6,17 +6,18 @@ so nothing depends on receiving every event once and in order. A periodic resync
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from uuid import uuid4
 
-from services.dashboard.change_feed import ChangeFeed
 from services.dashboard.cluster_metrics import export_cluster, observe_bound
 from services.dashboard.history import INTERVAL_S, UsageHistory
-from services.dashboard.missing_components import ComponentMonitor, MissingComponent
+from services.dashboard.missing_components import ComponentMonitor
 from services.dashboard.projection import MISSING, ChangeKey, Projection
 from services.dashboard.recent_events import PodEvent
-from shared.model.clock import Clock
+from shared.model.clock import Clock, wait_for_event
 from shared.model.events.node_events import ShareActivated
 from shared.model.events.pod_events import (
     BindingFailed,
@@ -31,12 +32,59 @@ from shared.model.events.pod_events import (
     PodRejected,
     PodTerminated,
 )
-from shared.model.events.request_reply import UsageRequest
+from shared.model.events.request_reply import GrantRequest, ResizeRequest, UsageRequest
 from shared.model.ledger import LedgerChange, LedgerSnapshot, NodeTotals, WaitingPod
 from shared.model.names import NodeName, PodUid
 from shared.model.preemption import PreemptionState
+from shared.model.quantity import parse_decimal
 from shared.model.usage import IDLE_AFTER_S, ShareMeasurement
+from shared.model.views import MissingComponent
 from shared.runtime.service import loops, observes, publishes
+
+MAX_CHANGES = 2_000
+
+
+class ChangeFeed:
+    """The latest rounds of changes. A reader that is further behind must start again."""
+
+    def __init__(self) -> None:
+        self.id = uuid4().hex[:12]
+        self.version = 0
+        self._rounds: deque[tuple[int, frozenset[ChangeKey]]] = deque(maxlen=MAX_CHANGES)
+        self._changed = asyncio.Event()
+
+    @property
+    def position(self) -> str:
+        """The position after all changes."""
+        return f"{self.id}-{self.version}"
+
+    def publish(self, keys: Iterable[ChangeKey]) -> None:
+        """Add a round of changed keys."""
+        changed_keys = frozenset(keys)
+        if not changed_keys:
+            return
+        self.version += 1
+        self._rounds.append((self.version, changed_keys))
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def since(self, position: str) -> frozenset[ChangeKey] | None:
+        """Return the keys that changed after a position; None if the position is not known."""
+        feed_id, _, number = position.rpartition("-")
+        after = parse_decimal(number)
+        if feed_id != self.id or after is None or after > self.version:
+            return None
+        if after < self.version and (not self._rounds or self._rounds[0][0] > after + 1):
+            return None
+        return frozenset(key for version, keys in self._rounds if version > after for key in keys)
+
+    async def wait_after(self, position: str, *, limit_s: float) -> bool:
+        """Wait for a change after a position; return False after `limit_s` without one."""
+        changed = self._changed
+        if position != self.position:
+            return True
+        return await wait_for_event(changed, limit_s)
+
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +171,7 @@ class PreemptionJournal(Protocol):
         ...
 
 
-@publishes(UsageRequest)
+@publishes(UsageRequest, ResizeRequest, GrantRequest)
 class Dashboard:
     """Updates the projection. Any number of replicas may run: each receives all events."""
 

@@ -24,7 +24,9 @@ class DashboardSettings(LedgerSettings):
     """Flags of `python -m services.dashboard`."""
 
     kubeconfig: Path | None = setting(
-        None, "kubeconfig for --auth kube; default: $KUBECONFIG, in-cluster, ~/.kube/config"
+        None,
+        "kubeconfig for --auth kube, default: $KUBECONFIG, in-cluster, ~/.kube/config; with --auth "
+        "none: reviews the tokens of requests that resize a pod or grant GPU time",
     )
     listen: str = setting(
         "127.0.0.1:0", "HOST:PORT of the page and of /api/v1; port 0: any", address=True

@@ -6,11 +6,14 @@ Names are tenants' input: all text passes through `text`, which escapes it.
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from services.dashboard.api_responses import NamespaceFilter
-from services.dashboard.missing_components import MissingComponent
-from services.dashboard.projection import DeviceView, Projection, ShareView
-from shared.model.device import Device, visible_fault
-from shared.model.ledger import WaitingPod
+from shared.model.views import (
+    DeviceView,
+    HeldShare,
+    MissingComponent,
+    NamespaceView,
+    QueueView,
+    StateView,
+)
 
 MAX_ROWS = 100
 """Devices on one page, and waiting pods."""
@@ -32,18 +35,9 @@ def text(value: object) -> str:
     return escape(str(value), quote=True)
 
 
-def page(
-    projection: Projection,
-    missing: Iterable[MissingComponent],
-    visible: NamespaceFilter,
-    *,
-    number: int,
-    only_table: bool,
-    signed_in: bool,
-    now: float,
-) -> str:
+def page(state: StateView, *, number: int, only_table: bool, signed_in: bool) -> str:
     """Return the whole page; `number` is that of the page of devices, from 1."""
-    devices = sorted(projection.devices.values(), key=lambda view: (view.node, view.device.index))
+    devices = sorted(state.devices, key=lambda view: (view.node, view.index))
     pages = max(-(-len(devices) // MAX_ROWS), 1)
     number = min(number, pages)
     here = devices[(number - 1) * MAX_ROWS : number * MAX_ROWS]
@@ -55,12 +49,12 @@ def page(
             "</head>\n<body>\n",
             '<a class="skip" href="#main">Skip to the devices</a>\n',
             _header(only_table=only_table, signed_in=signed_in),
-            _banner(missing, now),
+            _banner(state.missing_components, state.now),
             f'<main id="main">\n<div id="plain"{_fallback_class(only_table=only_table)}>\n',
-            _devices(here, visible, now),
+            _devices(here, state.now),
             _links(number, pages, len(devices), only_table=only_table),
-            _queue(projection.queue(), visible, now),
-            _namespaces(projection, visible),
+            _queue(state.waiting, state.now),
+            _namespaces(state.namespaces),
             "</div>\n</main>\n</body>\n</html>\n",
         ]
     )
@@ -119,29 +113,28 @@ def _banner(missing: Iterable[MissingComponent], now: float) -> str:
     return f'<div id="banner" role="alert"{hidden}><ul>{lines}</ul></div>\n'
 
 
-def _devices(devices: Sequence[DeviceView], visible: NamespaceFilter, now: float) -> str:
+def _devices(devices: Sequence[DeviceView], now: float) -> str:
     titles = ("Node", "GPU", "Model", "Memory", "Cores", "Shares", "Health", "Leases")
     rows = [
         (
             view.node,
-            view.device.index,
-            view.device.model,
-            f"{view.use.memory_mib} / {view.device.memory_mib} MiB",
-            f"{view.use.cores_percent} %",
-            view.use.shares,
-            _health(view.device, visible),
-            _leases(view.shares, visible, now),
+            view.index,
+            view.model,
+            f"{view.used_memory_mib} / {view.memory_mib} MiB",
+            f"{view.used_cores_percent} %",
+            view.used_shares,
+            _health(view),
+            _leases(view.shares, now),
         )
         for view in devices
     ]
     return _table("Devices", titles, rows, empty="No node has reported a device yet.")
 
 
-def _health(device: Device, visible: NamespaceFilter) -> str:
+def _health(device: DeviceView) -> str:
     if device.healthy:
         return "healthy"
-    fault = visible_fault(device.fault, visible)
-    return f"UNHEALTHY: {fault}" if fault else "UNHEALTHY"
+    return f"UNHEALTHY: {device.fault}" if device.fault else "UNHEALTHY"
 
 
 class _EscapedHtml(str):
@@ -150,31 +143,30 @@ class _EscapedHtml(str):
     __slots__ = ()
 
 
-def _leases(shares: Iterable[ShareView], visible: NamespaceFilter, now: float) -> _EscapedHtml:
-    lines = "".join(f"<li>{text(_share(view, visible, now))}</li>" for view in shares)
+def _leases(shares: Iterable[HeldShare], now: float) -> _EscapedHtml:
+    lines = "".join(f"<li>{text(_share(share, now))}</li>" for share in shares)
     return _EscapedHtml(f"<ul>{lines}</ul>" if lines else "")
 
 
-def _share(view: ShareView, visible: NamespaceFilter, now: float) -> str:
-    share = view.share
-    amount = f"{share.memory_mib} MiB, {share.booked_cores} %, {view.state}"
-    if not visible(view.namespace):
+def _share(share: HeldShare, now: float) -> str:
+    amount = f"{share.memory_mib} MiB, {share.booked_cores} %, {share.state}"
+    if not share.namespace:
         return f"{HIDDEN}: {amount}"
     instance = f", {share.mig.profile} at {share.mig.position}" if share.mig else ""
     return (
-        f"{view.namespace}/{view.name} {share.container}: {amount}{instance}, "
-        f"for {age(now - view.created_at)}{_measured(view, now)}"
+        f"{share.namespace}/{share.name} {share.container}: {amount}{instance}, "
+        f"for {age(now - share.created_at)}{_measured(share, now)}"
     )
 
 
-def _measured(view: ShareView, now: float) -> str:
+def _measured(share: HeldShare, now: float) -> str:
     """Describe the measured usage of a share, to be appended."""
-    measured = view.measured
+    measured = share.measured
     if measured is None:
         return ""
     memory = "" if measured.memory_mib is None else f", uses {measured.memory_mib} MiB"
     cores = "" if measured.cores_percent is None else f", {measured.cores_percent} % of the cores"
-    since = measured.idle_since if view.is_idle else None
+    since = measured.idle_since if measured.idle else None
     idle = "" if since is None else f", idle for {age(now - since)}"
     return f"{memory}{cores}{idle}"
 
@@ -188,29 +180,24 @@ def _links(number: int, pages: int, devices: int, *, only_table: bool) -> str:
     return f"<p>{devices} devices; {before}page {number} of {pages}{after}</p>\n"
 
 
-def _queue(queue: Sequence[WaitingPod], visible: NamespaceFilter, now: float) -> str:
+def _queue(queue: QueueView, now: float) -> str:
     titles = ("Position", "Pod", "Priority", "Age", "Reason")
-    pods = [
-        (position, waiting)
-        for position, waiting in enumerate(queue, start=1)
-        if visible(waiting.queued.namespace)
-    ]
     rows = [
         (
-            position,
-            f"{waiting.queued.namespace}/{waiting.queued.name}",
-            waiting.queued.request.priority,
-            age(now - (waiting.waiting_since or waiting.queued.created_at)),
-            waiting.refusal.text,
+            pod.position,
+            f"{pod.namespace}/{pod.name}",
+            pod.priority,
+            age(now - pod.since),
+            pod.text,
         )
-        for position, waiting in pods[:MAX_ROWS]
+        for pod in queue.pods[:MAX_ROWS]
     ]
-    others = len(queue) - len(rows)
+    others = queue.total - len(rows)
     more = f"<p>{others} more.</p>\n" if others else ""
     return _table("Waiting", titles, rows, empty="No waiting pod that you may see.") + more
 
 
-def _namespaces(projection: Projection, visible: NamespaceFilter) -> str:
+def _namespaces(namespaces: Iterable[NamespaceView]) -> str:
     titles = ("Namespace", "Leases", "Memory", "Cores", "Waiting", "Budget")
     rows = [
         (
@@ -221,8 +208,7 @@ def _namespaces(projection: Projection, visible: NamespaceFilter) -> str:
             view.waiting,
             view.budget.state if view.budget else "none",
         )
-        for view in projection.namespaces()
-        if visible(view.namespace)
+        for view in namespaces
     ]
     return _table("Namespaces", titles, rows, empty="No namespace that you may see has a lease.")
 

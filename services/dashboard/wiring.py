@@ -2,13 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
-from pathlib import Path
 
-from services.dashboard.details_server import TraceReader
 from services.dashboard.http_server import DashboardServer
 from services.dashboard.legacy_metrics import legacy_metrics_application
+from services.dashboard.read_api import ReadApi, SpanDirectory
 from services.dashboard.service import Dashboard, DashboardTiming, UsageOfNodes
 from services.dashboard.settings import DashboardSettings
 from shared.credentials.authorization import (
@@ -31,7 +30,6 @@ from shared.nats.bus import Bus
 from shared.nats.usage_requests import request_usage
 from shared.runtime import health
 from shared.runtime.run import serve
-from shared.runtime.span_files import TraceSpan, read_trace
 
 logger = logging.getLogger(__name__)
 
@@ -65,13 +63,14 @@ async def serve_dashboard(settings: DashboardSettings) -> None:
             preemptions=ledger.part(Preemptions),
             timing=timing,
         )
-        server = DashboardServer(
+        api = ReadApi(
             dashboard,
-            authenticator,
             budgets,
+            bus,
             trace_url=settings.trace_url,
-            read_trace=trace_reader(settings.trace_dir),
+            spans=SpanDirectory(settings.trace_dir) if settings.trace_dir else None,
         )
+        server = DashboardServer(api, authenticator)
         tls = settings.serving_files
         context = tls.context if tls else None
         address = await stack.enter_async_context(
@@ -107,25 +106,19 @@ def _usage_reader(bus: Bus) -> UsageOfNodes:
     return read
 
 
-def trace_reader(directory: Path | None) -> TraceReader | None:
-    """Return what reads traces, if all services write their spans to one directory."""
-    if directory is None:
-        return None
-
-    async def read(trace: str) -> Sequence[TraceSpan]:
-        return await asyncio.to_thread(read_trace, directory, trace)
-
-    return read
-
-
 async def _authenticator(settings: DashboardSettings, stack: AsyncExitStack) -> Authenticator:
     if settings.auth == "tokens":
         if settings.tokens is None:
             make_token(settings.token_file, logger.info)
         return TokenAuthenticator(load_access_tokens(settings.token_file))
     if settings.auth == "kube":
-        client = await stack.enter_async_context(
-            KubernetesClient(load_credentials(settings.kubeconfig))
-        )
-        return KubernetesAuthenticator(client, SystemClock())
-    return AnonymousAuthenticator()
+        return await _at_api_server(settings, stack)
+    tokens = await _at_api_server(settings, stack) if settings.kubeconfig else None
+    return AnonymousAuthenticator(tokens)
+
+
+async def _at_api_server(
+    settings: DashboardSettings, stack: AsyncExitStack
+) -> KubernetesAuthenticator:
+    client = KubernetesClient(load_credentials(settings.kubeconfig))
+    return KubernetesAuthenticator(await stack.enter_async_context(client), SystemClock())

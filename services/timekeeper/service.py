@@ -10,7 +10,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from fractions import Fraction
 from typing import Protocol
 
-from services.timekeeper.accounts.accrual import advance, apply_update, restore_update, trim_windows
+from services.timekeeper.accounts.accrual import (
+    advance,
+    apply_update,
+    grant_update,
+    parse_gpu_minutes,
+    restore_update,
+    trim_windows,
+)
 from services.timekeeper.accounts.balance import balance
 from services.timekeeper.accounts.windows import retained_since_ms
 from services.timekeeper.config.budget_sources import ConfiguredBudgets
@@ -18,16 +25,18 @@ from services.timekeeper.journal_reader import ChargedLeases, JournalReader, Jou
 from services.timekeeper.metrics import TimekeeperMetrics
 from services.timekeeper.report.budget_reports import budget_changed, is_reportable_change
 from services.timekeeper.report.status_publisher import StatusPublisher
-from shared.model.budget import Account, AccountUpdate, Balance, PolicyType
+from shared.model.budget import Account, AccountUpdate, Balance, PolicyType, minutes
 from shared.model.clock import Clock
-from shared.model.errors import ConflictError
+from shared.model.errors import ConflictError, RequestError
 from shared.model.events.pod_events import BudgetChanged
+from shared.model.events.request_reply import GrantReply, GrantRequest
 from shared.model.names import Namespace
-from shared.runtime.service import loops
+from shared.runtime.service import answers, loops
 
 logger = logging.getLogger(__name__)
 
 REPORT_EVERY_MS = 60_000
+GRANT_ATTEMPTS = 20
 
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -143,6 +152,51 @@ class Timekeeper:
         if discarded := await self.store.discard_damaged():
             self.metrics.count_violations("account-damaged", len(discarded))
             logger.error("deleted from Redis, as it cannot be read: %s", ", ".join(discarded[:20]))
+
+    async def add_grant(
+        self, namespace: Namespace, units: int, *, actor: str, reason: str, key: str
+    ) -> Balance:
+        """Add units to the open window, once for each key, and return the new balance.
+
+        Raises RequestError without a budget to grant to, ConflictError if others keep writing.
+        """
+        if not reason.strip():
+            raise RequestError("a grant needs a reason, which the ledger stores")
+        if units == 0:
+            raise RequestError("a grant of 0 GPU-minutes changes nothing")
+        for _ in range(GRANT_ATTEMPTS):
+            (account,) = await self.store.load({namespace: None})
+            if not account.windows or account.windows[-1].limit_units is None:
+                raise RequestError(
+                    f"namespace {namespace} has no budget with a limit; create a GPUBudget for it "
+                    "first (the timekeeper reads it within seconds)"
+                )
+            update = grant_update(account, units, actor=actor, reason=reason, key=key)
+            saved = await self.store.save(update)
+            (after,) = await self.store.load({namespace: None})
+            if saved or after.revision == account.revision:
+                self.accounts[namespace] = after
+                return self.balance_of(namespace)
+        raise ConflictError(f"the account of {namespace} changes too often; try again")
+
+    @answers(concurrency=8)
+    async def grant(self, request: GrantRequest) -> GrantReply:
+        """Add a grant."""
+        try:
+            units = parse_gpu_minutes(request.minutes)
+            left = await self.add_grant(
+                request.namespace,
+                units,
+                actor=request.actor,
+                reason=request.reason,
+                key=request.key,
+            )
+        except (ConflictError, RequestError) as error:
+            return GrantReply(refusal=str(error))
+        remaining = left.remaining_units
+        return GrantReply(
+            granted=minutes(units), remaining="" if remaining is None else minutes(remaining)
+        )
 
     async def _restore_lost(self) -> None:
         """Restore accounts that the store has lost from their last copies."""

@@ -42,6 +42,10 @@ class Viewer(Protocol):
         """Return whether it may create grants for the namespace's budget."""
         ...
 
+    async def may_resize(self, namespace: Namespace, pod: str) -> bool:
+        """Return whether it may change the size of a running pod."""
+        ...
+
 
 class Authenticator(Protocol):
     """Authenticates clients."""
@@ -61,19 +65,23 @@ class ScopedViewer:
     """A viewer restricted to namespaces; `*` is all of them."""
 
     scopes: frozenset[str]
-    grants: bool = False
-    """Whether it may create grants for their budgets."""
+    changes: bool = False
+    """Whether it may create grants and resize pods."""
 
     @property
     def name(self) -> str:
         """The scopes as text."""
         if EVERYTHING in self.scopes:
-            return "administrator" if self.grants else "anonymous"
+            return "administrator" if self.changes else "anonymous"
         return f"member of {', '.join(sorted(self.scopes))}"
 
     async def may_grant(self, namespace: Namespace) -> bool:
         """Return whether it may create grants."""
-        return self.grants
+        return self.changes
+
+    async def may_resize(self, namespace: Namespace, pod: str) -> bool:
+        """Return whether it may resize pods."""
+        return self.changes
 
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
         """Return the namespaces that are in scope."""
@@ -84,12 +92,16 @@ class ScopedViewer:
 
 @dataclass(frozen=True, slots=True)
 class AnonymousAuthenticator:
-    """Permits every client to see everything; for loopback addresses."""
+    """Permits every client to see everything, and to change nothing; for loopback addresses."""
 
+    of_tokens: Authenticator | None = None
+    """Authenticates clients that send a token."""
     is_anonymous: bool = True
 
     async def authenticate(self, token: str) -> Viewer | None:
-        """Return the anonymous viewer."""
+        """Return the client with this token, or the anonymous viewer without one."""
+        if token and self.of_tokens is not None:
+            return await self.of_tokens.authenticate(token)
         return ScopedViewer(frozenset({EVERYTHING}))
 
 
@@ -103,7 +115,7 @@ class TokenAuthenticator:
     async def authenticate(self, token: str) -> Viewer | None:
         """Return a viewer of the namespaces of the token."""
         scopes = self.access.scopes(f"Bearer {token}")
-        return ScopedViewer(scopes, grants=EVERYTHING in scopes) if scopes else None
+        return ScopedViewer(scopes, changes=EVERYTHING in scopes) if scopes else None
 
 
 @dataclass(slots=True)
@@ -155,6 +167,11 @@ class KubernetesAuthenticator:
         attributes = {"verb": "create", "group": "leasehold.dev", "resource": "gpubudgets"}
         return await self._may(user, {**attributes, "subresource": "grants", "name": namespace})
 
+    async def may_resize(self, user: TokenUser, namespace: str, pod: str) -> bool:
+        """Review whether a user may `patch pods/resize`, as the API server requires it."""
+        attributes = {"verb": "patch", "resource": "pods", "version": "v1", "namespace": namespace}
+        return await self._may(user, {**attributes, "subresource": "resize", "name": pod})
+
     async def _may(self, user: TokenUser, attributes: Mapping[str, str]) -> bool:
         key = (user.username, user.uid, user.groups, *sorted(attributes.items()))
         allowed: bool | None = self._permissions.get(key)
@@ -194,6 +211,10 @@ class KubernetesViewer:
     async def may_grant(self, namespace: Namespace) -> bool:
         """Review at the API server."""
         return await self.authenticator.may_grant(self.user, namespace)
+
+    async def may_resize(self, namespace: Namespace, pod: str) -> bool:
+        """Review at the API server."""
+        return await self.authenticator.may_resize(self.user, namespace, pod)
 
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
         """Review for all namespaces at once, then for each."""

@@ -1,8 +1,6 @@
-"""Authentication at the API server: TLS and bearer token of `ClusterCredentials`."""
+"""Authentication at the API server: bearer token and certificate of `ClusterCredentials`."""
 
 import asyncio
-import ssl
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -71,33 +69,3 @@ class RequestAuthentication:
                 str(file), f"cannot be read ({error.strerror})", "Check the service account's mount"
             ) from error
         self._read_at = self._clock()
-
-
-def tls_context(credentials: ClusterCredentials) -> ssl.SSLContext:
-    """Build the TLS context; raises KubeconfigError if a certificate or key is invalid."""
-    try:
-        context = ssl.create_default_context(cadata=credentials.ca_pem)
-        if credentials.insecure_skip_tls_verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        # Kubernetes' own CAs often lack the key identifiers that the strict mode requires.
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        if credentials.client_cert_pem and credentials.client_key_pem:
-            _load_client_certificate(
-                context, credentials.client_cert_pem, credentials.client_key_pem
-            )
-    except ssl.SSLError as error:
-        raise KubeconfigError(
-            credentials.server,
-            f"its certificate authority or client certificate is unusable ({error})",
-            "Write the kubeconfig anew",
-        ) from error
-    return context
-
-
-def _load_client_certificate(context: ssl.SSLContext, cert_pem: str, key_pem: str) -> None:
-    """Load the client certificate through a private file, since Python's ssl needs one."""
-    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
-        file.write(f"{cert_pem}\n{key_pem}")
-        file.flush()
-        context.load_cert_chain(file.name)

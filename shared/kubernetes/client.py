@@ -22,14 +22,14 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from shared.kubernetes.auth import RequestAuthentication, tls_context
+from shared.kubernetes.auth import RequestAuthentication
 from shared.kubernetes.errors import (
     UnexpectedResponseError,
     UnreachableError,
     error_for,
     parse_error_response,
 )
-from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError
+from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError, tls_context
 from shared.model.errors import RequestError, UnavailableError
 
 

@@ -3,6 +3,8 @@
 import base64
 import binascii
 import os
+import ssl
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +52,36 @@ class KubeconfigError(RequestError):
         super().__init__(f"{where}: {what}. {next_step}")
         self.where = where
         self.what = what
+
+
+def tls_context(credentials: ClusterCredentials) -> ssl.SSLContext:
+    """Build the TLS context; raises KubeconfigError if a certificate or key is invalid."""
+    try:
+        context = ssl.create_default_context(cadata=credentials.ca_pem)
+        if credentials.insecure_skip_tls_verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        # Kubernetes' own CAs often lack the key identifiers that the strict mode requires.
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        if credentials.client_cert_pem and credentials.client_key_pem:
+            _load_client_certificate(
+                context, credentials.client_cert_pem, credentials.client_key_pem
+            )
+    except ssl.SSLError as error:
+        raise KubeconfigError(
+            credentials.server,
+            f"its certificate authority or client certificate is unusable ({error})",
+            "Write the kubeconfig anew",
+        ) from error
+    return context
+
+
+def _load_client_certificate(context: ssl.SSLContext, cert_pem: str, key_pem: str) -> None:
+    """Load the client certificate through a private file, since Python's ssl needs one."""
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
+        file.write(f"{cert_pem}\n{key_pem}")
+        file.flush()
+        context.load_cert_chain(file.name)
 
 
 def load_credentials(

@@ -5,15 +5,25 @@ Amounts are integers of milli-GPU-milliseconds (`_units`): half a device held fo
 before a report is written.
 """
 
+import csv
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+import msgspec
 
 from shared.model.lease import Lease
 from shared.model.names import Namespace, PodUid
 
 UNITS_PER_GPU_MINUTE = 1000 * 60_000
 HOUR_MS = 3_600_000
+
+
+def minutes(units: int) -> str:
+    """Return units as GPU-minutes with three decimals, rounded towards zero."""
+    sign, thousandths = "-" if units < 0 else "", abs(units) * 1000 // UNITS_PER_GPU_MINUTE
+    return f"{sign}{thousandths // 1000}.{thousandths % 1000:03d}"
 
 
 class WeightMode(StrEnum):
@@ -315,3 +325,37 @@ class AccountChange:
     ended: Mapping[str, int] = field(default_factory=dict)
     revision: int | None = None
     """Expected revision of the account; with another one nothing is written."""
+
+
+class ShowbackGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """GPU time of one group: minutes with three decimals, and exact units."""
+
+    window: str
+    namespace: str
+    model: str
+    lease_class: str = msgspec.field(name="class")
+    gpu_minutes: str
+    core_minutes: str
+    mem_gib_minutes: str
+    wall_minutes: str
+    leases: int
+    charged_in_budget: str
+    charged_out_of_budget: str
+    rollover: str
+    grants: str
+    credits: str
+    units: str
+
+
+class ShowbackView(msgspec.Struct, frozen=True, kw_only=True):
+    """GPU time by window, namespace, model and class."""
+
+    rows: tuple[ShowbackGroup, ...] = ()
+
+    def as_csv(self) -> str:
+        """Return the rows as CSV with a header."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, ShowbackGroup.__struct_encode_fields__, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(map(msgspec.to_builtins, self.rows))
+        return text.getvalue()

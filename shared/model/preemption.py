@@ -1,12 +1,12 @@
 """Preemption: leases that end early for another pod or an exhausted budget, in stages; pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from shared.model.errors import ConflictError
 from shared.model.events.pod_events import BudgetChanged
-from shared.model.ledger import Reservation
+from shared.model.ledger import NodeTotals, Reservation, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 PREEMPT_AT = "leasehold.dev/preempt-at"
@@ -173,3 +173,13 @@ class PreemptionState:
     def budget_of(self, namespace: Namespace) -> BudgetChanged | None:
         """Return the budget of a namespace; None: it has none, or none is known."""
         return (self.budgets or {}).get(namespace)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacingView:
+    """All that placing and preemption decide on, as the API returns it."""
+
+    nodes: tuple[NodeTotals, ...] = ()
+    waiting: tuple[WaitingPod, ...] = ()
+    """In the order in which freed capacity is offered."""
+    preemptions: PreemptionState = field(default_factory=PreemptionState)

@@ -11,7 +11,7 @@ import hashlib
 import os
 import sys
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -28,6 +28,8 @@ from shared.runtime.variables import (
     check_variables,
     variable_of,
 )
+
+S = TypeVar("S")
 
 
 def setting(
@@ -52,6 +54,104 @@ def setting(
         schemes=tuple(schemes),
     )
     return field(default=default, metadata={"help": text, "bounds": bounds})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgumentForm:
+    """How an argument of a command is written."""
+
+    names: tuple[str, ...] = ()
+    """Short names of the flag."""
+    metavar: str = ""
+    env: str | None = None
+    """It has a variable, and this is its default as the help has it; None: it has none."""
+    variable: str = ""
+    """The variable, if its name is not that of the argument."""
+    nargs: str | None = None
+    """As argparse defines it; of positional arguments."""
+    positional: bool = False
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """Flags, with spaces between their names, and the value that each sets."""
+    read: Callable[[str], Any] | None = None
+    """Parses the text, or raises ValueError or ArgumentTypeError; by default by the type."""
+    group: str = ""
+    """The group of flags to which it belongs in the help."""
+
+
+def argument(
+    default: Any,
+    text: str,
+    *names: str,
+    one_of: Sequence[str] = (),
+    at_least: float = 0,
+    at_most: float = MAX_NUMBER,
+    **form: Any,
+) -> Any:
+    """Declare an argument of a command; `...` as default requires it. `form`: see ArgumentForm."""
+    bounds = Bounds(one_of=tuple(one_of), at_least=at_least, at_most=at_most)
+    metadata = {"help": text, "bounds": bounds, "form": ArgumentForm(names=names, **form)}
+    return field(default=default, metadata=metadata)
+
+
+def add_arguments(
+    kind: type[Any],
+    group_of: Callable[[str], "argparse._ActionsContainer"],
+    *,
+    environ: Mapping[str, str] = os.environ,
+) -> None:
+    """Add the arguments of a command, each to its group; a variable is read when it is used."""
+    hints = typing.get_type_hints(kind)
+    for item in dataclasses.fields(kind):
+        form: ArgumentForm = item.metadata["form"]
+        group, options = group_of(form.group), _options_of(item, hints[item.name], environ)
+        flag = "--" + item.name.rstrip("_").replace("_", "-")
+        if form.positional:
+            group.add_argument(item.name, **options)
+        else:
+            options["required"] = item.default is ...
+            group.add_argument(*form.names, flag, dest=item.name, **options)
+        for names, value in form.constants.items():
+            about = f"the same as {(*form.names, flag)[0]} {value}" if value else "all"
+            group.add_argument(
+                *names.split(), action="store_const", const=value, dest=item.name, help=about
+            )
+
+
+def _options_of(
+    item: "dataclasses.Field[Any]", hint: Any, environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the options of an argument as argparse takes them."""
+    form, bounds, text = item.metadata["form"], item.metadata["bounds"], item.metadata["help"]
+    options: dict[str, Any] = {"default": item.default}
+    if form.env is not None:
+        variable = form.variable or variable_of(item.name)
+        text += f" [{variable}; default: {form.env}]" if form.env else f" [{variable}]"
+        fallback = str(item.default) if item.default else ""
+        options["default"] = VariableText.read(variable, fallback, environ)
+    if hint is bool:
+        return {**options, "help": text, "action": "store_true"}
+    read = form.read or reader_of(hint, dataclasses.replace(bounds, one_of=()))
+    if form.metavar or "Path" in str(hint):
+        options["metavar"] = form.metavar or "FILE"
+    return {
+        **options,
+        "help": text,
+        "type": argument_reader(read),
+        "choices": bounds.one_of or None,
+        "nargs": form.nargs,
+    }
+
+
+def from_arguments(kind: type[S], parsed: argparse.Namespace) -> S:
+    """Build a command from its parsed arguments. Raises RequestError if they contradict."""
+    values = {item.name: getattr(parsed, item.name) for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for name, value in values.items():
+        if isinstance(value, list):
+            values[name] = tuple(value)
+    made = kind(**values)
+    if hasattr(made, "check"):
+        made.check()
+    return made
 
 
 NATS_SCHEMES = ("nats", "tls", "ws", "wss")
@@ -150,9 +250,6 @@ def digest(value: str) -> str:
 def settings_digests(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return a digest of each variable of ours."""
     return {key: digest(text) for key, text in environ.items() if key in NAMES}
-
-
-S = TypeVar("S")
 
 
 def load(

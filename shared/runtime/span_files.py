@@ -1,10 +1,12 @@
 """The spans of one pod or ResourceClaim, read from the files that services write."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from shared.model.views import SpanView
 
 NS = 1_000_000_000
 CLAIM = "leasehold.claim.name"
@@ -65,42 +67,21 @@ def _select(
     }
 
 
-def spans_json(spans: Sequence[TraceSpan]) -> dict[str, Any]:
-    """Return spans as JSON: times are seconds after the start of the first one."""
-    first = spans[0].start_ns
-    return {
-        "trace": spans[-1].trace,
-        "spans": [
-            {
-                "span": span.span,
-                "parent": span.parent,
-                "service": span.service,
-                "name": span.name,
-                "start_s": (span.start_ns - first) / NS,
-                "duration_s": (span.end_ns - span.start_ns) / NS,
-                "ok": span.ok,
-                "text": span.text,
-            }
-            for span in spans
-        ],
-    }
-
-
-def spans_of_json(shown: Iterable[Mapping[str, Any]]) -> tuple[TraceSpan, ...]:
-    """Return the spans that `spans_json` has shown."""
+def span_views(spans: Sequence[TraceSpan]) -> tuple[SpanView, ...]:
+    """Return spans as the API does."""
     return tuple(
-        TraceSpan(
-            trace="",
-            span=one["span"],
-            parent=one["parent"],
-            service=one["service"],
-            name=one["name"],
-            start_ns=round(one["start_s"] * NS),
-            end_ns=round((one["start_s"] + one["duration_s"]) * NS),
-            ok=one["ok"],
-            text=one["text"],
+        SpanView(
+            span=span.span,
+            parent=span.parent,
+            service=span.service,
+            name=span.name,
+            start_s=(span.start_ns - spans[0].start_ns) / NS,
+            duration_s=(span.end_ns - span.start_ns) / NS,
+            ok=span.ok,
+            text=span.text,
+            claim=span.claim,
         )
-        for one in shown
+        for span in spans
     )
 
 

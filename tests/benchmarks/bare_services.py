@@ -20,8 +20,7 @@ import redis.asyncio
 import uvloop
 
 from services.binder.report.event_writer import BURST, EVENTS_PER_S, TokenBucket
-from shared.kubernetes.auth import tls_context
-from shared.kubernetes.kubeconfig import read_kubeconfig
+from shared.kubernetes.kubeconfig import read_kubeconfig, tls_context
 
 SCRIPT = """
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])

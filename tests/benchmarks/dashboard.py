@@ -21,6 +21,7 @@ from pathlib import Path
 from playwright.async_api import CDPSession, expect
 
 from services.dashboard.http_server import DashboardServer
+from services.dashboard.read_api import ReadApi
 from services.dashboard.service import Dashboard, DashboardTiming
 from shared.credentials.authorization import AnonymousAuthenticator
 from shared.model.clock import SystemClock
@@ -89,7 +90,8 @@ async def measure(devices: int, changes: int, folder: Path | None) -> None:
     board = Dashboard(None, SystemClock(), read_usage=usage, preemptions=None)  # type: ignore[arg-type]
     board.projection.update_nodes([], [account(number, 0) for number in range(nodes)])
     board.synced = True
-    pages = DashboardServer(board, AnonymousAuthenticator(), None)  # type: ignore[arg-type]
+    api = ReadApi(board, None, None)  # type: ignore[arg-type]
+    pages = DashboardServer(api, AnonymousAuthenticator())
     for file in folder.iterdir() if folder else ():
         pages.files[file.name] = (file.read_bytes(), "")
     async with (

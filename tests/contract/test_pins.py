@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.cli.doctor.server_versions import PATCHED, patched_version
+from services.cli.doctor.cluster_checks import PATCHED, patched_version
 from tools.generate.chart import objects
 from tools.generate.chart_values import defaults
 

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
+from tools.generate import openapi
 from tools.generate.pages import ROOT
 from tools.generate.reference import PAGE, generated, pieces
 
@@ -30,3 +32,10 @@ def test_the_reference_does_not_depend_on_the_environment() -> None:
     ).stdout
 
     assert json.loads(output) == pieces()
+
+
+def test_the_schema_of_the_api_is_generated_and_complete() -> None:
+    assert openapi.PAGE.read_text() == openapi.generated()
+    document = json.loads(openapi.generated())
+    named = set(re.findall(r'"#/components/schemas/(\w+)"', openapi.generated()))
+    assert named <= document["components"]["schemas"].keys()

@@ -45,7 +45,7 @@ def code_values(tree: ast.AST) -> Iterator[ast.Constant]:
                 continue
             case ast.keyword(arg="help" | "about" | "examples"):
                 continue
-            case ast.Call(func=ast.Name(id="setting"), args=[default, *_]):
+            case ast.Call(func=ast.Name(id="setting" | "argument"), args=[default, *_]):
                 yield from code_values(ast.Expression(default))
             case ast.Constant(value=str()):
                 yield node

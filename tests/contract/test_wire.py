@@ -57,6 +57,8 @@ from shared.model.events.request_reply import (
     BindRequest,
     ClaimLeaseReply,
     ClaimLeaseRequest,
+    GrantReply,
+    GrantRequest,
     LeasesReply,
     LeasesRequest,
     LimitsReply,
@@ -317,6 +319,10 @@ SAMPLES: tuple[Event, ...] = (
         ),
     ),
     ResizeRequest(pod=POD, container="main", memory_mib=6_144, cores_percent=30),
+    GrantRequest(
+        namespace=Namespace("team-a"), minutes="120", actor="me", reason="deadline", key="one"
+    ),
+    GrantReply(refusal="why not", granted="120.000", remaining="130.500"),
     ResizeReply(
         outcome="resized",
         reason="why not",

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from services.cli.audit.invariants import differences
-from services.cli.snapshot.snapshot import PodSummary, Snapshot
+from services.cli.audit.snapshot import Snapshot
+from services.cli.pod_summary import PodSummary
 from shared.model.device import Device, DeviceUse
 from shared.model.events.node_events import Allocation
 from shared.model.events.pod_events import PodQueued

@@ -1,12 +1,16 @@
-"""A snapshot of one device, lease and waiting pod, for the tests of commands that show them."""
+"""One device, lease and waiting pod, as the API returns them, for tests of what shows them."""
 
 import io
+from collections.abc import Iterable
 from dataclasses import replace
 
 from msgspec import structs
 from rich.console import Console, RenderableType
 
-from services.cli.snapshot.snapshot import MeasuredUsage, PodSummary, Snapshot
+from services.cli.inspect.explanation import Explanation, explanation_of
+from services.cli.pod_summary import PodSummary
+from services.dashboard.projection import Projection
+from services.dashboard.visible_cluster import VisibleCluster
 from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, LeaseState, MigPlacement, Share
@@ -16,6 +20,8 @@ from shared.model.node import NodeFacts
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.request import PodRequest
 from shared.model.usage import ShareMeasurement
+from shared.model.views import TraceView
+from tests.support.dashboard.board import seen
 
 OURS = frozenset({"volcano", "leasehold"})
 GPU = DeviceUuid("GPU-0")
@@ -81,8 +87,6 @@ WAITING = WaitingPod(
     ),
     capacity=1,
 )
-HELD = Snapshot(read_at=1_000.0, nodes=(NODE,))
-NOT_MEASURED = MeasuredUsage()
 MEASURED = ShareMeasurement(
     pod=POD.pod,
     namespace=POD.namespace,
@@ -94,6 +98,32 @@ MEASURED = ShareMeasurement(
     processes=2,
     idle_since=400.0,
 )
+
+
+def cluster_of(
+    *nodes: NodeTotals,
+    waiting: Iterable[WaitingPod] = (),
+    measured: Iterable[ShareMeasurement] | None = (),
+    now: float = 1_000.0,
+    idle_after_s: float = 600.0,
+) -> VisibleCluster:
+    """Return what a viewer of everything sees; without `measured`, agents do not reply."""
+    board = Projection()
+    board.update_nodes([], nodes)
+    board.update_waiting(waiting)
+    for node in nodes:
+        board.update_measured(node.node.facts.name, measured, now=now, idle_after_s=idle_after_s)
+    return seen(board, now=now, idle_after_s=idle_after_s)
+
+
+def explained(
+    pod: PodSummary, cluster: VisibleCluster, schedulers: frozenset[str] = OURS
+) -> Explanation:
+    return explanation_of(pod, cluster.pod(pod.pod, TraceView(trace="")), schedulers)
+
+
+HELD = cluster_of(NODE)
+EMPTY = cluster_of()
 
 
 def drawn(renderable: RenderableType, width: int = 120) -> str:

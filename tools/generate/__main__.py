@@ -10,6 +10,7 @@ from tools.generate import (
     kube_scheduler,
     manifests,
     network_policies,
+    openapi,
     pages,
     reference,
     variables,
@@ -35,6 +36,7 @@ def main() -> None:
         {
             pages.ARCHITECTURE: pages.architecture(),
             compatibility.CHECKLISTS: compatibility.checklists(),
+            openapi.PAGE: openapi.generated(),
             reference.PAGE: reference.generated(),
             variables.MODULE: variables.generated(),
         }

@@ -1,36 +1,128 @@
 """The commands about GPU time: budget, budget grant, report."""
 
-import argparse
-import asyncio
-import getpass
-import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import datetime
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import quote
 from uuid import uuid4
 
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
 from services.cli import terminal
-from services.cli.formats import timestamp
+from services.cli.admin.idle import report_idle
+from services.cli.api_client import ApiClient, locate
+from services.cli.commands import BudgetArguments, Report
+from services.cli.formats import age, keep_widths, new_table, timestamp
 from services.cli.program import program, program_name
-from services.cli.snapshot.location import ClusterLocation, locate, locate_ledger
 from services.timekeeper.accounts.balance import balance
-from services.timekeeper.report.budget_reports import minutes
-from services.timekeeper.report.showback import GROUPS, EntryRange, ShowbackRow, add_up, as_csv
-from services.timekeeper.report.showback import row_json as row_shape
-from services.timekeeper.rest.grants import add_grant, parse_gpu_minutes
-from shared.ledger.budgets import Budgets
-from shared.model.budget import Account, Accounts, Balance, Budget
-from shared.model.errors import RequestError, UnavailableError
+from shared.model.budget import (
+    Accounts,
+    Balance,
+    Budget,
+    BudgetState,
+    ShowbackGroup,
+    ShowbackView,
+    minutes,
+)
+from shared.model.errors import RequestError
 from shared.model.names import Namespace
+from shared.model.views import GrantOrder, GrantView, View
+
+BAR_WIDTH = 20
+STYLES = {
+    BudgetState.OK: "green",
+    BudgetState.WARNING: "yellow",
+    BudgetState.EXHAUSTED: "red",
+    BudgetState.OVERDRAWN: "bold red",
+    BudgetState.INVALID: "bold red",
+}
+
+
+def budget_table(balances: Sequence[Balance]) -> RenderableType:
+    """List budgets: a bar of the usage, the rest, the current rate, and when it runs out."""
+    if not balances:
+        return Text(
+            "no namespace has a budget or has used a GPU yet; `leasehold up --budgets FILE` or "
+            "`kubectl apply` of a GPUBudget gives it one"
+        )
+    table = new_table(
+        *("NAMESPACE", "STATE", "", "USED", "OF", "LEFT", "CURRENT RATE", "LEASES"),
+        *("RUNS OUT", "WINDOW"),
+    )
+    for each in balances:
+        table.add_row(
+            each.namespace,
+            Text(str(each.state), style=STYLES[each.state]),
+            Text(bar(each), style=STYLES[each.state]),
+            minutes(each.used_units),
+            "no limit" if each.allowed_units is None else minutes(each.allowed_units),
+            "-" if each.remaining_units is None else minutes(each.remaining_units),
+            f"{each.current_rate_milli_gpu / 1000:.3f} GPU",
+            str(each.leases),
+            _runs_out(each),
+            each.window.id + _window_end(each),
+        )
+    keep_widths(table, "", "WINDOW")
+    problems = [
+        Text(f"{each.namespace} is invalid: {each.problem}", style="red")
+        for each in balances
+        if each.problem
+    ]
+    return Group(table, *problems, Text("amounts are GPU-minutes", style="dim"))
+
+
+def bar(balance: Balance) -> str:
+    """Draw the used part of the allowance."""
+    if balance.allowed_units is None or balance.remaining_units is None:
+        return ""
+    whole = max(balance.allowed_units, 1)
+    used = min(max(whole - balance.remaining_units, 0), whole)
+    cells = -(-used * BAR_WIDTH // whole)
+    return "[" + "#" * cells + "." * (BAR_WIDTH - cells) + "]"
+
+
+def report_table(rows: Sequence[ShowbackGroup], uncharged: Mapping[str, str]) -> RenderableType:
+    """List GPU time by group, then the GPU-minutes that are not charged yet by namespace."""
+    amounts = ", ".join(f"{name} {amount}" for name, amount in uncharged.items())
+    note = Text(
+        "a lease's time is charged when it ends, or every 15 minutes; `leasehold budget` counts it "
+        + (f"at once: not charged yet are {amounts} GPU-minutes" if amounts else "at once"),
+        style="dim",
+    )
+    if not rows:
+        return Group(Text("no GPU time was charged in this range"), note)
+    columns = [
+        *("window", "namespace", "model", "class", "gpu_minutes", "core_minutes"),
+        *("mem_gib_minutes", "wall_minutes", "leases", "grants", "rollover"),
+    ]
+    table = new_table(*(name.upper().replace("_", " ") for name in columns))
+    for row in map(msgspec.to_builtins, rows):
+        table.add_row(*(str(row[name]) or "-" for name in columns))
+    return Group(table, note)
+
+
+def _runs_out(balance: Balance) -> str:
+    if balance.exhausted_at_ms is None:
+        return "-"
+    left_s = (balance.exhausted_at_ms - balance.at_ms) / 1000
+    return f"{age(-left_s)} ago" if left_s <= 0 else f"in {age(left_s)}"
+
+
+def _window_end(balance: Balance) -> str:
+    return (
+        ""
+        if balance.window.end_ms is None
+        else f" until {timestamp(balance.window.end_ms // 1000)}"
+    )
+
 
 GRANT = "grant"
-T = TypeVar("T")
 
 
-def budget(flags: argparse.Namespace) -> int:
+def budget(flags: BudgetArguments) -> int:
     """Show budgets, or grant GPU time."""
-    if flags.words[:1] == [GRANT] and len(flags.words) > 1:
+    if flags.words[:1] == (GRANT,) and len(flags.words) > 1:
         return _grant(flags)
     if len(flags.words) > 1:
         raise RequestError(
@@ -38,14 +130,7 @@ def budget(flags: argparse.Namespace) -> int:
         )
     namespace = Namespace(flags.words[0]) if flags.words else None
 
-    async def read(store: Budgets) -> list[Balance]:
-        return await _balances(store, namespace)
-
-    location = locate(flags)
-    if location.redis_url:
-        balances = _run(flags, read)
-    else:
-        balances = asyncio.run(_visible_balances(location, namespace))
+    balances = _balances(ApiClient(locate(flags)), namespace)
     if namespace is not None and not balances:
         print(
             f"{program_name()} budget: namespace {namespace} has no budget and has used no GPU; "
@@ -54,39 +139,30 @@ def budget(flags: argparse.Namespace) -> int:
         )
         return 1
     if flags.output:
-        terminal.print_document({"budgets": [shape(each) for each in balances]}, flags.output)
+        terminal.print_document(
+            BudgetsView(budgets=tuple(map(budget_view, balances))), flags.output
+        )
     else:
-        from services.cli.admin import budget_render
-
-        terminal.print_text(budget_render.budgets(balances))
+        terminal.print_text(budget_table(balances))
     return 0
 
 
-def report(flags: argparse.Namespace) -> int:
+def report(flags: Report) -> int:
     """Sum up GPU time by group."""
-    within = EntryRange(
-        window=flags.window,
-        from_ms=_milliseconds("--from", flags.begin),
-        to_ms=_milliseconds("--to", flags.end),
-    )
-    group_by = [name for name in flags.group_by.split(",") if name] or list(GROUPS)
-
-    async def read(store: Budgets) -> tuple[list[ShowbackRow], dict[str, str]]:
-        names = sorted(await store.revisions())
-        rows = await add_up(store, names, within, group_by)
-        balances = [] if flags.end else await _balances(store, None)
-        return rows, uncharged_minutes(balances, flags.window)
-
-    rows, uncharged = _run(flags, read)
+    if flags.idle:
+        return report_idle(flags)
+    api = ApiClient(locate(flags))
+    query = {"window": flags.window, "from": flags.from_, "to": flags.to}
+    found = api.get("/api/v1/reports/showback", ShowbackView, groupBy=flags.group_by, **query)
     if flags.csv:
-        sys.stdout.write(as_csv(rows))
-    elif flags.output:
-        document = {"rows": [row_shape(row) for row in rows], "not_charged": uncharged}
+        sys.stdout.write(found.as_csv())
+        return 0
+    uncharged = uncharged_minutes([] if flags.to else _balances(api, None), flags.window)
+    if flags.output:
+        document = ReportView(rows=found.rows, not_charged=uncharged)
         terminal.print_document(document, flags.output)
     else:
-        from services.cli.admin import budget_render
-
-        terminal.print_text(budget_render.report(rows, uncharged))
+        terminal.print_text(report_table(found.rows, uncharged))
     return 0
 
 
@@ -103,107 +179,75 @@ def uncharged_minutes(balances: Iterable[Balance], window: str) -> dict[str, str
     return {name: minutes(units) for name, units in uncharged.items() if units}
 
 
-def shape(balance: Balance) -> dict[str, Any]:
-    """Return the JSON form of a balance; units are text, since JSON numbers lose precision."""
+class BudgetView(View, frozen=True, kw_only=True):
+    """A namespace's budget; units are text, since JSON numbers lose precision."""
+
+    namespace: Namespace
+    state: str
+    window: str
+    window_start_ms: int
+    window_end_ms: int | None
+    used_units: str
+    allowed_units: str | None
+    remaining_units: str | None
+    used_gpu_minutes: str
+    current_rate_milli_gpu: int
+    leases: int
+    problem: str
+    exhausted_at: str | None
+
+
+class BudgetsView(View, frozen=True, kw_only=True):
+    """The budgets of namespaces."""
+
+    budgets: tuple[BudgetView, ...]
+
+
+class ReportView(ShowbackView, frozen=True, kw_only=True):
+    """GPU time, and the GPU-minutes of running leases that it does not contain yet."""
+
+    not_charged: dict[str, str]
+
+
+def budget_view(balance: Balance) -> BudgetView:
+    """Return what `-o json` prints of a balance."""
     allowed, remaining = balance.allowed_units, balance.remaining_units
     exhausted_ms = balance.exhausted_at_ms
-    return {
-        "namespace": balance.namespace,
-        "state": str(balance.state),
-        "window": balance.window.id,
-        "window_start_ms": balance.window.start_ms,
-        "window_end_ms": balance.window.end_ms,
-        "used_units": str(balance.used_units),
-        "allowed_units": None if allowed is None else str(allowed),
-        "remaining_units": None if remaining is None else str(remaining),
-        "used_gpu_minutes": minutes(balance.used_units),
-        "current_rate_milli_gpu": balance.current_rate_milli_gpu,
-        "leases": balance.leases,
-        "problem": balance.problem,
-        "exhausted_at": None if exhausted_ms is None else timestamp(exhausted_ms // 1000),
-    }
+    return BudgetView(
+        namespace=balance.namespace,
+        state=str(balance.state),
+        window=balance.window.id,
+        window_start_ms=balance.window.start_ms,
+        window_end_ms=balance.window.end_ms,
+        used_units=str(balance.used_units),
+        allowed_units=None if allowed is None else str(allowed),
+        remaining_units=None if remaining is None else str(remaining),
+        used_gpu_minutes=minutes(balance.used_units),
+        current_rate_milli_gpu=balance.current_rate_milli_gpu,
+        leases=balance.leases,
+        problem=balance.problem,
+        exhausted_at=None if exhausted_ms is None else timestamp(exhausted_ms // 1000),
+    )
 
 
-async def _balances(store: Budgets, namespace: Namespace | None) -> list[Balance]:
-    """Return the balance of one namespace, or of all."""
-    names = [namespace] if namespace is not None else sorted(await store.revisions())
-    return _balances_of(await store.all_accounts(names))
+def _balances(api: ApiClient, namespace: Namespace | None) -> list[Balance]:
+    """Return the balance of one namespace, or of all that the user may see."""
+    found = api.get("/api/v1/budgets", Accounts)
+    return [
+        balance(each, each.budget or Budget(namespace=each.namespace), found.now_ms)
+        for each in found.accounts
+        if each.windows and namespace in {None, each.namespace}
+    ]
 
 
-def _balances_of(read: Accounts) -> list[Balance]:
-    return [_balance(each, read.now_ms) for each in read.accounts if each.windows]
-
-
-async def _visible_balances(
-    location: ClusterLocation, namespace: Namespace | None
-) -> list[Balance]:
-    """Return the balances of one namespace, or of all that the user may see."""
-    from services.cli.snapshot.dashboard_reader import open_dashboard_reader
-
-    async with open_dashboard_reader(location) as reader:
-        found = _balances_of(await reader.get("/api/v1/budgets", Accounts))
-    return [each for each in found if namespace in {None, each.namespace}]
-
-
-def _balance(account: Account, now_ms: int) -> Balance:
-    return balance(account, account.budget or Budget(namespace=account.namespace), now_ms)
-
-
-def _grant(flags: argparse.Namespace) -> int:
+def _grant(flags: BudgetArguments) -> int:
     if len(flags.words) != 3:
         raise RequestError(f"write `{program()} budget grant NAMESPACE MINUTES --reason TEXT`")
-    _, name, amount = flags.words
-    units = parse_gpu_minutes(amount)
-    namespace = Namespace(name)
-
-    async def write(store: Budgets) -> Sequence[Balance]:
-        await add_grant(
-            store,
-            namespace,
-            units,
-            actor=_user_name(),
-            reason=flags.reason,
-            key=uuid4().hex,
-        )
-        return await _balances(store, namespace)
-
-    (updated,) = _run(flags, write)
-    remaining = updated.remaining_units
-    left = "no limit" if remaining is None else f"{minutes(remaining)} left"
-    print(f"granted {minutes(units)} GPU-minutes to {namespace}: {left}")
+    _, namespace, amount = flags.words
+    order = GrantOrder(minutes=amount, reason=flags.reason, key=uuid4().hex)
+    path = f"/api/v1/budgets/{quote(namespace, safe='')}/grants"
+    view = ApiClient(locate(flags)).post(path, order, GrantView)
+    left = view.remaining_minutes
+    rest = "no limit" if left is None else f"{left} left"
+    print(f"granted {view.granted_minutes} GPU-minutes to {namespace}: {rest}")
     return 0
-
-
-def _user_name() -> str:
-    """Return the user's name, or the uid where it has none, as in a container."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"uid {os.getuid()}"
-
-
-def _run(flags: argparse.Namespace, work: Callable[[Budgets], Awaitable[T]]) -> T:
-    location = locate_ledger(flags)
-
-    async def running() -> T:
-        credentials = location.redis_credentials
-        try:
-            async with Budgets.connect(location.redis_url, credentials=credentials) as store:
-                return await work(store)
-        except UnavailableError as error:
-            if location.hint:
-                raise UnavailableError(f"{location.hint} ({error})") from error
-            raise
-
-    return asyncio.run(running())
-
-
-def _milliseconds(flag: str, text: str) -> int | None:
-    if not text:
-        return None
-    try:
-        return round(datetime.fromisoformat(text).timestamp() * 1000)
-    except ValueError as error:
-        raise RequestError(
-            f"{flag} must be a time such as 2031-05-01T00:00:00Z, got {text!r}"
-        ) from error

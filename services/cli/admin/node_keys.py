@@ -8,10 +8,10 @@
 Each file is replaced atomically, and its users read it again.
 """
 
-import argparse
 import asyncio
 import base64
 import os
+import platform
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 import yaml
 
+from services.cli.commands import NodeKeys
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError, UnauthorizedError
 from shared.kubernetes.kubeconfig import ClusterCredentials, load_credentials
@@ -48,18 +49,15 @@ class NodeTokens:
     """When the first of the tokens expires."""
 
 
-def node_keys(flags: argparse.Namespace) -> int:
+def node_keys(flags: NodeKeys) -> int:
     """Run the command."""
-    if flags.days < 1:
-        raise RequestError(f"--days must be at least 1, got {flags.days}")
-    credentials = load_credentials(Path(flags.kubeconfig) if flags.kubeconfig else None)
+    credentials, node = load_credentials(flags.kubeconfig), flags.node or platform.node().lower()
     requested_at = datetime.now(UTC)
     life_s = flags.days * DAY_S
-    tokens = asyncio.run(_request_tokens(credentials, flags.namespace, flags.node, life_s))
-    out = Path(flags.out)
-    write(out, tokens, credentials)
+    tokens = asyncio.run(_request_tokens(credentials, flags.namespace, node, life_s))
+    write(flags.out, tokens, credentials)
     expires_at = f"{tokens.expires_at:%Y-%m-%d %H:%M} UTC"
-    print(f"{out}: tokens of node {flags.node}, valid until {expires_at}")
+    print(f"{flags.out}: tokens of node {node}, valid until {expires_at}")
     if tokens.expires_at < requested_at + timedelta(days=flags.days, seconds=-DAY_S // 24):
         hours = (tokens.expires_at - requested_at) / timedelta(hours=1)
         print(

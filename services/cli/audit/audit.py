@@ -4,26 +4,29 @@
 "not_checked": [text], "differences": [{"invariant", "subject", "text"}]}.
 """
 
-import argparse
 import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from services.cli import terminal
+from services.cli.arguments import own_schedulers
 from services.cli.audit.account_checks import window_totals
 from services.cli.audit.differences import Difference, lasting_differences
 from services.cli.audit.invariants import differences, unread_checkpoints
 from services.cli.audit.lease_checks import unexplained
-from services.cli.flags import schedulers_of
-from services.cli.snapshot.location import ClusterLocation, locate_ledger
-from services.cli.snapshot.snapshot import Snapshot, WindowTotals
-from services.cli.snapshot.snapshot_reader import SnapshotReader, open_reader
+from services.cli.audit.snapshot import Snapshot, WindowTotals
+from services.cli.audit.snapshot_reader import (
+    LedgerLocation,
+    SnapshotReader,
+    locate_ledger,
+    open_reader,
+)
+from services.cli.commands import Audit
 from shared.ledger.budgets import Budgets
 from shared.model.budget import ChargeEntry
 from shared.model.errors import PermissionDeniedError, RequestError
@@ -31,12 +34,14 @@ from shared.model.errors import PermissionDeniedError, RequestError
 RETRY_S = 1.0
 
 
-def audit(flags: argparse.Namespace) -> int:
+def audit(flags: Audit) -> int:
     """Recompute every invariant; return 1 if one is violated."""
-    if flags.agents and not Path(flags.agents).is_dir():
+    if flags.agents and not flags.agents.is_dir():
         raise RequestError(f"--agents {flags.agents} is not a directory: name one with checkpoints")
     location = locate_ledger(flags)
-    snapshot, lasting = asyncio.run(_audit(location, schedulers_of(flags), wait=not flags.now))
+    snapshot, lasting = asyncio.run(
+        _audit(location, own_schedulers(flags.schedulers), wait=not flags.now)
+    )
     if flags.output:
         terminal.print_document(shape(snapshot, lasting), flags.output)
     else:
@@ -45,11 +50,11 @@ def audit(flags: argparse.Namespace) -> int:
 
 
 async def _audit(
-    location: ClusterLocation, schedulers: frozenset[str], *, wait: bool
+    location: LedgerLocation, schedulers: frozenset[str], *, wait: bool
 ) -> tuple[Snapshot, tuple[Difference, ...]]:
     """Read until every difference has gone or has lasted longer than it may."""
     first_seen: dict[Difference, float] = {}
-    async with open_reader(location, pods=True) as reader:
+    async with open_reader(location) as reader:
         while True:
             now = time.time()
             snapshot = await read_audited(reader, now)
@@ -81,7 +86,7 @@ async def read_audited(reader: SnapshotReader, now: float) -> Snapshot:
     return replace(snapshot, budget_windows=windows, not_checked=tuple(not_checked))
 
 
-async def _budget_windows(location: ClusterLocation) -> tuple[WindowTotals, ...]:
+async def _budget_windows(location: LedgerLocation) -> tuple[WindowTotals, ...]:
     """Return every open budget window that has a start, with the sum of its entries."""
     windows: list[WindowTotals] = []
     credentials = location.redis_credentials

@@ -7,7 +7,7 @@ that stays is wrong.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from services.cli.snapshot.snapshot import PodSummary
+from services.cli.pod_summary import PodSummary
 from shared.model.device import Device
 from shared.model.lease import Lease
 

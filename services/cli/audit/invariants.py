@@ -1,10 +1,8 @@
 """All checks of an audit, and the differences that they find in a snapshot; pure."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from services.cli.audit.account_checks import budget_usage, fair_shares, quota_charges, quota_usage
-from services.cli.audit.claim_checks import claims
-from services.cli.audit.cluster_checks import gangs, nodes, shared_devices, waiting_pods
 from services.cli.audit.device_checks import (
     allocated_totals,
     device_totals,
@@ -12,7 +10,7 @@ from services.cli.audit.device_checks import (
     node_totals,
     over_commitment,
 )
-from services.cli.audit.differences import Difference
+from services.cli.audit.differences import BIND_S, OUTLIVE_S, Difference
 from services.cli.audit.lease_checks import (
     agents,
     annotation_views,
@@ -21,8 +19,128 @@ from services.cli.audit.lease_checks import (
     one_lease,
     outlived,
 )
-from services.cli.snapshot.snapshot import Snapshot
-from shared.model.lease import LeaseState
+from services.cli.audit.snapshot import Snapshot
+from shared.model.claim import LEASED, device_name
+from shared.model.events.claim_events import AllocatedClaim
+from shared.model.lease import Lease, LeaseState
+from shared.model.names import DeviceUuid, NodeName, PodUid
+
+
+def nodes(snapshot: Snapshot) -> Iterator[Difference]:
+    """O2: the ledger has every node of the API server, and no other."""
+    if snapshot.api_nodes is None:
+        return
+    known = {totals.node.facts.name for totals in snapshot.nodes if totals.known}
+    for name in sorted(snapshot.api_nodes ^ known):
+        text = "the API server has it, the ledger does not"
+        if name in known:
+            text = "the ledger has it, the API server does not"
+        yield Difference(invariant="O2", subject=f"node {name}", text=text, settles_s=OUTLIVE_S)
+
+
+def shared_devices(snapshot: Snapshot) -> Iterator[Difference]:
+    """S1: no device is reported by two nodes."""
+    reporters: dict[DeviceUuid, list[NodeName]] = {}
+    for totals in snapshot.nodes:
+        for uuid in totals.reported:
+            reporters.setdefault(uuid, []).append(totals.node.facts.name)
+    for uuid, names in sorted(reporters.items()):
+        if len(names) > 1:
+            text = f"it is reported by {len(names)} nodes: {', '.join(sorted(names))}"
+            yield Difference(
+                invariant="S1", subject=f"device {uuid}", text=text, settles_s=OUTLIVE_S
+            )
+
+
+def waiting_pods(snapshot: Snapshot) -> Iterator[Difference]:
+    """P2: no pod is recorded as waiting that is gone, bound or terminated."""
+    pods = {pod.pod: pod for pod in snapshot.pods}
+    for waiting in snapshot.waiting:
+        queued = waiting.queued
+        pod = pods.get(queued.pod)
+        if pod is not None and pod.is_active and not pod.node:
+            continue
+        reason = "is gone" if pod is None else f"is bound to {pod.node}"
+        if pod is not None and not pod.is_active:
+            reason = f"has {pod.phase.lower()}"
+        yield Difference(
+            invariant="P2",
+            subject=f"pod {queued.namespace}/{queued.name}",
+            text=f"the pod {reason} and the ledger has it as waiting",
+            settles_s=OUTLIVE_S,
+        )
+
+
+def gangs(snapshot: Snapshot) -> Iterator[Difference]:
+    """P5: a gang is counted with the pods that hold a lease of it or wait, and no others."""
+    present = {pod.pod for pod in snapshot.pods if pod.is_active}
+    holders: dict[str, set[PodUid]] = {}
+    for lease in snapshot.leases:
+        if lease.gang:
+            holders.setdefault(lease.gang, set()).add(lease.pod)
+    waiting: dict[str, set[PodUid]] = {}
+    for each in snapshot.waiting:
+        if each.queued.request.gang is not None:
+            waiting.setdefault(each.queued.request.gang.name, set()).add(each.queued.pod)
+    # A lease may outlive its pod until the containers have ended: it is not counted then.
+    yield from _miscounted("hold a lease", snapshot.gangs, holders, present)
+    yield from _miscounted("wait", snapshot.waiting_gangs, waiting, present)
+
+
+def _miscounted(
+    what: str,
+    counted: Mapping[str, frozenset[PodUid]],
+    recorded: Mapping[str, set[PodUid]],
+    present: set[PodUid],
+) -> Iterator[Difference]:
+    for gang in sorted(counted.keys() | recorded.keys()):
+        listed, found = counted.get(gang, frozenset()), recorded.get(gang, set())
+        missing, extra, gone = (found & present) - listed, listed - found, listed - present
+        for pods, text, settles_s in (
+            (missing, "%d of its pods %s and are not counted", BIND_S),
+            (extra, "%d pods are counted that do not %s", BIND_S),
+            (gone - extra, "%d pods are counted that are gone, as if they %s", OUTLIVE_S),
+        ):
+            if pods:
+                yield Difference(
+                    invariant="P5",
+                    subject=f"gang {gang}",
+                    text=text % (len(pods), what),
+                    settles_s=settles_s,
+                )
+
+
+def claims(snapshot: Snapshot) -> Iterator[Difference]:
+    """S3, S7, P2: leases of ResourceClaims are exactly what is allocated to them."""
+    if snapshot.claims is None:
+        return
+    leases = {lease.pod: lease for lease in snapshot.leases if lease.claim}
+    for claim in snapshot.claims:
+        lease = leases.pop(claim.claim, None)
+        subject = f"claim {claim.namespace}/{claim.name}"
+        if lease is None and claim.devices and claim.answer == LEASED:
+            text = "it is answered as leased and holds no lease"
+            yield Difference(invariant="S3", subject=subject, text=text, settles_s=BIND_S)
+        if lease is not None and _allocated(claim) != _leased(lease):
+            text = (
+                f"it is allocated {_allocated(claim)} (request, device, share), its lease has "
+                f"{_leased(lease)}"
+            )
+            yield Difference(invariant="S7", subject=subject, text=text, settles_s=OUTLIVE_S)
+    for lease in leases.values():
+        text = f"it has no allocation and its lease is {lease.state}, version {lease.version}"
+        subject = f"claim {lease.namespace}/{lease.name}"
+        yield Difference(invariant="P2", subject=subject, text=text, settles_s=OUTLIVE_S)
+
+
+def _allocated(claim: AllocatedClaim) -> list[tuple[str, str, str]]:
+    return sorted((each.request, each.device, each.share_id) for each in claim.devices)
+
+
+def _leased(lease: Lease) -> list[tuple[str, str, str]]:
+    shares = lease.shares
+    return sorted((s.container, device_name(s.device, s.mig), s.share_id) for s in shares)
+
 
 NAMED_NODES = 5
 

@@ -11,7 +11,7 @@ from services.cli.audit.differences import (
     Difference,
     pod_name,
 )
-from services.cli.snapshot.snapshot import Snapshot
+from services.cli.audit.snapshot import Snapshot
 from shared.dialects import DIALECTS
 from shared.model.errors import RequestError
 from shared.model.events.node_events import Allocation

@@ -4,7 +4,6 @@
 "skipped", "text", "fix"}]}; a subject is a node's name, or empty.
 """
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -18,15 +17,16 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from services.cli import terminal
+from services.cli.commands import Doctor
 from services.cli.doctor.cluster_probes import ClusterProbes
 from services.cli.simulated_nodes import load_simulated_nodes
-from services.cli.snapshot.location import optional_path, redis_credentials_of
-from services.cli.state_dir import StateDir, load_state
+from services.cli.state_dir import State, StateDir, load_state, optional_path
 from services.node_agent.diagnosis.node_probes import NodeProbes, visible_host
 from services.node_agent.gpu_access import NodeGpus, open_gpus
 from services.node_agent.settings import AgentSettings
 from services.topology import OPERATOR
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
+from shared.credentials.tls import TlsFiles
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import NO_KUBECONFIG, KubeconfigError, load_credentials
 from shared.ledger.leases import RedisLeases
@@ -147,8 +147,8 @@ class DoctorTarget:
     redis_credentials: ClientCredentials = NO_CREDENTIALS
     kubeconfig: Path | None = None
     simulated: bool = False
-    only: str | None = None
-    """`node` or `cluster`; None: both."""
+    only: str = ""
+    """`node` or `cluster`, or an empty text for both."""
 
     @property
     def cluster_checks(self) -> Sequence[str]:
@@ -159,7 +159,7 @@ class DoctorTarget:
         return [name for name in CLUSTER_CHECKS if name not in skipped]
 
 
-def doctor(flags: argparse.Namespace) -> int:
+def doctor(flags: Doctor) -> int:
     """Run every check; return 1 if one fails."""
     findings = asyncio.run(run_checks(target_of(flags)))
     failed = any(finding.outcome is Outcome.FAIL for finding in findings)
@@ -171,7 +171,7 @@ def doctor(flags: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def target_of(flags: argparse.Namespace) -> DoctorTarget:
+def target_of(flags: Doctor) -> DoctorTarget:
     """Return the target: the nodes that `leasehold up` runs, or this node as the flags describe it.
 
     Raises RequestError for a node that `up` does not run.
@@ -190,10 +190,10 @@ def target_of(flags: argparse.Namespace) -> DoctorTarget:
         return DoctorTarget(
             nodes=((settings, open_gpus(settings)),),
             redis_url=flags.redis_url,
-            redis_credentials=redis_credentials_of(flags),
+            redis_credentials=flags.own_redis_credentials,
             nats_url=settings.nats_url,
             nats_credentials=settings.nats_client_credentials(OPERATOR.name),
-            kubeconfig=optional_path(flags.kubeconfig),
+            kubeconfig=flags.kubeconfig,
             only=flags.only,
         )
     if flags.node and flags.node not in saved.nodes:
@@ -209,10 +209,17 @@ def target_of(flags: argparse.Namespace) -> DoctorTarget:
         redis_url=saved.redis_url,
         redis_credentials=ClientCredentials(login_file=optional_path(saved.redis_credentials)),
         nats_url=flags.nats_url or saved.nats_url,
-        nats_credentials=NO_CREDENTIALS if flags.nats_url else saved.nats_client_credentials,
-        kubeconfig=Path(flags.kubeconfig or saved.kubeconfig),
+        nats_credentials=NO_CREDENTIALS if flags.nats_url else _nats_credentials(saved),
+        kubeconfig=flags.kubeconfig or Path(saved.kubeconfig),
         simulated=True,
         only=flags.only,
+    )
+
+
+def _nats_credentials(saved: State) -> ClientCredentials:
+    return ClientCredentials(
+        login_file=optional_path(saved.nats_credentials),
+        tls=TlsFiles(ca=optional_path(saved.nats_ca)),
     )
 
 

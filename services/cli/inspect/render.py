@@ -1,141 +1,125 @@
 """Leases, devices and explanations as text for a terminal; pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from services.cli.formats import age, used_texts
+from services.cli.formats import age, keep_widths, new_table, notes, used_texts
 from services.cli.inspect.explanation import Explanation
-from services.cli.snapshot.snapshot import MeasuredUsage, Snapshot, shares_on
-from services.cli.tables import keep_widths, new_table
-from shared.model.device import Device, DeviceMode, DeviceUse
-from shared.model.lease import Lease, Share
-from shared.model.ledger import NodeTotals
-from shared.model.names import DeviceUuid
-from shared.model.node import cordon_reason
+from shared.model.device import DeviceMode
 from shared.model.quantity import peak
+from shared.model.views import DeviceView, GpusView, HeldShare, LeasesView, LeaseView, ShareView
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
-def gpus(nodes: Sequence[NodeTotals], width: int, usage: MeasuredUsage) -> RenderableType:
+def gpus(view: GpusView, width: int) -> RenderableType:
     """Draw a bar per device in `width` columns, one letter per lease, and the leases below."""
     blocks: list[RenderableType] = []
-    for totals in sorted(nodes, key=lambda totals: totals.node.facts.name):
-        if totals.node.devices:
-            blocks.append(Text(totals.node.facts.name, style="bold"))
-            if reason := cordon_reason(totals.node.served):
-                blocks.append(Text(f"  gets no pods: {reason}", style="yellow"))
-            blocks += _device_lines(totals, width, usage)
+    for node in view.nodes:
+        blocks.append(Text(node.node, style="bold"))
+        if node.cordoned:
+            blocks.append(Text(f"  gets no pods: {node.cordoned}", style="yellow"))
+        for device in node.devices:
+            blocks += _device_lines(device, width, view.read_at)
     if not blocks:
         return Text("no node has reported a device yet: are the node agents running?")
-    return Group(*blocks, *usage_notes(usage))
+    return Group(*blocks, *notes(view))
 
 
-def ps(snapshot: Snapshot, *, wide: bool = False) -> RenderableType:
+def ps(view: LeasesView, *, wide: bool = False) -> RenderableType:
     """List leases, then waiting pods with the reason; `wide`: with UIDs and UUIDs."""
     leases = new_table(
         *("POD", "NODE", "DEVICES", "MIB", "USED", "CORES", "USED", "STATE", "AGE", "DIALECT"),
         *(("POD UID", "DEVICE UUIDS") if wide else ()),
     )
-    device_faults = snapshot.device_faults
-    for lease in snapshot.leases:
+    for lease in view.leases:
         identities = lease.pod, ",".join(sorted({share.device for share in lease.shares}))
-        row = _lease_row(lease, snapshot, device_faults)
-        leases.add_row(*row, *(identities if wide else ()))
+        leases.add_row(*_lease_row(lease, view.read_at), *(identities if wide else ()))
     keep_widths(leases, "POD", "DIALECT")
-    blocks: list[RenderableType] = [leases if snapshot.leases else Text("no pod holds a lease")]
-    blocks += _fault_lines(snapshot)
-    if snapshot.waiting:
+    blocks: list[RenderableType] = [leases if view.leases else Text("no pod holds a lease")]
+    blocks += [Text(line, style="red") for line in dict.fromkeys(_fault_lines(view))]
+    if view.waiting:
         waiting = new_table("WAITING", "FOR", "VERDICT")
         waiting.columns[2].no_wrap = False
-        for one in snapshot.waiting:
-            since = one.waiting_since or one.queued.created_at
-            pod = f"{one.queued.namespace}/{one.queued.name}"
-            waiting.add_row(pod, age(snapshot.read_at - since), one.refusal.text)
+        for one in view.waiting:
+            pod = f"{one.namespace}/{one.name}"
+            waiting.add_row(pod, age(view.read_at - one.since), one.text)
         blocks += [Text(), waiting]
-    return Group(*blocks, *usage_notes(snapshot.usage))
+    return Group(*blocks, *notes(view))
 
 
-def _fault_lines(snapshot: Snapshot) -> list[Text]:
-    """Return the fault of each device that is not healthy and has a lease of the list."""
-    leased = {share.device for lease in snapshot.leases for share in lease.shares}
-    devices, faults = snapshot.devices, snapshot.device_faults
-    return [
-        Text(f"{devices[uuid][0]} device {devices[uuid][1].index}: {fault}", style="red")
-        for uuid, fault in faults.items()
-        if uuid in leased
-    ]
-
-
-def usage_notes(usage: MeasuredUsage) -> list[Text]:
-    """Return what is missing, if anything."""
-    return [Text(note, style="yellow") for note in usage.notes]
+def _fault_lines(view: LeasesView) -> Iterator[str]:
+    """Yield the fault of each device that is not healthy and has a lease of the list."""
+    for lease in view.leases:
+        for share in lease.shares:
+            if fault := lease.unhealthy_devices.get(share.device):
+                yield f"{lease.node} device {share.index}: {fault}"
 
 
 def explanation(explained: Explanation) -> RenderableType:
     """Format the output of `explain`."""
     lines = (Text(f"  {line}") for line in explained.lines)
     return Group(
-        Text(explained.headline, style="bold"),
+        Text(explained.text, style="bold"),
         *lines,
         Text(f"next: {explained.next}", style="cyan"),
     )
 
 
-def _device_lines(totals: NodeTotals, width: int, usage: MeasuredUsage) -> list[RenderableType]:
+def _device_lines(device: DeviceView, width: int, now: float) -> list[RenderableType]:
     lines: list[RenderableType] = []
-    for device, use in sorted(totals.node.devices, key=lambda pair: pair[0].index):
-        shares = list(shares_on(totals, device.uuid))
-        pods = list(dict.fromkeys(lease.pod for lease, _ in shares))
-        style = {pod: COLOURS[number % len(COLOURS)] for number, pod in enumerate(pods)}
-        letter = {pod: _letter(number) for number, pod in enumerate(pods)}
-        head = f"  {device.index} {device.model}  "
-        tail = _tail(device, use)
-        bar_width = max(min(width - len(head) - len(tail) - 4, 48), 10)
-        line = Text(head)
-        line.append("[")
-        free = bar_width
-        for pod in pods:
-            memory = max(peak(((s.memory_mib, s.init) for x, s in shares if x.pod == pod), 0), 1)
-            cells = min(max(round(memory * bar_width / device.memory_mib), 1), free)
-            line.append(letter[pod] * cells, style=style[pod])
-            free -= cells
-        line.append("." * free + "]" + tail, style=None if device.healthy else "red")
-        lines.append(line)
-        for lease, share in shares:
-            text = f"      {letter[lease.pod]} {_share_text(lease, share, usage)}"
-            lines.append(Text(text, style=style[lease.pod]))
-        if device.fault:
-            lines.append(Text(f"      {device.fault}", style="red"))
+    shares = [(share.pod or str(n), share) for n, share in enumerate(device.shares)]
+    pods = list(dict.fromkeys(pod for pod, _ in shares))
+    style = {pod: COLOURS[number % len(COLOURS)] for number, pod in enumerate(pods)}
+    letter = {pod: _letter(number) for number, pod in enumerate(pods)}
+    head = f"  {device.index} {device.model}  "
+    tail = _tail(device)
+    bar_width = max(min(width - len(head) - len(tail) - 4, 48), 10)
+    line = Text(head)
+    line.append("[")
+    free = bar_width
+    for pod in pods:
+        memory = max(peak(((s.memory_mib, s.init) for x, s in shares if x == pod), 0), 1)
+        cells = min(max(round(memory * bar_width / device.memory_mib), 1), free)
+        line.append(letter[pod] * cells, style=style[pod])
+        free -= cells
+    line.append("." * free + "]" + tail, style=None if device.healthy else "red")
+    lines.append(line)
+    for pod, share in shares:
+        text = f"      {letter[pod]} {_share_text(share, now)}"
+        lines.append(Text(text, style=style[pod]))
+    if device.fault:
+        lines.append(Text(f"      {device.fault}", style="red"))
     return lines
 
 
-def _share_text(lease: Lease, share: Share, usage: MeasuredUsage) -> str:
-    text = f"{_holder(lease, share)}  {share.memory_mib} MiB  {_place(share)}  {lease.state}"
-    if not lease.namespace:
+def _share_text(share: HeldShare, now: float) -> str:
+    text = f"{_holder(share)}  {share.memory_mib} MiB  {_place(share)}  {share.state}"
+    if not share.namespace:
         return text
-    used_mib, used_cores = used_texts(usage.of(lease, share))
-    idle = _idle(usage.idle_since(lease, share), usage)
+    used_mib, used_cores = used_texts(share.measured)
+    measured = share.measured
+    idle = _idle(measured.idle_since if measured and measured.idle else None, now)
     return f"{text}  in use: {used_mib} MiB, {used_cores}{idle}"
 
 
-def _holder(lease: Lease, share: Share) -> str:
+def _holder(share: HeldShare) -> str:
     """Return pod and container, or claim and request; those of other namespaces may be hidden."""
-    if not lease.namespace:
+    if not share.namespace:
         return "in use by another namespace"
-    kind = "claim " if lease.claim else ""
-    return f"{kind}{lease.namespace}/{lease.name} {share.container}"
+    kind = "claim " if share.claim else ""
+    return f"{kind}{share.namespace}/{share.name} {share.container}"
 
 
-def _idle(since: float | None, usage: MeasuredUsage) -> str:
+def _idle(since: float | None, now: float) -> str:
     """Return the mark of what is idle, to be appended."""
-    return "" if since is None else f", idle {age(usage.read_at - since)}"
+    return "" if since is None else f", idle {age(now - since)}"
 
 
-def _place(share: Share) -> str:
+def _place(share: ShareView) -> str:
     """Return a share's part of its device: an instance, or cores and a slot."""
     if share.mig is not None:
         return f"{share.mig.profile}  position {share.mig.position}"
@@ -143,37 +127,31 @@ def _place(share: Share) -> str:
     return f"{share.cores_percent} %{slot}" if share.cores_percent else f"any cores{slot}"
 
 
-def _tail(device: Device, use: DeviceUse) -> str:
+def _tail(device: DeviceView) -> str:
     health = "" if device.healthy else "  UNHEALTHY"
-    if device.mode is DeviceMode.MIG:
-        memory = f" {use.memory_mib}/{device.memory_mib} MiB  "
-        return f"{memory}MIG: {_layout(device, use)}{health}"
-    return (
-        f" {use.memory_mib}/{device.memory_mib} MiB  {use.cores_percent} % cores  "
-        f"{use.shares}/{device.slots} shares{health}"
-    )
+    memory = f" {device.used_memory_mib}/{device.memory_mib} MiB  "
+    if device.mode == DeviceMode.MIG:
+        return f"{memory}MIG: {_layout(device)}{health}"
+    cores = f"{device.used_cores_percent} % cores"
+    return f"{memory}{cores}  {device.used_shares}/{device.slots} shares{health}"
 
 
-def _layout(device: Device, use: DeviceUse) -> str:
+def _layout(device: DeviceView) -> str:
     """Describe a device's MIG instances and how many are leased."""
-    layout = next((one for one in device.layouts if one.name == use.layout), None)
-    if layout is None:
-        return f"idle, {len(device.layouts)} possible layouts"
-    instances = " + ".join(f"{one.count} x {one.name}" for one in layout.profiles)
-    return f"{layout.name} ({instances}), {use.shares}/{len(layout.positions)} instances"
+    if not device.instances:
+        return f"idle, {device.layouts} possible layouts"
+    leased = f"{device.used_shares}/{device.slots} instances"
+    return f"{device.layout} ({device.instances}), {leased}"
 
 
 def _letter(number: int) -> str:
     return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[number % 26]
 
 
-def _lease_row(
-    lease: Lease, snapshot: Snapshot, device_faults: Mapping[DeviceUuid, str]
-) -> tuple[str, ...]:
+def _lease_row(lease: LeaseView, now: float) -> tuple[str, ...]:
     shares = [share for share in lease.shares if not share.init] or list(lease.shares)
-    used = [used_texts(snapshot.usage.of(lease, share)) for share in shares]
-    unhealthy = any(share.device in device_faults for share in lease.shares)
-    idle = _idle(snapshot.usage.lease_idle_since(lease), snapshot.usage)
+    used = [used_texts(share.measured) for share in shares]
+    unhealthy = ", on an unhealthy device" if lease.unhealthy_devices else ""
     return (
         f"{lease.namespace}/{lease.name}",
         lease.node,
@@ -182,13 +160,13 @@ def _lease_row(
         _sum_text(memory for memory, _ in used),
         _sum_text(map(cores_text, shares)),
         _sum_text(cores for _, cores in used),
-        f"{lease.state}{', on an unhealthy device' if unhealthy else ''}{idle}",
-        age(snapshot.read_at - lease.created_at),
+        f"{lease.state}{unhealthy}{_idle(lease.idle_since, now)}",
+        age(now - lease.created_at),
         "claim" if lease.claim else lease.dialect or "-",
     )
 
 
-def _device_indices(shares: Iterable[Share]) -> str:
+def _device_indices(shares: Iterable[ShareView]) -> str:
     return ",".join(map(str, sorted({share.index for share in shares}))) or "-"
 
 
@@ -198,7 +176,7 @@ def _sum_text(amounts: Iterable[str]) -> str:
     return "+".join(f"{n}x{each}" if n > 1 else each for each, n in counted) or "-"
 
 
-def cores_text(share: Share) -> str:
+def cores_text(share: ShareView) -> str:
     """Return the leased part of a device's cores, or the profile of the instance."""
     if share.mig is not None:
         return share.mig.profile

@@ -1,17 +1,17 @@
 """The commands what-if, defrag and replay."""
 
-import argparse
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from services.binder.observations import DisruptionBudget, PodFacts
 from services.binder.preempt.eviction_client import EvictionClient
 from services.binder.preempt.rules import PreemptionRules, exclusion_reason
 from services.cli import terminal
+from services.cli.api_client import ApiClient, locate
+from services.cli.commands import Defrag, ReplayArguments, WhatIf
 from services.cli.plan import render, replay_render
 from services.cli.plan.moves import MovePlan, plan_moves
 from services.cli.plan.replay import replay
@@ -20,21 +20,19 @@ from services.cli.plan.what_if import TriedPod, forecast
 from services.cli.program import program
 from services.cli.request.manifest_report import load_watcher_rules
 from services.cli.request.manifests import ManifestPod, load, pods_in
-from services.cli.snapshot.location import locate_ledger
-from services.cli.snapshot.snapshot_reader import SnapshotReader, open_reader
 from shared.dialects.dialect import Rules
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.types import ApiPod
-from shared.ledger.preemptions import Preemptions
 from shared.model.errors import RequestError
 from shared.model.lease import Lease
-from shared.model.ledger import LedgerNode, NodeTotals
+from shared.model.ledger import LedgerNode
 from shared.model.names import PodUid
-from shared.model.preemption import EvictionOutcome, PreemptionState
+from shared.model.preemption import EvictionOutcome, PlacingView, PreemptionState
 from shared.model.request import NodeOrder, PodRequest
 from shared.pods.pod_parser import PodParser
 
 
-def replay_trace(flags: argparse.Namespace) -> int:
+def replay_trace(flags: ReplayArguments) -> int:
     """Replay a trace by each of the policies and show what came of it."""
     source, text = load(flags.file, sys.stdin)
     pods = read_pods(text.splitlines(), source, timed=True)
@@ -52,29 +50,25 @@ def replay_trace(flags: argparse.Namespace) -> int:
     return 0
 
 
-def _nodes(flags: argparse.Namespace) -> Sequence[LedgerNode]:
+def _nodes(flags: ReplayArguments) -> Sequence[LedgerNode]:
     if flags.nodes:
         source, text = load(flags.nodes, sys.stdin)
         return read_nodes(text.splitlines(), source)
-    return [idle_in_parts(node) for node in asyncio.run(_cluster_nodes(flags))]
-
-
-async def _cluster_nodes(flags: argparse.Namespace) -> Iterable[LedgerNode]:
-    async with open_reader(locate_ledger(flags), pods=False) as reader:
-        return [totals.node for totals in await reader.nodes()]
+    placing = ApiClient(locate(flags)).get("/api/v1/placing", PlacingView)
+    return [idle_in_parts(totals.node) for totals in placing.nodes]
 
 
 PAGE = 500
 
 
 async def read_requests(
-    reader: SnapshotReader, pods: Collection[PodUid], rules: Rules
+    kubernetes: KubernetesClient, pods: Collection[PodUid], rules: Rules
 ) -> dict[PodUid, PodRequest]:
     """Return the requests of these pods; those that are gone or cannot be parsed are left out."""
     found: dict[PodUid, PodRequest] = {}
     token = ""
     while True:
-        page = await reader.kubernetes.list_page(
+        page = await kubernetes.list_page(
             "/api/v1/pods", query={}, limit=PAGE, continue_token=token
         )
         for pod in page.read(ApiPod):
@@ -88,17 +82,13 @@ async def read_requests(
             return found
 
 
-def what_if(flags: argparse.Namespace) -> int:
+def what_if(flags: WhatIf) -> int:
     """Show whether a manifest's pods would fit; return 1 if one of them would wait."""
     source, text = load(flags.file, sys.stdin)
     rules = load_watcher_rules(flags.volcano_conf)
     pods = [pod for each in pods_in(text, source) for pod in _tried_pods(each, rules)]
-
-    async def read() -> tuple[NodeTotals, ...]:
-        async with open_reader(locate_ledger(flags), pods=False) as reader:
-            return await reader.nodes()
-
-    found = forecast(pods, asyncio.run(read()), now=time.time())
+    placing = ApiClient(locate(flags)).get("/api/v1/placing", PlacingView)
+    found = forecast(pods, placing.nodes, now=time.time())
     if flags.output:
         terminal.print_document(render.forecast_shape(found), flags.output)
     else:
@@ -117,33 +107,35 @@ def _tried_pods(written: ManifestPod, rules: Rules) -> Iterator[TriedPod]:
         yield TriedPod(origin=written.origin, name=name, request=parsed.request)
 
 
-def defrag(flags: argparse.Namespace) -> int:
+def defrag(flags: Defrag) -> int:
     """Show, or evict, the fewest pods to move for a waiting pod; return 1 if that is impossible."""
     return asyncio.run(_defrag(flags))
 
 
-async def _defrag(flags: argparse.Namespace) -> int:
+async def _defrag(flags: Defrag) -> int:
     name, now = f"{flags.namespace}/{flags.pod}", time.time()
-    async with _opened(flags) as (reader, state):
-        pod = await reader.pod(flags.namespace, flags.pod)
-        if pod is None:
-            return _refuse(f"there is no pod {name}; `kubectl get pods -A` lists them")
-        waiting = await reader.ledger.waiting_pods.load([pod.pod])
-        if not waiting:
-            return _refuse(
-                f"pod {name} does not wait for devices; `{program()} explain` shows its state"
-            )
-        evictions = EvictionClient(reader.kubernetes)
+    api = ApiClient(locate(flags))
+    pod = api.server.pod(flags.namespace, flags.pod)
+    if pod is None:
+        return _refuse(f"there is no pod {name}; `kubectl get pods -A` lists them")
+    placing = api.get("/api/v1/placing", PlacingView)
+    waiting = [each for each in placing.waiting if each.queued.pod == pod.pod]
+    if not waiting:
+        return _refuse(
+            f"pod {name} does not wait for devices; `{program()} explain` shows its state"
+        )
+    async with KubernetesClient(api.server.credentials) as kubernetes:
+        evictions = EvictionClient(kubernetes)
         pods, budgets = await evictions.list_pods()
         rules = PreemptionRules(min_runtime_s=flags.min_runtime_s)
-        nodes, staying = await reader.nodes(), dict[PodUid, str]()
+        nodes, staying = placing.nodes, dict[PodUid, str]()
         leases = {lease.pod: lease for totals in nodes for lease in totals.leases}
         for lease in leases.values():
-            reason = _stays(lease, pods, budgets, state, rules, now)
+            reason = _stays(lease, pods, budgets, placing.preemptions, rules, now)
             if reason:
                 staying[lease.pod] = reason
         watcher_rules = load_watcher_rules(flags.volcano_conf)
-        requests = await read_requests(reader, leases.keys() - staying.keys(), watcher_rules)
+        requests = await read_requests(kubernetes, leases.keys() - staying.keys(), watcher_rules)
         plan = plan_moves(waiting[0].queued.request, nodes, requests, now=now)
         kept = [(leases[uid], reason) for uid, reason in staying.items()]
         _print_moves(flags, name, plan, kept, now)
@@ -153,7 +145,7 @@ async def _defrag(flags: argparse.Namespace) -> int:
 
 
 def _print_moves(
-    flags: argparse.Namespace,
+    flags: Defrag,
     name: str,
     plan: MovePlan | None,
     kept: Iterable[tuple[Lease, str]],
@@ -164,18 +156,6 @@ def _print_moves(
         terminal.print_document(render.moves_shape(name, plan, named, now), flags.output)
     else:
         terminal.print_text(render.moves_text(name, plan, named, now))
-
-
-@asynccontextmanager
-async def _opened(
-    flags: argparse.Namespace,
-) -> AsyncIterator[tuple[SnapshotReader, PreemptionState]]:
-    location = locate_ledger(flags)
-    async with (
-        open_reader(location, pods=True) as reader,
-        Preemptions.connect(location.redis_url, credentials=location.redis_credentials) as stored,
-    ):
-        yield reader, await stored.state(now=time.time())
 
 
 def _refuse(reason: str) -> int:

@@ -13,9 +13,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from services.cli.formats import age
+from services.cli.formats import age, new_table
 from services.cli.plan.replay import Replay
-from services.cli.tables import new_table
 
 INTERVALS = 12
 

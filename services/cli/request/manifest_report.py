@@ -57,10 +57,9 @@ class PodReport:
     grants: tuple[ContainerGrant, ...] = ()
 
 
-def load_watcher_rules(volcano_conf: str) -> Rules:
+def load_watcher_rules(volcano_conf: Path | None) -> Rules:
     """Return the rules of a watcher with this configuration."""
-    path = Path(volcano_conf) if volcano_conf else None
-    return load_rules(RequestSettings(volcano_conf=path))
+    return load_rules(RequestSettings(volcano_conf=volcano_conf))
 
 
 def report_of(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import sys
@@ -13,17 +14,105 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.cli.state_dir import SUPERVISED_VARIABLE, ComponentState, StateDir
-from services.cli.up.components import Component, FileCheck, RunFileCheck
-from services.cli.up.readiness import address_of, is_ready
-from services.cli.up.restart_policy import (
-    RestartHistory,
-    RestartPolicy,
-    after_exit,
-    is_given_up,
-    pause_s,
-)
+from services.cli.up.components import Component, FileCheck, ReadinessCheck, RunFileCheck, TcpCheck
+from services.cli.up.servers import HOST
 from shared.model.clock import wait_for_event
 from shared.model.errors import LeaseholdError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPolicy:
+    """How often and how fast the supervisor restarts a component that keeps exiting."""
+
+    first_pause_s: float = 0.2
+    """Pause before the first restart; each further exit in a row doubles it."""
+    max_pause_s: float = 5.0
+    stable_s: float = 10.0
+    """After a run of this length the next restart has the first pause again."""
+    max_starts: int = 4
+    """A component that exited this often and was never ready is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartHistory:
+    """The exits of one component so far."""
+
+    restarts: int = 0
+    exits_in_row: int = 0
+    ever_ready: bool = False
+
+
+def after_exit(history: RestartHistory, policy: RestartPolicy, *, ran_s: float) -> RestartHistory:
+    """Count an exit of a component that ran for `ran_s` seconds."""
+    in_row = 1 if ran_s >= policy.stable_s else history.exits_in_row + 1
+    return replace(history, restarts=history.restarts + 1, exits_in_row=in_row)
+
+
+def pause_s(history: RestartHistory, policy: RestartPolicy) -> float:
+    """Return the pause before the next restart."""
+    doublings = min(max(history.exits_in_row - 1, 0), 30)
+    return min(policy.first_pause_s * 2.0**doublings, policy.max_pause_s)
+
+
+def is_given_up(history: RestartHistory, policy: RestartPolicy) -> bool:
+    """Return whether the component is not restarted, since it has never been ready."""
+    return not history.ever_ready and history.restarts >= policy.max_starts
+
+
+TCP_TIMEOUT_S = 1.0
+
+
+async def is_ready(component: Component, pid: int) -> bool:
+    """Return whether every check of the component's process passes now."""
+    for check in component.checks:
+        if not await _passes(check, pid):
+            return False
+    return True
+
+
+def address_of(component: Component) -> str:
+    """Return the address to show: the component's own, else the one in its run file."""
+    if component.address:
+        return component.address
+    contents = (
+        _read_run_file(check.path) for check in component.checks if isinstance(check, RunFileCheck)
+    )
+    return next((f"http://{content['http']}" for content in contents if content.get("http")), "")
+
+
+async def _passes(check: ReadinessCheck, pid: int) -> bool:
+    match check:
+        case FileCheck(path=path):
+            return path.exists()
+        case RunFileCheck(path=path):
+            return _read_run_file(path).get("pid") == pid
+        case TcpCheck():
+            return await _responds(check)
+
+
+async def _responds(check: TcpCheck) -> bool:
+    try:
+        async with asyncio.timeout(TCP_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(HOST, check.port)
+            try:
+                writer.write(check.send)
+                received = await reader.readexactly(len(check.expect)) if check.expect else b""
+            finally:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return False
+    return received == check.expect
+
+
+def _read_run_file(path: Path) -> dict[str, object]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
 
 _PR_SET_PDEATHSIG = 1
 

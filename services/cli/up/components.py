@@ -123,7 +123,10 @@ def _services(plan: Plan, directory: StateDir) -> list[Component]:
     webhook += ("--url", f"https://{servers.HOST}")
     if plan.kube_scheduler:
         webhook += ("--kube-scheduler",)
-    page: tuple[str, ...] = ("--listen", plan.page_url.removeprefix("http://"))
+    page: tuple[str, ...] = (
+        *_as_account(directory, "dashboard"),
+        *("--listen", plan.page_url.removeprefix("http://")),
+    )
     if plan.scheduler_metrics:
         page += ("--scheduler-metrics", plan.scheduler_metrics)
     binder = _as_account(directory, BINDER)

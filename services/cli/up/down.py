@@ -10,14 +10,16 @@ import signal
 import time
 from pathlib import Path
 
+from services.cli.commands import Down
 from services.cli.state_dir import SUPERVISED_VARIABLE, StateDir, supervisor_pid
 
 TERMINATE_S = 30.0
 KILL_S = 5.0
 
 
-def down(directory: StateDir) -> int:
+def down(flags: Down) -> int:
     """End the supervisor and everything under it; return the exit code."""
+    directory = StateDir.at(flags.state)
     if not directory.root.is_dir():
         print(f"nothing to stop: there is no {directory.root}")
         return 0

@@ -10,14 +10,18 @@ from typing import Any
 from services.webhook.registration import admission_policies
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 
-AGENT, BINDER = "node-agent", "binder"
-ACCOUNTS = ("watcher", BINDER, "timekeeper", "webhook", "extender")
+AGENT, BINDER, API = "node-agent", "binder", "dashboard"
+ACCOUNTS = ("watcher", BINDER, "timekeeper", "webhook", "extender", API)
 """Accounts of the services other than node agents."""
 ADMINISTRATORS = "leasehold-up"
+PAGE = "page"
+"""The port of the page and of the API in their Service."""
 Manifest = dict[str, Any]
 
 
-def installation(directory: str, nodes: Iterable[str], *, policies: bool) -> Manifest:
+def installation(
+    directory: str, nodes: Iterable[str], *, policies: bool, page_port: int
+) -> Manifest:
     """Return what simcluster installs, with the kubeconfigs of accounts in `directory`."""
     accounts = [
         {
@@ -36,7 +40,7 @@ def installation(directory: str, nodes: Iterable[str], *, policies: bool) -> Man
         }
         for node in nodes
     ]
-    return {"objects": list(_objects(policies=policies)), "accounts": accounts}
+    return {"objects": [*_objects(policies=policies), *_service(page_port)], "accounts": accounts}
 
 
 def agent_account(node: str) -> str:
@@ -62,6 +66,14 @@ def _objects(*, policies: bool) -> Iterator[Manifest]:
     }
     if policies:
         yield from admission_policies()
+
+
+def _service(port: int) -> Iterator[Manifest]:
+    """Yield the Service of the API, by which commands reach it with the kubeconfig alone."""
+    ports = {"ports": [{"name": PAGE, "port": port}]}
+    yield _object("v1", "Service", API, SYSTEM_NAMESPACE) | {"spec": ports}
+    subsets = [{"addresses": [{"ip": "127.0.0.1"}], **ports}]
+    yield _object("v1", "Endpoints", API, SYSTEM_NAMESPACE) | {"subsets": subsets}
 
 
 def _object(version: str, kind: str, name: str, namespace: str = "") -> Manifest:

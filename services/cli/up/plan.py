@@ -1,58 +1,17 @@
 """The plan of `up`: settings from flags, GPU layouts of nodes, ports and programs of servers."""
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.cli.commands import Up
 from services.cli.state_dir import State
 from services.cli.up import servers
 from shared.model.errors import RequestError
 
 DEFAULT_NODES = 2
 DEFAULT_LAYOUT = "4xT4"
-MAX_PLACERS = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpSettings:
-    """The values of the flags of `up`."""
-
-    state: Path
-    nodes: int | None
-    gpus: str
-    placers: int
-    combined: bool
-    budgets: Path | None
-    quotas: Path | None
-    volcano_conf: Path | None
-    library_source: Path | None
-    kube_scheduler: bool
-    headless: bool
-    fresh: bool
-    nats_url: str
-    redis_url: str
-    nats_port: int
-    redis_port: int
-    api_port: int
-    page_port: int
-    usage_port: int
-    scheduler_metrics: str
-    log_level: str
-    otlp_endpoint: str
-    without: tuple[str, ...]
-
-
-def settings_of(flags: argparse.Namespace) -> UpSettings:
-    """Return the settings. Raises RequestError for values that argparse does not check."""
-    values = vars(flags) | {
-        "without": tuple(name for name in flags.without.split(",") if name),
-        "state": Path(flags.state),
-    }
-    if not 1 <= flags.placers <= MAX_PLACERS:
-        raise RequestError(f"--placers must be 1 to {MAX_PLACERS}, got {flags.placers}")
-    return UpSettings(**{name: values[name] for name in UpSettings.__dataclass_fields__})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +66,7 @@ def usage_port(node: str) -> str:
     return f"usage-{node}"
 
 
-def plan_of(settings: UpSettings, nodes: Mapping[str, str], before: State | None) -> Plan:
+def plan_of(settings: Up, nodes: Mapping[str, str], before: State | None) -> Plan:
     """Choose ports and programs: those in the flags, else those of the last run, else free ones."""
     ports: dict[str, int] = {}
     for name, requested in (

@@ -4,9 +4,13 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 
 from services.cli.state_dir import ComponentState, StateDir
-from services.cli.up.component_process import ComponentProcess, StartError, SupervisionTiming
+from services.cli.up.component_process import (
+    ComponentProcess,
+    RestartPolicy,
+    StartError,
+    SupervisionTiming,
+)
 from services.cli.up.components import Component, stages_of
-from services.cli.up.restart_policy import RestartPolicy
 
 
 class Supervisor:

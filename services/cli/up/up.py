@@ -7,11 +7,16 @@ import os
 import shlex
 import shutil
 import signal
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import yaml
+
 from services.cli import credentials
+from services.cli.commands import Up
+from services.cli.credentials import CredentialFiles
 from services.cli.program import program
 from services.cli.simulated_nodes import load_simulated_nodes
 from services.cli.state_dir import (
@@ -26,15 +31,112 @@ from services.cli.state_dir import (
     write_supervisor_pid,
 )
 from services.cli.up import servers
-from services.cli.up.background import run_in_background
-from services.cli.up.changed_layouts import forget_devices
 from services.cli.up.components import Component, components_of, with_credentials
 from services.cli.up.down import kill_leftovers
 from services.cli.up.installation import installation
-from services.cli.up.kube_scheduler import write_scheduler_configuration
-from services.cli.up.plan import Plan, UpSettings, layouts_of, plan_of
+from services.cli.up.plan import Plan, layouts_of, plan_of
 from services.cli.up.supervisor import Supervisor
+from services.extender.scheduler_configuration import SchedulerTls, scheduler_configuration
+from shared.model.errors import LeaseholdError
 from shared.model.names import NodeName
+
+_READY = b"\0"
+
+
+def run_in_background(run: Callable[[Callable[[str], None]], int], directory: StateDir) -> int:
+    """Run in a process of its own, and print what it reports until it is ready or exits.
+
+    Later reports go to its log. Returns 0 when it is ready, 1 when it exited before.
+    """
+    sys.stdout.flush()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        os._exit(_detached(run, directory, writer))
+    os.close(writer)
+    try:
+        return 0 if _print_until_ready(reader) else 1
+    except KeyboardInterrupt:
+        os.kill(child, signal.SIGTERM)
+        os.waitpid(child, 0)
+        return 130
+    finally:
+        os.close(reader)
+
+
+def _print_until_ready(reader: int) -> bool:
+    """Print the lines from the pipe until it closes; return whether the last one is readiness."""
+    while received := os.read(reader, 65536):
+        text, mark, _ = received.partition(_READY)
+        sys.stdout.write(text.decode(errors="replace"))
+        sys.stdout.flush()
+        if mark:
+            return True
+    return False
+
+
+def _detached(run: Callable[[Callable[[str], None]], int], directory: StateDir, writer: int) -> int:
+    os.setsid()
+    sys.excepthook = sys.__excepthook__  # a bug's traceback goes to the log
+    _redirect_output(directory.log("supervisor"))
+    pipe: int | None = writer
+
+    def report(text: str) -> None:
+        nonlocal pipe
+        print(text, flush=True)
+        if pipe is None:
+            return
+        done = text.startswith("ready in ")
+        try:
+            os.write(pipe, f"{text}\n".encode() + (_READY if done else b""))
+        except OSError:
+            done = True
+        if done:
+            os.close(pipe)
+            pipe = None
+
+    try:
+        return run(report)
+    except LeaseholdError as error:
+        report(f"leasehold up: {error}")
+        return 1
+
+
+def _redirect_output(path: Path) -> None:
+    if path.exists():
+        path.replace(path.with_suffix(".log.1"))
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.close(devnull)
+
+
+def write_scheduler_configuration(plan: Plan, directory: StateDir, files: CredentialFiles) -> None:
+    """Write the KubeSchedulerConfiguration."""
+    tls = SchedulerTls(
+        ca=str(files.authority),
+        certificate=str(files.scheduler_certificate),
+        key=str(files.scheduler_key),
+    )
+    configuration = scheduler_configuration(f"https://{plan.extender_address}", tls)
+    directory.scheduler_configuration.write_text(yaml.safe_dump(configuration, sort_keys=False))
+
+
+def forget_devices(
+    directory: StateDir, before: Mapping[str, str], layouts: Mapping[str, str]
+) -> None:
+    """Let the agents of nodes whose layout differs from the last run forget their devices."""
+    for node, layout in layouts.items():
+        file = directory.agent(node) / "checkpoint.json"
+        if before.get(node) != layout and file.exists():
+            content = json.loads(file.read_text())
+            content.pop("devices", None)
+            file.write_text(json.dumps(content))
+
 
 Report = Callable[[str], None]
 EXAMPLE = """\
@@ -54,7 +156,7 @@ spec:
         volcano.sh/vgpu-cores: 30"""
 
 
-def up(settings: UpSettings) -> int:
+def up(settings: Up) -> int:
     """Run until a signal, or with `headless` until ready; return the exit code."""
     if settings.budgets is not None:
         from services.timekeeper.config.budget_sources import load_file
@@ -93,7 +195,7 @@ def up(settings: UpSettings) -> int:
         return _run(settings, plan, directory, _print)
 
 
-def _run(settings: UpSettings, plan: Plan, directory: StateDir, report: Report) -> int:
+def _run(settings: Up, plan: Plan, directory: StateDir, report: Report) -> int:
     write_supervisor_pid(directory)
     started_at_s = time.monotonic()
     with short_root(directory) as short:
@@ -128,7 +230,9 @@ def _add_credentials(
 def _write_installation(components: Sequence[Component], plan: Plan, directory: StateDir) -> None:
     """Write what the simulated cluster installs: without a webhook no pod passes our admission."""
     policies = any(component.name == "webhook" for component in components)
-    found = installation(str(directory.accounts), plan.nodes, policies=policies)
+    found = installation(
+        str(directory.accounts), plan.nodes, policies=policies, page_port=plan.ports["page"]
+    )
     directory.installation.write_text(json.dumps(found, indent=2))
 
 

@@ -32,8 +32,8 @@ export class Block {
     setText(this.number, `${device.healthy ? "" : "⚠ "}${device.index}`);
     setText(this.model, model(device));
     setText(this.amounts, device.healthy ? amounts(device) : faultText(device));
-    setFlexGrow(this.free, Math.max(device.memory_mib - device.used_mib, 0));
-    setPart(this.cores, "--leased", device.used_cores, 100);
+    setFlexGrow(this.free, Math.max(device.memory_mib - device.used_memory_mib, 0));
+    setPart(this.cores, "--leased", device.used_cores_percent, 100);
     setPart(this.cores, "--measured", measuredCores(device), 100);
     const shares = device.shares.filter((share) => !share.init || device.shares.length === 1);
     while (this.shares.length > shares.length) this.shares.pop().remove();
@@ -51,7 +51,7 @@ export class Block {
     element.removeAttribute("title");
     setAttribute(element, "class", `share ${share.state}${share.pod ? "" : " anonymous"}${share.measured ? " measured" : ""}${share.measured?.idle ? " idle" : ""}`);
     setPart(element, "--memory", share.measured?.memory_mib, share.memory_mib);
-    setPart(element, "--cores", share.measured?.cores_percent, share.cores_percent || 100);
+    setPart(element, "--cores", share.measured?.cores_percent, share.booked_cores || 100);
     setText(element, [share.mig?.profile, share.name].filter(Boolean).join(" "));
     setFlexGrow(element, share.memory_mib);
     setAttribute(element, "data-pod", share.pod ?? "");
@@ -64,8 +64,8 @@ export class Block {
 }
 
 function amounts(device) {
-  const cores = device.mode === "mig" ? `${device.used_shares} of ${device.slots} instances` : `${device.used_cores} % cores`;
-  return `${Math.round(100 * device.used_mib / Math.max(device.memory_mib, 1))} % of ${mib(device.memory_mib)}, ${cores}`;
+  const cores = device.mode === "mig" ? `${device.used_shares} of ${device.slots} instances` : `${device.used_cores_percent} % cores`;
+  return `${Math.round(100 * device.used_memory_mib / Math.max(device.memory_mib, 1))} % of ${mib(device.memory_mib)}, ${cores}`;
 }
 
 /** What the parts of a block mean; made when it is opened. */

@@ -124,17 +124,17 @@ export function detailsUrl(kind, id) { return `#${kind}/${encodeURIComponent(id)
 
 export function shareText(share) {
   const instance = share.mig ? `, ${share.mig.profile} at ${share.mig.position}` : "";
-  const amount = `${mib(share.memory_mib)}, ${share.cores_percent} %${instance}, ${share.state}${measuredText(share)}`;
+  const amount = `${mib(share.memory_mib)}, ${share.booked_cores} %${instance}, ${share.state}${measuredText(share)}`;
   return share.pod ? `${share.namespace}/${share.name} ${share.container}: ${amount}` : `in use: ${amount}`;
 }
 
 export function deviceText(device) {
   const health = device.healthy ? "" : `, unhealthy${device.fault ? `: ${device.fault}` : ""}`;
-  const mig = device.mode === "mig", cores = mig ? "" : ` and ${device.used_cores} % of the cores`;
+  const mig = device.mode === "mig", cores = mig ? "" : ` and ${device.used_cores_percent} % of the cores`;
   const excluded = device.excluded ? ", excluded from new shares" : "";
   const used = measuredMib(device), idle = device.shares.filter((share) => share.measured?.idle).length;
   const measured = used === null ? "" : `, ${mib(used)} in use${idle ? `, ${idle} idle` : ""}`;
-  return `GPU ${device.index} of ${device.node}, ${device.model}${mig ? " in MIG mode" : ""}, ${mib(device.used_mib)} of ` +
+  return `GPU ${device.index} of ${device.node}, ${device.model}${mig ? " in MIG mode" : ""}, ${mib(device.used_memory_mib)} of ` +
     `${mib(device.memory_mib)}${cores} leased, ${device.shares.length} ${mig ? "instances" : "shares"}${measured}${health}${excluded}`;
 }
 

@@ -62,7 +62,7 @@ export class Drawer {
     return [
       title(`GPU ${device.index} of ${device.node}`),
       facts({ Model: device.model, UUID: device.uuid, Health: device.healthy ? "healthy" : `UNHEALTHY${device.fault ? `: ${device.fault}` : ""}`, Mode: device.mode,
-        "MIG layout": device.layout, Memory: `${mib(device.used_mib)} of ${mib(device.memory_mib)} leased`, "In use": used === null ? "" : mib(used), Cores: `${device.used_cores} % reserved`,
+        "MIG layout": device.layout, Memory: `${mib(device.used_memory_mib)} of ${mib(device.memory_mib)} leased`, "In use": used === null ? "" : mib(used), Cores: `${device.used_cores_percent} % reserved`,
         Shares: `${device.used_shares} of ${device.slots}`, "NUMA node": device.numa, Excluded: device.excluded ? "from new shares" : "" }),
       el("h3", {}, "Leases"),
       device.shares.length ? el("ul", {}, ...device.shares.map((share) => el("li", {}, share.pod ? swatch(share.namespace) : null,
@@ -72,9 +72,8 @@ export class Drawer {
   }
 
   async lease(uid) {
-    const response = await fetchJson(`/api/v1/leases/${encodeURIComponent(uid)}`);
-    const { lease, waiting, ended, trace } = response;
-    const pod = lease ?? waiting ?? ended;
+    const pod = await fetchJson(`/api/v1/leases/${encodeURIComponent(uid)}`);
+    const { lease, waiting, trace } = pod;
     const sections = [title(`${pod.namespace}/${pod.name}`), el("p", {}, swatch(pod.namespace), detailsLink("namespace", pod.namespace, `namespace ${pod.namespace}`))];
     if (lease) {
       sections.push(facts({ State: lease.state, Node: lease.node, Age: age(this.now() - lease.created_at), Expires: lease.expires_at ? `${clock(lease.expires_at)}, unless bound` : "",
@@ -88,7 +87,7 @@ export class Drawer {
         el("ul", {}, ...waiting.nearest.map((node) => el("li", {}, `${node.node}: ${node.reason}`))),
         el("h3", {}, "What would make room"), whatIf(pod));
     }
-    if (ended) sections.push(el("p", {}, "It has no lease."));
+    if (!lease && !waiting) sections.push(el("p", {}, "It has no lease."));
     sections.push(el("h3", {}, "Trace"));
     if (trace.spans.length) sections.push(waterfall(trace.spans));
     if (trace.url) sections.push(el("p", {}, el("a", { href: trace.url, target: "_blank", rel: "noopener noreferrer" }, "Open the trace")));

@@ -56,7 +56,7 @@ function setDevice(uuid, device) {
     if (!counted) continue;
     state.sums.devices += sign;
     state.sums.leases += sign * counted.shares.length;
-    state.sums.usedMib += sign * counted.used_mib;
+    state.sums.usedMib += sign * counted.used_memory_mib;
     state.sums.totalMib += sign * counted.memory_mib;
     state.sums.unhealthy += counted.healthy ? 0 : sign;
   }

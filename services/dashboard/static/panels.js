@@ -67,7 +67,7 @@ export class Panels {
         el("span", { class: "ms" }, latency(event.latency_s)), `${clock(event.at)} `,
         el("b", { class: `kind-${kind}` }, event.kind), " ",
         event.pod ? detailsLink("lease", event.pod, `${event.namespace}/${event.name}`) : `${event.namespace}/${event.name}`,
-        event.node ? ` on ${event.node}` : "", event.for ? ` for ${event.for}` : "", event.text ? el("p", {}, event.text) : null);
+        event.node ? ` on ${event.node}` : "", event.beneficiary ? ` for ${event.beneficiary}` : "", event.text ? el("p", {}, event.text) : null);
     });
     items.forEach((item) => this.filterEvent(item));
     this.events.prepend(...items);

@@ -5,13 +5,16 @@ computed from. Each charge begins where the last charge of the same lease ended.
 steps, by any replica, with any pauses between them, is weight x (end - begin).
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from services.timekeeper.accounts.balance import LEASE_CLASSES, balance, level_at, uncharged_units
 from services.timekeeper.accounts.windows import open_window, rollover_units, window_shape
 from shared.model.budget import (
     HOUR_MS,
+    UNITS_PER_GPU_MINUTE,
     Account,
     AccountUpdate,
     Balance,
@@ -23,9 +26,13 @@ from shared.model.budget import (
     PolicyType,
     StoredBudgetState,
 )
+from shared.model.errors import RequestError
 
 RESTORED = "restored from"
 """Prefix of the reason of the entry that restores a lost account."""
+_MINUTES = re.compile(r"-?\d{1,9}(\.\d{1,30})?(e-?\d{1,2})?")
+"""Grants are never deleted from the ledger, so amounts that no float can represent are refused."""
+MAX_MINUTES = 10**9
 
 
 @dataclass(slots=True)
@@ -281,3 +288,14 @@ def trim_windows(account: Account, budget: Budget, now_ms: int) -> Account:
         since -= budget.policy.length_ms
     kept = [each for each in account.windows[:-1] if (each.end_ms or 0) > since]
     return replace(account, windows=(*kept, *account.windows[-1:]))
+
+
+def parse_gpu_minutes(value: object) -> int:
+    """Parse GPU-minutes into units. Raises RequestError for an invalid or too large number."""
+    text = str(value)
+    if isinstance(value, bool) or not _MINUTES.fullmatch(text):
+        raise RequestError(f"{value!r} is not a number of GPU-minutes such as 120 or -0.5")
+    amount = Fraction(text)
+    if abs(amount) > MAX_MINUTES:
+        raise RequestError(f"{text} GPU-minutes are too many: {MAX_MINUTES} at most in one grant")
+    return round(amount * UNITS_PER_GPU_MINUTE)

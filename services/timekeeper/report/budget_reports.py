@@ -5,23 +5,17 @@ import datetime
 from services.timekeeper.accounts.balance import consequence
 from services.timekeeper.config.budget_spec import SPEC_IN_FORCE
 from shared.model.budget import (
-    UNITS_PER_GPU_MINUTE,
     Account,
     Balance,
     Budget,
     BudgetState,
     StoredBudgetState,
+    minutes,
 )
 from shared.model.events.pod_events import BudgetChanged
 
 MAX_UNITS = 2**63 - 1
 """The maximum in an event, 150 billion GPU-minutes; higher amounts are capped."""
-
-
-def minutes(units: int) -> str:
-    """Return units as GPU-minutes with three decimals, rounded towards zero."""
-    sign, thousandths = "-" if units < 0 else "", abs(units) * 1000 // UNITS_PER_GPU_MINUTE
-    return f"{sign}{thousandths // 1000}.{thousandths % 1000:03d}"
 
 
 def stamp(at_ms: int) -> str:

@@ -11,19 +11,11 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
+from services.timekeeper.accounts.accrual import parse_gpu_minutes
 from services.timekeeper.accounts.balance import OUT_OF_BUDGET, consequence
 from services.timekeeper.config.budget_sources import ConfiguredBudgets
 from services.timekeeper.metrics import TimekeeperMetrics
-from services.timekeeper.report.budget_reports import minutes, stamp
-from services.timekeeper.report.showback import (
-    GROUPS,
-    EntryRange,
-    add_up,
-    as_csv,
-    entry_json,
-    row_json,
-)
-from services.timekeeper.rest.grants import add_grant, parse_gpu_minutes
+from services.timekeeper.report.budget_reports import stamp
 from services.timekeeper.service import Timekeeper
 from shared.credentials.authorization import Authenticator, Viewer
 from shared.credentials.tokens import EVERYTHING, AccessDeniedError
@@ -31,7 +23,14 @@ from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.types import ApiPod
 from shared.ledger.budgets import Budgets
-from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance, Budget
+from shared.ledger.showback import (
+    GROUPS,
+    EntryRange,
+    add_up,
+    entry_json,
+    showback_view,
+)
+from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance, Budget, minutes
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.names import Namespace
 
@@ -211,10 +210,10 @@ class BudgetApi:
             to_ms=_instant(query, "to"),
         )
         group_by = [part for part in query.get("groupBy", "").split(",") if part] or GROUPS
-        rows = await add_up(self.store, names, within, group_by)
+        found = showback_view(await add_up(self.store, names, within, group_by))
         if query.get("format", "json") == "csv":
-            return web.Response(text=as_csv(rows), content_type="text/csv")
-        return web.json_response({"rows": [row_json(row) for row in rows]})
+            return web.Response(text=found.as_csv(), content_type="text/csv")
+        return web.json_response(body=msgspec.json.encode(found))
 
     def _json(self, balance: Balance) -> Json:
         return budget_json(balance, self.configuration.budget_of(balance.namespace))
@@ -270,17 +269,13 @@ class BudgetApi:
         namespace = _namespace(request)
         actor = await self._granter(request, namespace)
         body = await _body(request)
-        await add_grant(
-            self.store,
+        return await self.timekeeper.add_grant(
             namespace,
             parse_gpu_minutes(body.get("minutes")),
             actor=actor,
             reason=str(body.get("reason", "")),
             key=request.headers.get("Idempotency-Key", ""),
         )
-        (account,) = await self.store.load({namespace: None})
-        self.timekeeper.accounts[namespace] = account
-        return self.timekeeper.balance_of(namespace)
 
     async def _is_terminated(self, namespace: Namespace, name: str) -> bool:
         """Return whether all other containers have terminated, or the pod is deleted."""

@@ -23,7 +23,7 @@ from shared.model.events.event import Delivery, Event
 from shared.model.events.node_events import LeaseHolder
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, ShareSize
-from shared.model.names import NodeName, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import AntiAffinityTerm
 from shared.model.placement import Placement
 from shared.model.quota import QuotaExcess
@@ -237,7 +237,7 @@ class LimitsReply(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRequest(Event):
-    """A command's request to a node agent: the measured usage of the node's leased shares."""
+    """A request to a node agent: the measured usage of the node's leased shares."""
 
     subject: ClassVar[str] = "usage.request.v1"
     delivery: ClassVar[Delivery] = Delivery.BROADCAST
@@ -333,3 +333,35 @@ class PodBindingReply(Event):
     """The shares do not fit any more; others on the same node may."""
     quotas: tuple[QuotaExcess, ...] = ()
     """Exceeded quotas, if that is why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantRequest(Event):
+    """A user, whose right was checked, grants GPU time to a namespace; any timekeeper replies."""
+
+    subject: ClassVar[str] = "grant.request.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
+
+    namespace: Namespace
+    minutes: ShortText
+    """GPU-minutes as text, such as 120 or -0.5."""
+    actor: NameText
+    """The name of the user."""
+    reason: MessageText
+    key: ShortText
+    """Grants with the same key are added once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantReply(Event):
+    """The reply to `GrantRequest`."""
+
+    subject: ClassVar[str] = "grant.reply.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
+
+    refusal: MessageText = ""
+    """Why nothing is granted."""
+    granted: ShortText = ""
+    """GPU-minutes as text."""
+    remaining: ShortText = ""
+    """What the namespace has left, GPU-minutes as text; empty if it has no limit."""

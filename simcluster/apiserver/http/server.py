@@ -215,7 +215,7 @@ class ApiServer:
             review = review_access(self.store, user, await read_body(request) or {})
             return json_response(encode(review), 201)
         if proxied := parse_proxied(path):
-            authorize(self.store, user, proxied.attributes)
+            authorize(self.store, user, proxied.attributes(request.method))
             return await serve_proxied(request, self.store, proxied)
         return None
 

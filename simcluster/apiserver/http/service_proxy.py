@@ -1,4 +1,4 @@
-"""services/proxy: GET requests to an endpoint of a Service, without our credentials.
+"""services/proxy: GET and POST requests to an endpoint of a Service, without our credentials.
 
 As in Kubernetes, certificates of services are not verified. In contrast to it, responses are not
 streamed, and other methods are not served.
@@ -29,10 +29,10 @@ class ProxiedService:
     segment: str
     path: str
 
-    @property
-    def attributes(self) -> ResourceAttributes:
-        """What a role must allow."""
-        return ResourceAttributes("get", "", "services/proxy", self.namespace, self.segment)
+    def attributes(self, method: str) -> ResourceAttributes:
+        """Return what a role must allow."""
+        verb = "create" if method == "POST" else "get"
+        return ResourceAttributes(verb, "", "services/proxy", self.namespace, self.segment)
 
     @property
     def scheme(self) -> str:
@@ -58,7 +58,7 @@ async def serve_proxied(
     request: web.BaseRequest, store: ObjectStore, service: ProxiedService
 ) -> web.Response:
     """Return the response of the endpoint; 503 if there is none, or if it does not respond."""
-    if request.method != "GET":
+    if request.method not in {"GET", "POST"}:
         raise method_not_allowed(request.method)
     name, port = service.name_and_port
     found = store.read("services", service.namespace, name)
@@ -67,10 +67,12 @@ async def serve_proxied(
         address = endpoint_of_port(store, found, port)
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)) as session,
-            session.get(
+            session.request(
+                request.method,
                 f"{service.scheme}://{address}{service.path}",
                 params=request.query,
                 headers=headers,
+                data=await request.read() or None,
                 ssl=False,
             ) as response,
         ):

@@ -154,8 +154,7 @@ def _components(plan: Plan, directory: StateDir) -> list[Component]:
     apart, combined = (
         components_of(replace(plan, combined=combined), directory) for combined in (False, True)
     )
-    parts = {each.name: each for each in (*apart, *combined) if each.name != "dashboard"}
-    return list(parts.values())
+    return list({each.name: each for each in (*apart, *combined)}.values())
 
 
 async def _proxied(components: Sequence[Component], cluster: CampaignCluster) -> list[Component]:
@@ -234,7 +233,9 @@ def _installed(directory: StateDir) -> dict[str, object]:
     used = {each["metadata"]["name"] for each in rights if each["kind"] == "ServiceAccount"}
     accounts = [
         each
-        for each in installation(str(directory.accounts), NODES, policies=False)["accounts"]
+        for each in installation(str(directory.accounts), NODES, policies=False, page_port=0)[
+            "accounts"
+        ]
         if each["name"] in used
     ]
     return {"objects": [*namespaces, *rights, *REGISTERS, *policies], "accounts": accounts}

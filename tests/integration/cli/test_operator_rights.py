@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from services.cli.audit.cluster_objects import ClusterObjects
 from services.cli.doctor.cluster_probes import ClusterProbes
 from services.cli.doctor.doctor import AGENT_ONLY_CHECKS, CLUSTER_CHECKS, run_check
-from services.cli.snapshot.cluster_objects import ClusterObjects
 from shared.credentials.logins import NO_CREDENTIALS
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
@@ -70,6 +70,5 @@ async def test_the_audit_reads_pods_nodes_and_claims(operator: KubernetesClient)
     objects = ClusterObjects(operator)
 
     assert [pod.name for pod in await objects.pods()] == ["operator-node-a"]
-    assert await objects.pod("default", "absent") is None
     assert await objects.node_names() == frozenset()
     assert await objects.claims() == ()

@@ -6,6 +6,7 @@ Some hundred inputs; `pytest tests/integration/fuzz --hypothesis-profile=fuzz` t
 
 import http.client
 import json
+import re
 import urllib.parse
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from services.dashboard.legacy_metrics import legacy_metrics_application
+from services.dashboard.read_api import ROUTES as API
 from services.node_agent.usage.usage_metrics import metrics_app
 from services.timekeeper.accounts.accrual import advance, apply_update
 from services.timekeeper.accounts.balance import balance
@@ -110,9 +112,7 @@ ROUTES = {
     "reports": ("/budget/{}/report",),
     "dashboard": (
         *("/", "/static/{}", "/login", "/logout", "/api/v1/state", "/api/v1/events"),
-        *("/api/v1/cluster", "/api/v1/budgets", "/api/v1/first-pod", "/api/v1/leases/{}"),
-        *("/api/v1/devices/{}", "/api/v1/devices/{}/history"),
-        *("/api/v1/namespaces/{}", "/api/v1/namespaces/{}/history"),
+        *(re.sub(r"{\w+}", "{}", route.path) for route in API),
     ),
     "old-metrics": ("/metrics",),
     "usage": ("/metrics",),
@@ -140,6 +140,9 @@ class EveryViewer:
         return None
 
     async def may_grant(self, namespace: Namespace) -> bool:
+        return True
+
+    async def may_resize(self, namespace: Namespace, pod: str) -> bool:
         return True
 
 

@@ -9,12 +9,11 @@ from prometheus_client import REGISTRY
 
 from services.timekeeper.accounts.accrual import advance
 from services.timekeeper.config.budget_spec import parse_status
-from services.timekeeper.report.budget_reports import budget_status, minutes
-from services.timekeeper.report.showback import EntryRange, add_up, as_csv
-from services.timekeeper.rest.grants import add_grant
+from services.timekeeper.report.budget_reports import budget_status
 from services.timekeeper.service import Timekeeper
 from shared.ledger.rows.account_rows import GRANT_TTL_S
-from shared.model.budget import HOUR_MS, Account, Period, PolicyType
+from shared.ledger.showback import EntryRange, add_up, showback_view
+from shared.model.budget import HOUR_MS, Account, Period, PolicyType, minutes
 from shared.model.clock import SystemClock
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import BudgetChanged
@@ -225,7 +224,8 @@ async def test_gpusharing_37_showback_equals_the_ledger_and_a_closed_window_neve
         await opened.count(T0 + hour * 3_600_000)
 
     async def report() -> str:
-        return as_csv(await add_up(opened.store, [TEAM], EntryRange(window="2031-05-01")))
+        rows = await add_up(opened.store, [TEAM], EntryRange(window="2031-05-01"))
+        return showback_view(rows).as_csv()
 
     everything = await add_up(opened.store, [TEAM], EntryRange())
     assert sum(row.units for row in everything) == await total(opened)
@@ -271,9 +271,10 @@ async def test_a_grant_is_made_once_per_key_and_improves_the_state(
 ) -> None:
     opened.config.given[TEAM] = budget(10)
     await opened.journal("held", T0, lease("p"))
-    await opened.count(T0 + 20 * MINUTE_MS)
+    keeper = opened.timekeeper()
+    await opened.count(T0 + 20 * MINUTE_MS, keeper=keeper)
     for _ in range(3):
-        await add_grant(opened.store, TEAM, units(30), actor="me", reason="deadline", key="one")
+        await keeper.add_grant(TEAM, units(30), actor="me", reason="deadline", key="one")
     events = await opened.count(T0 + 20 * MINUTE_MS)
 
     window = (await opened.account()).windows[-1]
@@ -289,9 +290,10 @@ async def test_a_grant_is_made_once_per_key_and_improves_the_state(
 async def test_a_grant_of_nothing_or_without_a_reason_is_refused(
     opened: AccountLedger, amount: int, reason: str
 ) -> None:
-    await opened.count(T0)
+    keeper = opened.timekeeper()
+    await opened.count(T0, keeper=keeper)
     with pytest.raises(RequestError):
-        await add_grant(opened.store, TEAM, amount, actor="me", reason=reason, key="")
+        await keeper.add_grant(TEAM, amount, actor="me", reason=reason, key="")
 
 
 async def test_a_namespace_without_a_budget_is_metered_and_never_exhausted(
@@ -306,7 +308,7 @@ async def test_a_namespace_without_a_budget_is_metered_and_never_exhausted(
     seen = timekeeper.balance_of(other)
     assert (minutes(seen.used_units), seen.state, seen.remaining_units) == ("300.000", "ok", None)
     with pytest.raises(RequestError, match="no budget"):
-        await add_grant(opened.store, other, 1, actor="me", reason="r", key="")
+        await timekeeper.add_grant(other, 1, actor="me", reason="r", key="")
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
 """Builders for the page's tests: nodes, leases, waiting pods, budgets."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from services.dashboard.projection import Projection
+from services.dashboard.visible_cluster import VisibleCluster, all_namespaces
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import NodeTotals, WaitingPod, counted_use
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
 from shared.model.preemption import EvictionOutcome, EvictionRecord, PreemptionCause
+from shared.model.views import MissingComponent
 from tests.support import build
 
 EVIL = '<img src=x onerror="alert(1)">'
@@ -44,6 +47,24 @@ def projected(*accounts: NodeTotals) -> Projection:
     made = Projection()
     made.update_nodes([], accounts)
     return made
+
+
+def seen(
+    board: Projection,
+    visible: Callable[[Namespace], bool] = all_namespaces,
+    *,
+    now: float = 2_000.0,
+    missing: Iterable[MissingComponent] = (),
+    idle_after_s: float = 600.0,
+) -> VisibleCluster:
+    """Return what a viewer may see of a projection."""
+    return VisibleCluster(
+        projection=board,
+        missing=tuple(missing),
+        visible=visible,
+        now=now,
+        idle_after_s=idle_after_s,
+    )
 
 
 def budget(namespace: str = "a", state: str = "ok", at: float = 1.0) -> BudgetChanged:

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 
 from services.dashboard.http_server import DashboardServer
+from services.dashboard.read_api import ReadApi, SpanDirectory
 from services.dashboard.service import Dashboard, DashboardTiming
-from services.dashboard.wiring import trace_reader
 from shared.credentials.authorization import AnonymousAuthenticator, Authenticator
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
@@ -70,6 +70,7 @@ class RunningDashboard:
     usage: NodesUsage
     preemptions: Preemptions
     budgets: Budgets
+    nats_url: str
 
     async def get(self, path: str, token: str = "") -> tuple[int, Any]:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -121,18 +122,19 @@ async def dashboard(
                 runner = Runner("dashboard", board, bus, Tracing("dashboard", None))
                 started = asyncio.Event()
                 task = asyncio.create_task(runner.run(started))
-                pages = DashboardServer(
+                api = ReadApi(
                     board,
-                    authenticator or AnonymousAuthenticator(),
                     store,
+                    bus,
                     trace_url="http://j/{trace}",
-                    read_trace=trace_reader(traces),
+                    spans=SpanDirectory(traces) if traces else None,
                 )
+                pages = DashboardServer(api, authenticator or AnonymousAuthenticator())
                 async with health.served(pages.application(), "127.0.0.1:0", tls=tls) as address:
                     await until(lambda: started.is_set() and not board.unready_reason())
                     url = f"http{'s' if tls else ''}://{address}"
                     yield RunningDashboard(
-                        board, leases, bus, url, client, usage, preemptions, store
+                        board, leases, bus, url, client, usage, preemptions, store, nats.url
                     )
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 from services.dashboard.history import INTERVAL_S, SAMPLES
 from services.dashboard.http_server import DashboardServer
+from services.dashboard.read_api import ReadApi
 from services.dashboard.service import Dashboard
 from shared.credentials.authorization import AnonymousAuthenticator
 from shared.model.budget import Account, BudgetWindow, ChargeEntry
@@ -311,6 +312,7 @@ def filled() -> Dashboard:
 @asynccontextmanager
 async def fixed_page() -> AsyncIterator[str]:
     """Serve the page of the cluster; yields its URL."""
-    pages = DashboardServer(filled(), AnonymousAuthenticator(), FixedBudgets())  # type: ignore[arg-type]
+    api = ReadApi(filled(), FixedBudgets(), None)  # type: ignore[arg-type]
+    pages = DashboardServer(api, AnonymousAuthenticator())
     async with health.served(pages.application(), "127.0.0.1:0") as address:
         yield f"http://{address}"

@@ -19,6 +19,7 @@ class Reviews:
         self.requests: list[str] = []
         self.rights = {"root": {""}, "member": {"default"}, "stranger": set[str]()}
         self.grants = {"root"}
+        self.resizers = {"root"}
 
     async def token(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -35,6 +36,10 @@ class Reviews:
         if requests.get("subresource") == "grants":
             assert (requests["verb"], requests["group"]) == ("create", "leasehold.dev")
             allowed = body["spec"]["user"] in self.grants
+            return web.json_response({**body, "status": {"allowed": allowed}}, status=201)
+        if requests.get("subresource") == "resize":
+            assert (requests["verb"], requests["resource"]) == ("patch", "pods")
+            allowed = body["spec"]["user"] in self.resizers
             return web.json_response({**body, "status": {"allowed": allowed}}, status=201)
         assert (requests["verb"], requests["resource"]) == ("get", "pods")
         self.requests.append(f"{body['spec']['user']}:{requests['namespace']}")

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from shared.kubernetes.auth import tls_context
 from shared.kubernetes.client import pod_path
-from shared.kubernetes.kubeconfig import ClusterCredentials
+from shared.kubernetes.kubeconfig import ClusterCredentials, tls_context
 
 PROTOCOL = "v5.channel.k8s.io"
 STDOUT, STDERR, ERROR = 1, 2, 3

@@ -11,7 +11,7 @@ from services.cli.audit.audit import shape as audit_shape
 from services.cli.audit.differences import Difference, lasting_differences
 from services.cli.audit.invariants import differences, unread_checkpoints
 from services.cli.audit.lease_checks import unexplained
-from services.cli.snapshot.snapshot import Snapshot
+from services.cli.audit.snapshot import Snapshot
 from shared.model.device import DeviceUse
 from shared.model.events.node_events import Allocation
 from shared.model.lease import LeaseState

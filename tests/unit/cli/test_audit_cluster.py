@@ -6,7 +6,7 @@ from msgspec import structs
 
 from services.cli.audit.account_checks import window_totals
 from services.cli.audit.invariants import differences
-from services.cli.snapshot.snapshot import Snapshot
+from services.cli.audit.snapshot import Snapshot
 from services.timekeeper.accounts.accrual import RESTORED
 from shared.model.budget import BudgetWindow, ChargeEntry
 from shared.model.fair_share import fair_share_of

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from services.cli.inspect.explanation import explain
 from shared.model.claim import LEASED
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.lease import ClaimAllocation, Lease
 from shared.model.names import PodUid
 from tests.support.audit import GPU, account, facts, found, lease, pod, share
 from tests.support.binder.claims import allocated, on
+from tests.support.snapshots import cluster_of, explained
 
 
 def claimed(name: str = "c", *consumers: str) -> tuple[AllocatedClaim, Lease]:
@@ -63,8 +63,8 @@ def test_a_pod_is_explained_by_the_lease_of_its_claim() -> None:
     consumer, other = pod("p"), pod("q")
     _, held = claimed("c", consumer.pod, other.pod)
 
-    explained = explain(consumer, facts(account(held), pods=(consumer, other)), frozenset({"x"}))
+    explanation = explained(consumer, cluster_of(account(held)))
 
-    assert explained.verdict == "running"
-    assert "claim       default/c, which 2 pods use" in explained.lines
-    assert any(line.startswith("request     gpu: 3000 MiB") for line in explained.lines)
+    assert explanation.verdict == "running"
+    assert "claim       default/c, which 2 pods use" in explanation.lines
+    assert any(line.startswith("request     gpu: 3000 MiB") for line in explanation.lines)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.__main__ import complete_plugin
-from services.cli.completion import NO_FILES, SCRIPTS, candidates
-from services.cli.parser import build_parser
+from services.cli.parser import NO_FILES, SCRIPTS, build_parser, candidates
 
 ROOT = Path(__file__).parents[3]
 

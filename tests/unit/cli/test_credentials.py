@@ -1,6 +1,5 @@
 """The users of NATS and Redis, made from the topology, and the files with their secrets."""
 
-import argparse
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from services.auth.nats_users import all_users
 from services.auth.redis_users import USERS, password_digest, password_users, redis_acl
 from services.cli import credentials
+from services.cli.commands import CredentialArguments
 from services.cli.up.components import Component, with_credentials
 from services.topology import SERVICES, edges
 from shared.ledger.script_sources import script_commands
@@ -133,20 +133,8 @@ def test_components_get_the_files_of_their_secrets_and_never_the_secrets(tmp_pat
     assert Path(two.argv[-1]).exists()
 
 
-def flags(**given: object) -> argparse.Namespace:
-    usual = {
-        "nats": False,
-        "redis": False,
-        "shared": False,
-        "nodes": "",
-        "out": "",
-        "names": "",
-    }
-    return argparse.Namespace(**{**usual, **given})
-
-
 def test_the_output_has_placeholders_for_secrets(capsys: pytest.CaptureFixture[str]) -> None:
-    assert credentials.show(flags(nodes="gpu-1")) == 0
+    assert credentials.show(CredentialArguments(nodes=("gpu-1",))) == 0
 
     shown = capsys.readouterr().out
     assert 'password: "SECRET_OF_node-agent.gpu-1"' in shown
@@ -154,14 +142,14 @@ def test_the_output_has_placeholders_for_secrets(capsys: pytest.CaptureFixture[s
 
 
 def test_one_server_alone_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    credentials.show(flags(redis=True))
+    credentials.show(CredentialArguments(redis=True))
 
     assert "authorization {" not in capsys.readouterr().out
 
 
 def test_writing_needs_the_nodes_since_each_agent_has_a_user(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="--nodes NAME"):
-        credentials.show(flags(out=str(tmp_path / "credentials")))
+        credentials.show(CredentialArguments(out=tmp_path / "credentials"))
 
-    credentials.show(flags(out=str(tmp_path / "credentials"), redis=True))
+    credentials.show(CredentialArguments(out=tmp_path / "credentials", redis=True))
     assert (tmp_path / "credentials" / "users.acl").exists()

@@ -4,14 +4,21 @@ from pathlib import Path
 
 import pytest
 
+from services.cli.commands import Doctor
 from services.cli.doctor.doctor import run_check, target_of
-from services.cli.parser import build_parser
+from services.cli.parser import parse
 from services.cli.state_dir import State, StateDir, save_state
 from services.node_agent.diagnosis.node_probes import NodeProbes
 from services.node_agent.gpu_access import NodeGpus
 from services.node_agent.settings import AgentSettings
 from shared.model.errors import UnavailableError
 from shared.model.findings import Finding, Outcome
+
+
+def doctor_arguments(*words: str) -> Doctor:
+    _, arguments = parse(["doctor", *words], "leasehold")
+    assert isinstance(arguments, Doctor)
+    return arguments
 
 
 def node_of(
@@ -30,7 +37,7 @@ def node_of(
         library_source=library_source,
     )
     save_state(directory, state)
-    flags = build_parser().parse_args(["doctor", "--state", str(root), *arguments])
+    flags = doctor_arguments("--state", str(root), *arguments)
     (node,) = target_of(flags).nodes
     return node
 
@@ -75,9 +82,7 @@ def test_without_the_state_of_a_stack_the_flags_describe_the_node(
     tmp_path: Path, before: str
 ) -> None:
     (tmp_path / "state.json").write_text(before)
-    flags = build_parser().parse_args(
-        ["doctor", "--state", str(tmp_path), "--library-source", "/other"]
-    )
+    flags = doctor_arguments("--state", str(tmp_path), "--library-source", "/other")
 
     ((settings, _),) = target_of(flags).nodes
 

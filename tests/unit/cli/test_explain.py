@@ -1,16 +1,13 @@
 """explain: why a pod runs on its node, or why it waits, as text and JSON."""
 
-import json
 from dataclasses import replace
 
 import pytest
 from msgspec import structs
 
-from services.cli.flags import schedulers_of
+from services.cli.arguments import own_schedulers
 from services.cli.inspect import render
-from services.cli.inspect.explanation import explain, shape
-from services.cli.parser import build_parser
-from services.cli.snapshot.snapshot import PodSummary, Snapshot
+from services.cli.pod_summary import PodSummary
 from shared.dialects import KUBE_SCHEDULER, SCHEDULERS
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import LeaseState
@@ -19,13 +16,24 @@ from shared.model.names import BUDGET_GATE, PodUid
 from shared.model.node import CORDON_PREFIX
 from shared.model.placement import Refusal
 from shared.model.request import Gang, PodRequest
-from tests.support.snapshots import HELD, LEASE, NODE, OURS, POD, WAITING, drawn
+from shared.model.views import ReasonCount
+from tests.support.snapshots import (
+    EMPTY,
+    HELD,
+    LEASE,
+    NODE,
+    POD,
+    WAITING,
+    cluster_of,
+    drawn,
+    explained,
+)
 
 
 def test_explain_of_a_running_pod_names_lease_device_slot_and_fence() -> None:
     bound = replace(POD, node="node-0", phase="Running", annotations={"volcano.sh/vgpu-node": "x"})
 
-    answer = explain(bound, HELD, OURS)
+    answer = explained(bound, HELD)
     text = drawn(render.explanation(answer))
 
     assert answer.verdict == "running"
@@ -33,7 +41,8 @@ def test_explain_of_a_running_pod_names_lease_device_slot_and_fence() -> None:
     assert "3000 MiB, 30 % of the cores of device 2, slot 1, fence 5" in text
     assert "3000 of 15000 MiB, 30 % of its cores in 1 of 4 shares" in text
     assert "volcano.sh/vgpu-node: x" in text
-    assert shape(bound, answer)["lease"]["version"] == 7
+    assert answer.lease is not None
+    assert answer.lease.version == 7
 
 
 def test_explain_shows_why_a_reservation_on_a_cordoned_node_is_not_bound() -> None:
@@ -44,8 +53,8 @@ def test_explain_shows_why_a_reservation_on_a_cordoned_node_is_not_bound() -> No
     active = replace(NODE, node=node)
 
     def output(node: NodeTotals) -> str:
-        snapshot = Snapshot(read_at=1_000.0, nodes=(node,))
-        return "\n".join(explain(POD, snapshot, OURS).lines)
+        snapshot = cluster_of(node)
+        return "\n".join(explained(POD, snapshot).lines)
 
     assert "waits for   its agent does not answer" in output(stuck)
     assert "waits for" not in output(active)
@@ -55,14 +64,14 @@ def test_explain_shows_what_the_placement_policy_weighed() -> None:
     weighed = structs.replace(LEASE, weighed="policy fragmentation compared 2 nodes: 0.47 on n1")
     node = replace(NODE, leases=(weighed,))
 
-    lines = explain(POD, Snapshot(read_at=1_000.0, nodes=(node,)), OURS).lines
+    lines = explained(POD, cluster_of(node)).lines
 
     assert "chosen      policy fragmentation compared 2 nodes: 0.47 on n1" in lines
-    assert not any(line.startswith("chosen") for line in explain(POD, HELD, OURS).lines)
+    assert not any(line.startswith("chosen") for line in explained(POD, HELD).lines)
 
 
 def test_explain_of_a_waiting_pod_names_every_device_and_the_next_thing_to_try() -> None:
-    answer = explain(POD, Snapshot(read_at=1_000.0, waiting=(WAITING,)), OURS)
+    answer = explained(POD, cluster_of(waiting=[WAITING]))
     text = drawn(render.explanation(answer))
 
     assert answer.verdict == "waiting"
@@ -70,9 +79,8 @@ def test_explain_of_a_waiting_pod_names_every_device_and_the_next_thing_to_try()
     assert "node node-0 (the nearest fit): Insufficient GPU memory" in text
     assert "device 2: 9 MiB are requested, 4 are free" in text
     assert "next: ask for at most 4 MiB" in text
-    assert json.loads(json.dumps(shape(POD, answer)))["refusal"]["counts"] == [
-        {"reason": "InsufficientGpuMemory", "nodes": 1}
-    ]
+    assert answer.waiting is not None
+    assert answer.waiting.counts == (ReasonCount(reason="InsufficientGpuMemory", nodes=1),)
 
 
 @pytest.mark.parametrize(
@@ -93,30 +101,29 @@ def test_explain_of_a_waiting_pod_names_every_device_and_the_next_thing_to_try()
     ],
 )
 def test_explain_of_a_pod_with_neither_lease_nor_refusal(pod: PodSummary, verdict: str) -> None:
-    answer = explain(pod, Snapshot(read_at=1_000.0), OURS)
+    answer = explained(pod, EMPTY)
 
     assert answer.verdict == verdict
     assert answer.next
 
 
 def test_explain_shows_the_extenders_verdict_of_a_pod_that_kube_scheduler_places() -> None:
-    flags = build_parser().parse_args(["explain", POD.name])
     pod = replace(POD, scheduler=KUBE_SCHEDULER, unschedulable_message="0/3 nodes are available")
-    snapshot = Snapshot(read_at=1_000.0, waiting=(WAITING,))
+    snapshot = cluster_of(waiting=[WAITING])
 
-    refused = explain(pod, snapshot, schedulers_of(flags))
-    elsewhere = explain(pod, Snapshot(read_at=1_000.0), schedulers_of(flags))
+    refused = explained(pod, snapshot, own_schedulers(()))
+    elsewhere = explained(pod, EMPTY, own_schedulers(()))
 
     assert refused.verdict == elsewhere.verdict == "waiting"
-    assert WAITING.refusal.reason in refused.headline
+    assert WAITING.refusal.reason in refused.text
     assert "node node-0 (the nearest fit): Insufficient GPU memory" in refused.lines
-    assert elsewhere.headline.endswith("kube-scheduler reports: 0/3 nodes are available")
+    assert elsewhere.text.endswith("kube-scheduler reports: 0/3 nodes are available")
 
 
 def test_explain_names_our_own_scheduler_to_pods_of_another() -> None:
     foreign = replace(POD, scheduler="default-scheduler")
 
-    answer = explain(foreign, Snapshot(read_at=1_000.0), frozenset(SCHEDULERS))
+    answer = explained(foreign, EMPTY, frozenset(SCHEDULERS))
 
     assert "set spec.schedulerName to leasehold" in answer.next
 
@@ -127,12 +134,12 @@ def test_explain_names_the_claims_that_another_scheduler_has_to_allocate() -> No
         POD, scheduler="default-scheduler", claims=("gpu",), unschedulable_message=message
     )
 
-    waiting = explain(pod, Snapshot(read_at=1_000.0), OURS)
-    bound = explain(replace(pod, node="n1"), Snapshot(read_at=1_000.0), OURS)
+    waiting = explained(pod, EMPTY)
+    bound = explained(replace(pod, node="n1"), EMPTY)
 
     assert waiting.verdict == "waiting"
-    assert "default-scheduler to allocate its ResourceClaims (gpu)" in waiting.headline
-    assert waiting.headline.endswith(message)
+    assert "default-scheduler to allocate its ResourceClaims (gpu)" in waiting.text
+    assert waiting.text.endswith(message)
     assert bound.verdict == "foreign"
 
 
@@ -148,10 +155,10 @@ def test_explain_shows_the_whole_gang_of_a_pod_that_waits_and_of_one_that_runs()
     waiting = WaitingPod(queued=queued, refusal=Refusal(reason="2 of 3 pods exist"), capacity=1)
     peer = structs.replace(LEASE, pod=PodUid("other"), name="second", gang=gang.name)
     node = replace(NODE, leases=(peer,))
-    snapshot = Snapshot(read_at=1_000.0, nodes=(node,), waiting=(waiting,))
+    snapshot = cluster_of(node, waiting=[waiting])
 
-    first = explain(POD, snapshot, OURS)
-    second = explain(replace(POD, pod=PodUid("other"), name="second"), snapshot, OURS)
+    first = explained(POD, snapshot)
+    second = explained(replace(POD, pod=PodUid("other"), name="second"), snapshot)
 
     expected = (
         "gang        team/g, at least 3 run together or none: 1 of its pods hold a lease, 1 wait",
@@ -159,8 +166,9 @@ def test_explain_shows_the_whole_gang_of_a_pod_that_waits_and_of_one_that_runs()
         "            wait: first",
     )
     assert first.lines[:3] == expected == second.lines[:3]
-    assert shape(POD, first)["gang"]["holding"] == ["second"]
-    assert "gang" not in shape(POD, explain(POD, Snapshot(read_at=1.0, nodes=(NODE,)), OURS))
+    assert first.gang is not None
+    assert first.gang.holding == ("second",)
+    assert explained(POD, HELD).gang is None
 
 
 @pytest.mark.parametrize(
@@ -173,9 +181,9 @@ def test_explain_shows_the_whole_gang_of_a_pod_that_waits_and_of_one_that_runs()
 def test_a_pod_that_its_kubelet_rejected_is_explained(rejection: str, line: str) -> None:
     rejected = replace(POD, node="node-0", phase="Failed", rejection=rejection)
 
-    answer = explain(rejected, Snapshot(read_at=1_000.0, nodes=(replace(NODE, leases=()),)), OURS)
+    answer = explained(rejected, cluster_of(replace(NODE, leases=())))
 
     assert answer.verdict == "ended"
-    assert f"rejected by the kubelet of node node-0: {rejection}" in answer.headline
+    assert f"rejected by the kubelet of node node-0: {rejection}" in answer.text
     assert line in " ".join(answer.lines)
     assert ("which took" in " ".join(answer.lines)) == rejection.startswith("OutOf")

@@ -2,15 +2,23 @@
 
 from dataclasses import replace
 
-from services.binder.preempt.plan import NoPlan, PreemptionPlan
+from services.binder.preempt.plan import PreemptionPlan
 from services.binder.preempt.rules import EvictionTier, VictimCandidate
-from services.cli.admin.preemption_render import DryRun, dry_run_shape, dry_run_text, shape, text
+from services.cli.admin.preemptions import _plan_view, dry_run_text, text
 from services.cli.audit.invariants import differences
-from services.cli.snapshot.snapshot import Snapshot
+from services.cli.audit.snapshot import Snapshot
+from services.dashboard.visible_cluster import all_namespaces, preemptions_view
 from shared.model.device import DeviceUse
 from shared.model.ledger import LedgerNode, NodeTotals
 from shared.model.names import NodeName
-from shared.model.preemption import EvictionOutcome, PreemptionState, StoredPreemption
+from shared.model.preemption import (
+    EvictionOutcome,
+    EvictionRecord,
+    Preemption,
+    PreemptionState,
+    StoredPreemption,
+)
+from shared.model.views import DryRunView, PreemptionsView, ProtectedPod, VictimView
 from tests.support.build import lease
 from tests.support.placer.ledger import device, facts, share
 from tests.unit.binder.preempt.test_rules import ANNOUNCED, EVICTED, NOW, eviction, victim
@@ -22,46 +30,45 @@ CHOSEN = VictimCandidate(
 PLAN = PreemptionPlan(node=NodeName("n"), shares=(share("n", mib=8_000),), victims=(CHOSEN,))
 
 
-def test_a_plan_shows_shares_victims_and_protected_pods() -> None:
-    answer = DryRun(
-        pod="b/p",
-        found=PLAN,
-        protected=(("a/web", "PodDisruptionBudget a/web allows no eviction now"),),
-    )
+def shown_of(*opened: Preemption, evictions: tuple[EvictionRecord, ...] = ()) -> PreemptionsView:
+    stored = tuple(StoredPreemption(preemption=each, version=3, claimed=True) for each in opened)
+    return preemptions_view(PreemptionState(open=stored, evictions=evictions), all_namespaces)
 
-    shown, shaped = dry_run_text(answer), dry_run_shape(answer)
+
+def test_a_plan_shows_shares_victims_and_protected_pods() -> None:
+    protected = ProtectedPod(pod="a/web", reason="PodDisruptionBudget a/web allows no eviction now")
+    plan = _plan_view(PLAN)
+
+    shown = dry_run_text(DryRunView(pod="b/p", plan=plan, protected=(protected,)))
 
     assert "8000 MiB of GPU 0 on n" in shown
     assert "a/v: reclaimable, budget exhausted" in shown
     assert "no controller replaces it" in shown
     assert "a/web: PodDisruptionBudget a/web allows no eviction now" in shown
-    [left] = shaped["plan"]["victims"]
-    assert (left["pod"], left["overdraft_permille"], left["gpu_s_lost"]) == ("a/v", 250, 12.5)
+    [left] = plan.victims
+    assert (left.pod, left.overdraft_permille, left.gpu_s_lost) == ("a/v", 250, 12.5)
 
 
 def test_no_plan_has_a_reason_and_one_in_progress_its_stage() -> None:
-    none = DryRun(pod="b/p", found=NoPlan(reason="no lease may be preempted for it"))
-    moving = DryRun(pod="b/p", found=NoPlan(reason="it is in progress"), in_progress=ANNOUNCED)
+    none = DryRunView(pod="b/p", reason="no lease may be preempted for it")
+    (announced,) = shown_of(ANNOUNCED).in_progress
+    moving = DryRunView(pod="b/p", reason="it is in progress", in_progress=announced)
 
     assert "none: no lease may be preempted" in dry_run_text(none)
     assert "announced, not before 1970-01-12T13:47:10Z: a/v" in dry_run_text(moving)
-    assert dry_run_shape(none)["plan"] is None
 
 
 def test_the_journal_names_victim_cause_and_beneficiary() -> None:
     past = replace(eviction(NOW), for_pod="p", for_namespace="b", for_name="p")
-    state = PreemptionState(
-        open=(StoredPreemption(preemption=EVICTED, version=3, claimed=True),), evictions=(past,)
-    )
+    view = shown_of(EVICTED, evictions=(past,))
 
-    assert "evicted a/x on n for b/p: reclaimable, budget exhausted" in text(state)
-    assert "for b/p: evicting" in text(state)
-    shaped = shape(state)
-    assert shaped["evictions"][0]["beneficiary"] == "b/p"
-    assert shaped["in_progress"][0]["victims"] == [
-        {"pod": "a/v", "outcome": EvictionOutcome.EVICTED}
-    ]
-    assert "no preemption in progress" in text(PreemptionState())
+    assert "evicted a/x on n for b/p: reclaimable, budget exhausted" in text(view)
+    assert "for b/p: evicting" in text(view)
+    assert view.evictions[0].beneficiary == "b/p"
+    assert view.in_progress[0].victims == (
+        VictimView(pod="a/v", outcome=str(EvictionOutcome.EVICTED)),
+    )
+    assert "no preemption in progress" in text(shown_of())
 
 
 def test_the_audit_adds_claims_of_preemptions() -> None:

@@ -117,6 +117,6 @@ def test_wrong_arguments_are_refused(
     run: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(PODS, "--load", "much") == 2
-    assert "much is not a number above 0" in capsys.readouterr().err
+    assert "'much' must be a number of 0.001 or more" in capsys.readouterr().err
     assert run(PODS.splitlines()[0]) == 2
     assert "has no pods that arrive at different times" in capsys.readouterr().err

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.inspect.waterfall import waterfall
-from shared.runtime.span_files import read_spans, spans_json
+from services.cli.inspect.views import waterfall
+from shared.runtime.span_files import read_spans, span_views
 from tests.support.snapshots import POD
 
 TRACE = POD.pod.replace("-", "")
@@ -92,13 +92,13 @@ def test_a_pods_own_admission_is_the_first_step(
     (tmp_path / "a.jsonl").write_text(text)
 
     spans = read_spans(tmp_path, namespace="team", name="first")
-    shown = spans_json(spans)
+    shown = span_views(spans)
 
     assert [span.span for span in spans] == ["r", "a", "b"]
-    assert waterfall(spans, 100)[0].startswith("webhook review")
-    assert waterfall(spans, 100)[0].endswith("0.0 +3.0 ms")
-    assert shown["trace"] == TRACE
-    assert shown["spans"][0]["duration_s"] == pytest.approx(0.003)
+    assert waterfall(shown, 100)[0].startswith("webhook review")
+    assert waterfall(shown, 100)[0].endswith("0.0 +3.0 ms")
+    assert spans[-1].trace == TRACE
+    assert shown[0].duration_s == pytest.approx(0.003)
 
 
 def test_the_waterfall_indents_children_and_shows_times_and_failures(tmp_path: Path) -> None:
@@ -107,10 +107,10 @@ def test_the_waterfall_indents_children_and_shows_times_and_failures(tmp_path: P
     )
     (tmp_path / "a.jsonl").write_text(text)
 
-    spans = read_spans(tmp_path, namespace="team", name="first")
+    spans = span_views(read_spans(tmp_path, namespace="team", name="first"))
     drawn_lines = waterfall(spans, 100)
 
     assert [row.index("step") for row in drawn_lines] == [0, 2, 4]
     assert drawn_lines[1].endswith("10.0 +30.0 ms")
     assert drawn_lines[2].endswith("40.0 +60.0 ms  failed: x")
-    assert spans_json(spans)["spans"][2]["duration_s"] == pytest.approx(0.06)
+    assert spans[2].duration_s == pytest.approx(0.06)

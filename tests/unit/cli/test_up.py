@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.parser import build_parser
+from services.cli.commands import Up
 from services.cli.state_dir import StateDir
-from services.cli.up.components import Component, components_of, stages_of
-from services.cli.up.plan import Plan, layouts_of, plan_of, settings_of
-from services.cli.up.restart_policy import (
+from services.cli.up.component_process import (
     RestartHistory,
     RestartPolicy,
     after_exit,
     is_given_up,
     pause_s,
 )
+from services.cli.up.components import Component, components_of, stages_of
+from services.cli.up.plan import Plan, layouts_of, plan_of
 from services.cli.up.servers import is_free
 from shared.model.errors import RequestError
 from tests.support.servers.nats import free_port
@@ -184,9 +184,9 @@ def test_volcanos_configuration_reaches_the_watcher() -> None:
 
 def test_nodes_take_consecutive_ports_for_usage_metrics_from_the_flag_on() -> None:
     first = next(port for port in iter(free_port, 0) if is_free(port + 1))
-    flags = build_parser().parse_args(["up", "--usage-port", str(first)])
+    settings = Up(usage_port=first)
 
-    planned = plan_of(settings_of(flags), {"node-0": "1xT4", "node-1": "1xT4"}, None)
+    planned = plan_of(settings, {"node-0": "1xT4", "node-1": "1xT4"}, None)
 
     assert planned.ports["usage-node-0"] == first
     assert planned.ports["usage-node-1"] == first + 1

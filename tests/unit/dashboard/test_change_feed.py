@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.dashboard.change_feed import MAX_CHANGES, ChangeFeed
 from services.dashboard.projection import EVENTS
+from services.dashboard.service import MAX_CHANGES, ChangeFeed
 from services.dashboard.settings import DashboardSettings
 from shared.credentials.authorization import is_loopback
 from shared.model.errors import RequestError

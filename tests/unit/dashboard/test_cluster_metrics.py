@@ -6,12 +6,12 @@ from msgspec import structs
 from prometheus_client import REGISTRY
 
 from services.dashboard.cluster_metrics import export_cluster, observe_bound
-from services.dashboard.missing_components import MissingComponent
 from services.dashboard.projection import Projection
 from shared.model.lease import MIB
 from shared.model.names import NodeName
 from shared.model.placement import Refusal
 from shared.model.usage import ShareMeasurement
+from shared.model.views import MissingComponent
 from tests.support.dashboard.board import lease, node_totals, projected, waiting
 
 NOW = 1000.0
@@ -48,18 +48,16 @@ def test_capacity_counts_usable_devices_and_the_largest_free_share_by_model() ->
     held = lease("p1", 0)
     shown = projected(node_totals(held))
     (first, second) = shown.devices.values()
-    model, total = first.device.model, first.device.memory_mib
+    model, total = first.model, first.memory_mib
 
     export_cluster(shown, [], NOW)
 
     assert value("devices", model=model, state="usable") == 2
     assert value("capacity_memory_bytes", model=model) == 2 * total * MIB
     assert value("leased_memory_bytes", model=model) == held.shares[0].memory_mib * MIB
-    assert value("largest_free_share_bytes", model=model) == second.device.memory_mib * MIB
+    assert value("largest_free_share_bytes", model=model) == second.memory_mib * MIB
 
-    shown.devices[second.device.uuid] = replace(
-        second, device=replace(second.device, healthy=False)
-    )
+    shown.devices[second.uuid] = structs.replace(second, healthy=False)
     export_cluster(shown, [], NOW)
 
     assert value("devices", model=model, state="unhealthy") == 1

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from services.dashboard.details_json import EXAMPLES, first_pod
+from services.dashboard.first_pod import EXAMPLES, first_pod
 from services.webhook.admission import AdmissionPolicy, decide
 from tests.support.webhook.reviews import reviewed
 

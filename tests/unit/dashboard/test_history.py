@@ -85,7 +85,7 @@ def test_a_sample_has_leased_and_measured_amounts_of_devices_and_namespaces() ->
 
     history.sample(projection.devices.values(), projection.namespaces(), 1.0)
 
-    whole = projection.devices[DeviceUuid("GPU-n1-0")].device.memory_mib
+    whole = projection.devices[DeviceUuid("GPU-n1-0")].memory_mib
     (device,) = history.devices.of("GPU-n1-0")
     assert device is not None
     assert device.memory == round(100 * share.memory_mib / whole)

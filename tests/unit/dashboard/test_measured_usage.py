@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from services.dashboard.api_responses import all_namespaces, device_json
-from services.dashboard.details_json import lease_details_json
+import msgspec
+
 from services.dashboard.legacy_metrics import metric_families
 from services.dashboard.projection import Projection
 from services.dashboard.static_page import page
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, NodeName
 from shared.model.usage import ShareMeasurement
-from tests.support.dashboard.board import lease, node_totals, projected
+from tests.support.dashboard.board import lease, node_totals, projected, seen
 
 NODE = NodeName("n1")
 GPU = DeviceUuid("GPU-n1-0")
@@ -37,12 +37,12 @@ def board_of(
 
 
 def measured_of(board: Projection) -> object:
-    (share,) = device_json(board.devices[GPU], all_namespaces)["shares"]
-    return share["measured"]
+    (share,) = seen(board).device(board.devices[GPU]).shares
+    return share.measured and msgspec.to_builtins(share.measured)
 
 
 def table_of(board: Projection) -> str:
-    return page(board, [], all_namespaces, number=1, only_table=True, signed_in=False, now=2_000.0)
+    return page(seen(board).state("x"), number=1, only_table=True, signed_in=False)
 
 
 def test_a_share_has_its_measured_usage_and_is_marked_once_it_is_idle() -> None:
@@ -54,8 +54,9 @@ def test_a_share_has_its_measured_usage_and_is_marked_once_it_is_idle() -> None:
     assert measured_of(used) == {
         "memory_mib": 600, "cores_percent": 20, "processes": 1, "idle": False, "idle_since": None
     }  # fmt: skip
-    assert measured_of(young) != measured_of(idle)
-    assert lease_details_json(HELD, idle)["shares"][0]["measured"]["idle"] is True
+    assert measured_of(idle) == measured_of(young)
+    assert seen(young, now=1_500.0).lease(HELD).idle_since is None
+    assert seen(idle).lease(HELD).idle_since == 1_000.0
     assert "uses 600 MiB, 20 % of the cores<" in table_of(used)
     assert "uses 600 MiB, 0 % of the cores, idle for 16 min<" in table_of(idle)
 
@@ -81,15 +82,15 @@ def test_usage_stays_when_the_node_is_read_again_and_ends_with_the_lease() -> No
     assert unchanged == frozenset()
     assert kept is not None
     assert board.leased_nodes() == []
-    assert device_json(board.devices[GPU], all_namespaces)["shares"] == []
+    assert board.devices[GPU].shares == ()
 
 
 def test_a_viewer_of_other_namespaces_sees_no_usage() -> None:
     board, _ = board_of(USED)
 
-    (share,) = device_json(board.devices[GPU], lambda _: False)["shares"]
+    (share,) = seen(board, lambda _: False).device(board.devices[GPU]).shares
 
-    assert "measured" not in share
+    assert share.measured is None
 
 
 def test_the_schedulers_port_has_the_usage_of_each_share() -> None:

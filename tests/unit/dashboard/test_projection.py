@@ -3,25 +3,24 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.dashboard.api_responses import all_namespaces, device_json, queue_json, state_json
 from services.dashboard.projection import NAMESPACES, WAITING, Projection
 from services.dashboard.static_page import page
 from shared.model.events.pod_events import PodBound
 from shared.model.lease import Lease, LeaseState, MigPlacement
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.support import build
-from tests.support.dashboard.board import EVIL, budget, lease, node_totals, projected, waiting
+from tests.support.dashboard.board import EVIL, budget, lease, node_totals, projected, seen, waiting
 
 
 def test_a_device_contains_its_leases_with_their_fields() -> None:
     board = projected(node_totals(lease(namespace="team", name="train", created_at=7.0)))
 
-    shape = device_json(board.devices[DeviceUuid("GPU-n1-0")], all_namespaces)
+    device = board.devices[DeviceUuid("GPU-n1-0")]
 
-    (share,) = shape["shares"]
-    assert shape["used_mib"] == share["memory_mib"] == 1000
-    assert (share["namespace"], share["name"], share["container"]) == ("team", "train", "main")
-    assert (share["state"], share["created_at"], share["slot"]) == ("bound", 7.0, 0)
+    (share,) = device.shares
+    assert device.used_memory_mib == share.memory_mib == 1000
+    assert (share.namespace, share.name, share.container) == ("team", "train", "main")
+    assert (share.state, share.created_at, share.slot) == ("bound", 7.0, 0)
 
 
 def test_an_instance_is_shown_with_its_profile_and_position() -> None:
@@ -30,8 +29,8 @@ def test_an_instance_is_shown_with_its_profile_and_position() -> None:
 
     board = projected(node_totals(one))
 
-    (share,) = device_json(board.devices[DeviceUuid("GPU-n1-0")], all_namespaces)["shares"]
-    assert share["mig"] == {"layout": "g1", "position": 2, "profile": "1g.10gb"}
+    (share,) = board.devices[DeviceUuid("GPU-n1-0")].shares
+    assert share.mig == place
 
 
 def test_a_duplicate_changes_nothing() -> None:
@@ -89,10 +88,10 @@ def test_the_queue_is_by_priority_then_by_age_and_positions_count_all_pods() -> 
     board.update_waiting([waiting("late", since=9), waiting("early", since=1, namespace="b")])
     board.update_waiting([waiting("first", priority=5, since=20)], requested=[PodUid("first")])
 
-    shape = queue_json(board.queue(), lambda namespace: namespace == "a")
+    queue = seen(board, lambda namespace: namespace == "a").queue()
 
-    assert [(pod["name"], pod["position"]) for pod in shape["pods"]] == [("first", 1), ("late", 3)]
-    assert (shape["total"], shape["hidden"]) == (3, 1)
+    assert [(pod.name, pod.position) for pod in queue.pods] == [("first", 1), ("late", 3)]
+    assert (queue.total, queue.hidden) == (3, 1)
 
 
 def test_a_requested_pod_that_does_not_wait_leaves_the_queue() -> None:
@@ -113,21 +112,23 @@ def test_only_the_use_of_other_namespaces_is_shown() -> None:
     board.add_events([PodBound(lease=secret)], 1.0)
     board.update_budgets([budget("secret")])
 
-    shape = state_json(board, [], {"mine"}.__contains__, position="x", now=2.0)
+    state = seen(board, {"mine"}.__contains__, now=2.0).state("x")
 
-    assert "secret" not in str(shape)
-    assert "hidden-name" not in str(shape)
-    assert "waits" not in str(shape["waiting"]["pods"])
-    (share,) = next(one for one in shape["devices"] if one["index"] == 0)["shares"]
-    assert share.keys() == {"state", "memory_mib", "cores_percent", "slot", "init"}
-    assert [one["namespace"] for one in shape["namespaces"]] == ["mine"]
+    assert "secret" not in str(state)
+    assert "hidden-name" not in str(state)
+    assert "waits" not in str(state.waiting.pods)
+    (share,) = next(one for one in state.devices if one.index == 0).shares
+    hidden = {"pod", "namespace", "name", "container", "dialect", "gang", "created_at", "fence"}
+    assert not any(getattr(share, name) for name in hidden)
+    assert (share.state, share.memory_mib, share.slot) == ("bound", 1000, 0)
+    assert [one.namespace for one in state.namespaces] == ["mine"]
 
 
 def test_names_are_escaped_in_the_page_without_scripts() -> None:
     board = projected(node_totals(lease(namespace=EVIL, name=EVIL), name="n1"))
     board.update_waiting([waiting("w", namespace=EVIL)])
 
-    text = page(board, [], all_namespaces, number=1, only_table=True, signed_in=False, now=1.0)
+    text = page(seen(board).state("x"), number=1, only_table=True, signed_in=False)
 
     assert "<img" not in text
     assert "<script" not in text
@@ -137,7 +138,7 @@ def test_names_are_escaped_in_the_page_without_scripts() -> None:
 def test_many_devices_are_on_pages_with_links() -> None:
     board = projected(node_totals(devices=250))
 
-    text = page(board, [], all_namespaces, number=2, only_table=False, signed_in=False, now=1.0)
+    text = page(seen(board).state("x"), number=2, only_table=False, signed_in=False)
 
     assert "page 2 of 3" in text
     assert text.count("Tesla V100") == 100

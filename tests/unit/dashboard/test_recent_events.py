@@ -4,10 +4,10 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from services.dashboard.api_responses import all_namespaces, events_json
-from services.dashboard.details_json import BUDGET_POINTS, budget_history_json, steps_json
+from services.dashboard.history import BUDGET_POINTS, budget_history
 from services.dashboard.projection import EVENTS, NAMESPACES, Projection
 from services.dashboard.recent_events import RecentEvents
+from services.dashboard.visible_cluster import steps_as_spans
 from shared.model.budget import (
     UNITS_PER_GPU_MINUTE,
     Account,
@@ -29,7 +29,7 @@ from shared.model.placement import Refusal
 from shared.model.preemption import EvictionOutcome, PreemptionState
 from tests.support import build
 from tests.support.build import allocation_of
-from tests.support.dashboard.board import budget, eviction, lease
+from tests.support.dashboard.board import budget, eviction, lease, seen
 
 
 def steps(pod: str = "uid-1") -> list[Any]:
@@ -119,14 +119,14 @@ def test_a_budgets_history_rises_by_charges_to_the_reported_balance() -> None:
         ChargeEntry(window="before", kind="charge", units=9 * minute, to_ms=10),
     ]
 
-    history = budget_history_json(account, window, entries, at_ms=120_000)
+    history = budget_history(account, window, entries, at_ms=120_000)
 
-    minutes = [point["minutes"] for point in history["points"]]
+    minutes = [point.minutes for point in history.points]
     quarter = BUDGET_POINTS // 4
     assert len(minutes) == BUDGET_POINTS + 1
     assert [minutes[0], minutes[quarter - 1], minutes[quarter]] == [0.0, 0.0, 4.0]
     assert minutes[-2:] == [6.0, 6.5]
-    assert history["limit_minutes"] == 10.0
+    assert history.limit_minutes == 10.0
 
 
 def test_an_eviction_is_listed_once_with_its_cause() -> None:
@@ -148,10 +148,10 @@ def test_the_pod_that_benefits_is_named_to_those_who_may_see_it() -> None:
     board = Projection()
     board.update_preemptions(PreemptionState(evictions=(eviction("p1", 5.0),)))
 
-    (all_seen,) = events_json(board.events.latest, all_namespaces)
-    (of_victim,) = events_json(board.events.latest, {Namespace("a")}.__contains__)
+    (all_seen,) = seen(board).events()
+    (of_victim,) = seen(board, {Namespace("a")}.__contains__).events()
 
-    assert (all_seen["for"], of_victim["for"]) == ("b/urgent", "")
+    assert (all_seen.beneficiary, of_victim.beneficiary) == ("b/urgent", "")
     assert Namespace("b") in board.known_namespaces()
 
 
@@ -169,14 +169,14 @@ def test_the_steps_of_a_pod_are_a_waterfall() -> None:
     for number, event in enumerate(steps()):
         recent.add([event], 10.0 + number * number)
 
-    drawn = steps_json(recent.steps_of(PodUid("uid-1")))
+    drawn = list(steps_as_spans(recent.steps_of(PodUid("uid-1"))))
 
-    assert [(one["name"], one["start_s"], one["duration_s"]) for one in drawn] == [
+    assert [(one.name, one.start_s, one.duration_s) for one in drawn] == [
         ("until placed", 0.0, 1.0),
         ("until bound", 1.0, 3.0),
         ("until running", 4.0, 5.0),
     ]
-    assert steps_json(recent.steps_of(PodUid("unknown"))) == []
+    assert list(steps_as_spans(recent.steps_of(PodUid("unknown")))) == []
 
 
 def test_what_a_node_says_of_a_pod_without_a_lease_there_is_an_event_of_the_node_alone() -> None:

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.cli.inspect.explanation import explain
-from services.cli.snapshot.snapshot import PodSummary, Snapshot
+from services.cli.pod_summary import PodSummary
 from shared.model.events.pod_events import PodQueued
 from shared.model.fair_share import (
     Entitlement,
@@ -20,6 +19,7 @@ from shared.model.names import Namespace, PodUid
 from shared.model.placement import Refusal
 from shared.model.request import SharingPolicy
 from tests.support.build import device, gpu, lease, pod_queued, request, share
+from tests.support.snapshots import cluster_of, explained
 
 A, B = Namespace("team-a"), Namespace("team-b")
 TOTAL = GpuAmount(cores_percent=1_000, memory_mib=100_000)
@@ -117,7 +117,9 @@ def test_every_pod_has_one_position_and_within_a_namespace_priority_and_age_deci
         assert own == sorted(own, key=lambda pod: (-pod.request.priority, pod.created_at))
 
 
-def test_explain_shows_the_position_in_the_queue_and_the_pod_before() -> None:
+def test_explain_shows_the_position_in_the_queue_and_the_pod_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     waiting = tuple(
         WaitingPod(queued=queued, refusal=Refusal(reason="full"), capacity=1)
         for queued in (waits("rich", A), waits("poor", B, 5))
@@ -125,10 +127,11 @@ def test_explain_shows_the_position_in_the_queue_and_the_pod_before() -> None:
     turns = FairShare(
         total=TOTAL, used={A: GpuAmount(memory_mib=40_000)}, entitlements={A: Entitlement(weight=2)}
     )
-    facts = Snapshot(read_at=100.0, waiting=waiting, fair_share=turns)
+    cluster = cluster_of(waiting=waiting, now=100.0)
+    monkeypatch.setattr(cluster.projection, "fair_share", lambda: turns)
     pod = PodSummary(pod=PodUid("rich"), namespace=A, name="rich", scheduler="leasehold")
 
-    answer = explain(pod, facts, frozenset({"leasehold"}))
+    answer = explained(pod, cluster)
 
     assert (
         "queue       position 2 of 2; after team-b/poor, whose namespace uses 0.0% of "
@@ -138,4 +141,5 @@ def test_explain_shows_the_position_in_the_queue_and_the_pod_before() -> None:
         "namespace   team-a holds 40.0% of the GPUs, its weight is 2: 20.0% per unit of weight; "
         "it has budget left"
     ) in answer.lines
-    assert dict(answer.extra)["queue"]["position"] == 2
+    assert answer.waiting is not None
+    assert answer.waiting.queue.position == 2

@@ -11,8 +11,16 @@ from services.timekeeper.accounts.accrual import advance, apply_update
 from services.timekeeper.accounts.balance import balance
 from services.timekeeper.config.budget_sources import BudgetFile, ConfiguredBudgets, load_file
 from services.timekeeper.config.budget_spec import parse_budget, parse_factors, parse_status
-from services.timekeeper.report.budget_reports import budget_status, minutes
-from shared.model.budget import Budget, BudgetPolicy, OnExhausted, Period, PolicyType, WeightMode
+from services.timekeeper.report.budget_reports import budget_status
+from shared.model.budget import (
+    Budget,
+    BudgetPolicy,
+    OnExhausted,
+    Period,
+    PolicyType,
+    WeightMode,
+    minutes,
+)
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from tests.support.timekeeper.accounts import T0, account, budget, units

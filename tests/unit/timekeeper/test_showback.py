@@ -3,8 +3,8 @@
 import tracemalloc
 from dataclasses import dataclass
 
-from services.timekeeper.report.showback import EntryRange, add_up
 from shared.ledger.budgets import Budgets
+from shared.ledger.showback import EntryRange, add_up
 from shared.model.budget import ChargeEntry
 from shared.model.names import Namespace
 

@@ -9,10 +9,8 @@ import pytest
 
 from services.cli import credentials
 from services.cli.audit.audit import read_audited
+from services.cli.audit.snapshot_reader import LedgerLocation, SnapshotReader
 from services.cli.credentials import CredentialFiles
-from services.cli.snapshot.location import ClusterLocation
-from services.cli.snapshot.snapshot_reader import SnapshotReader
-from services.cli.snapshot.usage_reader import UsageReader
 from shared.credentials.logins import ClientCredentials
 from shared.kubernetes.client import Page
 from shared.ledger.leases import RedisLeases
@@ -43,10 +41,10 @@ async def reader_as(
 ) -> AsyncIterator[SnapshotReader]:
     valkey, files = server
     login = ClientCredentials(login_file=files.redis(user))
-    location = ClusterLocation(redis_url=valkey.url, kubeconfig=None, redis_credentials=login)
+    location = LedgerLocation(redis_url=valkey.url, redis_credentials=login)
     async with RedisLeases.connect(location.redis_url, credentials=login) as ledger:
         pods: Any = NoPods()
-        yield SnapshotReader(location, ledger, pods, UsageReader(location))
+        yield SnapshotReader(location, ledger, pods)
 
 
 async def test_a_binder_audits_all_but_budgets_and_an_operator_audits_them_too(

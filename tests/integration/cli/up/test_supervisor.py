@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from services.cli.commands import Down
 from services.cli.state_dir import (
     AlreadyRunningError,
     ComponentState,
@@ -18,10 +19,9 @@ from services.cli.state_dir import (
     supervisor_pid,
     wipe,
 )
-from services.cli.up.component_process import StartError, SupervisionTiming
+from services.cli.up.component_process import RestartPolicy, StartError, SupervisionTiming
 from services.cli.up.components import Component, RunFileCheck
 from services.cli.up.down import down, kill_leftovers, leftovers
-from services.cli.up.restart_policy import RestartPolicy
 from services.cli.up.supervisor import Supervisor
 from shared.model.errors import RequestError
 from tests.support.servers.supervised import STUBBORN, WITH_CHILD, dummy
@@ -261,7 +261,7 @@ async def test_down_ends_the_supervisor_and_everything_under_it(
     directory: StateDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with supervisor_process(directory.root):
-        code = await asyncio.to_thread(down, directory)
+        code = await asyncio.to_thread(down, Down(state=directory.root))
 
     assert code == 0
     assert leftovers(directory) == []
@@ -271,7 +271,7 @@ async def test_down_ends_the_supervisor_and_everything_under_it(
 def test_down_reports_that_nothing_runs(
     directory: StateDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert down(directory) == 0
+    assert down(Down(state=directory.root)) == 0
     assert "nothing runs" in capsys.readouterr().out
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from services.cli.audit import lease_checks as audit
-from services.cli.snapshot.snapshot import PodSummary, Snapshot
+from services.cli.audit.snapshot import Snapshot
+from services.cli.pod_summary import PodSummary
 from services.node_agent.isolation.region import RegionPath
 from services.node_agent.isolation.region_image import region_path_of, seed_of
 from shared.dialects.dialect import Paths

@@ -1,13 +1,17 @@
 """Showback: usage by window, namespace, model and class, added up from the ledger."""
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from services.timekeeper.report.budget_reports import minutes
 from shared.ledger.budgets import Budgets
-from shared.model.budget import UNITS_PER_GPU_MINUTE, ChargeEntry, LeaseClass
+from shared.model.budget import (
+    UNITS_PER_GPU_MINUTE,
+    ChargeEntry,
+    LeaseClass,
+    ShowbackGroup,
+    ShowbackView,
+    minutes,
+)
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 
@@ -35,6 +39,26 @@ class ShowbackRow:
     grant_units: int = 0
     credit_units: int = 0
     adjust_units: int = 0
+
+    def view(self) -> ShowbackGroup:
+        """Return the row as text."""
+        return ShowbackGroup(
+            window=self.window,
+            namespace=self.namespace,
+            model=self.model,
+            lease_class=self.lease_class,
+            gpu_minutes=minutes(self.units),
+            core_minutes=minutes(self.core_units),
+            mem_gib_minutes=minutes(self.memory_mib_ms * UNITS_PER_GPU_MINUTE // (60_000 * 1024)),
+            wall_minutes=minutes(self.wall_ms * 1000),
+            leases=self.leases,
+            charged_in_budget=minutes(self.in_budget_units),
+            charged_out_of_budget=minutes(self.out_of_budget_units),
+            rollover=minutes(self.rollover_units),
+            grants=minutes(self.grant_units),
+            credits=minutes(self.credit_units),
+            units=str(self.units),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +138,11 @@ async def add_up(
     return sums.rows()
 
 
+def showback_view(rows: Iterable[ShowbackRow]) -> ShowbackView:
+    """Return the rows as text."""
+    return ShowbackView(rows=tuple(row.view() for row in rows))
+
+
 def _key(entry: ChargeEntry, namespace: str, group_by: Sequence[str]) -> tuple[str, ...]:
     by = {"namespace": namespace, "model": entry.model, "class": entry.lease_class}
     return (entry.window, *(by[name] if name in group_by else "" for name in GROUPS))
@@ -134,38 +163,6 @@ def _add_charge(row: ShowbackRow, entry: ChargeEntry, length_ms: int) -> None:
         row.in_budget_units += units
     else:
         row.out_of_budget_units += units
-
-
-def row_json(row: ShowbackRow) -> dict[str, object]:
-    """Return a row as JSON: exact units as text, and minutes with three decimals."""
-    return {
-        "window": row.window,
-        "namespace": row.namespace,
-        "model": row.model,
-        "class": row.lease_class,
-        "gpu_minutes": minutes(row.units),
-        "core_minutes": minutes(row.core_units),
-        "mem_gib_minutes": minutes(row.memory_mib_ms * UNITS_PER_GPU_MINUTE // (60_000 * 1024)),
-        "wall_minutes": minutes(row.wall_ms * 1000),
-        "leases": row.leases,
-        "charged_in_budget": minutes(row.in_budget_units),
-        "charged_out_of_budget": minutes(row.out_of_budget_units),
-        "rollover": minutes(row.rollover_units),
-        "grants": minutes(row.grant_units),
-        "credits": minutes(row.credit_units),
-        "units": str(row.units),
-    }
-
-
-def as_csv(rows: Iterable[ShowbackRow]) -> str:
-    """Return rows as CSV with a header."""
-    shapes = [row_json(row) for row in rows]
-    text = io.StringIO()
-    header = list(shapes[0]) if shapes else list(row_json(ShowbackRow(window="")))
-    writer = csv.DictWriter(text, header, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(shapes)
-    return text.getvalue()
 
 
 def entry_json(entry: ChargeEntry, namespace: str) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The reading commands with nothing but a kubeconfig: through the API server to the dashboard."""
+"""The commands with nothing but a kubeconfig: through the API server to the API."""
 
 import asyncio
 import contextlib
@@ -183,7 +183,7 @@ async def test_engineers_read_what_their_kubeconfig_lets_them_get(tmp_path: Path
         assert (share["namespace"], share["measured"]["memory_mib"]) == ("default", 77)
         assert top["shares"][0]["measured"]["memory_mib"] == 77
         assert explained["verdict"] == "waiting"
-        assert explained["queue"]["of"] == 2
+        assert explained["waiting"]["queue"]["of"] == 2
         assert lease.name in wide.out
         assert "hidden-pod" not in wide.out
         (hidden,) = foreign["nodes"][0]["devices"][0]["shares"]
@@ -213,7 +213,7 @@ async def test_what_a_kubeconfig_does_not_permit_is_said_with_what_to_do(tmp_pat
         assert audit.code == 3
         assert "exec -i deploy/operator -- leasehold audit" in audit.err
         assert elsewhere.code == 2
-        assert "may not read the dashboard through the API server" in elsewhere.err
+        assert "may not use Leasehold's API through the API server" in elsewhere.err
         assert (pod.code, "cannot get resource" in pod.err) == (2, True)
         assert nowhere.code == 3
         assert nowhere.err.startswith(

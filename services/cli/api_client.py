@@ -1,0 +1,388 @@
+"""The API of Leasehold, as the commands use it, and the pods of the API server beside it.
+
+The API is at a URL, or it is a Service behind the proxy of the API server. Either way it does and
+shows what the user of the kubeconfig may do and see.
+"""
+
+import http.client
+import ssl
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from services.cli.arguments import ApiArguments
+from services.cli.pod_summary import ListedPod, PodSummary, summary_of
+from services.cli.program import program
+from services.cli.state_dir import StateDir, load_state, optional_path, supervisor_pid
+from shared.credentials.tokens import VIEWER_COOKIE
+from shared.kubernetes.errors import (
+    ForbiddenError,
+    KubernetesError,
+    NotFoundError,
+    OverloadedError,
+    UnreachableError,
+    error_for,
+    parse_error_response,
+)
+from shared.kubernetes.kubeconfig import (
+    NO_KUBECONFIG,
+    ClusterCredentials,
+    KubeconfigError,
+    load_credentials,
+    tls_context,
+)
+from shared.model.errors import RequestError, UnavailableError
+from shared.model.names import SYSTEM_NAMESPACE
+
+T = TypeVar("T")
+API_SERVICE = f"{SYSTEM_NAMESPACE}/dashboard"
+PORT = "page"
+VIEWER = "viewer"
+"""The service account whose tokens users without a token use, if they may create them."""
+TOKEN_S = 3600
+TIMEOUT_S = 30.0
+JSON = {"Accept": "application/json", "Content-Type": "application/json"}
+
+
+class RefusedError(RequestError):
+    """The API refuses a request; `status` is that of the response."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiLocation:
+    """The API of one Leasehold, and the API server of its cluster."""
+
+    api: str
+    """The URL, or namespace and name of the Service."""
+    kubeconfig: Path | None = None
+    context: str | None = None
+    """The kubeconfig's context, or None for its current one."""
+    token_file: Path | None = None
+    """Its first word is the token for the API, or None for the kubeconfig's."""
+    absent: str = ""
+    """Where no stack is, as text."""
+    hint: str = ""
+    """Advice if the API does not respond."""
+
+    @property
+    def url(self) -> str:
+        """The URL, or an empty text if it is reached through the API server."""
+        return self.api.rstrip("/") if "://" in self.api else ""
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the Service."""
+        return SYSTEM_NAMESPACE if self.url else self.api.partition("/")[0]
+
+
+def locate(flags: ApiArguments) -> ApiLocation:
+    """Return the API that the flags name, else that of the state directory or the kubeconfig."""
+    directory = StateDir.at(flags.state)
+    saved = None if flags.context or flags.dashboard else load_state(directory)
+    if saved is None:
+        return ApiLocation(
+            api=flags.dashboard or API_SERVICE,
+            kubeconfig=flags.kubeconfig,
+            context=flags.context or None,
+            token_file=flags.token_file,
+            absent=f"no stack in {directory.root}",
+        )
+    runs = supervisor_pid(directory) is not None
+    hint = f"nothing runs in {directory.root} now: run `{program()} up`, or name a cluster with "
+    return ApiLocation(
+        api=saved.api_url,
+        kubeconfig=flags.kubeconfig or optional_path(saved.kubeconfig),
+        token_file=flags.token_file,
+        hint="" if runs else f"{hint}--context",
+    )
+
+
+class KubernetesApi:
+    """Requests to the API server of a kubeconfig, each on a connection of its own."""
+
+    def __init__(self, credentials: ClusterCredentials) -> None:
+        self.credentials = credentials
+
+    @cached_property
+    def _complete(self) -> ClusterCredentials:
+        """The credentials with what the plugin of the kubeconfig returns."""
+        found = self.credentials
+        if found.token_file is not None:
+            try:
+                return replace(found, token=found.token_file.read_text().strip())
+            except OSError as error:
+                raise KubeconfigError(
+                    str(found.token_file), f"cannot be read ({error.strerror})", "Check the path"
+                ) from error
+        if found.exec_plugin is None:
+            return found
+        status = found.exec_plugin.run()
+        return replace(
+            found,
+            token=status.token or found.token,
+            client_cert_pem=status.client_certificate_data or found.client_cert_pem,
+            client_key_pem=status.client_key_data or found.client_key_pem,
+        )
+
+    @property
+    def token(self) -> str:
+        """The bearer token, or an empty text if there is none."""
+        return self._complete.token or ""
+
+    def exchange(
+        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        """Return the status and the body of a response."""
+        credentials = self._complete
+        tls = tls_context(credentials) if credentials.server.startswith("https:") else None
+        bearer = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        return _exchange(
+            f"{credentials.server}{path}",
+            method,
+            body,
+            {**(headers or {}), **bearer},
+            tls=tls,
+            server_name=credentials.tls_server_name,
+        )
+
+    def send(self, method: str, path: str, body: object = None) -> bytes:
+        """Return the body of a successful response. Raises KubernetesError for others."""
+        status, content = self.exchange(method, path, body)
+        if status < 300:
+            return content
+        raise _kubernetes_error(method, path, status, content)
+
+    def items(self, path: str, kind: type[T]) -> Iterator[T]:
+        """Yield the objects of a collection, page by page."""
+        token = ""
+        while True:
+            query = urlencode({"limit": 500} | ({"continue": token} if token else {}))
+            page = msgspec.json.decode(self.send("GET", f"{path}?{query}"))
+            for item in page.get("items") or ():
+                yield msgspec.convert(item, kind)
+            token = page.get("metadata", {}).get("continue", "")
+            if not token:
+                return
+
+    def pod(self, namespace: str, name: str) -> PodSummary | None:
+        """Return one pod, or None if it does not exist."""
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
+        try:
+            return summary_of(msgspec.json.decode(self.send("GET", path), type=ListedPod))
+        except NotFoundError:
+            return None
+
+    def pods(self, namespace: str) -> Iterator[PodSummary]:
+        """Yield the pods of a namespace."""
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
+        yield from map(summary_of, self.items(path, ListedPod))
+
+
+class ApiClient:
+    """Requests to the API of a Leasehold."""
+
+    def __init__(self, location: ApiLocation) -> None:
+        self.location = location
+        self._token = ""
+        self._scheme = "https"
+
+    def get(self, path: str, kind: type[T], **query: str) -> T:
+        """Return a response to a GET. Raises RequestError or UnavailableError with what to do."""
+        chosen = {name: text for name, text in query.items() if text}
+        return self._decoded("GET", f"{path}?{urlencode(chosen)}" if chosen else path, None, kind)
+
+    def post(self, path: str, body: object, kind: type[T]) -> T:
+        """Return a response to a POST. Raises RequestError or UnavailableError with what to do."""
+        return self._decoded("POST", path, body, kind)
+
+    @cached_property
+    def server(self) -> KubernetesApi:
+        """The API server of the kubeconfig. Raises UnavailableError if there is none."""
+        location = self.location
+        try:
+            found = load_credentials(location.kubeconfig, context=location.context)
+        except KubeconfigError as error:
+            if error.where != NO_KUBECONFIG:
+                raise
+            raise UnavailableError(
+                f"there is nothing to read: run `{program()} up` for a simulated cluster, or name "
+                f"a cluster with --kubeconfig or KUBECONFIG ({location.absent}; {error.what})"
+            ) from error
+        return KubernetesApi(found)
+
+    def _decoded(self, method: str, path: str, body: object, kind: type[T]) -> T:
+        try:
+            content = self._content(method, path, body)
+        except UnavailableError as error:
+            if self.location.hint:
+                raise UnavailableError(f"{self.location.hint} ({error})") from error
+            raise
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RequestError(
+                f"the response of {self.location.api} is not what this version of the command "
+                f"reads: use the command of the cluster's version ({error})"
+            ) from error
+
+    def _content(self, method: str, path: str, body: object) -> bytes:
+        send = self._send_to_url if self.location.url else self._send_to_service
+        status, content = send(method, path, body)
+        if status < 300:
+            return content
+        reason = _reason_in(content)
+        if reason and status == 503:
+            raise UnavailableError(reason)
+        if reason:
+            raise RefusedError(status, reason)
+        raise self._explained(_kubernetes_error(method, path, status, content))
+
+    def _send_to_url(self, method: str, path: str, body: object) -> tuple[int, bytes]:
+        """Send a request, and again with a token if one is required."""
+        url = f"{self.location.url}{path}"
+        tls = ssl.create_default_context() if url.startswith("https:") else None
+        while True:
+            bearer = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+            status, content = _exchange(url, method, body, bearer, tls=tls)
+            if status != 401 or self._token:
+                return status, content
+            self._token = self._user_token()
+
+    def _send_to_service(self, method: str, path: str, body: object) -> tuple[int, bytes]:
+        """Send a request through the proxy of the API server, which removes our own header.
+
+        https://kubernetes.io/docs/tasks/access-application-cluster/access-cluster-services/
+        """
+        self._token = self._token or self._user_token()
+        cookie = {"Cookie": f"{VIEWER_COOKIE}={self._token}"}
+        namespace, _, name = (quote(part, safe="") for part in self.location.api.partition("/"))
+        service = f"/api/v1/namespaces/{namespace}/services/{{}}:{name}:{PORT}/proxy{path}"
+        found = self.server.exchange(method, service.format(self._scheme), body, cookie)
+        if found[0] == 503 and not _reason_in(found[1]) and self._scheme == "https":
+            without_tls = self.server.exchange(method, service.format("http"), body, cookie)
+            if without_tls[0] < 300 or _reason_in(without_tls[1]):
+                self._scheme, found = "http", without_tls
+        return found
+
+    def _explained(self, error: KubernetesError) -> Exception:
+        """Return what to do about an error of the API server."""
+        location = self.location
+        if location.url:
+            return RequestError(f"{location.api} is not the API of Leasehold ({error.response})")
+        match error:
+            case NotFoundError():
+                return UnavailableError(
+                    f"this cluster has no Service {location.api} with Leasehold's API of this "
+                    "version: install it, or set --dashboard to its NAMESPACE/NAME or its URL "
+                    f"({error})"
+                )
+            case ForbiddenError():
+                return RequestError(
+                    "your account may not use Leasehold's API through the API server: an "
+                    "administrator can bind the Role dashboard-reader to it, or set --dashboard "
+                    f"to the URL of the API ({error.response})"
+                )
+            case OverloadedError():
+                return UnavailableError(
+                    f"no replica of the dashboard is ready: `kubectl get pods -n "
+                    f"{location.namespace}` shows them ({error.response})"
+                )
+        return error
+
+    def _user_token(self) -> str:
+        """Return the user's token, or one of the account `viewer` if it has a certificate."""
+        file = self.location.token_file
+        if file is not None:
+            return _first_word(file)
+        if self.server.token:
+            return self.server.token
+        namespace = quote(self.location.namespace, safe="")
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{VIEWER}/token"
+        spec = {"expirationSeconds": TOKEN_S}
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        try:
+            issued = msgspec.json.decode(self.server.send("POST", path, request))
+        except (NotFoundError, ForbiddenError) as error:
+            raise RequestError(
+                "your kubeconfig has no token, by which the API recognises you: use a context "
+                f"with one, or have the right to create tokens of {namespace}/{VIEWER} "
+                f"({error.response})"
+            ) from error
+        return str(issued["status"]["token"])
+
+
+def _first_word(file: Path) -> str:
+    try:
+        return next(iter(file.read_text("utf-8").split()), "")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"--token-file {file} cannot be read: {error}") from error
+
+
+class _Connection(http.client.HTTPSConnection):
+    """A connection whose certificate is for another name than that of the URL."""
+
+    def __init__(self, host: str, context: ssl.SSLContext, server_name: str | None) -> None:
+        super().__init__(host, timeout=TIMEOUT_S, context=context)
+        self._tls, self._server_name = context, server_name
+
+    def connect(self) -> None:
+        """Connect, and verify the certificate."""
+        http.client.HTTPConnection.connect(self)
+        self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._server_name or self.host)
+
+
+def _exchange(
+    url: str,
+    method: str,
+    body: object,
+    headers: Mapping[str, str],
+    *,
+    tls: ssl.SSLContext | None,
+    server_name: str | None = None,
+) -> tuple[int, bytes]:
+    """Return the status and the body of a response. Raises UnreachableError without one."""
+    parts = urlsplit(url)
+    host, target = parts.netloc, f"{parts.path}?{parts.query}" if parts.query else parts.path
+    connection = (
+        _Connection(host, tls, server_name)
+        if tls
+        else http.client.HTTPConnection(host, timeout=TIMEOUT_S)
+    )
+    content = None if body is None else msgspec.json.encode(body)
+    try:
+        connection.request(method, target, content, {**JSON, **headers})
+        response = connection.getresponse()
+        return response.status, response.read()
+    except ssl.SSLCertVerificationError as error:
+        raise KubeconfigError(
+            host,
+            f"its certificate is not trusted ({error.verify_message})",
+            "Check certificate-authority and server in the kubeconfig",
+        ) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise UnreachableError(method, parts.path, str(error) or repr(error)) from error
+    finally:
+        connection.close()
+
+
+def _reason_in(content: bytes) -> str:
+    """Return the reason in an error response of Leasehold's API, or an empty text."""
+    try:
+        found = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+    reason = found.get("error") if isinstance(found, dict) else None
+    return reason if isinstance(reason, str) else ""
+
+
+def _kubernetes_error(method: str, path: str, status: int, content: bytes) -> KubernetesError:
+    return error_for(parse_error_response(method, path.partition("?")[0], status, content))

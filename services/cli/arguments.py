@@ -1,0 +1,204 @@
+"""The arguments that several commands have, and how a command is declared."""
+
+import argparse
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, dataclass_transform
+
+from shared.credentials.logins import ClientCredentials
+from shared.credentials.tls import TlsFiles
+from shared.model.request import NodeOrder
+from shared.runtime.settings import argument
+
+FORMS = ("json", "yaml")
+MINUTE_S = 60.0
+MAX_PLACERS = 64
+MAX_PORT = 65535
+ORDERS = tuple(order.value for order in NodeOrder)
+FREE = "(default: free)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandEntry:
+    """A command of the program."""
+
+    name: str
+    arguments: type[Any]
+    function: str
+    """`module:name` below services.cli, which is imported when the command runs."""
+    examples: tuple[str, ...]
+
+    @property
+    def about(self) -> str:
+        """What it does, from the docstring of its arguments."""
+        return inspect.getdoc(self.arguments) or ""
+
+    def run(self, arguments: Any) -> int:
+        """Run the command and return its exit code."""
+        module, _, name = self.function.partition(":")
+        return int(getattr(importlib.import_module(f"services.cli.{module}"), name)(arguments))
+
+
+COMMANDS: dict[str, CommandEntry] = {}
+C = TypeVar("C")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def command(name: str, function: str, *examples: str) -> Callable[[type[C]], type[C]]:
+    """Declare the arguments of a command as a frozen dataclass; its docstring is the help."""
+
+    def declared(kind: type[C]) -> type[C]:
+        made = dataclass(frozen=True, kw_only=True)(kind)
+        entry = CommandEntry(name=name, arguments=made, function=function, examples=examples)
+        COMMANDS[name] = entry
+        return made
+
+    return declared
+
+
+def pod_name(text: str) -> str:
+    """Parse a pod's name, also as `kubectl get -o name` writes it (`pod/NAME`)."""
+    before, _, name = text.rpartition("/")
+    if before not in ("", "pod"):
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a pod name; set the namespace with -n: {name} -n {before}"
+        )
+    return name
+
+
+def absolute(text: str) -> Path | None:
+    """Parse a path, which processes with another working directory read."""
+    return Path(text).absolute() if text else None
+
+
+def connection(default: Any, text: str, **form: Any) -> Any:
+    """Declare a flag that locates a server, which the help lists last."""
+    return argument(default, text, group="connection", **form)
+
+
+def output(*more: str) -> Any:
+    """Declare the form of the output: a document with stable keys, or one of `more`."""
+    constants = {"--json": "json"}
+    return argument("", "default: text", "-o", one_of=(*FORMS, *more), constants=constants)
+
+
+def namespace(default: str) -> Any:
+    """Declare the flag for a namespace, and, where all is the default, kubectl's flag for all."""
+    constants = {} if default else {"-A --all-namespaces": ""}
+    return argument(default, f"default: {default or 'all'}", "-n", constants=constants)
+
+
+def pod(nargs: str | None = None) -> Any:
+    """Declare the argument for a pod."""
+    default = "" if nargs else ...
+    return argument(
+        default, "the pod's name", positional=True, metavar="POD", nargs=nargs, read=pod_name
+    )
+
+
+def watch() -> Any:
+    """Declare kubectl's flag to follow changes."""
+    return argument(False, "show it again when it changes", "-w")
+
+
+def volcano_conf() -> Any:
+    """Declare the flag for the watcher's rules."""
+    return argument(None, "the volcano-scheduler.conf that the watcher reads")
+
+
+def min_runtime() -> Any:
+    """Declare the flag for how long leases are safe from preemption."""
+    variable = "LEASEHOLD_PREEMPTION_MIN_RUNTIME_S"
+    return argument(600.0, "the binder's setting", variable=variable, env="600")
+
+
+def schedulers() -> Any:
+    """Declare the flag for our schedulerName values."""
+    text = "schedulerName values of our pods, also of those that kube-scheduler places"
+    return argument((), text, env="those of the manifests")
+
+
+def own_schedulers(names: tuple[str, ...]) -> frozenset[str]:
+    """Return these schedulerName values, or by default those of the manifests."""
+    from shared.dialects import KUBE_SCHEDULER, SCHEDULERS
+
+    return frozenset(names or (*SCHEDULERS, KUBE_SCHEDULER))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateArguments:
+    """The state directory of `leasehold up`."""
+
+    state: Path = connection(Path(".leasehold"), "state directory", metavar="DIR", env=".leasehold")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterArguments(StateArguments):
+    """The API server, and the form of the output."""
+
+    kubeconfig: Path | None = connection(
+        None, "the API server", env="the one in DIR/state.json, else as kubectl finds it"
+    )
+    context: str = connection("", "of the kubeconfig, instead of a stack of `leasehold up`")
+    output: str = output()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiArguments(ClusterArguments):
+    """The API."""
+
+    dashboard: str = connection(
+        "",
+        "the API: its URL, or NAMESPACE/NAME of its Service",
+        metavar="URL",
+        env="that of the stack in DIR, else leasehold-system/dashboard of the cluster",
+    )
+    token_file: Path | None = connection(
+        None,
+        "file whose first word is a token for the API",
+        env="the token of the kubeconfig",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UsageArguments(ApiArguments):
+    """The API, for commands that show measured usage beside leases."""
+
+    idle_after: float | None = argument(
+        None,
+        "mark shares as idle that neither a kernel nor a change of their memory has used for this "
+        "long",
+        metavar="MINUTES",
+        env="as the API is set, 10",
+    )
+
+    @property
+    def idle_after_s(self) -> str:
+        """The parameter of this name of the API, which is empty by default."""
+        return "" if self.idle_after is None else f"{self.idle_after * MINUTE_S:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerArguments(ClusterArguments):
+    """The ledger, for commands that read it themselves."""
+
+    redis_url: str = connection("", "the ledger", env="the one in DIR/state.json")
+    redis_credentials: Path | None = connection(None, "file with its user:secret", env="")
+    redis_ca_file: Path | None = connection(None, "its certificate authority, PEM", env="")
+    redis_certificate_file: Path | None = connection(None, "client certificate, PEM", env="")
+    redis_key_file: Path | None = connection(None, "key of that certificate, PEM", env="")
+
+    @property
+    def own_redis_credentials(self) -> ClientCredentials:
+        """The credentials for Redis that the flags name."""
+        return ClientCredentials(
+            login_file=self.redis_credentials,
+            tls=TlsFiles(
+                ca=self.redis_ca_file,
+                certificate=self.redis_certificate_file,
+                key=self.redis_key_file,
+            ),
+        )

@@ -1,0 +1,83 @@
+"""The state of a running Leasehold at about one moment, as `audit` compares it; pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from services.cli.pod_summary import PodSummary
+from shared.model.device import Device, DeviceUse
+from shared.model.events.claim_events import AllocatedClaim
+from shared.model.events.node_events import Allocation
+from shared.model.fair_share import FairShare
+from shared.model.lease import Lease, Share
+from shared.model.ledger import NodeTotals, UnreadableRecord, WaitingPod
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.quota import QuotaTotals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowTotals:
+    """The usage of one budget window, as stored and as summed up from its entries."""
+
+    namespace: Namespace
+    window: str
+    used_units: int
+    """As the window has it."""
+    entered_units: int
+    """The sum of its entries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The ledger, the pods, and the allocations in the agents' checkpoints."""
+
+    read_at: float
+    nodes: tuple[NodeTotals, ...] = ()
+    waiting: tuple[WaitingPod, ...] = ()
+    pods: tuple[PodSummary, ...] = ()
+    claims: tuple[AllocatedClaim, ...] | None = None
+    """The ResourceClaims with devices of our driver; None: they were not read."""
+    allocations: Mapping[NodeName, tuple[Allocation, ...]] = field(default_factory=dict)
+    """Only of nodes whose agent's checkpoint is readable on this machine."""
+    api_nodes: frozenset[NodeName] | None = None
+    """The nodes that the API server has; None: they were not read."""
+    gangs: Mapping[str, frozenset[PodUid]] = field(default_factory=dict)
+    """The pods that the ledger counts as lease holders of each gang."""
+    waiting_gangs: Mapping[str, frozenset[PodUid]] = field(default_factory=dict)
+    """The pods that the ledger counts as waiting with each gang."""
+    quotas: QuotaTotals = field(default_factory=QuotaTotals)
+    preemption_claims: Mapping[NodeName, Mapping[str, int]] = field(default_factory=dict)
+    """The nodes' ordinary resources that are reserved for pods for which others are evicted."""
+    budget_windows: tuple[WindowTotals, ...] = ()
+    """Every namespace's open budget window."""
+    unreadable: tuple[UnreadableRecord, ...] = ()
+    """Records that could not be read in the last 24 hours; they were rebuilt."""
+    not_checked: tuple[str, ...] = ()
+    """The parts that this machine could not read, as text."""
+    fair_share: FairShare = field(default_factory=FairShare)
+    """The usage that orders the waiting pods, as the ledger stores it."""
+
+    @property
+    def leases(self) -> tuple[Lease, ...]:
+        """Every live lease, oldest first."""
+        leases = [lease for node in self.nodes for lease in node.leases]
+        return tuple(sorted(leases, key=lambda lease: (lease.created_at, lease.name)))
+
+    @property
+    def devices(self) -> dict[DeviceUuid, tuple[NodeName, Device, DeviceUse]]:
+        """Every device with its node and its stored totals."""
+        return {
+            device.uuid: (totals.node.facts.name, device, use)
+            for totals in self.nodes
+            for device, use in totals.node.devices
+        }
+
+
+def shares_on(totals: NodeTotals, device: DeviceUuid) -> Iterator[tuple[Lease, Share]]:
+    """Return the shares of one device with their leases, in the order of their slots."""
+    shares = [
+        (lease, share)
+        for lease in totals.leases
+        for share in lease.shares
+        if share.device == device
+    ]
+    yield from sorted(shares, key=lambda pair: (pair[1].slot is None, pair[1].slot, pair[1].fence))

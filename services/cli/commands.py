@@ -1,0 +1,470 @@
+"""The commands: the arguments of each, its help, and where its function is."""
+
+from pathlib import Path
+
+from services.cli.arguments import (
+    FREE,
+    MAX_PLACERS,
+    MAX_PORT,
+    ORDERS,
+    ApiArguments,
+    LedgerArguments,
+    StateArguments,
+    UsageArguments,
+    absolute,
+    command,
+    min_runtime,
+    namespace,
+    output,
+    pod,
+    pod_name,
+    schedulers,
+    volcano_conf,
+    watch,
+)
+from shared.model.errors import RequestError
+from shared.model.names import AGENTS_NAMESPACE
+from shared.runtime.settings import LOG_LEVELS, argument
+
+
+@command(
+    "up",
+    "up.up:up",
+    "",
+    "--nodes 4 --gpus 8xA100-80GB --placers 4",
+    "--combined",
+    "--headless --state /tmp/demo",
+    "--budgets budgets.yaml",
+    "--volcano-conf volcano.conf --usage-port 9394 --scheduler-metrics 127.0.0.1:8080",
+    "--nats-url nats://10.0.0.5:4222 --redis-url redis://10.0.0.6:6379/0",
+)
+class Up(StateArguments):
+    """Start everything on this machine, and restart what exits."""
+
+    nodes: int | None = argument(None, "simulated nodes (default: as in the last run, else 2)")
+    gpus: str = argument(
+        "",
+        "devices of every node, such as 4xT4+2xA100-40GB:mig (in MIG mode); with commas: one "
+        "layout per node",
+        metavar="LAYOUT",
+    )
+    placers: int = argument(2, "placer replicas (default: 2)", at_least=1, at_most=MAX_PLACERS)
+    combined: bool = argument(
+        False,
+        "watcher, placer and binder as one process, the component `scheduler`, whatever --placers "
+        "is",
+    )
+    budgets: Path | None = argument(None, "YAML of GPUBudget objects to apply", read=absolute)
+    quotas: Path | None = argument(None, "YAML of GPUQuota objects to apply", read=absolute)
+    volcano_conf: Path | None = argument(
+        None,
+        "a volcano-scheduler.conf, or the ConfigMap with it, whose deviceshare arguments apply",
+        read=absolute,
+    )
+    library_source: Path | None = argument(
+        None,
+        "HAMi-core's libvgpu.so, which then limits programs instead of the simulated driver",
+        metavar="PATH",
+        read=absolute,
+    )
+    kube_scheduler: bool = argument(
+        False,
+        "also start the extender; the simulated cluster's scheduler, which stands for "
+        "kube-scheduler in a few steps, places pods with schedulerName leasehold-full",
+    )
+    headless: bool = argument(False, "return when ready; `leasehold down` stops it")
+    fresh: bool = argument(False, "empty the state directory first")
+    nats_url: str = argument("", "use this NATS instead of starting one")
+    redis_url: str = argument("", "use this Valkey or Redis instead of starting one")
+    api_port: int = argument(0, f"of the simulated API server {FREE}", at_most=MAX_PORT)
+    page_port: int = argument(0, f"of the page and the API {FREE}", at_most=MAX_PORT)
+    scheduler_metrics: str = argument(
+        "",
+        "also serve the old schedulers' metric names there (default: not served)",
+        metavar="HOST:PORT",
+    )
+    usage_port: int = argument(
+        0,
+        "of the first node's usage metrics, 9394 on a real node; the other nodes take the ports "
+        f"after it {FREE}",
+        at_most=MAX_PORT,
+    )
+    nats_port: int = argument(0, f"of the NATS we start {FREE}", at_most=MAX_PORT)
+    redis_port: int = argument(0, f"of the Valkey we start {FREE}", at_most=MAX_PORT)
+    log_level: str = argument("info", "default: info", one_of=LOG_LEVELS)
+    otlp_endpoint: str = argument("", "also send spans there: http://HOST:4317")
+    without: tuple[str, ...] = argument(
+        (),
+        "components that you start yourself; without webhook, no admission policies",
+        metavar="NAME,..",
+    )
+
+
+@command("down", "up.down:down", "")
+class Down(StateArguments):
+    """Stop what `up` started, and wait for it."""
+
+
+@command("gpus", "inspect.views:gpus", "", "--json")
+class Gpus(UsageArguments):
+    """Show every device and its leases."""
+
+    watch: bool = watch()
+
+
+@command("ps", "inspect.views:ps", "", "-n team-a -o wide", "my-pod -n team-a -o yaml")
+class Ps(UsageArguments):
+    """Show leases, and waiting pods with the reason."""
+
+    pod: str = pod("?")
+    namespace: str = namespace("")
+    watch: bool = watch()
+    output: str = output("wide", "name")
+
+
+SORTS = ("memory", "cores", "idle", "pod", "node")
+
+
+@command("top", "inspect.views:top", "", "--sort idle -n team-a", "--once --node gpu-1", "--json")
+class Top(UsageArguments):
+    """Show the measured usage of every share beside its lease, and refresh it."""
+
+    sort: str = argument(SORTS[0], f"default: {SORTS[0]}", one_of=SORTS)
+    namespace: str = namespace("")
+    node: str = argument("", "default: all")
+    interval: float = argument(2.0, "default: 2", metavar="SECONDS", at_least=0.1)
+    once: bool = argument(False, "print it once, as without a terminal")
+
+
+@command(
+    "explain",
+    "inspect.views:explain",
+    "my-pod",
+    "my-pod -n team-a --json",
+    "--request pod.yaml                 how a manifest is parsed; needs no cluster",
+    "--request - --gpu H100-80GB < deployment.yaml",
+)
+class Explain(UsageArguments):
+    """Explain why a pod waits, or why it runs on its node."""
+
+    pod: str = pod("?")
+    namespace: str = namespace("default")
+    watch: bool = watch()
+    request: str = argument(
+        "",
+        "parse this manifest (- for standard input) instead: show the requests of its pods, and "
+        "the Bindings and the containers that would result",
+        metavar="FILE",
+    )
+    gpu: str = argument(
+        "A100-80GB",
+        "with --request: the GPUs of the example node, MODEL or MODEL:mig (default: A100-80GB, in "
+        "MIG mode where the pod requires it)",
+        metavar="MODEL",
+    )
+    volcano_conf: Path | None = volcano_conf()
+    schedulers: tuple[str, ...] = schedulers()
+
+    def check(self) -> None:
+        """Raise RequestError unless there is either a pod or a manifest."""
+        if bool(self.request) == bool(self.pod):
+            raise RequestError("name either a POD or, with --request, a manifest")
+
+
+@command(
+    "trace",
+    "inspect.views:trace",
+    "my-pod",
+    "6f1e0f5a-8d0e-4a55-b3a0-0f6f5f0a7c11      or the pod's uid",
+)
+class Trace(ApiArguments):
+    """Show how long each step of a pod took, as a waterfall."""
+
+    pod: str = pod()
+    namespace: str = namespace("default")
+    trace_dir: Path | None = argument(
+        None, "read the spans in this directory instead", metavar="DIR"
+    )
+
+
+@command("topology", "inspect.views:topology", "", "--mermaid")
+class Topology:
+    """Show which service publishes which event to which other."""
+
+    mermaid: bool = argument(False, "as a Mermaid flowchart")
+    output: str = output()
+
+
+@command("what-if", "plan.commands:what_if", "pods.yaml", "deployment.yaml -o json", "- < job.yaml")
+class WhatIf(ApiArguments):
+    """Show whether a manifest's pods would fit now, where, and what is missing.
+
+    Nothing is created or reserved.
+    """
+
+    file: str = argument(..., "manifest; - for standard input", positional=True, metavar="FILE")
+    volcano_conf: Path | None = volcano_conf()
+
+
+@command(
+    "replay",
+    "plan.commands:replay_trace",
+    "pods.csv",
+    "pods.csv --nodes nodes.csv --policies binpack fragmentation --load 1.2 --json",
+)
+class ReplayArguments(ApiArguments):
+    """Show by policy how many GPUs a trace of pods leaves idle, and how long pods wait.
+
+    The nodes are idle at first. Quotas, budgets and other pods of the cluster do not count.
+
+    FILE is CSV with these columns; others are ignored:
+      creation_time, deletion_time   seconds; an empty deletion_time: the pod never ends
+      scheduled_time                 optional; a pod runs from then, or its creation, until its end
+      cpu_milli, memory_mib          thousandths of a cpu, MiB
+      num_gpu, gpu_milli             number of GPUs, thousandths of each
+      gpu_spec                       optional; models as in the labels of nodes, separated by |
+    --nodes is CSV with the columns sn (the name), cpu_milli, memory_mib, gpu (how many) and model.
+    """
+
+    file: str = argument(..., "the pods with their times", positional=True, metavar="FILE")
+    nodes: str = argument("", "default: the nodes of the cluster", metavar="FILE")
+    policies: tuple[str, ...] = argument(
+        ORDERS, f"default: {' '.join(ORDERS)}", one_of=ORDERS, nargs="+", read=str
+    )
+    load: float = argument(
+        1.0,
+        "pods arrive so many times as fast and run as long (default: 1)",
+        metavar="FACTOR",
+        at_least=0.001,
+    )
+
+
+@command("defrag", "plan.commands:defrag", "my-pod -n team-a --dry-run", "my-pod -n team-a --evict")
+class Defrag(ApiArguments):
+    """Show the fewest pods that would have to move for a waiting pod to fit, or evict them."""
+
+    pod: str = pod()
+    namespace: str = namespace("default")
+    dry_run: bool = argument(False, "only show them")
+    evict: bool = argument(
+        False, "evict them through the Eviction API; their controllers replace them"
+    )
+    min_runtime_s: float = min_runtime()
+    volcano_conf: Path | None = volcano_conf()
+
+    def check(self) -> None:
+        """Raise RequestError unless it is decided whether pods are evicted."""
+        if self.dry_run == self.evict:
+            raise RequestError("set either --dry-run or --evict")
+
+
+@command(
+    "audit",
+    "audit.audit:audit",
+    "",
+    "--json",
+    "--redis-url redis://10.0.0.6:6379/0 --kubeconfig ~/.kube/config",
+)
+class Audit(LedgerArguments):
+    """Recompute every invariant from leases, pods and agents."""
+
+    agents: Path | None = argument(
+        None,
+        "DIR/*/checkpoint.json are the checkpoints of agents on this machine",
+        metavar="DIR",
+        env="those of the state directory",
+    )
+    schedulers: tuple[str, ...] = schedulers()
+    now: bool = argument(
+        False, "also report differences that may still settle, instead of waiting up to 30 s"
+    )
+
+
+SCOPES = ("node", "cluster")
+
+
+def scope(text: str) -> str:
+    """Parse what the doctor checks. Raises ValueError for other text."""
+    if text not in {"", *SCOPES}:
+        raise ValueError(f"must be {' or '.join(SCOPES)}")
+    return text
+
+
+@command(
+    "doctor",
+    "doctor.doctor:doctor",
+    "",
+    "--json",
+    "--node gpu-7 --kubelet-dir /var/lib/kubelet --redis-url redis://10.0.0.6:6379/0",
+    "                                   on a real node",
+    "--only node                        in a node agent's pod, where it is the default",
+)
+class Doctor(LedgerArguments):
+    """Check a node and the cluster's components, and show what to do about each problem."""
+
+    only: str = argument(
+        "",
+        "check only the node, or only the cluster",
+        one_of=SCOPES,
+        variable="LEASEHOLD_DOCTOR_ONLY",
+        env="both",
+        read=scope,
+    )
+    node: str = argument("", "only this node (default: all of `up`; else this machine)")
+    kubelet_dir: str = argument("", "of a real node: /var/lib/kubelet", metavar="DIR")
+    agent_dir: str = argument("", "the agent's --state-dir", metavar="DIR")
+    library_source: str = argument("", "the agent's --library-source", metavar="PATH")
+    nats_url: str = argument("", "NATS (default: from the agent's environment)")
+
+
+@command(
+    "budget",
+    "admin.budget:budget",
+    "",
+    "team-a --json",
+    'grant team-a 120 --reason "deadline on Friday"',
+)
+class BudgetArguments(ApiArguments):
+    """Show GPU-time budgets, or grant GPU time to one."""
+
+    words: tuple[str, ...] = argument(
+        (),
+        "a namespace; or: grant NAMESPACE MINUTES",
+        positional=True,
+        nargs="*",
+        metavar="NAMESPACE",
+        read=str,
+    )
+    reason: str = argument("", "reason for the grant, stored in the ledger")
+
+
+@command(
+    "report",
+    "admin.budget:report",
+    "--window 2031-05 --csv",
+    "--from 2031-05-01T00:00:00Z --to 2031-05-08T00:00:00Z --group-by namespace",
+    "--idle                   what is held now without being used, by namespace and owner",
+    "--idle --idle-after 60 --json",
+)
+class Report(UsageArguments):
+    """Sum up GPU time by namespace, model and class, or what is held without being used."""
+
+    window: str = argument("", "id of one window; default: all windows")
+    from_: str = argument("", "RFC 3339", metavar="TIME")
+    to: str = argument("", "RFC 3339, exclusive", metavar="TIME")
+    group_by: str = argument("", "of namespace, model, class; default: all", metavar="NAME,..")
+    csv: bool = argument(False, "with a header, exact units last")
+    idle: bool = argument(
+        False,
+        "instead: GPU-hours and MiB-hours since the last use of the shares that are idle now",
+    )
+
+    def check(self) -> None:
+        """Raise RequestError for flags that have no effect with --idle."""
+        used = {
+            "--window": self.window,
+            "--from": self.from_,
+            "--to": self.to,
+            "--group-by": self.group_by,
+            "--csv": self.csv,
+        }
+        if self.idle and any(used.values()):
+            names = ", ".join(name for name, value in used.items() if value)
+            raise RequestError(f"--idle reports what is held now: omit {names}")
+
+
+@command("preemptions", "admin.preemptions:preemptions", "", "--dry-run my-pod -n team-a", "--json")
+class PreemptionsArguments(ApiArguments):
+    """Show preemptions and evictions, or the pods that would be evicted for a pod."""
+
+    dry_run: str = argument(
+        "", "show which pods would be evicted for this pod", metavar="POD", read=pod_name
+    )
+    namespace: str = namespace("default")
+    min_runtime_s: float = min_runtime()
+
+
+@command(
+    "resize",
+    "admin.resize:resize",
+    "my-pod --memory 6Gi",
+    "my-pod -n team-a -c trainer --memory 12Gi --cores 40",
+    "my-pod --cores 20 --json",
+)
+class Resize(ApiArguments):
+    """Change the share of a running container.
+
+    The container keeps running. Additional memory is available to its next allocation. Memory can
+    shrink to the amount that the container uses. Each of several GPUs gets the new size. Cores
+    apply to processes that start after the resize: running processes keep their limit. The size of
+    MIG instances and whole devices is fixed. Requesting the same size again changes nothing.
+    """
+
+    pod: str = pod()
+    namespace: str = namespace("default")
+    container: str = argument(
+        "", "required where several containers have shares", "-c", metavar="NAME"
+    )
+    memory: str = argument("", "of each of its GPUs: 6Gi, 6144Mi", metavar="SIZE")
+    cores: int | None = argument(
+        None, "of each of its GPUs: 1 to 99", metavar="PERCENT", at_least=1
+    )
+
+    def check(self) -> None:
+        """Raise RequestError without a size."""
+        if not self.memory and self.cores is None:
+            raise RequestError("set --memory 6Gi, --cores 30, or both")
+
+
+@command(
+    "credentials",
+    "credentials:show",
+    "--nats",
+    "--redis",
+    "--out credentials --nodes gpu-1,gpu-2 --names nats,redis",
+)
+class CredentialArguments:
+    """Show the users of NATS and Redis and their permissions, or write them with secrets."""
+
+    nats: bool = argument(False, "only nats-server's configuration")
+    redis: bool = argument(False, "only the ACL file of Valkey or Redis")
+    nodes: tuple[str, ...] = argument((), "nodes whose agents have a NATS user", metavar="NAME,..")
+    out: Path | None = argument(
+        None,
+        "write them to this directory, with a secret and a file for each user; keeps secrets",
+        metavar="DIR",
+    )
+    names: tuple[str, ...] = argument(
+        (),
+        "with --out: also make certificates for servers of these names and addresses",
+        metavar="NAME,..",
+    )
+    shared: bool = argument(False, "with --out: the files' group can read them, too")
+
+
+@command(
+    "node-keys",
+    "admin.node_keys:node_keys",
+    "--node gpu-1 --out gpu-1",
+    "--out /etc/leasehold/keys --kubeconfig /etc/leasehold/keys/kubeconfig",
+    "--node gpu-1 --out gpu-1 --days 7",
+)
+class NodeKeys:
+    """Write, or renew, the tokens of a node agent that runs without a pod.
+
+    For a node agent that runs as a systemd unit of its node instead of in a pod, and so has no
+    projected tokens. The command requests two tokens of the agent's service account that are bound
+    to the Node: one for the API server and the kubelet, one for NATS. They are valid for this node
+    only, until they expire or the Node is deleted. The command also writes the certificate
+    authority of NATS and, unless one exists, a kubeconfig with the first token and the server of
+    the kubeconfig in use.
+
+    An administrator runs it the first time and copies the directory to the node. Afterwards the
+    node renews its own tokens with that kubeconfig, if the component node-unit is installed.
+    """
+
+    out: Path = argument(..., "directory to write, for its owner only", metavar="DIR")
+    node: str = argument("", "the node", env="this machine")
+    days: int = argument(30, "how long the tokens are valid (default: 30)", at_least=1)
+    namespace: str = namespace(AGENTS_NAMESPACE)
+    kubeconfig: Path | None = argument(None, "the API server", env="as kubectl finds it")

@@ -1,0 +1,104 @@
+"""Pods of the API server, as the commands read them; pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import msgspec
+
+from shared.kubernetes.types import PodStatus
+from shared.model.names import Namespace, PodUid
+from shared.pods.rejections import rejection_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSummary:
+    """A pod as the API server has it."""
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    node: str = ""
+    phase: str = ""
+    scheduler: str = ""
+    created_at: float = 0.0
+    owner: str = ""
+    """Kind and name of its controller, such as Job/train; empty if it has none."""
+    gates: tuple[str, ...] = ()
+    """Its scheduling gates."""
+    claims: tuple[str, ...] = ()
+    """What its spec calls its ResourceClaims."""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    unschedulable_message: str = ""
+    """The message of the condition PodScheduled while it is false."""
+    rejection: str = ""
+    """Why its kubelet rejected it, as `reason: message`; empty if it did not."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether its containers run or may still run."""
+        return self.phase not in {"Succeeded", "Failed"}
+
+
+class _ListedOwner(msgspec.Struct, frozen=True):
+    kind: str = ""
+    name: str = ""
+    controller: bool | None = None
+
+
+class _ListedMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    creation_timestamp: datetime | None = None
+    annotations: dict[str, str] = {}
+    owner_references: tuple[_ListedOwner, ...] = ()
+
+
+class _Named(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _ListedSpec(msgspec.Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+    scheduler_name: str = ""
+    scheduling_gates: tuple[_Named, ...] = ()
+    resource_claims: tuple[_Named, ...] = ()
+
+
+class ListedPod(msgspec.Struct, frozen=True):
+    """What is decoded of a pod."""
+
+    metadata: _ListedMetadata = _ListedMetadata()
+    spec: _ListedSpec = _ListedSpec()
+    status: PodStatus = PodStatus()
+
+
+def summary_of(pod: ListedPod) -> PodSummary:
+    """Return the summary of a decoded pod."""
+    created = pod.metadata.creation_timestamp
+    return PodSummary(
+        pod=PodUid(pod.metadata.uid),
+        namespace=Namespace(pod.metadata.namespace),
+        name=pod.metadata.name,
+        node=pod.spec.node_name,
+        phase=pod.status.phase,
+        scheduler=pod.spec.scheduler_name,
+        created_at=created.timestamp() if created else 0.0,
+        owner=next(
+            (f"{one.kind}/{one.name}" for one in pod.metadata.owner_references if one.controller),
+            "",
+        ),
+        gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
+        claims=tuple(claim.name for claim in pod.spec.resource_claims),
+        annotations=pod.metadata.annotations,
+        rejection=rejection_of(pod.status),
+        unschedulable_message=next(
+            (
+                condition.message
+                for condition in pod.status.conditions
+                if condition.type == "PodScheduled" and condition.status == "False"
+            ),
+            "",
+        ),
+    )

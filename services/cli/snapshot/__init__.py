@@ -1,1 +1,0 @@
-"""A running Leasehold as the commands read it: its location, and its state at one moment."""

@@ -1,0 +1,103 @@
+"""Devices, leases and shares as the API returns them; pure."""
+
+from operator import attrgetter
+from typing import Any
+
+from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout
+from shared.model.lease import Lease, Share
+from shared.model.names import NodeName
+from shared.model.usage import ShareMeasurement
+from shared.model.views import DeviceView, HeldShare, MeasuredView, ShareView
+
+
+def measured_view(measured: ShareMeasurement, *, is_idle: bool) -> MeasuredView:
+    """Return the measured usage of a share."""
+    return MeasuredView(
+        memory_mib=measured.memory_mib,
+        cores_percent=measured.cores_percent,
+        processes=measured.processes,
+        idle=is_idle,
+        idle_since=measured.idle_since,
+    )
+
+
+def device_view(
+    node: NodeName,
+    device: Device,
+    use: DeviceUse,
+    *,
+    excluded: bool = False,
+    shares: tuple[HeldShare, ...] = (),
+) -> DeviceView:
+    """Return a device of a node with its shares."""
+    layout = next((one for one in device.layouts if one.name == use.layout), None)
+    return DeviceView(
+        uuid=device.uuid,
+        node=node,
+        index=device.index,
+        model=device.model,
+        mode=str(device.mode),
+        healthy=device.healthy,
+        fault=device.fault,
+        excluded=excluded,
+        memory_mib=device.memory_mib,
+        unit_mib=device.unit_mib,
+        used_memory_mib=use.memory_mib,
+        used_cores_percent=use.cores_percent,
+        slots=_capacity(device, layout),
+        used_shares=use.shares,
+        fence=use.fence,
+        layout=use.layout,
+        instances=" + ".join(f"{one.count} x {one.name}" for one in layout.profiles)
+        if layout
+        else "",
+        layouts=len(device.layouts),
+        numa=device.numa,
+        shares=shares,
+    )
+
+
+def _capacity(device: Device, live: MigLayout | None) -> int:
+    """Return how many shares, or instances of the live layout, fit on the device."""
+    if device.mode is not DeviceMode.MIG:
+        return device.slots
+    layouts = (live,) if live else device.layouts
+    return max((len(layout.positions) for layout in layouts), default=0)
+
+
+def held_share(lease: Lease, share: Share) -> HeldShare:
+    """Return a share of a device with its lease."""
+    holder = dict(zip(_OF_LEASE, _get_of_lease(lease), strict=True))
+    return HeldShare(**_amounts(share), **holder, claim=lease.claim is not None)
+
+
+def hidden_share(share: HeldShare) -> HeldShare:
+    """Return only how much of its device a share takes, and the state of its lease."""
+    return HeldShare(
+        device=share.device,
+        index=share.index,
+        device_mib=share.device_mib,
+        memory_mib=share.memory_mib,
+        cores_percent=share.cores_percent,
+        booked_cores=share.booked_cores,
+        slot=share.slot,
+        mig=share.mig,
+        init=share.init,
+        state=share.state,
+    )
+
+
+def share_view(share: Share, measured: MeasuredView | None) -> ShareView:
+    """Return a share of a lease."""
+    return ShareView(**_amounts(share), measured=measured)
+
+
+def _amounts(share: Share) -> dict[str, Any]:
+    return dict(zip(_OF_SHARE, _get_of_share(share), strict=True))
+
+
+_OF_SHARE = tuple(name for name in ShareView.__struct_fields__ if name != "measured")
+_OF_LEASE = tuple(
+    name for name in HeldShare.__struct_fields__ if name not in {*_OF_SHARE, "measured", "claim"}
+)
+_get_of_share, _get_of_lease = attrgetter(*_OF_SHARE), attrgetter(*_OF_LEASE)

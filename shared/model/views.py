@@ -1,0 +1,574 @@
+"""What the API returns: the types of `/api/v1`, of the page and of the commands' `-o json`; pure.
+
+Amounts are MiB, percent of one device and Unix seconds. Of a namespace that the viewer may not see,
+a share has its amounts and the state of its lease: no names, no times and no measured usage.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from shared.model.bounds import MessageText, Mib, Percent, ShortText
+from shared.model.lease import ClaimAllocation, MigPlacement, ShareSize
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.placement import NodeVerdict, Refusal
+
+Json = dict[str, Any]
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """The base of all types of this API."""
+
+
+class MeasuredView(View, frozen=True, kw_only=True):
+    """The usage of a share, as the agent of its node measured it last."""
+
+    memory_mib: int | None = None
+    """Null if neither the driver nor HAMi-core reports it."""
+    cores_percent: int | None = None
+    processes: int = 0
+    idle: bool = False
+    """Whether it has not been used for longer than the request's `idle_after_s`."""
+    idle_since: float | None = None
+    """The last use; null while it is in use."""
+
+
+class ShareView(View, frozen=True, kw_only=True):
+    """One container's share of one device."""
+
+    container: str = ""
+    """The container; of a ResourceClaim, the request."""
+    device: DeviceUuid
+    index: int
+    """The device's index on its node."""
+    device_mib: int
+    """The device's memory."""
+    memory_mib: int
+    cores_percent: int
+    booked_cores: int
+    """The cores that the share reserves; 0 for a MIG instance."""
+    whole: bool = False
+    """It is the whole device."""
+    slot: int | None = None
+    mig: MigPlacement | None = None
+    fence: int = 0
+    init: bool = False
+    """An init container's share."""
+    share_id: str = ""
+    """`shareID` of a claim's allocation result."""
+    requested_size: ShareSize | None = None
+    """What the pod requests, if the share was resized."""
+    measured: MeasuredView | None = None
+
+
+class HeldShare(ShareView, frozen=True, kw_only=True):
+    """A share of a device, with the lease that holds it."""
+
+    state: str
+    """The state of the lease."""
+    pod: PodUid = PodUid("")
+    namespace: Namespace = Namespace("")
+    """Empty if the viewer may not see it."""
+    name: str = ""
+    claim: bool = False
+    """A ResourceClaim holds the lease."""
+    created_at: float = 0.0
+    expires_at: float = 0.0
+    """When a reservation ends; 0 once bound."""
+    dialect: str = ""
+    gang: str = ""
+    version: int = 0
+
+
+class DeviceView(View, frozen=True, kw_only=True):
+    """One device, its use, and its shares in the order of their slots."""
+
+    uuid: DeviceUuid
+    node: NodeName
+    index: int
+    model: str
+    mode: str
+    healthy: bool
+    fault: str
+    """Empty also if it names a pod that the viewer may not see."""
+    excluded: bool
+    """An annotation of the node excludes it from new shares."""
+    memory_mib: int
+    unit_mib: int
+    """MiB per unit of a memory request on this node."""
+    used_memory_mib: int
+    used_cores_percent: int
+    slots: int
+    """How many shares may be on it; in MIG mode, the instances of its layout."""
+    used_shares: int
+    fence: int
+    layout: str
+    """MIG layout that leased instances require; empty if there are none."""
+    instances: str
+    """The instances of this layout, such as `3 x 2g.10gb + 1 x 1g.5gb`."""
+    layouts: int
+    """How many MIG layouts are possible."""
+    numa: int | None
+    shares: tuple[HeldShare, ...] = ()
+
+
+class NodeView(View, frozen=True, kw_only=True):
+    """A node with the UUIDs of its devices."""
+
+    node: NodeName
+    cordoned: str = ""
+    """Why it gets no pods; empty if it does."""
+    unschedulable: bool = False
+    deleted: bool = False
+    """The API server no longer has it; some of its leases have not ended yet."""
+    devices: tuple[DeviceUuid, ...] = ()
+
+
+class NodeDevices(View, frozen=True, kw_only=True):
+    """A node with its devices, in the order of their indices."""
+
+    node: NodeName
+    cordoned: str = ""
+    """Why it gets no pods; empty if it does."""
+    devices: tuple[DeviceView, ...] = ()
+
+
+class GpusView(View, frozen=True, kw_only=True):
+    """Every device and its shares."""
+
+    read_at: float
+    nodes: tuple[NodeDevices, ...] = ()
+    unmeasured_nodes: tuple[NodeName, ...] = ()
+    """Nodes with leases whose agents did not reply."""
+    problems: tuple[str, ...] = ()
+    """Components that are missing or not ready."""
+
+
+class LeaseView(View, frozen=True, kw_only=True):
+    """The right of a pod or a ResourceClaim to its shares."""
+
+    pod: PodUid
+    """The UID of the holder."""
+    namespace: Namespace
+    name: str
+    claim: ClaimAllocation | None
+    """The allocation, if a ResourceClaim holds the lease."""
+    node: NodeName
+    state: str
+    version: int
+    dialect: str
+    gang: str
+    created_at: float
+    expires_at: float
+    """When a reservation ends; 0 once bound."""
+    weighed: str = ""
+    """What the placement policy weighed."""
+    unhealthy_devices: dict[DeviceUuid, str] = {}
+    """The faults of its devices that are not healthy."""
+    shares: tuple[ShareView, ...] = ()
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when none of its shares has been used, or None if it is not idle."""
+        measured = [share.measured for share in self.shares if not share.init]
+        since = [one.idle_since for one in measured if one and one.idle]
+        known = [each for each in since if each is not None]
+        return max(known) if known and len(known) == len(measured) else None
+
+
+class WaitingView(View, frozen=True, kw_only=True):
+    """A waiting pod, and why it waits."""
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    priority: int
+    gang: str
+    since: float
+    position: int
+    """Among all waiting pods, in the order in which freed capacity is offered."""
+    reason: str
+    hint: str
+    """The next thing to try."""
+    permanent: bool
+    """Freed capacity cannot help."""
+
+    @property
+    def text(self) -> str:
+        """The reason, then what to try."""
+        return Refusal(reason=self.reason, hint=self.hint).text
+
+
+class LeasesView(View, frozen=True, kw_only=True):
+    """The leases, oldest first, and the waiting pods."""
+
+    read_at: float
+    idle_after_s: float
+    """Shares that have not been used for this long are marked as idle."""
+    leases: tuple[LeaseView, ...] = ()
+    waiting: tuple[WaitingView, ...] = ()
+    unmeasured_nodes: tuple[NodeName, ...] = ()
+    """Nodes with leases whose agents did not reply."""
+    problems: tuple[str, ...] = ()
+    """Components that are missing or not ready."""
+
+
+class ReasonCount(View, frozen=True, kw_only=True):
+    """How many nodes refuse a pod for a reason."""
+
+    reason: str
+    nodes: int
+
+
+class QueuePlace(View, frozen=True, kw_only=True):
+    """The position of a waiting pod, and the usage of its namespace that determines it."""
+
+    position: int
+    of: int
+    after: str = ""
+    """Namespace and name of the pod before it; empty if there is none that the viewer may see."""
+    after_reason: str = ""
+    """Why that pod precedes it."""
+    dominant_share: float
+    """The largest part of all healthy devices' cores or memory that the namespace holds."""
+    weighted_share: float
+    """The same per unit of the namespace's weight."""
+    weight: int
+    has_budget: bool
+
+
+class GangView(View, frozen=True, kw_only=True):
+    """The pods of a gang that hold a lease or wait."""
+
+    name: str
+    min_member: int | None
+    """Members that run together; null if no member waits."""
+    holding: tuple[str, ...]
+    waiting: tuple[str, ...]
+
+
+class SpanView(View, frozen=True, kw_only=True):
+    """One step of a pod."""
+
+    span: str
+    parent: str = ""
+    service: str = ""
+    name: str
+    start_s: float
+    """Seconds after the start of the first span."""
+    duration_s: float
+    ok: bool = True
+    text: str = ""
+    claim: str = ""
+    """Name of the ResourceClaim that it is about."""
+
+
+class TraceView(View, frozen=True, kw_only=True):
+    """The spans of a pod that can be read here, or else the times of its steps."""
+
+    trace: str
+    url: str = ""
+    """Its page at the collector of spans; empty without `--trace-url`."""
+    spans: tuple[SpanView, ...] = ()
+
+
+class WaitingDetails(WaitingView, frozen=True, kw_only=True):
+    """A waiting pod, with the nodes that are nearest to fitting."""
+
+    counts: tuple[ReasonCount, ...] = ()
+    nearest: tuple[NodeVerdict, ...] = ()
+    quota: Namespace = Namespace("")
+    """The namespace whose quota is exceeded."""
+    queue: QueuePlace
+
+
+class PodView(View, frozen=True, kw_only=True):
+    """A pod with its lease, or why it waits, and its trace."""
+
+    read_at: float
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    lease: LeaseView | None = None
+    waiting: WaitingDetails | None = None
+    gang: GangView | None = None
+    cordoned: str = ""
+    """Why the node of its lease gets no pods; empty if it does."""
+    devices: tuple[DeviceView, ...] = ()
+    """The devices of its lease, without their shares."""
+    trace: TraceView
+
+
+class QueueView(View, frozen=True, kw_only=True):
+    """The waiting pods: how many, and the first ones that the viewer may see."""
+
+    total: int
+    hidden: int
+    pods: tuple[WaitingView, ...] = ()
+
+
+class EventView(View, frozen=True, kw_only=True):
+    """One recent step of a pod."""
+
+    number: int
+    at: float
+    kind: str
+    namespace: Namespace
+    name: str
+    pod: PodUid | None
+    node: str
+    text: str
+    latency_s: float | None
+    """Since the previous step."""
+    beneficiary: str = ""
+    """Namespace and name of the pod for which it was evicted."""
+
+
+class BudgetSummary(View, frozen=True, kw_only=True):
+    """A namespace's budget, as the timekeeper reported it last."""
+
+    state: str
+    lease_class: str
+    new_pods: str
+    window: str
+    used_minutes: float
+    remaining_minutes: float | None
+    current_rate_milli_gpu: int
+    exhausted_at: float | None
+    at: float
+
+
+class NamespaceView(View, frozen=True, kw_only=True):
+    """A namespace's leases, waiting pods and budget."""
+
+    namespace: Namespace
+    leases: int = 0
+    devices: int = 0
+    memory_mib: int = 0
+    cores_percent: int = 0
+    waiting: int = 0
+    budget: BudgetSummary | None = None
+
+
+class BudgetPoint(View, frozen=True, kw_only=True):
+    """GPU-minutes used until an instant."""
+
+    at: float
+    minutes: float
+
+
+class BudgetHistory(View, frozen=True, kw_only=True):
+    """The GPU-minutes used in a budget's window, so far."""
+
+    window: str
+    start: float
+    end: float | None
+    limit_minutes: float | None
+    points: tuple[BudgetPoint, ...]
+
+
+class NamespaceDetails(NamespaceView, frozen=True, kw_only=True):
+    """A namespace, with the history of its budget in the open window."""
+
+    budget_history: BudgetHistory | None = None
+
+
+class HistoryView(View, frozen=True, kw_only=True):
+    """The last day in columns; null where the amount is not known."""
+
+    at: tuple[float, ...]
+    memory: tuple[int | None, ...]
+    cores: tuple[int | None, ...]
+    used_memory: tuple[int | None, ...] | UnsetType = UNSET
+    used_cores: tuple[int | None, ...] | UnsetType = UNSET
+
+
+class ManifestView(View, frozen=True, kw_only=True):
+    """The manifest of a pod to try, or null if no node serves a resource."""
+
+    manifest: str | None
+
+
+class VictimView(View, frozen=True, kw_only=True):
+    """A pod whose lease is preempted."""
+
+    pod: str
+    """Its namespace and name."""
+    outcome: str | None
+    """Null until it is evicted."""
+
+
+class PreemptionView(View, frozen=True, kw_only=True):
+    """A preemption in progress."""
+
+    id: str
+    beneficiary: str
+    """Namespace and name of the pod for which it is; empty if there is none."""
+    stage: str
+    evict_at: float | None
+    """Earliest time of the eviction; null before the victims are announced."""
+    victims: tuple[VictimView, ...]
+
+
+class EvictionView(View, frozen=True, kw_only=True):
+    """An evicted pod, and why."""
+
+    at: float
+    pod: str
+    """Its namespace and name."""
+    uid: PodUid
+    node: NodeName
+    devices: tuple[DeviceUuid, ...]
+    cause: str
+    budget: str
+    """State of its namespace's budget."""
+    outcome: str
+    beneficiary: str
+    """Namespace and name of the pod that gets the devices; empty if there is none."""
+    event: str
+    """Name of the Kubernetes Event on the pod."""
+
+
+class PreemptionsView(View, frozen=True, kw_only=True):
+    """The preemptions in progress, and the evictions of the last day."""
+
+    in_progress: tuple[PreemptionView, ...] = ()
+    evictions: tuple[EvictionView, ...] = ()
+
+
+class PlannedShare(View, frozen=True, kw_only=True):
+    """A share that the pod would get."""
+
+    device: DeviceUuid
+    index: int
+    memory_mib: int
+
+
+class PlannedVictim(View, frozen=True, kw_only=True):
+    """A pod that would be evicted."""
+
+    pod: str
+    """Its namespace and name."""
+    cause: str
+    budget: str
+    priority: int
+    bare: bool
+    """No controller replaces it."""
+    overdraft_permille: int
+    gpu_s_lost: float
+    devices: tuple[DeviceUuid, ...]
+
+
+class PlanView(View, frozen=True, kw_only=True):
+    """What a pod would get, and which pods would be evicted for it."""
+
+    node: NodeName
+    shares: tuple[PlannedShare, ...]
+    victims: tuple[PlannedVictim, ...]
+
+
+class ProtectedPod(View, frozen=True, kw_only=True):
+    """A pod that ranks below the pending one and is not evicted, with the reason."""
+
+    pod: str
+    reason: str
+
+
+class DryRunView(View, frozen=True, kw_only=True):
+    """The preemption that a binder would plan for one pod."""
+
+    pod: str
+    plan: PlanView | None = None
+    reason: str = ""
+    """Why there is no plan."""
+    in_progress: PreemptionView | None = None
+    protected: tuple[ProtectedPod, ...] = ()
+
+
+class ResizeOrder(View, frozen=True, kw_only=True):
+    """Another size for the shares of a running container."""
+
+    container: ShortText = ""
+    """Empty for the only container with a share."""
+    memory_mib: Mib | None = None
+    """Null leaves it unchanged."""
+    cores_percent: Percent | None = None
+
+
+class ResizeView(View, frozen=True, kw_only=True):
+    """What a binder replied to a resize."""
+
+    outcome: str
+    """`resized`, `unchanged`, `refused`, or `unavailable` (it may succeed later)."""
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    container: str
+    node: str
+    devices: tuple[int, ...]
+    """Indices of the devices on the node."""
+    before: ShareSize | None
+    after: ShareSize | None
+    pending: tuple[str, ...]
+    """Steps that follow automatically."""
+    notes: tuple[str, ...]
+    reason: str
+    """Why it was refused or unavailable."""
+    hint: str
+
+
+class GrantOrder(View, frozen=True, kw_only=True):
+    """GPU time to grant to a namespace."""
+
+    minutes: ShortText
+    """GPU-minutes as text, such as 120 or -0.5."""
+    reason: MessageText
+    key: ShortText
+    """Grants with the same key are added once."""
+
+
+class GrantView(View, frozen=True, kw_only=True):
+    """What was granted, and what the namespace has left."""
+
+    namespace: Namespace
+    granted_minutes: str
+    remaining_minutes: str | None
+    """Null if the namespace has no limit."""
+
+
+class MissingComponent(View, frozen=True, kw_only=True):
+    """One component that is missing or not ready."""
+
+    service: str
+    instance: str = ""
+    since: float = 0.0
+    """When its last heartbeat was received, or when the API subscribed."""
+    text: str = ""
+
+
+class StateView(View, frozen=True, kw_only=True):
+    """Everything that the page shows, and the position from which the events continue."""
+
+    id: str
+    now: float
+    nodes: tuple[NodeView, ...]
+    devices: tuple[DeviceView, ...]
+    waiting: QueueView
+    namespaces: tuple[NamespaceView, ...]
+    events: tuple[EventView, ...]
+    missing_components: tuple[MissingComponent, ...]
+
+
+class DeltaView(View, frozen=True, kw_only=True, omit_defaults=True):
+    """What has changed; every value is absolute."""
+
+    now: float
+    nodes: tuple[NodeView, ...] = ()
+    removed_nodes: tuple[str, ...] = ()
+    devices: tuple[DeviceView, ...] = ()
+    removed_devices: tuple[str, ...] = ()
+    waiting: QueueView | UnsetType = UNSET
+    namespaces: tuple[NamespaceView, ...] | UnsetType = UNSET
+    events: tuple[EventView, ...] = ()
+    missing_components: tuple[MissingComponent, ...] | UnsetType = UNSET

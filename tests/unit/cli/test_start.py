@@ -1,0 +1,66 @@
+"""A command that reads starts fast: it is a client of HTTP and loads nothing of the servers."""
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+FORBIDDEN = ("nats", "redis", "grpc", "aiohttp", "asyncio")
+CPU_S = 0.25
+CODE = """
+import json, os, sys
+from services.cli.__main__ import main
+try:
+    main(sys.argv[1:])
+except SystemExit as exit:
+    assert not exit.code, exit.code
+used = os.times()
+print(json.dumps([used.user + used.system, sorted(sys.modules)]), file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def api() -> Iterator[str]:
+    class Empty(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"read_at": 1.0, "idle_after_s": 600.0}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Empty) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("words", [("gpus",), ("ps",), ("ps", "-o", "json"), ("top", "--once")])
+def test_a_reading_command_loads_no_client_of_a_server_and_takes_little_cpu(
+    words: tuple[str, ...], api: str, tmp_path: Path
+) -> None:
+    took = []
+    for _ in range(5):
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", CODE, *words, "--dashboard", api],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        cpu_s, modules = json.loads(done.stderr.splitlines()[-1])
+        took.append(cpu_s)
+        assert not {name.partition(".")[0] for name in modules}.intersection(FORBIDDEN)
+        if cpu_s <= CPU_S:
+            break
+
+    assert min(took) <= CPU_S
