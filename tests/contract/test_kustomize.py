@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
+from tests.support.packaging import without_hashes
 from tests.support.simcluster.installed import namespace_of
-from tools.generate.chart import without_hashes
 from tools.generate.manifests import webhook_manifests
 
 K8S = Path(__file__).parents[2] / "k8s"

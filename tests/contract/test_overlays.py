@@ -20,9 +20,9 @@ from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
 from services.node_agent.partitioner import PartitionerSettings
 from services.node_agent.settings import AgentSettings
 from shared.runtime.setting_values import parse_bool
+from tests.support.packaging import without_hashes
 from tests.support.simcluster.installed import namespace_of
 from tools.generate import manifests
-from tools.generate.chart import without_hashes
 
 K8S = Path(__file__).parents[2] / "k8s"
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir())

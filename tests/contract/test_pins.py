@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from services.cli.doctor.cluster_checks import PATCHED, patched_version
-from tools.generate.chart import objects
-from tools.generate.chart_values import defaults
+from tests.support.packaging import CHART, objects
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -37,7 +36,8 @@ def images() -> dict[str, set[str]]:
     }
     services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
     compose = {services[name]["image"].removeprefix("${REGISTRY:-}") for name in ("nats", "redis")}
-    chart = {defaults()[name]["image"] for name in ("nats", "redis")}
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    chart = {values[name]["image"] for name in ("nats", "redis")}
     found = {"chart": chart, "compose": compose, **manifests}
     return {
         where: {image for image in names if not OURS.match(image)} for where, names in found.items()

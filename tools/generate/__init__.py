@@ -1,1 +1,1 @@
-"""Generators of files that are committed: chart, reference, webhook registration, pictures."""
+"""Generators of files that are committed: reference, lists of the webhook's manifests, pictures."""

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tools.generate import (
-    chart,
     compatibility,
     grafana,
     kube_scheduler,
@@ -26,7 +25,7 @@ def write(files: Mapping[Path, str]) -> None:
 
 
 def main() -> None:
-    """Write pages and manifests, then the chart, which is made from the manifests."""
+    """Write pages and manifests."""
     write(manifests.webhook_manifests())
     write({manifests.ALERTS: manifests.alerts()})
     write(grafana.dashboards())
@@ -41,11 +40,6 @@ def main() -> None:
             variables.MODULE: variables.generated(),
         }
     )
-    templates = chart.generated()
-    for old in set(chart.TEMPLATES.glob("*.yaml")) - templates.keys():
-        old.unlink()
-        print(f"{old} (removed)")
-    write(templates)
 
 
 if __name__ == "__main__":

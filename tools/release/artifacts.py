@@ -60,9 +60,8 @@ def make_all(output: Path, *, image: str, downloads: str) -> list[Path]:
 def chart_archive(image: str, number: str, built_at: int) -> bytes:
     """Return the chart as `helm package` writes it, with the released image as default."""
     files = []
-    for path in sorted(CHART.rglob("*")):
-        if not path.is_file():
-            continue
+    folders = os.walk(CHART, followlinks=True)
+    for path in sorted(Path(folder, name) for folder, _, names in folders for name in names):
         content = path.read_bytes()
         if path == CHART / "values.yaml":
             content = _released_values(content.decode(), image, number).encode()

@@ -78,6 +78,7 @@ def test_the_chart_is_an_archive_for_helm_with_the_released_image(dist: Path) ->
         values = yaml.safe_load((read["leasehold/values.yaml"] or io.BytesIO()).read())
         chart = yaml.safe_load((read["leasehold/Chart.yaml"] or io.BytesIO()).read())
 
+    assert "leasehold/manifests/base/binder.yaml" in read
     assert values["image"] == {"repository": IMAGE, "tag": artifacts.version()}
     assert (chart["name"], chart["version"]) == ("leasehold", artifacts.version())
     assert values["redis"] == yaml.safe_load((artifacts.CHART / "values.yaml").read_text())["redis"]

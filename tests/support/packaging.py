@@ -1,0 +1,98 @@
+"""What kubectl makes of the manifests, and helm of the chart, for any choice of parts."""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shared.model.names import SYSTEM_NAMESPACE
+
+K8S = Path(__file__).parents[2] / "k8s"
+CHART = K8S / "chart"
+HELM = shutil.which("helm")
+HIGHLY_AVAILABLE, KOORDINATOR = "highAvailability", "koordinatorDevice"
+EXCLUSIVE = frozenset({"combinedScheduler", "keda"})
+"""Components of which at most one may be chosen: kustomize fails with both, and so does Helm."""
+_HASHED = re.compile(r"(leasehold-settings|node-agent-settings|kube-scheduler)-[a-z0-9]{10}")
+"""The names of ConfigMaps that end with a hash of their content."""
+
+Json = dict[str, Any]
+Key = tuple[str, str, str]
+
+
+def objects(text: str) -> list[Json]:
+    """Parse all objects in the text with the fast C loader."""
+    return [it for it in yaml.load_all(text, yaml.CSafeLoader) if it]
+
+
+def by_key(found: Collection[Json]) -> dict[Key, Json]:
+    """Return objects by kind, namespace and name."""
+    for it in found:
+        if it["kind"].startswith("ValidatingAdmissionPolicy"):
+            it["metadata"].pop("namespace", None)  # kubectl does not know yet that it has none
+    made = {
+        (it["kind"], it["metadata"].get("namespace", ""), it["metadata"]["name"]): it
+        for it in found
+    }
+    assert len(made) == len(found)
+    return made
+
+
+def without_hashes(text: str) -> str:
+    """Return kustomize's output with the plain names of ConfigMaps."""
+    names = [it["metadata"]["name"] for it in objects(text) if it["kind"] == "ConfigMap"]
+    for name in filter(_HASHED.fullmatch, names):
+        text = re.sub(rf"\b{name}\b", name.rpartition("-")[0], text)
+    return text
+
+
+def components() -> dict[str, str]:
+    """Return each component's directory by the value of the chart that enables it."""
+    folders = sorted(found.name for found in (K8S / "components").iterdir())
+    return {re.sub("-(.)", lambda match: match[1].upper(), name): name for name in folders}
+
+
+@cache
+def built(directory: Path) -> list[Json]:
+    """Return what kubectl makes of a directory."""
+    text = subprocess.run(
+        ["kubectl", "kustomize", str(directory)], capture_output=True, text=True, check=True
+    ).stdout
+    return objects(without_hashes(text))
+
+
+def kustomized(parts: Collection[str]) -> dict[Key, Json]:
+    """Return the objects that kubectl makes with these parts, named as the values of the chart."""
+    root = "overlays/ha" if HIGHLY_AVAILABLE in parts else "base"
+    resources = [K8S / root, K8S / "base" / "crds"]
+    wanted = [K8S / "components" / it for part, it in components().items() if part in parts]
+    with tempfile.TemporaryDirectory() as made:
+        kustomization = {
+            "resources": [os.path.relpath(path, made) for path in resources],
+            "components": [os.path.relpath(path, made) for path in wanted],
+        }
+        (Path(made) / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+        found = built(Path(made))
+    added = [K8S / "persistent" / "namespaces.yaml"]
+    if KOORDINATOR in parts:
+        added.append(K8S / "base" / "crds" / "koordinator-device.yaml")
+    return by_key([*found, *(it for path in added for it in objects(path.read_text()))])
+
+
+def charted(values: Mapping[str, Any], namespace: str = SYSTEM_NAMESPACE) -> dict[Key, Json]:
+    """Return the objects that helm makes of the chart with these values instead of the defaults."""
+    assert HELM is not None
+    given = yaml.safe_dump(dict(values))
+    options = ["--namespace", namespace, "--kube-version", "1.36", "--values", "-"]
+    command = [HELM, "template", "leasehold", str(CHART), *options]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise AssertionError(done.stderr)
+    return by_key(objects(done.stdout))
