@@ -1,13 +1,16 @@
 """What tests of several files start: a node with pods and binders, or what leases claims."""
 
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
+from shared.model.lease import Lease
 from tests.support.binder.claim_binder import ClaimBinder
 from tests.support.binder.claims import FakeClaims
 from tests.support.binder.preemption import Scene, scene
-from tests.support.binder.world import FakeAgents
+from tests.support.binder.world import FakeAgents, NewWorld, World, world
 from tests.support.placer.ledger import ledger
 from tests.support.servers.valkey import ValkeyServer
 
@@ -18,6 +21,17 @@ async def at(server: ValkeyServer) -> AsyncIterator[Scene]:
     await server.command("FLUSHALL")
     async with scene(server.url) as made:
         yield made
+
+
+@pytest.fixture
+async def new_world(url: str) -> AsyncIterator[NewWorld]:
+    """Return what makes binders, each on a ledger of its own."""
+    async with AsyncExitStack() as stack:
+
+        async def make(*leases: Lease, **options: Any) -> World:
+            return await stack.enter_async_context(world(url, *leases, **options))
+
+        yield make
 
 
 @pytest.fixture

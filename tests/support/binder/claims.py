@@ -1,7 +1,6 @@
 """ResourceClaims of an API server for the tests of the binder, and their allocations."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 
 from services.binder.claim_client import ClaimAnswer, ClaimClient, RequestUse
@@ -10,8 +9,6 @@ from services.binder.pod_client import PodClient
 from shared.model.claim import device_name
 from shared.model.errors import ConflictError, LeaseholdError, RequestError
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
-from shared.model.lease import Lease
-from shared.model.ledger import Reservation, ReservationOutcome
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 
@@ -76,27 +73,6 @@ class FakeClaims(ClaimClient):
             lease=json.dumps(answer.lease) if answer.lease else "",
             resource_version=str(int(now.resource_version) + 1),
         )
-
-
-class NoClaimLeases:
-    """The ledger of a test without claims."""
-
-    async def mark_deallocated(self, leases: Sequence[Lease]) -> list[bool]:
-        return [False for _ in leases]
-
-    async def set_consumers(self, lease: Lease, consumers: Sequence[PodUid]) -> Lease | None:
-        return None
-
-
-class NoReservations:
-    """As above: claims reserve nothing."""
-
-    claims = NoClaimLeases()
-
-    async def reserve(
-        self, wanted: Sequence[Reservation], *, now: float, ttl_s: float
-    ) -> list[ReservationOutcome]:
-        return []
 
 
 def holders(pods: PodClient) -> LeaseHolders:

@@ -1,96 +1,19 @@
-"""Fakes of what a resize needs: locks, limits and annotations."""
+"""Fakes of what a resize needs: limits and annotations."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-
-from msgspec import structs
 
 from services.binder.agent_client import NodeAgentClient
 from services.binder.observations import PodAnnotations
 from services.binder.pod_client import PodClient
-from shared.model.device import Device, DeviceUse
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.request_reply import LimitsReply, LimitsRequest
-from shared.model.lease import Lease, ShareSize, StaleLeaseError
-from shared.model.ledger import LedgerNode, NoCapacity, NodeTotals, counted_use
-from shared.model.names import NodeName, PodUid
-from shared.model.node import NodeFacts
+from shared.model.lease import ShareSize
+from shared.model.names import NodeName
 
 
-class FakeResizes:
-    """The ledger's side: locks, sizes, and leases whose views may lag."""
-
-    def __init__(self, *leases: Lease) -> None:
-        self.leases = {each.pod: each for each in leases}
-        self.cards: tuple[Device, ...] = ()
-        self.locks: dict[PodUid, str] = {}
-        self.unsynced_versions: dict[PodUid, int] = {}
-        self.full: NoCapacity | None = None
-        self.before_resize: Callable[[], None] = lambda: None
-
-    @property
-    def resizes(self) -> "FakeResizes":
-        return self
-
-    @property
-    def totals(self) -> "FakeResizes":
-        return self
-
-    async def pages(self) -> AsyncIterator[list[NodeTotals]]:
-        yield []
-
-    async def of_nodes(self, names: Sequence[NodeName]) -> list[NodeTotals]:
-        uses, _ = counted_use(self.leases.values())
-        return [
-            NodeTotals(
-                node=LedgerNode(
-                    facts=NodeFacts(name=name),
-                    devices=tuple((d, uses.get(d.uuid, DeviceUse())) for d in self.cards),
-                    served=("volcano.sh/vgpu-number", "tencent.com/vcuda-core"),
-                ),
-                leases=(),
-            )
-            for name in names
-        ]
-
-    async def lock(self, pod: PodUid, *, ttl_s: float) -> str | None:
-        if pod in self.locks:
-            return None
-        self.locks[pod] = f"lock of {pod}"
-        return self.locks[pod]
-
-    async def unlock(self, pod: PodUid, token: str) -> None:
-        if self.locks.get(pod) == token:
-            del self.locks[pod]
-
-    async def apply(self, lease: Lease, *, token: str = "") -> Lease | NoCapacity | StaleLeaseError:
-        self.before_resize()
-        stored = self.leases.get(lease.pod)
-        if stored is None or stored.version != lease.version:
-            version = stored.version if stored else None
-            return StaleLeaseError(lease.pod, read=lease.version, stored=version)
-        if token and self.locks.get(lease.pod) != token:
-            raise ConflictError("the lock has expired")
-        if self.full is not None:
-            return self.full
-        self.locks.pop(lease.pod, None)
-        resized = structs.replace(lease, version=lease.version + 1, resized_at=1.0)
-        self.leases[lease.pod] = resized
-        self.unsynced_versions[lease.pod] = resized.version
-        return resized
-
-    async def unsynced(self, *, older_than_s: float) -> list[PodUid]:
-        return list(self.unsynced_versions)
-
-    async def set_synced(self, pod: PodUid, version: int) -> bool:
-        known = self.unsynced_versions.get(pod)
-        if known is None or known > version:
-            return False
-        del self.unsynced_versions[pod]
-        return True
-
-    async def set_unsynced(self, leases: Sequence[Lease]) -> None:
-        self.unsynced_versions.update((lease.pod, lease.version) for lease in leases)
+async def _nothing() -> None:
+    """Do nothing."""
 
 
 class FakeLimits(NodeAgentClient):
@@ -124,17 +47,17 @@ class FakeAnnotations(PodClient):
         self.annotated: dict[str, PodAnnotations] = {}
         self.conflicts = 0
         self.writes = 0
-        self.before_read: Callable[[], None] = lambda: None
-        self.before_annotate: Callable[[], None] = lambda: None
+        self.before_read: Callable[[], Awaitable[None]] = _nothing
+        self.before_annotate: Callable[[], Awaitable[None]] = _nothing
 
     async def get_annotations(self, namespace: str, name: str) -> PodAnnotations | None:
-        self.before_read()
+        await self.before_read()
         return self.annotated.get(name)
 
     async def annotate(
         self, namespace: str, name: str, read: PodAnnotations, annotations: Mapping[str, str]
     ) -> None:
-        self.before_annotate()
+        await self.before_annotate()
         now = self.annotated[name]
         if self.conflicts or now.resource_version != read.resource_version:
             self.conflicts = max(0, self.conflicts - 1)

@@ -27,16 +27,16 @@ from shared.model.events.pod_events import (
 )
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease, Share
-from shared.model.ledger import Reservation
+from shared.model.ledger import LedgerStatus, Reservation
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import AntiAffinityTerm
 from shared.model.preemption import Victim
 from shared.runtime.runner import run_loop
 from shared.runtime.service import roles_of
 from tests.support.binder.claims import FakeClaims
-from tests.support.binder.fake_ledger import FakeLedger
 from tests.support.binder.resizing import FakeAnnotations, FakeLimits
 from tests.support.clock import FakeClock
+from tests.support.placer.ledger import ledger
 
 NOW = 1_787_000_000.0
 
@@ -274,25 +274,37 @@ class FakeGates(GatedPods):
         return self.waiting
 
 
+class ObservedLedger(RedisLeases):
+    """Reads its status anew for every caller, and records whose leases were loaded."""
+
+    loaded: list[PodUid]
+
+    async def status(self, *, now: float, max_age_s: float = 0.0) -> LedgerStatus | None:
+        return await super().status(now=now, max_age_s=0.0)
+
+    async def load(self, pods: Sequence[PodUid]) -> list[Lease | None]:
+        self.loaded += pods
+        return await super().load(pods)
+
+
 class World:
-    """A binder on fakes."""
+    """A binder on a real ledger, with an API server and agents that a test controls."""
 
     def __init__(
-        self, *leases: Lease, batch_wait_s: float = 2.0, clock: FakeClock | None = None
+        self, ledger: ObservedLedger, *, batch_wait_s: float = 2.0, clock: FakeClock | None = None
     ) -> None:
         self.clock = clock or FakeClock(NOW)
-        self.ledger = FakeLedger(*leases)
+        self.ledger = ledger
         self.pods = FakePods()
         self.claims = FakeClaims()
         self.bus = FakeBus()
         self.agents = FakeAgents()
-        self.gates = FakeGates()
         self.metrics = FakeMetrics()
         self.binder: Binder = build_binder(
             BinderPorts(
-                ledger=cast(RedisLeases, self.ledger),
-                staging=cast(LedgerStaging, self.ledger),
-                gated_pods=self.gates,
+                ledger=ledger,
+                staging=ledger.part(LedgerStaging),
+                gated_pods=FakeGates(),
                 pods=self.pods,
                 claims=self.claims,
                 agents=self.agents,
@@ -304,6 +316,64 @@ class World:
             lambda _: NoPreemptor(),
             batch_wait_s=batch_wait_s,
         )
+
+    async def leases(self) -> dict[PodUid, Lease]:
+        """All live leases."""
+        return {lease.pod: lease async for page in self.ledger.load_all() for lease in page}
+
+    async def lease(self, name: str = "p1") -> Lease | None:
+        """The live lease of a pod."""
+        return (await self.leases()).get(lease(name).pod)
+
+    async def restore(self, *leases: Lease) -> None:
+        """Write leases, each with the next slots of its devices."""
+        held: Counter[DeviceUuid] = Counter()
+        for each in (await self.leases()).values():
+            held.update(share.device for share in each.shares)
+        for each in leases:
+            shares = []
+            for share in each.shares:
+                shares.append(structs.replace(share, slot=held[share.device]))
+                held[share.device] += 1
+            restored = structs.replace(each, shares=tuple(shares))
+            assert await self.ledger.restore([restored], now=NOW) == []
+
+    async def cordoned(self) -> dict[NodeName, str]:
+        """The cordoned nodes, with why."""
+        return dict(await self.ledger.set_cordoned({}))
+
+    async def lose(self) -> None:
+        """Lose everything in the ledger, which must be rebuilt."""
+        connection = self.ledger._connection
+        keys = await connection._redis.keys(f"{connection.prefix}*")
+        await connection._redis.delete(*keys)
+
+    async def rebuild(self, *leases: Lease) -> None:
+        """Begin a new ledger with these leases."""
+        token = await self.ledger.begin_rebuild(now=NOW, force=True)
+        assert token is not None
+        assert await self.ledger.restore(leases, now=NOW, token=token) == []
+        assert await self.ledger.finish_rebuild(token)
+
+    def replica(self) -> "World":
+        """Another binder on the same ledger, with an API server and agents of its own."""
+        return World(self.ledger)
+
+
+NewWorld = Callable[..., Awaitable[World]]
+"""Makes a world of its own with these leases."""
+
+
+@contextlib.asynccontextmanager
+async def world(url: str, *leases: Lease, **options: Any) -> AsyncIterator[World]:
+    """Open an empty ledger with nodes `n1` and `n2`, and write leases into it."""
+    async with ledger(url, {"n1": 1, "n2": 1}, kind=ObservedLedger) as opened:
+        opened = cast(ObservedLedger, opened)
+        opened.loaded = []
+        made = World(opened, **options)
+        await made.restore(*leases)
+        opened.loaded.clear()
+        yield made
 
 
 @contextlib.asynccontextmanager

@@ -110,11 +110,15 @@ def verdict(event: PodQueued, capacity: int) -> WaitingPod:
 
 @asynccontextmanager
 async def ledger(
-    url: str, nodes: Mapping[str, int] | None = None, *, feed_length: int = 10_000
+    url: str,
+    nodes: Mapping[str, int] | None = None,
+    *,
+    feed_length: int = 10_000,
+    kind: type[RedisLeases] = RedisLeases,
 ) -> AsyncIterator[RedisLeases]:
     """Open a ledger of its own, ready, with so many devices per node, as a witness."""
     prefix = f"t{next(_prefixes)}:"
-    async with RedisLeases.connect(
+    async with kind.connect(
         url, prefix=prefix, feed_length=feed_length, detects_lost_writes=True
     ) as leases:
         token = await leases.begin_rebuild(now=NOW)

@@ -23,13 +23,14 @@ from shared.model.events.pod_events import (
 from shared.model.events.request_reply import LeasesRequest
 from shared.model.lease import ClaimAllocation, LeaseState
 from shared.model.lease_copy import copy_of
+from shared.model.ledger import OfferedPods
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
-from shared.model.request import PodRequest
 from shared.runtime.service import roles_of
 from tests.support.binder.claims import allocated, on
 from tests.support.binder.events import activation, in_state, report, terminated
-from tests.support.binder.world import NOW, World, lease, running
+from tests.support.binder.world import NOW, NewWorld, World, lease, running
+from tests.support.placer.ledger import queued, verdict
 from tests.support.waiting import until
 
 
@@ -42,8 +43,8 @@ def test_every_handler_signature_can_be_read() -> None:
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-async def test_the_lease_of_a_terminated_pod_ends_at_once(phase: str) -> None:
-    world = World(in_state(LeaseState.ACTIVE))
+async def test_the_lease_of_a_terminated_pod_ends_at_once(new_world: NewWorld, phase: str) -> None:
+    world = await new_world(in_state(LeaseState.ACTIVE))
 
     (changed,) = await world.binder.end_leases([terminated(phase=phase)])
 
@@ -52,17 +53,20 @@ async def test_the_lease_of_a_terminated_pod_ends_at_once(phase: str) -> None:
     assert not world.agents.requested_pods
 
 
-async def test_the_lease_of_a_pod_deleted_before_its_binding_ends_at_once() -> None:
-    world = World(in_state(LeaseState.RESERVED))
+async def test_the_lease_of_a_pod_deleted_before_its_binding_ends_at_once(
+    new_world: NewWorld,
+) -> None:
+    world = await new_world(in_state(LeaseState.RESERVED))
 
     assert len(await world.binder.end_leases([terminated()])) == 1
 
 
 @pytest.mark.parametrize("state", [LeaseState.BOUND, LeaseState.ACTIVE])
 async def test_the_lease_of_a_pod_deleted_by_force_ends_when_its_agent_confirms(
+    new_world: NewWorld,
     state: LeaseState,
 ) -> None:
-    world = World(in_state(state))
+    world = await new_world(in_state(state))
     pod = lease().pod
     world.agents.answers[pod] = False
 
@@ -70,15 +74,15 @@ async def test_the_lease_of_a_pod_deleted_by_force_ends_when_its_agent_confirms(
     for _ in range(60):
         assert not await world.binder.end_vanished()
         world.clock.advance(1.0)
-    assert pod in world.ledger.leases
+    assert pod in await world.leases()
     world.agents.answers[pod] = True
 
     (changed,) = await world.binder.end_vanished()
     assert changed.lease.state is LeaseState.RELEASED
 
 
-async def test_leases_on_a_silent_node_end_after_25_s() -> None:
-    world = World(in_state(LeaseState.ACTIVE))
+async def test_leases_on_a_silent_node_end_after_25_s(new_world: NewWorld) -> None:
+    world = await new_world(in_state(LeaseState.ACTIVE))
     await world.binder.end_leases([terminated()])
     assert not await world.binder.sync.updater.end_confirmed()
 
@@ -90,21 +94,23 @@ async def test_leases_on_a_silent_node_end_after_25_s() -> None:
     assert len(await world.binder.sync.updater.end_confirmed()) == 1
 
 
-async def test_a_node_gets_one_request_for_all_its_vanished_pods() -> None:
-    names = [f"p{number}" for number in range(50)]
-    world = World(*(in_state(LeaseState.ACTIVE, name) for name in names))
+async def test_a_node_gets_one_request_for_all_its_vanished_pods(new_world: NewWorld) -> None:
+    names = [f"p{number}" for number in range(10)]
+    world = await new_world(*(in_state(LeaseState.ACTIVE, name) for name in names))
     await world.binder.end_leases([terminated(name) for name in names])
     world.agents.answers = {lease(name).pod: name != "p7" for name in names}
 
     ended = await world.binder.sync.updater.end_confirmed()
 
-    assert len(ended) == 49
+    assert len(ended) == 9
     assert world.agents.requests == 1
-    assert list(world.ledger.leases) == [lease("p7").pod]
+    assert list(await world.leases()) == [lease("p7").pod]
 
 
-async def test_the_lease_of_a_vanished_pod_is_read_once_while_its_agent_is_asked() -> None:
-    world = World(in_state(LeaseState.ACTIVE))
+async def test_the_lease_of_a_vanished_pod_is_read_once_while_its_agent_is_asked(
+    new_world: NewWorld,
+) -> None:
+    world = await new_world(in_state(LeaseState.ACTIVE))
     pod = lease().pod
     world.agents.answers[pod] = False
     await world.binder.end_leases([terminated()])
@@ -117,23 +123,28 @@ async def test_the_lease_of_a_vanished_pod_is_read_once_while_its_agent_is_asked
     assert world.ledger.loaded == [pod]
 
 
-async def test_a_lease_that_is_on_another_node_by_now_is_asked_about_there() -> None:
-    world = World(in_state(LeaseState.ACTIVE))
+async def test_a_lease_that_is_on_another_node_by_now_is_asked_about_there(
+    new_world: NewWorld,
+) -> None:
+    world = await new_world(in_state(LeaseState.ACTIVE))
     pod = lease().pod
     world.agents.answers[pod] = False
     await world.binder.end_leases([terminated()])
     assert not await world.binder.sync.updater.end_confirmed()
 
-    world.ledger.leases[pod] = structs.replace(world.ledger.leases[pod], node=NodeName("other"))
+    await world.rebuild(lease(node="n2", state=LeaseState.ACTIVE))
+    await world.binder.end_leases([terminated()])
     world.agents.answers[pod] = True
 
     assert not await world.binder.sync.updater.end_confirmed()
     [ended] = await world.binder.sync.updater.end_confirmed()
-    assert ended.lease.node == "other"
+    assert ended.lease.node == "n2"
 
 
-async def test_a_binder_that_was_suspended_does_not_treat_agents_as_dead() -> None:
-    world = World(in_state(LeaseState.ACTIVE))
+async def test_a_binder_that_was_suspended_does_not_treat_agents_as_dead(
+    new_world: NewWorld,
+) -> None:
+    world = await new_world(in_state(LeaseState.ACTIVE))
     await world.binder.end_leases([terminated()])
     assert not await world.binder.sync.updater.end_confirmed()
 
@@ -145,8 +156,8 @@ async def test_a_binder_that_was_suspended_does_not_treat_agents_as_dead() -> No
 
 
 @pytest.mark.parametrize("loop", ["expire_reservations", "offer_capacity"])
-async def test_a_call_without_a_response_requests_a_resync(loop: str) -> None:
-    world = World()
+async def test_a_call_without_a_response_requests_a_resync(new_world: NewWorld, loop: str) -> None:
+    world = await new_world()
     answer = world.ledger.status
 
     async def silence(**_: object) -> Any:
@@ -160,55 +171,63 @@ async def test_a_call_without_a_response_requests_a_resync(loop: str) -> None:
     assert [type(event) for event in await world.binder.expire_reservations()] == [ResyncRequested]
 
 
-async def test_the_end_of_a_lease_offers_its_capacity_to_waiting_pods() -> None:
-    world = World(in_state(LeaseState.RESERVED))
-    waiting = PodQueued(
-        pod=PodUid("uid-w"),
-        namespace=Namespace("default"),
-        name="w",
-        resource_version="1",
-        request=PodRequest(),
-    )
-    async with running(world.binder.offer_capacity):
-        await until(lambda: world.ledger.waiting_pods.scans)
-        world.ledger.waiting_pods.queued.append(waiting)
+async def waits(world: World) -> PodQueued:
+    """Save a pod that fits nowhere."""
+    waiting = queued("uid-w", units=16_000)
+    capacity = await world.ledger.capacity()
+    await world.ledger.waiting_pods.enqueue([verdict(waiting, capacity)])
+    return waiting
 
+
+async def test_the_end_of_a_lease_offers_its_capacity_to_waiting_pods(new_world: NewWorld) -> None:
+    world = await new_world(in_state(LeaseState.RESERVED), lease("p2", node="n2"))
+    waiting = await waits(world)
+    async with running(world.binder.offer_capacity):
         await world.binder.end_leases([terminated()])
         await until(lambda: world.bus.published)
 
-    assert world.bus.published == [replace(waiting, requeue_number=1)]
+    [offered] = world.bus.published
+    assert offered == replace(waiting, requeue_number=await world.ledger.capacity())
 
 
-async def test_no_offers_are_chosen_while_the_capacity_number_does_not_change() -> None:
-    world = World()
+async def test_no_offers_are_chosen_while_the_capacity_number_does_not_change(
+    new_world: NewWorld,
+) -> None:
+    world, scans = await new_world(), list[float]()
+    choose = world.ledger.waiting_pods.choose_offers
 
+    async def counted(*, now: float) -> OfferedPods:
+        scans.append(now)
+        return await choose(now=now)
+
+    world.ledger.waiting_pods.choose_offers = counted  # type: ignore[assignment]
     for _ in range(5):
         await world.binder.sync.sweeper.offer()
 
-    assert world.ledger.waiting_pods.scans == 1
+    assert len(scans) == 1
 
 
-async def test_a_lease_that_moved_on_while_it_was_ended_is_a_conflict() -> None:
-    world = World(in_state(LeaseState.BOUND))
+async def test_a_lease_that_moved_on_while_it_was_ended_is_a_conflict(new_world: NewWorld) -> None:
+    world = await new_world(in_state(LeaseState.BOUND))
     stale = structs.replace(in_state(LeaseState.BOUND), version=1)
 
     with pytest.raises(ConflictError):
         await world.binder.sync.updater.release_unmoved([stale], reason="test")
 
-    assert lease().pod in world.ledger.leases
+    assert lease().pod in await world.leases()
 
 
-async def test_expired_reservations_are_failed_bindings() -> None:
-    world = World()
-    world.ledger.expiring = [structs.replace(lease(), state=LeaseState.EXPIRED)]
+async def test_expired_reservations_are_failed_bindings(new_world: NewWorld) -> None:
+    world = await new_world(lease())
+    world.clock.advance(31)
 
     (failed,) = await world.binder.expire_reservations()
 
     assert isinstance(failed, BindingFailed)
 
 
-async def test_activations_are_saved_from_events_and_from_reports() -> None:
-    world = World(in_state(LeaseState.BOUND, "p1"), in_state(LeaseState.BOUND, "p2"))
+async def test_activations_are_saved_from_events_and_from_reports(new_world: NewWorld) -> None:
+    world = await new_world(in_state(LeaseState.BOUND, "p1"), in_state(LeaseState.BOUND, "p2"))
     first, second = lease("p1"), lease("p2")
 
     await world.binder.activate_shares(
@@ -216,11 +235,11 @@ async def test_activations_are_saved_from_events_and_from_reports() -> None:
     )
     await world.binder.save_devices([report("n1", activation(second))])
 
-    assert [each.state for each in world.ledger.leases.values()] == [LeaseState.ACTIVE] * 2
+    assert [each.state for each in (await world.leases()).values()] == [LeaseState.ACTIVE] * 2
 
 
-async def test_an_activation_without_a_lease_is_counted_once() -> None:
-    world = World()
+async def test_an_activation_without_a_lease_is_counted_once(new_world: NewWorld) -> None:
+    world = await new_world()
 
     await world.binder.save_devices([report("n1", activation(lease()))])
     await world.binder.save_devices([report("n1", activation(lease()))])
@@ -228,27 +247,29 @@ async def test_an_activation_without_a_lease_is_counted_once() -> None:
     assert world.metrics.anomalies["active_without_lease"] == 1
 
 
-async def test_only_the_newest_report_of_a_node_is_saved() -> None:
-    world = World()
+async def test_only_the_newest_report_of_a_node_is_saved(new_world: NewWorld) -> None:
+    world = await new_world()
+    newest = replace(report(at=NOW), served=("nvidia.com/gpu",))
 
-    await world.binder.save_devices([report(at=NOW), report(at=NOW - 5)])
+    await world.binder.save_devices([newest, report(at=NOW - 5)])
 
-    assert world.ledger.devices[NodeName("n1")].reported_at == NOW
+    [node] = await world.ledger.totals.of_nodes([newest.node])
+    assert node.node.served == newest.served
 
 
-async def test_nodes_come_and_go() -> None:
-    world = World()
-    facts = NodeFacts(name=NodeName("n1"))
+async def test_nodes_come_and_go(new_world: NewWorld) -> None:
+    world = await new_world()
+    facts = NodeFacts(name=NodeName("n3"))
 
     await world.binder.save_nodes([NodeChanged(node=facts)])
-    assert facts.name in world.ledger.nodes
+    assert facts.name in await world.ledger.node_names()
     await world.binder.save_nodes([NodeChanged(node=facts, deleted=True)])
 
-    assert not world.ledger.nodes
+    assert facts.name not in await world.ledger.node_names()
 
 
-async def test_the_lease_of_a_refused_share_is_released() -> None:
-    world = World(in_state(LeaseState.BOUND))
+async def test_the_lease_of_a_refused_share_is_released(new_world: NewWorld) -> None:
+    world = await new_world(in_state(LeaseState.BOUND))
     refused = ShareRefused(
         node=NodeName("n1"),
         reason="reserved variable",
@@ -263,15 +284,15 @@ async def test_the_lease_of_a_refused_share_is_released() -> None:
     assert changed.lease.state is LeaseState.RELEASED
 
 
-async def test_a_node_cannot_refuse_a_pod_of_another_node() -> None:
-    world = World(in_state(LeaseState.BOUND))
+async def test_a_node_cannot_refuse_a_pod_of_another_node(new_world: NewWorld) -> None:
+    world = await new_world(in_state(LeaseState.BOUND))
     forged = ShareRefused(node=NodeName("stolen"), reason="because", pod=lease().pod)
 
     assert await world.binder.release_refused([forged]) == []
 
 
-async def test_a_node_gets_only_its_own_leases() -> None:
-    world = World(lease("p1", "n1"), lease("p2", "n2"))
+async def test_a_node_gets_only_its_own_leases(new_world: NewWorld) -> None:
+    world = await new_world(lease("p1", "n1"), lease("p2", "n2"))
 
     reply = await world.binder.list_leases(LeasesRequest(node=NodeName("n1")))
     request = LeasesRequest(node=NodeName("n1"), pods=(lease("p1").pod, lease("p2").pod))
@@ -280,8 +301,10 @@ async def test_a_node_gets_only_its_own_leases() -> None:
     assert await world.binder.list_leases(request) == reply
 
 
-async def test_the_lost_lease_of_a_claim_is_restored_when_its_node_prepares_it() -> None:
-    world = World()
+async def test_the_lost_lease_of_a_claim_is_restored_when_its_node_prepares_it(
+    new_world: NewWorld,
+) -> None:
+    world = await new_world()
     lost = lease("c", claim=ClaimAllocation(generation="g1"), state=LeaseState.BOUND)
     claim = allocated("c", on(lost.shares[0].device), node="n1")
     copy = msgspec.json.encode(copy_of(lost)).decode()
@@ -292,18 +315,16 @@ async def test_the_lost_lease_of_a_claim_is_restored_when_its_node_prepares_it()
         LeasesRequest(node=NodeName("n1"), pods=(lost.pod,), claim=prepared)
     )
 
-    assert [each.pod for each in world.ledger.restored] == [lost.pod]
+    assert list(await world.leases()) == [lost.pod]
 
 
-async def test_the_lost_lease_of_a_running_pod_is_restored() -> None:
-    world = World()
+async def test_the_lost_lease_of_a_running_pod_is_restored(new_world: NewWorld) -> None:
+    world = await new_world()
     world.pods.seen["p1"] = PodSnapshot(lease().pod, NodeName("n1"))
 
     await world.binder.save_devices([report("n1", activation(lease()))])
 
-    assert [(each.pod, each.state) for each in world.ledger.restored] == [
-        (lease().pod, LeaseState.ACTIVE)
-    ]
+    assert [each.state for each in (await world.leases()).values()] == [LeaseState.ACTIVE]
 
 
 @pytest.mark.parametrize(
@@ -316,25 +337,30 @@ async def test_the_lost_lease_of_a_running_pod_is_restored() -> None:
     ],
 )
 async def test_no_lease_is_restored_for_a_pod_that_does_not_run_there(
+    new_world: NewWorld,
     pod: PodSnapshot | None,
 ) -> None:
-    world = World()
+    world = await new_world()
     world.pods.seen["p1"] = pod
 
     await world.binder.save_devices([report("n1", activation(lease()))])
 
-    assert world.ledger.restored == []
+    assert not await world.leases()
 
 
-async def test_a_lost_lease_that_does_not_fit_is_tried_again_with_the_next_report() -> None:
-    world = World()
+async def test_a_lost_lease_that_does_not_fit_is_tried_again_with_the_next_report(
+    new_world: NewWorld,
+) -> None:
+    whole = structs.replace(lease("p2").shares[0], memory_mib=16_000)
+    world = await new_world(lease("p2", shares=(whole,), state=LeaseState.BOUND))
     world.pods.seen["p1"] = PodSnapshot(lease().pod, NodeName("n1"))
-    world.ledger.misfits = {lease().pod}
+    lost = activation(structs.replace(lease(), shares=(structs.replace(whole, slot=1),)))
 
-    await world.binder.save_devices([report("n1", activation(lease()))])
-    world.ledger.misfits, world.ledger.restored = set(), []
-    await world.binder.save_devices([report("n1", activation(lease()))])
-    await world.binder.save_devices([report("n1", activation(lease()))])
+    await world.binder.save_devices([report("n1", lost)])
+    assert lease().pod not in await world.leases()
+    await world.ledger.release([lease("p2").pod], reason="test")
+    await world.binder.save_devices([report("n1", lost)])
+    await world.binder.save_devices([report("n1", lost)])
 
-    assert [each.pod for each in world.ledger.restored] == [lease().pod]
+    assert list(await world.leases()) == [lease().pod]
     assert world.metrics.anomalies["lost_leases"] == 2

@@ -16,7 +16,15 @@ from shared.model.errors import ConflictError
 from shared.model.events.pod_events import PlacementRefused, PodRejected
 from shared.model.names import Namespace, PodUid
 from shared.model.placement import Refusal
-from tests.support.binder.world import NOW, FakeMetrics, FakePods, World, chosen, lease, running
+from tests.support.binder.world import (
+    NOW,
+    FakeMetrics,
+    FakePods,
+    NewWorld,
+    chosen,
+    lease,
+    running,
+)
 from tests.support.clock import FakeClock
 from tests.support.waiting import until
 
@@ -47,8 +55,8 @@ def event(text: str = "no room", name: str = "p1", *, warning: bool = True) -> K
     )
 
 
-async def test_a_refusal_is_in_the_condition_and_in_an_event() -> None:
-    world = World()
+async def test_a_refusal_is_in_the_condition_and_in_an_event(new_world: NewWorld) -> None:
+    world = await new_world()
     world.pods.conditions["p1"] = seen()
 
     async with running(world.binder.write_events, world.binder.write_conditions):
@@ -236,8 +244,8 @@ def test_too_many_events_are_dropped_and_counted() -> None:
     assert metrics.anomalies["events_dropped"] == 7
 
 
-async def test_a_bound_pod_gets_its_scheduled_event_once() -> None:
-    world = World(lease())
+async def test_a_bound_pod_gets_its_scheduled_event_once(new_world: NewWorld) -> None:
+    world = await new_world(lease())
 
     async with running(world.binder.send_bindings, world.binder.write_events):
         await world.binder.bind_pods(chosen(lease()))

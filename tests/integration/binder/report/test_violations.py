@@ -15,7 +15,7 @@ from shared.model.events.pod_events import LeaseChanged
 from shared.model.lease import ClaimAllocation, LeaseState
 from shared.model.names import DeviceUuid, Namespace, NodeName
 from tests.support.binder.events import in_state, terminated
-from tests.support.binder.world import World, lease, running
+from tests.support.binder.world import NewWorld, World, lease, running
 from tests.support.waiting import until
 
 
@@ -31,8 +31,8 @@ def found(message: str = "container c has no region file any more") -> Violation
     )
 
 
-async def test_a_violation_is_a_warning_event_of_its_pod() -> None:
-    world = World(lease())
+async def test_a_violation_is_a_warning_event_of_its_pod(new_world: NewWorld) -> None:
+    world = await new_world(lease())
 
     async with running(world.binder.write_events):
         await world.binder.report_violations([found(), found("x" * 2000)])
@@ -45,8 +45,10 @@ async def test_a_violation_is_a_warning_event_of_its_pod() -> None:
     assert len(bodies[1]["message"]) <= 1024
 
 
-async def test_an_invalid_device_configuration_is_a_warning_event_of_its_node() -> None:
-    world = World()
+async def test_an_invalid_device_configuration_is_a_warning_event_of_its_node(
+    new_world: NewWorld,
+) -> None:
+    world = await new_world()
     valid = DeviceReported(node=NodeName("n1"), devices=(), served=())
 
     async with running(world.binder.write_events):
@@ -59,8 +61,10 @@ async def test_an_invalid_device_configuration_is_a_warning_event_of_its_node() 
     assert body["message"] == "x is -4"
 
 
-async def test_cores_that_cannot_be_limited_are_one_event_whoever_reports_them_again() -> None:
-    first, second = World(lease()), World(lease())
+async def test_cores_that_cannot_be_limited_are_one_event_whoever_reports_them_again(
+    new_world: NewWorld,
+) -> None:
+    first, second = await new_world(lease()), await new_world(lease())
     second.pods.events = first.pods.events  # another replica, or this one after a restart
     again = replace(found("container c has a process"), reason="GpuCoresNotLimited")
 
@@ -89,8 +93,10 @@ def health(*, healthy: bool) -> HealthChanged:
     )
 
 
-async def test_an_unhealthy_device_is_an_event_of_its_node_and_of_each_pod_on_it() -> None:
-    world = World(lease())
+async def test_an_unhealthy_device_is_an_event_of_its_node_and_of_each_pod_on_it(
+    new_world: NewWorld,
+) -> None:
+    world = await new_world(lease())
 
     async with running(world.binder.write_events):
         await world.binder.report_health([health(healthy=False), health(healthy=True)])
@@ -109,8 +115,8 @@ async def test_an_unhealthy_device_is_an_event_of_its_node_and_of_each_pod_on_it
     assert any("Xid 79" in body["message"] and "GPU 3" in body["message"] for body in bodies)
 
 
-async def test_what_concerns_a_claim_is_an_event_of_the_claim() -> None:
-    world = World(lease("gpu", claim=ClaimAllocation(generation="g1"), pod=lease().pod))
+async def test_what_concerns_a_claim_is_an_event_of_the_claim(new_world: NewWorld) -> None:
+    world = await new_world(lease("gpu", claim=ClaimAllocation(generation="g1"), pod=lease().pod))
     holder = LeaseHolder(pod=lease().pod, namespace=lease().namespace, name="gpu", claim=True)
     unhealthy = replace(health(healthy=False), holders=(holder,))
 
@@ -142,9 +148,9 @@ async def test_what_concerns_a_claim_is_an_event_of_the_claim() -> None:
     ],
 )
 async def test_the_lease_of_a_pod_that_its_kubelet_rejected_ends_at_once_with_an_event(
-    rejection: str, told: str, state: LeaseState
+    new_world: NewWorld, rejection: str, told: str, state: LeaseState
 ) -> None:
-    world = World(in_state(state))
+    world = await new_world(in_state(state))
     gone = terminated(phase="Failed", rejection=rejection)
 
     async with running(world.binder.write_events):
@@ -160,8 +166,8 @@ async def test_the_lease_of_a_pod_that_its_kubelet_rejected_ends_at_once_with_an
     assert len(body["message"]) <= 1024
 
 
-async def test_a_pod_that_its_nodes_agent_refused_has_no_second_event() -> None:
-    world = World(in_state(LeaseState.BOUND))
+async def test_a_pod_that_its_nodes_agent_refused_has_no_second_event(new_world: NewWorld) -> None:
+    world = await new_world(in_state(LeaseState.BOUND))
     refused = "UnexpectedAdmissionError: Allocate failed: Leasehold refuses 1 of a/b on node n1"
 
     async with running(world.binder.write_events):

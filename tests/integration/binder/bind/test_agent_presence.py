@@ -13,22 +13,24 @@ from shared.model.events.pod_events import BindingFailed, PodBound
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import LeaseState
 from tests.support.binder.agents import N1, N2, Agents, away
-from tests.support.binder.world import NOW, World, chosen, lease, running
+from tests.support.binder.world import NOW, NewWorld, chosen, lease, running
 from tests.support.clock import FakeClock
 
 PRESENCE = PresenceTiming()
 BATCH = BatchTiming()
 
 
-async def test_a_deferred_pod_is_not_committed_and_redelivered_with_the_reason() -> None:
-    world = World(lease("p1"), lease("p2", node="n2"))
+async def test_a_deferred_pod_is_not_committed_and_redelivered_with_the_reason(
+    new_world: NewWorld,
+) -> None:
+    world = await new_world(lease("p1"), lease("p2", node="n2"))
     world.agents.replies = {N1: away("p1"), N2: BindReply()}
     batch = chosen(lease("p1"), lease("p2", node="n2"))
 
     async with running(world.binder.send_bindings):
         with pytest.raises(UnavailableError, match=r"1 of 2 .* its agent is being stopped"):
             await world.binder.bind_pods(batch)
-        states = {each.name: each.state for each in world.ledger.leases.values()}
+        states = {each.name: each.state for each in (await world.leases()).values()}
         world.agents.replies[N1] = BindReply()
         await world.binder.bind_pods(batch)
 
@@ -37,8 +39,10 @@ async def test_a_deferred_pod_is_not_committed_and_redelivered_with_the_reason()
     assert any(isinstance(event, PodBound) for event in world.bus.published)
 
 
-async def test_a_pod_waits_for_a_resource_that_is_not_registered_and_another_is_bound() -> None:
-    world = World(lease("p1"), lease("p2"))
+async def test_a_pod_waits_for_a_resource_that_is_not_registered_and_another_is_bound(
+    new_world: NewWorld,
+) -> None:
+    world = await new_world(lease("p1"), lease("p2"))
     waits = BindReply(
         window_open=False,
         unserved_pods=(lease("p1").pod,),
@@ -50,7 +54,7 @@ async def test_a_pod_waits_for_a_resource_that_is_not_registered_and_another_is_
     async with running(world.binder.send_bindings):
         with pytest.raises(UnavailableError, match=waits.unserved_reason):
             await world.binder.bind_pods(chosen(lease("p1"), lease("p2")))
-        states = {each.name: each.state for each in world.ledger.leases.values()}
+        states = {each.name: each.state for each in (await world.leases()).values()}
         world.agents.replies = {N1: replace(waits, unserved_s=60.0)}
         events = await world.binder.bind_pods(chosen(lease("p1")))
 
@@ -59,9 +63,11 @@ async def test_a_pod_waits_for_a_resource_that_is_not_registered_and_another_is_
     assert failed == [waits.unserved_reason]
 
 
-async def test_pods_that_are_next_in_line_are_retried_in_the_same_batch() -> None:
+async def test_pods_that_are_next_in_line_are_retried_in_the_same_batch(
+    new_world: NewWorld,
+) -> None:
     clock = TurningClock()
-    world = World(lease("p1"), lease("p2"), lease("p3"), clock=clock)
+    world = await new_world(lease("p1"), lease("p2"), lease("p3"), clock=clock)
     turns = [("p2", "p3"), ("p3",), ("p3",), ()]
     clock.each_sleep = lambda: world.agents.replies.update({N1: next_in_turn(*turns.pop(0))})
     clock.each_sleep()
@@ -73,20 +79,24 @@ async def test_pods_that_are_next_in_line_are_retried_in_the_same_batch() -> Non
     assert turns == []
 
 
-async def test_a_batch_is_redelivered_if_its_pods_are_not_admitted_in_time() -> None:
+async def test_a_batch_is_redelivered_if_its_pods_are_not_admitted_in_time(
+    new_world: NewWorld,
+) -> None:
     clock = TurningClock()
-    world = World(lease("p1"), clock=clock)
+    world = await new_world(lease("p1"), clock=clock)
     world.agents.replies = {N1: next_in_turn("p1")}
 
     with pytest.raises(UnavailableError, match="the kubelet is busy"):
         await world.binder.bind_pods(chosen(lease("p1")))
 
     assert BATCH.wait_s < clock.slept < 2 * BATCH.wait_s
-    assert [each.state for each in world.ledger.leases.values()] == [LeaseState.RESERVED]
+    assert [each.state for each in (await world.leases()).values()] == [LeaseState.RESERVED]
 
 
-async def test_a_reservation_that_ended_while_deferred_is_a_failed_binding() -> None:
-    world = World()
+async def test_a_reservation_that_ended_while_deferred_is_a_failed_binding(
+    new_world: NewWorld,
+) -> None:
+    world = await new_world()
     world.agents.replies = {N1: away("p1")}
 
     events = await world.binder.bind_pods(chosen(lease("p1")))

@@ -19,7 +19,7 @@ from shared.model.events.request_reply import BindReply
 from shared.model.lease import LeaseState
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.support.binder.events import activation
-from tests.support.binder.world import World, lease, running
+from tests.support.binder.world import NewWorld, World, lease, running
 from tests.support.waiting import until
 
 STOLEN, OTHER = NodeName("n1"), NodeName("n2")
@@ -52,9 +52,10 @@ async def reported(world: World) -> None:
 
 @pytest.mark.parametrize("say", [violation, refusal, activated, reported])
 async def test_what_a_node_says_of_the_pod_of_another_node_is_an_event_of_the_node_alone(
+    new_world: NewWorld,
     say: Callable[[World], Any],
 ) -> None:
-    world = World(VICTIM)
+    world = await new_world(VICTIM)
     world.pods.seen["victim"] = PodSnapshot(VICTIM.pod, OTHER)
 
     async with running(world.binder.write_events):
@@ -64,15 +65,17 @@ async def test_what_a_node_says_of_the_pod_of_another_node_is_an_event_of_the_no
     [event] = world.pods.events.values()
     assert (event["reason"], event["involvedObject"]["name"]) == ("AgentMessageRefused", STOLEN)
     assert world.metrics.anomalies["refused_of_nodes"] == 1
-    assert world.ledger.leases == {VICTIM.pod: VICTIM}
+    assert await world.leases() == {VICTIM.pod: VICTIM}
     await world.binder.binding.cordons.step()
-    assert list(world.ledger.cordoned) == [STOLEN]
-    assert world.ledger.cordoned[STOLEN].startswith(REFUSED)
+    assert list(await world.cordoned()) == [STOLEN]
+    assert (await world.cordoned())[STOLEN].startswith(REFUSED)
 
 
-async def test_a_device_s_fault_is_an_event_of_the_pods_that_have_a_lease_on_it() -> None:
+async def test_a_device_s_fault_is_an_event_of_the_pods_that_have_a_lease_on_it(
+    new_world: NewWorld,
+) -> None:
     own = lease("own", STOLEN)
-    world = World(VICTIM, own)
+    world = await new_world(VICTIM, own)
     device = DeviceUuid("GPU-n1-0")
     holders = tuple(
         LeaseHolder(pod=each.pod, namespace=each.namespace, name="forged") for each in (VICTIM, own)
@@ -88,9 +91,11 @@ async def test_a_device_s_fault_is_an_event_of_the_pods_that_have_a_lease_on_it(
     assert involved == {"own", STOLEN}
 
 
-async def test_a_node_stays_cordoned_until_a_report_of_it_is_accepted_by_any_binder() -> None:
-    one, two = World(), World()
-    two.binder.binding.cordons.ledger = one.binder.binding.cordons.ledger
+async def test_a_node_stays_cordoned_until_a_report_of_it_is_accepted_by_any_binder(
+    new_world: NewWorld,
+) -> None:
+    one = await new_world()
+    two = one.replica()
     good = DeviceReported(node=STOLEN, devices=(), served=())
     both = (one.binder.binding, two.binder.binding)
 
@@ -99,7 +104,7 @@ async def test_a_node_stays_cordoned_until_a_report_of_it_is_accepted_by_any_bin
     for binding in both:
         await binding.cordons.step()
         assert await binding.presence.deferrals([lease("p", STOLEN)]) != {}
-    cordoned = dict(one.ledger.cordoned)
+    cordoned = await one.cordoned()
     for world in (one, two):
         world.clock.advance(PresenceTiming().refused_s)
     two.binder.binding.presence.record_reports([good])
@@ -107,11 +112,11 @@ async def test_a_node_stays_cordoned_until_a_report_of_it_is_accepted_by_any_bin
         await binding.cordons.step()
 
     assert list(cordoned) == [STOLEN]
-    assert one.ledger.cordoned == {}
+    assert await one.cordoned() == {}
 
 
-async def test_a_reply_about_pods_of_other_nodes_defers_none_of_them() -> None:
-    world = World()
+async def test_a_reply_about_pods_of_other_nodes_defers_none_of_them(new_world: NewWorld) -> None:
+    world = await new_world()
     own, other = lease("own", STOLEN), lease("other", OTHER)
     world.agents.replies[STOLEN] = BindReply(
         deferred_pods=(other.pod, own.pod), unserved_pods=(other.pod,), reason="it lies"

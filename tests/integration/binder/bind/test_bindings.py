@@ -11,12 +11,14 @@ from shared.model.events.pod_events import BindingFailed, LeaseChanged, PodBound
 from shared.model.lease import LeaseState
 from shared.model.lease_copy import ANNOTATION, load_lease
 from shared.model.names import Namespace, NodeName, PodUid
-from tests.support.binder.world import World, chosen, lease, running
+from tests.support.binder.world import NewWorld, chosen, lease, running
 from tests.support.waiting import until
 
 
-async def test_a_placement_is_bound_with_all_annotations_in_one_binding() -> None:
-    world = World(lease())
+async def test_a_placement_is_bound_with_all_annotations_in_one_binding(
+    new_world: NewWorld,
+) -> None:
+    world = await new_world(lease())
 
     async with running(world.binder.send_bindings):
         events = await world.binder.bind_pods(chosen(lease()))
@@ -25,11 +27,11 @@ async def test_a_placement_is_bound_with_all_annotations_in_one_binding() -> Non
     copy = load_lease(annotations[ANNOTATION], namespace=Namespace("default"), name="p1")
     assert (name, node, copy.shares) == ("p1", "n1", lease().shares)
     assert [type(event) for event in events] == [PodBound]
-    assert world.ledger.leases[lease().pod].state is LeaseState.BOUND
+    assert (await world.leases())[lease().pod].state is LeaseState.BOUND
 
 
-async def test_the_lease_is_published_before_the_binding_is_sent() -> None:
-    world = World(lease())
+async def test_the_lease_is_published_before_the_binding_is_sent(new_world: NewWorld) -> None:
+    world = await new_world(lease())
     states: list[LeaseState] = []
     world.pods.before_binding = lambda: states.extend(
         event.lease.state for event in world.bus.published if isinstance(event, LeaseChanged)
@@ -41,8 +43,8 @@ async def test_the_lease_is_published_before_the_binding_is_sent() -> None:
     assert states == [LeaseState.BOUND]
 
 
-async def test_an_expired_lease_is_not_bound_and_its_binding_fails() -> None:
-    world = World()
+async def test_an_expired_lease_is_not_bound_and_its_binding_fails(new_world: NewWorld) -> None:
+    world = await new_world()
 
     async with running(world.binder.send_bindings):
         events = await world.binder.bind_pods(chosen(lease()))
@@ -52,8 +54,8 @@ async def test_an_expired_lease_is_not_bound_and_its_binding_fails() -> None:
     assert not world.bus.published
 
 
-async def test_the_same_batch_twice_is_one_binding() -> None:
-    world = World(lease("p1"), lease("p2"))
+async def test_the_same_batch_twice_is_one_binding(new_world: NewWorld) -> None:
+    world = await new_world(lease("p1"), lease("p2"))
     batch = chosen(lease("p1"), lease("p2"))
 
     async with running(world.binder.send_bindings):
@@ -64,15 +66,15 @@ async def test_the_same_batch_twice_is_one_binding() -> None:
     assert [type(event) for event in first] == [type(event) for event in again] == [PodBound] * 2
 
 
-async def test_a_batch_another_replica_has_bound_already_is_a_success() -> None:
-    world = World(lease())
+async def test_a_batch_another_replica_has_bound_already_is_a_success(new_world: NewWorld) -> None:
+    world = await new_world(lease())
     world.pods.seen["p1"] = PodSnapshot(lease().pod, NodeName("n1"))
 
     async with running(world.binder.send_bindings):
         events = await world.binder.bind_pods(chosen(lease()))
 
     assert [type(event) for event in events] == [PodBound]
-    assert not world.ledger.released
+    assert (await world.leases())[lease().pod].state is LeaseState.BOUND
 
 
 @pytest.mark.parametrize(
@@ -85,9 +87,9 @@ async def test_a_batch_another_replica_has_bound_already_is_a_success() -> None:
     ],
 )
 async def test_the_lease_of_a_pod_that_cannot_be_bound_is_released(
-    seen: PodSnapshot | None, word: str
+    new_world: NewWorld, seen: PodSnapshot | None, word: str
 ) -> None:
-    world = World(lease())
+    world = await new_world(lease())
     world.pods.errors["p1"] = [ConflictError("the pod has scheduling gates")]
     world.pods.seen["p1"] = seen
 
@@ -98,16 +100,16 @@ async def test_the_lease_of_a_pod_that_cannot_be_bound_is_released(
     assert isinstance(changed, LeaseChanged)
     assert word in failed.reason
     assert changed.lease.state is LeaseState.RELEASED
-    assert not world.ledger.leases
+    assert not await world.leases()
 
 
 @pytest.mark.parametrize(
     ("seen", "word"), [(None, "deleted"), (PodSnapshot(PodUid("other"), None), "replaced")]
 )
 async def test_the_lease_of_a_deleted_pod_stays_until_its_agent_confirms_that_it_does_not_run(
-    seen: PodSnapshot | None, word: str
+    new_world: NewWorld, seen: PodSnapshot | None, word: str
 ) -> None:
-    world = World(lease())
+    world = await new_world(lease())
     world.pods.errors["p1"] = [RequestError("404")]
     world.pods.seen["p1"] = seen
 
@@ -116,12 +118,12 @@ async def test_the_lease_of_a_deleted_pod_stays_until_its_agent_confirms_that_it
 
     assert isinstance(failed, BindingFailed)
     assert word in failed.reason
-    assert world.ledger.leases[lease().pod].state is LeaseState.BOUND
-    assert world.ledger.vanished == {lease().pod}
+    assert (await world.leases())[lease().pod].state is LeaseState.BOUND
+    assert await world.ledger.list_vanished() == [lease().pod]
 
 
-async def test_an_error_of_the_api_server_is_in_the_event() -> None:
-    world = World(lease())
+async def test_an_error_of_the_api_server_is_in_the_event(new_world: NewWorld) -> None:
+    world = await new_world(lease())
     world.pods.errors["p1"] = [RequestError("403 Forbidden: pods/binding")]
     world.pods.seen["p1"] = PodSnapshot(lease().pod, None)
 
@@ -132,8 +134,8 @@ async def test_an_error_of_the_api_server_is_in_the_event() -> None:
     assert "403 Forbidden" in failed.reason
 
 
-async def test_a_lost_response_to_a_binding_that_happened_is_a_success() -> None:
-    world = World(lease())
+async def test_a_lost_response_to_a_binding_that_happened_is_a_success(new_world: NewWorld) -> None:
+    world = await new_world(lease())
     world.pods.errors["p1"] = [UnavailableError("connection lost")]
     world.pods.seen["p1"] = PodSnapshot(lease().pod, NodeName("n1"))
 
@@ -143,8 +145,10 @@ async def test_a_lost_response_to_a_binding_that_happened_is_a_success() -> None
     assert [type(event) for event in events] == [PodBound]
 
 
-async def test_a_binding_that_did_not_happen_is_sent_again_with_the_next_delivery() -> None:
-    world = World(lease())
+async def test_a_binding_that_did_not_happen_is_sent_again_with_the_next_delivery(
+    new_world: NewWorld,
+) -> None:
+    world = await new_world(lease())
     world.pods.errors["p1"] = [UnavailableError("503")]
     world.pods.seen["p1"] = PodSnapshot(lease().pod, None)
 
@@ -158,19 +162,19 @@ async def test_a_binding_that_did_not_happen_is_sent_again_with_the_next_deliver
     assert [type(event) for event in events] == [PodBound]
 
 
-async def test_leases_stay_while_the_api_server_is_unavailable() -> None:
-    world = World(lease())
+async def test_leases_stay_while_the_api_server_is_unavailable(new_world: NewWorld) -> None:
+    world = await new_world(lease())
     world.pods.away = True
 
     async with running(world.binder.send_bindings):
         with pytest.raises(UnavailableError, match="1 of 1"):
             await world.binder.bind_pods(chosen(lease()))
 
-    assert world.ledger.leases[lease().pod].state is LeaseState.BOUND
+    assert (await world.leases())[lease().pod].state is LeaseState.BOUND
 
 
-async def test_a_hanging_binding_blocks_no_other_and_is_not_sent_twice() -> None:
-    world = World(lease("slow"), lease("quick"), batch_wait_s=0.05)
+async def test_a_hanging_binding_blocks_no_other_and_is_not_sent_twice(new_world: NewWorld) -> None:
+    world = await new_world(lease("slow"), lease("quick"), batch_wait_s=0.05)
     world.pods.hanging["slow"] = asyncio.Event()
     batch = chosen(lease("slow"), lease("quick"))
 
@@ -186,8 +190,8 @@ async def test_a_hanging_binding_blocks_no_other_and_is_not_sent_twice() -> None
     assert sorted(name for name, _, _ in world.pods.bindings) == ["quick", "slow"]
 
 
-async def test_a_failed_binding_fails_no_other() -> None:
-    world = World(lease("bad"), lease("good"))
+async def test_a_failed_binding_fails_no_other(new_world: NewWorld) -> None:
+    world = await new_world(lease("bad"), lease("good"))
     world.pods.errors["bad"] = [RequestError("403")]
     world.pods.seen["bad"] = PodSnapshot(lease("bad").pod, None)
 
@@ -196,11 +200,11 @@ async def test_a_failed_binding_fails_no_other() -> None:
 
     bound = [event.lease.name for event in events if isinstance(event, PodBound)]
     assert bound == ["good"]
-    assert [pod for pod, _ in world.ledger.released] == [lease("bad").pod]
+    assert [each.name for each in (await world.leases()).values()] == ["good"]
 
 
-async def test_an_active_lease_needs_no_binding() -> None:
-    world = World(structs.replace(lease(), state=LeaseState.ACTIVE))
+async def test_an_active_lease_needs_no_binding(new_world: NewWorld) -> None:
+    world = await new_world(structs.replace(lease(), state=LeaseState.ACTIVE))
 
     async with running(world.binder.send_bindings):
         events = await world.binder.bind_pods(chosen(lease()))
@@ -209,8 +213,10 @@ async def test_an_active_lease_needs_no_binding() -> None:
     assert [type(event) for event in events] == [PodBound]
 
 
-async def test_bindings_in_flight_when_the_sender_stops_are_unknown_not_lost() -> None:
-    world = World(lease())
+async def test_bindings_in_flight_when_the_sender_stops_are_unknown_not_lost(
+    new_world: NewWorld,
+) -> None:
+    world = await new_world(lease())
     world.pods.hanging["p1"] = asyncio.Event()
 
     async with running(world.binder.send_bindings):

@@ -1,20 +1,18 @@
 """A node whose agent is silent is cordoned until the agent replies, or another plugin serves it."""
 
 import asyncio
-from typing import cast
 
 import pytest
 
 from services.binder.bind.agent_presence import AgentPresence, NodeCordons, PresenceTiming
 from services.binder.bind.deferred_pods import DeferralTiming
 from services.binder.observations import ObservedCondition
-from shared.ledger.leases import RedisLeases
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import LeaseState
 from tests.support.binder.agents import N1, N2, Agents, away
-from tests.support.binder.world import NOW, World, chosen, lease, running
+from tests.support.binder.world import NOW, NewWorld, World, chosen, lease, running
 from tests.support.clock import FakeClock
 from tests.support.waiting import until
 
@@ -23,23 +21,23 @@ DEFERRAL = DeferralTiming()
 
 
 def cordons(world: World, agents: Agents, clock: FakeClock) -> NodeCordons:
-    return NodeCordons(
-        cast(RedisLeases, world.ledger), AgentPresence(agents, agents.reported_by_agent, clock)
-    )
+    return NodeCordons(world.ledger, AgentPresence(agents, agents.reported_by_agent, clock))
 
 
-async def test_a_node_is_cordoned_after_two_missed_replies_and_uncordoned_by_the_next() -> None:
-    world, agents, clock = World(), Agents(), FakeClock()
+async def test_a_node_is_cordoned_after_two_missed_replies_and_uncordoned_by_the_next(
+    new_world: NewWorld,
+) -> None:
+    world, agents, clock = await new_world(), Agents(), FakeClock()
     agents.hanging.add(N1)
     it = cordons(world, agents, clock)
 
     await it.presence.deferrals([lease()])
     await it.step()
-    slow = dict(world.ledger.cordoned)
+    slow = dict(await world.cordoned())
     clock.advance(PRESENCE.retry_s)
     await it.presence.deferrals([lease()])
     await it.step()
-    cordoned = dict(world.ledger.cordoned)
+    cordoned = dict(await world.cordoned())
     agents.there[N1] = BindReply()
     clock.advance(PRESENCE.max_retry_s)
     await it.step()
@@ -47,22 +45,26 @@ async def test_a_node_is_cordoned_after_two_missed_replies_and_uncordoned_by_the
     assert slow == {}
     assert list(cordoned) == [N1]
     assert "does not respond" in cordoned[N1]
-    assert world.ledger.cordoned == {}
+    assert await world.cordoned() == {}
 
 
-async def test_a_node_is_cordoned_at_once_when_its_agent_is_being_stopped() -> None:
-    world, agents, clock = World(), Agents(), FakeClock()
+async def test_a_node_is_cordoned_at_once_when_its_agent_is_being_stopped(
+    new_world: NewWorld,
+) -> None:
+    world, agents, clock = await new_world(), Agents(), FakeClock()
     agents.there[N1] = away("p1")
     it = cordons(world, agents, clock)
 
     await it.presence.deferrals([lease()])
     await it.step()
 
-    assert world.ledger.cordoned == {N1: "its agent is being stopped"}
+    assert await world.cordoned() == {N1: "its agent is being stopped"}
 
 
-async def test_a_device_report_of_a_cordoned_node_has_its_agent_probed_at_once() -> None:
-    world, agents, clock = World(), Agents(), FakeClock()
+async def test_a_device_report_of_a_cordoned_node_has_its_agent_probed_at_once(
+    new_world: NewWorld,
+) -> None:
+    world, agents, clock = await new_world(), Agents(), FakeClock()
     agents.hanging.add(N1)
     it = cordons(world, agents, clock)
     for _ in range(8):
@@ -73,17 +75,19 @@ async def test_a_device_report_of_a_cordoned_node_has_its_agent_probed_at_once()
     agents.there[N1] = BindReply()
 
     await it.step()
-    assert N1 in world.ledger.cordoned, "its pause is not over"
+    assert N1 in await world.cordoned(), "its pause is not over"
     it.presence.mark_present([N1, N2])
     async with asyncio.timeout(30):
         await it.wait()
     await it.step()
 
-    assert world.ledger.cordoned == {}
+    assert await world.cordoned() == {}
 
 
-async def test_a_node_of_another_device_plugin_is_uncordoned_and_gets_no_request() -> None:
-    world, agents, clock = World(), Agents(), FakeClock()
+async def test_a_node_of_another_device_plugin_is_uncordoned_and_gets_no_request(
+    new_world: NewWorld,
+) -> None:
+    world, agents, clock = await new_world(), Agents(), FakeClock()
     agents.there[N1] = BindReply()
     one, two = cordons(world, agents, clock), cordons(world, agents, clock)
     for it in (one, two):
@@ -95,7 +99,7 @@ async def test_a_node_of_another_device_plugin_is_uncordoned_and_gets_no_request
         clock.advance(PRESENCE.retry_s)
     for it in (one, two):
         await it.step()
-    cordoned = dict(world.ledger.cordoned)
+    cordoned = dict(await world.cordoned())
 
     one.presence.mark_absent([N1])
     for it in (one, two):
@@ -104,17 +108,19 @@ async def test_a_node_of_another_device_plugin_is_uncordoned_and_gets_no_request
     clock.advance(PRESENCE.no_agent_s)
 
     assert list(cordoned) == [N1]
-    assert world.ledger.cordoned == {}
+    assert await world.cordoned() == {}
     assert await one.presence.deferrals([lease()]) == {}
     assert agents.requests == requests
     assert await two.presence.deferrals([lease()]) == {}, "it knows that the node is uncordoned"
     for it in (one, two):
         await it.step()
-    assert world.ledger.cordoned == {}
+    assert await world.cordoned() == {}
 
 
-async def test_a_binder_uncordons_the_node_of_another_only_after_a_reply() -> None:
-    world, agents, clock = World(), Agents(), FakeClock()
+async def test_a_binder_uncordons_the_node_of_another_only_after_a_reply(
+    new_world: NewWorld,
+) -> None:
+    world, agents, clock = await new_world(), Agents(), FakeClock()
     agents.there[N1] = BindReply()
     one, two = cordons(world, agents, clock), cordons(world, agents, clock)
     await two.presence.deferrals([lease()])
@@ -126,21 +132,23 @@ async def test_a_binder_uncordons_the_node_of_another_only_after_a_reply() -> No
     await one.step()
 
     await two.step()
-    assert N1 in world.ledger.cordoned
+    assert N1 in await world.cordoned()
     assert (await two.presence.deferrals([lease()])) != {}
     agents.there[N1] = BindReply()
     clock.advance(PRESENCE.max_retry_s)
     await two.step()
-    assert world.ledger.cordoned == {}
+    assert await world.cordoned() == {}
     await one.step()
     await one.step()
-    assert world.ledger.cordoned == {}, "the other one has the newer reply"
+    assert await world.cordoned() == {}, "the other one has the newer reply"
     assert await one.presence.deferrals([lease()]) == {}
 
 
-async def test_a_pod_on_a_cordoned_node_is_explained_and_then_placed_elsewhere() -> None:
+async def test_a_pod_on_a_cordoned_node_is_explained_and_then_placed_elsewhere(
+    new_world: NewWorld,
+) -> None:
     new = lease("p1", created_at=NOW)
-    world = World(new)
+    world = await new_world(new)
     world.agents.replies = {N1: away("p1")}
     world.pods.conditions["p1"] = ObservedCondition(uid=new.pod, node="", resource_version="7")
     batch = chosen(new)
@@ -161,12 +169,12 @@ async def test_a_pod_on_a_cordoned_node_is_explained_and_then_placed_elsewhere()
         "its share is reserved on node n1, but it must wait: its agent is being stopped"
     )
     assert [type(event) for event in events] == [LeaseChanged, BindingFailed]
-    assert world.ledger.leases == {}
+    assert await world.leases() == {}
 
 
-async def test_only_a_pod_that_is_deferred_for_a_while_is_explained() -> None:
+async def test_only_a_pod_that_is_deferred_for_a_while_is_explained(new_world: NewWorld) -> None:
     new, old = lease("p1", created_at=NOW), lease("p2", created_at=NOW - DEFERRAL.explain_s)
-    world = World(new, old)
+    world = await new_world(new, old)
     world.agents.replies = {N1: away("p1", "p2")}
     for each in (new, old):
         seen = ObservedCondition(uid=each.pod, node="", resource_version="7")
@@ -180,9 +188,11 @@ async def test_only_a_pod_that_is_deferred_for_a_while_is_explained() -> None:
     assert [name for name, _ in world.pods.patches] == ["p2"]
 
 
-async def test_a_committed_lease_is_not_given_up_however_long_its_node_is_cordoned() -> None:
+async def test_a_committed_lease_is_not_given_up_however_long_its_node_is_cordoned(
+    new_world: NewWorld,
+) -> None:
     bound = lease("p1", state=LeaseState.BOUND)
-    world = World(bound)
+    world = await new_world(bound)
     world.agents.replies = {N1: away("p1")}
 
     for _ in range(3):
@@ -190,14 +200,16 @@ async def test_a_committed_lease_is_not_given_up_however_long_its_node_is_cordon
             await world.binder.bind_pods(chosen(bound))
         world.clock.advance(DEFERRAL.give_up_s)
 
-    assert list(world.ledger.leases) == [bound.pod]
+    assert list(await world.leases()) == [bound.pod]
 
 
-async def test_a_late_placement_does_not_wait_for_a_node_that_its_pod_has_left() -> None:
-    world = World(lease("p1", node="n2", state=LeaseState.ACTIVE))
+async def test_a_late_placement_does_not_wait_for_a_node_that_its_pod_has_left(
+    new_world: NewWorld,
+) -> None:
+    world = await new_world(lease("p1", node="n2", state=LeaseState.ACTIVE))
     world.agents.replies = {N1: away("p1")}
 
     events = await world.binder.bind_pods(chosen(lease("p1")))
 
     assert not events
-    assert [each.node for each in world.ledger.leases.values()] == [N2]
+    assert [each.node for each in (await world.leases()).values()] == [N2]

@@ -13,7 +13,7 @@ from shared.model.lease import ClaimAllocation, Lease, LeaseState
 from shared.model.lease_copy import dump_lease
 from tests.support.binder.claims import allocated, on
 from tests.support.binder.events import activation, in_state
-from tests.support.binder.world import World, lease
+from tests.support.binder.world import NewWorld, lease
 
 HELD = structs.replace(
     in_state(LeaseState.ACTIVE, "c"), claim=ClaimAllocation(generation="g1"), expires_at=0.0
@@ -25,17 +25,18 @@ def listing(*claims: AllocatedClaim) -> PodsListed:
     return PodsListed(listing_id="l1", chunk=0, chunks=1, pods=ListedPods(claims=claims))
 
 
-async def test_the_lease_of_a_listed_claim_stays() -> None:
-    world = World(HELD)
+async def test_the_lease_of_a_listed_claim_stays(new_world: NewWorld) -> None:
+    world = await new_world(HELD)
 
     assert await world.binder.reconcile_listing([listing(CLAIM)]) == []
 
 
 @pytest.mark.parametrize("found", [None, replace(CLAIM, generation="g2")])
 async def test_a_lease_whose_allocation_is_gone_ends_as_a_claims(
+    new_world: NewWorld,
     found: AllocatedClaim | None,
 ) -> None:
-    world = World(HELD)
+    world = await new_world(HELD)
     listed = [found] if found else []
     if found:
         world.claims.put(found)
@@ -46,8 +47,10 @@ async def test_a_lease_whose_allocation_is_gone_ends_as_a_claims(
     assert (event.claim, event.generation) == (HELD.pod, "g1")
 
 
-async def test_a_claim_that_was_allocated_after_the_listing_keeps_its_lease() -> None:
-    world = World(HELD)
+async def test_a_claim_that_was_allocated_after_the_listing_keeps_its_lease(
+    new_world: NewWorld,
+) -> None:
+    world = await new_world(HELD)
     world.claims.put(CLAIM)
 
     assert await world.binder.reconcile_listing([listing()]) == []

@@ -1,0 +1,1 @@
+"""Tests: integration, binder, ledger_sync."""
