@@ -14,16 +14,10 @@ from pathlib import Path
 
 from prometheus_client import Gauge
 
-from services.watcher.quotas import (
-    API_VERSION,
-    KIND,
-    by_namespace,
-    merge_sources,
-    parse_object,
-    parse_spec,
-)
+from services.watcher.quotas import KIND, merge_sources, parse_spec
 from shared.dialects.tencent import gpu_quota
 from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.custom_kinds import API_VERSION
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import ObjectAdded, ObjectDeleted, ObjectUpdated
 from shared.kubernetes.object_files import load_objects
@@ -57,7 +51,7 @@ def load_file(path: Path) -> dict[Namespace, Quota]:
 
     Raises RequestError naming the file and the error in it.
     """
-    return load_objects(path, KIND, lambda items: by_namespace(map(parse_object, items)))
+    return load_objects(path, KIND, parse_spec)
 
 
 @dataclass(slots=True)

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Annotated
 
-import msgspec
+from msgspec import Meta, Struct, field
 
 from shared.dialects.tencent.gpu_quota import POOL_LABEL
+from shared.kubernetes.custom_kinds import convert_spec
 from shared.model.bounds import MOST, check_bounds
 from shared.model.errors import RequestError
 from shared.model.lease import MIB
@@ -13,52 +15,48 @@ from shared.model.names import Namespace
 from shared.model.quantity import parse_count
 from shared.model.quota import Quota, QuotaLimits
 
-API_VERSION = "leasehold.dev/v1alpha1"
 KIND = "GPUQuota"
+QUANTITY = "^[+]?([0-9]+([.][0-9]*)?|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$"
+Count = Annotated[int, Meta(ge=0, extra_json_schema={"format": "int64"})]
+Memory = Annotated[
+    int | str,
+    Meta(extra_json_schema={"x-kubernetes-int-or-string": True, "pattern": QUANTITY, "minimum": 0}),
+]
 
 
-class _QuotaLimitsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    max_core_percent: int | None = None
-    max_milli_gpu: int | None = msgspec.field(name="maxMilliGPU", default=None)
-    max_memory: str | int | None = None
-    max_cards: int | None = None
+class LimitsSpec(Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
+    """The most that may be used."""
+
+    max_milli_gpu: Count | None = field(name="maxMilliGPU", default=None)
+    max_core_percent: Count | None = None
+    max_memory: Memory | None = None
+    max_cards: Count | None = None
 
 
-class _QuotaModelSpec(_QuotaLimitsSpec, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    name: str = ""
+class ModelSpec(LimitsSpec, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
+    """The most that may be used of a model."""
+
+    name: Annotated[str, Meta(min_length=1)]
 
 
-class _QuotaSpec(_QuotaLimitsSpec, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    models: tuple[_QuotaModelSpec, ...] = ()
+class QuotaSpec(LimitsSpec, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
+    """The spec of a GPUQuota."""
+
+    models: Annotated[tuple[ModelSpec, ...], Meta(max_length=64)] = ()
     only_models: bool = False
     model_label: str = ""
-    pools: tuple[str, ...] = ()
+    pools: Annotated[tuple[str, ...], Meta(max_length=64)] = ()
     pool_label: str = POOL_LABEL
-
-
-class _QuotaMetadata(msgspec.Struct, frozen=True):
-    name: str
-
-
-class _QuotaObject(msgspec.Struct, frozen=True, rename="camel"):
-    api_version: str
-    kind: str
-    metadata: _QuotaMetadata
-    spec: object = None
 
 
 def parse_spec(namespace: Namespace, spec: object) -> Quota:
     """Parse a GPUQuota's spec. Raises RequestError naming the field and its valid values."""
-    try:
-        read = msgspec.convert(spec if spec is not None else {}, _QuotaSpec)
-    except msgspec.ValidationError as error:
-        raise RequestError(f"{KIND} {namespace}: spec: {error}") from error
+    read = convert_spec(spec, QuotaSpec, f"{KIND} {namespace}")
     place = f"{KIND} {namespace}: spec"
-    models = []
-    for number, model in enumerate(read.models):
-        if not model.name:
-            raise RequestError(f"{place}.models[{number}].name must be the name of a model")
-        models.append((model.name, _limits(model, f"{place}.models[{number}]")))
+    models = [
+        (model.name, _limits(model, f"{place}.models[{number}]"))
+        for number, model in enumerate(read.models)
+    ]
     if len({name for name, _ in models}) < len(models):
         raise RequestError(f"{place}.models lists a model twice")
     quota = Quota(
@@ -83,42 +81,13 @@ def merge_sources(sources: Iterable[Mapping[Namespace, Quota]]) -> tuple[Quota, 
     return tuple(found[name] for name in sorted(found))
 
 
-def by_namespace(parsed: Iterable[Quota]) -> dict[Namespace, Quota]:
-    """Return quotas by namespace. Raises RequestError for two of one namespace."""
-    quotas: dict[Namespace, Quota] = {}
-    for quota in parsed:
-        if quota.namespace in quotas:
-            raise RequestError(f"{KIND} {quota.namespace} is defined twice")
-        quotas[quota.namespace] = quota
-    return quotas
-
-
-def parse_object(item: object) -> Quota:
-    """Parse a GPUQuota object. Raises RequestError for anything else."""
-    try:
-        read = msgspec.convert(item, _QuotaObject)
-    except msgspec.ValidationError as error:
-        raise RequestError(f"an object must be a {KIND} of {API_VERSION}: {error}") from error
-    if (read.api_version, read.kind) != (API_VERSION, KIND):
-        raise RequestError(
-            f"an object must be a {KIND} of {API_VERSION}, not {read.kind} of {read.api_version}"
-        )
-    return parse_spec(Namespace(read.metadata.name), read.spec)
-
-
-def _limits(spec: _QuotaLimitsSpec, place: str) -> QuotaLimits:
+def _limits(spec: LimitsSpec, place: str) -> QuotaLimits:
     try:
         memory = None if spec.max_memory is None else parse_count(spec.max_memory) // MIB
     except RequestError as error:
         raise RequestError(f"{place}.maxMemory: {error}") from error
-    for name, number in (
-        ("maxCorePercent", spec.max_core_percent),
-        ("maxMilliGPU", spec.max_milli_gpu),
-        ("maxMemory", memory),
-        ("maxCards", spec.max_cards),
-    ):
-        if number is not None and number < 0:
-            raise RequestError(f"{place}.{name} must be at least 0")
+    if memory is not None and memory < 0:
+        raise RequestError(f"{place}.maxMemory must be at least 0")
     percent = spec.max_core_percent
     return QuotaLimits(
         cores_milli=_capped(None if percent is None else 10 * percent),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tools.generate import (
     compatibility,
+    custom_kinds,
     grafana,
     kube_scheduler,
     manifests,
@@ -29,6 +30,7 @@ def main() -> None:
     write(manifests.webhook_manifests())
     write({manifests.ALERTS: manifests.alerts()})
     write(grafana.dashboards())
+    write(custom_kinds.definitions())
     write({manifests.KUBE_SCHEDULER: kube_scheduler.manifest()})
     write({manifests.BASE / "network-policies.yaml": network_policies.manifest()})
     write(

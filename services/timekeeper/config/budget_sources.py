@@ -13,16 +13,14 @@ from pathlib import Path
 
 from services.timekeeper.config.budget_spec import (
     ALL_OTHERS,
-    API_VERSION,
     KIND,
     SPEC_IN_FORCE,
-    SpecFields,
     StatusCopy,
-    parse_budget,
     parse_spec,
     parse_status,
 )
 from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.custom_kinds import API_VERSION
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import ListSynced, ObjectAdded, ObjectDeleted, ObjectUpdated
 from shared.kubernetes.object_files import load_objects
@@ -44,16 +42,7 @@ SYNC_TIMEOUT_S = 30.0
 
 def load_file(path: Path) -> dict[Namespace, Budget]:
     """Load the budgets of a file. Raises RequestError naming the file and the error in it."""
-    return load_objects(path, KIND, lambda items: _by_namespace(map(parse_budget, items)))
-
-
-def _by_namespace(parsed: Iterable[Budget]) -> dict[Namespace, Budget]:
-    budgets: dict[Namespace, Budget] = {}
-    for budget in parsed:
-        if budget.namespace in budgets:
-            raise RequestError(f"{KIND} {budget.namespace} is defined twice")
-        budgets[budget.namespace] = budget
-    return budgets
+    return load_objects(path, KIND, parse_spec)
 
 
 @dataclass(slots=True)
@@ -162,8 +151,7 @@ class BudgetObjects:
             self.statuses[name] = copy
 
     def _put_in_force(self, name: Namespace, spec: object) -> None:
-        fields = SpecFields({"spec": spec}, f"{KIND} {name}").mapping("spec")
-        self.budgets[name], self.specs[name] = parse_spec(name, fields), spec
+        self.budgets[name], self.specs[name] = parse_spec(name, spec), spec
 
     def _restore(self, name: Namespace, status: object) -> None:
         """Put the spec in force that the object's status has, as of before a restart."""

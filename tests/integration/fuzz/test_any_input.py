@@ -24,7 +24,7 @@ from services.dashboard.read_api import ROUTES as API
 from services.node_agent.usage.usage_metrics import metrics_app
 from services.timekeeper.accounts.accrual import advance, apply_update
 from services.timekeeper.accounts.balance import balance
-from services.timekeeper.config.budget_spec import parse_budget
+from services.timekeeper.config.budget_spec import parse_spec
 from services.timekeeper.metrics import TimekeeperMetrics
 from services.timekeeper.report.budget_reports import budget_changed
 from services.timekeeper.rest.api import BudgetApi
@@ -290,13 +290,13 @@ def test_any_request_to_any_port_is_answered_without_5xx(
 
 
 @any_machine
-@given(item=changed(BUDGET) | values)
-@example(item=BUDGET | {"spec": {"share": 10**30}})
-@example(item=BUDGET | {"spec": {"graceMinutes": 10**30, "onExhausted": "evict"}})
-@example(item=BUDGET | {"spec": {"limitGPUMinutes": "1e1000000000"}})
-def test_any_budget_is_refused_or_its_state_is_published(item: Any) -> None:
+@given(spec=changed(BUDGET["spec"]) | values)
+@example(spec={"share": 10**30})
+@example(spec={"graceMinutes": 10**30, "onExhausted": "evict"})
+@example(spec={"limitGPUMinutes": "1e1000000000"})
+def test_any_budget_is_refused_or_its_state_is_published(spec: Any) -> None:
     try:
-        parsed = parse_budget(item)
+        parsed = parse_spec(Namespace("team-a"), spec)
     except RequestError:
         return
     account = Account(namespace=parsed.namespace)

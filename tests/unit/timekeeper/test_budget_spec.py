@@ -10,7 +10,7 @@ import yaml
 from services.timekeeper.accounts.accrual import advance, apply_update
 from services.timekeeper.accounts.balance import balance
 from services.timekeeper.config.budget_sources import BudgetFile, ConfiguredBudgets, load_file
-from services.timekeeper.config.budget_spec import parse_budget, parse_factors, parse_status
+from services.timekeeper.config.budget_spec import parse_factors, parse_spec, parse_status
 from services.timekeeper.report.budget_reports import budget_status
 from shared.model.budget import (
     Budget,
@@ -25,6 +25,7 @@ from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from tests.support.timekeeper.accounts import T0, account, budget, units
 
+TEAM = Namespace("team-a")
 WHOLE = """
 apiVersion: leasehold.dev/v1alpha1
 kind: GPUBudget
@@ -52,7 +53,7 @@ def item(**spec: Any) -> dict[str, Any]:
 
 
 def test_every_field_is_read() -> None:
-    assert parse_budget(yaml.safe_load(WHOLE)) == Budget(
+    assert parse_spec(TEAM, yaml.safe_load(WHOLE)["spec"]) == Budget(
         namespace=Namespace("team-a"),
         limit_units=units(1200),
         policy=BudgetPolicy(
@@ -72,10 +73,9 @@ def test_every_field_is_read() -> None:
 
 
 def test_omitted_fields_have_their_defaults() -> None:
-    assert parse_budget(item()) == Budget(namespace=Namespace("team-a"))
-    bucket = parse_budget(
-        item(limitGPUMinutes=60, policy={"type": "bucket", "refillGPUMinutesPerHour": 10})
-    )
+    assert parse_spec(TEAM, {}) == Budget(namespace=Namespace("team-a"))
+    filled = {"type": "bucket", "refillGPUMinutesPerHour": 10}
+    bucket = parse_spec(TEAM, {"limitGPUMinutes": 60, "policy": filled})
     assert bucket.policy.type is PolicyType.BUCKET
     assert bucket.policy.refill_units_per_hour == units(10)
 
@@ -85,7 +85,7 @@ def test_omitted_fields_have_their_defaults() -> None:
     [
         ({"limitGPUMinutes": -1}, "spec.limitGPUMinutes"),
         ({"limitGPUMinutes": "many"}, "'many'"),
-        ({"limit": 5}, "spec.limit is unknown"),
+        ({"limit": 5}, "unknown field `limit`; known fields are limitGPUMinutes, policy"),
         ({"policy": {"type": "lunar"}}, "fixed, sliding, bucket, none"),
         ({"policy": {"timeZone": "Europe/Atlantis"}}, "Europe/Atlantis"),
         ({"policy": {"timeZone": 7}}, "timeZone"),
@@ -94,18 +94,18 @@ def test_omitted_fields_have_their_defaults() -> None:
         ({"policy": {"refillGPUMinutesPerHour": 5}}, "go together"),
         ({"policy": {"rollover": {"percent": 101}}}, "rollover.percent"),
         ({"policy": {"type": "sliding", "lengthHours": 1, "bucketMinutes": 90}}, "lengthHours"),
-        ({"policy": "fixed"}, "spec.policy must be a mapping"),
+        ({"policy": "fixed"}, "spec.policy: Expected `object`"),
         ({"warnAt": [0]}, "spec.warnAt"),
         ({"onDebt": {"action": "shout"}}, "onDebt.action"),
         ({"share": True}, "spec.share"),
-        ({"share": 10**30}, "spec.share must be at most 1000000"),
-        ({"graceMinutes": 10**30}, "spec.graceMinutes must be at most 525600"),
+        ({"share": 10**30}, "spec.share: Expected `int` <= 1000000"),
+        ({"graceMinutes": 10**30}, "spec.graceMinutes: Expected `int` <= 525600"),
         ({"limitGPUMinutes": "1e1000000000"}, "spec.limitGPUMinutes"),
     ],
 )
 def test_an_invalid_field_is_refused_with_its_path(spec: dict[str, Any], named: str) -> None:
     with pytest.raises(RequestError, match=named):
-        parse_budget(item(**spec))
+        parse_spec(TEAM, spec)
 
 
 def test_a_file_has_budgets_of_namespaces_and_one_for_all_others(tmp_path: Path) -> None:

@@ -42,13 +42,13 @@ def test_a_quota_is_read_field_by_field() -> None:
     ("spec", "message"),
     [
         ({"maxGPUs": 3}, "maxGPUs"),
-        ({"maxCards": -1}, "spec.maxCards must be at least 0"),
+        ({"maxCards": -1}, "spec.maxCards: Expected `int` >= 0"),
         ({"maxCards": "three"}, "maxCards"),
         ({"maxMemory": "80 apples"}, "80 apples"),
-        ({"models": [{"maxCards": 1}]}, "models[0].name must be the name of a model"),
+        ({"models": [{"maxCards": 1}]}, "spec.models[0]: Object missing required field `name`"),
         ({"models": [{"name": "T4"}, {"name": "T4"}]}, "lists a model twice"),
         ([], "GPUQuota team: spec"),
-        ({"pools": ["p"] * 257}, "length <= 256 - at `$.pools`"),
+        ({"pools": ["p"] * 257}, "spec.pools: Expected `array` of length <= 64"),
         ({"modelLabel": "m" * 318}, "length <= 317 - at `$.model_label`"),
     ],
 )
