@@ -25,17 +25,15 @@ from itertools import product
 
 from msgspec import structs
 
-from shared.model.device import Device, DeviceUse
-from shared.model.lease import Lease
-from shared.model.ledger import LedgerNode
-from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
+from shared.model.device import DeviceUse
+from shared.model.names import PodUid
 from shared.model.placement import Refusal
-from shared.model.request import GpuRequest, NodeOrder, PodRequest
+from shared.model.request import NodeOrder
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.placement import place
 from shared.runtime.run import GC_THRESHOLD
+from tests.support import build
 
 DEVICES = 8
 DEVICE_MIB = 81_920
@@ -44,45 +42,31 @@ PODS = 1_024
 """So many of the placed pods stay; the oldest leave."""
 MEMORIES = (5_000, 10_000, 20_000)
 CORES = (0, 25)
-TRIGGER = "volcano.sh/vgpu-number"
-_IDLE = DeviceUse()
 
 
 def cluster(nodes, dice, *, full=False):
     """Nodes of eight devices, of which three in four, or with `full` all, have shares on them."""
     allocatable = {"cpu": 256_000, "memory": 1 << 40, "pods": 250}
+    about = {"model": "NVIDIA A100-SXM4-80GB", "memory_mib": DEVICE_MIB, "slots": 16}
     return [
-        LedgerNode(
-            facts=NodeFacts(name=NodeName(f"node-{number}"), allocatable=allocatable),
-            version=1,
-            devices=tuple(
-                (
-                    Device(
-                        uuid=DeviceUuid(f"GPU-{number}-{index}"),
-                        index=index,
-                        model="NVIDIA A100-SXM4-80GB",
-                        memory_mib=DEVICE_MIB,
-                        slots=16,
-                    ),
-                    half_used(dice, full=full),
-                )
-                for index in range(DEVICES)
-            ),
-            served=(TRIGGER,),
+        build.ledger_node(
+            f"node-{n}",
+            *((one, half_used(dice, full=full)) for one in build.devices(DEVICES, f"{n}", **about)),
+            allocatable=allocatable,
         )
-        for number in range(nodes)
+        for n in range(nodes)
     ]
 
 
 def half_used(dice, *, full):
-    """Nothing at all, or up to four shares; with `full` at least one share with cores."""
+    """Nothing at all, or up to four shares; with `full` one share with cores."""
     if full:
-        return DeviceUse(memory_mib=dice.choice(MEMORIES), cores_percent=25, shares=1, fence=1)
+        return build.use(dice.choice(MEMORIES), 25)
     if dice.random() < 0.25:
-        return _IDLE
+        return DeviceUse()
     held = [dice.choice(MEMORIES) for _ in range(dice.randrange(1, 5))]
     cores = sum(dice.choice(CORES) for _ in held)
-    return DeviceUse(memory_mib=sum(held), cores_percent=min(cores, 75), shares=len(held), fence=1)
+    return build.use(sum(held), min(cores, 75), len(held))
 
 
 def kinds_of_pods(count, order):
@@ -110,15 +94,9 @@ def kinds_of_refused_pods(count):
 
 
 def _pod(order, gpus, memory, cores, cpu):
-    return PodRequest(
-        dialect="volcano-vgpu",
-        containers=(
-            GpuRequest(container="main", gpus=gpus, memory_units=memory, cores_percent=cores),
-        ),
-        triggers=(TRIGGER,),
-        resources={"cpu": cpu, "memory": 1 << 30, "pods": 1},
-        node_order=order,
-    )
+    resources = {"cpu": cpu, "memory": 1 << 30, "pods": 1}
+    container = build.gpu(gpus=gpus, memory=memory, cores_percent=cores)
+    return build.request(container, resources=resources, node_order=order)
 
 
 class Load:
@@ -158,9 +136,7 @@ class Load:
             shares, node = placement.shares, placement.node
             fences = {s.device: self.totals[s.device].fence + 1 for s in shares}
             fenced = tuple(structs.replace(s, fence=fences[s.device]) for s in shares)
-            self.mirror.confirm(
-                Lease(pod=pod, namespace=Namespace(""), name=pod, node=node, shares=fenced)
-            )
+            self.mirror.confirm(build.lease(pod, node, *fenced))
             self._add(shares, 1)
             self.resources[node].update(resources)
         for node in {placement.node for _, placement, _ in self.untold}:

@@ -16,14 +16,12 @@ import random
 import time
 
 from shared.ledger.leases import RedisLeases
-from shared.model.device import Device
 from shared.model.events.node_events import DeviceReported
-from shared.model.lease import Share
 from shared.model.ledger import Reservation, Reserved
-from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Placement
 from tests.benchmarks.processes import process_counters
+from tests.support import build
 from tests.support.servers.valkey import valkey_server
 
 GPUS = 8
@@ -31,32 +29,26 @@ ROOM = {"cpu": 10**6, "memory": 2**44, "ephemeral-storage": 2**44, "pods": 1000}
 RESOURCES = {"cpu": 500, "memory": 2**30, "ephemeral-storage": 2**20, "pods": 1}
 
 
-async def build(leases, nodes):
+async def fill(leases, nodes):
     token = await leases.begin_rebuild(now=time.time())
-    about = {"model": "A100", "memory_mib": 81920, "slots": 20}
     for number in range(nodes):
-        name = NodeName(f"node-{number:05d}")
-        await leases.save_nodes([NodeFacts(name=name, allocatable=ROOM)])
-        devices = tuple(Device(uuid=uuid(number, n), index=n, **about) for n in range(GPUS))
+        name = node_name(number)
+        await leases.save_nodes([build.facts(name, allocatable=ROOM)])
+        devices = build.devices(GPUS, name, memory_mib=81920, slots=20)
         await leases.save_devices([DeviceReported(node=name, devices=devices, served=())])
     await leases.finish_rebuild(token)
 
 
-def uuid(node, gpu):
-    return DeviceUuid(f"GPU-{node:08x}-0000-0000-0000-{gpu:012x}")
+def node_name(number):
+    return NodeName(f"node-{number:05d}")
 
 
-def candidate(node, gpu):
-    share = Share(
-        container="main",
-        device=uuid(node, gpu),
-        index=gpu,
-        device_mib=81_920,
-        device_model="NVIDIA A100-SXM4-80GB",
-        memory_mib=4096,
-        cores_percent=4,
-    )
-    return Placement(node=NodeName(f"node-{node:05d}"), shares=(share,))
+def candidate(number, gpu):
+    name = node_name(number)
+    asked = {"device_mib": 81_920, "memory_mib": 4096, "cores_percent": 4}
+    model = "NVIDIA A100-SXM4-80GB"
+    share = build.share(f"GPU-{name}-{gpu}", gpu, device_model=model, **asked)
+    return Placement(node=name, shares=(share,))
 
 
 def reservations(nodes, count, seed):
@@ -106,7 +98,7 @@ async def run(nodes, count):
     with valkey_server() as server:
         await server.ready()
         async with RedisLeases.connect(server.url) as leases:
-            await build(leases, nodes)
+            await fill(leases, nodes)
             print(f"{nodes} nodes x {GPUS} devices")
             for group in (1, 16, 64, 256):
                 for callers in (1, 4):

@@ -10,18 +10,18 @@ import time
 from dataclasses import replace
 
 from services.node_agent.agent_timing import DEFAULT_TIMING
-from shared.model.device import Device
 from shared.model.errors import UnavailableError
-from shared.model.events.node_events import Allocation, DeviceReported
+from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import Heartbeat, ResyncRequested
 from shared.model.events.request_reply import BindReply, BindRequest, LeasesReply, LeasesRequest
-from shared.model.lease import Lease, LeaseState, Share
-from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.lease import LeaseState
+from shared.model.names import NodeName
 from shared.nats.bus import Bus
 from tests.benchmarks.trivial_apiserver import DEVICES
+from tests.support import build
 from tests.support.servers.nats import flush
 
-TRIGGER = "volcano.sh/vgpu-number"
+TRIGGER = build.TRIGGER
 REPORT_S = DEFAULT_TIMING.report_s
 TICK_S = 0.01
 """Reports of several nodes are sent together only if they are due within it."""
@@ -32,32 +32,19 @@ def node_name(number):
 
 
 def devices_of(number):
-    uuids = [DeviceUuid(f"GPU-{number:05d}-{index}") for index in range(DEVICES)]
-    about = {"model": "NVIDIA A100-SXM4-80GB", "memory_mib": 81_920, "slots": 10}
-    return tuple(Device(uuid=uuid, index=index, **about) for index, uuid in enumerate(uuids))
+    about = {"model": "NVIDIA A100-SXM4-80GB", "memory_mib": 81_920}
+    return build.devices(DEVICES, f"{number:05d}", **about)
 
 
 def lease_of(number, device):
     """Return the active lease of a node's device."""
-    pod = PodUid(f"pod-{number}-{device.index}")
-    share = Share(
-        container="c",
-        device=device.uuid,
-        index=device.index,
-        device_mib=device.memory_mib,
-        device_model=device.model,
-        memory_mib=40_000,
-        cores_percent=60,
-        slot=0,
-        fence=1,
-        slots=10,
-    )
-    return Lease(
-        pod=pod,
-        namespace=Namespace("bench"),
-        name=pod,
-        node=node_name(number),
-        shares=(share,),
+    asked = {"memory_mib": 40_000, "cores_percent": 60, "slot": 0, "fence": 1, "slots": 10}
+    about = {"device_mib": device.memory_mib, "device_model": device.model}
+    return build.lease(
+        f"pod-{number}-{device.index}",
+        node_name(number),
+        build.share(device.uuid, device.index, "c", **asked, **about),
+        namespace="bench",
         dialect="volcano-vgpu",
         resources={"cpu": 1000, "memory": 1 << 30, "pods": 1},
         trace="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
@@ -68,18 +55,14 @@ def lease_of(number, device):
 
 
 def report_of(number):
-    leases = [lease_of(number, device) for device in devices_of(number)]
     allocations = tuple(
-        Allocation(
-            pod=lease.pod,
-            namespace=lease.namespace,
-            name=lease.name,
+        build.allocation_of(
+            lease_of(number, one),
             container="c",
             resource=TRIGGER,
-            device_ids=tuple(f"{share.device}-{share.slot}" for share in lease.shares),
-            lease=lease,
+            device_ids=(f"{one.uuid}-0",),
         )
-        for lease in leases
+        for one in devices_of(number)
     )
     about = {"node": node_name(number), "devices": devices_of(number), "served": (TRIGGER,)}
     return DeviceReported(**about, allocations=allocations)

@@ -300,10 +300,11 @@ class Judge:
     def _seen(self, pod: Pod, running: Running) -> SeenPod:
         """Return a pod. Its lease counts, which a resize may have changed.
 
-        After Redis was lost, the lease may have the size of the container, and the copy another.
+        After Redis was lost, the copy may be of an earlier lease, or of an earlier size.
         """
         lease, copy = self.ledger.leases.get(pod.uid), copied(pod.lease)
         if lease and self.world.lost_redis:
+            copy["devices"] = tuple(share.device for share in lease.shares)
             copy["copied_mib"] = tuple(share.mib for share in lease.shares)
         return SeenPod(
             uid=pod.uid,
