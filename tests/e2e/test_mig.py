@@ -25,27 +25,17 @@ async def up() -> AsyncIterator[Stack]:
 
 
 async def run(
-    up: Stack, name: str, memory: int = 0, *, node: str = "node-0", mode: DeviceMode | None = None
+    up: Stack, name: str, memory: int, *, node: str = "node-0", mode: DeviceMode | None = None
 ) -> dict[str, Any]:
     """Run a pod on a node; return it with the variables of its container under `env`."""
-    await start(up, name, memory, node=node, mode=mode)
+    wanted = {MODE: str(mode)} if mode is not None else {}
+    spec = {"nodeSelector": {"kubernetes.io/hostname": node}}
+    await up.create(gpu_pod(name, vgpu(memory=memory), annotations=wanted, **spec))
     pod = await up.until(name, running)
     printed = await up.exec(name, "env")
     assert succeeded(printed), printed.err
     pod["env"] = dict(line.split("=", 1) for line in printed.out.splitlines() if "=" in line)
     return pod
-
-
-async def start(
-    up: Stack, name: str, memory: int = 0, *, node: str = "node-0", mode: DeviceMode | None = None
-) -> None:
-    wanted = {MODE: str(mode)} if mode is not None else {}
-    spec = {"nodeSelector": {"kubernetes.io/hostname": node}}
-    await up.create(gpu_pod(name, vgpu(memory=memory), annotations=wanted, **spec))
-
-
-def device_of(pod: dict[str, Any]) -> str:
-    return str(pod["metadata"]["annotations"][IDS]).split(",")[0].partition("[")[2].rstrip("]")
 
 
 async def devices(up: Stack) -> dict[str, list[dict[str, Any]]]:
@@ -86,37 +76,6 @@ async def test_a_strict_pod_gets_an_instance_where_a_share_would_be_first(up: St
     await up.clear()
 
 
-async def test_item_43_one_device_serves_what_its_layout_has_and_no_more(up: Stack) -> None:
-    pods = [await run(up, f"p{n}", memory) for n, memory in enumerate((8000, 3000, 8000, 8000))]
-    await start(up, "late", 8000)
-    late = await up.until(
-        "late", lambda p: [c for c in p["status"].get("conditions", []) if c.get("message")]
-    )
-    seen = [pod["env"]["NVIDIA_VISIBLE_DEVICES"] for pod in pods]
-
-    assert [device_of(pod) for pod in pods] == ["group2-0", "group2-3", "group2-1", "group2-2"]
-    assert len(set(seen)) == 4
-    assert not late["spec"].get("nodeName")
-    await up.clear()
-    await up.audit()
-
-
-async def test_item_46_a_device_without_pods_changes_its_layout_at_once(up: Stack) -> None:
-    one = await run(up, "before", 20000)
-    await up.clear()
-    two = await run(up, "after", 0)
-
-    assert (device_of(one), device_of(two)) == ("group3-0", "group4-0")
-    await up.clear()
-
-
-async def test_item_48_no_memory_on_an_80_gb_device_is_its_largest_instance(up: Stack) -> None:
-    pod = await run(up, "whole", node="node-1", mode=DeviceMode.MIG)
-
-    assert device_of(pod) == "group4-0"
-    await up.clear()
-
-
 async def test_a_node_with_both_modes_serves_both(up: Stack) -> None:
     instance = await run(up, "instance", 9000, node="node-1", mode=DeviceMode.MIG)
     share = await run(up, "share", 9000, node="node-1", mode=DeviceMode.HAMI_CORE)
@@ -125,20 +84,3 @@ async def test_a_node_with_both_modes_serves_both(up: Stack) -> None:
     assert share["env"]["CUDA_DEVICE_MEMORY_LIMIT_0"] == "9000m"
     assert [each["mode"] for each in (await devices(up))["node-1"]] == ["mig", "hami-core"]
     await up.clear()
-
-
-async def test_item_47_a_failed_partition_fails_one_pod_with_its_reason(up: Stack) -> None:
-    faults = up.root / "agents" / "node-0" / "faults.json"
-    await run(up, "beside", 9000, node="node-1", mode=DeviceMode.MIG)
-    faults.write_text(json.dumps({"0": "create-fails"}))
-    await start(up, "unlucky", 3000)
-    failed = await up.until("unlucky", lambda p: p["status"].get("phase") == "Failed")
-    faults.unlink()
-    again = await run(up, "again", 3000)
-    beside = await up.pod("beside")
-
-    assert "the driver did not create 1g.5gb" in failed["status"]["message"]
-    assert device_of(again).startswith("group1-")
-    assert running(beside)
-    await up.clear()
-    await up.audit()

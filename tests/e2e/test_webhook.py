@@ -1,7 +1,6 @@
 """Admission end to end: the stack as a user starts it, webhook included."""
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -38,14 +37,6 @@ def asking(name: str, limits: dict[str, int], **spec: object) -> dict[str, Any]:
     }
 
 
-async def denied(up: Stack, pod: dict[str, object]) -> str:
-    try:
-        await up.create(pod)
-    except RequestError as error:
-        return str(error)
-    raise AssertionError("the pod was admitted")
-
-
 async def test_a_pod_of_the_default_scheduler_runs_because_admission_sets_our_scheduler(
     up: Stack,
 ) -> None:
@@ -54,27 +45,6 @@ async def test_a_pod_of_the_default_scheduler_runs_because_admission_sets_our_sc
     pod = await up.until("train", lambda found: found["status"].get("phase") == "Running")
 
     assert pod["spec"]["schedulerName"] == "leasehold"
-
-
-async def test_a_pod_that_cannot_be_granted_is_denied_at_admission(up: Stack) -> None:
-    text = await denied(up, asking("wrong", {"tencent.com/vcuda-core": 150}))
-
-    assert 'admission webhook "pods.leasehold.dev" denied the request' in text
-    assert "150 must be 1..99 or a multiple of 100" in text
-
-
-async def test_gpusharing_2_a_request_larger_than_any_device_is_denied_once_devices_are_known(
-    up: Stack,
-) -> None:
-    text = ""
-    async with asyncio.timeout(30):
-        while not text:
-            with contextlib.suppress(AssertionError):
-                text = await denied(up, asking("giant", {**vgpu(memory=1_000_000)}))
-            await up.kubectl("delete", "pod", "giant", "--ignore-not-found", "--now")
-
-    assert 'container "main": volcano.sh/vgpu-memory=1000000' in text
-    assert "the cluster's largest has" in text
 
 
 async def test_koordinators_shorthand_is_completed_and_runs(up: Stack) -> None:
