@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from services.cli.arguments import ApiArguments
-from services.cli.pod_summary import ListedPod, PodSummary, summary_of
+from services.cli.pod_summary import PodSummary, summary_of
 from services.cli.program import program
 from services.cli.state_dir import StateDir, load_state, optional_path, supervisor_pid
 from shared.credentials.tokens import VIEWER_COOKIE
@@ -36,6 +36,7 @@ from shared.kubernetes.kubeconfig import (
     load_credentials,
     tls_context,
 )
+from shared.kubernetes.types import ApiPod
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import SYSTEM_NAMESPACE
 
@@ -177,14 +178,14 @@ class KubernetesApi:
         """Return one pod, or None if it does not exist."""
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
         try:
-            return summary_of(msgspec.json.decode(self.send("GET", path), type=ListedPod))
+            return summary_of(msgspec.json.decode(self.send("GET", path), type=ApiPod))
         except NotFoundError:
             return None
 
     def pods(self, namespace: str) -> Iterator[PodSummary]:
         """Yield the pods of a namespace."""
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
-        yield from map(summary_of, self.items(path, ListedPod))
+        yield from map(summary_of, self.items(path, ApiPod))
 
 
 class ApiClient:

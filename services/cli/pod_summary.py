@@ -2,11 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 
-import msgspec
-
-from shared.kubernetes.types import PodStatus
+from shared.kubernetes.types import ApiPod
 from shared.model.names import Namespace, PodUid
 from shared.pods.rejections import rejection_of
 
@@ -40,41 +37,7 @@ class PodSummary:
         return self.phase not in {"Succeeded", "Failed"}
 
 
-class _ListedOwner(msgspec.Struct, frozen=True):
-    kind: str = ""
-    name: str = ""
-    controller: bool | None = None
-
-
-class _ListedMetadata(msgspec.Struct, frozen=True, rename="camel"):
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    creation_timestamp: datetime | None = None
-    annotations: dict[str, str] = {}
-    owner_references: tuple[_ListedOwner, ...] = ()
-
-
-class _Named(msgspec.Struct, frozen=True):
-    name: str = ""
-
-
-class _ListedSpec(msgspec.Struct, frozen=True, rename="camel"):
-    node_name: str = ""
-    scheduler_name: str = ""
-    scheduling_gates: tuple[_Named, ...] = ()
-    resource_claims: tuple[_Named, ...] = ()
-
-
-class ListedPod(msgspec.Struct, frozen=True):
-    """What is decoded of a pod."""
-
-    metadata: _ListedMetadata = _ListedMetadata()
-    spec: _ListedSpec = _ListedSpec()
-    status: PodStatus = PodStatus()
-
-
-def summary_of(pod: ListedPod) -> PodSummary:
+def summary_of(pod: ApiPod) -> PodSummary:
     """Return the summary of a decoded pod."""
     created = pod.metadata.creation_timestamp
     return PodSummary(

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
 from services.node_agent.gpus.sharing_config import (
     SharingConfig,
     merge_sharing,
@@ -31,6 +29,7 @@ from shared.dialects.volcano.device_config import (
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.strict_yaml import load_document
+from shared.kubernetes.types import RawObject
 from shared.model.bounds import cut
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError
@@ -40,10 +39,6 @@ logger = logging.getLogger(__name__)
 
 REFRESH_S = 60.0
 REQUEST_TIMEOUT_S = 3.0
-
-
-class _ConfigMapData(msgspec.Struct):
-    data: dict[str, str] | None = None
 
 
 class DeviceConfigLoader:
@@ -127,7 +122,7 @@ class DeviceConfigLoader:
                 for namespace in NAMESPACES:
                     try:
                         config_map = await self.client.read(
-                            f"/api/v1/namespaces/{namespace}/configmaps/{name}", _ConfigMapData
+                            f"/api/v1/namespaces/{namespace}/configmaps/{name}", RawObject
                         )
                     except NotFoundError:
                         continue

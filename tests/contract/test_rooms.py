@@ -172,3 +172,36 @@ def test_services_and_shared_never_import_the_simulated_cluster() -> None:
     ]
 
     assert found == []
+
+
+KUBERNETES_FIELDS = frozenset(
+    {
+        *("metadata", "spec", "init_containers", "container_statuses", "env_from", "node_name"),
+        *("owner_references", "creation_timestamp", "deletion_timestamp", "match_labels"),
+        *("allocatable", "conditions", "ca_bundle"),
+    }
+)
+"""Fields of Kubernetes' objects that our own events and rows do not have."""
+REQUESTS_TO_US = {"services/extender/scheduler_api.py", "services/webhook/admission_review.py"}
+"""Bodies that Kubernetes sends to our servers; the objects in them are decoded elsewhere."""
+
+
+def test_only_one_folder_decodes_kubernetes_objects() -> None:
+    """A pod that is decoded in two places is decoded in two ways."""
+    decoders = {
+        f"{named(path)}: {node.name}"
+        for path in production()
+        if not named(path).startswith(("shared/kubernetes/", "simcluster/"))
+        and named(path) not in REQUESTS_TO_US
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef)
+        and any(ast.unparse(base).endswith("Struct") for base in node.bases)
+        and KUBERNETES_FIELDS
+        & {
+            each.target.id
+            for each in node.body
+            if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+        }
+    }
+
+    assert decoders == set()

@@ -1,8 +1,9 @@
 """The pods and nodes of an API server, as the commands read them."""
 
-from services.cli.pod_summary import ListedPod, PodSummary, summary_of
+from services.cli.pod_summary import PodSummary, summary_of
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.resource_claims import CLAIMS_PATH, ApiResourceClaim, allocated_claim
+from shared.kubernetes.types import ApiObject, ApiPod
 from shared.model.errors import RequestError
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.names import NodeName
@@ -25,7 +26,7 @@ class ClusterObjects:
             page = await self.kubernetes.list_page(
                 ALL_PODS, query={}, limit=PAGE, continue_token=token
             )
-            pods += map(summary_of, page.read(ListedPod))
+            pods += map(summary_of, page.read(ApiPod))
             token = page.metadata.continue_
             if not token:
                 return tuple(pods)
@@ -38,7 +39,7 @@ class ClusterObjects:
             page = await self.kubernetes.list_page(
                 "/api/v1/nodes", query={}, limit=PAGE, continue_token=token
             )
-            names |= {NodeName(node.metadata.name) for node in page.read(ListedPod)}
+            names |= {NodeName(node.metadata.name) for node in page.read(ApiObject)}
             token = page.metadata.continue_
             if not token:
                 return frozenset(names)
