@@ -8,7 +8,7 @@ from shared.model.device import DeviceMode
 from shared.model.ledger import LedgerNode
 from shared.model.placement import Placement, Refusal
 from shared.model.request import DeviceOrder, DeviceSelection, PodRequest, SharingPolicy
-from tests.support.build import V100_MIB, device, devices, gpu, ledger_node, request, use
+from tests.support.build import V100_MIB, device, devices, gpu, ledger_node, request
 from tests.support.placer.placing import Cluster
 
 SHARED = {"slotted": False}
@@ -130,18 +130,6 @@ def test_item_22_all_cores_require_an_idle_card_and_make_it_exclusive() -> None:
     assert cluster.indices(request(gpu(memory=10, cores_percent=1))) == []
 
 
-def test_item_22_all_cores_do_not_join_another_share() -> None:
-    cluster = Cluster(ledger_node("n1", (device(), use(10))))
-
-    refusal = cluster.place(
-        request(gpu(memory=10, cores_percent=100, sharing=SharingPolicy.EXCLUSIVE))
-    )
-
-    assert isinstance(refusal, Refusal)
-    assert refusal.counts == (("GpuNotIdle", 1),)
-    assert not refusal.permanent
-
-
 def test_item_22_more_than_all_cores_never_fit() -> None:
     refusal = Cluster(two_cards()).place(request(gpu(memory=10, cores_percent=101)))
 
@@ -243,22 +231,6 @@ def test_item_29_the_policy_orders_the_cards(order: DeviceOrder, indices: list[l
     assert [cluster.indices(wanted) for _ in range(2)] == indices
 
 
-def test_item_29_binpack_takes_the_fullest_card_and_spread_the_emptiest() -> None:
-    node_devices = (
-        (device("GPU-0", 0), use(10, shares=3)),
-        (device("GPU-1", 1), use(999, shares=2)),
-        (device("GPU-2", 2), use(500, shares=1)),
-    )
-
-    def chosen(order: DeviceOrder) -> list[int]:
-        return Cluster(ledger_node("n1", *node_devices)).indices(
-            request(gpu(memory=1), device_order=order)
-        )
-
-    assert chosen(DeviceOrder.BINPACK) == [1]
-    assert chosen(DeviceOrder.SPREAD) == [2]
-
-
 def test_item_30_containers_of_one_pod_may_share_a_card() -> None:
     placement = Cluster(two_cards()).place(
         request(gpu("a", memory=3000, cores_percent=10), gpu("b", memory=5000, cores_percent=20))
@@ -269,13 +241,6 @@ def test_item_30_containers_of_one_pod_may_share_a_card() -> None:
         ("a", "GPU-bbbb", 3000),
         ("b", "GPU-bbbb", 5000),
     ]
-
-
-def test_earlier_containers_count_for_later_ones() -> None:
-    cluster = Cluster(two_cards())
-
-    assert cluster.indices(request(gpu("a", memory=30000), gpu("b", memory=30000))) == [1, 0]
-    assert cluster.indices(request(gpu("a", memory=30000))) == []
 
 
 def test_item_34_a_node_without_devices_or_without_an_agent_never_gets_a_vgpu_pod() -> None:

@@ -14,12 +14,10 @@ from shared.model.ledger import LedgerNode
 from shared.model.names import Namespace
 from shared.model.placement import Placement, Refusal
 from shared.model.request import (
-    DeviceOrder,
     DeviceSelection,
     GpuRequest,
     PodRequest,
     SharingPolicy,
-    TopologyScope,
 )
 from shared.placing.choice.container_choice import instance_share
 from shared.runtime.request_settings import RequestSettings, load_rules
@@ -195,68 +193,6 @@ def test_percentages_apply_to_the_cards_memory_and_cores_are_ignored() -> None:
     assert ids(one.place(request(vgpu(8000)))) == ["GPU-m[group2-2]"]
 
 
-def test_a_device_split_count_does_not_limit_instances() -> None:
-    one = cluster(card(slots=1))
-
-    assert [ids(one.place(request(vgpu(3000)))) for _ in range(7)] == [
-        [f"GPU-m[group1-{n}]"] for n in range(7)
-    ]
-    assert ids(one.place(request(vgpu(3000)))) == []
-
-
-def test_several_instances_of_one_container_are_on_different_cards() -> None:
-    placed = cluster(card(), card(1)).place(request(vgpu(8000, gpus=2)))
-
-    assert ids(placed) == ["GPU-m1[group2-0]", "GPU-m[group2-0]"]
-    assert ids(cluster().place(request(vgpu(8000, gpus=2)))) == []
-
-
-def test_a_container_takes_the_instance_of_an_init_container_before_it() -> None:
-    pod = request(
-        vgpu(15000, "first", init=True), vgpu(15000, "a"), vgpu(15000, "b"), vgpu(15000, "c")
-    )
-
-    assert ids(cluster().place(request(*pod.containers[:3]))) == [
-        "GPU-m[group3-0]",
-        "GPU-m[group3-0]",
-        "GPU-m[group3-1]",
-    ]
-    assert ids(cluster().place(pod)) == []
-
-
-def test_an_instance_of_a_sidecar_is_not_given_to_the_containers_after_it() -> None:
-    sidecar, before, main = vgpu(15000, "side"), vgpu(15000, "first", init=True), vgpu(15000, "a")
-
-    assert ids(cluster().place(request(sidecar, before, main))) == [
-        "GPU-m[group3-0]",
-        "GPU-m[group3-1]",
-        "GPU-m[group3-1]",
-    ]
-    assert ids(cluster().place(request(before, sidecar, main))) == [
-        "GPU-m[group3-0]",
-        "GPU-m[group3-0]",
-        "GPU-m[group3-1]",
-    ]
-    assert ids(cluster().place(request(sidecar, main, vgpu(15000, "b")))) == []
-
-
-def test_a_layout_that_fits_all_containers_is_preferred_to_the_first_that_fits_one() -> None:
-    pod = request(vgpu(3000, "a"), vgpu(8000, "b"))
-    first = request(vgpu(3000, "first", init=True), vgpu(8000, "a"))
-
-    assert ids(cluster().place(pod)) == ["GPU-m[group2-3]", "GPU-m[group2-0]"]
-    assert ids(cluster().place(first)) == ["GPU-m[group2-3]", "GPU-m[group2-0]"]
-    assert ids(cluster(card(), card(1)).place(pod)) == ["GPU-m1[group1-0]", "GPU-m[group2-0]"]
-
-
-def test_pods_of_an_anti_affinity_group_do_not_share_a_card_by_instances() -> None:
-    one = cluster()
-    wanted = request(vgpu(3000), anti_affinity_groups=("default/group",))
-
-    assert ids(one.place(wanted)) == ["GPU-m[group1-0]"]
-    assert ids(one.place(wanted)) == []
-
-
 def test_a_card_with_shares_is_not_partitioned() -> None:
     refusal = cluster((card(), use(1000))).place(request(vgpu(3000)))
 
@@ -281,20 +217,6 @@ def test_item_27_without_a_required_mode_either_mode_is_used() -> None:
         assert node_of(request(vgpu(8000), selection=selection), nodes[0]) == "GpuModeMismatch"
     assert node_of(request(gpu(memory=8000)), nodes[0]) == "GpuModeMismatch"
     assert node_of(request(vgpu(None, whole=True)), nodes[0]) == "GpuModeMismatch"
-
-
-def test_a_pod_gets_an_instance_where_no_share_of_the_node_is_left() -> None:
-    one = cluster(device("GPU-h", 0, memory_mib=10_000), card(1))
-    wanted = request(vgpu(8000))
-
-    assert [ids(one.place(wanted)) for _ in range(2)] == [["GPU-h"], ["GPU-m1[group2-0]"]]
-
-
-def test_all_devices_of_a_pod_are_of_one_mode() -> None:
-    mixed = cluster(device("GPU-h", 0), card(1))
-
-    assert ids(mixed.place(request(vgpu(8000, gpus=2)))) == []
-    assert ids(mixed.place(request(vgpu(30_000, "a"), vgpu(30_000, "b")))) == []
 
 
 def test_a_tighter_node_is_preferred_and_an_idle_card_is_not_partitioned() -> None:
@@ -330,23 +252,6 @@ def test_a_refusal_names_what_the_instances_of_each_device_lack() -> None:
         3: "it is unhealthy",
         4: "15000 MiB are requested, 9000 of 9000 MiB are free",
     }
-
-
-def test_instances_of_one_container_are_within_its_scope() -> None:
-    cards = [card(n + 1, numa=n // 2) for n in range(4)]
-    wanted = request(
-        vgpu(8000, gpus=2), topology_scope=TopologyScope.NUMA, device_order=DeviceOrder.FIRST
-    )
-
-    assert ids(cluster(*cards).place(wanted)) == ["GPU-m1[group2-0]", "GPU-m2[group2-0]"]
-    assert ids(cluster(card(1, numa=0), card(2, numa=1)).place(wanted)) == []
-
-
-def test_requests_for_instances_are_in_the_units_of_the_node() -> None:
-    placed = cluster(card(unit_mib=10)).place(request(vgpu(800)))
-
-    assert isinstance(placed, Placement)
-    assert encode_shares(placed.shares) == "GPU-m[group2-0],NVIDIA,800,0:"
 
 
 def test_a_share_of_an_instance_reserves_all_of_it_and_no_cores() -> None:

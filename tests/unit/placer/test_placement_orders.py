@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from shared.model.placement import Placement, Refusal
-from shared.model.request import DeviceOrder, NodeOrder, PodRequest, SharingPolicy
-from shared.placing.placement import place
-from tests.support.build import V100_MIB, device, dice, gpu, ledger_node, request, use
+from shared.model.placement import Refusal
+from shared.model.request import DeviceOrder, PodRequest, SharingPolicy
+from tests.support.build import device, gpu, ledger_node, request, use
 from tests.support.placer.placing import Cluster
 
 
@@ -53,14 +52,6 @@ def test_orders_by_allocated_fraction_weigh_slots_cores_and_memory(
 
     assert chosen(one(DeviceOrder.LEAST_ALLOCATED, weights), *node_devices) == [least]
     assert chosen(one(DeviceOrder.MOST_ALLOCATED, weights), *node_devices) == [most]
-
-
-def test_tightest_is_by_cores_then_by_memory_then_by_index() -> None:
-    tightest = DeviceOrder.TIGHTEST
-
-    assert chosen(one(tightest), *cards(use(9_000, 10), use(1_000, 50))) == [1]
-    assert chosen(one(tightest), *cards(use(1_000, 50), use(9_000, 50))) == [1]
-    assert chosen(one(tightest), *cards(use(1_000, 50), use(1_000, 50))) == [0]
 
 
 @pytest.mark.parametrize(
@@ -114,20 +105,3 @@ def test_item_28_containers_of_one_pod_of_a_spread_group_may_share_a_card() -> N
 
     assert chosen(pair, *cards(use(0, 0, 0), use(0, 0, 0))) == [1, 1]
     assert chosen(pair, *cards(use(0, 0, 0), use(10, 0, 1, 1, "default/g"))) == [0, 0]
-
-
-@pytest.mark.parametrize(("order", "node"), [("binpack", "full"), ("spread", "idle")])
-def test_item_29_nodes_are_packed_or_spread(order: str, node: str) -> None:
-    nodes = (
-        ledger_node("idle", device("GPU-i")),
-        ledger_node("half", (device("GPU-h"), use(V100_MIB // 2))),
-        ledger_node("full", (device("GPU-f"), use(V100_MIB - 2000))),
-    )
-    wanted = request(gpu(memory=1000), node_order=NodeOrder(order))
-
-    first = Cluster(*nodes)
-    answer = place(wanted, first.index, dice(3))
-
-    assert not isinstance(answer, Refusal)
-    assert isinstance(answer[0], Placement)
-    assert answer[0].node == node

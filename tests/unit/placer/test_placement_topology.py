@@ -4,8 +4,6 @@ import random
 from itertools import combinations
 from typing import Any
 
-import pytest
-
 from shared.model.device import Device
 from shared.model.names import DeviceUuid, NodeName
 from shared.model.placement import Refusal
@@ -13,7 +11,7 @@ from shared.model.request import DeviceOrder, PodRequest, TopologyScope
 from shared.placing.choice.container_choice import best_linked_set
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
-from tests.support.build import device, gpu, ledger_node, request, use
+from tests.support.build import device, gpu, ledger_node, request
 from tests.support.placer.placing import Cluster
 
 BRIDGE, SWITCH, NVLINK = 30, 50, 250
@@ -54,78 +52,11 @@ def test_the_pair_with_the_best_link_comes_before_the_order_of_devices() -> None
     assert chosen(asking(1), *four) == [0]
 
 
-def test_a_link_to_a_full_device_does_not_count() -> None:
-    one, two, three, four = cards(4, {(1, 3): NVLINK, (0, 2): SWITCH})
-
-    assert chosen(asking(2), one, two, three, (four, use(four.memory_mib))) == [0, 2]
-
-
-def test_three_devices_are_chosen_by_the_best_sum_of_their_links() -> None:
-    links = {(0, 1): NVLINK, (2, 3): SWITCH, (3, 4): SWITCH, (2, 4): 3 * SWITCH}
-
-    assert chosen(asking(3), *cards(5, links)) == [0, 1, 2]
-    assert chosen(asking(3), *cards(5, {**links, (0, 1): SWITCH})) == [2, 3, 4]
-
-
-def test_a_link_that_only_one_device_reports_does_not_count() -> None:
-    one = device("GPU-0", 0, links={DeviceUuid("GPU-1"): NVLINK, DeviceUuid("GPU-2"): SWITCH})
-    two = device("GPU-1", 1, links={DeviceUuid("GPU-0"): BRIDGE})
-    three = device("GPU-2", 2, links={DeviceUuid("GPU-0"): SWITCH})
-
-    assert chosen(asking(2), one, two, three) == [0, 2]
-
-
-def test_without_links_one_numa_node_is_preferred_and_then_the_order() -> None:
-    split = [device(f"GPU-{n}", n, numa=numa) for n, numa in enumerate((0, 1, 1, 0))]
-
-    assert chosen(asking(2), *split) == [0, 3]
-    assert chosen(asking(2, device_order=DeviceOrder.LAST), *split) == [3, 0]
-    assert chosen(asking(3), *split) == [0, 1, 2]
-    assert chosen(asking(2), *[device(f"GPU-{n}", n) for n in range(3)]) == [0, 1]
-
-
-def test_whole_devices_are_listed_in_ascending_order_in_any_topology() -> None:
-    wanted = request(gpu(gpus=2, whole=True), device_order=DeviceOrder.LAST)
-
-    assert chosen(wanted, *cards(4, {(0, 3): NVLINK})) == [0, 3]
-
-
 def test_hamis_topology_aware_gives_a_single_device_with_the_worst_links() -> None:
     four = cards(4, {(0, 1): NVLINK, (0, 2): SWITCH, (1, 2): SWITCH})
 
     assert chosen(asking(1, device_order=DeviceOrder.LEAST_LINKED), *four) == [3]
     assert chosen(asking(2, device_order=DeviceOrder.LEAST_LINKED), *four) == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("scope", "fields"),
-    [
-        (TopologyScope.NUMA, [{"numa": n} for n in (0, 1, 0, 1)]),
-        (TopologyScope.PCIE, [{"pcie": f"pci0000:{n}"} for n in ("3a", "85", "3a", "85")]),
-    ],
-)
-def test_a_scope_keeps_the_devices_of_a_container_together(
-    scope: TopologyScope, fields: list[dict[str, Any]]
-) -> None:
-    four = [device(f"GPU-{n}", n, **known) for n, known in enumerate(fields)]
-
-    assert chosen(asking(2, topology_scope=scope), *four) == [0, 2]
-    assert chosen(asking(2, topology_scope=scope, prefer_links=False), *four) == [0, 2]
-    full = (four[0], use(four[0].memory_mib))
-    assert chosen(asking(2, topology_scope=scope), full, *four[1:]) == [1, 3]
-    assert chosen(asking(3, topology_scope=scope), *four) == []
-
-
-def test_a_scope_applies_to_each_container_separately() -> None:
-    four = [device(f"GPU-{n}", n, numa=n // 2) for n in range(4)]
-    pair = request(
-        gpu("a", 2, 30_000),
-        gpu("b", 2, 30_000),
-        topology_scope=TopologyScope.NUMA,
-        device_order=DeviceOrder.FIRST,
-    )
-
-    assert chosen(pair, *four) == [0, 1, 2, 3]
 
 
 def test_a_device_of_unknown_location_is_in_no_scope_and_the_refusal_names_it() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shared.model.ledger import LedgerNode
 from shared.model.names import NodeName, PodUid
-from shared.model.placement import Placement, Refusal
+from shared.model.placement import Refusal
 from shared.model.request import (
     DeviceSelection,
     NodeOrder,
@@ -244,19 +244,3 @@ def test_a_request_for_more_gpus_than_are_healthy_names_the_step_that_excludes_t
     assert code(2) == "InsufficientGpuMemory"
     assert code(3) == "GpuUnhealthy"
     assert code(4) == "NotEnoughGpus"
-
-
-def test_preferred_nodes_are_chosen_among_many_that_fit() -> None:
-    nodes = [
-        ledger_node(f"n{n}", device(f"GPU-{n}"), labels={"zone": "a"} if n == 40 else {})
-        for n in range(60)
-    ]
-    mirror = ClusterMirror()
-    mirror.reset(nodes)
-
-    answer = place(request(gpu(memory=1), node_requirements=LIKES), NodeIndex(mirror), dice(2))
-
-    assert isinstance(answer, tuple)
-    assert isinstance(answer[0], Placement)
-    assert answer[0].node == "n40"
-    assert len(answer) == 3

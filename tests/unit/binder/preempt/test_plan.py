@@ -151,15 +151,6 @@ def test_the_cheaper_victim_is_chosen(first: dict[str, Any], second: dict[str, A
         assert assert_victims(found) == [f"p{cheap}"]
 
 
-def test_one_large_victim_is_preferred_to_two_small_ones() -> None:
-    leases = [lease("big", "a", 0, 16_000), lease("s1", "a", 1, 8_000), lease("s2", "a", 1, 8_000)]
-    candidates = [candidate(leases[0], used_gpu_s=50), candidate(leases[1]), candidate(leases[2])]
-
-    inputs = PlanInput(trials=ClusterTrials([node_totals("a", 2, leases)]), candidates=candidates)
-
-    assert assert_victims(plan(requesting(16_000), inputs)) == ["big"]
-
-
 def test_a_pod_disruption_budget_is_never_exceeded() -> None:
     leases = [lease("s1", "a", 0, 8_000), lease("s2", "a", 0, 8_000), lease("big", "a", 1, 16_000)]
     candidates = [candidate(each, used_gpu_s=float(n)) for n, each in enumerate(leases)]
@@ -283,17 +274,3 @@ def test_a_plan_makes_the_pod_fit_and_none_is_cheaper(
     assert fit_on_node(request, after.node) == found.shares
     assert cost(found.victims) == best
     assert plan(request, inputs) == found
-
-
-@settings(max_examples=50, deadline=None)
-@given(plan_inputs())
-def test_a_whole_device_is_freed_entirely(inputs: PlanInput) -> None:
-    found = plan(requesting(0, whole=True), inputs)
-
-    if isinstance(found, PreemptionPlan):
-        on_it = {
-            each.pod
-            for each in inputs.trials.nodes[found.node].leases
-            if any(s.device == found.shares[0].device for s in each.shares)
-        }
-        assert on_it <= {victim.lease.pod for victim in found.victims}
