@@ -83,7 +83,7 @@ def _spread(pod, request, mirror, dice):
 
 
 def _score(request, node):
-    """Return LeastAllocated plus BalancedAllocation; -1: the pod does not fit."""
+    """Return LeastAllocated plus BalancedAllocation, or -1 if the pod does not fit."""
     free = [
         (node.free_resources[name] - request.resources[name]) / node.facts.allocatable[name]
         for name in ("cpu", "memory")

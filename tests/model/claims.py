@@ -40,7 +40,7 @@ class Claim:
     consumers: list[str]
     """Uids of the pods that it is reserved for."""
     node: NodeName | None = None
-    """None: it is not allocated."""
+    """Where it is allocated, if it is."""
     device: DeviceUuid | None = None
     allocations: int = 0
     """Those that schedulers have begun to write."""

@@ -31,7 +31,7 @@ class KubeletRecord:
     """Or a claim, which counts once for all containers that use it."""
     device_ids: tuple[str, ...] = ()
     given: Mapping[str, str] | None = None
-    """The environment of its container, which runs, with its limits now; None: it does not run."""
+    """The environment of its container, which runs, with its limits now, or None."""
     stopped: bool = False
     """Its container ran, and starts again."""
     has_restarted: bool = False

@@ -69,7 +69,7 @@ class Instance:
 
 
 def parse_instance(visible: str) -> Instance | None:
-    """Return the instance that a container sees; None: it sees a device."""
+    """Return the instance that a container sees, or None if it sees a device."""
     device, is_instance, place = visible.removeprefix("MIG-").partition("@")
     if not is_instance:
         return None

@@ -155,7 +155,7 @@ class Link:
     def __init__(self, server: RedisServer) -> None:
         self.server = server
         self.loses = ""
-        """What becomes of one call: its `request` or `reply` is lost; empty: neither."""
+        """What becomes of one call: its `request` or `reply` is lost, or neither."""
         self.spared_calls = 0
         """Calls that are neither delayed nor lost, before one that is."""
         self.feed_wanted = asyncio.Event()

@@ -21,7 +21,7 @@ class Violation:
     at: float
     """When it was seen."""
     since: float = 0.0
-    """When it began; 0: when it was seen."""
+    """When it began, if that was before it was seen."""
     pods: frozenset[str] = frozenset()
     """UIDs of the pods concerned."""
     devices: frozenset[str] = frozenset()
@@ -50,7 +50,7 @@ class History:
     first_seen: dict[str, float] = field(default_factory=dict)
     last_seen: dict[str, float] = field(default_factory=dict)
     instance_mib: dict[str, int] = field(default_factory=dict)
-    """By pod, the memory of the MIG instances of its lease; 0: it has none."""
+    """By pod, the memory of the MIG instances of its lease, or 0 without one."""
     announced_after: dict[str, float] = field(default_factory=dict)
     """By pod whose eviction is announced, the last sample before that."""
     pods_seen_at: float = 0.0

@@ -47,7 +47,7 @@ class SeenPod:
     gang: str = ""
     gang_min: int = 0
     lease_node: str = ""
-    """The node of the lease's copy that our Binding wrote; empty: it has none."""
+    """The node of the lease's copy that our Binding wrote, if there is one."""
     devices: tuple[str, ...] = ()
     """UUIDs of that copy."""
     copied_mib: tuple[int, ...] = ()
@@ -132,7 +132,7 @@ class RegionLimits:
     pod: str
     mib: tuple[int, ...]
     cores: tuple[int, ...]
-    """100: none."""
+    """With 100 there is no limit."""
 
     def of_devices(self, count: int) -> list[tuple[int, int]]:
         """Return the limits of so many devices."""
@@ -148,7 +148,7 @@ class RawShare:
     mib: int
     cores: int
     slot: int
-    """-1: none."""
+    """It is -1 if the share has none."""
     fence: int
     layout: str = ""
     """The MIG layout in which it is an instance, whose position is its slot."""

@@ -57,7 +57,7 @@ def s6_budgets_are_exact(sample: Sample, history: History) -> Iterator[Violation
 
 
 def _weight(pod: str, sample: Sample, history: History, *, ran: bool) -> int:
-    """Return the weight by what a pod requests, in milli-GPU; 0: unknown, or it was resized.
+    """Return the weight by what a pod requests, in milli-GPU, or 0 if it is unknown.
 
     The larger part of a device's cores and memory counts, of each device; of a MIG device the
     instance, which may be larger than the request. It is seen only of the lease that the pod `ran`
