@@ -12,7 +12,6 @@ FIRST_SEEDS = {
     "reserve without memory": 5,
     "release keeps totals": 1,
     "fences stay": 3,
-    "older states of nodes count": 12,
     "gone pods are placed": 10,
     "devices with shares move": 5,
     "nodes take idle devices": 15,
@@ -75,6 +74,11 @@ SHRINK = (
 )
 ONLY_B = (Step("cordon_or_uncordon", {"position": 0}), Step("work", {}), Step("work", {}))
 """All placers know that node a is cordoned."""
+OLDER_STATE = (
+    *(Step("cordon_or_uncordon", {"position": 0}),) * 2,
+    Step("deliver", {"deliveries": ((1, 0, False), (0, 0, False))}),
+)
+"""A node is cordoned and uncordoned, and the binder handles the later state first."""
 ONE_POSITION = (
     *ONLY_B,
     Step("create_instance_pods", {"mib": (25, 25), "mode": "mig"}),
@@ -127,6 +131,7 @@ def test_random_runs_find_the_mutation(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "steps", "invariant"),
     [
+        ("older states of nodes count", OLDER_STATE, "P7"),
         ("lost leases stay lost", ROLLED_BACK, "P6"),
         ("agents give out anything", ROLLED_BACK + FILL, "S9"),
         ("agents give out anything", LATE_BINDING, "S9"),
