@@ -21,7 +21,7 @@ SEEN = """(name) => new Promise((seen) => {
 
 
 async def test_a_pod_applied_with_kubectl_is_a_block_on_the_page_within_a_second() -> None:
-    async with stack("--nodes", "1", "--gpus", "2xT4", dashboard=True) as up, chromium() as browser:
+    async with stack("--nodes", "1", "--gpus", "2xT4") as up, chromium() as browser:
         url = f"http://127.0.0.1:{up.state()['ports']['page']}"
         page = await browser.new_page()
         await page.goto(url)

@@ -168,7 +168,7 @@ async def test_pods_of_a_claim_and_of_a_vendor_share_a_gpu(cluster: Stack) -> No
 async def restart(cluster: Stack, dra: str) -> None:
     """Restart everything with another setting of the component dra."""
     flags = ("--headless", "--nodes", "1", "--gpus", "1xT4", "--placers", "1")
-    state = ("--state", str(cluster.root), "--without", "dashboard")
+    state = ("--state", str(cluster.root))
     assert succeeded(await cluster.leasehold("down"))
     up = await run(*LEASEHOLD, "up", *flags, *state, env={"LEASEHOLD_DRA": dra})
     assert succeeded(up), up.err

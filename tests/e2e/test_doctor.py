@@ -20,9 +20,7 @@ NUMBER = "volcano.sh/vgpu-number"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def up() -> AsyncIterator[Stack]:
-    async with stack(
-        "--nodes", "1", "--gpus", "2xT4", webhook=True, dashboard=True
-    ) as running_stack:
+    async with stack("--nodes", "1", "--gpus", "2xT4", webhook=True) as running_stack:
         yield running_stack
 
 

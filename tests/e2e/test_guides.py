@@ -59,7 +59,7 @@ async def terminal() -> AsyncIterator[Terminal]:
     scheduler, usage = f"127.0.0.1:{free_port()}", free_port()
     ports = ("--scheduler-metrics", scheduler, "--usage-port", str(usage))
     async with stack(
-        *("--nodes", "1", "--gpus", "8xGTX1080Ti", *ports), webhook=True, dashboard=True, env=LARGER
+        *("--nodes", "1", "--gpus", "8xGTX1080Ti", *ports), webhook=True, env=LARGER
     ) as started:
         yield Terminal(
             started,

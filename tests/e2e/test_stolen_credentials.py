@@ -36,7 +36,7 @@ EVENTS = "/api/v1/namespaces/default/events"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def up() -> AsyncIterator[Stack]:
-    async with stack("--nodes", "2", "--gpus", "2xT4", dashboard=True) as running_stack:
+    async with stack("--nodes", "2", "--gpus", "2xT4") as running_stack:
         yield running_stack
 
 

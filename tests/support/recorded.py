@@ -206,7 +206,7 @@ async def record(folder: Path) -> None:
         recorder, received = _MessageRecorder(), await nats.connect(bus.url)
         await received.subscribe(">", cb=recorder.receive)
         flags = ("--nodes", "2", "--gpus", "2xT4", "--nats-url", bus.url, "--redis-url", store.url)
-        async with stack(*flags, dashboard=True, placers=2) as whole:
+        async with stack(*flags, placers=2) as whole:
             await _live_through(whole, recorder.received)
             copies = {
                 pod["metadata"]["name"]: pod["metadata"].get("annotations", {}).get(COPY)

@@ -241,19 +241,16 @@ async def stack(
     *options: str,
     without: Sequence[str] = (),
     webhook: bool = False,
-    dashboard: bool = False,
     placers: int = 1,
     env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Stack]:
     """Bring Leasehold up, and down again; its logs are shown if it does not come up.
 
-    Webhook and dashboard are left out unless they are wanted: tests try what the webhook would keep
-    out of the cluster, and each process takes a second of CPU to start.
+    The webhook is left out unless it is wanted: tests try what it would keep out of the cluster.
     """
-    parts = {"webhook": webhook, "dashboard": dashboard}
     root = Path(tempfile.mkdtemp(prefix="lh-e2e-"))
     try:
-        left_out = ",".join((*without, *(part for part, used in parts.items() if not used)))
+        left_out = ",".join((*without, *(() if webhook else ("webhook",))))
         flags = ("--headless", "--state", str(root), "--without", left_out)
         wanted = ("--placers", str(placers), *options)
         up = await run(*LEASEHOLD, "up", *flags, *wanted, env=env)
