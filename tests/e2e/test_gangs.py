@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.support.stack import NEEDS_KUBECTL, PODS, Stack, gpu_pod, running, stack, vgpu
+from tests.support.stack import NEEDS_KUBECTL, Stack, gpu_pod, running, stack, vgpu
 from tests.support.waiting import until
 
 pytestmark = [
@@ -92,19 +92,6 @@ async def test_two_gangs_that_do_not_fit_together_run_one_after_the_other(cluste
     await all_run(cluster, *(f"{second}-{n}" for n in range(3)))
 
 
-async def test_a_gang_waits_for_its_pod_group_and_its_pods_and_its_condition_gives_the_reason(
-    cluster: Stack,
-) -> None:
-    await cluster.create(member("early", "late-group"))
-    await cluster.until("early", lambda pod: "PodGroup late-group" in why(pod))
-
-    await apply(cluster, group("late-group", 2))
-
-    await cluster.until("early", lambda pod: "1 of 2 pods exist" in why(pod))
-    await cluster.create(member("second", "late-group"))
-    await all_run(cluster, "early", "second")
-
-
 async def test_a_lowered_minimum_lets_the_existing_pods_run(cluster: Stack) -> None:
     await apply(cluster, group("shrinking", 6))
     await cluster.create(member("only", "shrinking"))
@@ -150,57 +137,3 @@ async def test_coschedulings_label_and_koordinators_annotation_define_gangs(clus
     await cluster.until("k-0", lambda pod: "2 of 3 fit" in why(pod))
     await cluster.kubectl("delete", "pod", "l-0", "--now")
     await all_run(cluster, "k-0", "k-1", "k-2")
-
-
-async def test_freed_capacity_reaches_a_waiting_pod_by_an_event(cluster: Stack) -> None:
-    for number in range(4):
-        await cluster.create(gpu_pod(f"full-{number}", WHOLE))
-    await all_run(cluster, *(f"full-{number}" for number in range(4)))
-    await cluster.create(gpu_pod("patient", WHOLE))
-    await cluster.until("patient", why)
-
-    await cluster.kubectl("delete", "pod", "full-0", "--now")
-
-    await cluster.until("patient", lambda pod: pod["spec"].get("nodeName"), limit_s=5)
-
-
-async def test_a_pod_that_is_deleted_at_once_never_counts_for_its_gang(cluster: Stack) -> None:
-    def of_gang(number: int, name: str) -> dict[str, Any]:
-        own = {
-            "gang.scheduling.koordinator.sh/name": f"g{number}",
-            "gang.scheduling.koordinator.sh/min-available": "3",
-        }
-        return gpu_pod(f"g{number}-{name}", vgpu(memory=500), annotations=own)
-
-    gangs = range(8)
-    for number in gangs:
-        await cluster.create(of_gang(number, "ghost"))
-        await cluster.kube.delete(f"{PODS}/g{number}-ghost", grace_s=0)
-        await asyncio.gather(*(cluster.create(of_gang(number, name)) for name in ("a", "b")))
-
-    for number in gangs:
-        pod = await cluster.until(f"g{number}-a", lambda pod: "2 of 3 pods exist" in why(pod))
-        assert not pod["spec"].get("nodeName")
-    await cluster.create(of_gang(0, "c"))
-    await all_run(cluster, "g0-a", "g0-b", "g0-c")
-    assert {
-        p["metadata"]["name"].partition("-")[0] for p in await cluster.pods() if running(p)
-    } == {"g0"}
-    await cluster.audit()
-
-
-async def test_pods_deleted_while_no_watcher_runs_leave_no_record(cluster: Stack) -> None:
-    own = {
-        "gang.scheduling.koordinator.sh/name": "unseen",
-        "gang.scheduling.koordinator.sh/min-available": "3",
-    }
-    for name in ("u-0", "u-1"):
-        await cluster.create(gpu_pod(name, vgpu(memory=500), annotations=own))
-    await cluster.until("u-0", lambda pod: "2 of 3 pods exist" in why(pod))
-
-    cluster.kill("watcher")
-    await asyncio.gather(*(cluster.kube.delete(f"{PODS}/{n}", grace_s=0) for n in ("u-0", "u-1")))
-
-    await cluster.audit()
-    await cluster.create(gpu_pod("u-2", vgpu(memory=500), annotations=own))
-    await cluster.until("u-2", lambda pod: "1 of 3 pods exist" in why(pod))
