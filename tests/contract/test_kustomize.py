@@ -1,55 +1,21 @@
 """The manifests for a cluster: what kubectl builds of them, and that rights are only those used."""
 
-import shutil
-import subprocess
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
-from tests.support.packaging import without_hashes
-from tests.support.simcluster.installed import namespace_of
-from tools.generate.manifests import webhook_manifests
+from tests.support.packaging import K8S, WORKLOADS, built, needs_kubectl
 
-K8S = Path(__file__).parents[2] / "k8s"
-
-pytestmark = [
-    pytest.mark.kubectl,
-    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
-]
-
-
-@cache
-def built(directory: str) -> list[dict[str, Any]]:
-    text = subprocess.run(
-        ["kubectl", "kustomize", str(K8S / directory)], capture_output=True, text=True, check=True
-    ).stdout
-    return [found for found in yaml.safe_load_all(without_hashes(text)) if found]
+pytestmark = needs_kubectl
 
 
 def kinds(directory: str, *wanted: str) -> list[dict[str, Any]]:
-    return [found for found in built(directory) if found["kind"] in wanted]
+    return [found for found in built(K8S / directory) if found["kind"] in wanted]
 
 
 def pods(directory: str) -> list[dict[str, Any]]:
     return [w["spec"]["template"]["spec"] for w in kinds(directory, *WORKLOADS)]
-
-
-WORKLOADS = ("Deployment", "DaemonSet", "StatefulSet")
-
-
-@pytest.mark.parametrize("directory", ["base", "overlays/dev"])
-def test_every_workload_selects_its_pods_and_is_in_the_namespace(directory: str) -> None:
-    found = kinds(directory, *WORKLOADS)
-
-    assert found
-    for workload in found:
-        labels = workload["spec"]["template"]["metadata"]["labels"]
-        assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
-        assert workload["metadata"]["namespace"] == namespace_of(workload["metadata"]["name"])
 
 
 SECRETS_OF = {
@@ -71,11 +37,6 @@ def test_no_role_has_wildcards_or_reads_secrets_of_others() -> None:
                 assert role["kind"] == "Role"
                 assert rule["resourceNames"] == SECRETS_OF[role["metadata"]["name"]]
                 assert rule["verbs"] == ["get", "patch"]
-
-
-@pytest.mark.parametrize("path", webhook_manifests(), ids=lambda path: path.name)
-def test_generated_manifests_are_those_of_the_code(path: Path) -> None:
-    assert path.read_text() == webhook_manifests()[path], "python -m tools.generate"
 
 
 FOR_USERS = {"viewer"}
@@ -114,7 +75,7 @@ RESTRICTED_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "project
 def test_all_pods_but_the_agents_comply_with_the_restricted_profile(directory: str) -> None:
     """By the controls of https://kubernetes.io/docs/concepts/security/pod-security-standards."""
     found = {it["metadata"]["name"]: it for it in kinds(directory, *WORKLOADS)}
-    labels = {it["metadata"]["name"]: it["metadata"]["labels"] for it in built("persistent")}
+    labels = {it["metadata"]["name"]: it["metadata"]["labels"] for it in built(K8S / "persistent")}
     assert found.pop("node-agent")["metadata"]["namespace"] == AGENTS_NAMESPACE
     assert labels[AGENTS_NAMESPACE]["pod-security.kubernetes.io/enforce"] == "privileged"
     assert labels[SYSTEM_NAMESPACE]["pod-security.kubernetes.io/enforce"] == "restricted"

@@ -101,27 +101,13 @@ def test_every_panel_uses_existing_metrics(path: Path) -> None:
     assert wanted <= existing()
 
 
-def test_the_dashboards_are_those_of_the_generator_and_each_has_a_variable() -> None:
+def test_each_dashboard_has_a_variable_that_its_panels_use() -> None:
     generated = grafana.dashboards()
 
     assert sorted(generated) == DASHBOARDS
-    for path, text in generated.items():
-        assert path.read_text() == text, "python -m tools.generate"
+    for text in generated.values():
         dashboard = json.loads(text)
         (variable,) = dashboard["templating"]["list"]
         assert metrics_in(variable["query"]) <= existing()
         used = [t["expr"] for panel in dashboard["panels"] for t in panel["targets"]]
         assert any(f"${variable['name']}" in expression for expression in used)
-
-
-def test_every_service_of_the_compose_file_is_scraped() -> None:
-    compose = yaml.safe_load((MONITORING.parents[1] / "compose.yaml").read_text())
-    scrapes = yaml.safe_load((MONITORING / "prometheus.yaml").read_text())["scrape_configs"]
-    jobs = {scrape["job_name"] for scrape in scrapes}
-
-    modules = {
-        service["command"][0].rpartition(".")[2].replace("_", "-")
-        for service in compose["services"].values()
-        if str(service.get("command", [""])[0]).startswith(("services.", "simcluster."))
-    }
-    assert modules - {"cli"} == jobs - {"old-schedulers", "node-monitor"}

@@ -1,29 +1,21 @@
 """Which pods reach which ports of ours, by the policies that kubectl builds of the manifests."""
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from services.topology import SERVICES
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
-from tests.contract.test_overlays import K8S, built, with_component
 from tests.contract.test_pods_start import ours
+from tests.support.packaging import K8S, WORKLOADS, Json, built, needs_kubectl, with_component
 from tests.support.simcluster.installed import namespace_of
-from tools.generate import manifests
 from tools.generate.network_policies import (
     METRICS,
     NAMESPACE_NAME,
     PART_OF,
-    manifest,
 )
 
-Json = dict[str, Any]
 Labels = Mapping[str, str]
 
-WORKLOADS = ("Deployment", "DaemonSet", "StatefulSet")
 SYSTEM, AGENTS = ({NAMESPACE_NAME: name} for name in (SYSTEM_NAMESPACE, AGENTS_NAMESPACE))
 TENANT = {NAMESPACE_NAME: "team-a"}
 NATS = {("nats", "client")}
@@ -32,10 +24,7 @@ REDIS = {("redis", "redis")}
 FOR_ANY_ADDRESS = {("webhook", "https"), ("dashboard", "page")}
 FOR_ALL_PODS = FOR_ANY_ADDRESS | {("timekeeper", "api"), ("timekeeper", "reports")}
 
-pytestmark = [
-    pytest.mark.kubectl,
-    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
-]
+pytestmark = needs_kubectl
 
 
 def workloads(found: list[Json]) -> dict[str, Json]:
@@ -94,12 +83,6 @@ def reached(found: list[Json], pod: Labels | None, namespace: Labels) -> set[tup
                 )
             }
     return opened
-
-
-def test_the_manifest_is_that_of_the_topology() -> None:
-    path = manifests.BASE / "network-policies.yaml"
-
-    assert path.read_text() == manifest(), "python -m tools.generate"
 
 
 def test_a_tenants_pod_reaches_only_what_is_for_all_pods() -> None:

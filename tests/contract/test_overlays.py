@@ -5,9 +5,7 @@ import os
 import shutil
 import subprocess
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,67 +18,32 @@ from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
 from services.node_agent.partitioner import PartitionerSettings
 from services.node_agent.settings import AgentSettings
 from shared.runtime.setting_values import parse_bool
-from tests.support.packaging import without_hashes
+from tests.support.packaging import (
+    K8S,
+    OVERLAYS,
+    WORKLOADS,
+    Json,
+    built,
+    needs_kubectl,
+    one,
+    with_component,
+    with_components,
+)
 from tests.support.simcluster.installed import namespace_of
 from tools.generate import manifests
 
-K8S = Path(__file__).parents[2] / "k8s"
-OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir())
-COMPONENTS = sorted(path.name for path in (K8S / "components").iterdir())
-WORKLOADS = ("Deployment", "DaemonSet", "StatefulSet")
 COMBINED = {
     (kind, name) for kind in ("Deployment", "PodDisruptionBudget") for name in ("watcher", "placer")
 }
 """What the component combined-scheduler removes: the binder's process has these services."""
 FOR_PEOPLE = "operator"
 """No service waits for it: commands are executed in it."""
-Json = dict[str, Any]
 
-pytestmark = [
-    pytest.mark.kubectl,
-    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
-]
-
-
-def kustomized(directory: Path) -> list[Json]:
-    return [found for found in yaml.safe_load_all(_text(directory)) if found]
-
-
-@cache
-def built(directory: Path) -> list[Json]:
-    """What kubectl builds, without the hashes in names of ConfigMaps."""
-    return [found for found in yaml.safe_load_all(without_hashes(_text(directory))) if found]
-
-
-@cache
-def _text(directory: Path) -> str:
-    return subprocess.run(
-        ["kubectl", "kustomize", str(directory)], capture_output=True, text=True, check=True
-    ).stdout
+pytestmark = needs_kubectl
 
 
 def overlay(name: str) -> list[Json]:
     return built(K8S / "overlays" / name)
-
-
-def one(found: list[Json], kind: str, name: str) -> Json:
-    (it,) = [o for o in found if key(o) == (kind, name)]
-    return it
-
-
-def with_component(name: str, directory: Path, *, over: str = "base") -> list[Json]:
-    """An overlay of the base, or of another, with one component, as an operator would write it."""
-    return with_components([name], directory, over=over)
-
-
-def with_components(names: list[str], directory: Path, *, over: str = "base") -> list[Json]:
-    """The same with these components, in this order."""
-    parts = {
-        "resources": [os.path.relpath(K8S / over, directory)],
-        "components": [os.path.relpath(K8S / "components" / name, directory) for name in names],
-    }
-    (directory / "kustomization.yaml").write_text(yaml.safe_dump(parts))
-    return built(directory)
 
 
 def key(it: Json) -> tuple[str, str]:
@@ -186,14 +149,6 @@ def test_with_ha_every_nats_server_has_a_name_and_routes_to_the_others() -> None
     assert {env["name"] for env in container(nats)["env"]} == {"POD_NAME"}
     assert service["spec"]["publishNotReadyAddresses"] is True
     assert {port["name"] for port in container(nats)["ports"]} == {"client", "cluster", "monitor"}
-
-
-@pytest.mark.parametrize("name", COMPONENTS)
-def test_every_component_builds_with_the_base(name: str, tmp_path: Path) -> None:
-    base = {key(it) for it in built(K8S / "base")}
-    found = {key(it) for it in with_component(name, tmp_path)}
-
-    assert base - found == (COMBINED if name == "combined-scheduler" else set())
 
 
 @pytest.mark.parametrize("name", ["keda", "combined-scheduler"])
@@ -360,10 +315,6 @@ def test_the_prometheus_operator_scrapes_every_component_under_the_job_names_of_
     jobs = "watcher|placer|binder|timekeeper|webhook|node-agent"
     assert scraped >= set(jobs.split("|"))
     assert jobs in manifests.ALERTS.read_text()
-
-
-def test_the_prometheus_operators_alerts_are_those_of_the_file() -> None:
-    assert manifests.alerts() == manifests.ALERTS.read_text(), "python -m tools.generate"
 
 
 def test_an_external_redis_is_configured_as_documented(tmp_path: Path) -> None:

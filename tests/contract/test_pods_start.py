@@ -8,23 +8,25 @@ import contextlib
 import io
 import os
 import runpy
-import shutil
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 
-from tests.contract.test_overlays import COMPONENTS, K8S, OVERLAYS, built, one, with_component
+from tests.support.packaging import (
+    COMPONENTS,
+    K8S,
+    OVERLAYS,
+    Json,
+    built,
+    needs_kubectl,
+    one,
+    with_component,
+)
 
-Json = dict[str, Any]
-
-pytestmark = [
-    pytest.mark.kubectl,
-    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
-]
+pytestmark = needs_kubectl
 
 
 def ours(found: list[Json]) -> list[tuple[Json, Json]]:

@@ -8,11 +8,7 @@ import sys
 
 from tools.generate import openapi
 from tools.generate.pages import ROOT
-from tools.generate.reference import PAGE, generated, pieces
-
-
-def test_the_reference_is_that_of_the_code() -> None:
-    assert generated() == PAGE.read_text(), "python -m tools.generate"
+from tools.generate.reference import pieces
 
 
 def test_the_reference_does_not_depend_on_the_environment() -> None:
@@ -34,8 +30,7 @@ def test_the_reference_does_not_depend_on_the_environment() -> None:
     assert json.loads(output) == pieces()
 
 
-def test_the_schema_of_the_api_is_generated_and_complete() -> None:
-    assert openapi.PAGE.read_text() == openapi.generated()
+def test_the_schema_of_the_api_is_complete() -> None:
     document = json.loads(openapi.generated())
     named = set(re.findall(r'"#/components/schemas/(\w+)"', openapi.generated()))
     assert named <= document["components"]["schemas"].keys()

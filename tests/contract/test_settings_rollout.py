@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
-from tests.contract.test_overlays import K8S, WORKLOADS, built, key, kustomized, one, with_component
+from tests.support.packaging import K8S, WORKLOADS, built, kustomize, needs_kubectl, objects
 
-pytestmark = pytest.mark.kubectl
+pytestmark = needs_kubectl
 
 
 def test_a_change_of_settings_replaces_the_pods_that_have_them(tmp_path: Path) -> None:
@@ -21,26 +20,19 @@ def test_a_change_of_settings_replaces_the_pods_that_have_them(tmp_path: Path) -
     parts = {"resources": [os.path.relpath(K8S / "base", tmp_path)], "patches": [patch]}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(parts))
 
-    before, after = (kustomized(it) for it in (K8S / "base", tmp_path))
+    before, after = (objects(kustomize(it)) for it in (K8S / "base", tmp_path))
 
-    replaced = {key(it) for it in after if it["kind"] in WORKLOADS and it not in before}
+    replaced = {
+        (it["kind"], it["metadata"]["name"])
+        for it in after
+        if it["kind"] in WORKLOADS and it not in before
+    }
     assert replaced == {("Deployment", name) for name in SETTINGS_READERS}
 
 
-SETTINGS_READERS = (
+SETTINGS_READERS = {
     *("auth", "binder", "dashboard", "operator", "placer", "timekeeper", "watcher", "webhook"),
-)
-
-
-def test_components_of_the_agents_change_the_template_of_their_pods(tmp_path: Path) -> None:
-    before = one(built(K8S / "base"), "DaemonSet", "node-agent")["spec"]["template"]
-    for name in ("cdi", "dra", "hami-core", "mig"):
-        folder = tmp_path / name
-        folder.mkdir()
-        assert (
-            one(with_component(name, folder), "DaemonSet", "node-agent")["spec"]["template"]
-            != before
-        )
+}
 
 
 def test_roles_name_their_objects_as_written() -> None:

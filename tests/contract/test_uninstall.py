@@ -1,24 +1,25 @@
-"""What `kubectl delete -k` deletes: no objects of users, and no page claims otherwise."""
+"""What `kubectl delete -k` deletes: no objects of users."""
 
-import re
-import shutil
 from pathlib import Path
 
 import pytest
 
 from shared.dialects import DIALECTS
 from shared.model.node import AGENT_ANNOTATION
-from tests.contract.test_overlays import COMPONENTS, K8S, OVERLAYS, built, with_component
+from tests.support.packaging import (
+    COMPONENTS,
+    K8S,
+    OVERLAYS,
+    built,
+    needs_kubectl,
+    with_component,
+)
 
 ROOT = K8S.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("k8s/**/*.md")])
 WITH_USERS_OBJECTS = {"CustomResourceDefinition", "Namespace", "PersistentVolumeClaim"}
 """Kinds of objects whose deletion deletes objects or data of users."""
 
-pytestmark = [
-    pytest.mark.kubectl,
-    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
-]
+pytestmark = needs_kubectl
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
@@ -61,21 +62,3 @@ def test_the_page_removes_every_annotation_and_label_that_agents_write_to_nodes(
     )
 
     assert [key for key in sorted(written) if f" {key}-" not in uninstall] == []
-
-
-def test_pages_delete_what_users_made_only_in_the_step_that_says_so() -> None:
-    deleted = {
-        (page.name, directory)
-        for page in PAGES
-        for directory in re.findall(
-            r"delete (?:--ignore-not-found )?-k (k8s/\S+?)[`\s,]", page.read_text()
-        )
-    }
-    uninstall = (ROOT / "docs" / "uninstall.md").read_text()
-    last_step = uninstall.partition("3. **Only if you want to delete budgets, quotas")[2]
-
-    assert {it for it in deleted if "overlays" not in it[1]} == {
-        ("uninstall.md", "k8s/persistent"),
-        ("uninstall.md", "k8s/base/crds"),
-    }
-    assert last_step.count("delete -k") == uninstall.count("delete -k")

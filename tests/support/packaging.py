@@ -10,13 +10,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from shared.model.names import SYSTEM_NAMESPACE
 
 K8S = Path(__file__).parents[2] / "k8s"
 CHART = K8S / "chart"
+OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir())
+COMPONENTS = sorted(path.name for path in (K8S / "components").iterdir())
+WORKLOADS = ("Deployment", "DaemonSet", "StatefulSet")
 HELM = shutil.which("helm")
+needs_kubectl = [
+    pytest.mark.kubectl,
+    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
+]
 HIGHLY_AVAILABLE, KOORDINATOR = "highAvailability", "koordinatorDevice"
 EXCLUSIVE = frozenset({"combinedScheduler", "keda"})
 """Components of which at most one may be chosen: kustomize fails with both, and so does Helm."""
@@ -55,17 +63,42 @@ def without_hashes(text: str) -> str:
 
 def components() -> dict[str, str]:
     """Return each component's directory by the value of the chart that enables it."""
-    folders = sorted(found.name for found in (K8S / "components").iterdir())
-    return {re.sub("-(.)", lambda match: match[1].upper(), name): name for name in folders}
+    return {re.sub("-(.)", lambda match: match[1].upper(), name): name for name in COMPONENTS}
+
+
+@cache
+def kustomize(directory: Path) -> str:
+    """Return the text that kubectl makes of a directory."""
+    return subprocess.run(
+        ["kubectl", "kustomize", str(directory)], capture_output=True, text=True, check=True
+    ).stdout
 
 
 @cache
 def built(directory: Path) -> list[Json]:
-    """Return what kubectl makes of a directory."""
-    text = subprocess.run(
-        ["kubectl", "kustomize", str(directory)], capture_output=True, text=True, check=True
-    ).stdout
-    return objects(without_hashes(text))
+    """Return what kubectl makes of a directory, with the plain names of ConfigMaps."""
+    return objects(without_hashes(kustomize(directory)))
+
+
+def with_components(names: Collection[str], directory: Path, *, over: str = "base") -> list[Json]:
+    """Return an overlay of another with components, as an operator would write it."""
+    parts = {
+        "resources": [os.path.relpath(K8S / over, directory)],
+        "components": [os.path.relpath(K8S / "components" / name, directory) for name in names],
+    }
+    (directory / "kustomization.yaml").write_text(yaml.safe_dump(parts))
+    return built(directory)
+
+
+def with_component(name: str, directory: Path, *, over: str = "base") -> list[Json]:
+    """Return the same with one component."""
+    return with_components([name], directory, over=over)
+
+
+def one(found: Collection[Json], kind: str, name: str) -> Json:
+    """Return the only object of this kind and name."""
+    (it,) = (o for o in found if (o["kind"], o["metadata"]["name"]) == (kind, name))
+    return it
 
 
 def kustomized(parts: Collection[str]) -> dict[Key, Json]:

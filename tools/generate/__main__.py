@@ -1,6 +1,5 @@
 """Write all generated files: `python -m tools.generate`. Review the difference before a commit."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from tools.generate import (
@@ -17,31 +16,29 @@ from tools.generate import (
 )
 
 
-def write(files: Mapping[Path, str]) -> None:
-    """Write what differs, and print its path."""
-    for path, text in files.items():
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
-            print(path)
+def generated() -> dict[Path, str]:
+    """Return the content of every generated file."""
+    return {
+        **manifests.webhook_manifests(),
+        **grafana.dashboards(),
+        **custom_kinds.definitions(),
+        manifests.ALERTS: manifests.alerts(),
+        manifests.KUBE_SCHEDULER: kube_scheduler.manifest(),
+        manifests.BASE / "network-policies.yaml": network_policies.manifest(),
+        pages.ARCHITECTURE: pages.architecture(),
+        compatibility.CHECKLISTS: compatibility.checklists(),
+        openapi.PAGE: openapi.generated(),
+        reference.PAGE: reference.generated(),
+        variables.MODULE: variables.generated(),
+    }
 
 
 def main() -> None:
-    """Write pages and manifests."""
-    write(manifests.webhook_manifests())
-    write({manifests.ALERTS: manifests.alerts()})
-    write(grafana.dashboards())
-    write(custom_kinds.definitions())
-    write({manifests.KUBE_SCHEDULER: kube_scheduler.manifest()})
-    write({manifests.BASE / "network-policies.yaml": network_policies.manifest()})
-    write(
-        {
-            pages.ARCHITECTURE: pages.architecture(),
-            compatibility.CHECKLISTS: compatibility.checklists(),
-            openapi.PAGE: openapi.generated(),
-            reference.PAGE: reference.generated(),
-            variables.MODULE: variables.generated(),
-        }
-    )
+    """Write what differs, and print its path."""
+    for path, text in generated().items():
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+            print(path)
 
 
 if __name__ == "__main__":
