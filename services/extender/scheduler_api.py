@@ -15,7 +15,7 @@ class ExtenderArgs(msgspec.Struct, rename="pascal", frozen=True):
 
     pod: ApiPod
     node_names: tuple[NodeName, ...] | None = None
-    """None: the extender is configured without `nodeCacheCapable`."""
+    """None if the extender is configured without `nodeCacheCapable`."""
 
 
 class ExtenderBindingArgs(msgspec.Struct, frozen=True):

@@ -165,7 +165,7 @@ class NodeScores:
 
 
 def scores(request: PodRequest, offered: Sequence[NodeName], index: NodeIndex) -> NodeScores | None:
-    """Return the scores; None: the mirror has none of the nodes.
+    """Return the scores, or None if the mirror has none of the nodes.
 
     Of equal nodes the one whose name sorts first is the best.
     """
@@ -376,7 +376,7 @@ class Extender:
         return verdict, refusal
 
     def _allowed(self, pod: RememberedPod) -> PodRequest | None:
-        """Return the request within the quota that refused it last; None: nothing is allowed."""
+        """Return the request within the quota that refused it last; None if nothing is."""
         if pod.excesses and self.mirror.capacity > pod.excess_capacity:
             pod.excesses = ()
         return narrowed(pod.queued.request, pod.excesses)
@@ -461,7 +461,7 @@ class Extender:
         return reply
 
     def _outcome(self, pod: RememberedPod, reply: PodBindingReply) -> str:
-        """Return the error for kube-scheduler; empty: the pod is bound."""
+        """Return the error for kube-scheduler, or nothing if the pod is bound."""
         if reply.bound:
             self.pods.memory.forget(pod.queued.pod)
             return ""

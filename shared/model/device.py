@@ -91,12 +91,12 @@ class Device:
     mode: DeviceMode = DeviceMode.HAMI_CORE
     healthy: bool = True
     fault: LongText = ""
-    """The fault; empty: none."""
+    """Empty if there is none."""
     numa: Index | None = None
     pcie: ShortText = ""
-    """PCIe root complex, such as `pci0000:3a`; empty: unknown."""
+    """PCIe root complex, such as `pci0000:3a`; empty if it is unknown."""
     bus: ShortText = ""
-    """PCI address, such as `0000:3b:00.0`; empty: unknown."""
+    """PCI address, such as `0000:3b:00.0`; empty if it is unknown."""
     links: Links = field(default_factory=dict)
     """How well other devices of the node are linked to it: HAMi's pair score (10 across sockets to
     60 on one board, plus 100 per NVLink); absent: unknown."""
@@ -140,7 +140,7 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     slots_taken: str = ""
     """Slots, or positions of the layout, as a string: `1` for each that is taken."""
     layout: str = ""
-    """MIG layout that live instances require; empty: no live instance."""
+    """MIG layout that live instances require; empty if there is none."""
     claimed_by: bool = False
     """The device is reserved for a preempting pod."""
 

@@ -82,8 +82,8 @@ def find_instance(
 ) -> tuple[MigPlacement, int] | None:
     """Return a free instance and its MiB, or None.
 
-    `layout` is that of the leased instances (empty: there are none), `taken` the positions that are
-    not free. An instance needs no more memory than is free on the device.
+    `layout` is that of the leased instances, or empty if there are none; `taken` are the positions
+    that are not free. An instance needs no more memory than is free on the device.
     """
     for name in (layout,) if layout else shapes_by_layout:
         for shape in shapes_by_layout.get(name, ()):

@@ -10,8 +10,14 @@ from uuid import uuid4
 from services.binder.metrics import PrometheusMetrics
 from services.binder.observations import PodFacts
 from services.binder.preempt.eviction_client import EvictionClient
-from services.binder.preempt.plan import NoPlan, PreemptionPlan, plan
-from services.binder.preempt.plan_input import ClusterSnapshot, pending_pods, plan_input
+from services.binder.preempt.plan import (
+    ClusterSnapshot,
+    NoPlan,
+    PreemptionPlan,
+    pending_pods,
+    plan,
+    plan_input,
+)
 from services.binder.preempt.preemption_executor import Offer, PreemptionExecutor
 from services.binder.preempt.rules import (
     VIOLATION_ID,

@@ -7,8 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from services.binder.observations import DisruptionBudget, PodFacts
 from services.binder.preempt.eviction_client import EvictionClient
-from services.binder.preempt.plan import NoPlan, PlanInput, PreemptionPlan, plan
-from services.binder.preempt.plan_input import ClusterSnapshot, pending_pods, plan_input
+from services.binder.preempt.plan import (
+    ClusterSnapshot,
+    NoPlan,
+    PlanInput,
+    PreemptionPlan,
+    pending_pods,
+    plan,
+    plan_input,
+)
 from services.binder.preempt.rules import PendingPod, PreemptionRules, cause_for, exclusion_reason
 from services.cli import terminal
 from services.cli.api_client import ApiClient, locate

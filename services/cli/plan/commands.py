@@ -171,7 +171,7 @@ def _stays(  # noqa: PLR0917 - each is a different kind
     rules: PreemptionRules,
     now: float,
 ) -> str:
-    """Return why a pod is not moved; empty: it may be. The rules are those of preemption."""
+    """Return why a pod is not moved, or nothing if it may be. The rules are those of preemption."""
     if lease.claim is not None:
         return "a ResourceClaim holds its devices"
     pod = pods.get(lease.pod)

@@ -42,7 +42,7 @@ class TracePod:
     request: PodRequest
     created_s: float = 0.0
     runs_s: float | None = None
-    """None: it never ends."""
+    """None if it never ends."""
 
 
 def read_pods(lines: Iterable[str], source: str, *, timed: bool = False) -> list[TracePod]:

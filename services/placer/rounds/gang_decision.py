@@ -78,7 +78,7 @@ class GangDecision:
     """How many pods fit before one did not."""
     refusal: Refusal | None = None
     impossible: str = ""
-    """Why they would not fit if no other pod ran, and what to change; empty: they may."""
+    """Why they would not fit if no other pod ran, and what to change; empty if they may."""
 
 
 def decide_gang(

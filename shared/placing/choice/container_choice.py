@@ -72,8 +72,8 @@ def _terms(container: GpuRequest, memory_mib: int) -> RequestedUnits:
 
 
 DevicePick = tuple[GpuRequest, MirroredDevice, int, MigPlacement | None]
-"""A container, a device for it, the MiB of its share there, and the MIG instance; None: HAMi-core
-enforces the share."""
+"""A container, a device for it, the MiB of its share there, and the MIG instance, or None if
+HAMi-core enforces the share."""
 
 
 @dataclass(slots=True)
@@ -400,7 +400,7 @@ Positions = tuple[int, ...]
 
 
 def topology_location(device: MirroredDevice, scope: TopologyScope) -> str | int | None:
-    """Return the NUMA node or PCIe root of a device; None: not known."""
+    """Return the NUMA node or PCIe root of a device, or None if it is not known."""
     if scope is TopologyScope.NUMA:
         return device.device.numa
     return device.device.pcie or None

@@ -411,7 +411,7 @@ class RankedNodes:
         return self._best(islice(self.ranks_with_headroom(need), BEST_GROUPS), groups)
 
     def random_best(self, need: int, rng: Callable[[], float]) -> MirroredNode | None:
-        """Return a random node of those that tie for the first choice; None: none has headroom."""
+        """Return a random node of those that tie for the first choice, or None if none fits."""
         ranks, packs = self.ranks, self.packs
         at, end = self._start(need), len(ranks)
         while not packs and at < end and not has_headroom(ranks[at], need, packs=False):

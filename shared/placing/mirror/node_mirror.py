@@ -30,7 +30,7 @@ class SharingConstraints(msgspec.Struct, frozen=True, kw_only=True):
     exclusive: bool
     anti_affinity_groups: tuple[str, ...]
     layout: str
-    """MIG layout that it pins; empty: none."""
+    """MIG layout that it pins, or empty."""
     positions: int
     """Taken positions of that layout, as bits."""
 
@@ -158,7 +158,7 @@ class MirroredDevice:
         self.anti_affinity_groups: frozenset[str] = frozenset()
         self.exclusive = False
         self.layout = ""
-        """MIG layout that live instances pin; empty: none is live."""
+        """MIG layout that live instances pin; empty if none is live."""
         self.taken_positions = 0
         """Taken positions of the layout, as bits."""
         self.update_device(device)

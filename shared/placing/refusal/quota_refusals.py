@@ -24,7 +24,7 @@ _MEASURE_NAMES = {
 
 
 def narrowed(request: PodRequest, excesses: Iterable[QuotaExcess]) -> PodRequest | None:
-    """Return the request without what the quota refuses; None: it refuses everything.
+    """Return the request without what the quota refuses, or None if it refuses everything.
 
     If the namespace may use no more devices, the request is limited to those that it uses.
     """
