@@ -61,29 +61,6 @@ async def test_pods_without_a_gpu_never_reach_the_webhook(tmp_path: Path) -> Non
     assert 'failed calling webhook "pods.leasehold.dev"' in denial["message"]
 
 
-async def test_no_later_change_of_a_source_of_variables_can_select_devices(tmp_path: Path) -> None:
-    sources: dict[str, dict[str, Any]] = {
-        "absent": {"configMapRef": {"name": "later", "optional": True}},
-        "secret": {"secretRef": {"name": "token"}},
-        "unknown": {"prefix": "NVIDIA_"},
-        "prefixed": {"prefix": "APP_", "configMapRef": {"name": "later", "optional": True}},
-    }
-    async with cluster() as (api, kube, client), replica(api, kube, tmp_path):
-        answers = {}
-        for name, source in sources.items():
-            obj = pod(name, VGPU)
-            obj["spec"]["containers"][0]["envFrom"] = [source]
-            answers[name] = await created(client, obj)
-
-    assert {name: status for name, (status, _) in answers.items()} == {
-        "absent": 403,
-        "secret": 403,
-        "unknown": 403,
-        "prefixed": 201,
-    }
-    assert "envFrom without a prefix could set variables" in answers["absent"][1]["message"]
-
-
 def report(new_pods: str, state: str = "exhausted") -> BudgetChanged:
     return BudgetChanged(
         namespace=Namespace("default"),

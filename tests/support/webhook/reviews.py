@@ -1,11 +1,49 @@
-"""Pods and reviews as the API server sends them."""
+"""Pods as the API server sends them for review, and the decisions on them."""
 
 import json
 from typing import Any
 
+import jsonpatch
+import msgspec
+
+from services.webhook.admission import AdmissionDecision, AdmissionPolicy, decide
 from shared.pods.pod_view import PodView, decode_view
 
+VGPU = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "3000"}
+Obj = dict[str, Any]
 
-def reviewed(pod: dict[str, Any], namespace: str = "team-a") -> PodView:
+
+def reviewed(pod: Obj, namespace: str = "team-a") -> PodView:
     """Decode a pod that is written as a dictionary."""
     return decode_view(json.dumps(pod).encode(), namespace)
+
+
+def container(name: str = "side", limits: dict[str, str] | None = None, **fields: Any) -> Obj:
+    resources = {"limits": limits, "requests": dict(limits)} if limits else {}
+    return {"name": name, "image": "app", "resources": resources, **fields}
+
+
+def gpu(name: str = "main", **fields: Any) -> Obj:
+    return container(name, VGPU, **fields)
+
+
+def pod(*containers: Obj, notes: dict[str, str] | None = None, **spec: Any) -> Obj:
+    meta: Obj = {"name": "pod"} | ({"annotations": notes} if notes else {})
+    return {"metadata": meta, "spec": {"containers": list(containers), **spec}}
+
+
+def env(name: str, value: str | None = None) -> Obj:
+    source: Obj = {"value": value} if value is not None else {"valueFrom": {"fieldRef": {}}}
+    return {"env": [{"name": name, **source}]}
+
+
+def decided(
+    obj: Obj, *, has_budget: bool = True, exempt: bool = False, **policy: Any
+) -> AdmissionDecision:
+    made = AdmissionPolicy(**policy)
+    return decide(reviewed(obj), made, has_budget=has_budget, exempt=exempt)
+
+
+def applied(obj: Obj, decision: AdmissionDecision) -> Any:
+    assert decision.allowed, decision.message
+    return jsonpatch.apply_patch(obj, msgspec.to_builtins(decision.patches))

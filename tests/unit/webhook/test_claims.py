@@ -4,19 +4,10 @@ from typing import Any
 
 import pytest
 
-from services.webhook.admission import AdmissionDecision, AdmissionPolicy, decide, decide_update
-from tests.support.webhook.reviews import reviewed
-from tests.unit.webhook.test_pod_policy import (
-    CUDA,
-    Obj,
-    applied,
-    container,
-    env,
-    host_path,
-    mounted,
-    pod,
-    visible,
-)
+from services.webhook.admission import AdmissionDecision, AdmissionPolicy, decide_update
+from tests.support.webhook import reviews
+from tests.support.webhook.reviews import Obj, applied, container, env, pod, reviewed
+from tests.unit.webhook.test_pod_policy import CUDA, host_path, mounted, visible
 
 CLAIM = {"resources": {"claims": [{"name": "gpu"}]}}
 WHOLE = {"resources": {"limits": {"leasehold.dev/whole-gpu": "1"}}}
@@ -26,8 +17,7 @@ ROOTED: Obj = {"securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}
 
 
 def decided(obj: Obj, *, exempt: bool = False, claims: bool = True) -> AdmissionDecision:
-    policy = AdmissionPolicy(claims=claims)
-    return decide(reviewed(obj), policy, exempt=exempt)
+    return reviews.decided(obj, exempt=exempt, claims=claims)
 
 
 def claiming(*others: Obj, own: Obj | None = None, **spec: Any) -> Obj:
