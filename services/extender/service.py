@@ -18,6 +18,7 @@ from services.extender.scheduler_api import (
     ExtenderFilterResult,
     HostPriority,
 )
+from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.pod_events import PodFilteredOut, PodQueued
@@ -35,7 +36,7 @@ from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.refusal.quota_refusals import narrowed, over_quota
 from shared.placing.refusal.refusals import cached_refusal, explain_refusal
 from shared.runtime import telemetry
-from shared.runtime.ledger_mirror import FollowedLedger, LedgerMirror
+from shared.runtime.ledger_mirror import LedgerMirror
 from shared.runtime.service import emits, loops, publishes
 from shared.runtime.telemetry import Tracing
 
@@ -254,7 +255,7 @@ class Extender:
     def __init__(
         self,
         *,
-        ledger: FollowedLedger,
+        ledger: RedisLeases,
         pods: PodRequests,
         bind_pod: Bind,
         clock: Clock,

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from services.placer.metrics import PrometheusPlacerMetrics
 from services.placer.rounds.batch import CandidateCount, DecisionContext, split_into_units
-from services.placer.rounds.decision_writer import DecisionWriter, PlacerLedger
+from services.placer.rounds.decision_writer import DecisionWriter
 from services.placer.rounds.rounds import GangRounds, PodRounds
+from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import (
@@ -33,7 +34,7 @@ class Placer:
 
     def __init__(
         self,
-        ledger: PlacerLedger,
+        ledger: RedisLeases,
         clock: Clock,
         metrics: PrometheusPlacerMetrics,
         rng: Callable[[], float],

@@ -1,12 +1,10 @@
 """The placer's ledger with a trace span for each pod's reservation."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
-from services.placer.rounds.decision_writer import PlacerLedger, PlacerWaitingPods
+from shared.ledger.leases import RedisLeases
 from shared.model.ledger import (
-    LedgerChange,
-    LedgerSnapshot,
     Reservation,
     ReservationOutcome,
     Reserved,
@@ -15,11 +13,9 @@ from shared.model.request import Gang
 from shared.runtime import telemetry
 
 
-@dataclass(slots=True)
-class TracedLedger:
-    """Calls the ledger; spans of a lease become children of the span of its reservation."""
+class TracedLedger(RedisLeases):
+    """The ledger; spans of a lease become children of the span of its reservation."""
 
-    ledger: PlacerLedger
     tracing: telemetry.Tracing
 
     async def reserve(
@@ -27,7 +23,7 @@ class TracedLedger:
     ) -> list[ReservationOutcome]:
         """Reserve a group within spans named `placer reserve`, one for each pod."""
         return await self._within_spans(
-            wanted, lambda traced: self.ledger.reserve(traced, now=now, ttl_s=ttl_s)
+            wanted, lambda traced: RedisLeases.reserve(self, traced, now=now, ttl_s=ttl_s)
         )
 
     async def reserve_gang(
@@ -35,7 +31,8 @@ class TracedLedger:
     ) -> list[ReservationOutcome]:
         """Reserve a gang within the same spans."""
         return await self._within_spans(
-            wanted, lambda traced: self.ledger.reserve_gang(gang, traced, now=now, ttl_s=ttl_s)
+            wanted,
+            lambda traced: RedisLeases.reserve_gang(self, gang, traced, now=now, ttl_s=ttl_s),
         )
 
     async def reserve_further(
@@ -43,7 +40,8 @@ class TracedLedger:
     ) -> list[ReservationOutcome]:
         """Reserve for further pods of a gang within the same spans."""
         return await self._within_spans(
-            wanted, lambda traced: self.ledger.reserve_further(gang, traced, now=now, ttl_s=ttl_s)
+            wanted,
+            lambda traced: RedisLeases.reserve_further(self, gang, traced, now=now, ttl_s=ttl_s),
         )
 
     async def _within_spans(
@@ -68,19 +66,6 @@ class TracedLedger:
                     )
                     telemetry.end([span])
         return outcomes
-
-    @property
-    def waiting_pods(self) -> PlacerWaitingPods:
-        """The waiting pods."""
-        return self.ledger.waiting_pods
-
-    async def snapshot(self) -> LedgerSnapshot:
-        """Return all nodes."""
-        return await self.ledger.snapshot()
-
-    def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
-        """Yield changes after the position."""
-        return self.ledger.changes(position)
 
 
 def _attributes(wanted: Reservation) -> dict[str, str]:

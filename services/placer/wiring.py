@@ -17,8 +17,10 @@ from shared.runtime.telemetry import open_tracing
 async def serve_placer(settings: PlacerSettings, process: SharedProcess | None = None) -> None:
     """Serve the placer until SIGTERM or SIGINT."""
     clock = LedgerClock()
+    tracing = open_tracing("placer", settings)
+    kind = TracedLedger if tracing.tracer else RedisLeases
     async with (
-        RedisLeases.connect(
+        kind.connect(
             settings.redis_url,
             credentials=settings.redis_client_credentials,
             detects_lost_writes=True,
@@ -32,9 +34,10 @@ async def serve_placer(settings: PlacerSettings, process: SharedProcess | None =
         ) as bus,
     ):
         rng = random.Random().random  # noqa: S311 - spreads placers, no secret depends on it
-        tracing = open_tracing("placer", settings)
+        if isinstance(ledger, TracedLedger):
+            ledger.tracing = tracing
         placer = Placer(
-            TracedLedger(ledger, tracing) if tracing.tracer else ledger,
+            ledger,
             clock,
             PrometheusPlacerMetrics(),
             rng,

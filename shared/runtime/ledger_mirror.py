@@ -1,11 +1,11 @@
 """A mirror of the ledger that follows it, for the services that decide where pods fit."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from collections.abc import Callable
 
+from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock, wait_for_event
-from shared.model.ledger import FeedTruncatedError, LedgerChange, LedgerSnapshot
+from shared.model.ledger import FeedTruncatedError
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 
 DISCONNECTED_LIMIT_S = 10.0
@@ -16,24 +16,12 @@ REACH_S = 0.05
 """How long a caller waits for changes that it knows of."""
 
 
-class FollowedLedger(Protocol):
-    """The ledger, as a mirror follows it."""
-
-    async def snapshot(self) -> LedgerSnapshot:
-        """Return all nodes."""
-        ...
-
-    def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
-        """Yield changes after the position. Raises FeedTruncatedError if it is too old."""
-        ...
-
-
 class LedgerMirror:
     """A mirror, and for how long it has not followed the ledger."""
 
     def __init__(
         self,
-        ledger: FollowedLedger,
+        ledger: RedisLeases,
         clock: Clock,
         *,
         may_pause: Callable[[], bool] = lambda: False,

@@ -1,7 +1,6 @@
 """Writes decisions to the ledger and turns its replies into events."""
 
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterable, Sequence
 
 from services.placer.metrics import PrometheusPlacerMetrics
 from services.placer.rounds.batch import (
@@ -12,6 +11,7 @@ from services.placer.rounds.batch import (
     too_large_refusal,
     waiting_pod,
 )
+from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.events.pod_events import (
     PlacementChosen,
@@ -23,17 +23,12 @@ from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import (
     RESERVED_FOR_OTHER,
     AlreadyLeased,
-    GangEnrollment,
     GangIncomplete,
     GonePod,
-    LedgerChange,
-    LedgerSnapshot,
     NoCapacity,
-    Reservation,
     ReservationOutcome,
     Reserved,
     TooLarge,
-    WaitingPod,
     WaitResult,
     reservation_for,
 )
@@ -46,53 +41,6 @@ SECOND_COPY_S = 0.5
 """Two watchers send each pod within this time of each other."""
 
 PlacementEvent = PlacementChosen | PlacementRefused
-
-
-class PlacerWaitingPods(Protocol):
-    """The waiting pods in the ledger."""
-
-    async def enroll(self, gang: Gang, enrolled: Sequence[WaitingPod]) -> GangEnrollment:
-        """Store pods of a gang as waiting, and count the gang."""
-        ...
-
-    async def enqueue(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
-        """Store waiting pods; return those with a stale verdict, and leases that pods have."""
-        ...
-
-
-class PlacerLedger(Protocol):
-    """The ledger, as the placer uses it."""
-
-    async def reserve(
-        self, wanted: Sequence[Reservation], *, now: float, ttl_s: float
-    ) -> list[ReservationOutcome]:
-        """Reserve a group; each reservation gets the first of its candidates that fits."""
-        ...
-
-    async def reserve_gang(
-        self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
-    ) -> list[ReservationOutcome]:
-        """Reserve for all pods or none; then at least `gang.min_member` of it have leases."""
-        ...
-
-    async def reserve_further(
-        self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
-    ) -> list[ReservationOutcome]:
-        """Reserve for each pod while at least `gang.min_member` of the gang have leases."""
-        ...
-
-    @property
-    def waiting_pods(self) -> PlacerWaitingPods:
-        """The waiting pods."""
-        ...
-
-    async def snapshot(self) -> LedgerSnapshot:
-        """Return all nodes."""
-        ...
-
-    def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
-        """Yield changes after the position. Raises FeedTruncatedError if it is too old."""
-        ...
 
 
 class LastVerdicts:
@@ -124,7 +72,7 @@ class DecisionWriter:
 
     def __init__(
         self,
-        ledger: PlacerLedger,
+        ledger: RedisLeases,
         clock: Clock,
         metrics: PrometheusPlacerMetrics,
         context: DecisionContext,

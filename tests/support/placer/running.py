@@ -1,28 +1,21 @@
-"""A placer that follows a ledger made of lists."""
+"""A placer that follows a real ledger, which a test can make disagree."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-
-from msgspec import structs
+from contextlib import asynccontextmanager
+from typing import cast
 
 from services.placer.service import Placer
-from shared.model.lease import Lease
-from shared.model.ledger import (
-    GangEnrollment,
-    LedgerChange,
-    LedgerNode,
-    LedgerSnapshot,
-    Reservation,
-    ReservationOutcome,
-    Reserved,
-    WaitingPod,
-    WaitResult,
-)
-from shared.model.names import PodUid
-from shared.model.request import Gang
+from shared.ledger.leases import RedisLeases
+from shared.model.events.node_events import DeviceReported
+from shared.model.lease import Lease, LeaseState, Share
+from shared.model.ledger import LedgerNode, LedgerSnapshot, Reservation, ReservationOutcome
+from shared.model.names import Namespace, PodUid
 from tests.support.build import device, dice, ledger_node
 from tests.support.clock import FakeClock
+from tests.support.placer.ledger import NOW, ledger
 from tests.support.placer.placers import FakePlacerMetrics
+from tests.support.waiting import until
 
 
 class Clock(FakeClock):
@@ -31,107 +24,93 @@ class Clock(FakeClock):
         await asyncio.sleep(0)
 
 
-class FakeLedger:
-    """Grants the first candidate unless `outcomes` are set; records each request."""
+class DisturbedLedger(RedisLeases):
+    """Records each request; first replies with `outcomes`, as if other placers were faster."""
 
-    def __init__(self, *nodes: LedgerNode) -> None:
-        self.nodes = nodes
-        self.groups: list[list[Reservation]] = []
-        self.gangs: list[Gang] = []
-        self.waiting: list[WaitingPod] = []
-        self.stale_once: set[PodUid] = set()
-        self.leases: list[Lease] = []
-        self.outcomes: list[ReservationOutcome] = []
-        """Outcomes of the next reservations, in order; empty: they are granted."""
-        self.feed: asyncio.Queue[list[LedgerChange] | Exception] = asyncio.Queue()
-        self.snapshots = 0
+    groups: list[list[Reservation]]
+    outcomes: list[ReservationOutcome]
+    snapshots: int
 
     async def reserve(
         self, wanted: Sequence[Reservation], *, now: float, ttl_s: float
     ) -> list[ReservationOutcome]:
         self.groups.append(list(wanted))
-        return [self.outcomes.pop(0) if self.outcomes else granted(one, 0) for one in wanted]
-
-    async def reserve_gang(
-        self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
-    ) -> list[ReservationOutcome]:
-        self.gangs.append(gang)
-        return await self.reserve(wanted, now=now, ttl_s=ttl_s)
-
-    async def reserve_further(
-        self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
-    ) -> list[ReservationOutcome]:
-        return await self.reserve(wanted, now=now, ttl_s=ttl_s)
-
-    @property
-    def waiting_pods(self) -> "FakeLedger":
-        return self
-
-    async def enroll(self, gang: Gang, enrolled: Sequence[WaitingPod]) -> GangEnrollment:
-        return GangEnrollment(live_count=0, waiting_count=len(enrolled), waiting=tuple(enrolled))
-
-    async def enqueue(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
-        leases = tuple(
-            lease for lease in self.leases if lease.pod in {v.queued.pod for v in verdicts}
-        )
-        if leases:
-            return WaitResult(already_leased=leases)
-        self.waiting += verdicts
-        stale = [v.queued.pod for v in verdicts if v.queued.pod in self.stale_once]
-        self.stale_once.clear()
-        return WaitResult(stale=tuple(stale))
+        disturbed, self.outcomes = self.outcomes[: len(wanted)], self.outcomes[len(wanted) :]
+        rest = wanted[len(disturbed) :]
+        return [*disturbed, *await super().reserve(rest, now=now, ttl_s=ttl_s)]
 
     async def snapshot(self) -> LedgerSnapshot:
         self.snapshots += 1
-        return LedgerSnapshot(position="1", capacity=7, nodes=self.nodes)
-
-    async def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
-        while True:
-            item = await self.feed.get()
-            if isinstance(item, Exception):
-                raise item
-            yield item
-
-
-def granted(one: Reservation, which: int) -> Reserved:
-    placement = one.candidates[which]
-    return Reserved(
-        lease=Lease(
-            pod=one.pod,
-            namespace=one.namespace,
-            name=one.name,
-            node=placement.node,
-            shares=tuple(structs.replace(share, fence=1) for share in placement.shares),
-            resources=one.resources,
-            version=1,
-        )
-    )
+        return await super().snapshot()
 
 
 class Running:
     """A placer whose feed is being followed."""
 
-    def __init__(self, *nodes: LedgerNode) -> None:
-        self.ledger = FakeLedger(*nodes)
-        self.clock = Clock()
+    def __init__(self, opened: DisturbedLedger) -> None:
+        self.ledger = opened
+        self.clock = Clock(NOW)
         self.metrics = FakePlacerMetrics()
-        self.placer = Placer(self.ledger, self.clock, self.metrics, dice(1), ttl_s=30.0)
-
-    async def __aenter__(self) -> "Running":
+        self.placer = Placer(opened, self.clock, self.metrics, dice(1), ttl_s=30.0)
         self.following = asyncio.create_task(self.placer.follow_ledger())
-        await self.settled()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.following.cancel()
-        await asyncio.gather(self.following, return_exceptions=True)
 
     async def settled(self) -> None:
-        async with asyncio.timeout(30):
-            while self.placer.unready_reason() or not self.ledger.feed.empty():
-                await asyncio.sleep(0)
-        for _ in range(3):
-            await asyncio.sleep(0)
+        """Wait until the mirror has the ledger's present state."""
+        await until(lambda: not self.placer.unready_reason())
+        capacity = await self.ledger.capacity()
+        await until(lambda: self.placer.mirror.capacity >= capacity)
+
+    async def waiting(self) -> list[PodUid]:
+        return [each.queued.pod for each in await self.ledger.waiting_pods.load()]
+
+
+async def add(opened: RedisLeases, node: LedgerNode) -> None:
+    """Save a node and its devices; what is used of a device is the lease of another pod."""
+    await opened.save_nodes([node.facts])
+    report = DeviceReported(
+        node=node.facts.name,
+        devices=tuple(each for each, _ in node.devices),
+        served=node.served,
+    )
+    await opened.save_devices([report])
+    for known, use in node.devices:
+        if use.memory_mib:
+            share = Share(
+                container="c",
+                device=known.uuid,
+                index=known.index,
+                memory_mib=use.memory_mib,
+                cores_percent=0,
+                device_mib=known.memory_mib,
+                slot=0,
+                fence=1,
+            )
+            other = Lease(
+                pod=PodUid(f"uid-on-{known.uuid}"),
+                namespace=Namespace("default"),
+                name="other",
+                node=node.facts.name,
+                shares=(share,),
+                state=LeaseState.BOUND,
+                version=1,
+            )
+            assert await opened.restore([other], now=NOW) == []
+
+
+@asynccontextmanager
+async def running(url: str, *nodes: LedgerNode) -> AsyncIterator[Running]:
+    async with ledger(url, {}, kind=DisturbedLedger) as leases:
+        opened = cast(DisturbedLedger, leases)
+        opened.groups, opened.outcomes, opened.snapshots = [], [], 0
+        for node in nodes:
+            await add(opened, node)
+        it = Running(opened)
+        try:
+            await it.settled()
+            yield it
+        finally:
+            it.following.cancel()
+            await asyncio.gather(it.following, return_exceptions=True)
 
 
 def two_nodes() -> tuple[LedgerNode, LedgerNode]:

@@ -6,19 +6,40 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shared.model.ledger import LedgerChange
+from shared.ledger.leases import RedisLeases
+from shared.model.ledger import LedgerChange, LedgerSnapshot
 from shared.runtime import ledger_mirror
 from shared.runtime.ledger_mirror import LedgerMirror
-from tests.support.placer.running import Clock, FakeLedger
+from tests.support.clock import FakeClock
 from tests.support.waiting import until
 
 LONG_S = 3600.0
 
 
+class FedLedger(RedisLeases):
+    """A ledger whose changes and errors a test feeds."""
+
+    def __init__(self) -> None:
+        """It needs no server."""
+        self.feed: asyncio.Queue[list[LedgerChange] | Exception] = asyncio.Queue()
+        self.snapshots = 0
+
+    async def snapshot(self) -> LedgerSnapshot:
+        self.snapshots += 1
+        return LedgerSnapshot(position="1", capacity=7, nodes=())
+
+    async def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
+        while True:
+            item = await self.feed.get()
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+
 @contextlib.asynccontextmanager
-async def following(*, pauses: bool) -> AsyncIterator[tuple[FakeLedger, LedgerMirror]]:
-    ledger = FakeLedger()
-    followed = LedgerMirror(ledger, Clock(), may_pause=lambda: pauses)
+async def following(*, pauses: bool) -> AsyncIterator[tuple[FedLedger, LedgerMirror]]:
+    ledger = FedLedger()
+    followed = LedgerMirror(ledger, FakeClock(), may_pause=lambda: pauses)
     task = asyncio.create_task(followed.follow())
     await until(lambda: followed.unready_reason() is None)
     yield ledger, followed
@@ -30,7 +51,7 @@ def change(capacity: int) -> list[LedgerChange]:
     return [LedgerChange(position=str(capacity), cause="released", capacity=capacity)]
 
 
-async def read(ledger: FakeLedger, followed: LedgerMirror, capacity: int) -> None:
+async def read(ledger: FedLedger, followed: LedgerMirror, capacity: int) -> None:
     ledger.feed.put_nowait(change(capacity))
     await until(lambda: followed.mirror.capacity == capacity)
 
@@ -85,7 +106,7 @@ async def test_without_pauses_every_change_is_read_as_it_happens(
 
 
 async def test_a_mirror_that_fails_after_each_snapshot_is_unready_and_says_why() -> None:
-    ledger, clock = FakeLedger(), Clock()
+    ledger, clock = FedLedger(), FakeClock()
     followed = LedgerMirror(ledger, clock)
     for _ in range(4):
         ledger.feed.put_nowait(ValueError("a change that cannot be applied"))
@@ -99,7 +120,7 @@ async def test_a_mirror_that_fails_after_each_snapshot_is_unready_and_says_why()
 
 
 async def test_a_mirror_that_has_followed_for_long_is_ready_again() -> None:
-    ledger, clock = FakeLedger(), Clock()
+    ledger, clock = FedLedger(), FakeClock()
     followed = LedgerMirror(ledger, clock)
     ledger.feed.put_nowait(ValueError("once"))
     with pytest.raises(ValueError, match="once"):
