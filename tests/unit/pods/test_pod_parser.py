@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import pytest
@@ -308,7 +309,7 @@ def test_pods_of_four_scheduler_names_are_placed_by_default() -> None:
     ],
 )
 def test_gpusharing_35_a_pod_that_the_webhook_would_deny_is_rejected_without_it(
-    spec: dict[str, object], message: str
+    spec: dict[str, Any], message: str
 ) -> None:
     seen = read_ours(**spec)
 
