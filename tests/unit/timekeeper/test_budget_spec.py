@@ -73,6 +73,7 @@ def test_every_field_is_read() -> None:
 
 
 def test_omitted_fields_have_their_defaults() -> None:
+    assert parse_spec(TEAM, {"limitGPUMinutes": 0}).limit_units == 0
     assert parse_spec(TEAM, {}) == Budget(namespace=Namespace("team-a"))
     filled = {"type": "bucket", "refillGPUMinutesPerHour": 10}
     bucket = parse_spec(TEAM, {"limitGPUMinutes": 60, "policy": filled})
@@ -100,7 +101,15 @@ def test_omitted_fields_have_their_defaults() -> None:
         ({"share": True}, "spec.share"),
         ({"share": 10**30}, "spec.share: Expected `int` <= 1000000"),
         ({"graceMinutes": 10**30}, "spec.graceMinutes: Expected `int` <= 525600"),
-        ({"limitGPUMinutes": "1e1000000000"}, "spec.limitGPUMinutes"),
+        *(
+            ({"limitGPUMinutes": amount}, "spec.limitGPUMinutes")
+            for amount in ("1e1000000000", "1e308", "NaN", float("inf"))
+        ),
+        ({"debtLimitGPUMinutes": -5}, "spec.debtLimitGPUMinutes"),
+        ({"share": 0}, "spec.share"),
+        ({"warnAt": [50] * 10_000}, "spec.warnAt"),
+        ({"policy": {"window": "fortnight"}}, "spec.policy.window"),
+        ({"policy": {"timeZone": "x" * 1_000_000}}, "spec.policy.timeZone"),
     ],
 )
 def test_an_invalid_field_is_refused_with_its_path(spec: dict[str, Any], named: str) -> None:
