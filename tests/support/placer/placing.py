@@ -1,5 +1,7 @@
 """A cluster of the placer's mirror alone, in which what is placed stays placed."""
 
+from typing import Any
+
 from shared.model.ledger import LedgerNode
 from shared.model.names import PodUid
 from shared.model.placement import Placement, Refusal
@@ -7,16 +9,32 @@ from shared.model.request import PodRequest
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.placement import place
-from tests.support.build import dice
+from tests.support.build import dice, ledger_node
+
+
+def index_of(*nodes: LedgerNode) -> NodeIndex:
+    mirror = ClusterMirror()
+    mirror.reset(nodes)
+    return NodeIndex(mirror)
+
+
+def chosen_devices(wanted: PodRequest, *node_devices: Any) -> list[int]:
+    """Indices of the devices of one node that a pod gets; empty if it is refused."""
+    return Cluster(ledger_node("n1", *node_devices)).indices(wanted)
+
+
+def refused(wanted: PodRequest, *nodes: LedgerNode) -> Refusal:
+    outcome = Cluster(*nodes).place(wanted)
+    assert isinstance(outcome, Refusal)
+    return outcome
 
 
 class Cluster:
     """A mirror with its index. Pods are called uid-1, uid-2, ..."""
 
     def __init__(self, *nodes: LedgerNode) -> None:
-        self.mirror = ClusterMirror()
-        self.mirror.reset(nodes)
-        self.index = NodeIndex(self.mirror)
+        self.index = index_of(*nodes)
+        self.mirror = self.index.mirror
         self.pods = 0
 
     def place(self, wanted: PodRequest) -> Placement | Refusal:

@@ -18,12 +18,11 @@ from shared.model.errors import RequestError
 from shared.model.names import NodeName
 from shared.model.placement import Placement, Refusal
 from shared.model.request import GpuRequest, PodRequest, SharingPolicy
-from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
-from shared.placing.placement import place
 from simcluster.node_agent.gpus import SimulatedGpus
-from tests.support.build import device, dice, ledger_node, request, use
+from tests.support.build import device, ledger_node, request, use
 from tests.support.dialects.builders import container_with, pod
+from tests.support.placer.placing import Cluster
 from tests.support.webhook.reviews import reviewed
 
 NOTES = {ISOLATION: "strict"}
@@ -52,10 +51,7 @@ def strict_part() -> PodRequest:
 
 
 def answer(wanted: PodRequest, *cards: Any) -> Placement | Refusal:
-    mirror = ClusterMirror()
-    mirror.reset([ledger_node("n", *cards)])
-    result = place(wanted, NodeIndex(mirror), dice(1))
-    return result if isinstance(result, Refusal) else result[0]
+    return Cluster(ledger_node("n", *cards)).place(wanted)
 
 
 def test_a_part_of_a_gpu_may_only_be_an_instance() -> None:

@@ -4,24 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.model.ledger import LedgerNode
 from shared.model.names import Namespace
-from shared.model.placement import Placement, Refusal
+from shared.model.placement import Refusal
 from shared.model.quota import QuotaExcess
-from shared.model.request import GpuRequest, PodRequest, SharingPolicy
+from shared.model.request import GpuRequest, SharingPolicy
 from shared.placing.refusal.quota_refusals import over_quota
 from tests.support.build import device, gpu, ledger_node, request, use
-from tests.support.placer.placing import Cluster
-
-
-def decision(wanted: PodRequest, *nodes: LedgerNode) -> Placement | Refusal:
-    return Cluster(*nodes).place(wanted)
-
-
-def refused(wanted: PodRequest, *nodes: LedgerNode) -> Refusal:
-    outcome = decision(wanted, *nodes)
-    assert isinstance(outcome, Refusal)
-    return outcome
+from tests.support.placer.placing import Cluster, refused
 
 
 @pytest.mark.parametrize(
@@ -140,15 +129,14 @@ def test_a_hint_to_wait_is_given_only_where_an_empty_cluster_fits_the_pod(
     wanted = request(*(gpu(f"c{n}", memory=mib) for n, mib in enumerate(sizes)))
     devices = [device(f"GPU-{n}", memory_mib=mib) for n, mib in enumerate(cards)]
 
-    outcome = decision(
-        wanted,
+    outcome = Cluster(
         *(
             ledger_node(f"n{n}", (card, use(used[n] * card.memory_mib // 3)))
             for n, card in enumerate(devices)
-        ),
-    )
+        )
+    ).place(wanted)
 
-    empty = decision(wanted, *(ledger_node(f"n{n}", each) for n, each in enumerate(devices)))
+    empty = Cluster(*(ledger_node(f"n{n}", each) for n, each in enumerate(devices))).place(wanted)
     if isinstance(outcome, Refusal):
         assert outcome.permanent == isinstance(empty, Refusal)
         assert outcome.hint.startswith("waiting does not help") == outcome.permanent

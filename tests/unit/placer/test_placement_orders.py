@@ -8,10 +8,7 @@ from shared.model.placement import Refusal
 from shared.model.request import DeviceOrder, PodRequest, SharingPolicy
 from tests.support.build import device, gpu, ledger_node, request, use
 from tests.support.placer.placing import Cluster
-
-
-def chosen(wanted: PodRequest, *node_devices: Any) -> list[int]:
-    return Cluster(ledger_node("n1", *node_devices)).indices(wanted)
+from tests.support.placer.placing import chosen_devices as chosen
 
 
 def one(order: DeviceOrder, weights: tuple[int, int, int] = (0, 0, 1), **fields: Any) -> PodRequest:
@@ -20,20 +17,6 @@ def one(order: DeviceOrder, weights: tuple[int, int, int] = (0, 0, 1), **fields:
 
 def cards(*uses: Any) -> list[Any]:
     return [(device(f"GPU-{n}", n), used) for n, used in enumerate(uses)]
-
-
-@pytest.mark.parametrize(("order", "index"), [("least-allocated", 1), ("most-allocated", 0)])
-def test_koordinator_18_least_allocated_takes_the_emptier_card_and_most_allocated_the_fuller(
-    order: str, index: int
-) -> None:
-    partly = cards(use(20_000), use(8_000))
-
-    assert chosen(one(DeviceOrder(order)), *partly) == [index]
-    assert chosen(one(DeviceOrder(order)), *reversed_places(partly)) == [1 - index]
-
-
-def reversed_places(node_devices: list[Any]) -> list[Any]:
-    return cards(*(taken for _, taken in reversed(node_devices)))
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.placement import place
 from tests.support.build import device, dice, gpu, ledger_node, request, use
 from tests.support.placer.naive import fit_on_node, fits_somewhere
+from tests.support.placer.placing import index_of
 
 TAINT = Taint(key="gpu", effect="NoSchedule")
 SOFT = Taint(key="slow", effect="PreferNoSchedule")
@@ -212,9 +213,8 @@ def _check(
 def test_placements_fit_and_refusals_agree_with_the_naive_scan(
     nodes: list[LedgerNode], wanted: list[PodRequest]
 ) -> None:
-    mirror = ClusterMirror()
-    mirror.reset(nodes)
-    index = NodeIndex(mirror)
+    index = index_of(*nodes)
+    mirror = index.mirror
 
     for one in wanted:
         _check(one, mirror, index, nodes)
@@ -265,9 +265,8 @@ def _with_positions(taken: str, where: DeviceUuid, shares: tuple[Share, ...]) ->
     ),
 )
 def test_an_updated_index_decides_like_a_new_one(nodes: list[LedgerNode], steps: list[Any]) -> None:
-    mirror = ClusterMirror()
-    mirror.reset(nodes)
-    index = NodeIndex(mirror)
+    index = index_of(*nodes)
+    mirror = index.mirror
     truth = {node.facts.name: node for node in nodes}
 
     for number, step in enumerate(steps):
@@ -327,9 +326,8 @@ gpu_requests = st.builds(
 def test_successive_instances_agree_with_the_naive_scan(
     node: LedgerNode, steps: list[PodRequest]
 ) -> None:
-    mirror = ClusterMirror()
-    mirror.reset([node])
-    index = NodeIndex(mirror)
+    index = index_of(node)
+    mirror = index.mirror
 
     for number, step in enumerate(steps):
         _check(step, mirror, index, [node])
@@ -344,9 +342,8 @@ def test_successive_instances_agree_with_the_naive_scan(
 
 
 def test_a_tentative_reservation_and_the_total_that_contains_it_count_once() -> None:
-    mirror = ClusterMirror()
-    mirror.reset([ledger_node("n1", device())])
-    index = NodeIndex(mirror)
+    index = index_of(ledger_node("n1", device()))
+    mirror = index.mirror
     wanted = request(gpu(memory=1000))
     answer = place(wanted, index, dice(1))
     assert not isinstance(answer, Refusal)

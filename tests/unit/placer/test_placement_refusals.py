@@ -14,25 +14,13 @@ from shared.model.request import (
     PodRequest,
 )
 from shared.placing.index.node_index import NodeIndex
-from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.placement import place
 from tests.support.build import V100_MIB, device, dice, gpu, ledger_node, request, use
-
-
-def index_of(*nodes: LedgerNode) -> NodeIndex:
-    mirror = ClusterMirror()
-    mirror.reset(nodes)
-    return NodeIndex(mirror)
+from tests.support.placer.placing import index_of, refused
 
 
 def decision(wanted: PodRequest, index: NodeIndex) -> tuple[Placement, ...] | Refusal:
     return place(wanted, index, dice(3))
-
-
-def refused(wanted: PodRequest, *nodes: LedgerNode) -> Refusal:
-    outcome = decision(wanted, index_of(*nodes))
-    assert isinstance(outcome, Refusal)
-    return outcome
 
 
 def chosen(wanted: PodRequest, index: NodeIndex) -> list[str]:

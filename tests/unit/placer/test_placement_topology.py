@@ -9,10 +9,10 @@ from shared.model.names import DeviceUuid, NodeName
 from shared.model.placement import Refusal
 from shared.model.request import DeviceOrder, PodRequest, TopologyScope
 from shared.placing.choice.container_choice import best_linked_set
-from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 from tests.support.build import device, gpu, ledger_node, request
-from tests.support.placer.placing import Cluster
+from tests.support.placer.placing import Cluster, index_of
+from tests.support.placer.placing import chosen_devices as chosen
 
 BRIDGE, SWITCH, NVLINK = 30, 50, 250
 
@@ -38,10 +38,6 @@ def asking(gpus: int, **fields: Any) -> PodRequest:
     return request(gpu(gpus=gpus, memory=1000), **({"device_order": DeviceOrder.FIRST} | fields))
 
 
-def chosen(wanted: PodRequest, *node_devices: Any) -> list[int]:
-    return Cluster(ledger_node("n1", *node_devices)).indices(wanted)
-
-
 def test_the_pair_with_the_best_link_comes_before_the_order_of_devices() -> None:
     four = cards(4, {(1, 3): NVLINK, (0, 2): SWITCH})
 
@@ -50,13 +46,6 @@ def test_the_pair_with_the_best_link_comes_before_the_order_of_devices() -> None
     assert chosen(asking(2, prefer_links=False), *four) == [0, 1]
     assert chosen(asking(4), *four) == [0, 1, 2, 3]
     assert chosen(asking(1), *four) == [0]
-
-
-def test_hamis_topology_aware_gives_a_single_device_with_the_worst_links() -> None:
-    four = cards(4, {(0, 1): NVLINK, (0, 2): SWITCH, (1, 2): SWITCH})
-
-    assert chosen(asking(1, device_order=DeviceOrder.LEAST_LINKED), *four) == [3]
-    assert chosen(asking(2, device_order=DeviceOrder.LEAST_LINKED), *four) == [0, 1]
 
 
 def test_a_device_of_unknown_location_is_in_no_scope_and_the_refusal_names_it() -> None:
@@ -87,8 +76,7 @@ def test_devices_that_fit_in_different_scopes_are_counted_in_the_refusal() -> No
 
 
 def mirrored(node_devices: list[Device]) -> MirroredNode:
-    mirror = ClusterMirror()
-    mirror.reset([ledger_node("n1", *node_devices)])
+    mirror = index_of(ledger_node("n1", *node_devices)).mirror
     return mirror.nodes[NodeName("n1")]
 
 

@@ -96,15 +96,6 @@ def test_a_term_without_requirements_selects_every_pod_of_its_namespaces() -> No
     assert selects(everywhere, Namespace("other"), {})
 
 
-def test_a_pod_is_placed_on_no_node_of_the_domain() -> None:
-    repelling = term(is_app("noisy"), key=ZONE)
-    choices = Choices(node("n1", repelling), node("n2"), node("n3", zone="b"))
-
-    assert choices.choose(pod()) == {"n3"}
-    assert choices.choose(pod("quiet")) == {"n1", "n2", "n3"}
-    assert choices.choose(pod(namespace="team-b")) == {"n1", "n2", "n3"}
-
-
 def test_a_pod_without_gpus_is_kept_away_too() -> None:
     choices = Choices(node("n1", term(is_app("noisy"))), node("n2"))
 
@@ -141,12 +132,6 @@ def test_a_verdict_follows_the_pods_that_come_and_go() -> None:
     choices.mirror.remove_node(NodeName("n2"))
     choices.mirror.put_node(node("n2"))
     assert choices.choose(pod()) == {"n1", "n2"}
-
-
-def test_a_node_without_the_label_is_in_no_domain() -> None:
-    bare = ledger_node("n1", device(), anti_affinity=(term(is_app("noisy"), key=ZONE),))
-
-    assert Choices(bare, node("n2")).choose(pod()) == {"n1", "n2"}
 
 
 def test_no_preemption_is_planned_on_a_node_that_repels_the_pod() -> None:

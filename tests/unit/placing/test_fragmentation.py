@@ -23,10 +23,10 @@ from shared.placing.fragmentation import (
     kind_of,
 )
 from shared.placing.index.node_index import NodeIndex
-from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.placement import COMPARED_NODES, place
 from shared.placing.refusal.quota_refusals import QuotaRefusals
 from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request, use
+from tests.support.placer.placing import index_of as mirror_index
 
 GIB = 1 << 30
 
@@ -64,9 +64,7 @@ def learned(*arrived: PodRequest) -> Workload:
 
 
 def index_of(workload: Workload, *nodes: LedgerNode) -> NodeIndex:
-    mirror = ClusterMirror()
-    mirror.reset(nodes)
-    index = NodeIndex(mirror)
+    index = mirror_index(*nodes)
     index.fragmentation.workload = workload
     return index
 

@@ -32,6 +32,7 @@ from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import check_all
 from shared.placing.placement import place
 from tests.support.build import device, dice, gpu, ledger_node, request, use
+from tests.support.placer.placing import index_of
 from tests.unit.placer.test_placement_property import clusters, requests
 
 
@@ -79,9 +80,8 @@ simple_requests = st.builds(
 def test_nodes_are_divided_by_reason_as_by_a_look_at_each(
     nodes: list[LedgerNode], wanted: list[PodRequest]
 ) -> None:
-    mirror = ClusterMirror()
-    mirror.reset(nodes)
-    index = NodeIndex(mirror)
+    index = index_of(*nodes)
+    mirror = index.mirror
 
     for number, one in enumerate(wanted):
         _assert_sets_are_those_of_a_scan(one, index)
@@ -231,9 +231,7 @@ def test_a_request_for_more_gpus_than_are_healthy_names_the_step_that_excludes_t
         (device("GPU-1", 1), use(32_000)),
         (device("GPU-2", 2), use(0, 90)),
     )
-    mirror = ClusterMirror()
-    mirror.reset([node])
-    index = NodeIndex(mirror)
+    index = index_of(node)
 
     def code(gpus: int, cores: int = 50) -> str:
         answer = place(request(gpu("c", gpus, 1000, cores_percent=cores)), index, dice(1))

@@ -1,17 +1,13 @@
 """Parsing and placement of pods in Koordinator's dialect."""
 
 import json
-from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shared.dialects.dialect import Rules
 from shared.dialects.koordinator.hints import HINT
 from shared.model.device import Device
-from shared.model.lease import MIB
 from shared.model.ledger import LedgerNode
 from shared.model.placement import Placement, Refusal
 from tests.support.build import device, devices, ledger_node
@@ -148,46 +144,3 @@ def test_a_selector_keeps_a_pod_on_its_model() -> None:
     wanted = read(container(shared=1, ratio=1), annotations={HINT: json.dumps(hint)})
 
     assert [Cluster(node("n1", *cards)).indices(wanted) for _ in range(3)] == [[1]] * 3
-
-
-requests = st.one_of(
-    st.builds(
-        lambda cards, ratio, core: {
-            "shared": cards,
-            "ratio": cards * ratio,
-            **({"core": cards * core} if core else {}),
-        },
-        st.integers(1, 3),
-        st.integers(1, 100),
-        st.integers(0, 100),
-    ),
-    st.builds(
-        lambda cards, memory, core: {
-            "shared": cards,
-            "memory": cards * memory,
-            **({"core": cards * core} if core else {}),
-        },
-        st.integers(1, 3),
-        st.integers(1, 20 * GI),
-        st.integers(0, 100),
-    ),
-)
-
-
-@given(st.lists(requests, max_size=25), st.integers(1, 20000), st.booleans())
-def test_limits_on_a_gpu_never_sum_up_to_more_than_it_has(
-    pods: list[dict[str, int]], mib: int, most: bool
-) -> None:
-    cluster = Cluster(node("n1", *devices(3, memory_mib=mib)))
-    memory: Counter[str] = Counter()
-    cores: Counter[str] = Counter()
-
-    for amounts in pods:
-        placed = cluster.place(read(container(**amounts), rules=MOST if most else Rules()))
-        if isinstance(placed, Placement):
-            assert len({share.device for share in placed.shares}) == amounts["shared"]
-            memory.update({share.device: share.limit_bytes for share in placed.shares})
-            cores.update({share.device: share.cores_percent for share in placed.shares})
-
-    assert all(held <= mib * MIB for held in memory.values())
-    assert all(held <= 100 for held in cores.values())
