@@ -16,7 +16,6 @@ from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import AntiAffinityTerm, LabelRequirement
 
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
-PAGE = 500
 _OTHERS = f"spec.schedulerName!={KUBE_SCHEDULER},status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of active pods of schedulers without the extender."""
 
@@ -72,9 +71,8 @@ class PodClient:
     async def _listed(
         self, path: str, term: AntiAffinityTerm, fields: str
     ) -> AsyncIterator[SelectedPod]:
-        query, token = {"labelSelector": _selector(term), "fieldSelector": fields}, ""
-        while True:
-            page = await self.client.list_page(path, query=query, limit=PAGE, continue_token=token)
+        query = {"labelSelector": _selector(term), "fieldSelector": fields}
+        async for page in self.client.pages(path, query=query):
             for pod in page.read(ApiPod):
                 yield SelectedPod(
                     uid=PodUid(pod.metadata.uid),
@@ -82,9 +80,6 @@ class PodClient:
                     name=pod.metadata.name,
                     node=NodeName(pod.spec.node_name) or None,
                 )
-            token = page.metadata.continue_
-            if not token:
-                return
 
     async def node_label(self, name: NodeName, key: str) -> str | None:
         """Return a label of a node; None: there is no such label or node."""

@@ -17,7 +17,6 @@ from shared.model.names import PodUid
 
 logger = logging.getLogger(__name__)
 
-PAGE_SIZE = 500
 RETRY_S = 30.0
 """The interval at which an API that is not there, or not readable, is requested again."""
 
@@ -53,22 +52,15 @@ class ClaimReflector:
         The ledger ends no lease of a claim for its absence in a list alone.
         """
         found: list[AllocatedClaim] = []
-        token = ""
-        while True:
-            try:
-                page = await self.client.list_page(
-                    CLAIMS_PATH, query={}, limit=PAGE_SIZE, continue_token=token
-                )
-            except NotFoundError:
-                break
-            except RequestError as error:
-                self._refused(error)
-                return ()
-            claims = page.read(ApiResourceClaim, skip=self._ignore)
-            found += filter(None, map(self._parse, claims))
-            token = page.metadata.continue_
-            if not token:
-                break
+        try:
+            async for page in self.client.pages(CLAIMS_PATH):
+                claims = page.read(ApiResourceClaim, skip=self._ignore)
+                found += filter(None, map(self._parse, claims))
+        except NotFoundError:
+            pass
+        except RequestError as error:
+            self._refused(error)
+            return ()
         self.unreadable = ""
         return tuple(found)
 

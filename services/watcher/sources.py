@@ -17,7 +17,7 @@ from shared.dialects import LEDGER_RESOURCES
 from shared.dialects.pod_groups import PATHS, PodGroupKind
 from shared.dialects.pod_requests import cordoned_devices
 from shared.dialects.volcano import device_register
-from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.client import PAGE_SIZE, KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import (
     ListSynced,
@@ -101,7 +101,6 @@ def foreign_devices(node: ApiNode, *, now_s: float) -> DeviceReported | None:
 
 logger = logging.getLogger(__name__)
 
-PAGE_SIZE = 500
 RETRY_S = 30.0
 """The interval at which a kind is requested that the API server does not know."""
 APPEARANCE_CHECK_S = 1.0
@@ -325,19 +324,12 @@ class OurPodLister:
         list_id = uuid.uuid4().hex
         bound: list[BoundPod] = []
         unbound: list[PodUid] = []
-        token = ""
-        while True:
-            page = await self.client.list_page(
-                "/api/v1/pods", query={}, limit=PAGE_SIZE, continue_token=token
-            )
+        async for page in self.client.pages("/api/v1/pods"):
             for pod in filter(self._is_ours, page.read(PodOutline)):
                 if pod.spec.node_name:
                     bound.append(_bound_pod(pod, with_lease=bool(request_ids)))
                 else:
                     unbound.append(PodUid(pod.metadata.uid))
-            token = page.metadata.continue_
-            if not token:
-                break
         chunks = _chunks(bound, unbound, await self.claims.list_all())
         for number, chunk in enumerate(chunks):
             yield PodsListed(

@@ -63,6 +63,8 @@ class Binding(msgspec.Struct, frozen=True, rename="camel"):
 T = TypeVar("T")
 
 CONNECTIONS = 32
+PAGE_SIZE = 500
+"""Objects of a page of a list."""
 WATCH_BUFFER_BYTES = 1 << 20
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -325,6 +327,20 @@ class KubernetesClient:
         if continue_token:
             parameters["continue"] = continue_token
         return _decode(await self._send("GET", f"{path}?{urlencode(parameters)}"), Page)
+
+    async def pages(
+        self, path: str, *, query: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Page]:
+        """Yield the pages of a whole list; raises ExpiredError if it takes too long."""
+        token = ""
+        while True:
+            page = await self.list_page(
+                path, query=query or {}, limit=PAGE_SIZE, continue_token=token
+            )
+            yield page
+            token = page.metadata.continue_
+            if not token:
+                return
 
     @asynccontextmanager
     async def watch(

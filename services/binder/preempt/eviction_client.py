@@ -22,7 +22,6 @@ from shared.model.preemption import PREEMPT_AT, PREEMPTIBLE, EvictionOutcome, Vi
 
 logger = logging.getLogger(__name__)
 
-PAGE = 500
 DISRUPTION_BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 SEVERAL_DISRUPTION_BUDGETS = 500
 """Status code where several PodDisruptionBudgets select the pod: it can never be evicted."""
@@ -114,14 +113,7 @@ class EvictionClient:
             ) from error
 
     async def _list(self, path: str, kind: type[Item]) -> list[Item]:
-        found: list[Item] = []
-        token = ""
-        while True:
-            page = await self.client.list_page(path, query={}, limit=PAGE, continue_token=token)
-            found += page.read(kind)
-            token = page.metadata.continue_
-            if not token:
-                return found
+        return [item async for page in self.client.pages(path) for item in page.read(kind)]
 
 
 def _facts(pod: ApiPod) -> PodFacts:

@@ -8,7 +8,6 @@ from shared.model.errors import RequestError
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.names import NodeName
 
-PAGE = 500
 ALL_PODS = "/api/v1/pods"
 
 
@@ -20,42 +19,21 @@ class ClusterObjects:
 
     async def pods(self) -> tuple[PodSummary, ...]:
         """Return every pod of the cluster."""
-        pods: list[PodSummary] = []
-        token = ""
-        while True:
-            page = await self.kubernetes.list_page(
-                ALL_PODS, query={}, limit=PAGE, continue_token=token
-            )
-            pods += map(summary_of, page.read(ApiPod))
-            token = page.metadata.continue_
-            if not token:
-                return tuple(pods)
+        pages = self.kubernetes.pages(ALL_PODS)
+        return tuple([summary_of(pod) async for page in pages for pod in page.read(ApiPod)])
 
     async def node_names(self) -> frozenset[NodeName]:
         """Return the names of the nodes that the API server has."""
-        names: set[NodeName] = set()
-        token = ""
-        while True:
-            page = await self.kubernetes.list_page(
-                "/api/v1/nodes", query={}, limit=PAGE, continue_token=token
-            )
-            names |= {NodeName(node.metadata.name) for node in page.read(ApiObject)}
-            token = page.metadata.continue_
-            if not token:
-                return frozenset(names)
+        pages = self.kubernetes.pages("/api/v1/nodes")
+        return frozenset(
+            {NodeName(each.metadata.name) async for page in pages for each in page.read(ApiObject)}
+        )
 
     async def claims(self) -> tuple[AllocatedClaim, ...] | None:
         """Return the ResourceClaims with devices of our driver; None: they cannot be read."""
-        found: list[AllocatedClaim | None] = []
-        token = ""
-        while True:
-            try:
-                page = await self.kubernetes.list_page(
-                    CLAIMS_PATH, query={}, limit=PAGE, continue_token=token
-                )
-            except RequestError:
-                return None
-            found += map(allocated_claim, page.read(ApiResourceClaim))
-            token = page.metadata.continue_
-            if not token:
-                return tuple(filter(None, found))
+        try:
+            pages = [page async for page in self.kubernetes.pages(CLAIMS_PATH)]
+        except RequestError:
+            return None
+        claims = (claim for page in pages for claim in page.read(ApiResourceClaim))
+        return tuple(filter(None, map(allocated_claim, claims)))

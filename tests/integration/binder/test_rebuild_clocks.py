@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -29,8 +29,8 @@ TIMING = RebuildTiming(settle_s=0.01, poll_s=0.02, resync_every_s=0.2)
 class NoPods:
     """An API server without pods."""
 
-    async def list_page(self, path: str, **_: object) -> Page:
-        return Page(items=())
+    async def pages(self, _: str) -> AsyncIterator[Page]:
+        yield Page()
 
 
 async def listing(*request_ids: str) -> list[PodsListed]:

@@ -31,8 +31,8 @@ class OnePage:
             msgspec.Raw(msgspec.json.encode(_pod(n, t))) for n, t in enumerate(texts)
         )
 
-    async def list_page(self, path: str, **_: object) -> Page:
-        return Page(items=self.items)
+    async def pages(self, path: str) -> AsyncIterator[Page]:
+        yield Page(items=self.items)
 
 
 def _pod(number: int, text: str) -> dict[str, Any]:
@@ -129,12 +129,10 @@ class NoClaims(OnePage):
 
     refuses = True
 
-    async def list_page(self, path: str, **_: object) -> Page:
-        if path == CLAIMS_PATH:
-            if self.refuses:
-                raise ForbiddenError(FORBIDDEN)
-            return Page()
-        return await super().list_page(path)
+    async def pages(self, path: str) -> AsyncIterator[Page]:
+        if path == CLAIMS_PATH and self.refuses:
+            raise ForbiddenError(FORBIDDEN)
+        yield Page() if path == CLAIMS_PATH else Page(items=self.items)
 
 
 async def test_pods_are_listed_although_claims_may_not_be_and_the_reason_is_reported() -> None:

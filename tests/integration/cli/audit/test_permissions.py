@@ -21,8 +21,8 @@ from tests.support.servers.valkey import ValkeyServer
 class NoPods:
     """An API server that has none."""
 
-    async def list_page(self, *_: object, **__: object) -> Page:
-        return Page()
+    async def pages(self, _: str) -> AsyncIterator[Page]:
+        yield Page()
 
 
 @pytest.fixture
