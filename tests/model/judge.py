@@ -260,7 +260,7 @@ class Judge:
     def open_ends(self) -> list[str]:
         """Return what is not as Kubernetes and the agents imply, though nothing is on its way."""
         world, ledger, running = self.world, self.read_ledger(), list(_running(self.world))
-        pods = [self._seen(pod, running) for pod in world.api.pods.values()]
+        pods = [self._seen(pod) for pod in world.api.pods.values()]
         pods += [_seen_claim(claim, running) for claim in world.claims.stored.values()]
         nodes = {str(name): SeenNode(name=name) for name in world.api.nodes}
         nodes |= {str(n): SeenNode(name=n, cordoned=True) for n in world.api.cordoned}
@@ -297,11 +297,18 @@ class Judge:
             if not each.pods & unrecorded
         ]
 
-    def _seen(self, pod: Pod, running: Running) -> SeenPod:
+    def _seen(self, pod: Pod) -> SeenPod:
         """Return a pod. Its lease counts, which a resize may have changed.
 
-        After Redis was lost, the copy may be of an earlier lease, or of an earlier size.
+        After Redis was lost, the copy may be of an earlier lease, or of an earlier size. A stopped
+        container whose record its agent has lost does not have to start again.
         """
+        started = {
+            uid
+            for node in self.world.nodes.values()
+            for uid, record in node.kubelet.records.items()
+            if record.given is not None or (record.stopped and node.lost_records)
+        }
         lease, copy = self.ledger.leases.get(pod.uid), copied(pod.lease)
         if lease and self.world.lost_redis:
             copy["devices"] = tuple(share.device for share in lease.shares)
@@ -317,7 +324,7 @@ class Judge:
             message="it waits" if lease or pod.uid in self.ledger.waiting else "",
             gang=pod.request.gang.name if pod.request.gang else "",
             spread=bool(pod.request.anti_affinity_groups),
-            runs=any(record.pod is pod for _, record in running),
+            runs=pod.uid in started,
             resized=True,
             **copy,
         )
