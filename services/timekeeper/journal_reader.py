@@ -1,9 +1,8 @@
 """Applies the ledger's journal of leases to the accounts, from entries or from all live leases."""
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Protocol
 
 from services.timekeeper.accounts.journal import (
     JournalChanges,
@@ -13,6 +12,8 @@ from services.timekeeper.accounts.journal import (
 )
 from services.timekeeper.accounts.weights import LeaseWeight, weigh
 from services.timekeeper.metrics import TimekeeperMetrics
+from shared.ledger.budgets import Budgets
+from shared.ledger.leases import RedisLeases
 from shared.model.budget import Account, AccountChange, Budget, Journal
 from shared.model.errors import UnavailableError
 from shared.model.lease import Lease
@@ -24,46 +25,14 @@ JOURNAL_PAGE, WHOLE_JOURNAL = 200, 200_000
 """Journal entries that are read at once."""
 
 
-class JournalStore(Protocol):
-    """The journal of leases, and the accounts that it changes."""
-
-    async def unread_journal(self, most: int = JOURNAL_PAGE) -> Journal:
-        """Read the journal entries that are not applied yet."""
-        ...
-
-    async def apply_journal(self, journal: Journal, changes: Iterable[AccountChange]) -> bool:
-        """Apply the changes of these entries; False if another replica has applied them."""
-        ...
-
-    async def revisions(self) -> dict[Namespace, int]:
-        """Return every account's revision."""
-        ...
-
-    async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
-        """Load accounts, each with its open window and those started since an instant."""
-        ...
-
-    async def charged_until(self, charged_leases: Sequence[str]) -> dict[str, int]:
-        """Return until when recently ended leases are charged."""
-        ...
-
-
-class ChargedLeases(Protocol):
-    """All live leases."""
-
-    def load_all(self) -> AsyncIterator[list[Lease]]:
-        """Yield all live leases."""
-        ...
-
-
 class JournalReader:
     """Applies the journal's entries; any number of replicas may read at once."""
 
     def __init__(
         self,
         *,
-        store: JournalStore,
-        ledger: ChargedLeases,
+        store: Budgets,
+        ledger: RedisLeases,
         budget_of: Callable[[Namespace], Budget],
         metrics: TimekeeperMetrics,
         factors: Mapping[str, Fraction],

@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from fractions import Fraction
-from typing import Protocol
 
 from services.timekeeper.accounts.accrual import (
     advance,
@@ -21,11 +20,13 @@ from services.timekeeper.accounts.accrual import (
 from services.timekeeper.accounts.balance import balance
 from services.timekeeper.accounts.windows import retained_since_ms
 from services.timekeeper.config.budget_sources import ConfiguredBudgets
-from services.timekeeper.journal_reader import ChargedLeases, JournalReader, JournalStore
+from services.timekeeper.journal_reader import JournalReader
 from services.timekeeper.metrics import TimekeeperMetrics
 from services.timekeeper.report.budget_reports import budget_changed, is_reportable_change
 from services.timekeeper.report.status_publisher import StatusPublisher
-from shared.model.budget import Account, AccountUpdate, Balance, PolicyType, minutes
+from shared.ledger.budgets import Budgets
+from shared.ledger.leases import RedisLeases
+from shared.model.budget import Account, Balance, PolicyType, minutes
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, RequestError
 from shared.model.events.pod_events import BudgetChanged
@@ -42,30 +43,14 @@ GRANT_ATTEMPTS = 20
 Sleep = Callable[[float], Awaitable[None]]
 
 
-class AccountStore(JournalStore, Protocol):
-    """The accounts."""
-
-    async def save(self, update: AccountUpdate, *, kept_since_ms: int | None = None) -> bool:
-        """Write one step; False if the account has another revision."""
-        ...
-
-    async def discard_damaged(self) -> list[str]:
-        """Delete what could not be read; return what it was."""
-        ...
-
-    async def acquire_lock(self, name: str, *, every_ms: int) -> bool:
-        """Return whether the caller is the first to acquire the name within the time."""
-        ...
-
-
 class Timekeeper:
     """Caches every account, and drops the copy when another replica has written it."""
 
     def __init__(
         self,
         *,
-        store: AccountStore,
-        ledger: ChargedLeases,
+        store: Budgets,
+        ledger: RedisLeases,
         configuration: ConfiguredBudgets,
         statuses: StatusPublisher,
         metrics: TimekeeperMetrics,

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from opentelemetry.trace import SpanKind
 
@@ -91,22 +90,10 @@ ALLOWED = AdmissionDecision(allowed=True)
 
 Sleep = Callable[[float], Awaitable[None]]
 ReviewPod = Callable[[ReviewRequest], AdmissionDecision]
-
-
-class Lookups(Protocol):
-    """The API server."""
-
-    async def default_priority_class(self) -> str:
-        """Return the class of pods that do not set one; empty: there is none."""
-        ...
-
-
-class ClaimBinders(Protocol):
-    """The binders."""
-
-    async def lease(self, request: ClaimLeaseRequest) -> ClaimLeaseReply:
-        """Lease an allocation. Raises UnavailableError if no binder replies in time."""
-        ...
+ReadDefaultClass = Callable[[], Awaitable[str]]
+"""Returns the priority class of pods that do not set one, or an empty text if there is none."""
+LeaseClaim = Callable[[ClaimLeaseRequest], Awaitable[ClaimLeaseReply]]
+"""Has a binder lease an allocation. Raises UnavailableError if none replies in time."""
 
 
 @publishes(ClaimLeaseRequest)
@@ -116,8 +103,8 @@ class Webhook:
     def __init__(
         self,
         policy: AdmissionPolicy,
-        lookups: Lookups,
-        binders: ClaimBinders,
+        default_priority_class: ReadDefaultClass,
+        lease_claim: LeaseClaim,
         *,
         rotate_certificate: Callable[[Sleep], Awaitable[None]],
         metrics: WebhookMetrics,
@@ -125,8 +112,8 @@ class Webhook:
         tracing: Tracing,
     ) -> None:
         self.policy = policy
-        self.lookups = lookups
-        self.binders = binders
+        self.default_priority_class = default_priority_class
+        self.lease_claim = lease_claim
         self.rotate_certificate = rotate_certificate
         self.metrics = metrics
         self.clock = clock
@@ -158,7 +145,7 @@ class Webhook:
     async def read_default_class(self) -> None:
         """Read the default priority class."""
         try:
-            self.default_class = await self.lookups.default_priority_class()
+            self.default_class = await self.default_priority_class()
         except RequestError as error:
             logger.warning("the default priority class is unknown: %s", error)
 
@@ -237,7 +224,7 @@ class Webhook:
         )
         fault: LeaseholdError | None = None
         try:
-            decision = found.decide(await self.binders.lease(asked))
+            decision = found.decide(await self.lease_claim(asked))
         except UnavailableError as error:
             decision, fault = ALLOWED, error
         finally:

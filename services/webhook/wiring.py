@@ -2,6 +2,7 @@
 
 import base64
 from datetime import UTC, datetime
+from functools import partial
 
 import msgspec
 
@@ -96,33 +97,21 @@ LEASE_TIMEOUT_S = 2.5
 """Shorter than the timeout of the webhook for allocations."""
 
 
-class ApiServerLookups:
-    """Lookups in the API server."""
+async def default_priority_class(client: KubernetesClient) -> str:
+    """Return the class of pods that do not set one, or an empty text if there is none.
 
-    def __init__(self, client: KubernetesClient) -> None:
-        self.client = client
-
-    async def default_priority_class(self) -> str:
-        """Return the class of pods that do not set one; empty: there is none.
-
-        Of several the API server uses the one with the lowest value.
-        """
-        classes = await self.client.read(PRIORITY_CLASSES, ObjectList[PriorityClass])
-        defaults = [each for each in classes.items or () if each.global_default]
-        return min(defaults, key=lambda each: each.value).metadata.name if defaults else ""
+    Of several the API server uses the one with the lowest value.
+    """
+    classes = await client.read(PRIORITY_CLASSES, ObjectList[PriorityClass])
+    defaults = [each for each in classes.items or () if each.global_default]
+    return min(defaults, key=lambda each: each.value).metadata.name if defaults else ""
 
 
-class ClaimBinderClient:
-    """Requests to the binders."""
-
-    def __init__(self, bus: Bus) -> None:
-        self.bus = bus
-
-    async def lease(self, request: ClaimLeaseRequest) -> ClaimLeaseReply:
-        """Lease an allocation. Raises UnavailableError if no binder replies in time."""
-        if not self.bus.connected:
-            raise UnavailableError("NATS is not connected")
-        return await self.bus.request(request, ClaimLeaseReply, timeout_s=LEASE_TIMEOUT_S)
+async def lease_claim(bus: Bus, request: ClaimLeaseRequest) -> ClaimLeaseReply:
+    """Have a binder lease an allocation. Raises UnavailableError if none replies in time."""
+    if not bus.connected:
+        raise UnavailableError("NATS is not connected")
+    return await bus.request(request, ClaimLeaseReply, timeout_s=LEASE_TIMEOUT_S)
 
 
 async def serve_webhook(settings: WebhookSettings) -> None:
@@ -149,8 +138,8 @@ async def serve_webhook(settings: WebhookSettings) -> None:
         metrics.export_expiration(lambda: certificate.expires_at)
         webhook = Webhook(
             policy,
-            ApiServerLookups(client),
-            ClaimBinderClient(bus),
+            partial(default_priority_class, client),
+            partial(lease_claim, bus),
             rotate_certificate=certificate.run,
             metrics=metrics,
             clock=SystemClock(),

@@ -164,18 +164,16 @@ class NoPods:
         )
 
 
-class Lookups:
-    """A cluster without priority classes."""
-
-    async def default_priority_class(self) -> str:
-        return ""
+async def no_class() -> str:
+    """The default priority class of a cluster that has none."""
+    return ""
 
 
 def webhook() -> Webhook:
     return Webhook(
         AdmissionPolicy(),
-        Lookups(),
-        FakeClaimBinders(),
+        no_class,
+        FakeClaimBinders().lease,
         rotate_certificate=lambda _: None,  # type: ignore[arg-type,return-value]
         metrics=WebhookMetrics(),
         clock=FakeClock(),

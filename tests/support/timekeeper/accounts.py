@@ -1,15 +1,15 @@
 """Accounts, charged leases and a timekeeper with the test's time, on a real valkey-server."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 from services.timekeeper.config.budget_sources import ConfiguredBudgets
 from services.timekeeper.metrics import TimekeeperMetrics
 from services.timekeeper.report.status_publisher import StatusPublisher
-from services.timekeeper.service import AccountStore, Timekeeper
+from services.timekeeper.service import Timekeeper
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.ledger.rows.lease_rows import encode_lease
@@ -112,20 +112,8 @@ class Timeline:
         self._crash(after=True)
         return done
 
-    async def revisions(self) -> dict[Namespace, int]:
-        return await self.store.revisions()
-
-    async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
-        return await self.store.load(wanted)
-
-    async def charged_until(self, tenures: Sequence[str]) -> dict[str, int]:
-        return await self.store.charged_until(tenures)
-
-    async def discard_damaged(self) -> list[str]:
-        return await self.store.discard_damaged()
-
-    async def acquire_lock(self, name: str, *, every_ms: int) -> bool:
-        return await self.store.acquire_lock(name, every_ms=every_ms)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
 
     def _crash(self, *, after: bool) -> None:
         if self.crash_at is None or after is not self.crash_after:
@@ -171,7 +159,7 @@ class AccountLedger:
         self,
         *,
         charge_every_s: float = 900,
-        store: AccountStore | None = None,
+        store: Budgets | None = None,
         configuration: ConfiguredBudgets | None = None,
         statuses: StatusPublisher | None = None,
         clock: Clock | None = None,
@@ -179,7 +167,7 @@ class AccountLedger:
     ) -> Timekeeper:
         """A new replica with empty caches, in the test's time unless `store` is given."""
         return Timekeeper(
-            store=store or Timeline(self.store, self.now_ms, **crash),
+            store=store or cast(Budgets, Timeline(self.store, self.now_ms, **crash)),
             ledger=self.leases,
             configuration=configuration or self.config,
             statuses=statuses or StatusPublisher(),

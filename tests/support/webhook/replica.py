@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from services.webhook.admission import AdmissionPolicy
 from services.webhook.metrics import WebhookMetrics
 from services.webhook.server import serving_reviews
 from services.webhook.service import Webhook
-from services.webhook.wiring import ApiServerLookups, RegistrationWriter
+from services.webhook.wiring import RegistrationWriter, default_priority_class
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore
 from shared.kubernetes.client import KubernetesClient
@@ -73,10 +74,11 @@ async def replica(
     certificate = ServingCertificate(
         DirectoryStore(directory), registration.trust, NAMES, time or Time()
     )
+    binders = FakeClaimBinders()
     webhook = Webhook(
         AdmissionPolicy(**policy),
-        ApiServerLookups(kube),
-        binders := FakeClaimBinders(),
+        partial(default_priority_class, kube),
+        binders.lease,
         rotate_certificate=certificate.run,
         metrics=WebhookMetrics(),
         clock=SystemClock(),
