@@ -5,15 +5,8 @@ from collections.abc import Iterator
 import msgspec.inspect as types
 import pytest
 
-from shared.model.events import claim_events, node_events, pod_events, request_reply
 from shared.model.events.event import Event
-
-KINDS = [
-    kind
-    for module in (claim_events, node_events, pod_events, request_reply)
-    for kind in vars(module).values()
-    if isinstance(kind, type) and issubclass(kind, Event) and kind.__module__ == module.__name__
-]
+from tests.support.samples import KINDS
 
 
 def unbounded(found: types.Type, path: str) -> Iterator[str]:

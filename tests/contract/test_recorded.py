@@ -18,8 +18,8 @@ from services.node_agent.records.checkpoint import Checkpoint, CheckpointFile
 from shared.model.lease_copy import dump_lease, load_lease
 from shared.model.names import Namespace
 from shared.nats import wire
-from tests.contract.test_wire import SAMPLES
 from tests.support.recorded import Recorded, kinds, recorded, versions
+from tests.support.samples import SAMPLES
 
 VERSIONS = versions()
 HEARD = [

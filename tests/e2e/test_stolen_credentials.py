@@ -19,10 +19,10 @@ from shared.model.events.event import Event
 from shared.model.names import NodeName
 from shared.nats import subjects, wire
 from shared.nats.bus import Bus
-from tests.contract.test_wire import NODE, POD, SAMPLES
 from tests.integration.auth.test_nats_permissions import is_open
 from tests.support.fuzz.messages import extremes
 from tests.support.hostile_agent import LIE, false_reports, lies_about
+from tests.support.samples import NODE, POD, SAMPLES
 from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
 from tests.support.waiting import until
 

@@ -25,7 +25,7 @@ from shared.dialects.pod_groups import VOLCANO_GROUPS
 from shared.dialects.volcano.vgpu import GROUP_POLICY
 from shared.model.events.event import Event
 from shared.nats import wire
-from tests.contract.test_wire import SAMPLES
+from tests.support.samples import SAMPLES
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.stack import PODS, Stack, gpu_pod, running, stack, vgpu

@@ -51,11 +51,11 @@ from shared.nats import wire
 from shared.pods.pod_parser import PodParser
 from shared.runtime import health
 from shared.runtime.telemetry import Tracing
-from tests.contract.test_wire import SAMPLES
 from tests.support.clock import FakeClock
 from tests.support.dashboard.dashboard import dashboard
 from tests.support.fuzz.in_thread import running_in_thread, without_tracebacks
 from tests.support.fuzz.inputs import as_json, bodies, changed, texts, values
+from tests.support.samples import SAMPLES
 from tests.support.servers.valkey import valkey_server
 from tests.support.timekeeper.accounts import T0, account_ledger, budget
 from tests.support.webhook.replica import FakeClaimBinders

@@ -15,7 +15,7 @@ from shared.model.events.event import Event
 from shared.model.lease_copy import dump_lease, load_lease
 from shared.model.names import Namespace
 from shared.nats import wire
-from tests.contract.test_wire import LEASE, SAMPLES
+from tests.support.samples import LEASE, SAMPLES
 from tests.support.webhook.reviews import reviewed
 
 ANNOTATIONS = (

@@ -1,0 +1,75 @@
+"""One sample of every event, with a value for each field that is not its default."""
+
+from enum import Enum
+from typing import Any, TypeVar
+
+import msgspec
+import msgspec.inspect as types
+
+from shared.model.events import claim_events, node_events, pod_events, request_reply
+from shared.model.events.event import Event
+from shared.model.lease import Lease
+from shared.model.names import Namespace, NodeName, PodUid
+
+T = TypeVar("T")
+POD = PodUid("7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
+NODE = NodeName("gpu-a")
+NAMED: dict[str, str] = {
+    "pod": POD,
+    "namespace": Namespace("default"),
+    "name": "train",
+    "node": NODE,
+    "container": "main",
+    "device": "GPU-a",
+    "uuid": "GPU-a",
+    "trace": "00-7f7c2c5e57a54d3c9d0e0d7e6c1f2a3b-00f067aa0ba902b7-01",
+}
+"""Texts that mean something, by the names of their fields."""
+KINDS = [
+    kind
+    for module in (claim_events, node_events, pod_events, request_reply)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Event) and kind.__module__ == module.__name__
+]
+
+
+def value(found: types.Type, name: str = "") -> Any:
+    """Return a value of a type, as JSON has it, for a field of this name."""
+    match found:
+        case types.DataclassType() | types.StructType():
+            made = {each.encode_name: value(each.type, each.name) for each in found.fields}
+            return made | {it.encode_name: False for it in found.fields if it.default is True}
+        case types.UnionType():
+            return value(next(it for it in found.types if not isinstance(it, types.NoneType)), name)
+        case types.VarTupleType() | types.ListType() | types.FrozenSetType():
+            return [value(found.item_type, name)]
+        case types.TupleType():
+            return [value(each) for each in found.item_types]
+        case types.DictType():
+            return {value(found.key_type): value(found.value_type)}
+    return single(found, name)
+
+
+def single(found: types.Type, name: str) -> bool | float | str:
+    match found:
+        case types.EnumType():
+            members: list[Enum] = list(found.cls)
+            return members[min(1, len(members) - 1)].value  # type: ignore[no-any-return]
+        case types.BoolType():
+            return True
+        case types.IntType():
+            return max(found.ge or 0, found.gt or 0) + 1
+        case types.FloatType():
+            return max(found.ge or 0.0, found.gt or 0.0) + 1.5
+        case types.StrType():
+            return NAMED.get(name, "x")
+    raise NotImplementedError(found)
+
+
+def sample(kind: type[T]) -> T:
+    """Return an object of a type with a value in each field."""
+    return msgspec.convert(value(types.type_info(kind)), kind, strict=False)
+
+
+SAMPLES: tuple[Event, ...] = tuple(sample(kind) for kind in KINDS)
+LEASE = sample(Lease)
