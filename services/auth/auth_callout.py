@@ -11,7 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.auth.nats_users import RESPONSE_S, NatsUser, operator_user, service_users
+from services.auth.nats_users import (
+    RESPONSE_S,
+    NatsUser,
+    operator_user,
+    permission_of,
+    service_users,
+)
 from services.auth.nkeys import SERVER, TokenIssuer, verify_claims
 from services.topology import OPERATOR, ServiceEntry
 from shared.model.errors import RequestError
@@ -142,8 +148,8 @@ def encode_grant(
         "exp": now_s + life_s,
         "name": user.name,
         "nats": {
-            "pub": {"allow": list(user.publish)},
-            "sub": {"allow": list(user.subscribe)},
+            "pub": permission_of(user.publish),
+            "sub": permission_of(user.subscribe),
             **({"resp": {"max": 1, "ttl": RESPONSE_S * 10**9}} if user.only_responds else {}),
             "subs": -1,
             "data": -1,

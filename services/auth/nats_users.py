@@ -241,6 +241,12 @@ def _tls_block(tls: tuple[Path, Path] | None) -> list[str]:
 _RESPONSES = f'        allow_responses: {{ max: 1, expires: "{RESPONSE_S}s" }}'
 
 
+def permission_of(allowed: Sequence[str]) -> dict[str, list[str]]:
+    """Return the rule for these subjects; to the server, an empty list of them allows all."""
+    return {"allow": list(allowed)} if allowed else {"deny": [">"]}
+
+
 def _permission_lines(operation: str, allowed: Sequence[str]) -> list[str]:
-    listed = (f"          {json.dumps(subject)}" for subject in allowed)
-    return [f"        {operation}: {{", "          allow: [", *listed, "          ]", "        }"]
+    ((rule, subjects_of_rule),) = permission_of(allowed).items()
+    listed = (f"          {json.dumps(subject)}" for subject in subjects_of_rule)
+    return [f"        {operation}: {{", f"          {rule}: [", *listed, "          ]", "        }"]

@@ -5,6 +5,7 @@ import hashlib
 import json
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,7 @@ from services.auth.auth_callout import (
     user_of_client,
     user_of_token,
 )
-from services.auth.nats_users import NatsUser, all_users
+from services.auth.nats_users import NatsUser, all_users, operator_user
 from services.auth.nkeys import ACCOUNT, SERVER, TokenIssuer, decode_key, encode_key, verify_claims
 from services.topology import SERVICES, roles
 from shared.credentials import certificates
@@ -245,15 +246,24 @@ def test_with_another_token_the_name_of_the_client_is_ignored(
     assert user_of(account, named, combined_scheduler=combined_scheduler) == USERS[own]
 
 
-def test_a_grant_expires_and_is_for_the_connection_of_the_request() -> None:
+def granted_to(user: NatsUser) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the response to a connection, and the claims of the token in it."""
     issuer = TokenIssuer(b"i" * 32)
     caller = AuthorizationRequest(server="N-server", user_key="U-key", token="")
-
-    answer = verify_claims(
-        encode_grant(issuer, caller, AUTH_USER, now_s=1000, life_s=60), kind=ACCOUNT
-    )
+    answer = verify_claims(encode_grant(issuer, caller, user, now_s=1000, life_s=60), kind=ACCOUNT)
     body = answer["nats"]["jwt"].split(".")[1]
-    user = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+    return answer, json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+
+
+def test_a_user_that_publishes_nothing_is_denied_everything() -> None:
+    """To the server, an empty list of permitted subjects permits all."""
+    _, user = granted_to(operator_user())
+
+    assert user["nats"]["pub"] == {"deny": [">"]}
+
+
+def test_a_grant_expires_and_is_for_the_connection_of_the_request() -> None:
+    answer, user = granted_to(AUTH_USER)
 
     assert (answer["aud"], answer["sub"]) == ("N-server", "U-key")
     assert (user["sub"], user["aud"], user["exp"]) == ("U-key", "$G", 1060)
