@@ -341,6 +341,45 @@ def test_successive_instances_agree_with_the_naive_scan(
             node = _with_taken(node, answer[0], step)
 
 
+@st.composite
+def _linked_cards(draw: Any) -> LedgerNode:
+    cards = [
+        device(
+            f"GPU-{n}",
+            n,
+            numa=draw(st.sampled_from([None, 0, 0, 1, 1])),
+            pcie=draw(st.sampled_from(["", "pci0000:3a", "pci0000:3a", "pci0000:85"])),
+        )
+        for n in range(draw(st.integers(3, 5)))
+    ]
+    scores = draw(st.lists(st.sampled_from([10, 10, 50, 150]), min_size=10, max_size=10))
+    return ledger_node("n0", *(_linked(cards, scores) if draw(st.booleans()) else cards))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    _linked_cards(),
+    st.integers(2, 3),
+    st.booleans(),
+    st.sampled_from([*2 * [TopologyScope.NODE], *TopologyScope]),
+    st.sampled_from([DeviceOrder.FIRST, DeviceOrder.LAST]),
+)
+def test_several_devices_are_linked_as_well_as_any_set_of_them(
+    node: LedgerNode, gpus: int, prefers: bool, scope: TopologyScope, order: DeviceOrder
+) -> None:
+    wanted = request(
+        gpu("c", gpus, 1),
+        prefer_links=prefers,
+        topology_scope=scope,
+        device_order=order,
+        triggers=(),
+        resources={},
+    )
+    index = index_of(node)
+
+    _check(wanted, index.mirror, index, [node])
+
+
 def test_a_tentative_reservation_and_the_total_that_contains_it_count_once() -> None:
     index = index_of(ledger_node("n1", device()))
     mirror = index.mirror
