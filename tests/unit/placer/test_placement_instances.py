@@ -272,3 +272,43 @@ def test_a_setting_decides_which_mode_is_tried_first() -> None:
         return parse_pod_request(pod, load_rules(RequestSettings(**settings))).prefer_mig
 
     assert [first(), first(mode_first="hami-core"), first(mode_first="mig")] == [False, False, True]
+
+
+def test_a_device_split_count_does_not_limit_instances() -> None:
+    one = cluster(card(slots=1))
+
+    assert [ids(one.place(request(vgpu(3000)))) for _ in range(7)] == [
+        [f"GPU-m[group1-{n}]"] for n in range(7)
+    ]
+    assert ids(one.place(request(vgpu(3000)))) == []
+
+
+def test_a_layout_that_fits_all_containers_is_preferred_to_the_first_that_fits_one() -> None:
+    pod = request(vgpu(3000, "a"), vgpu(8000, "b"))
+    first = request(vgpu(3000, "first", init=True), vgpu(8000, "a"))
+
+    assert ids(cluster().place(pod)) == ["GPU-m[group2-3]", "GPU-m[group2-0]"]
+    assert ids(cluster().place(first)) == ["GPU-m[group2-3]", "GPU-m[group2-0]"]
+    assert ids(cluster(card(), card(1)).place(pod)) == ["GPU-m1[group1-0]", "GPU-m[group2-0]"]
+
+
+def test_pods_of_an_anti_affinity_group_do_not_share_a_card_by_instances() -> None:
+    one = cluster()
+    wanted = request(vgpu(3000), anti_affinity_groups=("default/group",))
+
+    assert ids(one.place(wanted)) == ["GPU-m[group1-0]"]
+    assert ids(one.place(wanted)) == []
+
+
+def test_a_pod_gets_an_instance_where_no_share_of_the_node_is_left() -> None:
+    one = cluster(device("GPU-h", 0, memory_mib=10_000), card(1))
+    wanted = request(vgpu(8000))
+
+    assert [ids(one.place(wanted)) for _ in range(2)] == [["GPU-h"], ["GPU-m1[group2-0]"]]
+
+
+def test_all_devices_of_a_pod_are_of_one_mode() -> None:
+    mixed = cluster(device("GPU-h", 0), card(1))
+
+    assert ids(mixed.place(request(vgpu(8000, gpus=2)))) == []
+    assert ids(mixed.place(request(vgpu(30_000, "a"), vgpu(30_000, "b")))) == []

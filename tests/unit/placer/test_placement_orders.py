@@ -88,3 +88,11 @@ def test_item_28_containers_of_one_pod_of_a_spread_group_may_share_a_card() -> N
 
     assert chosen(pair, *cards(use(0, 0, 0), use(0, 0, 0))) == [1, 1]
     assert chosen(pair, *cards(use(0, 0, 0), use(10, 0, 1, 1, "default/g"))) == [0, 0]
+
+
+def test_tightest_is_by_cores_then_by_memory_then_by_index() -> None:
+    tightest = DeviceOrder.TIGHTEST
+
+    assert chosen(one(tightest), *cards(use(9_000, 10), use(1_000, 50))) == [1]
+    assert chosen(one(tightest), *cards(use(1_000, 50), use(9_000, 50))) == [1]
+    assert chosen(one(tightest), *cards(use(1_000, 50), use(1_000, 50))) == [0]
