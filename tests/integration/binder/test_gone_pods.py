@@ -6,16 +6,9 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from services.binder.ledger_sync.ledger_updates import LedgerUpdater
-from services.binder.ledger_sync.lost_leases import LostLeases
-from services.binder.ledger_sync.reconciliation import Correction, Reconciler
-from services.binder.ledger_sync.vanished_pods import VanishedPods
-from services.binder.ledger_sync.waiting_records import WaitingRecords
+from services.binder.ledger_sync.reconciliation import Correction
 from services.binder.observations import PodSnapshot
-from services.binder.report.event_writer import NoEvents
 from shared.kubernetes.errors import ErrorResponse, ForbiddenError
-from shared.ledger.leases import RedisLeases
-from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import (
@@ -30,9 +23,7 @@ from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import Reserved
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import Gang
-from tests.support.binder.claims import holders
-from tests.support.binder.world import FakeAgents, FakeBus, FakeMetrics, FakePods
-from tests.support.clock import FakeClock
+from tests.support.binder.world import World
 from tests.support.placer.gangs import GANG, in_gang
 from tests.support.placer.ledger import (
     NOW,
@@ -55,56 +46,31 @@ FORBIDDEN = ErrorResponse(
 )
 
 
-class Binder:
-    """A binder's updates of a real ledger, and its comparisons of listings with it."""
-
-    def __init__(self, leases: RedisLeases, staging: LedgerStaging, gated: GatedPods) -> None:
-        self.leases, self.staging, self.gated = leases, staging, gated
-        self.pods, self.agents, self.bus = FakePods(), FakeAgents(), FakeBus()
-        clock, metrics = FakeClock(NOW), FakeMetrics()
-        lost_leases = LostLeases(
-            leases, holders(self.pods), FakeAgents(), metrics=metrics, clock=clock
-        )
-        self.updater = LedgerUpdater(
-            leases,
-            VanishedPods(self.agents, clock),
-            lost_leases,
-            metrics=metrics,
-            events=NoEvents(),
-        )
-        records = WaitingRecords(leases, gated, self.pods)
-        self.reconciler = Reconciler(
-            leases,
-            staging,
-            holders(self.pods),
-            records,
-            metrics=metrics,
-            publish=self.bus.publish,
-            clock=clock,
-        )
+class Binder(World):
+    """A binder that compares listings with the ledger."""
 
     def start_another(self) -> "Binder":
         """Return another binder of the same ledger."""
-        return Binder(self.leases, self.staging, self.gated)
+        return Binder(self.ledger, gates=self.gates)
 
     async def wait(self, *pods: str, gang: Gang | None = None) -> None:
         """Let pods wait that fit nowhere."""
-        capacity = await self.leases.capacity()
+        capacity = await self.ledger.capacity()
         events = [in_gang(pod, 99_000, gang) if gang else queued(pod, units=99_000) for pod in pods]
-        await self.leases.waiting_pods.enqueue([verdict(each, capacity) for each in events])
+        await self.ledger.waiting_pods.enqueue([verdict(each, capacity) for each in events])
 
     async def list(self, *unbound: str) -> list[Correction]:
         """Compare the ledger with a complete listing."""
         listed = ListedPods(unbound=tuple(map(PodUid, unbound)))
         listing = PodsListed(listing_id="l", chunk=0, chunks=1, pods=listed)
-        return await self.reconciler.reconcile([listing])
+        return await self.binder.reconcile_listing([listing])
 
     async def list_pods(self, *unbound: str) -> Sequence[PodTerminated]:
         """Compare as `list`, and return the pods that are gone."""
         return [event for event in await self.list(*unbound) if isinstance(event, PodTerminated)]
 
     async def waiting(self) -> set[str]:
-        return {each.queued.pod for each in await self.leases.waiting_pods.load()}
+        return {each.queued.pod for each in await self.ledger.waiting_pods.load()}
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +82,8 @@ def server() -> Iterator[ValkeyServer]:
 @pytest.fixture
 async def binder(server: ValkeyServer) -> AsyncIterator[Binder]:
     await server.ready()
-    async with (
-        ledger(server.url) as leases,
-        LedgerStaging.connect(server.url, prefix=leases._connection.prefix) as staging,
-        GatedPods.connect(server.url, prefix=leases._connection.prefix) as gated,
-    ):
-        yield Binder(leases, staging, gated)
+    async with ledger(server.url) as leases:
+        yield Binder(leases, gates=leases.part(GatedPods))
 
 
 async def test_records_of_pods_that_vanished_unseen_are_removed(binder: Binder) -> None:
@@ -146,7 +108,7 @@ async def test_reservations_of_pods_that_vanished_unseen_end(binder: Binder) -> 
     the clock of its server was set back."""
     pods = ("stays", "gone", "recreated", "succeeded", "new")
     wanted = [reservation(pod, share("a", n % 2, mib=1_000)) for n, pod in enumerate(pods)]
-    await reserve(binder.leases, *wanted)
+    await reserve(binder.ledger, *wanted)
     binder.pods.seen = {
         "name-of-gone": None,
         "name-of-recreated": PodSnapshot(PodUid("another"), None),
@@ -156,7 +118,7 @@ async def test_reservations_of_pods_that_vanished_unseen_end(binder: Binder) -> 
 
     await binder.updater.end_terminated(await binder.list_pods("stays"))
 
-    assert {lease.pod for lease in await assert_sound(binder.leases)} == {"stays", "new"}
+    assert {lease.pod for lease in await assert_sound(binder.ledger)} == {"stays", "new"}
 
 
 async def test_a_gang_is_counted_without_the_pods_that_vanished_unseen(binder: Binder) -> None:
@@ -165,7 +127,7 @@ async def test_a_gang_is_counted_without_the_pods_that_vanished_unseen(binder: B
 
     await binder.updater.end_terminated(await binder.list_pods("p", "q"))
 
-    counted = await binder.leases.waiting_pods.enroll(GANG, [])
+    counted = await binder.ledger.waiting_pods.enroll(GANG, [])
     assert (counted.live_count, counted.waiting_count) == (0, 2)
 
 
@@ -178,40 +140,40 @@ async def test_a_pod_that_was_bound_by_something_else_waits_no_longer(binder: Bi
 
 
 async def test_the_lost_lease_of_a_bound_pod_that_waits_can_be_restored(binder: Binder) -> None:
-    [outcome] = await binder.leases.reserve(
+    [outcome] = await binder.ledger.reserve(
         [reservation("p", share("a", 0, 4_000))], now=NOW, ttl_s=30
     )
     assert isinstance(outcome, Reserved)
-    await binder.leases.release([PodUid("p")], reason="lost")
+    await binder.ledger.release([PodUid("p")], reason="lost")
     await binder.wait("p")
     binder.pods.seen = {"p": PodSnapshot(PodUid("p"), NodeName("a"))}
 
     await binder.list_pods()
 
     lost = structs.replace(outcome.lease, state=LeaseState.ACTIVE, expires_at=0.0)
-    assert await binder.leases.restore([lost], now=NOW) == []
+    assert await binder.ledger.restore([lost], now=NOW) == []
 
 
 async def test_a_lease_of_a_pod_that_is_bound_to_another_node_ends_and_the_pod_is_not_gone(
     binder: Binder,
 ) -> None:
-    [outcome] = await binder.leases.reserve(
+    [outcome] = await binder.ledger.reserve(
         [reservation("p", share("a", 0, 4_000))], now=NOW, ttl_s=30
     )
     assert isinstance(outcome, Reserved)
-    await binder.leases.bind([outcome.lease])
+    await binder.ledger.bind([outcome.lease])
     binder.pods.seen = {outcome.lease.name: PodSnapshot(PodUid("p"), NodeName("b"))}
 
     [event] = await binder.list()
 
     assert isinstance(event, LeaseChanged)
-    assert await binder.leases.load([PodUid("p")]) == [None]
-    assert await binder.leases.waiting_pods.list_gone([PodUid("p")]) == set()
+    assert await binder.ledger.load([PodUid("p")]) == [None]
+    assert await binder.ledger.waiting_pods.list_gone([PodUid("p")]) == set()
 
 
 async def test_a_gated_pod_that_vanished_unseen_is_reported(binder: Binder) -> None:
     space = Namespace("default")
-    await binder.gated.save(
+    await binder.gates.save(
         [
             PodGated(pod=PodUid(pod), namespace=space, name=pod, resource_version="1")
             for pod in ("gone", "stays")
@@ -228,7 +190,7 @@ async def test_the_rest_of_a_gang_is_placed_again_if_a_pod_is_deleted_before_it_
     wanted = [
         replace(reservation(pod, share("a", 0, 4_000)), gang=GANG.name) for pod in ("p", "q", "r")
     ]
-    outcomes = await binder.leases.reserve_gang(GANG, wanted, now=NOW, ttl_s=30)
+    outcomes = await binder.ledger.reserve_gang(GANG, wanted, now=NOW, ttl_s=30)
     reserved = [outcome.lease for outcome in outcomes if isinstance(outcome, Reserved)]
     deleted = PodTerminated(
         pod=PodUid("q"), namespace=Namespace("default"), name="q", node=None, phase=""
@@ -238,8 +200,8 @@ async def test_the_rest_of_a_gang_is_placed_again_if_a_pod_is_deleted_before_it_
 
     assert {each.lease.pod for each in events if isinstance(each, LeaseChanged)} == {"p", "q", "r"}
     assert {each.pod for each in events if isinstance(each, BindingFailed)} == {"p", "r"}
-    assert not any(isinstance(each, Lease) for each in await binder.leases.bind(reserved))
-    assert await assert_sound(binder.leases) == []
+    assert not any(isinstance(each, Lease) for each in await binder.ledger.bind(reserved))
+    assert await assert_sound(binder.ledger) == []
 
 
 def deleted(pod: str) -> PodTerminated:
@@ -250,7 +212,7 @@ def deleted(pod: str) -> PodTerminated:
 async def test_another_binder_ends_the_lease_of_a_pod_that_vanished_before_it_started(
     binder: Binder,
 ) -> None:
-    await binder.leases.bind(await reserve(binder.leases, reservation("p", share("a"))))
+    await binder.ledger.bind(await reserve(binder.ledger, reservation("p", share("a"))))
     await binder.updater.end_terminated([deleted("p")])
     successor = binder.start_another()
     successor.agents.answers = {PodUid("p"): True}
@@ -259,14 +221,14 @@ async def test_another_binder_ends_the_lease_of_a_pod_that_vanished_before_it_st
 
     assert isinstance(ended, LeaseChanged)
     assert ended.lease.pod == "p"
-    assert await binder.leases.load_vanished() == []
-    assert await assert_sound(binder.leases) == []
+    assert await binder.ledger.load_vanished() == []
+    assert await assert_sound(binder.ledger) == []
 
 
 async def test_a_listing_finds_a_lease_that_was_reserved_a_moment_before_it(
     binder: Binder,
 ) -> None:
-    await binder.leases.bind(await reserve(binder.leases, reservation("p", share("a"))))
+    await binder.ledger.bind(await reserve(binder.ledger, reservation("p", share("a"))))
 
     assert [event.pod for event in await binder.list_pods()] == ["p"]
 
@@ -274,7 +236,7 @@ async def test_a_listing_finds_a_lease_that_was_reserved_a_moment_before_it(
 async def test_the_binding_of_a_lease_that_was_reserved_a_moment_ago_is_not_sent_again(
     binder: Binder,
 ) -> None:
-    await binder.leases.bind(await reserve(binder.leases, reservation("p", share("a"))))
+    await binder.ledger.bind(await reserve(binder.ledger, reservation("p", share("a"))))
     binder.pods.seen = {"name-of-p": PodSnapshot(PodUid("p"), None)}
 
     assert await binder.list() == []
@@ -282,7 +244,7 @@ async def test_the_binding_of_a_lease_that_was_reserved_a_moment_ago_is_not_sent
 
 async def test_a_pod_that_cannot_be_read_does_not_hold_up_the_others(binder: Binder) -> None:
     wanted = (reservation("p", share("a")), reservation("q", share("a")))
-    await binder.leases.bind(await reserve(binder.leases, *wanted))
+    await binder.ledger.bind(await reserve(binder.ledger, *wanted))
     binder.pods.unreadable = {"name-of-p": ForbiddenError(FORBIDDEN)}
 
     with pytest.raises(UnavailableError, match="name-of-p"):

@@ -7,11 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from services.binder.ledger_sync.ledger_updates import LedgerUpdater
-from services.binder.ledger_sync.lost_leases import LostLeases
-from services.binder.ledger_sync.vanished_pods import VanishedPods
 from services.binder.observations import PodSnapshot
-from services.binder.report.event_writer import NoEvents
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError
@@ -24,10 +20,8 @@ from shared.model.lease import ClaimAllocation, Lease, LeaseState
 from shared.model.lease_copy import dump_lease
 from shared.model.ledger import NoCapacity, Reserved
 from shared.model.names import NodeName
-from tests.support.binder.claims import holders
-from tests.support.binder.world import FakeAgents, FakeMetrics, FakePods
+from tests.support.binder.world import World
 from tests.support.build import allocation_of
-from tests.support.clock import FakeClock
 from tests.support.placer.ledger import NOW, device, facts, ledger, report, reservation, share
 
 NODE = NodeName("a")
@@ -38,30 +32,20 @@ def activation(lease: Lease) -> Allocation:
     return allocation_of(lease, resource="volcano.sh/vgpu-number", device_ids=(f"{GPU.uuid}-0",))
 
 
-class Cluster:
-    """A ledger, a binder's updates of it, and the records of one node's agent."""
+class Cluster(World):
+    """A ledger, a binder, and the records of one node's agent."""
 
-    def __init__(self, leases: RedisLeases, path: Path) -> None:
-        self.leases = leases
-        self.pods, self.agents, self.metrics = FakePods(), FakeAgents(), FakeMetrics()
-        self.clock = clock = FakeClock(NOW)
-        metrics = self.metrics
-        self.updater = LedgerUpdater(
-            leases,
-            VanishedPods(self.agents, clock),
-            LostLeases(leases, holders(self.pods), self.agents, metrics=metrics, clock=clock),
-            metrics=metrics,
-            events=NoEvents(),
-        )
+    def __init__(self, ledger: RedisLeases, path: Path) -> None:
+        super().__init__(ledger)
         self.checkpoint = Checkpoint(path / "checkpoint.json", NODE)
 
     async def bind(self, pod: str) -> Lease:
         """Reserve 51,200 MiB of the device for a pod, and bind it."""
-        [outcome] = await self.leases.reserve(
+        [outcome] = await self.ledger.reserve(
             [reservation(pod, share(NODE, mib=51_200))], now=NOW, ttl_s=30
         )
         assert isinstance(outcome, Reserved)
-        [bound] = await self.leases.bind([outcome.lease])
+        [bound] = await self.ledger.bind([outcome.lease])
         assert isinstance(bound, Lease)
         self.pods.seen[bound.name] = PodSnapshot(bound.pod, NODE, lease=dump_lease(bound))
         return bound
@@ -87,11 +71,11 @@ class Cluster:
 
     async def lose_all(self) -> None:
         """Begin a new ledger that knows the device and no lease."""
-        token = await self.leases.begin_rebuild(now=NOW, force=True)
+        token = await self.ledger.begin_rebuild(now=NOW, force=True)
         assert token is not None
-        await self.leases.save_nodes([facts(NODE)])
-        await self.leases.save_devices([report(NODE, [GPU])])
-        assert await self.leases.finish_rebuild(token)
+        await self.ledger.save_nodes([facts(NODE)])
+        await self.ledger.save_devices([report(NODE, [GPU])])
+        assert await self.ledger.finish_rebuild(token)
 
 
 @pytest.fixture
@@ -115,11 +99,11 @@ async def test_a_pod_with_a_lost_lease_keeps_its_device_to_itself(cluster: Clust
     )
     await cluster.report_devices()
 
-    [restored, ended] = await cluster.leases.load([first.pod, second.pod])
+    [restored, ended] = await cluster.ledger.load([first.pod, second.pod])
     assert restored is not None
     assert restored.state is LeaseState.ACTIVE
     assert ended is None
-    [outcome] = await cluster.leases.reserve(
+    [outcome] = await cluster.ledger.reserve(
         [reservation("p3", share(NODE, mib=51_200))], now=NOW, ttl_s=30
     )
     assert isinstance(outcome, NoCapacity)
@@ -132,7 +116,7 @@ async def test_a_lost_lease_is_restored_by_the_next_report(cluster: Cluster) -> 
 
     await cluster.report_devices()
 
-    [outcome] = await cluster.leases.reserve(
+    [outcome] = await cluster.ledger.reserve(
         [reservation("p2", share(NODE, mib=51_200))], now=NOW, ttl_s=30
     )
     assert isinstance(outcome, NoCapacity)
@@ -149,14 +133,14 @@ async def test_a_lost_lease_ends_those_of_claims_on_its_device_that_are_not_prep
         replace(reservation(claim, share(NODE, mib=20_000)), claim=ClaimAllocation(generation="1"))
         for claim in ("c1", "c2")
     ]
-    outcomes = await cluster.leases.reserve(wanted, now=NOW, ttl_s=30)
+    outcomes = await cluster.ledger.reserve(wanted, now=NOW, ttl_s=30)
     claims = [each.lease for each in outcomes if isinstance(each, Reserved)]
-    await cluster.leases.bind(claims)
+    await cluster.ledger.bind(claims)
     cluster.agents.answers = {lease.pod: unprepared for lease in claims}
 
     await cluster.report_devices()
 
-    [restored, *others] = await cluster.leases.load([first.pod, *(one.pod for one in claims)])
+    [restored, *others] = await cluster.ledger.load([first.pod, *(one.pod for one in claims)])
     assert (restored is not None) == unprepared
     assert [lease is None for lease in others] == [unprepared, unprepared]
 
@@ -169,7 +153,7 @@ async def test_a_lease_that_another_binder_s_rebuild_missed_is_restored(cluster:
 
     await cluster.report_devices()
 
-    assert (await cluster.leases.load([first.pod]))[0] is not None
+    assert (await cluster.ledger.load([first.pod]))[0] is not None
 
 
 async def test_a_second_lease_gives_way_to_the_one_that_the_pod_runs_with(cluster: Cluster) -> None:
@@ -177,16 +161,16 @@ async def test_a_second_lease_gives_way_to_the_one_that_the_pod_runs_with(cluste
     await cluster.allocate(first)
     await cluster.lose_all()
     other = device(NODE, 1, memory_mib=81_920)
-    await cluster.leases.save_devices([report(NODE, [GPU, other])])
-    [outcome] = await cluster.leases.reserve(
+    await cluster.ledger.save_devices([report(NODE, [GPU, other])])
+    [outcome] = await cluster.ledger.reserve(
         [reservation("p1", share(NODE, 1, mib=51_200))], now=NOW, ttl_s=30
     )
     assert isinstance(outcome, Reserved)
-    assert isinstance((await cluster.leases.bind([outcome.lease]))[0], Lease)
+    assert isinstance((await cluster.ledger.bind([outcome.lease]))[0], Lease)
 
     await cluster.report_devices()
 
-    [lease] = await cluster.leases.load([first.pod])
+    [lease] = await cluster.ledger.load([first.pod])
     assert lease is not None
     assert [each.device for each in lease.shares] == [GPU.uuid]
 
@@ -198,13 +182,13 @@ async def test_a_reservation_gives_way_to_the_lease_that_the_pod_runs_with(
     first = await cluster.bind("p1")
     await cluster.allocate(first)
     await cluster.lose_all()
-    await cluster.leases.reserve(
+    await cluster.ledger.reserve(
         [reservation("p1", share(NODE, mib=51_200))], now=cluster.clock.now(), ttl_s=3_600
     )
 
     await cluster.report_devices()
 
-    [lease] = await cluster.leases.load([first.pod])
+    [lease] = await cluster.ledger.load([first.pod])
     assert lease is not None
     assert lease.state is LeaseState.ACTIVE
 
@@ -230,11 +214,11 @@ async def test_a_size_that_only_the_agent_has_is_not_believed_and_one_that_the_c
 
     await cluster.report_devices()
 
-    [lease] = await cluster.leases.load([first.pod])
+    [lease] = await cluster.ledger.load([first.pod])
     assert lease is not None
     assert lease.shares == (larger if is_written else first).shares
     assert lease.version == larger.version + (not is_written), "agents follow newer leases only"
-    unsynced = await cluster.leases.resizes.unsynced(older_than_s=0.0)
+    unsynced = await cluster.ledger.resizes.unsynced(older_than_s=0.0)
     assert unsynced == ([] if is_written else [first.pod])
 
 
@@ -250,12 +234,12 @@ async def test_an_agent_that_missed_a_resize_is_requested_to_follow_it(cluster: 
         version=first.version + 1,
         resized_at=NOW,
     )
-    assert await cluster.leases.restore([resized], now=NOW) == []
+    assert await cluster.ledger.restore([resized], now=NOW) == []
 
     await cluster.report_devices()
 
-    assert await cluster.leases.resizes.unsynced(older_than_s=0.0) == [first.pod]
-    assert [each.shares for each in await cluster.leases.load([first.pod]) if each] == [
+    assert await cluster.ledger.resizes.unsynced(older_than_s=0.0) == [first.pod]
+    assert [each.shares for each in await cluster.ledger.load([first.pod]) if each] == [
         resized.shares
     ]
 
@@ -269,7 +253,7 @@ async def test_a_lease_has_the_slot_that_its_agent_has_given(cluster: Cluster) -
 
     await cluster.report_devices()
 
-    assert [each.shares for each in await cluster.leases.load([first.pod]) if each] == [given]
+    assert [each.shares for each in await cluster.ledger.load([first.pod]) if each] == [given]
 
 
 async def test_a_second_lease_of_another_slot_gives_way_to_the_first_one(cluster: Cluster) -> None:
@@ -277,14 +261,14 @@ async def test_a_second_lease_of_another_slot_gives_way_to_the_first_one(cluster
     await cluster.allocate(first)
     await cluster.lose_all()
     wanted = [reservation(pod, share(NODE, mib=20_000)) for pod in ("other", "p1")]
-    outcomes = await cluster.leases.reserve(wanted, now=NOW, ttl_s=30)
+    outcomes = await cluster.ledger.reserve(wanted, now=NOW, ttl_s=30)
     leases = [each.lease for each in outcomes if isinstance(each, Reserved)]
-    await cluster.leases.bind(leases)
-    await cluster.leases.release([leases[0].pod], reason="it has succeeded")
+    await cluster.ledger.bind(leases)
+    await cluster.ledger.release([leases[0].pod], reason="it has succeeded")
 
     await cluster.report_devices()
 
-    [lease] = await cluster.leases.load([first.pod])
+    [lease] = await cluster.ledger.load([first.pod])
     assert lease is not None
     assert [each.slot for each in leases[1].shares] == [1]
     assert [each.slot for each in lease.shares] == [each.slot for each in first.shares] == [0]
@@ -294,30 +278,19 @@ async def test_a_late_report_of_an_earlier_allocation_ends_no_lease_of_a_claim(
     cluster: Cluster,
 ) -> None:
     earlier = structs.replace(await cluster.bind("c"), claim=ClaimAllocation(generation="g1"))
-    await cluster.leases.release([earlier.pod], reason="the claim was deallocated")
+    await cluster.ledger.release([earlier.pod], reason="the claim was deallocated")
     wanted = reservation("c", share(NODE, mib=1_000), share(NODE, mib=1_000))
     wanted = replace(wanted, claim=ClaimAllocation(generation="g2"))
-    [outcome] = await cluster.leases.reserve([wanted], now=NOW, ttl_s=30)
+    [outcome] = await cluster.ledger.reserve([wanted], now=NOW, ttl_s=30)
     assert isinstance(outcome, Reserved)
-    await cluster.leases.bind([outcome.lease])
+    await cluster.ledger.bind([outcome.lease])
 
     await cluster.allocate(earlier)
     await cluster.report_devices()
 
-    [lease] = await cluster.leases.load([earlier.pod])
+    [lease] = await cluster.ledger.load([earlier.pod])
     assert lease is not None
     assert lease.claim == ClaimAllocation(generation="g2")
-
-
-async def test_the_lease_of_a_pod_that_is_gone_is_not_restored(cluster: Cluster) -> None:
-    first = await cluster.bind("p1")
-    await cluster.allocate(first)
-    await cluster.lose_all()
-    cluster.pods.seen.clear()
-
-    await cluster.report_devices()
-
-    assert await cluster.leases.load([first.pod]) == [None]
 
 
 async def test_a_lost_lease_is_not_restored_after_its_pod_was_reported_gone(
@@ -336,7 +309,7 @@ async def test_a_lost_lease_is_not_restored_after_its_pod_was_reported_gone(
 
     await cluster.report_devices()  # the pod was read before it was gone
 
-    assert await cluster.leases.load([first.pod]) == [None]
+    assert await cluster.ledger.load([first.pod]) == [None]
 
 
 async def test_the_allocation_of_a_pod_that_has_just_ended_is_no_anomaly(cluster: Cluster) -> None:

@@ -5,18 +5,13 @@ from dataclasses import replace
 
 from services.binder.ledger_sync.deleted_nodes import DeletedNodes
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
-from services.binder.ledger_sync.lost_leases import LostLeases
-from services.binder.ledger_sync.vanished_pods import VanishedPods
-from services.binder.report.event_writer import NoEvents
 from services.watcher.trackers import NodeTracker, PodTracker
 from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import NodeChanged, NodesListed
 from shared.model.names import NodeName
 from shared.model.node import NodeFacts
 from shared.nats.bus import Bus
-from tests.support.binder.claims import holders
-from tests.support.binder.world import FakeAgents, FakeMetrics, FakePods
-from tests.support.clock import FakeClock
+from tests.support.binder.world import FakeMetrics, FakePods, World
 from tests.support.placer.ledger import facts, ledger
 from tests.support.servers.nats import nats_server
 
@@ -43,11 +38,7 @@ class Watch:
 
 
 def updater(leases: RedisLeases) -> LedgerUpdater:
-    clock, metrics, pods = FakeClock(), FakeMetrics(), FakePods()
-    lost_leases = LostLeases(leases, holders(pods), FakeAgents(), metrics=metrics, clock=clock)
-    return LedgerUpdater(
-        leases, VanishedPods(FakeAgents(), clock), lost_leases, metrics=metrics, events=NoEvents()
-    )
+    return World(leases).updater
 
 
 async def known_nodes(leases: RedisLeases) -> dict[NodeName, NodeFacts]:

@@ -9,6 +9,7 @@ from typing import Any, cast
 from msgspec import structs
 
 from services.binder.agent_client import NodeAgentClient, NoReply
+from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.metrics import PrometheusMetrics
 from services.binder.observations import ObservedCondition, PodSnapshot, SelectedPod
 from services.binder.preempt.preemption_controller import LOOK_S, PreemptionController
@@ -291,10 +292,16 @@ class World:
     """A binder on a real ledger, with an API server and agents that a test controls."""
 
     def __init__(
-        self, ledger: ObservedLedger, *, batch_wait_s: float = 2.0, clock: FakeClock | None = None
+        self,
+        ledger: RedisLeases,
+        *,
+        gates: GatedPods | None = None,
+        batch_wait_s: float = 2.0,
+        clock: FakeClock | None = None,
     ) -> None:
         self.clock = clock or FakeClock(NOW)
         self.ledger = ledger
+        self.gates = gates or FakeGates()
         self.pods = FakePods()
         self.claims = FakeClaims()
         self.bus = FakeBus()
@@ -304,7 +311,7 @@ class World:
             BinderPorts(
                 ledger=ledger,
                 staging=ledger.part(LedgerStaging),
-                gated_pods=FakeGates(),
+                gated_pods=self.gates,
                 pods=self.pods,
                 claims=self.claims,
                 agents=self.agents,
@@ -317,13 +324,14 @@ class World:
             batch_wait_s=batch_wait_s,
         )
 
+    @property
+    def updater(self) -> LedgerUpdater:
+        """The part that writes facts into the ledger."""
+        return self.binder.sync.updater
+
     async def leases(self) -> dict[PodUid, Lease]:
         """All live leases."""
         return {lease.pod: lease async for page in self.ledger.load_all() for lease in page}
-
-    async def lease(self, name: str = "p1") -> Lease | None:
-        """The live lease of a pod."""
-        return (await self.leases()).get(lease(name).pod)
 
     async def restore(self, *leases: Lease) -> None:
         """Write leases, each with the next slots of its devices."""

@@ -29,7 +29,7 @@ from shared.model.node import NodeFacts
 from shared.runtime.service import roles_of
 from tests.support.binder.claims import allocated, on
 from tests.support.binder.events import activation, in_state, report, terminated
-from tests.support.binder.world import NOW, NewWorld, World, lease, running
+from tests.support.binder.world import NOW, NewWorld, ObservedLedger, World, lease, running
 from tests.support.placer.ledger import queued, verdict
 from tests.support.waiting import until
 
@@ -114,6 +114,7 @@ async def test_the_lease_of_a_vanished_pod_is_read_once_while_its_agent_is_asked
     pod = lease().pod
     world.agents.answers[pod] = False
     await world.binder.end_leases([terminated()])
+    assert isinstance(world.ledger, ObservedLedger)
     world.ledger.loaded.clear()
 
     for _ in range(5):
@@ -316,15 +317,6 @@ async def test_the_lost_lease_of_a_claim_is_restored_when_its_node_prepares_it(
     )
 
     assert list(await world.leases()) == [lost.pod]
-
-
-async def test_the_lost_lease_of_a_running_pod_is_restored(new_world: NewWorld) -> None:
-    world = await new_world()
-    world.pods.seen["p1"] = PodSnapshot(lease().pod, NodeName("n1"))
-
-    await world.binder.save_devices([report("n1", activation(lease()))])
-
-    assert [each.state for each in (await world.leases()).values()] == [LeaseState.ACTIVE]
 
 
 @pytest.mark.parametrize(
