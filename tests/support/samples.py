@@ -21,6 +21,7 @@ NAMED: dict[str, str] = {
     "node": NODE,
     "container": "main",
     "device": "GPU-a",
+    "new_pods": "admit",
     "uuid": "GPU-a",
     "trace": "00-7f7c2c5e57a54d3c9d0e0d7e6c1f2a3b-00f067aa0ba902b7-01",
 }
