@@ -99,11 +99,19 @@ class Judge:
             self.world.fail(f"{each.check}: {each.subject}: {each.text}")
 
     def _sample(self) -> Sample:
-        """Return what runs and what is leased; pods on nodes that were cut off need no lease."""
+        """Return what runs and what is leased.
+
+        Pods on nodes that were cut off need no lease; a lease that was lost and that came back may
+        be elsewhere.
+        """
         running = list(_running(self.world))
         pods = {
             str(record.pod.uid): SeenPod(
-                uid=record.pod.uid, name=record.pod.name, created_at=0, want=Want(), node=node.name
+                uid=record.pod.uid,
+                name=record.pod.name,
+                created_at=0,
+                want=Want(),
+                node="" if self.world.lost_redis else node.name,
             )
             for node, record in running
             if not node.was_silent
