@@ -8,9 +8,8 @@ import pytest
 
 from shared.model.lease import Lease
 from tests.support.binder.claim_binder import ClaimBinder
-from tests.support.binder.claims import FakeClaims
 from tests.support.binder.preemption import Scene, scene
-from tests.support.binder.world import FakeAgents, NewWorld, World, world
+from tests.support.binder.world import NewWorld, World, world
 from tests.support.placer.ledger import ledger
 from tests.support.servers.valkey import ValkeyServer
 
@@ -39,4 +38,4 @@ async def binder(server: ValkeyServer) -> AsyncIterator[ClaimBinder]:
     """A binder's part for claims, on an empty ledger."""
     await server.ready()
     async with ledger(server.url) as leases:
-        yield ClaimBinder(leases, FakeClaims(), FakeAgents())
+        yield ClaimBinder(leases)

@@ -51,23 +51,26 @@ async def test_an_allocation_is_leased_before_it_is_written_and_needs_no_other_a
     assert "data" not in entries[1]
     await binder.lease(binder.write(claim, reply))
     assert binder.answered(claim) == []
-    assert await assert_sound(binder.leases) == [lease]
+    assert await assert_sound(binder.ledger) == [lease]
 
 
 async def test_a_repeated_request_gets_the_same_lease(binder: ClaimBinder) -> None:
-    other, claim = ClaimBinder(binder.leases, binder.claims, binder.agents), allocated("c", on(GPU))
+    other, claim = (
+        ClaimBinder(binder.ledger, claims=binder.claims, agents=binder.agents),
+        allocated("c", on(GPU)),
+    )
 
     replies = [await binder.admit(claim), await other.admit(claim)]
     replies += await asyncio.gather(binder.admit(claim), other.admit(claim))
 
     assert len({json.dumps(json.loads(each.devices[0])["data"]) for each in replies}) == 1
-    assert len(await assert_sound(binder.leases)) == 1
+    assert len(await assert_sound(binder.ledger)) == 1
 
 
 async def test_of_two_claims_for_the_last_share_one_is_refused_after_the_slices_are_lowered(
     binder: ClaimBinder,
 ) -> None:
-    other = ClaimBinder(binder.leases, binder.claims, binder.agents)
+    other = ClaimBinder(binder.ledger, claims=binder.claims, agents=binder.agents)
     claims = [allocated(name, on(GPU, 9_000)) for name in ("c", "d")]
 
     replies = await asyncio.gather(binder.admit(claims[0]), other.admit(claims[1]))
@@ -77,13 +80,13 @@ async def test_of_two_claims_for_the_last_share_one_is_refused_after_the_slices_
     assert "leased it to claim default/" in refusal
     assert binder.agents.slices == ["a"]
     assert [bool(each.devices) for each in replies].count(True) == 1
-    assert len(await assert_sound(binder.leases)) == 1
+    assert len(await assert_sound(binder.ledger)) == 1
 
 
 async def test_an_allocation_of_what_a_pod_has_is_refused_without_a_lease(
     binder: ClaimBinder,
 ) -> None:
-    await reserve(binder.leases, reservation("pod", share("a", 0, 14_000)))
+    await reserve(binder.ledger, reservation("pod", share("a", 0, 14_000)))
     claim = allocated("c", on(GPU))
 
     reply = await binder.admit(claim)

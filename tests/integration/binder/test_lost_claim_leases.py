@@ -25,7 +25,7 @@ async def lose_and_lease(binder: ClaimBinder, lost_mib: int, other_mib: int) -> 
     """Lease claim `lost`, lose its lease, and give its slot to claim `other`."""
     lost = binder.claims.put(allocated("lost", on(GPU, lost_mib)))
     await binder.lease(lost)
-    await binder.leases.release([lost.claim], reason="its write was lost")
+    await binder.ledger.release([lost.claim], reason="its write was lost")
     other = binder.claims.put(allocated("other", on(GPU, other_mib)))
     await binder.lease(other)
 
@@ -37,7 +37,7 @@ async def test_a_lost_lease_is_back_as_soon_as_the_claims_node_prepares_it(
     claim = binder.claims.put(allocated("c", on(GPU)))
     await binder.lease(claim)
     before = await binder.lease_of(claim)
-    await binder.leases.release([claim.claim], reason="its write was lost")
+    await binder.ledger.release([claim.claim], reason="its write was lost")
     prepared = LeaseHolder(pod=claim.claim, namespace=claim.namespace, name=claim.name, claim=True)
 
     await binder.leaser.restore(prepared, NodeName(node))
@@ -46,7 +46,7 @@ async def test_a_lost_lease_is_back_as_soon_as_the_claims_node_prepares_it(
     assert before
     assert (after.shares if after else None) == (before.shares if is_restored else None)
     assert binder.answered(claim) == [LEASED]
-    await assert_sound(binder.leases)
+    await assert_sound(binder.ledger)
 
 
 async def test_a_lease_of_a_claim_that_is_prepared_survives_an_end_that_was_decided_before(
@@ -74,7 +74,7 @@ async def test_an_unprepared_claim_gets_a_newer_lease_than_the_one_that_its_agen
     """An agent ignores leases that are older than what it has received."""
     claim = binder.claims.put(allocated("c", on(GPU)))
     await binder.lease(claim)
-    [ended] = await binder.leases.release([claim.claim], reason="its node refused the pod")
+    [ended] = await binder.ledger.release([claim.claim], reason="its node refused the pod")
     binder.agents.answers[claim.claim] = True
     prepared = LeaseHolder(pod=claim.claim, namespace=claim.namespace, name=claim.name, claim=True)
 
@@ -95,7 +95,7 @@ async def test_a_lost_lease_replaces_that_of_an_earlier_allocation_which_came_ba
     first, second = allocated("c", on(GPU)), allocated("c", on(GPU, 5_000), generation="g2")
     await binder.lease(binder.claims.put(second))
     answered, before = binder.claims.stored["c"], await binder.lease_of(second)
-    await binder.leases.release([second.claim], reason="Redis was rolled back")
+    await binder.ledger.release([second.claim], reason="Redis was rolled back")
     await binder.lease(binder.claims.put(first))
     binder.claims.put(answered)
     binder.agents.answers[first.claim] = False
@@ -106,7 +106,7 @@ async def test_a_lost_lease_replaces_that_of_an_earlier_allocation_which_came_ba
     assert before
     assert after
     assert (after.shares, after.claim) == (before.shares, before.claim)
-    await assert_sound(binder.leases)
+    await assert_sound(binder.ledger)
 
 
 async def test_an_unprepared_claim_gets_another_slot_if_its_own_has_gone(
@@ -127,7 +127,7 @@ async def test_an_unprepared_claim_gets_another_slot_if_its_own_has_gone(
     assert (first.condition, second.condition) == (LEASED, LEASED)
     copy = load_lease(json.dumps(second.lease), namespace=lost.namespace, name=lost.name)
     assert copy.shares == again.shares
-    await assert_sound(binder.leases)
+    await assert_sound(binder.ledger)
 
 
 async def test_a_prepared_claim_is_left_to_the_records_of_its_agent(binder: ClaimBinder) -> None:

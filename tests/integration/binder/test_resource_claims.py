@@ -65,7 +65,7 @@ async def test_a_claim_is_leased_exactly_as_it_was_allocated(binder: ClaimBinder
     [answer] = binder.claims.answers["c"]
     assert answer.condition == LEASED
     assert binder.bus.published == [LeaseChanged(lease=lease)]
-    await assert_sound(binder.leases)
+    await assert_sound(binder.ledger)
 
 
 async def test_the_answer_carries_a_copy_from_which_the_lease_is_restored(
@@ -81,7 +81,7 @@ async def test_the_answer_carries_a_copy_from_which_the_lease_is_restored(
     copy = json.dumps(answer.lease)
 
     assert load_lease(copy, namespace=lease.namespace, name=lease.name) == lease
-    await binder.leases.release([lease.pod], reason="its write was lost")
+    await binder.ledger.release([lease.pod], reason="its write was lost")
     await binder.lease(binder.claims.stored["c"])
     again = await binder.lease_of(claim)
     assert again
@@ -90,7 +90,7 @@ async def test_the_answer_carries_a_copy_from_which_the_lease_is_restored(
 
 
 async def test_all_of_a_claim_is_refused_where_a_pod_has_the_share(binder: ClaimBinder) -> None:
-    await reserve(binder.leases, reservation("pod", share("a", 1, 14_000)))
+    await reserve(binder.ledger, reservation("pod", share("a", 1, 14_000)))
     claim = binder.claims.put(allocated("c", on(GPU), on(uuid("a", 1), 4_001, request="two")))
 
     await binder.lease(claim)
@@ -105,7 +105,7 @@ async def test_all_of_a_claim_is_refused_where_a_pod_has_the_share(binder: Claim
     assert await binder.lease_of(claim) is None
     await binder.lease(binder.claims.stored["c"])
     assert binder.answered(claim) == [REFUSED]
-    await assert_sound(binder.leases)
+    await assert_sound(binder.ledger)
 
 
 async def test_a_device_that_is_not_there_is_refused(binder: ClaimBinder) -> None:
@@ -141,7 +141,7 @@ async def test_a_share_without_cores_fits_beside_one_that_has_all(binder: ClaimB
 
 
 async def test_two_binders_lease_a_claim_once_and_answer_it_once(binder: ClaimBinder) -> None:
-    other = ClaimBinder(binder.leases, binder.claims, binder.agents)
+    other = ClaimBinder(binder.ledger, claims=binder.claims, agents=binder.agents)
     claims = [binder.claims.put(allocated(f"c{n}", on(GPU, 4_000))) for n in range(8)]
 
     for _ in range(2):
@@ -152,7 +152,7 @@ async def test_two_binders_lease_a_claim_once_and_answer_it_once(binder: ClaimBi
     assert answers.count(LEASED) == 4
     for claim, answer in zip(claims, answers, strict=True):
         assert (await binder.lease_of(claim) is not None) is (answer == LEASED)
-    await assert_sound(binder.leases)
+    await assert_sound(binder.ledger)
 
 
 async def test_a_lease_ends_if_the_allocation_is_gone_when_it_is_answered(
@@ -177,7 +177,7 @@ async def test_an_answer_that_could_not_be_written_is_written_later(binder: Clai
     await binder.lease(claim)
 
     assert binder.answered(claim) == [LEASED]
-    assert len(await assert_sound(binder.leases)) == 1
+    assert len(await assert_sound(binder.ledger)) == 1
 
 
 async def test_a_prepared_claim_keeps_its_lease_until_it_is_not_prepared(
@@ -185,11 +185,11 @@ async def test_a_prepared_claim_keeps_its_lease_until_it_is_not_prepared(
 ) -> None:
     claim = binder.claims.put(allocated("c", on(GPU, 16_000)))
     await binder.lease(claim)
-    await binder.leases.activate([(claim.claim, claim.node)])
+    await binder.ledger.activate([(claim.claim, claim.node)])
     binder.agents.answers[claim.claim] = False
 
     assert await binder.deallocate(claim) == []
-    [vanished] = await binder.leases.load_vanished()
+    [vanished] = await binder.ledger.load_vanished()
     assert vanished.pod == claim.claim
     successor = binder.claims.put(allocated("d", on(GPU, 16_000)))
     with pytest.raises(UnavailableError, match="waits for a share that is ending"):
@@ -287,7 +287,7 @@ async def test_the_last_consumers_leave_while_the_claim_is_deallocated(binder: C
     binder.agents.answers[claim.claim] = True
     lease = await binder.lease_of(claim)
     assert lease
-    await binder.leases.claims.set_consumers(lease, [])
+    await binder.ledger.claims.set_consumers(lease, [])
 
     [ended] = await binder.ender.end(lease)
 
@@ -304,7 +304,7 @@ async def test_instances_of_one_layout_are_leased_at_their_positions(binder: Cla
     ]
     layouts = [MigLayout(name=f"l{n}", profiles=(one,)) for n, one in enumerate(profiles)]
     gpu = device("a", 0, mode=DeviceMode.MIG, layouts=tuple(layouts))
-    await binder.leases.save_devices([report("a", [gpu], at=1.0)])
+    await binder.ledger.save_devices([report("a", [gpu], at=1.0)])
     names = list(claimable(gpu))
     assert names == ["gpu-a-0-l0-0", "gpu-a-0-l0-1", "gpu-a-0-l1-0", "gpu-a-0-l1-1"]
     claims = [
@@ -330,7 +330,7 @@ async def test_instances_of_one_layout_are_leased_at_their_positions(binder: Cla
     assert "1g at position 0 of layout l0 of GPU 0" in refusal.message
     assert "leased the GPU to claim default/c0" in refusal.message
     assert binder.claims.answers["c3"][0].message == "node a has no device gpu-a-0"
-    await assert_sound(binder.leases)
+    await assert_sound(binder.ledger)
 
 
 async def test_a_refusal_names_the_claim_of_the_same_batch_that_was_first(

@@ -2,49 +2,28 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
-from services.binder.claims.claim_admission import ClaimAdmission
-from services.binder.claims.claim_answers import AnswerWriter
-from services.binder.claims.claim_ender import ClaimEnder
-from services.binder.claims.claim_leaser import ClaimLeaser
 from shared.ledger.leases import RedisLeases
 from shared.model.claim import LEASED
 from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated, ClaimDeallocated
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.model.lease import Lease
-from tests.support.binder.claims import FakeClaims
-from tests.support.binder.world import FakeAgents, FakeBus
-from tests.support.clock import FakeClock
-from tests.support.placer.ledger import NOW, uuid
+from tests.support.binder.world import World
+from tests.support.placer.ledger import uuid
 
 GPU = uuid("a", 0)
 
 
-class ClaimBinder:
+class ClaimBinder(World):
     """Leases, answers and ends claims."""
 
-    def __init__(self, leases: RedisLeases, claims: FakeClaims, agents: FakeAgents) -> None:
-        self.leases, self.claims, self.agents = leases, claims, agents
-        self.clock, self.bus = FakeClock(NOW), FakeBus()
-        self.ender = ClaimEnder(leases, agents, lambda: None)
-        answers = AnswerWriter(claims, agents, self.ender)
-        self.leaser = ClaimLeaser(
-            ledger=leases,
-            publish=self.bus.publish,
-            answers=answers,
-            ender=self.ender,
-            clock=self.clock,
-        )
-        self.admission = ClaimAdmission(
-            ledger=leases,
-            publish=self.bus.publish,
-            leaser=self.leaser,
-            answers=answers,
-            ender=self.ender,
-            clock=self.clock,
-            host_clock=self.clock,
-        )
+    def __init__(self, leases: RedisLeases, **shared: Any) -> None:
+        super().__init__(leases, **shared)
+        self.ender = self.binder.binding.claim_ender
+        self.leaser = self.binder.binding.claim_leaser
+        self.admission = self.binder.binding.claim_admission
 
     async def lease(self, *claims: AllocatedClaim) -> list[LeaseChanged]:
         return await self.leaser.lease([ClaimAllocated(claim=claim) for claim in claims])
@@ -73,5 +52,5 @@ class ClaimBinder:
         return [answer.condition for answer in self.claims.answers.get(claim.name, [])]
 
     async def lease_of(self, claim: AllocatedClaim) -> Lease | None:
-        [lease] = await self.leases.load([claim.claim])
+        [lease] = await self.ledger.load([claim.claim])
         return lease

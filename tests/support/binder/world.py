@@ -296,6 +296,8 @@ class World:
         ledger: RedisLeases,
         *,
         gates: GatedPods | None = None,
+        claims: FakeClaims | None = None,
+        agents: FakeAgents | None = None,
         batch_wait_s: float = 2.0,
         clock: FakeClock | None = None,
     ) -> None:
@@ -303,9 +305,9 @@ class World:
         self.ledger = ledger
         self.gates = gates or FakeGates()
         self.pods = FakePods()
-        self.claims = FakeClaims()
+        self.claims = claims or FakeClaims()
         self.bus = FakeBus()
-        self.agents = FakeAgents()
+        self.agents = agents or FakeAgents()
         self.metrics = FakeMetrics()
         self.binder: Binder = build_binder(
             BinderPorts(
