@@ -9,13 +9,11 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
-from services.node_agent.gpus.sharing_config import (
-    SharingConfig,
-    merge_sharing,
-)
+from services.node_agent.gpus.sharing_config import SharingConfig, merge_sharing
 from services.node_agent.metrics import config_errors_shown
+from services.node_agent.node import Node
+from services.node_agent.settings import AgentSettings
 from shared.dialects.strict_json import load_json
 from shared.dialects.volcano.device_config import (
     DEVICE_KEY,
@@ -26,14 +24,11 @@ from shared.dialects.volcano.device_config import (
     DeviceConfig,
     parse_device_config,
 )
-from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.strict_yaml import load_document
 from shared.kubernetes.types import RawObject
 from shared.model.bounds import cut
-from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError
-from shared.model.names import NodeName
 
 logger = logging.getLogger(__name__)
 
@@ -48,29 +43,16 @@ class DeviceConfigLoader:
     API server, or with an invalid ConfigMap, shares GPUs as before.
     """
 
-    def __init__(
-        self,
-        client: KubernetesClient,
-        node: NodeName,
-        *,
-        flags: SharingConfig,
-        split: int | None,
-        unit: int | None,
-        device_file: Path | None,
-        node_file: Path | None,
-        cache_file: Path,
-        clock: Clock,
-        report_error: Callable[[str], None],
-    ) -> None:
-        self.client = client
-        self.node = node
-        self.flags = flags
-        self.split = split
-        self.unit = unit
-        self.files = {DEVICE_MAP: device_file, NODE_MAP: node_file}
-        self.cache_file = cache_file
-        self.clock = clock
-        self.report_error = report_error
+    def __init__(self, node: Node, settings: AgentSettings) -> None:
+        self.client = node.kubernetes
+        self.node = node.name
+        self.flags = settings.sharing
+        self.split = settings.device_split_count
+        self.unit = settings.memory_factor
+        self.files = {DEVICE_MAP: settings.device_config, NODE_MAP: settings.node_config}
+        self.cache_file = settings.state_dir / "device-config.json"
+        self.clock = node.clock
+        self.report_error = node.config_errors.append
         """Called once for each invalid version."""
         self._sharing: SharingConfig | None = None
         self._read_at = 0.0

@@ -10,31 +10,30 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from services.node_agent.allocate.allocation import NodeSnapshot
-from services.node_agent.allocate.cdi_files import CdiFiles
+from services.node_agent.device_config import DeviceConfigLoader
 from services.node_agent.gpus import inventory
 from services.node_agent.gpus.device_faults import Fault, no_response
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.gpus.sharing_config import SharingConfig, without_isolation
-from services.node_agent.node_state import AgentNodeState
-from services.node_agent.records.checkpoint import Checkpoint
+from services.node_agent.kubelet.registration import DevicePlugins
+from services.node_agent.node import Node
+from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.records.held_devices import devices_of_records, held_slots
-from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.resize.limits import excess_requests
-from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
-from shared.dialects.advertised import NodeSoftware, PluginDeviceId
-from shared.dialects.dialect import Dialect, Paths
+from services.node_agent.views.advertisement import advertisement_of
+from services.node_agent.views.node_views import ViewWriter
+from shared.dialects.advertised import NodeSoftware
+from shared.dialects.dialect import Dialect
 from shared.model.clock import until_tick
 from shared.model.device import Device
 from shared.model.errors import LeaseholdError, UnavailableError
-from shared.model.names import DeviceUuid, NodeName
+from shared.model.names import DeviceUuid
 
 logger = logging.getLogger(__name__)
 
-
-ServeResources = Callable[
-    [Mapping[str, Mapping[str, PluginDeviceId]], Mapping[str, frozenset[str]]], None
-]
+PROBE_S = 5.0
+"""Interval between probes of the GPUs."""
 
 
 class DeviceWatcher:
@@ -42,42 +41,25 @@ class DeviceWatcher:
 
     def __init__(
         self,
-        node: NodeName,
+        node: Node,
         *,
-        state: AgentNodeState,
         discover: Callable[[], Awaitable[tuple[Gpu, ...]]],
-        read_sharing_config: Callable[[], Awaitable[SharingConfig]],
+        config: DeviceConfigLoader,
         health: HealthMonitor,
-        observe_mig: Callable[[Sequence[Gpu], Sequence[Device]], None],
-        update_library: Callable[[], Awaitable[bool]],
-        cdi: CdiFiles,
+        mig: LayoutReconciler,
         dialects: Sequence[Dialect],
-        get_paths: Callable[[], Paths],
-        checkpoint: Checkpoint,
-        leases: KnownLeases,
-        serve: ServeResources,
-        advertise: Callable[[NodeAdvertisement], None],
-        probe_s: float,
+        plugins: DevicePlugins,
+        views: ViewWriter,
     ) -> None:
         self.node = node
-        self.state = state
         self.discover = discover
         """Returns all GPUs; raises UnavailableError while the driver does not respond."""
-        self.read_sharing_config = read_sharing_config
+        self.config = config
         self.health = health
-        self.observe_mig = observe_mig
-        self.update_library = update_library
-        """Installs the library if it has changed; returns whether limits can be enforced."""
-        self.cdi = cdi
+        self.mig = mig
         self.dialects = tuple(dialects)
-        self.get_paths = get_paths
-        self.checkpoint = checkpoint
-        self.leases = leases
-        self.serve = serve
-        """Serves these lists from the device plugins; the amounts are requested beside them."""
-        self.advertise = advertise
-        """Writes this to the node's status and annotations."""
-        self.probe_s = probe_s
+        self.plugins = plugins
+        self.views = views
         self._served: tuple[Device, ...] = ()
         self._warnings: tuple[str, ...] = ()
         self._observed: object = None
@@ -97,14 +79,14 @@ class DeviceWatcher:
                 await self.probe()
             except LeaseholdError as error:
                 self._set_unready(str(error))
-            await asyncio.sleep(until_tick(self.probe_s))
+            await self.node.clock.sleep(until_tick(PROBE_S))
 
     async def probe(self) -> None:
         """Probe the GPUs once, and advertise changes.
 
         Raises UnavailableError while they do not respond, RequestError for invalid settings.
         """
-        config = await self.read_sharing_config()
+        config = await self.config.load()
         try:
             gpus = await self.discover()
         except UnavailableError as error:
@@ -116,13 +98,13 @@ class DeviceWatcher:
         self.health.update(gpus)
         software = NodeSoftware(
             driver_version=inventory.driver_version(gpus),
-            isolation_available=await self.update_library(),
+            isolation_available=await self.node.files.library.update(),
         )
         config = config if software.isolation_available else without_isolation(config)
         try:
-            await self.cdi.update(inventory.visible_gpus(gpus, config))
+            await self.node.cdi.update(inventory.visible_gpus(gpus, config))
         except UnavailableError:
-            if self.state.devices:  # their health and MIG layouts are still watched
+            if self.node.devices:  # their health and MIG layouts are still watched
                 await self._observe(gpus, config, software)
             raise
         await self._observe(gpus, config, software)
@@ -131,44 +113,44 @@ class DeviceWatcher:
 
     def _recorded(self, config: SharingConfig) -> tuple[Device, ...]:
         """Return the devices that the checkpoint knows."""
-        given = devices_of_records(self.checkpoint.entries, config.split_count)
-        known = {device.uuid: device for device in (*given, *self.checkpoint.devices)}
+        given = devices_of_records(self.node.checkpoint.entries, config.split_count)
+        known = {device.uuid: device for device in (*given, *self.node.checkpoint.devices)}
         return tuple(known.values())
 
     async def _record(self) -> None:
         try:
-            await self.checkpoint.record_devices(self.state.devices)
+            await self.node.checkpoint.record_devices(self.node.devices)
         except UnavailableError as error:  # allocations are refused meanwhile
             logger.debug("the devices are not recorded: %s", error)
 
     def _held(self) -> Mapping[DeviceUuid, int] | None:
         """Return what is held of the devices; None: it is not known."""
-        if self.checkpoint.lost or not self.leases.synced:
+        if self.node.checkpoint.lost or not self.node.leases.synced:
             return None
-        return held_slots(self.checkpoint.entries, self.leases.leases.values())
+        return held_slots(self.node.checkpoint.entries, self.node.leases.leases.values())
 
     async def _mark_silent(self, config: SharingConfig, fault: Fault) -> None:
         """Mark the known devices as unhealthy: the driver does not respond."""
         self.health.update((), fault)
         self._observed = None
-        if self.state.devices:
-            known = self.state.devices
-            present = {device.uuid for device in known} - self.state.absent
+        if self.node.devices:
+            known = self.node.devices
+            present = {device.uuid for device in known} - self.node.absent
             devices = inventory.devices_of((), config, known, self.health.faults)
-            await self._advertise(devices, config, self.state.software, present)
+            await self._advertise(devices, config, self.node.software, present)
 
     async def _observe(
         self, gpus: Sequence[Gpu], config: SharingConfig, software: NodeSoftware
     ) -> None:
         held = self._held()
-        observed = (gpus, config, software, self.health.faults, self.get_paths(), held)
+        observed = (gpus, config, software, self.health.faults, self.node.files.layout.paths, held)
         if observed == self._observed:
             return
-        known = self.state.devices or self._remembered or ()
+        known = self.node.devices or self._remembered or ()
         devices = inventory.devices_of(gpus, config, known, self.health.faults, held)
         removed = {each.uuid for each in known}.difference(each.uuid for each in devices)
         self.health.forget(removed.difference(gpu.uuid for gpu in gpus))
-        self.observe_mig(gpus, devices)
+        self.mig.update_devices(gpus, devices)
         warnings = inventory.mode_warnings(gpus, config)
         for warning in warnings:
             if warning not in self._warnings:
@@ -186,8 +168,8 @@ class DeviceWatcher:
     ) -> None:
         """Advertise the devices, of which the driver lists those that are present."""
         served = self.health.as_served(devices)
-        paths, known = self.get_paths(), self.state.snapshot
-        before = (self.state.devices, self._served, self.state.software)
+        paths, known = self.node.files.layout.paths, self.node.snapshot
+        before = (self.node.devices, self._served, self.node.software)
         if (devices, served, software) == before and known is not None and known.paths == paths:
             return
         shown = await asyncio.to_thread(
@@ -195,30 +177,31 @@ class DeviceWatcher:
         )
         self._served = served
         snapshot = NodeSnapshot(
-            name=self.node,
+            name=self.node.name,
             devices={device.uuid: device for device in devices},
             served=shown.served,
             paths=paths,
-            device_list_strategies=self.cdi.strategies,
+            device_list_strategies=self.node.cdi.strategies,
             absent=frozenset(
                 device.uuid
                 for device in served
                 if not device.healthy and device.uuid not in present
             ),
         )
-        self.state.update(devices, software, shown=shown, snapshot=snapshot)
-        self.serve(shown.served, shown.amounts)
+        self.node.update(devices, software, shown=shown, snapshot=snapshot)
+        self.plugins.serve(shown.served, shown.amounts)
         self.advertise_amounts()
 
     def advertise_amounts(self) -> None:
         """Advertise the node's amounts, with what pods request beyond their current shares."""
-        self.advertise(self.state.shown.with_more(excess_requests(self.checkpoint.entries)))
+        more = excess_requests(self.node.checkpoint.entries)
+        self.views.set_advertisement(self.node.shown.with_more(more))
 
     def _set_unready(self, reason: str | None) -> None:
         if reason != self._unready_reason:
             if reason is not None:
                 logger.warning("no GPUs are served: %s", reason)
-            elif self.state.devices:
-                models = inventory.count_models(self.state.devices)
-                logger.info("%d GPUs: %s", len(self.state.devices), models)
+            elif self.node.devices:
+                models = inventory.count_models(self.node.devices)
+                logger.info("%d GPUs: %s", len(self.node.devices), models)
         self._unready_reason = reason

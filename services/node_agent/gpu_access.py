@@ -4,7 +4,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.gpus.device_faults import DISABLE_VARIABLE, ENABLE_VARIABLE, XidRules
 from services.node_agent.gpus.device_health import HealthPolicy
 from services.node_agent.gpus.driver import GpuDriver
@@ -29,13 +28,13 @@ class NodeGpus:
     has_processes: bool = True
     """Whether the node's `/proc` shows the processes of its GPUs."""
 
-    def partitioner(self, settings: AgentSettings, timing: AgentTiming) -> LayoutPartitioner | None:
+    def partitioner(self, settings: AgentSettings, step_s: float) -> LayoutPartitioner | None:
         """Return what changes MIG layouts, or None if they are not changed."""
         if not settings.partitions:
             return None
         if isinstance(self.driver, RemoteMigGpus):
             return self.driver.remote
-        return Partitioner(self.driver, step_s=timing.partition_step_s)
+        return Partitioner(self.driver, step_s=step_s)
 
 
 def open_gpus(settings: AgentSettings) -> NodeGpus:

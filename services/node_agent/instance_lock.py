@@ -63,10 +63,7 @@ def running_instance(state_dir: Path) -> AgentInstance | None:
 
 @contextlib.asynccontextmanager
 async def instance_lock(
-    state_dir: Path,
-    environ: Mapping[str, str] = os.environ,
-    *,
-    warn_after_s: float = WARN_AFTER_S,
+    state_dir: Path, environ: Mapping[str, str] = os.environ, *, warn_after_s: float = WARN_AFTER_S
 ) -> AsyncIterator[None]:
     """Wait until no other agent uses the state directory, as happens while one is replaced.
 

@@ -154,10 +154,7 @@ class AgentMetrics:
 
 
 def export_gauges(
-    *,
-    leases: Sized,
-    unregistered: Callable[[], str | None],
-    unreadable: Callable[[], str],
+    *, leases: Sized, unregistered: Callable[[], str | None], unreadable: Callable[[], str]
 ) -> None:
     """Export gauges of these: live leases, and reasons that may be empty."""
     LEASES.set_function(lambda: float(len(leases)))

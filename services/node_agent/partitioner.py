@@ -35,9 +35,7 @@ class PartitionerSettings:
         Path("/run/leasehold/partition.sock"), "socket on which the agent of this node connects"
     )
     agent_uid: int | None = setting(
-        None,
-        "user whose processes are served; default: the partitioner's own",
-        at_most=2**32 - 2,
+        None, "user whose processes are served; default: the partitioner's own", at_most=2**32 - 2
     )
     log_level: str = log_level_setting()
 

@@ -2,29 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.admission_window import AdmissionWindow
-from services.node_agent.allocate.pod_resolver import PodResolver
-from services.node_agent.allocate.reporter import Outbox
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.dra.driver import ClaimDriver
-from services.node_agent.gpus.health_monitor import HealthMonitor
-from services.node_agent.isolation.container_files import ContainerFiles
-from services.node_agent.kubelet.container_starts import ContainerStarts
-from services.node_agent.kubelet.node_pods import NodePods
-from services.node_agent.kubelet.registration import DevicePlugins
-from services.node_agent.node_state import AgentNodeState
-from services.node_agent.partition.layout_reconciler import LayoutReconciler
+from services.node_agent.kubelet.registration import ContainerStarts, DevicePlugins
+from services.node_agent.node import Node
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
-from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.device_guard import close_unrecorded
 from services.node_agent.records.held_devices import close_exceeded
 from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.usage.violations import violation_events
+from services.node_agent.views.node_views import ViewWriter
 from shared.model.clock import Clock, until_tick, wait_for_event
 from shared.model.device import Device
 from shared.model.errors import UnavailableError
@@ -50,7 +42,7 @@ from shared.model.events.request_reply import (
     UsageRequest,
 )
 from shared.model.lease import Lease
-from shared.model.names import DeviceUuid, NodeName
+from shared.model.names import DeviceUuid
 from shared.runtime.service import answers, emits, handles, loops, publishes
 
 GRACE_S = 0.5
@@ -95,13 +87,19 @@ async def drain(
 
 logger = logging.getLogger(__name__)
 
+REPORT_S = 10.0
+"""Interval between device reports without a change."""
+CLEANUP_S = 10.0
+"""Interval between cleanups of ended pods, and between probes of the disk."""
+LEASE_SYNC_S = 30.0
+"""Interval between requests for all leases of the node."""
+LEASE_SYNC_RETRY_S = 1.0
+"""After a request for all leases that got no reply."""
 MIN_REPORT_STEP_S = 0.001
 UNSERVED_S = 5.0
 """A resource that the kubelet could not allocate for this long is not reported as served."""
 REGISTRATION_LOOK_S = 1.0
 RECORDS_LOST = "its node agent rebuilds its records of what runs there"
-
-Loop = Callable[[], Awaitable[None]]
 
 
 @publishes(LeasesRequest)
@@ -110,51 +108,31 @@ class NodeAgent:
 
     def __init__(
         self,
-        node: NodeName,
+        node: Node,
         *,
-        state: AgentNodeState,
         watcher: DeviceWatcher,
-        health: HealthMonitor,
-        mig: LayoutReconciler,
-        checkpoint: Checkpoint,
-        lease_sync: LeaseSync,
         reconciler: CheckpointReconciler,
-        window: AdmissionWindow,
-        pods: NodePods,
-        resolver: PodResolver,
         plugins: DevicePlugins,
         claims: ClaimDriver | None,
-        outbox: Outbox,
-        files: ContainerFiles,
         limits: LimitUpdater,
         usage: UsageMonitor,
-        view_loops: Sequence[Loop],
-        api_unready_reason: Callable[[], str | None],
-        clock: Clock,
-        timing: AgentTiming = DEFAULT_TIMING,
+        views: ViewWriter,
     ) -> None:
-        self.route = node
-        self.state = state
+        self.route = node.name
+        self.node = node
         self.watcher = watcher
-        self.health_monitor = health
-        self.mig = mig
-        self.checkpoint = checkpoint
-        self.lease_sync = lease_sync
-        self.leases = lease_sync.leases
+        self.mig = watcher.mig
+        self.checkpoint = node.checkpoint
+        self.leases = node.leases
         self.reconciler = reconciler
-        self.window = window
-        self.pods = pods
-        self.resolver = resolver
+        self.window = AdmissionWindow(node)
+        self.pods = reconciler.pods
         self.plugins = plugins
         self.claims = claims
-        self.outbox = outbox
-        self.files = files
         self.limits = limits
         self.usage = usage
-        self.view_loops = tuple(view_loops)
-        self.api_unready_reason = api_unready_reason
-        self.clock = clock
-        self.timing = timing
+        self.views = views
+        self.clock = node.clock
         self._sync_due = asyncio.Event()
         self._reported_at = 0.0
         self._was_unreadable = False
@@ -167,27 +145,25 @@ class NodeAgent:
         probes = {
             "gpus": self.watcher.unready_reason,
             "kubelet": self.plugins.unready_reason,
-            "api": self.api_unready_reason,
+            "api": self.views.unready_reason,
         }
         return probes if self.claims is None else {**probes, "dra": self.claims.unready_reason}
 
     # Consumes
 
     @handles
-    async def observe_leases(self, events: Sequence[LeaseChanged]) -> list[ShareActivated]:
+    async def observe_leases(self, events: Sequence[LeaseChanged]) -> None:
         """Update the known leases of this node."""
         changed = self.leases.observe(event.lease for event in events)
         if self._exceeded.intersection(share.device for each in changed for share in each.shares):
-            self.state.report_due.set()
+            self.node.report_due.set()
         self._leases_changed()
-        return []
 
     @handles
-    async def resync(self, events: Sequence[ResyncRequested]) -> list[ShareActivated]:
+    async def resync(self, events: Sequence[ResyncRequested]) -> None:
         """Report everything again: earlier reports may have been lost."""
-        self.state.report_due.set()
+        self.node.report_due.set()
         self._sync_due.set()
-        return []
 
     @answers
     async def report_terminated(self, event: TerminationRequest) -> TerminationReply:
@@ -196,9 +172,9 @@ class NodeAgent:
         A ResourceClaim has not while it is prepared. A pod that was allocated devices in the last
         `starting_s` may still start its containers.
         """
-        starting = self.checkpoint.allocated_since(self.clock.now() - self.timing.starting_s)
+        starting = self.checkpoint.allocated_since(self.clock.now() - self.node.timing.starting_s)
         asked = {event.pod, *event.more_pods} - starting - self.checkpoint.claims
-        terminated = await self.resolver.terminated(asked)
+        terminated = await self.reconciler.terminated(asked)
         return TerminationReply(
             terminated=event.pod in terminated,
             terminated_pods=tuple(pod for pod in event.more_pods if pod in terminated),
@@ -208,16 +184,13 @@ class NodeAgent:
     async def admit_binds(self, event: BindRequest) -> BindReply:
         """Return which pods must wait before they are bound to this node."""
         unready = (
-            self.files.unwritable_reason
-            or self.files.disk_pressure()
+            self.node.files.unwritable_reason
+            or self.node.files.disk_pressure()
             or (RECORDS_LOST if self.checkpoint.lost else None)
         )
         unreadable = self.pods.unreadable_reason
         return self.window.admit_binds(
-            event.leases,
-            unready,
-            unreadable_reason=unreadable,
-            unserved=self.plugins.unserved(),
+            event.leases, unready, unreadable_reason=unreadable, unserved=self.plugins.unserved()
         )
 
     @answers
@@ -231,7 +204,7 @@ class NodeAgent:
         if self.claims is None:
             return SlicesReply(written=False, reason=f"--dra of node {self.route} is off")
         try:
-            await self.lease_sync.sync()
+            await self.node.lease_sync.sync()
         except UnavailableError as error:
             return SlicesReply(written=False, reason=str(error))
         reason = await self.claims.slices.write_now()
@@ -245,13 +218,13 @@ class NodeAgent:
     async def drain(self) -> None:
         """Admit no more pods, report that, and wait until the kubelet starts the admitted."""
         self.window.draining = True
-        self.state.report_due.set()
+        self.node.report_due.set()
         await drain(
             self.window,
-            self.lease_sync,
+            self.node.lease_sync,
             self.plugins.starts,
             clock=self.clock,
-            limit_s=self.timing.drain_s,
+            limit_s=self.node.timing.drain_s,
         )
 
     # Publishes
@@ -260,9 +233,9 @@ class NodeAgent:
     async def reports(self) -> AsyncIterator[Sequence[DeviceReported]]:
         """Report devices and allocations: on change, on request, and every 10 seconds."""
         while True:
-            await wait_for_event(self.state.report_due, until_tick(self.timing.report_s))
-            self.state.report_due.clear()
-            if self.state.devices:
+            await wait_for_event(self.node.report_due, until_tick(REPORT_S))
+            self.node.report_due.clear()
+            if self.node.devices:
                 served, newly_served = self._served()
                 yield [
                     DeviceReported(
@@ -274,13 +247,13 @@ class NodeAgent:
                         reported_at=self._next_reported_at(),
                         pods_unreadable=bool(self.pods.unreadable_reason),
                         fences=self.checkpoint.device_fences,
-                        config_errors=self.state.take_config_errors(),
+                        config_errors=self.node.take_config_errors(),
                     )
                 ]
 
     def _reported_devices(self) -> tuple[Device, ...]:
         """Return the devices; those that must not get new shares as unhealthy."""
-        closed = close_unrecorded(self.state.devices, self.checkpoint.unrecorded)
+        closed = close_unrecorded(self.node.devices, self.checkpoint.unrecorded)
         reported, self._exceeded = close_exceeded(closed, self.leases.leases.values())
         return reported
 
@@ -296,7 +269,7 @@ class NodeAgent:
         unserved, newly_served = self.plugins.unserved(), self.plugins.newly_served()
         usable = [
             name
-            for name in self.state.shown.served
+            for name in self.node.shown.served
             if name not in unserved or not unserved[name].plugin_amount
         ]
         lost = {name for name, each in unserved.items() if each.for_s >= UNSERVED_S}
@@ -312,7 +285,7 @@ class NodeAgent:
     async def shares(self) -> AsyncIterator[Sequence[ShareActivated | ShareRefused]]:
         """Report allocations."""
         while True:
-            yield await self.outbox.take()
+            yield await self.node.outbox.take()
 
     @emits
     async def violations(self) -> AsyncIterator[Sequence[ViolationFound]]:
@@ -324,7 +297,7 @@ class NodeAgent:
     async def health(self) -> AsyncIterator[Sequence[HealthChanged]]:
         """Report which devices are cordoned, and which are healthy again."""
         while True:
-            yield await self.health_monitor.changes()
+            yield await self.watcher.health.changes()
 
     # Loops
 
@@ -372,53 +345,51 @@ class NodeAgent:
             self.plugins.served_changed.clear()
             served = self._served()
             if served != reported:
-                self.state.report_due.set()
+                self.node.report_due.set()
             reported = served
 
     @loops
     async def update_views(self) -> None:
         """Write annotations and status of the node and its pods."""
-        async with asyncio.TaskGroup() as group:
-            for run in self.view_loops:
-                group.create_task(_run(run))
+        await self.views.run()
 
-    @loops(every_s=lambda agent: agent.timing.cleanup_s)
+    @loops(every_s=CLEANUP_S)
     async def clean_up(self) -> None:
         """Forget pods that have ended, and remove their files.
 
         Check also whether the kubelet's pod list can be read, and the disk be written to.
         """
-        await self.files.probe_disk()
+        await self.node.files.probe_disk()
         try:
-            await self.reconciler.remove_ended(self.state.get_snapshot())
+            await self.reconciler.remove_ended(self.node.snapshot)
         finally:
             is_unreadable = bool(self.pods.unreadable_reason)
             if is_unreadable != self._was_unreadable:
-                self.state.report_due.set()
+                self.node.report_due.set()
             self._was_unreadable = is_unreadable
 
     @loops
     async def sync_leases(self) -> None:
         """Request all leases of the node periodically: updates may be lost."""
-        timing, pause_s = self.timing, 0.0
+        pause_s = 0.0
         while True:
             await wait_for_event(self._sync_due, pause_s)
             self._sync_due.clear()
             synced = await self._sync()
-            pause_s = until_tick(timing.lease_sync_s if synced else timing.lease_sync_retry_s)
+            pause_s = until_tick(LEASE_SYNC_S if synced else LEASE_SYNC_RETRY_S)
 
     async def _sync(self) -> bool:
         """Sync the leases, then rebuild a lost checkpoint; return whether both are complete."""
         try:
-            await self.lease_sync.sync()
+            await self.node.lease_sync.sync()
         except UnavailableError as error:
             logger.debug("the node's leases are not known: %s", error)
             return False
         self._leases_changed()
-        node = self.state.get_snapshot()
+        node = self.node.snapshot
         if self.checkpoint.lost and node is not None:
             await self.reconciler.rebuild(node)
-            self.state.report_due.set()
+            self.node.report_due.set()
         return not self.checkpoint.lost
 
     def _leases_changed(self) -> None:
@@ -426,7 +397,3 @@ class NodeAgent:
         self.limits.wake()
         if self.claims is not None:
             self.claims.slices.request()
-
-
-async def _run(loop: Loop) -> None:
-    await loop()

@@ -12,14 +12,13 @@ from services.node_agent.allocate.device_list_strategies import (
     DeviceListStrategies,
     parse_strategies,
 )
-from services.node_agent.dra.slices import TaintEffect
 from services.node_agent.gpus.sharing_config import SharingConfig
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
 from shared.dialects.reserved import LIBRARY_DIRECTORY
 from shared.dialects.volcano.device_config import MAX_SPLIT_COUNT, MAX_UNIT_MIB
 from shared.kubernetes.kubeconfig import ClusterCredentials
-from shared.model.claim import DraMode
+from shared.model.claim import DraMode, TaintEffect
 from shared.model.device import Isolation
 from shared.model.errors import RequestError
 from shared.model.names import NodeName

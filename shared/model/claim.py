@@ -40,6 +40,18 @@ LAYOUT_LENGTH = 18
 _NO_LABEL = re.compile(r"[^a-z0-9]+")
 
 
+class TaintEffect(StrEnum):
+    """What the taint of an unhealthy device does.
+
+    https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#device-taints-and-tolerations
+    """
+
+    NO_SCHEDULE = "NoSchedule"
+    """It is not allocated to further claims that do not tolerate it."""
+    NO_EXECUTE = "NoExecute"
+    """Besides, Kubernetes deletes the pods that use it and do not tolerate it."""
+
+
 class DraMode(StrEnum):
     """The setting `dra`: whether ResourceClaims are served, and how a lease precedes its pod."""
 

@@ -20,12 +20,12 @@ import time
 from pathlib import Path
 
 from services.binder.bind.binding import binding_annotations
+from services.node_agent.service import REPORT_S
 from shared.ledger.leases import RedisLeases
 from shared.model.events.node_events import DeviceReported
 from shared.model.node import NodeFacts
 from tests.benchmarks.processes import cpu_ms, served, servers, services
 from tests.benchmarks.scale_agents import (
-    REPORT_S,
     TRIGGER,
     devices_of,
     lease_of,

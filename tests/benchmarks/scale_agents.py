@@ -9,7 +9,7 @@ import contextlib
 import time
 from dataclasses import replace
 
-from services.node_agent.agent_timing import DEFAULT_TIMING
+from services.node_agent.service import LEASE_SYNC_S
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import Heartbeat, ResyncRequested
@@ -22,7 +22,6 @@ from tests.support import build
 from tests.support.servers.nats import flush
 
 TRIGGER = build.TRIGGER
-REPORT_S = DEFAULT_TIMING.report_s
 TICK_S = 0.01
 """Reports of several nodes are sent together only if they are due within it."""
 
@@ -117,7 +116,7 @@ async def _serve(url, nodes, report_s, ready):
         await bus.reply(BindRequest, "agent", "", admit, concurrency=64)
         tasks.create_task(resync())
         tasks.create_task(repeat(nodes, report_s, report))
-        tasks.create_task(repeat(nodes, DEFAULT_TIMING.lease_sync_s, ask_leases))
+        tasks.create_task(repeat(nodes, LEASE_SYNC_S, ask_leases))
         tasks.create_task(repeat(nodes, beat_s, beat))
         await flush(bus.client)
         ready()

@@ -8,11 +8,12 @@ from typing import Any
 
 from services.node_agent.allocate.admission_window import AdmissionWindow
 from services.node_agent.allocate.allocation import NodeSnapshot
+from services.node_agent.allocate.grants import Grants
 from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.allocate.pod_resolver import PodResolver
-from services.node_agent.allocate.reporter import AllocationReporter
 from services.node_agent.dra.preparation import ClaimPreparation
 from services.node_agent.dra.resource_claims import ClaimReader
+from services.node_agent.node import Node as AgentNode
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.records.checkpoint import Checkpoint
@@ -91,15 +92,7 @@ class ModelLimits(LimitUpdater):
 
     def __init__(self, node: "Node", agent: "Agent") -> None:
         monitor: Any = None
-        super().__init__(
-            node.name,
-            lease_sync=agent.lease_sync,
-            checkpoint=agent.checkpoint,
-            get_snapshot=node.snapshot,
-            monitor=monitor,
-            on_change=lambda: None,
-            clock=node.clock,
-        )
+        super().__init__(agent.known, monitor, on_change=lambda: None)
         self.kubelet = node.kubelet
 
     async def restore_altered(self) -> None:
@@ -123,75 +116,34 @@ class Agent:
     """One life of a node's agent: its checkpoint is on disk, all else is in memory."""
 
     def __init__(self, node: "Node") -> None:
-        clock = node.clock
         host: Any = _Host()
+        kubelet: Any = node.kubelet
+        api: Any = node.claims
         self.node = node
-        self.report_due = asyncio.Event()
         self.checkpoint = Checkpoint(node.folder / f"{node.name}.json", node.name)
         self.leases = KnownLeases(node.name)
-        self.lease_sync = LeaseSync(node.name, self.leases, node.requester)
-        self.reporter = AllocationReporter(node.name, leases=self.leases, views=host)
-        self.resolver = PodResolver(
-            self.lease_sync, pods=node.kubelet, pod_resources=node.kubelet, clock=clock
-        )
-        self.window = AdmissionWindow(
-            self.leases,
-            self.checkpoint,
-            refused=self.reporter.refused,
-            get_snapshot=node.snapshot,
-            ticks=clock.ticks,
-        )
-        self.mig = LayoutReconciler(
-            node.partitioner.instances,
-            node.partitioner,
-            lease_sync=self.lease_sync,
+        self.lease_sync = LeaseSync(self.leases, node.requester)
+        self.known = AgentNode(
+            name=node.name,
+            kubernetes=api,
+            kubelet=kubelet,
+            pod_resources=kubelet,
             checkpoint=self.checkpoint,
-            pods=node.kubelet,
+            lease_sync=self.lease_sync,
+            files=host,
+            cdi=host,
             metrics=host,
-            clock=clock,
+            clock=node.clock,
+            snapshot=node.snapshot(),
         )
+        self.window = AdmissionWindow(self.known)
+        self.mig = LayoutReconciler(self.known, node.partitioner.instances, node.partitioner)
         self.mig.update_devices(node.driver.gpus(), node.devices)
-        self.reconciler = CheckpointReconciler(
-            self.checkpoint,
-            self.leases,
-            pods=node.kubelet,
-            pod_resources=node.kubelet,
-            list_mig_instances=self.mig.list_instances,
-            retain_refused=self.reporter.retain_refused,
-            files=host,
-            clock=clock,
-        )
-        self.handler = AllocationHandler(
-            node.name,
-            require_snapshot=node.snapshot,
-            resolver=self.resolver,
-            pod_resources=node.kubelet,
-            checkpoint=self.checkpoint,
-            forget_ended=self.reconciler.forget_ended,
-            files=host,
-            name_cdi_devices=host.ensure_named,
-            mig_instances_of=self.mig.instance_uuids,
-            reporter=self.reporter,
-            metrics=host,
-            clock=clock,
-        )
-        api: Any = node.claims
-        self.preparation = ClaimPreparation(
-            node.name,
-            claims=ClaimReader(api, node.name, self.leases),
-            lease_sync=self.lease_sync,
-            require_snapshot=node.snapshot,
-            checkpoint=self.checkpoint,
-            forget_ended=self.reconciler.forget_ended,
-            files=host,
-            name_cdi_devices=host.ensure_named,
-            claim_files=host,
-            mig_instances_of=self.mig.instance_uuids,
-            outbox=self.reporter.outbox,
-            report_due=self.report_due,
-            metrics=host,
-            clock=clock,
-        )
+        self.reconciler = CheckpointReconciler(self.known, kubelet, self.mig)
+        grants = Grants(self.known, self.mig, self.reconciler)
+        resolver = PodResolver(self.known, kubelet)
+        self.handler = AllocationHandler(self.known, resolver, grants, host)
+        self.preparation = ClaimPreparation(self.known, grants, ClaimReader(self.known), host)
         self.limits = ModelLimits(node, self)
 
     def admit_binds(self, leases: Sequence[Lease]) -> BindReply:
@@ -216,12 +168,12 @@ class Agent:
 
     async def publish_outcomes(self, publish: Callable[[Sequence[Event]], None]) -> None:
         while True:
-            publish(await self.reporter.outbox.take())
+            publish(await self.known.outbox.take())
 
     async def report_when_due(self) -> None:
         while True:
-            await self.report_due.wait()
-            self.report_due.clear()
+            await self.known.report_due.wait()
+            self.known.report_due.clear()
             self.node.report()
 
 
@@ -308,6 +260,7 @@ class Node:
     def change_devices(self, devices: list[Device]) -> None:
         """Replace the devices, as the agent finds them when it looks again."""
         self.devices = devices
+        self.agent.known.snapshot = self.snapshot()
         self.agent.mig.update_devices(self.driver.gpus(), devices)
         self.report()
 

@@ -359,7 +359,7 @@ class World:
         if machine.silent:
             raise UnavailableError("no reply")
         asked = frozenset(pods) - machine.agent.checkpoint.claims
-        return set(await machine.agent.resolver.terminated(asked))
+        return set(await machine.agent.reconciler.terminated(asked))
 
     async def write_slices(self, node: NodeName) -> str:
         machine = self.nodes[node]

@@ -1,8 +1,9 @@
-"""A clock that only a test moves."""
+"""Clocks that a test moves, or that are faster than the machine's."""
 
 import asyncio
 import heapq
 import itertools
+import time
 
 
 class FakeClock:
@@ -30,3 +31,19 @@ class FakeClock:
         self.time += duration_s
         while self.sleepers and self.sleepers[0][0] <= self.time:
             heapq.heappop(self.sleepers)[2].set()
+
+
+class FastClock:
+    """Durations are `rate` times shorter than the machine's; the time of day is the same."""
+
+    def __init__(self, rate: float = 1.0) -> None:
+        self.rate = rate
+
+    def now(self) -> float:
+        return time.time()
+
+    def ticks(self) -> float:
+        return time.monotonic() * self.rate
+
+    async def sleep(self, duration_s: float) -> None:
+        await asyncio.sleep(duration_s / self.rate)

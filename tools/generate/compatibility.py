@@ -73,7 +73,6 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
         26: (
             "test_every_dialect_grants_exactly_the_requested_shares_and_sets_the_container_up_for_them",
         ),
-        29: ("test_29_the_same_ids_serve_the_init_container_and_then_the_container",),
         30: ("test_a_sidecar_that_requests_a_gpu_is_booked_beside_the_others",),
         31: ("test_plain_nvidia_pods_get_whole_cards_and_only_the_visible_devices",),
         32: (

@@ -1,4 +1,4 @@
-"""The admission window: which pods may be bound to this node now; pure.
+"""The admission window: which pods may be bound to this node now.
 
 A kubelet requests devices for one pod after the other. If its agent is killed, it permanently fails
 every pod that still waits for devices. So only `MAX_IN_FLIGHT` pods are admitted before they have
@@ -8,17 +8,21 @@ If the kubelet's pod list cannot be read, a container is identified only by its 
 with the same request are bound one after the other.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from services.node_agent.allocate.allocation import HONOURED_STATES, NodeSnapshot, dialect_of
-from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod
-from services.node_agent.kubelet.unserved import Unserved, explain_unserved
-from services.node_agent.records.checkpoint_entry import CheckpointEntries
-from services.node_agent.records.known_leases import KnownLeases
-from shared.model.errors import RequestError
+from services.node_agent.allocate.allocation import HONOURED_STATES, NodeSnapshot
+from services.node_agent.allocate.expected_requests import (
+    RequestSignature,
+    containers_of,
+    is_expected,
+    resources_of,
+    signatures_of,
+)
+from services.node_agent.kubelet.pods import Unserved, explain_unserved
+from services.node_agent.node import Node
 from shared.model.events.request_reply import BindReply
-from shared.model.lease import Lease, LeaseState
+from shared.model.lease import Lease
 from shared.model.names import PodUid
 
 PERMIT_S = 10.0
@@ -33,120 +37,27 @@ LEASES_NOT_SYNCED = "its agent does not know yet which pods the kubelet may requ
 
 NOTHING: Mapping[str, Unserved] = {}
 
-RequestSignature = tuple[str, int]
-"""A resource, and how many of it."""
-
-
-def containers_of(lease: Lease) -> tuple[str, ...]:
-    """Return the containers with shares, in the order in which the kubelet serves them."""
-    return tuple(dict.fromkeys(share.container for share in lease.shares))
-
-
-def is_expected(lease: Lease, allocated: Set[tuple[PodUid, str]]) -> bool:
-    """Return whether the kubelet may still request devices for containers of the lease's pod.
-
-    For a ResourceClaim it never calls the device plugin.
-    """
-    if lease.state not in HONOURED_STATES or lease.claim is not None:
-        return False
-    done = [(lease.pod, name) in allocated for name in containers_of(lease)]
-    return not all(done) and (lease.state is LeaseState.BOUND or any(done))
-
-
-def limits_of(lease: Lease, container: str, node: NodeSnapshot) -> dict[str, int]:
-    """Return what a container may request of the resources that the node serves."""
-    try:
-        dialect = dialect_of(lease)
-    except RequestError:  # Allocate reports it
-        return {}
-    shares = lease.shares_of(container)
-    counts = {
-        resource: sum(dialect.id_count(share, resource) for share in shares)
-        for resource in sorted(node.served.keys() & dialect.served)
-    }
-    return {resource: count for resource, count in counts.items() if count > 0}
-
-
-def resources_of(lease: Lease, node: NodeSnapshot) -> frozenset[str]:
-    """Return the served resources that the lease's pod may request: one of them calls Allocate."""
-    try:
-        dialect = dialect_of(lease)
-    except RequestError:  # Allocate reports it
-        return frozenset()
-    return (dialect.served | dialect.resources) & node.served.keys()
-
-
-def signatures_of(lease: Lease, node: NodeSnapshot) -> frozenset[RequestSignature]:
-    """Return every request that the kubelet may make for the lease's pod."""
-    return frozenset(
-        signature
-        for name in containers_of(lease)
-        for signature in limits_of(lease, name, node).items()
-    )
-
-
-def implied_pods(
-    leases: Iterable[Lease], node: NodeSnapshot, allocated: Set[tuple[PodUid, str]]
-) -> tuple[KubeletPod, ...]:
-    """Return the pods that have leases, as a kubelet's pod list would contain them."""
-    return tuple(
-        KubeletPod(
-            uid=lease.pod,
-            namespace=lease.namespace,
-            name=lease.name,
-            phase="Pending" if is_expected(lease, allocated) else "Running",
-            containers=tuple(
-                KubeletContainer(
-                    name=name,
-                    limits=limits_of(lease, name, node),
-                    init=any(share.init for share in lease.shares_of(name)),
-                )
-                for name in containers_of(lease)
-            ),
-        )
-        for lease in leases
-        if lease.state in HONOURED_STATES and lease.claim is None
-    )
-
 
 class AdmissionWindow:
     """Admits pods for binding; remembers admitted pods until the kubelet requests their devices."""
 
-    def __init__(
-        self,
-        leases: KnownLeases,
-        checkpoint: CheckpointEntries,
-        *,
-        refused: Set[PodUid],
-        get_snapshot: Callable[[], NodeSnapshot | None],
-        ticks: Callable[[], float],
-    ) -> None:
-        self.leases = leases
-        self.checkpoint = checkpoint
-        self.refused = refused
-        """Pods that Allocate refused; the owner of the set changes it."""
-        self.get_snapshot = get_snapshot
-        self.ticks = ticks
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.leases = node.leases
+        self.ticks = node.clock.ticks
         self.draining = False
         self._permits: dict[PodUid, tuple[Lease, float]] = {}
         """Pods admitted while the kubelet's list was unreadable, and until when each counts."""
         self._in_flight: dict[PodUid, tuple[Lease, float]] = {}
         """Other admitted pods, and until when each counts."""
 
-    @property
-    def allocated(self) -> frozenset[tuple[PodUid, str]]:
-        """Pods and containers whose Allocate call succeeded."""
-        return frozenset(
-            (entry.allocation.pod, entry.allocation.container) for entry in self.checkpoint.entries
-        )
-
     def expected_leases(self) -> dict[PodUid, Lease]:
         """Return the leases of pods that the kubelet may still request devices for."""
-        allocated = self.allocated
+        allocated = self.node.checkpoint.allocated
         return {
             pod: lease
             for pod, lease in self.leases.leases.items()
-            if pod not in self.refused and is_expected(lease, allocated)
+            if pod not in self.node.refused and is_expected(lease, allocated)
         }
 
     def in_flight(self) -> dict[PodUid, Lease]:
@@ -154,13 +65,6 @@ class AdmissionWindow:
         self._forget_arrived()
         admitted = {pod: lease for pod, (lease, _) in self._in_flight.items()}
         return {**admitted, **self._permitted(), **self.expected_leases()}
-
-    def implied_pods(self) -> tuple[KubeletPod, ...]:
-        """Return the node's pods as derived from leases."""
-        node = self.get_snapshot()
-        if node is None:
-            return ()
-        return implied_pods(self.leases.leases.values(), node, self.allocated)
 
     def admit_binds(
         self,
@@ -178,7 +82,7 @@ class AdmissionWindow:
         """
         if self.draining:
             return _closed(leases, DRAINING)
-        node = self.get_snapshot()
+        node = self.node.snapshot
         if node is None or unready_reason:
             return _closed(leases, unready_reason or "its devices are not known yet")
         if unserved.keys() >= node.served.keys():
@@ -242,12 +146,12 @@ class AdmissionWindow:
         return tuple(deferred)
 
     def _forget_arrived(self) -> frozenset[tuple[PodUid, str]]:
-        """Drop pods that are no longer in flight; return `allocated`."""
-        now, allocated = self.ticks(), self.allocated
+        """Drop pods that are no longer in flight; return the checkpoint's `allocated`."""
+        now, allocated = self.ticks(), self.node.checkpoint.allocated
         self._in_flight = {
             pod: (lease, until)
             for pod, (lease, until) in self._in_flight.items()
-            if now < until and pod not in self.refused and not self._is_done(pod, allocated)
+            if now < until and pod not in self.node.refused and not self._is_done(pod, allocated)
         }
         return allocated
 
@@ -283,7 +187,7 @@ class AdmissionWindow:
             for pod, (lease, until) in self._permits.items()
             if now < until
             and pod not in self.leases.ended
-            and pod not in self.refused
+            and pod not in self.node.refused
             and not self._is_bound(pod)
         }
         return {pod: lease for pod, (lease, _) in self._permits.items()}

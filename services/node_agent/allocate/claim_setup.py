@@ -6,12 +6,11 @@ from msgspec.structs import replace
 
 from services.node_agent.allocate.allocation import NodeSnapshot, check_devices, check_fences
 from services.node_agent.allocate.device_list_strategies import DeviceListStrategy, name_devices
-from services.node_agent.records.checkpoint_entry import CheckpointEntry, Fence
+from services.node_agent.records.checkpoint_entry import CheckpointEntry, Fence, new_entry
 from shared.dialects.dialect import ContainerSetup
 from shared.dialects.hami_core import limited_setup, shares_by_index, whole_setup
 from shared.model.claim import DRIVER, device_name
 from shared.model.errors import RequestError
-from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid
 
@@ -74,15 +73,6 @@ def claim_entry(
     shares = lease.shares_of(request)
     check_fences(shares, lease.pod, honoured)
     check_devices(shares, node.devices)
-    allocation = Allocation(
-        pod=lease.pod,
-        namespace=lease.namespace,
-        name=lease.name,
-        container=request,
-        resource=DRIVER,
-        device_ids=tuple(device_name(share.device, share.mig) for share in shares),
-        lease=lease,
-        activated_at=now,
-    )
+    names = tuple(device_name(share.device, share.mig) for share in shares)
     setup = claim_setup(lease, request, node, instances)
-    return CheckpointEntry(allocation=allocation, setup=setup, instances=tuple(instances.values()))
+    return new_entry(lease, request, DRIVER, names, setup=setup, instances=instances, now=now)

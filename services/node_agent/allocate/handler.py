@@ -1,4 +1,4 @@
-"""Serves the kubelet's calls: resolves the container, decides by its lease, records, replies.
+"""Serves the kubelet's calls: resolves the container, and gives it the shares of its lease.
 
 Calls for one resource are served one after the other, since each changes which container is next;
 while one waits for MIG instances, its container counts as served and others go on. A refused pod
@@ -6,12 +6,10 @@ fails permanently: its controller creates a new one.
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Protocol
 
-from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.allocation import (
     NodeSnapshot,
     check_present,
@@ -20,71 +18,40 @@ from services.node_agent.allocate.allocation import (
     refusal_text,
     shares_for,
 )
+from services.node_agent.allocate.grants import Grants, MigInstances
 from services.node_agent.allocate.pod_resolution import Ambiguous, ContainerCandidate
-from services.node_agent.allocate.pod_resolver import PodResolver
-from services.node_agent.allocate.reporter import AllocationReporter
+from services.node_agent.allocate.pod_resolver import LEASE_WAIT_S, PodResolver
 from services.node_agent.kubelet.device_ids import compact
-from services.node_agent.kubelet.node_pods import PodResourcesLister
-from services.node_agent.kubelet.pods import Holding
-from services.node_agent.metrics import AgentMetrics
-from services.node_agent.records.checkpoint import Checkpoint
-from services.node_agent.records.checkpoint_entry import AllocationHistory, CheckpointEntry
-from services.node_agent.records.device_guard import OvercommitError
+from services.node_agent.node import Node
+from services.node_agent.records.checkpoint_entry import (
+    AllocationHistory,
+    CheckpointEntry,
+    new_entry,
+)
+from services.node_agent.views.node_views import ViewWriter
 from shared.dialects.dialect import ContainerSetup
-from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
-from shared.model.events.node_events import Allocation
+from shared.model.events.node_events import ShareRefused
 from shared.model.lease import Lease
-from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.names import PodUid
 
-MigInstancesOf = Callable[[Lease, str], Awaitable[dict[tuple[DeviceUuid, int], str]]]
-"""Returns the UUIDs of a container's MIG instances, by device and position, once they exist."""
-RECORDS_PAUSE_S = 0.1
+ROOM_S = 4.0
+"""How long Allocate looks for ended pods on a device that is full by the records: longer than a
+process takes to start, and than the 3 s for which the kubelet caches which pods run."""
 ContainerPlace = tuple[str, str, str]
 """Namespace, pod name and container name."""
-
-
-class ContainerPreparer(Protocol):
-    """The host's disk."""
-
-    async def prepare(self, setup: ContainerSetup, *, starting: bool = False) -> None:
-        """Create a container's files; none of its processes runs if it is `starting`."""
-        ...
 
 
 class AllocationHandler:
     """The kubelet's three calls."""
 
     def __init__(
-        self,
-        node: NodeName,
-        *,
-        require_snapshot: Callable[[], NodeSnapshot],
-        resolver: PodResolver,
-        pod_resources: PodResourcesLister,
-        checkpoint: Checkpoint,
-        forget_ended: Callable[[NodeSnapshot], Awaitable[object]],
-        files: ContainerPreparer,
-        name_cdi_devices: Callable[[ContainerSetup], Awaitable[None]],
-        mig_instances_of: MigInstancesOf,
-        reporter: AllocationReporter,
-        metrics: AgentMetrics,
-        clock: Clock,
-        timing: AgentTiming = DEFAULT_TIMING,
+        self, node: Node, resolver: PodResolver, grants: Grants, views: ViewWriter
     ) -> None:
         self.node = node
-        self.require_snapshot = require_snapshot
         self.resolver = resolver
-        self.pod_resources = pod_resources
-        self.checkpoint = checkpoint
-        self.forget_ended = forget_ended
-        self.files = files
-        self.name_cdi_devices = name_cdi_devices
-        self.mig_instances_of = mig_instances_of
-        self.reporter = reporter
-        self.metrics = metrics
-        self.clock = clock
-        self.timing = timing
+        self.grants = grants
+        self.views = views
         self._locks: dict[str, asyncio.Lock] = {}
         self._partitioning: dict[tuple[str, PodUid, str], tuple[str, ...]] = {}
         """Device IDs of calls that wait for MIG instances, by resource, pod and container."""
@@ -93,8 +60,8 @@ class AllocationHandler:
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> list[str]:
         """Return the IDs that the container's lease names; none if the container is ambiguous."""
-        node = self.require_snapshot()
-        async with self._locks.setdefault(resource, asyncio.Lock()):
+        snapshot = self.node.require_snapshot()
+        async with self._lock(resource):
             candidate = await self.resolver.resolve(resource, size, self._history(resource))
             if isinstance(candidate, Ambiguous):
                 return []
@@ -102,7 +69,7 @@ class AllocationHandler:
         return preferred_device_ids(
             lease,
             candidate,
-            node,
+            snapshot,
             resource=resource,
             available=available,
             must_include=must_include,
@@ -114,25 +81,12 @@ class AllocationHandler:
 
         Raises RequestError or UnavailableError with a sentence for the pod's owner.
         """
-        began = self.clock.ticks()
-        outcome = "cancelled"  # by a kubelet that restarts
         try:
-            async with self._locks.setdefault(resource, asyncio.Lock()):
-                setup = await self._allocate(resource, device_ids)
-            outcome = "allocated"
+            async with self.grants.counted(resource), self._lock(resource):
+                return await self._allocate(resource, device_ids)
         except LeaseholdError as error:
-            text = refusal_text(
-                str(error), node=self.node, resource=resource, device_ids=device_ids
-            )
-            unavailable = isinstance(error, UnavailableError)
-            outcome = "unavailable" if unavailable else "refused"
-            if isinstance(error, OvercommitError):
-                self.metrics.count_overcommit()
-            raise (UnavailableError if unavailable else RequestError)(text) from error
-        else:
-            return setup
-        finally:
-            self.metrics.count_allocation(resource, outcome, self.clock.ticks() - began)
+            kind = UnavailableError if isinstance(error, UnavailableError) else RequestError
+            raise kind(self._refusal(str(error), resource, device_ids)) from error
 
     async def pre_start_container(self, resource: str, device_ids: Sequence[str]) -> None:
         """Allow a start if PodResources shows the IDs with the container they were allocated to.
@@ -140,151 +94,98 @@ class AllocationHandler:
         PodResources omits init containers. Missing files are created again. Raises RequestError if
         another container has the IDs, or they were not allocated.
         """
-        ids = compact(device_ids)
+        ids, node = compact(device_ids), self.node
         entries = [
             entry
-            for entry in self.checkpoint.of_resource(resource)
+            for entry in node.checkpoint.of_resource(resource)
             if entry.allocation.device_ids == ids
         ]
-        holders = await self._holders(resource, ids)
+        holders = {
+            (holding.namespace, holding.name, holding.container)
+            for holding in (await node.pod_resources.list_holdings()).holdings
+            if holding.resource == resource and compact(holding.device_ids) == ids
+        }
         matching = [
             entry for entry in entries if (_place(entry) in holders if holders else entry.init)
         ]
         if not matching:
-            raise RequestError(
-                refusal_text(
-                    f"the kubelet shows them with {_listed(holders)}, and they were allocated to "
-                    f"{_listed(map(_place, entries))}",
-                    node=self.node,
-                    resource=resource,
-                    device_ids=device_ids,
-                )
+            why = (
+                f"the kubelet shows them with {_listed(holders)}, and they were allocated to "
+                f"{_listed(map(_place, entries))}"
             )
+            raise RequestError(self._refusal(why, resource, device_ids))
         for entry in matching:
-            check_present(
-                entry.lease.shares_of(entry.allocation.container), self.require_snapshot()
-            )
-            await self._prepare_again(entry, starting=True)
-            self.checkpoint.note_start(entry.allocation.pod, self.clock.now())
-
-    async def _prepare_again(self, entry: CheckpointEntry, *, starting: bool = False) -> None:
-        """Create missing files again; a reset of the device removes its MIG instances."""
-        allocation = entry.allocation
-        if entry.instances:
-            existing = await self.mig_instances_of(allocation.lease, allocation.container)
-            if tuple(existing.values()) != entry.instances:
-                raise RequestError(
-                    f"container {allocation.container} of pod {allocation.namespace}/"
-                    f"{allocation.name} was given {', '.join(entry.instances)}, and its lease is "
-                    f"for {', '.join(existing.values())}: delete the pod"
-                )
-        async with self.checkpoint.changing:
-            newest = self.checkpoint.find(*entry.key) or entry
-            await self.files.prepare(newest.limits, starting=starting)
-            await self.name_cdi_devices(newest.setup)
-
-    async def _holders(self, resource: str, ids: tuple[str, ...]) -> set[ContainerPlace]:
-        pod_resources = await self.pod_resources.list_holdings()
-        return {
-            (holding.namespace, holding.name, holding.container)
-            for holding in pod_resources.holdings
-            if _holds(holding, resource, ids)
-        }
+            shares = entry.lease.shares_of(entry.allocation.container)
+            check_present(shares, node.require_snapshot())
+            await self.grants.prepare_again(entry, starting=True)
+            node.checkpoint.note_start(entry.allocation.pod, node.clock.now())
 
     async def _allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
-        ids = compact(device_ids)
+        ids, node = compact(device_ids), self.node
         candidate = await self.resolver.resolve(
             resource, len(device_ids), self._history(resource), device_ids=ids
         )
         if isinstance(candidate, Ambiguous):
-            self.reporter.report_ambiguous(resource, candidate)
-            unreadable = self.resolver.unreadable_reason
+            node.outbox.add(ShareRefused(node=node.name, reason=f"{resource}: {candidate}"))
+            unreadable = self.resolver.pods.unreadable_reason
             because = f", and {unreadable}" if unreadable else ""
             raise RequestError(f"its container is ambiguous: {candidate}{because}")
         try:
-            return await self._give(candidate, resource, device_ids, ids)
+            return await self._give(candidate, resource, device_ids)
         except LeaseholdError as error:
-            self.reporter.report_refused(candidate, str(error))
+            self._report_refused(candidate, str(error))
             raise
 
     async def _give(
-        self,
-        candidate: ContainerCandidate,
-        resource: str,
-        device_ids: Sequence[str],
-        ids: tuple[str, ...],
+        self, candidate: ContainerCandidate, resource: str, device_ids: Sequence[str]
     ) -> ContainerSetup:
+        """Give the container what its lease says; a repeated call gets the same setup."""
+        node, container, ids = self.node, candidate.container, compact(device_ids)
         lease = await self.resolver.lease_of(candidate)
-        container = candidate.container.name
-        previous = self.checkpoint.find(candidate.pod.uid, container, resource)
-        check_present(shares_for(lease, candidate, self.node), self.require_snapshot())
+        check_present(shares_for(lease, candidate, node.name), node.require_snapshot())
         if lease is None:
             raise AssertionError("shares_for refuses pods without a lease")
+        previous = node.checkpoint.find(candidate.pod.uid, container.name, resource)
         if previous is not None and previous.allocation.device_ids == ids:
-            await self._prepare_again(previous)
+            await self.grants.prepare_again(previous)
             return previous.setup
-        span = self.metrics.begin(
-            lease, {"k8s.container.name": container, "leasehold.resource": resource}
+
+        def decide(snapshot: NodeSnapshot, instances: MigInstances) -> CheckpointEntry:
+            setup = grant(
+                lease,
+                candidate,
+                snapshot,
+                resource=resource,
+                device_ids=device_ids,
+                honoured=node.checkpoint.fences,
+                reusable=self._of_init_containers(lease.pod, resource),
+                instances=instances,
+            )
+            return new_entry(
+                lease,
+                container.name,
+                resource,
+                ids,
+                setup=setup,
+                instances=instances,
+                now=node.clock.now(),
+                init=container.init,
+            )
+
+        entry = await self.grants.give(
+            lease,
+            container.name,
+            resource,
+            decide,
+            records_s=LEASE_WAIT_S,
+            room_s=ROOM_S,
+            waiting=self._unlocked((resource, lease.pod, container.name), ids),
         )
-        try:
-            entry = await self._grant(lease, candidate, resource, device_ids, ids)
-        except LeaseholdError as error:
-            span.end(str(error))
-            raise
-        span.end()
-        self.reporter.report_activated(
-            entry.allocation, containers=self._activated(lease), trace=span.context
-        )
+        node.refused.discard(lease.pod)
+        self.views.show_allocated(lease, self._activated(lease))
         return entry.setup
 
-    async def _grant(
-        self,
-        lease: Lease,
-        candidate: ContainerCandidate,
-        resource: str,
-        device_ids: Sequence[str],
-        ids: tuple[str, ...],
-    ) -> CheckpointEntry:
-        """Decide, create the container's files, and record the allocation."""
-        container = candidate.container
-        instances: dict[tuple[DeviceUuid, int], str] = {}
-        if any(share.mig for share in lease.shares_of(container.name)):
-            async with self._unlocked((resource, lease.pod, container.name), ids):
-                instances = await self.mig_instances_of(lease, container.name)
-        await self._wait_for_records()
-        node = self.require_snapshot()
-        setup = grant(
-            lease,
-            candidate,
-            node,
-            resource=resource,
-            device_ids=device_ids,
-            honoured=self.checkpoint.fences,
-            reusable=self._of_init_containers(lease.pod, resource),
-            instances=instances,
-        )
-        await self.files.prepare(setup)
-        await self.name_cdi_devices(setup)
-        allocation = Allocation(
-            pod=lease.pod,
-            namespace=lease.namespace,
-            name=lease.name,
-            container=container.name,
-            resource=resource,
-            device_ids=ids,
-            lease=lease,
-            activated_at=self.clock.now(),
-        )
-        entry = CheckpointEntry(
-            allocation=allocation,
-            setup=setup,
-            init=container.init,
-            instances=tuple(instances.values()),
-        )
-        await self._save(entry, node)
-        return entry
-
-    @contextlib.asynccontextmanager
+    @asynccontextmanager
     async def _unlocked(
         self, call: tuple[str, PodUid, str], ids: tuple[str, ...]
     ) -> AsyncIterator[None]:
@@ -298,57 +199,50 @@ class AllocationHandler:
             await lock.acquire()
             self._partitioning.pop(call, None)
 
-    async def _save(self, entry: CheckpointEntry, node: NodeSnapshot) -> None:
-        """Record the allocation once the device can hold it.
+    def _lock(self, resource: str) -> asyncio.Lock:
+        return self._locks.setdefault(resource, asyncio.Lock())
 
-        Pods that have just ended may still be in the checkpoint; for `records_retry_s` they are
-        looked for. Raises OvercommitError if the device cannot hold it then.
-        """
-        until, pause_s = self.clock.ticks() + self.timing.records_retry_s, 0.0
-        while self.clock.ticks() <= until:
-            with contextlib.suppress(OvercommitError):
-                await self.checkpoint.save(entry, devices=node.devices)
-                return
-            await self.clock.sleep(pause_s)
-            with contextlib.suppress(LeaseholdError):
-                await self.resolver.sync_leases()
-                await self.forget_ended(node)
-            pause_s = RECORDS_PAUSE_S
-        await self.checkpoint.save(entry, devices=node.devices)
+    def _refusal(self, why: str, resource: str, device_ids: Sequence[str]) -> str:
+        return refusal_text(why, node=self.node.name, resource=resource, device_ids=device_ids)
 
-    async def _wait_for_records(self) -> None:
-        """Wait while a lost checkpoint is rebuilt. Raises UnavailableError if that takes long."""
-        until = self.clock.ticks() + self.timing.lease_wait_s
-        while self.checkpoint.lost:
-            if self.clock.ticks() > until:
-                raise UnavailableError(
-                    "the node agent has lost its records of what runs here, and rebuilds them when "
-                    "the ledger and the kubelet respond; are the binder and NATS running?"
-                )
-            await self.clock.sleep(RECORDS_PAUSE_S)
+    def _report_refused(self, candidate: ContainerCandidate, reason: str) -> None:
+        pod, node = candidate.pod, self.node
+        node.refused.add(pod.uid)
+        node.outbox.add(
+            ShareRefused(
+                node=node.name,
+                reason=reason,
+                pod=pod.uid,
+                namespace=pod.namespace,
+                name=pod.name,
+                container=candidate.container.name,
+            )
+        )
+        lease = node.leases.find(pod.uid)
+        if lease is not None:
+            self.views.show_failed(lease)
 
     def _activated(self, lease: Lease) -> frozenset[str]:
         """Return the containers of the lease's pod that have their devices."""
-        containers = {share.container for share in lease.shares}
-        resources = self.require_snapshot().served
+        resources = self.node.require_snapshot().served
         return frozenset(
-            name
-            for name in containers
-            if any(self.checkpoint.find(lease.pod, name, resource) for resource in resources)
+            share.container
+            for share in lease.shares
+            if any(self.node.checkpoint.find(lease.pod, share.container, r) for r in resources)
         )
 
     def _of_init_containers(self, pod: PodUid, resource: str) -> list[str]:
         """Return the IDs that were allocated to the pod's init containers."""
         return [
             text
-            for entry in self.checkpoint.of_resource(resource)
+            for entry in self.node.checkpoint.of_resource(resource)
             if entry.init and entry.allocation.pod == pod
             for text in entry.allocation.device_ids
         ]
 
     def _history(self, resource: str) -> Callable[[], AllocationHistory]:
         def history() -> AllocationHistory:
-            known = self.checkpoint.allocation_history(resource, frozenset(self.reporter.refused))
+            known = self.node.checkpoint.allocation_history(resource, frozenset(self.node.refused))
             waiting = {
                 (pod, container): ids
                 for (of_resource, pod, container), ids in self._partitioning.items()
@@ -366,7 +260,3 @@ def _place(entry: CheckpointEntry) -> ContainerPlace:
 
 def _listed(places: Iterable[ContainerPlace]) -> str:
     return ", ".join("/".join(place) for place in sorted(places)) or "no container"
-
-
-def _holds(holding: Holding, resource: str, ids: tuple[str, ...]) -> bool:
-    return holding.resource == resource and compact(holding.device_ids) == ids

@@ -11,10 +11,7 @@ import msgspec
 import yaml
 
 from services.node_agent.allocate.cdi import FILE, names_in, names_of, qualified_name
-from services.node_agent.allocate.device_list_strategies import (
-    CDI_STRATEGIES,
-    DeviceListStrategy,
-)
+from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES, DeviceListStrategy
 from services.node_agent.diagnosis import node_checks as judge
 from services.node_agent.gpu_access import NodeGpus
 from services.node_agent.gpus.inventory import Gpu

@@ -1,47 +1,112 @@
 """The DRA driver of one node: its slices, its sockets for the kubelet, and the devices' health."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
-from services.node_agent.dra.kubelet_retries import KubeletRetries
+from services.node_agent.allocate.grants import Grants
+from services.node_agent.dra.claim_files import ClaimFiles
 from services.node_agent.dra.preparation import ClaimPreparation
+from services.node_agent.dra.resource_claims import ClaimReader
 from services.node_agent.dra.slice_writer import SliceWriter
 from services.node_agent.kubelet.claim_plugin import ClaimDeviceHealth, ClaimPlugin
-from shared.model.claim import DRIVER, claimable
-from shared.model.clock import Clock, wait_for_event
-from shared.model.device import Device
-from shared.model.names import NodeName
+from services.node_agent.kubelet.pods import KubeletPod
+from services.node_agent.node import Node
+from services.node_agent.settings import AgentSettings
+from shared.kubernetes.client import pod_path
+from shared.model.claim import DRIVER, RETRIED_AT, claimable
+from shared.model.clock import until_tick, wait_for_event
+from shared.model.errors import LeaseholdError
+from shared.model.names import PodUid
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 2.0
+"""After this time, and after pauses that double from it, a pod is annotated again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Retry:
+    """The next retry of a pod's claims."""
+
+    at: float
+    pause_s: float
+
+
+class KubeletRetries:
+    """Makes the kubelet try again to start pods that wait although their claims have leases.
+
+    The kubelet reads a pod's claims before it calls the driver. If it may not yet read them (the
+    API server authorizes it once it has seen the Binding), or has not registered the driver again,
+    it tries again only after 60 to 90 s, or once the pod changes: so we change an annotation.
+    """
+
+    def __init__(self, node: Node, preparation: ClaimPreparation) -> None:
+        self.node = node
+        self.preparation = preparation
+        self._retries: dict[PodUid, _Retry] = {}
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await self.node.clock.sleep(until_tick(RETRY_S))
+            try:
+                await self._look()
+            except LeaseholdError as error:
+                logger.debug("pods whose claims are not prepared are not known: %s", error)
+
+    async def _look(self) -> None:
+        """Retry pods found for the second time; others may be about to be prepared."""
+        unprepared = self.preparation.list_unprepared()
+        consumers = {pod for lease in unprepared for pod in lease.users}
+        pods = await self.node.kubelet.list_pods() if consumers else ()
+        now, retries = self.node.clock.ticks(), {}
+        for pod in pods:
+            if pod.uid not in consumers or pod.container_ids or pod.terminal:
+                continue
+            retry = self._retries.get(pod.uid)
+            if retry is None:
+                retry = _Retry(now, RETRY_S)
+            elif now >= retry.at:
+                await self._retry(pod)
+                retry = _Retry(now + 2 * retry.pause_s, 2 * retry.pause_s)
+            retries[pod.uid] = retry
+        self._retries = retries
+
+    async def _retry(self, pod: KubeletPod) -> None:
+        at = datetime.fromtimestamp(self.node.clock.now(), UTC).isoformat(timespec="milliseconds")
+        body = {"metadata": {"uid": pod.uid, "annotations": {RETRIED_AT: at}}}
+        try:
+            await self.node.kubernetes.patch_merge(pod_path(pod.namespace, pod.name), body)
+        except LeaseholdError as error:
+            logger.debug("pod %s/%s is not annotated: %s", pod.namespace, pod.name, error)
+        else:
+            logger.info("pod %s/%s waits for its claims: annotated", pod.namespace, pod.name)
 
 
 class ClaimDriver:
-    """All of it; `get_devices` returns the devices as last discovered."""
+    """All of it; it learns of every change of the node's devices."""
 
-    def __init__(
-        self,
-        node: NodeName,
-        kubelet_directory: Path,
-        *,
-        preparation: ClaimPreparation,
-        slices: SliceWriter,
-        retries: KubeletRetries,
-        get_devices: Callable[[], Sequence[Device]],
-        clock: Clock,
-    ) -> None:
-        self.preparation = preparation
-        self.slices = slices
-        self.retries = retries
-        self.get_devices = get_devices
-        self.clock = clock
+    def __init__(self, node: Node, grants: Grants, settings: AgentSettings) -> None:
+        self.node = node
+        claims = ClaimReader(node)
+        self.preparation = ClaimPreparation(
+            node, grants, claims, ClaimFiles(settings.cdi_directory)
+        )
+        self.slices = SliceWriter(node, grants.mig, claims, taint_effect=settings.dra_taint_effect)
+        self.retries = KubeletRetries(node, self.preparation)
         self.plugin = ClaimPlugin(
             DRIVER,
-            node,
-            kubelet_directory,
-            handler=preparation,
+            node.name,
+            settings.kubelet_dir,
+            handler=self.preparation,
             health_source=self,
-            on_registered=slices.write_anew,
+            on_registered=self.slices.write_anew,
         )
         self._devices_changed = asyncio.Event()
+        node.on_devices.append(self.update_devices)
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -64,7 +129,7 @@ class ClaimDriver:
 
     def device_health(self) -> Sequence[ClaimDeviceHealth]:
         """Return the health of every device and instance."""
-        now = self.clock.now()
+        now = self.node.clock.now()
         return [
             ClaimDeviceHealth(
                 device=name,
@@ -72,7 +137,7 @@ class ClaimDriver:
                 message="" if device.healthy else device.health_text,
                 checked_at=now,
             )
-            for device in self.get_devices()
+            for device in self.node.devices
             for name in claimable(device)
         ]
 

@@ -2,8 +2,7 @@
 
 from services.node_agent.dra.slices import HeldAllocation
 from services.node_agent.kubelet.claim_plugin import ClaimReference
-from services.node_agent.records.known_leases import KnownLeases
-from shared.kubernetes.client import KubernetesClient
+from services.node_agent.node import Node
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.resource_claims import (
     ApiResourceClaim,
@@ -37,10 +36,8 @@ def generation_of_claim(claim: ApiResourceClaim) -> str:
 class ClaimReader:
     """Reads claims of one node from the API server."""
 
-    def __init__(self, client: KubernetesClient, node: NodeName, leases: KnownLeases) -> None:
-        self.client = client
+    def __init__(self, node: Node) -> None:
         self.node = node
-        self.leases = leases
 
     async def read(self, claim: ClaimReference) -> ApiResourceClaim:
         """Return a claim with devices of this node.
@@ -55,9 +52,10 @@ class ClaimReader:
                 f"ResourceClaim {claim} with uid {claim.uid} was deleted: the one of that name "
                 f"{there}"
             )
-        if not results_on(found, self.node):
+        if not results_on(found, self.node.name):
             raise RequestError(
-                f"ResourceClaim {claim} has no device of {DRIVER} on node {self.node} allocated"
+                f"ResourceClaim {claim} has no device of {DRIVER} on node {self.node.name} "
+                "allocated"
             )
         return found
 
@@ -67,7 +65,7 @@ class ClaimReader:
         Reads every claim with a lease, so it is called only before a claim is refused.
         """
         gone: set[HeldAllocation] = set()
-        for lease in tuple(self.leases.leases.values()):
+        for lease in tuple(self.node.leases.leases.values()):
             if lease.claim is None:
                 continue
             claim = ClaimReference(uid=lease.pod, namespace=lease.namespace, name=lease.name)
@@ -83,6 +81,8 @@ class ClaimReader:
 
     async def _find(self, claim: ClaimReference) -> ApiResourceClaim | None:
         try:
-            return await self.client.read(claim_path(claim.namespace, claim.name), ApiResourceClaim)
+            return await self.node.kubernetes.read(
+                claim_path(claim.namespace, claim.name), ApiResourceClaim
+            )
         except NotFoundError:
             return None

@@ -9,11 +9,12 @@ that has dropped any; a stored slice that has lost some is deleted.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any
 from urllib.parse import quote
 
+from services.node_agent.dra.resource_claims import ClaimReader
 from services.node_agent.dra.slices import (
     ClaimableNode,
     HeldAllocation,
@@ -21,16 +22,16 @@ from services.node_agent.dra.slices import (
     find_dropped_fields,
     is_current,
 )
-from shared.kubernetes.client import KubernetesClient
+from services.node_agent.node import Node
+from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import ListSynced, ObjectDeleted, newer
 from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ApiObject, ObjectMeta, RawObject
 from shared.kubernetes.watch_events import ObjectIdentity
-from shared.model.claim import DRIVER
-from shared.model.clock import Clock, until_tick
+from shared.model.claim import DRIVER, TaintEffect
+from shared.model.clock import until_tick
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
-from shared.model.names import NodeName
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +43,6 @@ LISTED = 500
 UNSUPPORTED_RETRY_S = 60.0
 """Before slices are written again to a cluster that does not support them."""
 
-ListDeallocated = Callable[[], Awaitable[Collection[HeldAllocation]]]
-"""Returns the allocations that leases on the node are for, and that claims no longer have."""
-
 
 class UnsupportedError(RequestError):
     """The cluster does not serve ResourceSlices, or not with the fields that we need."""
@@ -54,21 +52,15 @@ class SliceWriter:
     """Writes the slices of one node."""
 
     def __init__(
-        self,
-        client: KubernetesClient,
-        node: NodeName,
-        *,
-        get_node: Callable[[str], ClaimableNode | None],
-        list_deallocated: ListDeallocated,
-        clock: Clock,
+        self, node: Node, mig: LayoutReconciler, claims: ClaimReader, *, taint_effect: TaintEffect
     ) -> None:
-        self.client = client
         self.node = node
-        self.get_node = get_node
-        """Returns the node with this UID as it is now; None: its devices are not known yet."""
-        self.list_deallocated = list_deallocated
-        self.clock = clock
-        self.selector = f"spec.driver={DRIVER},spec.nodeName={node}"
+        self.client = node.kubernetes
+        self.mig = mig
+        self.list_deallocated = claims.list_deallocated
+        self.taint_effect = taint_effect
+        self.clock = node.clock
+        self.selector = f"spec.driver={DRIVER},spec.nodeName={node.name}"
         self.unwritten_reason: str | None = "the ResourceSlices have not been written yet"
         """Why the slices are not as they should be; None: they are."""
         self._deallocated: Collection[HeldAllocation] = ()
@@ -137,23 +129,32 @@ class SliceWriter:
 
     async def _write(self) -> None:
         async with self._writing:
-            node = self.get_node(await self._read_node_uid())
-            if node is None:
-                raise UnavailableError("the node's GPUs or its leases are not known yet")
+            node = self._claimable_node(await self._read_node_uid())
             if self._stored is None:
                 self._stored = await self._list()
             generations = {each.spec["pool"]["generation"] for each in self._stored.values()}
             wanted = {
                 each["metadata"]["name"]: each
                 for each in build_slices(
-                    node,
-                    generation=max(generations, default=0) + 1,
-                    deallocated=self._deallocated,
+                    node, generation=max(generations, default=0) + 1, deallocated=self._deallocated
                 )
             }
             if len(generations) != 1 or not _are_current(wanted, self._stored):
                 await self._replace(wanted, self._stored)
             self.unwritten_reason = None
+
+    def _claimable_node(self, uid: str) -> ClaimableNode:
+        if not (self.node.devices and self.node.leases.synced):
+            raise UnavailableError("the node's GPUs or its leases are not known yet")
+        return ClaimableNode(
+            name=self.node.name,
+            uid=uid,
+            devices=self.node.devices,
+            leases=tuple(self.node.leases.leases.values()),
+            driver_version=self.node.software.driver_version,
+            profiles=self.mig.profiles,
+            taint_effect=self.taint_effect,
+        )
 
     async def _list(self) -> dict[str, RawObject]:
         query = {"fieldSelector": self.selector}
@@ -206,19 +207,14 @@ class SliceWriter:
 
     async def _read_node_uid(self) -> str:
         if not self._node_uid:
-            path = f"/api/v1/nodes/{quote(self.node, safe='')}"
+            path = f"/api/v1/nodes/{quote(self.node.name, safe='')}"
             self._node_uid = (await self.client.read(path, ApiObject)).metadata.uid
         return self._node_uid
 
     async def _watch(self) -> None:
         """Notice when the kubelet, or somebody, deletes or changes a slice."""
         while True:
-            reflector = Reflector(
-                self.client,
-                COLLECTION,
-                RawObject,
-                field_selector=self.selector,
-            )
+            reflector = Reflector(self.client, COLLECTION, RawObject, field_selector=self.selector)
             try:
                 async with aclosing(reflector.batches()) as batches:
                     async for batch in batches:

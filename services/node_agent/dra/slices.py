@@ -9,13 +9,22 @@ https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from services.node_agent.gpus.links import PER_NVLINK
 from services.node_agent.mig.instances import InstanceProfile
 from services.node_agent.mig.layout_plan import arrange
-from shared.model.claim import CORES, DRIVER, LEASED, MEMORY, REFUSED, SLOTS, claimable, device_name
+from shared.model.claim import (
+    CORES,
+    DRIVER,
+    LEASED,
+    MEMORY,
+    REFUSED,
+    SLOTS,
+    TaintEffect,
+    claimable,
+    device_name,
+)
 from shared.model.device import LABEL_LENGTH, Device, DeviceMode, Isolation, MigProfile
 from shared.model.lease import Lease, MigPlacement, bookings
 from shared.model.names import DeviceUuid, NodeName, PodUid
@@ -103,18 +112,6 @@ _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 
 HeldAllocation = tuple[PodUid, str]
 """A claim and the generation of its allocation."""
-
-
-class TaintEffect(StrEnum):
-    """What the taint of an unhealthy device does.
-
-    https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#device-taints-and-tolerations
-    """
-
-    NO_SCHEDULE = "NoSchedule"
-    """It is not allocated to further claims that do not tolerate it."""
-    NO_EXECUTE = "NoExecute"
-    """Besides, Kubernetes deletes the pods that use it and do not tolerate it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,10 +366,7 @@ def _capacity(device: Device, offer: _Offer) -> dict[str, Any]:
             },
         },
         CORES: {"value": str(offer.cores_percent), "requestPolicy": cores},
-        SLOTS: {
-            "value": str(offer.slots),
-            "requestPolicy": {"default": "1", "validValues": ["1"]},
-        },
+        SLOTS: {"value": str(offer.slots), "requestPolicy": {"default": "1", "validValues": ["1"]}},
     }
 
 

@@ -199,11 +199,7 @@ def update_health(
 
 
 def _probed(
-    before: DeviceHealth | None,
-    gpu: Gpu,
-    xid_fault: Fault | None,
-    policy: HealthPolicy,
-    now: float,
+    before: DeviceHealth | None, gpu: Gpu, xid_fault: Fault | None, policy: HealthPolicy, now: float
 ) -> DeviceHealth:
     """Return the health of a device that a probe found."""
     fault = xid_fault or gpu.fault

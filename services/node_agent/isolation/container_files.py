@@ -17,7 +17,7 @@ from services.node_agent.isolation.host_paths import (
     required_paths,
 )
 from services.node_agent.isolation.library import NodeLibrary
-from services.node_agent.isolation.override_file import write_overrides
+from services.node_agent.isolation.region_control import write_overrides
 from services.node_agent.isolation.region_image import region_path_of, seed_of
 from services.node_agent.isolation.region_seed import seed_region
 from shared.dialects.dialect import ContainerSetup

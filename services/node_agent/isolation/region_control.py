@@ -8,12 +8,34 @@ that has the file mapped sees whole.
 import os
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 
 from services.node_agent.isolation.region import Region, RegionPath, Tampered
 from services.node_agent.isolation.region_image import SWITCH_ON, RegionSeed
 from services.node_agent.isolation.region_layouts import DEVICES, RegionLayout
 from services.node_agent.isolation.region_reader import open_region, read_region
+from shared.dialects.dialect import ContainerSetup
+from shared.dialects.hami_core import OVERRIDES, overrides
 from shared.model.errors import UnavailableError
+
+
+def write_overrides(setup: ContainerSetup) -> None:
+    """Write the container's variables that set limits, if it mounts such a file.
+
+    An existing file is changed in place, since a running container has it mounted. One write
+    replaces all of it: what an older content had more becomes empty lines, which end it.
+    Raises OSError.
+    """
+    for path in (Path(one.host_path) for one in setup.mounts if one.container_path == OVERRIDES):
+        content = overrides(setup.environment).encode()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            before = os.fstat(descriptor).st_size
+            os.pwrite(descriptor, content.ljust(before, b"\n"), 0)
+            os.ftruncate(descriptor, len(content))
+        finally:
+            os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +81,7 @@ def restore_limits(path: RegionPath, seed: RegionSeed) -> None:
     Raises UnavailableError if there is no region.
     """
     changes = RegionChanges(
-        memory_limits=seed.memory_limits,
-        core_limits=seed.core_limits,
-        utilization_switch=SWITCH_ON,
+        memory_limits=seed.memory_limits, core_limits=seed.core_limits, utilization_switch=SWITCH_ON
     )
     write_changes(path, changes)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from services.node_agent.kubelet.pod_resources import KubeletPodResources
+from services.node_agent.node import Node
 from shared.model.errors import UnavailableError
 
 QUIET_S = 10.0
@@ -74,20 +74,11 @@ class PluginResources:
     the node's status shows; and afterwards while the status shows the 0 that the kubelet wrote.
     """
 
-    def __init__(
-        self,
-        plugins: Path,
-        pod_resources: KubeletPodResources,
-        allocatable: Allocatable,
-        *,
-        recorded: Callable[[], frozenset[str]],
-    ) -> None:
+    def __init__(self, node: Node, plugins: Path, allocatable: Allocatable) -> None:
+        self.node = node
         self.plugins = plugins
         self.checkpoint = plugins / FILE_NAME
-        self.pod_resources = pod_resources
         self.allocatable = allocatable
-        self.recorded = recorded
-        """Returns the resources whose IDs containers hold by the agent's own records."""
         self.since: dict[str, float] = {}
         self._seen_at: dict[str, float] = {}
         """When each was last found to be allocated by device plugin."""
@@ -104,10 +95,11 @@ class PluginResources:
             return
         devices = await asyncio.to_thread(read_kubelet_devices, self.plugins)
         registered = frozenset(devices.registered) if devices else frozenset()
-        held = {each.resource for each in (await self.pod_resources.list_holdings()).holdings}
+        held = {each.resource for each in (await self.node.pod_resources.list_holdings()).holdings}
         zero = {name for name in self.since.keys() & amounts if not await self.allocatable(name)}
         now = time.monotonic()
-        self._seen_at |= dict.fromkeys(registered | held | self.recorded() | zero, now)
+        recorded = {resource for _, _, resource in self.node.checkpoint.by_key}
+        self._seen_at |= dict.fromkeys(registered | held | recorded | zero, now)
         seen = {name for name, at in self._seen_at.items() if now - at < QUIET_S}
         self.since = {name: self.since.get(name, now) for name in amounts & seen}
         self._read_at = changed_at

@@ -6,20 +6,22 @@ only while the kubelet's PodResources list it as active. A pod's own variables a
 
 import asyncio
 import logging
-from collections.abc import Callable, Set
 from pathlib import Path
-from typing import Protocol
 
-from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
+from services.node_agent.allocate.expected_requests import implied_pods
 from services.node_agent.kubelet.cgroups import parse_cgroup
-from services.node_agent.kubelet.pods import KubeletPod, PodResources
+from services.node_agent.kubelet.pods import KubeletPod
+from services.node_agent.node import Node
 from shared.kubernetes.kubeconfig import KubeconfigError
-from shared.model.clock import Clock
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import PodUid
 
 logger = logging.getLogger(__name__)
 
+PROCESS_START_S = 2.0
+"""How long after PreStartContainer the first process of a container may start."""
+RETRY_S = 5.0
+"""Interval between attempts to read an unreadable pod list."""
 RESTART_S = 10.0
 """For this time, a kubelet that does not respond may be restarting."""
 ACCESS_ADVICE = (
@@ -31,48 +33,13 @@ TLS_ADVICE = (
 SILENT_ADVICE = "check the kubelet's log, and --kubelet-address"
 
 
-class AgentPodLister(Protocol):
-    """The pods of the node."""
-
-    async def list_pods(self) -> tuple[KubeletPod, ...]:
-        """Return every pod of the node."""
-        ...
-
-    async def list_running(self) -> frozenset[PodUid]:
-        """Return the pods that still run, whether or not the kubelet lists them."""
-        ...
-
-
-class PodResourcesLister(Protocol):
-    """The kubelet's PodResources."""
-
-    async def list_holdings(self) -> PodResources:
-        """Return the devices that every container has."""
-        ...
-
-
 class NodePods:
     """The kubelet's list with its fallback."""
 
-    def __init__(
-        self,
-        kubelet: AgentPodLister,
-        pod_resources: PodResourcesLister,
-        *,
-        implied: Callable[[], tuple[KubeletPod, ...]],
-        proc: Path,
-        starting: Callable[[], Set[PodUid]],
-        clock: Clock,
-        timing: AgentTiming = DEFAULT_TIMING,
-    ) -> None:
-        self.kubelet = kubelet
-        self.pod_resources = pod_resources
-        self.implied = implied
+    def __init__(self, node: Node, proc: Path) -> None:
+        self.node = node
+        self.clock = node.clock
         self.proc = proc
-        self.starting = starting
-        """Pods whose first processes may not have started yet."""
-        self.clock = clock
-        self.timing = timing
         self.unreadable_reason = ""
         """Why the kubelet's list cannot be read; empty: it can."""
         self._silent_since: float | None = None
@@ -80,21 +47,21 @@ class NodePods:
         self._finds_processes = False
         """Whether processes of another pod than our own were ever found."""
 
-    def get_unreadable_reason(self) -> str:
-        """Return why the kubelet's list cannot be read; empty: it can."""
-        return self.unreadable_reason
-
     async def list_pods(self) -> tuple[KubeletPod, ...]:
         """Return the pods. Raises UnavailableError while the kubelet may be restarting."""
-        retry_at = self._tried_at + self.timing.pod_list_retry_s
+        retry_at = self._tried_at + RETRY_S
         if not self.unreadable_reason or self.clock.ticks() >= retry_at:
             listed = await self._read_list()
             if listed is not None:
                 if listed and not self._finds_processes:
                     await self._find_processes()
                 return listed
-        active = (await self.pod_resources.list_holdings()).pods
-        return tuple(pod for pod in self.implied() if (pod.namespace, pod.name) in active)
+        active = (await self.node.pod_resources.list_holdings()).pods
+        node, snapshot = self.node, self.node.snapshot
+        if snapshot is None:
+            return ()
+        implied = implied_pods(node.leases.leases.values(), snapshot, node.checkpoint.allocated)
+        return tuple(pod for pod in implied if (pod.namespace, pod.name) in active)
 
     async def list_running(self) -> frozenset[PodUid]:
         """Return the pods that have processes, and those that the runtime showed to the kubelet.
@@ -102,10 +69,11 @@ class NodePods:
         The kubelet caches the latter for 3 s. They count only while their first processes may not
         have started yet, unless no process of a pod was ever found.
         """
-        found, starting = await self._find_processes(), self.starting()
+        found = await self._find_processes()
+        starting = self.node.checkpoint.started_since(self.clock.now() - PROCESS_START_S)
         if self.unreadable_reason or (self._finds_processes and not starting):
             return found
-        shown = await self.kubelet.list_running()
+        shown = await self.node.kubelet.list_running()
         return found | (shown & starting if self._finds_processes else shown)
 
     async def _find_processes(self) -> frozenset[PodUid]:
@@ -120,7 +88,7 @@ class NodePods:
     async def _read_list(self) -> tuple[KubeletPod, ...] | None:
         self._tried_at = self.clock.ticks()
         try:
-            listed = await self.kubelet.list_pods()
+            listed = await self.node.kubelet.list_pods()
         except RequestError as error:
             self._silent_since = None
             self._mark_unreadable(

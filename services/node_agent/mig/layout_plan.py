@@ -108,9 +108,7 @@ def _steps(
 
 
 def arrange(
-    wanted: Sequence[InstanceProfile],
-    kept: Sequence[MigInstance],
-    compute_slices: int,
+    wanted: Sequence[InstanceProfile], kept: Sequence[MigInstance], compute_slices: int
 ) -> tuple[int, ...] | None:
     """Return a start for each wanted instance so that all fit beside the kept ones, or None."""
     compute = sum(one.compute_slices for one in wanted) + sum(i.compute_slices for i in kept)

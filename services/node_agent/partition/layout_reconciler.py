@@ -10,11 +10,8 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Protocol
 
-from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.allocation import HONOURED_STATES
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.kubelet.node_pods import AgentPodLister
-from services.node_agent.metrics import AgentMetrics
 from services.node_agent.mig.instances import (
     InstanceProfile,
     InUseError,
@@ -24,9 +21,7 @@ from services.node_agent.mig.instances import (
     instance_at,
     is_laid_out,
 )
-from services.node_agent.records.checkpoint import Checkpoint
-from services.node_agent.records.lease_sync import LeaseSync
-from shared.model.clock import Clock
+from services.node_agent.node import Node
 from shared.model.device import Device, MigLayout
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.lease import Lease, Share
@@ -34,6 +29,8 @@ from shared.model.names import DeviceUuid, PodUid
 
 logger = logging.getLogger(__name__)
 
+RELEASE_S = 5.0
+"""How long the kubelet may list containers that have ended: it polls the runtime every 2 s."""
 RETRY_S = 0.25
 LIST_TIMEOUT_S = 5.0
 DRIVER_SLOW = "the driver takes longer"
@@ -57,26 +54,15 @@ class LayoutReconciler:
     """The MIG instances of one node's devices."""
 
     def __init__(
-        self,
-        list_device: ListInstances,
-        partitioner: LayoutPartitioner | None,
-        *,
-        lease_sync: LeaseSync,
-        checkpoint: Checkpoint,
-        pods: AgentPodLister,
-        metrics: AgentMetrics,
-        clock: Clock,
-        timing: AgentTiming = DEFAULT_TIMING,
+        self, node: Node, list_device: ListInstances, partitioner: LayoutPartitioner | None
     ) -> None:
+        self.node = node
         self.list_device = list_device
         self.partitioner = partitioner
-        self.lease_sync = lease_sync
-        self.leases = lease_sync.leases
-        self.checkpoint = checkpoint
-        self.pods = pods
-        self.metrics = metrics
-        self.clock = clock
-        self.timing = timing
+        self.leases = node.leases
+        self.checkpoint = node.checkpoint
+        self.clock = node.clock
+        self.timing = node.timing
         self.devices: Mapping[DeviceUuid, Device] = {}
         self.profiles: Mapping[DeviceUuid, tuple[InstanceProfile, ...]] = {}
         self._wake = asyncio.Event()
@@ -155,14 +141,14 @@ class LayoutReconciler:
     async def _wait_until_released(self, instance: MigInstance, pod: PodUid) -> None:
         """Wait until the kubelet has released the pods that were given the instance before.
 
-        Raises RequestError if it still lists one after `instance_release_s`.
+        Raises RequestError if it still lists one after `RELEASE_S`.
         """
         holders = [
             entry.allocation
             for entry in self.checkpoint.entries
             if instance.uuid in entry.instances and entry.allocation.pod != pod
         ]
-        until = self.clock.ticks() + self.timing.instance_release_s
+        until = self.clock.ticks() + RELEASE_S
         while holders:
             running = await self._running_pods()
             holders = [allocation for allocation in holders if allocation.pod in running]
@@ -181,7 +167,7 @@ class LayoutReconciler:
         The end of that lease may have been lost with the ledger: all leases are requested first.
         """
         if self._find_newer(lease, share) is not None:
-            await self.lease_sync.sync()
+            await self.node.lease_sync.sync()
         found = self._find_newer(lease, share)
         if found is not None:
             other, fence, layout = found
@@ -249,7 +235,7 @@ class LayoutReconciler:
                 outcome = "done"
                 self._blocked_by.pop(device, None)
             finally:
-                self.metrics.partitioned(outcome, self.clock.ticks() - began)
+                self.node.metrics.partitioned(outcome, self.clock.ticks() - began)
             return instances
 
     async def _partition(
@@ -301,9 +287,9 @@ class LayoutReconciler:
         Its list of running containers may be 2 s old. A pod in a final phase has none, and its
         instance may be another pod's by then.
         """
-        pods = await self.pods.list_pods()
+        pods = await self.node.kubelet.list_pods()
         phases = {pod.uid: pod.phase for pod in pods if not pod.terminal}
-        running = await self.pods.list_running() - {pod.uid for pod in pods if pod.terminal}
+        running = await self.node.kubelet.list_running() - {pod.uid for pod in pods if pod.terminal}
         return {**dict.fromkeys((*running, *self.checkpoint.claims), "Running"), **phases}
 
     async def _list(self, device: DeviceUuid) -> tuple[MigInstance, ...]:

@@ -7,7 +7,7 @@ from services.node_agent.allocate.claim_setup import claim_entry, requests_of
 from services.node_agent.kubelet.device_ids import compact
 from services.node_agent.kubelet.pods import KubeletPod, PodResources
 from services.node_agent.mig.instances import MigInstance, container_instances
-from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.records.checkpoint_entry import CheckpointEntry, new_entry
 from shared.dialects import DIALECTS
 from shared.model.claim import device_name
 from shared.model.errors import RequestError
@@ -44,18 +44,17 @@ def rebuild_entries(
             setup = container_setup(lease, holding.container, node, uuids)
         except RequestError:
             continue
-        allocation = Allocation(
-            pod=lease.pod,
-            namespace=lease.namespace,
-            name=lease.name,
-            container=holding.container,
-            resource=holding.resource,
-            device_ids=compact(holding.device_ids),
-            lease=lease,
-            activated_at=now,
-        )
+        ids = compact(holding.device_ids)
         entries.append(
-            CheckpointEntry(allocation=allocation, setup=setup, instances=tuple(uuids.values()))
+            new_entry(
+                lease,
+                holding.container,
+                holding.resource,
+                ids,
+                setup=setup,
+                instances=uuids,
+                now=now,
+            )
         )
     return entries
 

@@ -1,13 +1,14 @@
 """Reconciles the checkpoint with kubelet and ledger: rebuilds it, and removes ended pods."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 from services.node_agent.allocate.allocation import NodeSnapshot
-from services.node_agent.isolation.container_files import ContainerFiles
-from services.node_agent.kubelet.node_pods import AgentPodLister, PodResourcesLister
+from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pods import KubeletPod, PodResources
 from services.node_agent.mig.instances import MigInstance
+from services.node_agent.node import Node
+from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.reconcile.checkpoint_rebuild import (
     ended_pods,
     may_hold_unrecorded,
@@ -16,9 +17,6 @@ from services.node_agent.reconcile.checkpoint_rebuild import (
     unrecorded_holders,
     unused_claims,
 )
-from services.node_agent.records.checkpoint import Checkpoint
-from services.node_agent.records.known_leases import KnownLeases
-from shared.model.clock import Clock
 from shared.model.names import DeviceUuid, PodUid
 
 logger = logging.getLogger(__name__)
@@ -28,33 +26,20 @@ class CheckpointReconciler:
     """Reconciles one node's checkpoint."""
 
     def __init__(
-        self,
-        checkpoint: Checkpoint,
-        leases: KnownLeases,
-        *,
-        pods: AgentPodLister,
-        pod_resources: PodResourcesLister,
-        list_mig_instances: Callable[[], Awaitable[Mapping[DeviceUuid, Sequence[MigInstance]]]],
-        retain_refused: Callable[[Set[PodUid]], None],
-        files: ContainerFiles,
-        clock: Clock,
-        serves_claims: bool = True,
+        self, node: Node, pods: NodePods, mig: LayoutReconciler, *, serves_claims: bool = True
     ) -> None:
-        self.checkpoint = checkpoint
-        self.leases = leases
+        self.node = node
+        self.checkpoint = node.checkpoint
+        self.leases = node.leases
         self.pods = pods
-        self.pod_resources = pod_resources
-        self.list_mig_instances = list_mig_instances
-        self.retain_refused = retain_refused
-        self.files = files
-        self.clock = clock
+        self.mig = mig
         self.serves_claims = serves_claims
         """The kubelet calls when a claim ends; without, claims end as PodResources show them."""
 
     async def rebuild(self, node: NodeSnapshot) -> None:
         """Record what the checkpoint lacks from PodResources and leases, which have been synced."""
         pods, pod_resources = await self._list()
-        leases, now = self.leases.leases, self.clock.now()
+        leases, now = self.leases.leases, self.node.clock.now()
         instances = await self._instances(pod_resources)
         entries = [
             *rebuild_entries(node, leases, pods, pod_resources, instances=instances, now=now),
@@ -80,11 +65,11 @@ class CheckpointReconciler:
         pods = await self.forget_ended(node)
         if node is not None and self.checkpoint.unrecorded:
             await self.rebuild(node)  # a lease may be known again, or a MIG instance exist again
-        self.retain_refused({pod.uid for pod in pods if not pod.terminal})
+        self.node.refused &= {pod.uid for pod in pods if not pod.terminal}
         live = {pod.uid for pod in pods} | self.checkpoint.pods | set(self.leases.leases)
         mounts = (mount for entry in self.checkpoint.entries for mount in entry.setup.mounts)
         mounted = {mount.host_path for mount in mounts}
-        await self.files.remove_unused(live, None if self.checkpoint.lost else mounted)
+        await self.node.files.remove_unused(live, None if self.checkpoint.lost else mounted)
 
     async def forget_ended(self, node: NodeSnapshot | None) -> tuple[KubeletPod, ...]:
         """Forget pods that have ended; return the kubelet's pods.
@@ -98,7 +83,7 @@ class CheckpointReconciler:
         ended = ended_pods(allocations, pods, pod_resources, leases, frozenset())
         left = () if self.serves_claims else self.checkpoint.claims
         if ended or left or may_hold_unrecorded(self.checkpoint.entries, pods):
-            pod_resources = await self.pod_resources.list_holdings()
+            pod_resources = await self.node.pod_resources.list_holdings()
             ended = ended_pods(allocations, pods, pod_resources, leases, frozenset())
         if ended or left:
             running = await self.pods.list_running()
@@ -109,6 +94,18 @@ class CheckpointReconciler:
         if node is not None:
             self._note_unrecorded(node, pods, pod_resources)
         return pods
+
+    async def terminated(self, pods: Set[PodUid]) -> Set[PodUid]:
+        """Return those of the pods whose last container has ended, as the kubelet shows it.
+
+        Their leases end with the reply: a busy kubelet may have yet to admit a pod that was deleted
+        meanwhile, and calls Allocate for it.
+        """
+        running = {pod.uid for pod in await self.pods.list_pods() if not pod.terminal}
+        if not running.issuperset(pods):
+            running |= await self.pods.list_running()
+        self.leases.end(pods - running)
+        return pods - running
 
     async def _instances(
         self, pod_resources: PodResources
@@ -123,11 +120,11 @@ class CheckpointReconciler:
             if (lease.namespace, lease.name) in holders
             for share in lease.shares
         ):
-            return await self.list_mig_instances()
+            return await self.mig.list_instances()
         return {}
 
     async def _list(self) -> tuple[tuple[KubeletPod, ...], PodResources]:
-        return await self.pods.list_pods(), await self.pod_resources.list_holdings()
+        return await self.pods.list_pods(), await self.node.pod_resources.list_holdings()
 
     def _note_unrecorded(
         self, node: NodeSnapshot, pods: Sequence[KubeletPod], pod_resources: PodResources

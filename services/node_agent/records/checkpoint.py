@@ -172,6 +172,11 @@ class Checkpoint:
         return frozenset(key[0] for key in self.by_key)
 
     @property
+    def allocated(self) -> frozenset[tuple[PodUid, str]]:
+        """Pods and containers that were allocated devices."""
+        return frozenset((pod, container) for pod, container, _ in self.by_key)
+
+    @property
     def claims(self) -> frozenset[PodUid]:
         """Prepared ResourceClaims."""
         return frozenset(each.pod for each in self.allocations if each.lease.claim is not None)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from shared.dialects.dialect import ContainerSetup
 from shared.model.events.node_events import Allocation
@@ -68,6 +67,33 @@ class CheckpointEntry:
         return self.lowered.lease if self.lowered else self.allocation.lease
 
 
+def new_entry(
+    lease: Lease,
+    container: str,
+    resource: str,
+    device_ids: tuple[str, ...],
+    *,
+    setup: ContainerSetup,
+    instances: Mapping[tuple[DeviceUuid, int], str],
+    now: float,
+    init: bool = False,
+) -> CheckpointEntry:
+    """Return the record of a container that is given its shares now."""
+    allocation = Allocation(
+        pod=lease.pod,
+        namespace=lease.namespace,
+        name=lease.name,
+        container=container,
+        resource=resource,
+        device_ids=device_ids,
+        lease=lease,
+        activated_at=now,
+    )
+    return CheckpointEntry(
+        allocation=allocation, setup=setup, init=init, instances=tuple(instances.values())
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationHistory:
     """Earlier allocations of one resource, by pod and container."""
@@ -75,12 +101,3 @@ class AllocationHistory:
     allocated: Mapping[tuple[PodUid, str], tuple[str, ...]] = field(default_factory=dict)
     """Device IDs of successful Allocate calls."""
     refused: Set[PodUid] = frozenset()
-
-
-class CheckpointEntries(Protocol):
-    """The checkpoint's entries."""
-
-    @property
-    def entries(self) -> tuple[CheckpointEntry, ...]:
-        """All allocations whose containers have not ended."""
-        ...

@@ -6,7 +6,7 @@ from services.node_agent.records.known_leases import KnownLeases
 from shared.model.events.node_events import LeaseHolder
 from shared.model.events.request_reply import LeasesReply, LeasesRequest
 from shared.model.lease import Lease
-from shared.model.names import NodeName, PodUid
+from shared.model.names import PodUid
 
 REPLY_S = 2.0
 
@@ -27,8 +27,8 @@ class LeaseSync:
     All methods raise UnavailableError if there is no reply within `timeout_s`.
     """
 
-    def __init__(self, node: NodeName, leases: KnownLeases, requester: LeaseRequester) -> None:
-        self.node = node
+    def __init__(self, leases: KnownLeases, requester: LeaseRequester) -> None:
+        self.node = leases.node
         self.leases = leases
         self._requester = requester
 

@@ -17,17 +17,17 @@ from pathlib import PurePosixPath
 
 from msgspec import structs
 
-from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
-from services.node_agent.allocate.allocation import NodeSnapshot
-from services.node_agent.isolation.override_file import write_overrides
 from services.node_agent.isolation.region import Region, RegionPath
-from services.node_agent.isolation.region_control import RegionChanges, write_changes
+from services.node_agent.isolation.region_control import (
+    RegionChanges,
+    write_changes,
+    write_overrides,
+)
 from services.node_agent.isolation.region_image import region_path_of, seed_of
 from services.node_agent.isolation.region_reader import read_region
-from services.node_agent.records.checkpoint import Checkpoint
+from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry, LoweredLease
 from services.node_agent.records.device_guard import OvercommitError
-from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limits import (
     follow_lease,
     is_grown,
@@ -38,14 +38,17 @@ from services.node_agent.resize.limits import (
 )
 from services.node_agent.usage.measurements import MeasuredContainer
 from services.node_agent.usage.monitor import UsageMonitor
-from shared.model.clock import Clock, until_tick, wait_for_event
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.request_reply import LimitsReply, LimitsRequest
 from shared.model.lease import Lease, ShareSize
-from shared.model.names import NodeName, PodUid
+from shared.model.names import PodUid
 
 logger = logging.getLogger(__name__)
 
+CHECK_S = 5.0
+"""Interval between comparisons of limits with leases."""
+HOLD_S = 20.0
+"""How long a lowered limit stays without an update of its lease; a resize ends well before."""
 LATER_S = 0.001
 """What the ledger adds at least to the time of a lease's resize with the next one."""
 
@@ -61,28 +64,13 @@ class _ShortageError(RequestError):
 class LimitUpdater:
     """The limits of one node's running containers."""
 
-    def __init__(
-        self,
-        node: NodeName,
-        *,
-        lease_sync: LeaseSync,
-        checkpoint: Checkpoint,
-        get_snapshot: Callable[[], NodeSnapshot | None],
-        monitor: UsageMonitor,
-        on_change: Callable[[], None],
-        clock: Clock,
-        timing: AgentTiming = DEFAULT_TIMING,
-    ) -> None:
+    def __init__(self, node: Node, monitor: UsageMonitor, on_change: Callable[[], None]) -> None:
         self.node = node
-        self.lease_sync = lease_sync
-        self.leases = lease_sync.leases
-        self.checkpoint = checkpoint
-        self.get_snapshot = get_snapshot
+        self.leases = node.leases
+        self.checkpoint = node.checkpoint
         self.monitor = monitor
         self.on_change = on_change
         """Called when an entry of the checkpoint has other limits."""
-        self.clock = clock
-        self.timing = timing
         self._wake = asyncio.Event()
         self._held_since: dict[tuple[tuple[PodUid, str, str], str], float] = {}
 
@@ -112,8 +100,7 @@ class LimitUpdater:
             if entry.lowered is not None:
                 await self._write(entry)
         while True:
-            await wait_for_event(self._wake, until_tick(self.timing.limit_check_s))
-            self._wake.clear()
+            await self.node.wait(self._wake, CHECK_S)
             await self._follow()
             await self._fetch_unconfirmed()
 
@@ -124,7 +111,7 @@ class LimitUpdater:
         entries = self._entries_of(lease.pod)
         if not entries:
             return LimitsReply(
-                applied=False, reason=f"node {self.node} has allocated nothing to the pod"
+                applied=False, reason=f"node {self.node.name} has allocated nothing to the pod"
             )
         late = [entry for entry in entries if entry.lowered or entry.lease.shares != lease.shares]
         for entry in late:
@@ -146,12 +133,12 @@ class LimitUpdater:
 
         Return by entry why its device cannot hold more beside what other pods have.
         """
-        node, refused = self.get_snapshot(), {}
+        node, refused = self.node.snapshot, {}
         if node is None:
             return {}
         for key in [entry.key for entry in self.checkpoint.entries]:
             async with self.checkpoint.changing:
-                entry = self._entry(key)
+                entry = self.checkpoint.by_key.get(key)
                 lease = self.leases.find(key[0])
                 if entry is None or lease is None:
                     continue
@@ -166,9 +153,6 @@ class LimitUpdater:
                         refused[key] = reason
         return refused
 
-    def _entry(self, key: tuple[PodUid, str, str]) -> CheckpointEntry | None:
-        return next((entry for entry in self.checkpoint.entries if entry.key == key), None)
-
     def _entries_of(self, pod: PodUid) -> list[CheckpointEntry]:
         return [entry for entry in self.checkpoint.entries if entry.allocation.pod == pod]
 
@@ -178,7 +162,7 @@ class LimitUpdater:
         Larger ones are left out, and logged, if a device cannot hold them beside what other pods
         have.
         """
-        node = self.get_snapshot()
+        node = self.node.snapshot
         grows = node is not None and is_larger(entry, before)
         try:
             await self.checkpoint.save(entry, devices=node.devices if node and grows else None)
@@ -193,7 +177,7 @@ class LimitUpdater:
 
     async def _write(self, entry: CheckpointEntry) -> None:
         """Write limits to a region; a missing one gets them when it is made."""
-        path = _region_path(entry)
+        path = region_path_of(entry.limits)
         if path is None:
             return
         seed = seed_of(entry.limits.environment)
@@ -207,9 +191,7 @@ class LimitUpdater:
 
     async def _lower(self, lease: Lease, resize_id: str) -> None:
         """Lower limits to those of a smaller lease. Raises RequestError with the obstacle."""
-        node = self.get_snapshot()
-        if node is None:
-            raise UnavailableError("the node agent does not know its devices yet")
+        node = self.node.require_snapshot()
         async with self.checkpoint.changing:
             lowered = [
                 smaller
@@ -218,13 +200,13 @@ class LimitUpdater:
             ]
             if not lowered:
                 raise UnavailableError(
-                    f"node {self.node} has no container of the pod that would become smaller"
+                    f"node {self.node.name} has no container of the pod that would become smaller"
                 )
             await self._check_all(lowered)
             for entry in lowered:
                 self._held_since.pop((entry.key, resize_id), None)
                 await self._save(entry, entry)
-        await self.clock.sleep(self.timing.limit_settle_s)
+        await self.node.clock.sleep(self.node.timing.limit_settle_s)
         try:
             await self._check_all(lowered)
         except LeaseholdError:
@@ -237,7 +219,7 @@ class LimitUpdater:
             await self._check(entry)
 
     async def _check(self, entry: CheckpointEntry) -> None:
-        path = _region_path(entry)
+        path = region_path_of(entry.limits)
         if path is None:
             raise RequestError(
                 f"HAMi-core does not hold container {entry.allocation.container} to its share"
@@ -274,7 +256,7 @@ class LimitUpdater:
 
     async def _fetch_unconfirmed(self) -> None:
         """Fetch leases whose proposed size no update has confirmed."""
-        now = asyncio.get_running_loop().time()  # setting the machine's clock must not shorten it
+        now = self.node.clock.ticks()  # setting the machine's clock must not shorten it
         lowered = {
             (entry.key, entry.lowered.resize_id): entry
             for entry in self.checkpoint.entries
@@ -282,13 +264,13 @@ class LimitUpdater:
         }
         self._held_since = {key: self._held_since.get(key, now) for key in lowered}
         for key, entry in lowered.items():
-            if now - self._held_since[key] >= self.timing.limit_hold_s:
+            if now - self._held_since[key] >= HOLD_S:
                 await self._end_hold(entry)
 
     async def _end_hold(self, entry: CheckpointEntry) -> None:
         pod = entry.allocation.pod
         try:
-            leases = await self.lease_sync.fetch(pod)
+            leases = await self.node.lease_sync.fetch(pod)
         except UnavailableError as error:
             logger.debug("the lease of pod %s is not known: %s", pod, error)
             return
@@ -322,7 +304,3 @@ def _write_limits(entry: CheckpointEntry, path: RegionPath, changes: RegionChang
     """Write limits to a region and, for child processes of running ones, to the overrides."""
     write_changes(path, changes)
     write_overrides(entry.limits)
-
-
-def _region_path(entry: CheckpointEntry) -> RegionPath | None:
-    return region_path_of(entry.limits)

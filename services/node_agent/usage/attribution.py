@@ -76,9 +76,7 @@ def attribute_processes(
         )
         (leased if shares else unleased).append(found)
     return Attribution(
-        leased=tuple(leased),
-        unleased=_without_access(unleased, claims),
-        unattributed=unattributed,
+        leased=tuple(leased), unleased=_without_access(unleased, claims), unattributed=unattributed
     )
 
 

@@ -7,10 +7,10 @@ the API server. While the driver hangs, metrics stay readable and carry the time
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
@@ -21,15 +21,9 @@ from services.node_agent.isolation.region_image import altered_limits
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.isolation.region_seed import seed_region
 from services.node_agent.kubelet.cgroups import processes_of, read_origin
-from services.node_agent.kubelet.pods import (
-    ClaimHolding,
-    KubeletPod,
-    PodResources,
-    ProcessOrigin,
-)
+from services.node_agent.kubelet.pods import ClaimHolding, KubeletPod, ProcessOrigin
 from services.node_agent.mig.instances import ListInstances, MigInstance
-from services.node_agent.records.checkpoint import Checkpoint
-from services.node_agent.records.known_leases import KnownLeases
+from services.node_agent.node import Node
 from services.node_agent.usage.attribution import living_pids
 from services.node_agent.usage.idle_shares import IdleShares
 from services.node_agent.usage.last_use_file import LastUseFile
@@ -42,12 +36,14 @@ from services.node_agent.usage.measurements import MeasuredContainer, MeasuredSh
 from services.node_agent.usage.snapshot import UsageSnapshot, build_snapshot
 from services.node_agent.usage.usage_metrics import usage_metrics
 from services.node_agent.usage.violations import Violation
-from shared.model.clock import Clock, until_tick
+from shared.model.clock import until_tick
 from shared.model.errors import LeaseholdError
 from shared.model.events.request_reply import UsageReply
 from shared.model.lease import MIB
-from shared.model.names import NodeName, PodUid
+from shared.model.names import PodUid
 from shared.model.usage import ShareKey, ShareMeasurement
+
+T = TypeVar("T")
 
 STUCK_S = 30.0
 """The library itself looks for a dead holder of the lock after 10 s."""
@@ -57,11 +53,23 @@ _Fact = tuple[str, int]
 _LOCK, _SLOT = "lock", "slot"
 
 
+class Sightings(Generic[T]):
+    """Since when each of what is seen now has been seen without a break."""
+
+    def __init__(self) -> None:
+        self._since: dict[T, float] = {}
+
+    def long_enough(self, seen: Iterable[T], now: float, limit_s: float) -> list[T]:
+        """Return what has been seen for `limit_s`; `now` is in seconds of a steady clock."""
+        self._since = {one: self._since.get(one, now) for one in seen}
+        return [one for one, since in self._since.items() if now - since >= limit_s]
+
+
 class StuckRegions:
     """Since when each region has been seen locked by the same process, or a slot half-written."""
 
     def __init__(self) -> None:
-        self._since: dict[tuple[ContainerKey, _Fact], float] = {}
+        self._seen = Sightings[tuple[ContainerKey, _Fact]]()
 
     def observe(
         self, regions: Mapping[ContainerKey, Region | Tampered | None], now: float
@@ -73,12 +81,7 @@ class StuckRegions:
             if isinstance(region, Region)
             for fact in _facts(region)
         ]
-        self._since = {one: self._since.get(one, now) for one in seen}
-        return {
-            key: _reason(fact)
-            for (key, fact), since in self._since.items()
-            if now - since >= STUCK_S
-        }
+        return {key: _reason(fact) for key, fact in self._seen.long_enough(seen, now, STUCK_S)}
 
 
 def _facts(region: Region) -> Iterator[_Fact]:
@@ -109,7 +112,7 @@ class UncappedProcesses:
     """Since when processes with memory on a device with a limit of cores have no PID."""
 
     def __init__(self) -> None:
-        self._since: dict[_Process, float] = {}
+        self._seen = Sightings[_Process]()
 
     def observe(
         self,
@@ -127,10 +130,7 @@ class UncappedProcesses:
             if isinstance(region, Region)
             for pid in _uncapped(region, None if living is None else living.get(key, frozenset()))
         ]
-        self._since = {one: self._since.get(one, now) for one in seen}
-        return frozenset(
-            key for (key, _), since in self._since.items() if now - since >= UNCAPPED_S
-        )
+        return frozenset(key for key, _ in self._seen.long_enough(seen, now, UNCAPPED_S))
 
 
 def _uncapped(region: Region, living: Set[int] | None) -> Iterator[int]:
@@ -181,7 +181,8 @@ def _cores_percent(share: MeasuredShare) -> int | None:
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED = 256
-SCAN_INTERVAL_S = 5.0
+SCAN_S = 5.0
+"""Interval between scans."""
 REPORT_AGAIN_S = 300.0
 """An ongoing violation is reported again this often."""
 
@@ -201,32 +202,23 @@ class UsageMonitor(Collector):
 
     def __init__(
         self,
-        node: NodeName,
+        node: Node,
         *,
         usage: UsageSource,
         list_instances: ListInstances,
-        list_pods: Callable[[], Awaitable[tuple[KubeletPod, ...]]],
-        list_holdings: Callable[[], Awaitable[PodResources]],
-        checkpoint: Checkpoint,
-        leases: KnownLeases,
-        clock: Clock,
         proc: Path = Path("/proc"),
         processes_in_pods: bool = True,
-        scan_interval_s: float = SCAN_INTERVAL_S,
         last_uses: LastUseFile | None = None,
     ) -> None:
         self.node = node
         self.usage = usage
         self.list_instances = list_instances
-        self.list_pods = list_pods
-        self.list_holdings = list_holdings
-        self.checkpoint = checkpoint
-        self.leases = leases
-        self.clock = clock
+        self.checkpoint = node.checkpoint
+        self.leases = node.leases
+        self.clock = node.clock
         self.proc = proc
         self.processes_in_pods = processes_in_pods
         """Whether `proc` shows the processes of pods: with simulated GPUs there are none."""
-        self.scan_interval_s = scan_interval_s
         self.last_uses = last_uses
         """Where the last use of each share survives the agent; None: nowhere."""
         self.snapshot = UsageSnapshot()
@@ -249,7 +241,7 @@ class UsageMonitor(Collector):
             self._idle.restore(record, self.clock.now())
         while True:
             await self.scan()
-            await self.clock.sleep(until_tick(self.scan_interval_s))
+            await self.clock.sleep(until_tick(SCAN_S))
 
     async def violations(self) -> list[Violation]:
         """Wait for violations that are new, or due to be reported again."""
@@ -259,7 +251,7 @@ class UsageMonitor(Collector):
         """Return the metrics of the latest scan."""
         return usage_metrics(
             self.snapshot,
-            self.node,
+            self.node.name,
             now=self.clock.now(),
             idle_since=self._idle.since,
             restored=self.restored,
@@ -391,7 +383,7 @@ class UsageMonitor(Collector):
         if not any(origin.pod for origin in origins):
             return {}
         try:
-            return {pod.uid: pod for pod in await self.list_pods()}
+            return {pod.uid: pod for pod in await self.node.kubelet.list_pods()}
         except LeaseholdError as error:
             self._log_error(str(error))
             return None
@@ -404,7 +396,7 @@ class UsageMonitor(Collector):
         if {origin.pod for origin in origins} <= {None, *leased}:
             return frozenset()
         try:
-            return (await self.list_holdings()).claims
+            return (await self.node.pod_resources.list_holdings()).claims
         except LeaseholdError as error:
             self._log_error(str(error))
             return frozenset()

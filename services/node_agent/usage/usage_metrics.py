@@ -43,24 +43,8 @@ class _ShareSample:
     idle_since: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _ShareMetric:
-    """One metric of shares; a share without a value has no series."""
-
-    name: str
-    about: str
-    value: Callable[[_ShareSample], float | None]
-    labels: Callable[[_ShareSample], Labels]
-
-
 def _share_labels(of: _ShareSample) -> Labels:
-    lease = of.container.container.lease
-    return {
-        "namespace": lease.namespace,
-        "pod": lease.name,
-        "container": of.container.container.name,
-        "device_uuid": of.share.share.device,
-    }
+    return {**_container_labels(of.container), "device_uuid": of.share.share.device}
 
 
 def _amount(of_sums: Callable[[DeviceSums], int]) -> Callable[[_ShareSample], float | None]:
@@ -95,54 +79,46 @@ def _busy(of: _ShareSample) -> float | None:
     return None if percent is None else percent / 100
 
 
-_SHARE_METRICS: Sequence[_ShareMetric] = (
-    _ShareMetric(
+_SHARE_METRICS: Sequence[tuple[str, str, Callable[[_ShareSample], float | None]]] = (
+    (
         "leasehold_container_memory_leased_bytes",
         "Device memory that the container leases.",
         lambda of: of.share.share.limit_bytes,
-        _share_labels,
     ),
-    _ShareMetric(
+    (
         "leasehold_container_memory_measured_bytes",
         "Device memory in use: the larger of what HAMi-core and the driver report.",
         lambda of: of.share.measured_bytes,
-        _share_labels,
     ),
-    _ShareMetric(
+    (
         "leasehold_container_memory_overrun_bytes",
         "Device memory in use beyond the lease.",
         lambda of: of.share.overrun_bytes,
-        _share_labels,
     ),
-    _ShareMetric(
+    (
         "leasehold_container_memory_enforced_bytes",
         "Device memory that HAMi-core compares with the limit; may include ended processes.",
         _amount(lambda used: used.enforced),
-        _share_labels,
     ),
-    _ShareMetric(
+    (
         "leasehold_container_memory_drift_bytes",
         "Device memory in use as the driver reports it, minus what HAMi-core reports.",
         _drift,
-        _share_labels,
     ),
-    _ShareMetric(
+    (
         "leasehold_container_cores_leased_ratio",
         "Share of a device's cores that the container leases, 0 to 1.",
         lambda of: of.share.share.cores_percent / 100,
-        _share_labels,
     ),
-    _ShareMetric(
+    (
         "leasehold_container_cores_measured_ratio",
         "Share of a device's cores in use, 0 to 1, as the driver reports it.",
         _busy,
-        _share_labels,
     ),
-    _ShareMetric(
+    (
         "leasehold_container_idle_seconds",
         "Time since the container last used its part of the device; 0 while it uses it.",
         _idle,
-        _share_labels,
     ),
 )
 
@@ -209,13 +185,11 @@ def usage_metrics(
     for of_shares in (*hami.MONITOR_SHARES, *volcano.MONITOR_SHARES):
         yield _published(of_shares, usages)
     yield _memory_counter(usages)
-    for series in _SHARE_METRICS:
-        values = ((series.labels(of), series.value(of)) for of in shares)
-        yield _family(series.name, series.about, values)
-    for name, about, value_of in _CONTAINER_METRICS:
-        yield _family(
-            name, about, ((_container_labels(use), value_of(use)) for use in snapshot.containers)
-        )
+    for name, about, of_share in _SHARE_METRICS:
+        yield _family(name, about, ((_share_labels(of), of_share(of)) for of in shares))
+    for name, about, of_container in _CONTAINER_METRICS:
+        values = ((_container_labels(use), of_container(use)) for use in snapshot.containers)
+        yield _family(name, about, values)
     yield from _node_metrics(snapshot, restored)
 
 
@@ -323,11 +297,7 @@ def _family(
 
 def _container_labels(use: MeasuredContainer) -> Labels:
     lease = use.container.lease
-    return {
-        "namespace": lease.namespace,
-        "pod": lease.name,
-        "container": use.container.name,
-    }
+    return {"namespace": lease.namespace, "pod": lease.name, "container": use.container.name}
 
 
 def render_metrics(collector: Collector) -> bytes:

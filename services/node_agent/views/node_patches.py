@@ -67,11 +67,7 @@ def new_object(
 
 
 def changes_to(
-    wanted: NodeObject,
-    labels: Mapping[str, str],
-    devices: Sequence[DeviceEntry],
-    *,
-    now_s: float,
+    wanted: NodeObject, labels: Mapping[str, str], devices: Sequence[DeviceEntry], *, now_s: float
 ) -> dict[str, Any]:
     """Return the merge patch for a stored object; empty if it is up to date."""
     stale_labels = {key: text for key, text in wanted.labels.items() if labels.get(key) != text}

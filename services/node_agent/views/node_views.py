@@ -6,32 +6,83 @@ are written, and retried until the API server accepts them.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from urllib.parse import quote
 
+from services.node_agent.node import Node
 from services.node_agent.views.advertisement import NodeAdvertisement
-from services.node_agent.views.node_objects import RETRY_S as OBJECT_RETRY_S
-from services.node_agent.views.node_objects import NodeObjects
-from services.node_agent.views.node_patches import merge_own_entries
+from services.node_agent.views.node_patches import changes_to, merge_own_entries, new_object
 from shared.dialects import DIALECTS
+from shared.dialects.advertised import NodeObject
 from shared.dialects.volcano.device_register import HANDSHAKE, REPORT_S, reported
-from shared.kubernetes.client import KubernetesClient, pod_path
-from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
+from shared.kubernetes.client import pod_path
+from shared.kubernetes.errors import KubernetesConflictError, KubernetesError, NotFoundError
 from shared.kubernetes.known_objects import ObjectAdded, ObjectUpdated, newer
 from shared.kubernetes.reflector import Reflector
-from shared.kubernetes.types import ApiNode, NodeStatus, ObjectMeta
-from shared.model.clock import Clock, until_tick, wait_for_event
-from shared.model.errors import LeaseholdError, RequestError
+from shared.kubernetes.types import ApiNode, NodeStatus, ObjectMeta, RawObject
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.lease import Lease
-from shared.model.names import NodeName, PodUid
+from shared.model.names import PodUid
 from shared.model.quantity import parse_count
+
+
+class NodeObjects:
+    """The custom objects of one node; the node owns them, so they are deleted with it."""
+
+    def __init__(self, node: Node) -> None:
+        self.client = node.kubernetes
+        self.node = node.name
+        self.clock = node.clock
+        self._retry_at: dict[str, float] = {}
+
+    async def write(self, objects: Iterable[NodeObject], node_uid: str) -> None:
+        """Create missing objects and patch stale ones, of each kind that is defined.
+
+        Labels and annotations of others stay. Raises UnavailableError if the API server does not
+        respond; a refusal is logged, and retried after `OBJECT_RETRY_S`.
+        """
+        for wanted in objects:
+            if self.clock.ticks() < self._retry_at.get(wanted.collection, 0.0):
+                continue
+            try:
+                await self._write(wanted, node_uid)
+            except UnavailableError:
+                raise
+            except NotFoundError:
+                self._retry_later(wanted)
+                logger.debug("%s is not defined here", wanted.collection)
+            except KubernetesError as error:
+                self._retry_later(wanted)
+                logger.warning("%s %s was not written: %s", wanted.kind, self.node, error)
+
+    def _retry_later(self, wanted: NodeObject) -> None:
+        self._retry_at[wanted.collection] = self.clock.ticks() + OBJECT_RETRY_S
+
+    async def _write(self, wanted: NodeObject, node_uid: str) -> None:
+        path = f"{wanted.collection}/{self.node}"
+        now = self.clock.now()
+        try:
+            stored = await self.client.read(path, RawObject)
+        except NotFoundError:
+            await self.client.create(
+                wanted.collection, new_object(wanted, self.node, node_uid, now_s=now)
+            )
+            return
+        spec = stored.spec if isinstance(stored.spec, Mapping) else {}
+        devices = spec.get("devices") or []
+        changes = changes_to(wanted, stored.metadata.labels, devices, now_s=now)
+        if changes:
+            await self.client.patch_merge(path, changes)
+
 
 logger = logging.getLogger(__name__)
 
 NODES = "/api/v1/nodes"
 COMPARE_S = 30.0
 """How often the Node object is read and compared, although it is watched."""
+OBJECT_RETRY_S = 60.0
+"""Before a custom object is retried whose kind is not defined, or which we may not write."""
 REPLY_S = 3.0
 """A comparison that takes longer makes the agent unready."""
 WRITE_AGAIN_S = 1.0
@@ -47,21 +98,15 @@ MAX_BACKOFF_S = 5.0
 class ViewWriter:
     """Writes the views of one node."""
 
-    def __init__(
-        self,
-        client: KubernetesClient,
-        node: NodeName,
-        clock: Clock,
-        *,
-        compare_s: float = COMPARE_S,
-        object_retry_s: float = OBJECT_RETRY_S,
-    ) -> None:
-        self.client = client
-        self.clock = clock
-        self.compare_s = compare_s
-        self.objects = NodeObjects(client, node, clock, retry_s=object_retry_s)
-        self.node = node
-        self.path = f"{NODES}/{quote(node, safe='')}"
+    def __init__(self, node: Node, *, handshake: bool = False) -> None:
+        self.client = node.kubernetes
+        self.clock = node.clock
+        self.wait = node.wait
+        self.objects = NodeObjects(node)
+        self.node = node.name
+        self.handshake = handshake
+        """Whether to report to older schedulers of Volcano that the device plugin runs."""
+        self.path = f"{NODES}/{quote(node.name, safe='')}"
         self.advertisement: NodeAdvertisement | None = None
         self.pods: dict[PodUid, tuple[Lease, dict[str, str]]] = {}
         self._node_changed = asyncio.Event()
@@ -79,7 +124,7 @@ class ViewWriter:
 
     def unready_reason(self) -> str | None:
         """Return why views may be outdated; None: the API server has just responded."""
-        if self._read_at is None or self.clock.ticks() < self._read_at + self.compare_s + REPLY_S:
+        if self._read_at is None or self.clock.ticks() < self._read_at + COMPARE_S + REPLY_S:
             return None
         reason = self._failure or f"no response within {REPLY_S:g} s"
         return f"the Node object cannot be compared with the node's devices: {reason}"
@@ -132,6 +177,8 @@ class ViewWriter:
             group.create_task(self._sync_node())
             group.create_task(self._watch_node())
             group.create_task(self._sync_pods())
+            if self.handshake:
+                group.create_task(self._repeat_handshake())
 
     async def _sync_node(self) -> None:
         backoff_s = MIN_BACKOFF_S
@@ -141,7 +188,7 @@ class ViewWriter:
                 if self.advertisement is not None:
                     await self._write_node(self.advertisement)
                 backoff_s = MIN_BACKOFF_S
-                await wait_for_event(self._node_changed, until_tick(self.compare_s))
+                await self.wait(self._node_changed, COMPARE_S)
             except LeaseholdError as error:
                 self._failure = str(error)
                 logger.warning(
@@ -163,7 +210,7 @@ class ViewWriter:
                                 self._observe(change.item)
             except RequestError as error:
                 logger.warning(
-                    "the Node object is not watched, but read every %g s: %s", self.compare_s, error
+                    "the Node object is not watched, but read every %g s: %s", COMPARE_S, error
                 )
             await self.clock.sleep(UNWATCHABLE_RETRY_S)
 
@@ -230,6 +277,19 @@ class ViewWriter:
         body = {"metadata": {"uid": lease.pod, "annotations": annotations}}
         await self.client.patch_merge(pod_path(lease.namespace, lease.name), body)
 
+    async def _repeat_handshake(self) -> None:
+        """Write the handshake until cancelled, whatever a scheduler has changed in it.
+
+        If a write fails, the next one follows at its usual time.
+        """
+        while True:
+            body = {"metadata": {"annotations": {HANDSHAKE: reported(self.clock.now())}}}
+            try:
+                await self.client.patch_merge(self.path, body)
+            except LeaseholdError as error:
+                logger.warning("the handshake was not written: %s", error)
+            await asyncio.sleep(REPORT_S)
+
 
 def _metadata_changes(current: ObjectMeta, wanted: NodeAdvertisement) -> dict[str, object]:
     """Return the merge patch of the metadata; empty if it is up to date."""
@@ -260,25 +320,3 @@ def _status_changes(current: NodeStatus, wanted: NodeAdvertisement) -> dict[str,
         for part, amounts in parts.items()
     }
     return missing if any(missing.values()) else {}
-
-
-class Handshake:
-    """Reports to older schedulers of Volcano, by a node annotation, that the device plugin runs.
-
-    The annotation is overwritten, whatever a scheduler has changed in it.
-    """
-
-    def __init__(self, client: KubernetesClient, path: str, clock: Clock) -> None:
-        self.client = client
-        self.path = path
-        self.clock = clock
-
-    async def run(self) -> None:
-        """Report until cancelled; if a report fails, the next one follows at its usual time."""
-        while True:
-            body = {"metadata": {"annotations": {HANDSHAKE: reported(self.clock.now())}}}
-            try:
-                await self.client.patch_merge(self.path, body)
-            except LeaseholdError as error:
-                logger.warning("the handshake was not written: %s", error)
-            await asyncio.sleep(REPORT_S)

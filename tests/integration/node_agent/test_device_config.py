@@ -25,11 +25,11 @@ async def test_config_maps_of_the_cluster_divide_the_node() -> None:
             metadata = {"name": name, "namespace": "kube-system"}
             cluster.node.store.create("configmaps", {"metadata": metadata, "data": {key: document}})
         async with cluster.running() as agent:
-            (device,) = agent.state.devices
+            (device,) = agent.node.devices
 
             assert [layout.name for layout in device.layouts] == ["half"]
             assert (device.slots, device.unit_mib) == (2, 10)
-            assert len(agent.state.shown.served[NUMBER]) == 2
+            assert len(agent.node.shown.served[NUMBER]) == 2
 
 
 async def test_one_report_has_the_errors_of_an_invalid_config_map() -> None:
@@ -39,7 +39,7 @@ async def test_one_report_has_the_errors_of_an_invalid_config_map() -> None:
         cluster.node.store.create("configmaps", {"metadata": metadata, "data": data})
         async with cluster.running() as agent:
             await until(lambda: cluster.events_of(DeviceReported))
-            agent.state.report_due.set()
+            agent.node.report_due.set()
             first, *later = await until(
                 lambda: cluster.events_of(DeviceReported), lambda reports: len(reports) > 1
             )

@@ -48,7 +48,7 @@ async def test_fifty_pods_arrive_while_the_agent_is_restarted_and_none_is_refuse
 
 
 def _share(n: int) -> Share:
-    return share(n % 8, 1000 + n, slot=n // 8, fence=n // 8 + 1)
+    return share(n % 8, 1000 + n, slot=n // 8, fence=n // 8 + 1, device_mib=81_920)
 
 
 async def served_one_more(cluster: OneNodeCluster, burst: asyncio.Task[None]) -> None:

@@ -65,10 +65,7 @@ async def test_a_second_agent_logs_the_lock_owner_waits_and_takes_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    async with (
-        instance_lock(tmp_path, UNIT),
-        waiting(tmp_path, POD, warn_after_s=0.0) as serves,
-    ):
+    async with instance_lock(tmp_path, UNIT), waiting(tmp_path, POD, warn_after_s=0.0) as serves:
         await until(lambda: "another node agent serves" in caplog.text)
         assert not serves.is_set()
         assert "a unit of this node, pid" in caplog.text

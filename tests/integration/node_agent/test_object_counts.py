@@ -7,7 +7,6 @@ from pathlib import Path
 
 from msgspec import structs
 
-from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.service import NodeAgent
 from shared.model.lease import LeaseState
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
@@ -16,7 +15,8 @@ from tests.support.waiting import until
 
 WARM_UP, CYCLES = 2, 5
 SLOTS = 10
-QUICK = AgentTiming(cleanup_s=0.05, gpu_probe_s=0.05)
+RATE = 100
+"""Of the agent's clock."""
 
 
 def counts() -> Counter[str]:
@@ -60,7 +60,7 @@ def _registrations(agent: NodeAgent) -> dict[str, int]:
 
 
 async def test_no_object_of_the_agent_outlives_its_use() -> None:
-    async with one_node_cluster(timing=QUICK) as cluster, cluster.running() as agent:
+    async with one_node_cluster(rate=RATE) as cluster, cluster.running() as agent:
         for number in range(WARM_UP):
             await cycle(cluster, agent, number)
         before = counts()

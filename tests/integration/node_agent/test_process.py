@@ -181,13 +181,11 @@ async def test_an_agent_killed_between_lease_and_allocate_resumes_from_its_check
         binder_of(cluster, nats) as binder,
     ):
         async with process_of(cluster, nats) as process:
-            cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await cluster.node.phase("one", "Running")
+            await cluster.run_pod("one", share(0, 1000))
             process.kill()
             await process.wait()
         async with process_of(cluster, nats):
-            cluster.bind(pod("three", limits={NUMBER: 1}), share(0, 2000, slot=1, fence=2))
-            await cluster.node.phase("three", "Running")
+            await cluster.run_pod("three", share(0, 2000, slot=1, fence=2))
             await binder.bus.publish([ResyncRequested(reason="test")])
             reports = await until(
                 lambda: [r for r in binder.events_of(DeviceReported) if len(r.allocations) == 2],

@@ -43,14 +43,10 @@ def count_cleanups(agent: NodeAgent, monkeypatch: pytest.MonkeyPatch) -> list[No
 async def test_40_a_restarted_agent_keeps_running_pods_and_honours_pending_leases() -> None:
     async with one_node_cluster() as cluster:
         async with cluster.running():
-            cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await cluster.node.phase("one", "Running")
+            await cluster.run_pod("one", share(0, 1000))
             before = cluster.env("one")
         async with cluster.running() as agent:
-            cluster.bind(
-                pod("two", limits={NUMBER: 1}), share(0, 2000, slot=1, fence=2), lease_known=False
-            )
-            await cluster.node.phase("two", "Running")
+            await cluster.run_pod("two", share(0, 2000, slot=1, fence=2), lease_known=False)
             containers = {activation.container for activation in agent.checkpoint.allocations}
 
             assert len(agent.checkpoint.allocations) == 2
@@ -61,14 +57,12 @@ async def test_40_a_restarted_agent_keeps_running_pods_and_honours_pending_lease
 
 async def test_40_the_agent_registers_with_a_restarted_kubelet_within_a_second() -> None:
     async with one_node_cluster() as cluster, cluster.running():
-        cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-        await cluster.node.phase("one", "Running")
+        await cluster.run_pod("one", share(0, 1000))
         await cluster.node.kubelet.restart()
         began = asyncio.get_running_loop().time()
         await until(lambda: cluster.node.amount(NUMBER) == "20", limit_s=3)
         took_s = asyncio.get_running_loop().time() - began
-        cluster.bind(pod("two", limits={NUMBER: 1}), share(0, 2000, slot=1, fence=2))
-        await cluster.node.phase("two", "Running")
+        await cluster.run_pod("two", share(0, 2000, slot=1, fence=2))
 
         assert took_s < 1.5
         assert cluster.node.pod("one")["status"]["phase"] == "Running"
@@ -78,8 +72,7 @@ async def test_40_the_agent_registers_with_a_restarted_kubelet_within_a_second()
 async def test_a_damaged_checkpoint_is_rebuilt_from_the_kubelet_and_the_leases() -> None:
     async with one_node_cluster() as cluster:
         async with cluster.running():
-            cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await cluster.node.phase("one", "Running")
+            await cluster.run_pod("one", share(0, 1000))
         (cluster.root / "agent" / "checkpoint.json").write_text("{")
         async with cluster.running() as agent:
             await until(lambda: agent.checkpoint.allocations)
@@ -91,8 +84,7 @@ async def test_a_damaged_checkpoint_is_rebuilt_from_the_kubelet_and_the_leases()
 async def test_a_deleted_checkpoint_is_rebuilt_and_containers_may_restart() -> None:
     async with one_node_cluster() as cluster:
         async with cluster.running():
-            cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await cluster.node.phase("one", "Running")
+            await cluster.run_pod("one", share(0, 1000))
         ids = list((await cluster.node.allocated_devices())["one", "main"])
         shutil.rmtree(cluster.root / "agent")
         async with cluster.running() as agent:
@@ -104,8 +96,7 @@ async def test_a_deleted_checkpoint_is_rebuilt_and_containers_may_restart() -> N
 async def test_23_a_repeated_allocate_gets_the_same_response_after_a_restart() -> None:
     async with one_node_cluster() as cluster:
         async with cluster.running() as agent:
-            cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await cluster.node.phase("one", "Running")
+            await cluster.run_pod("one", share(0, 1000))
             ids = list((await cluster.node.allocated_devices())["one", "main"])
             first = agent.checkpoint.find(*_key(cluster, "one"))
         assert cluster.node.kubelet._pods is not None
@@ -121,11 +112,10 @@ async def test_a_deleted_pod_is_removed_from_the_checkpoint_once_its_lease_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with (
-        one_node_cluster(timing=AgentTiming(cleanup_s=0.05, new_files_s=3.0)) as cluster,
+        one_node_cluster(rate=100, timing=AgentTiming(new_files_s=3.0)) as cluster,
         cluster.running() as agent,
     ):
-        lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-        await cluster.node.phase("one", "Running")
+        lease = await cluster.run_pod("one", share(0, 1000))
         unknown_pod = PodUid("never-here")
         request = TerminationRequest(
             node=NodeName(NODE), pod=lease.pod, more_pods=(unknown_pod, lease.pod)
@@ -167,13 +157,12 @@ async def test_a_pod_that_was_reported_as_terminated_gets_nothing_if_it_is_admit
 
 async def test_a_pod_that_was_deleted_while_it_started_has_not_terminated_yet() -> None:
     async with one_node_cluster() as cluster, cluster.running() as agent:
-        lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-        await cluster.node.phase("one", "Running")
+        lease = await cluster.run_pod("one", share(0, 1000))
         cluster.node.store.delete("pods", "default", "one", grace_s=0)
         await until(lambda: not cluster.node.exists("one"))
         request = TerminationRequest(node=NodeName(NODE), pod=lease.pod)
         early = await agent.report_terminated(request)
-        agent.timing = AgentTiming(starting_s=0.0)
+        agent.node.timing = AgentTiming(starting_s=0.0)
 
         async def terminated() -> bool:
             return (await agent.report_terminated(request)).terminated
@@ -187,13 +176,8 @@ async def test_a_container_that_outlives_pod_and_lease_counts_until_it_ends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its node was cut off when the pod was deleted by force: only its processes are left."""
-    timing = AgentTiming(cleanup_s=0.05, records_retry_s=0.1)
-    async with (
-        one_node_cluster(timing=timing, proc_dir=tmp_path) as cluster,
-        cluster.running() as agent,
-    ):
-        old = cluster.bind(pod("old", limits={NUMBER: 1}), share(0, 10_000))
-        await cluster.node.phase("old", "Running")
+    async with one_node_cluster(rate=40, proc_dir=tmp_path) as cluster, cluster.running() as agent:
+        old = await cluster.run_pod("old", share(0, 10_000))
         process = tmp_path / "17"
         process.mkdir()
         (process / "cgroup").write_text(f"0::/kubepods/pod{old.pod}/{64 * 'a'}\n")
@@ -203,14 +187,12 @@ async def test_a_container_that_outlives_pod_and_lease_counts_until_it_ends(
         cleanups = count_cleanups(agent, monkeypatch)
         await until(lambda: len(cleanups) >= 3)
 
-        cluster.bind(pod("new", limits={NUMBER: 1}), share(0, 10_000, slot=1, fence=2))
-        await cluster.node.phase("new", "Failed")
+        await cluster.fail_pod("new", share(0, 10_000, slot=1, fence=2))
 
         assert "default/old" in cluster.message("new")
         assert "default/new" in cluster.message("new")
         shutil.rmtree(process)
-        cluster.bind(pod("next", limits={NUMBER: 1}), share(0, 10_000, slot=2, fence=3))
-        await cluster.node.phase("next", "Running")
+        await cluster.run_pod("next", share(0, 10_000, slot=2, fence=3))
 
 
 async def test_a_second_agent_waits_until_the_first_has_stopped(
@@ -247,8 +229,7 @@ async def test_a_kubelet_restart_during_allocate_fails_only_that_pod() -> None:
         await cluster.node.phase("unlucky", "Failed")
         await until(lambda: agent.plugins.unready_reason() is None)
         await cluster.node.allocatable(NUMBER, 20)
-        cluster.bind(pod("two", limits={NUMBER: 1}), share(0, 2000, slot=1, fence=2))
-        await cluster.node.phase("two", "Running")
+        await cluster.run_pod("two", share(0, 2000, slot=1, fence=2))
 
         assert cluster.env("two")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
 
@@ -256,10 +237,9 @@ async def test_a_kubelet_restart_during_allocate_fails_only_that_pod() -> None:
 async def test_no_pod_is_removed_from_the_checkpoint_before_the_leases_are_synced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with one_node_cluster(timing=AgentTiming(cleanup_s=0.02)) as cluster:
+    async with one_node_cluster(rate=100) as cluster:
         async with cluster.running():
-            lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await cluster.node.phase("one", "Running")
+            lease = await cluster.run_pod("one", share(0, 1000))
         cluster.node.store.delete("pods", "default", "one", grace_s=0)
         cluster.ledger.unavailable = True
         async with cluster.running() as agent:

@@ -75,8 +75,7 @@ async def test_one_resource_that_is_not_registered_holds_up_only_its_own_pods(
 async def test_a_node_that_served_units_runs_new_pods_when_the_old_ones_have_ended() -> None:
     slow = NodeSettings(retry_s=0.05, back_off_s=0.05, plugin_grace_s=2.0)
     facts = {"slotted": False, "slot": None, "cores_percent": 0, "unit_mib": 16}
-    timing = AgentTiming(cleanup_s=0.5, view_compare_s=0.5)
-    async with one_node_cluster(settings=slow, timing=timing) as cluster:
+    async with one_node_cluster(settings=slow, rate=20) as cluster:
         cluster.changes.update(UNITS)
         async with cluster.running():
             old = cluster.bind(

@@ -22,10 +22,10 @@ from shared.dialects import DIALECTS
 from shared.dialects.advertised import NodeSoftware, Strategy
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
-from shared.model.clock import SystemClock
 from shared.model.errors import RequestError
 from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
 from tests.support.build import device, lease, share
+from tests.support.node_agent.node import node_of
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.installed import created, install_rights, token_of
 from tests.support.waiting import until
@@ -63,7 +63,7 @@ async def test_an_agent_writes_the_views_of_its_node_and_of_its_pods() -> None:
             dialect="volcano-vgpu",
         )  # fmt: skip
         async with client_of(api, "node-agent") as client:
-            views = ViewWriter(client, NODE, SystemClock())
+            views = ViewWriter(node_of(name=NODE, kubernetes=client))
             views.set_advertisement(shown)
             views.show_allocated(held, frozenset({"main"}))
             writing = asyncio.create_task(views.run())

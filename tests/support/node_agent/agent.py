@@ -27,15 +27,12 @@ from shared.runtime.service import roles_of
 from shared.runtime.telemetry import Tracing
 from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.settings import NodeSettings
-from simcluster.node_agent.agent import (
-    BACKOFF_S,
-    SimulatedAgentSettings,
-    simulated_gpus,
-)
+from simcluster.node_agent.agent import BACKOFF_S, SimulatedAgentSettings, simulated_gpus
 from simcluster.node_agent.gpus import HANG_LIMIT_S, uuid_of
+from tests.support.clock import FastClock
 from tests.support.node_agent.advertisements import healthy_counts
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
-from tests.support.simcluster.kubelet import FAST, NODE, Node, one_kubelet
+from tests.support.simcluster.kubelet import FAST, NODE, Node, one_kubelet, pod
 from tests.support.waiting import until
 
 NUMBER = "volcano.sh/vgpu-number"
@@ -43,12 +40,12 @@ MEMORY = "volcano.sh/gpu-memory"
 RESTART_S = 0.05
 
 
-async def _restarted(loop: Callable[[], Awaitable[None]]) -> None:
+async def _restarted(loop: Callable[[], Awaitable[None]], pause_s: float) -> None:
     """Run a loop of the agent again after a known error, as the runtime does."""
     while True:
         with contextlib.suppress(LeaseholdError):
             await loop()
-        await asyncio.sleep(RESTART_S)
+        await asyncio.sleep(pause_s)
 
 
 @dataclass(slots=True)
@@ -119,6 +116,8 @@ class OneNodeCluster:
     agent: NodeAgent | None = None
     events: list[Event] = field(default_factory=list)
     timing: AgentTiming = DEFAULT_TIMING
+    rate: float = 1.0
+    """How much faster than the machine's the agent's clock is."""
     gpus: str | None = "2xT4"
     """Layout of simulated GPUs, or None for those that NVML has."""
     backoff_s: float = BACKOFF_S
@@ -150,11 +149,21 @@ class OneNodeCluster:
             else simulated_gpus(settings, backoff_s=self.backoff_s, hang_limit_s=self.hang_limit_s)
         )
         async with node_agent(
-            settings, gpus, requester=self.ledger, tracing=tracing, timing=self.timing
+            settings,
+            gpus,
+            requester=self.ledger,
+            tracing=tracing,
+            clock=FastClock(self.rate),
+            timing=self.timing,
         ) as agent:
             self.agent = agent
             tasks = [
-                asyncio.create_task(_restarted(getattr(agent, role.method)))
+                asyncio.create_task(
+                    _restarted(
+                        getattr(agent, role.method),
+                        role.every_s / self.rate if isinstance(role.every_s, float) else RESTART_S,
+                    )
+                )
                 for role in roles_of(agent)
                 if role.kind == "loops"
             ]
@@ -165,9 +174,9 @@ class OneNodeCluster:
             try:
                 if registered:
                     await until(
-                        lambda: agent.plugins.unready_reason() is None and agent.state.devices
+                        lambda: agent.plugins.unready_reason() is None and agent.node.devices
                     )
-                    for resource, count in healthy_counts(agent.state.shown).items():
+                    for resource, count in healthy_counts(agent.node.shown).items():
                         await self.node.allocatable(resource, count)
                 yield agent
             finally:
@@ -209,6 +218,18 @@ class OneNodeCluster:
             self.agent.leases.observe([lease])
         return lease
 
+    async def run_pod(
+        self, name: str, *shares: Share, phase: str = "Running", **changes: Any
+    ) -> Lease:
+        """Bind a pod that requests a device, and wait until it runs."""
+        lease = self.bind(pod(name, limits={NUMBER: 1}), *shares, **changes)
+        await self.node.phase(name, phase)
+        return lease
+
+    async def fail_pod(self, name: str, *shares: Share, **changes: Any) -> Lease:
+        """Bind a pod that requests a device, and wait until the kubelet has failed it."""
+        return await self.run_pod(name, *shares, phase="Failed", **changes)
+
     def env(self, pod: str, container: str = "main") -> dict[str, str]:
         return dict(self.node.container(pod, container).env)
 
@@ -233,6 +254,7 @@ async def one_node_cluster(
     settings: NodeSettings = FAST,
     *,
     timing: AgentTiming = DEFAULT_TIMING,
+    rate: float = 1.0,
     backoff_s: float = BACKOFF_S,
     hang_limit_s: float = HANG_LIMIT_S,
     **changes: Any,
@@ -250,6 +272,7 @@ async def one_node_cluster(
                 root,
                 gpus=gpus,
                 timing=timing,
+                rate=rate,
                 backoff_s=backoff_s,
                 hang_limit_s=hang_limit_s,
                 changes=changes,

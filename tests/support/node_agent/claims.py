@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from shared.model.claim import DRIVER, DraMode, device_name, generation_of
 from shared.model.lease import ClaimAllocation, Lease, MigPlacement, Share
 from shared.model.names import NodeName
@@ -20,16 +19,17 @@ ALLOCATED_AT = "2026-11-23T02:42:03Z"
 
 
 FAST_CLAIMS = replace(FAST, claim_retry_s=0.2)
-TIMING = replace(DEFAULT_TIMING, claim_wait_s=1.0, cleanup_s=0.1)
+RATE = 40.0
+"""Of the agent's clock: a claim waits 1 s for its lease."""
 
 
 @asynccontextmanager
 async def cluster_with_claims(
-    timing: AgentTiming = TIMING, gpus: str = "2xT4", *, kubelet: NodeSettings = FAST_CLAIMS
+    gpus: str = "2xT4", *, kubelet: NodeSettings = FAST_CLAIMS, rate: float = RATE, **changes: Any
 ) -> AsyncIterator[OneNodeCluster]:
     """Start a cluster whose agent serves claims."""
     async with one_node_cluster(
-        gpus, settings=kubelet, timing=timing, dra=DraMode.CONDITIONS
+        gpus, settings=kubelet, rate=rate, dra=DraMode.CONDITIONS, **changes
     ) as cluster:
         cluster.changes["cdi_dir"] = cluster.node.kubelet.files.cdi
         yield cluster

@@ -11,10 +11,7 @@ from shared.model.lease import Lease, LeaseState, MigPlacement, RequestedUnits, 
 from shared.model.names import NodeName
 from simcluster.node_agent.agent import MIG_FILE
 from simcluster.node_agent.gpus import SimulatedGpus, uuid_of
-from tests.support.node_agent.agent import (
-    OneNodeCluster,
-    share,
-)
+from tests.support.node_agent.agent import OneNodeCluster, share
 from tests.support.simcluster.kubelet import NODE
 from tests.support.waiting import until
 
@@ -53,10 +50,7 @@ def plugin_variables(env: Mapping[str, str]) -> dict[str, str]:
 def hardware(cluster: OneNodeCluster) -> SimulatedGpus:
     settings = cluster.settings
     return SimulatedGpus(
-        NodeName(NODE),
-        settings.gpus,
-        settings.fault_file,
-        settings.state_dir / MIG_FILE,
+        NodeName(NODE), settings.gpus, settings.fault_file, settings.state_dir / MIG_FILE
     )
 
 

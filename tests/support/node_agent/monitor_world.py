@@ -12,10 +12,9 @@ from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
 from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_seed import seed_region
-from services.node_agent.kubelet.pods import ClaimHolding, KubeletPod, PodResources
 from services.node_agent.mig.instances import MigInstance
+from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.usage.last_use_file import LastUseFile
 from services.node_agent.usage.leased_containers import LeasedContainer, leased_containers
 from services.node_agent.usage.monitor import UsageMonitor
@@ -23,12 +22,12 @@ from services.node_agent.usage.usage_metrics import metrics_app
 from shared.dialects import DIALECTS
 from shared.model.errors import UnavailableError
 from shared.model.lease import Lease
-from shared.model.names import DeviceUuid, NodeName
+from shared.model.names import DeviceUuid
 from shared.runtime.health import served
 from tests.support.build import allocation_of
 from tests.support.clock import FakeClock
 from tests.support.node_agent.agent import NUMBER, lease_of, share
-from tests.support.node_agent.checkpoint import CheckpointOf
+from tests.support.node_agent.node import FakeKubelet, node_of
 from tests.support.node_agent.regions import path_of, process
 from tests.support.simcluster.kubelet import NODE
 
@@ -111,33 +110,12 @@ class FakeInstances:
 
 
 @dataclass
-class FakeKubelet:
-    pods: tuple[KubeletPod, ...] = ()
-    list_calls: int = 0
-    claims: frozenset[ClaimHolding] = frozenset()
-
-    async def list_pods(self) -> tuple[KubeletPod, ...]:
-        self.list_calls += 1
-        return self.pods
-
-    async def list_holdings(self) -> PodResources:
-        return PodResources(claims=self.claims)
-
-
-class FakeCheckpoint(CheckpointOf):
-    def __init__(self) -> None:
-        self.recorded: list[CheckpointEntry] = []
-        super().__init__(lambda: tuple(self.recorded))
-
-
-@dataclass
 class MonitorWorld:
     root: Path
+    node: Node
     monitor: UsageMonitor
     driver: FakeDriver
     kubelet: FakeKubelet
-    record: FakeCheckpoint
-    known: KnownLeases
     clock: FakeClock
 
     def add_container(self, lease: Lease) -> LeasedContainer:
@@ -145,14 +123,18 @@ class MonitorWorld:
         layout = HostLayout(state_dir=self.root, library=self.root / "libvgpu.so")  # type: ignore[arg-type]
         setup = DIALECTS[lease.dialect].container_setup(lease, "main", {}, layout.paths)
         activation = allocation_of(lease, resource=NUMBER)
-        self.record.recorded.append(CheckpointEntry(allocation=activation, setup=setup))
-        self.known.observe([lease])
-        (tenant,) = leased_containers(self.record.recorded[-1:], self.known.leases, complete=True)
+        entry = self.record(CheckpointEntry(allocation=activation, setup=setup))
+        self.node.leases.observe([lease])
+        (tenant,) = leased_containers([entry], self.node.leases.leases, complete=True)
         assert tenant.region_path is not None
         assert tenant.seed is not None
         Path(tenant.region_path.directory).mkdir(parents=True)
         seed_region(tenant.region_path, tenant.seed, starting=True)
         return tenant
+
+    def record(self, entry: CheckpointEntry) -> CheckpointEntry:
+        self.node.checkpoint.by_key[entry.key] = entry
+        return entry
 
     def add_process(
         self, tenant: LeasedContainer, pid: int, *, inner: int, mib: int = 350, began_ticks: int = 0
@@ -178,14 +160,9 @@ class MonitorWorld:
         """Start another monitor on the same node, which has this file."""
         before = self.monitor
         self.monitor = UsageMonitor(
-            before.node,
+            self.node,
             usage=before.usage,
             list_instances=before.list_instances,
-            list_pods=before.list_pods,
-            list_holdings=before.list_holdings,
-            checkpoint=before.checkpoint,
-            leases=before.leases,
-            clock=before.clock,
             proc=before.proc,
             last_uses=last_uses,
         )
@@ -212,26 +189,13 @@ def monitored(tmp_path: Path) -> MonitorWorld:
         busy_percent=40,
         memory_busy_percent=12,
     )
-    driver, kubelet, record, clock = (
-        FakeDriver((idle,)),
-        FakeKubelet(),
-        FakeCheckpoint(),
-        FakeClock(),
-    )
     (tmp_path / "proc").mkdir()
-    known = KnownLeases(NodeName(NODE), synced=True)
+    driver, kubelet, clock = FakeDriver((idle,)), FakeKubelet(), FakeClock()
+    node = node_of(kubelet, clock=clock)
     monitor = UsageMonitor(
-        NodeName(NODE),
-        usage=driver,
-        list_instances=FakeInstances().instances,
-        list_pods=kubelet.list_pods,
-        list_holdings=kubelet.list_holdings,
-        checkpoint=record,
-        leases=known,
-        clock=clock,
-        proc=tmp_path / "proc",
+        node, usage=driver, list_instances=FakeInstances().instances, proc=tmp_path / "proc"
     )
-    return MonitorWorld(tmp_path, monitor, driver, kubelet, record, known, clock)
+    return MonitorWorld(tmp_path, node, monitor, driver, kubelet, clock)
 
 
 def computing(world: MonitorWorld, lease: Lease | None = None) -> LeasedContainer:

@@ -15,6 +15,7 @@ from services.node_agent.device_config import REFRESH_S, DeviceConfigLoader
 from services.node_agent.gpus.inventory import Gpu, devices_of, mode_warnings
 from services.node_agent.gpus.sharing_config import SharingConfig, merge_sharing
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES
+from services.node_agent.settings import AgentSettings
 from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
@@ -26,6 +27,7 @@ from shared.model.names import NodeName
 from simcluster.node_agent.gpus import SimulatedGpus
 from tests.support.clock import FakeClock
 from tests.support.node_agent.advertisements import healthy_counts
+from tests.support.node_agent.node import node_of
 from tests.unit.dialects.volcano.test_device_config import NODE, OF_NODES, shipped
 
 
@@ -157,17 +159,8 @@ class FakeConfigMaps:
 
 
 def configuring(tmp_path: Path, maps: Any, clock: FakeClock, **changes: Any) -> DeviceConfigLoader:
-    facts: dict[str, Any] = {
-        "flags": SharingConfig(),
-        "split": None,
-        "unit": None,
-        "device_file": None,
-        "node_file": None,
-        "cache_file": tmp_path / "kept.json",
-        "clock": clock,
-        "report_error": lambda _: None,
-    }
-    return DeviceConfigLoader(maps, NodeName(NODE), **(facts | changes))
+    node = node_of(name=NodeName(NODE), kubernetes=maps, clock=clock)
+    return DeviceConfigLoader(node, AgentSettings(state_dir=tmp_path, **changes))
 
 
 def text(**changes: Any) -> str:
@@ -188,9 +181,7 @@ async def test_the_config_map_of_kube_system_comes_before_that_of_volcano_system
     assert (await configuring(tmp_path, FakeConfigMaps(), clock).load()).split_count == 10
 
 
-async def test_a_change_is_applied_within_a_minute(
-    tmp_path: Path,
-) -> None:
+async def test_a_change_is_applied_within_a_minute(tmp_path: Path) -> None:
     clock, maps = FakeClock(), FakeConfigMaps(kube_system=text(deviceSplitCount=3))
     config = configuring(tmp_path, maps, clock)
     await config.load()
@@ -223,8 +214,8 @@ async def test_files_take_precedence_over_config_maps_and_a_missing_one_is_fatal
     node.write_text(json.dumps(OF_NODES))
     maps = FakeConfigMaps(kube_system=text(deviceSplitCount=3))
 
-    from_files = configuring(tmp_path, maps, FakeClock(), device_file=device, node_file=node)
-    missing = configuring(tmp_path, maps, FakeClock(), device_file=tmp_path / "none")
+    from_files = configuring(tmp_path, maps, FakeClock(), device_config=device, node_config=node)
+    missing = configuring(tmp_path, maps, FakeClock(), device_config=tmp_path / "none")
 
     assert (await from_files.load()).split_count == 4
     assert maps.reads == []
@@ -288,7 +279,7 @@ async def test_a_key_that_is_twice_in_a_nodes_entry_is_an_error(
         '{"nodeconfig": [{"name": "node-0", "devicesplitcount": 4, "devicesplitcount": 5}]}'
     )
 
-    config = configuring(tmp_path, FakeConfigMaps(), FakeClock(), node_file=node)
+    config = configuring(tmp_path, FakeConfigMaps(), FakeClock(), node_config=node)
 
     assert (await config.load()).split_count == 10
     assert "'devicesplitcount' is there twice" in caplog.text

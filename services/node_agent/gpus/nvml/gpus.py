@@ -88,9 +88,7 @@ class NvmlGpus:
                 return
         try:
             links = await self._link_calls.call(
-                sound,
-                lambda: with_nvml(lambda: topology.links_among(sorted(sound))),
-                self._limit_s,
+                sound, lambda: with_nvml(lambda: topology.links_among(sorted(sound))), self._limit_s
             )
         except (TimeoutError, pynvml.NVMLError, UnavailableError) as error:
             logger.debug("links between GPUs are unknown: %s", str(error) or "timeout")

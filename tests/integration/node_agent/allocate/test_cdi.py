@@ -6,10 +6,9 @@ from proto.deviceplugin import api_pb2
 from services.node_agent.allocate.cdi import FILE
 from shared.model.lease import Lease
 from simcluster.kubelet.devices.checkpoint import load_checkpoint
-from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
+from tests.support.node_agent.agent import OneNodeCluster, one_node_cluster, share
 from tests.support.node_agent.cdi import cdi_devices
 from tests.support.node_agent.mig import mig_share
-from tests.support.simcluster.kubelet import pod
 from tests.support.waiting import until
 
 
@@ -30,8 +29,7 @@ async def test_a_share_gets_its_cdi_name_and_its_limits() -> None:
         one_node_cluster(device_list_strategy=("cdi-cri", "cdi-annotations")) as cluster,
         cluster.running(),
     ):
-        lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(1, 1000))
-        await cluster.node.phase("one", "Running")
+        lease = await cluster.run_pod("one", share(1, 1000))
         response = allocate_response(cluster, lease)
         named = specification_devices(cluster)
 
@@ -50,8 +48,7 @@ async def test_a_share_gets_its_device_by_volume_mounts() -> None:
         one_node_cluster(device_list_strategy=("volume-mounts",)) as cluster,
         cluster.running(),
     ):
-        lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-        await cluster.node.phase("one", "Running")
+        lease = await cluster.run_pod("one", share(0, 1000))
         response = allocate_response(cluster, lease)
 
     place = "/var/run/nvidia-container-devices"
@@ -67,8 +64,7 @@ async def test_an_instance_created_for_a_pod_is_specified_before_its_container_s
         cluster.running(),
     ):
         assert specification_devices(cluster) == {}
-        lease = cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group1"))
-        await cluster.node.phase("one", "Running")
+        lease = await cluster.run_pod("one", mig_share("group1"))
         (device,) = allocate_response(cluster, lease).cdi_devices
         named = specification_devices(cluster)
 
@@ -80,8 +76,7 @@ async def test_an_instance_created_for_a_pod_is_specified_before_its_container_s
 async def test_the_specification_stays_without_cdi_while_a_container_uses_it() -> None:
     async with one_node_cluster(device_list_strategy=("cdi-cri",)) as cluster:
         async with cluster.running():
-            lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await cluster.node.phase("one", "Running")
+            lease = await cluster.run_pod("one", share(0, 1000))
         cluster.changes["device_list_strategy"] = ("envvar",)
         async with cluster.running() as agent:
             await agent.watcher.probe()

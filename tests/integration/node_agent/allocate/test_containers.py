@@ -84,14 +84,12 @@ async def test_a_container_that_restarts_while_the_agent_is_down_starts_once_it_
 async def test_a_restarted_node_admits_its_pods_with_the_same_devices() -> None:
     async with one_node_cluster() as cluster:
         async with cluster.running():
-            cluster.bind(pod("one", limits={NUMBER: 1}), share(1, 1000, slot=7))
-            await cluster.node.phase("one", "Running")
+            await cluster.run_pod("one", share(1, 1000, slot=7))
             before = await cluster.node.allocated_devices()
         await cluster.node.kubelet.restart()
         async with cluster.running() as agent:
             await handler_of(agent).pre_start_container(NUMBER, sorted(before["one", "main"]))
-            cluster.bind(pod("two", limits={NUMBER: 1}), share(1, 2000, slot=8, fence=2))
-            await cluster.node.phase("two", "Running")
+            await cluster.run_pod("two", share(1, 2000, slot=8, fence=2))
 
             assert (await cluster.node.allocated_devices())["one", "main"] == before["one", "main"]
             assert limit(cluster.env("two")) == "2000m"

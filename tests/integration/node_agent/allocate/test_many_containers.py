@@ -30,11 +30,10 @@ async def test_a_gpu_may_have_2000_slots() -> None:
         one_node_cluster("2xT4", device_split_count=2000) as cluster,
         cluster.running() as agent,
     ):
-        cluster.bind(pod("last", limits={NUMBER: 1}), share(1, 1000, slot=1999))
-        await cluster.node.phase("last", "Running")
+        await cluster.run_pod("last", share(1, 1000, slot=1999))
         held = await cluster.node.allocated_devices()
 
-        assert len(agent.state.shown.served[NUMBER]) == 4000
+        assert len(agent.node.shown.served[NUMBER]) == 4000
         assert held["last", "main"] == {f"{uuid_of(NodeName(NODE), 1)}-1999"}
 
 
@@ -51,5 +50,4 @@ async def test_the_agent_registers_again_once_a_directory_at_the_kubelets_socket
         aside.rename(socket)
         await until(lambda: agent.plugins.unready_reason() is None)
         await cluster.node.allocatable(NUMBER, 20)
-        cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-        await cluster.node.phase("one", "Running")
+        await cluster.run_pod("one", share(0, 1000))

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from services.node_agent.agent_timing import AgentTiming
 from shared.model.events.request_reply import TerminationRequest
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
@@ -27,8 +26,7 @@ async def test_either_permission_suffices_to_list_pods(right: str) -> None:
     async with one_node_cluster() as cluster:
         set_permissions(cluster, right)
         async with cluster.running() as agent:
-            cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await cluster.node.phase("one", "Running")
+            await cluster.run_pod("one", share(0, 1000))
 
             assert not agent.pods.unreadable_reason
             assert not cluster.reported[-1].pods_unreadable
@@ -80,7 +78,7 @@ async def test_pods_with_different_requests_do_not_wait_for_each_other() -> None
 async def test_an_ambiguous_allocation_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with one_node_cluster(timing=AgentTiming(resolve_s=0.3)) as cluster:
+    async with one_node_cluster(rate=6) as cluster:
         set_permissions(cluster)
         async with cluster.running() as agent:
             leases = [reserve(cluster, n, share(n, 1000 + n)) for n in range(2)]
@@ -90,13 +88,13 @@ async def test_an_ambiguous_allocation_is_refused_with_the_reason(
                 )
                 await cluster.push_lease(bound)
             both = {("default", lease.name) for lease in leases}
-            listing = agent.resolver.pod_resources.list_holdings
+            listing = agent.node.pod_resources.list_holdings
 
             async def both_active() -> object:
                 shown = await listing()
                 return replace(shown, pods=shown.pods | both)
 
-            monkeypatch.setattr(agent.resolver.pod_resources, "list_holdings", both_active)
+            monkeypatch.setattr(agent.node.pod_resources, "list_holdings", both_active)
             post(cluster, "p0")
             await cluster.node.phase("p0", "Failed")
             text = cluster.message("p0")
@@ -145,17 +143,13 @@ async def test_an_unknown_lease_is_requested_by_node() -> None:
     async with one_node_cluster() as cluster:
         set_permissions(cluster)
         async with cluster.running():
-            cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 2000), lease_known=False)
-            await cluster.node.phase("one", "Running")
+            await cluster.run_pod("one", share(0, 2000), lease_known=False)
 
             assert cluster.env("one")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
 
 
 async def test_the_pod_list_is_read_again_once_the_permission_is_granted() -> None:
-    async with (
-        one_node_cluster(timing=AgentTiming(cleanup_s=0.1, pod_list_retry_s=0.1)) as cluster,
-        cluster.running() as agent,
-    ):
+    async with one_node_cluster(rate=50) as cluster, cluster.running() as agent:
         await until(lambda: cluster.reported and not cluster.reported[-1].pods_unreadable)
         set_permissions(cluster)
         await until(lambda: cluster.reported[-1].pods_unreadable)
@@ -181,8 +175,7 @@ async def test_a_deleted_pods_termination_is_reported_without_the_pod_list() -> 
         cluster.changes["proc_dir"] = cluster.root / "proc"
         set_permissions(cluster)
         async with cluster.running() as agent:
-            lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await cluster.node.phase("one", "Running")
+            lease = await cluster.run_pod("one", share(0, 1000))
             request = TerminationRequest(node=NodeName(NODE), pod=lease.pod)
             running = await agent.report_terminated(request)
             deleted_pod = PodUid("7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")

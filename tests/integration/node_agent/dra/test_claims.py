@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.allocate.cdi import qualified_name
 from services.node_agent.kubelet.claim_plugin import ClaimReference
 from shared.model.claim import DRIVER, LEASED, RETRIED_AT
@@ -16,9 +17,8 @@ from shared.model.events.request_reply import SlicesRequest, TerminationRequest
 from shared.model.lease import LeaseState
 from shared.model.names import Namespace, NodeName, PodUid
 from simcluster.apimachinery.objects import Json
-from tests.support.node_agent.agent import NUMBER, OneNodeCluster, lease_of, share
+from tests.support.node_agent.agent import OneNodeCluster, lease_of, share
 from tests.support.node_agent.claims import (
-    TIMING,
     claim_lease,
     cluster_with_claims,
     create_claim,
@@ -29,7 +29,7 @@ from tests.support.node_agent.claims import (
     slices_of,
 )
 from tests.support.node_agent.mig import instances_by_start, mig_share
-from tests.support.simcluster.kubelet import FAST, NODE, pod
+from tests.support.simcluster.kubelet import FAST, NODE
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.servers
@@ -72,14 +72,13 @@ async def test_a_claim_waits_for_its_lease_and_is_refused_with_a_sentence_withou
         cluster.ledger.grant(claim_lease(claim))
         await cluster.node.phase("one", "Running")
 
-        assert "ResourceClaim default/shares has no lease on node node-0 after 1 s" in message
+        assert "ResourceClaim default/shares has no lease on node node-0 after 40 s" in message
         assert not cluster.refused
 
 
 async def test_a_kubelet_that_could_not_read_a_claim_is_made_to_try_again() -> None:
     """On its own it tries again after a minute."""
-    timing = replace(TIMING, claim_retry_s=0.1)
-    async with cluster_with_claims(timing, kubelet=FAST) as cluster, cluster.running():
+    async with cluster_with_claims(kubelet=FAST) as cluster, cluster.running():
         await registered(cluster)
         pod = cluster.node.create(pod_with_claim("one", "shares"))
         await until(lambda: events(cluster, "FailedPrepareDynamicResources"))
@@ -158,8 +157,8 @@ async def test_a_claim_is_kept_over_restarts_and_released_after_its_pod() -> Non
             await cluster.node.kubelet.restart()
         async with cluster.running() as agent:
             await registered(cluster)
-            await agent.lease_sync.sync()
-            await agent.reconciler.remove_ended(agent.state.get_snapshot())
+            await agent.node.lease_sync.sync()
+            await agent.reconciler.remove_ended(agent.node.snapshot)
             assert agent.checkpoint.claims == {lease.pod}
             request = TerminationRequest(node=NodeName(NODE), pod=lease.pod)
             assert not (await agent.report_terminated(request)).terminated
@@ -220,9 +219,9 @@ async def test_claims_are_known_again_after_the_checkpoint_is_lost() -> None:
 
 async def test_a_claim_gets_the_mig_instance_at_its_position_until_it_is_unprepared() -> None:
     """Its instances stay meanwhile, whatever layout a later lease requires."""
-    timing = replace(TIMING, instances_ready_s=1.0)
+    timing = AgentTiming(instances_ready_s=1.0)
     async with (
-        cluster_with_claims(timing, gpus="1xA100-40GB:mig") as cluster,
+        cluster_with_claims("1xA100-40GB:mig", timing=timing) as cluster,
         cluster.running() as agent,
     ):
         await registered(cluster)
@@ -274,8 +273,7 @@ async def test_a_claim_of_the_same_name_with_another_uid_is_refused() -> None:
 
 async def test_the_device_holds_no_more_than_it_has_whatever_the_leases_say() -> None:
     """A device report follows each refusal: a holder's lease may have been lost."""
-    timing = replace(TIMING, report_s=600.0)
-    async with cluster_with_claims(timing) as cluster, cluster.running():
+    async with cluster_with_claims() as cluster, cluster.running():
         await registered(cluster)
         _, claim = pod_and_claim(cluster)
         other = create_claim(cluster, "other", result())
@@ -304,7 +302,9 @@ async def test_the_device_holds_no_more_than_it_has_whatever_the_leases_say() ->
             True,
         )
         after = cluster.events.index(refused)
-        await until(lambda: any(isinstance(e, DeviceReported) for e in cluster.events[after:]))
+        await until(
+            lambda: any(isinstance(e, DeviceReported) for e in cluster.events[after:]), limit_s=3
+        )
 
 
 async def test_a_claim_of_a_device_that_has_left_the_node_is_refused_so_that_its_lease_ends() -> (
@@ -323,8 +323,7 @@ async def test_a_claim_of_a_device_that_has_left_the_node_is_refused_so_that_its
 
 async def test_a_claim_whose_lease_ends_while_its_device_is_full_requests_one_again() -> None:
     """It ends when a pod that runs gets back its lease, which the ledger had lost."""
-    timing = replace(TIMING, claim_wait_s=30.0)
-    async with cluster_with_claims(timing) as cluster, cluster.running() as agent:
+    async with cluster_with_claims(rate=1) as cluster, cluster.running() as agent:
         await registered(cluster)
         _, claim = pod_and_claim(cluster)
         cluster.ledger.grant(claim_lease(claim, share(container="gpu", memory_mib=10_000)))
@@ -347,12 +346,10 @@ async def test_a_claim_whose_lease_ends_while_its_device_is_full_requests_one_ag
 
 
 async def test_a_claim_does_not_wait_for_the_next_cleanup_of_ended_pods() -> None:
-    timing = replace(TIMING, cleanup_s=600.0, claim_wait_s=20.0)
-    async with cluster_with_claims(timing) as cluster, cluster.running():
+    async with cluster_with_claims(rate=1) as cluster, cluster.running():
         await registered(cluster)
         whole = share(memory_mib=15_000)
-        before = cluster.bind(pod("before", limits={NUMBER: 1}), whole)
-        await cluster.node.phase("before", "Running")
+        before = await cluster.run_pod("before", whole)
         cluster.node.store.delete("pods", "default", "before", grace_s=0)
         await until(lambda: not cluster.node.exists("before"))
         await cluster.push_lease(structs.replace(before, state=LeaseState.RELEASED, version=9))

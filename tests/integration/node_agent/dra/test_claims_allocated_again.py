@@ -1,7 +1,6 @@
 """Claims whose allocation has changed while they are prepared."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -12,7 +11,6 @@ from shared.model.names import Namespace, PodUid
 from tests.support.node_agent.agent import share
 from tests.support.node_agent.claims import (
     ALLOCATED_AT,
-    TIMING,
     claim_lease,
     cluster_with_claims,
     create_claim,
@@ -43,8 +41,7 @@ async def test_a_lease_of_an_earlier_allocation_does_not_count() -> None:
 
 
 async def test_a_claim_that_is_allocated_again_does_not_wait_for_its_earlier_lease() -> None:
-    timing = replace(TIMING, claim_wait_s=30.0)
-    async with cluster_with_claims(timing) as cluster, cluster.running() as agent:
+    async with cluster_with_claims(rate=1) as cluster, cluster.running() as agent:
         await registered(cluster)
         claim = create_claim(cluster, "shares", result())
         uid = PodUid(claim["metadata"]["uid"])

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from services.node_agent.dra.slice_writer import COLLECTION
-from services.node_agent.dra.slices import TaintEffect
+from shared.model.claim import TaintEffect
 from shared.model.events.request_reply import SlicesRequest
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.gpus.device_health import HealthState
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from shared.model.device import Device, DeviceMode
@@ -14,21 +13,11 @@ from shared.model.events.node_events import HealthChanged, LeaseHolder
 from shared.model.lease import ClaimAllocation
 from shared.model.names import NodeName
 from simcluster.node_agent.gpus import uuid_of
-from tests.support.node_agent.agent import (
-    NUMBER,
-    OneNodeCluster,
-    lease_of,
-    one_node_cluster,
-    share,
-)
-from tests.support.simcluster.kubelet import NODE, pod
+from tests.support.node_agent.agent import NUMBER, OneNodeCluster, lease_of, one_node_cluster, share
+from tests.support.simcluster.kubelet import NODE
 from tests.support.waiting import until
 
-QUICK: dict[str, Any] = {
-    "timing": AgentTiming(gpu_probe_s=0.1),
-    "backoff_s": 0.5,
-    "hang_limit_s": 0.2,
-}
+QUICK: dict[str, Any] = {"rate": 50, "backoff_s": 25.0, "hang_limit_s": 0.2}
 
 
 def state_shown(uuid: str, index: int) -> dict[str, float | None]:
@@ -61,8 +50,7 @@ async def test_hami_core_41_an_xid_cordons_a_gpu_reports_its_leases_and_the_gpu_
         own = share(1, container="gpu", slot=1)
         claim = cluster.ledger.grant(lease_of("claim", own, name="two", claim=allocation))
         agent.leases.observe([claim])
-        lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(1))
-        await cluster.node.phase("one", "Running")
+        lease = await cluster.run_pod("one", share(1))
         inject_faults(cluster, gpu1="xid-79")
         await cluster.node.allocatable(NUMBER, 10)
         unhealthy = await until_unhealthy(cluster, 1, "cordoned")
@@ -103,7 +91,7 @@ def count_xids_per_probe(monitor: HealthMonitor) -> list[int]:
 async def test_application_xids_leave_every_device_allocatable() -> None:
     async with one_node_cluster(**QUICK) as cluster, cluster.running() as agent:
         inject_faults(cluster, gpu0="xid-31", gpu1="xid-13")
-        probes = count_xids_per_probe(agent.health_monitor)
+        probes = count_xids_per_probe(agent.watcher.health)
         await until(lambda: len(probes) > 5)
         allocatable = cluster.node.amount(NUMBER)
 
@@ -127,8 +115,7 @@ async def test_environment_variables_decide_which_xids_are_critical(
 async def test_a_hanging_gpu_stalls_neither_allocate_nor_the_others_and_recovers() -> None:
     async with one_node_cluster(**QUICK) as cluster, cluster.running():
         inject_faults(cluster, gpu1="hang")
-        cluster.bind(pod("meanwhile", limits={NUMBER: 1}), share(0))
-        await cluster.node.phase("meanwhile", "Running")
+        await cluster.run_pod("meanwhile", share(0))
         unhealthy = await until_unhealthy(cluster, 1, "cordoned")
         healthy = device(cluster, 0).healthy
         inject_faults(cluster)
@@ -141,8 +128,7 @@ async def test_a_hanging_gpu_stalls_neither_allocate_nor_the_others_and_recovers
 async def test_a_hanging_driver_does_not_stall_allocate() -> None:
     async with one_node_cluster(**QUICK) as cluster, cluster.running():
         inject_faults(cluster, gpu0="hang", gpu1="hang")
-        cluster.bind(pod("meanwhile", limits={NUMBER: 1}), share(0))
-        await cluster.node.phase("meanwhile", "Running")
+        await cluster.run_pod("meanwhile", share(0))
         await cluster.node.allocatable(NUMBER, 0)
         inject_faults(cluster)
         await cluster.node.allocatable(NUMBER, 20)

@@ -8,7 +8,6 @@ import pytest
 import pytest_asyncio
 from prometheus_client import REGISTRY
 
-from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.records.held_devices import EXCEEDED
 from services.node_agent.service import NodeAgent
 from shared.model.device import Device
@@ -23,10 +22,10 @@ from tests.support.node_agent.agent import (
     one_node_cluster,
     share,
 )
-from tests.support.simcluster.kubelet import NODE, pod
+from tests.support.simcluster.kubelet import NODE
 from tests.support.waiting import until
 
-QUICK: dict[str, Any] = {"timing": AgentTiming(gpu_probe_s=0.1), "backoff_s": 0.2}
+QUICK: dict[str, Any] = {"rate": 50, "backoff_s": 10.0}
 SECOND = uuid_of(NodeName(NODE), 1)
 EXCLUDED = json.dumps({"nodeconfig": [{"name": NODE, "filterdevices": {"uuid": [SECOND]}}]})
 
@@ -61,7 +60,7 @@ async def test_an_idle_gpu_that_is_missing_after_a_restart_is_reported_as_it_was
 ) -> None:
     async with cluster.running() as agent:
         await recorded(agent)
-        (_, before) = agent.state.devices
+        (_, before) = agent.node.devices
     inject(cluster, gpu1="vanish")
 
     async with cluster.running():
@@ -79,8 +78,7 @@ async def test_the_pods_of_a_missing_gpu_get_an_event_and_its_containers_do_not_
     cluster: OneNodeCluster,
 ) -> None:
     async with cluster.running() as agent:
-        lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(1, 1000))
-        await cluster.node.phase("one", "Running")
+        lease = await cluster.run_pod("one", share(1, 1000))
         await recorded(agent)
     inject(cluster, gpu1="vanish")
     cluster.ledger.unavailable = True
@@ -114,8 +112,7 @@ async def test_a_gpu_that_the_configuration_excludes_is_not_missed_once_nothing_
     config = tmp_path / "config.json"
     config.write_text(EXCLUDED)
     async with cluster.running() as agent:
-        lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(1, 1000))
-        await cluster.node.phase("one", "Running")
+        lease = await cluster.run_pod("one", share(1, 1000))
         await recorded(agent)
     cluster.changes["node_config"] = config
     cluster.events.clear()
@@ -132,8 +129,7 @@ async def test_a_gpu_with_less_memory_than_its_leases_gets_no_share_until_they_e
     cluster: OneNodeCluster,
 ) -> None:
     async with cluster.running() as agent:
-        lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(1, 15360))
-        await cluster.node.phase("one", "Running")
+        lease = await cluster.run_pod("one", share(1, 15360))
         await recorded(agent)
     inject(cluster, gpu1="memory-15000")
 
@@ -162,12 +158,11 @@ async def test_a_changed_mode_is_noticed_over_a_restart() -> None:
 
 async def test_a_device_keeps_the_slots_that_containers_hold(cluster: OneNodeCluster) -> None:
     async with cluster.running() as agent:
-        cluster.bind(pod("one", limits={NUMBER: 1}), share(1, 1000, slot=6))
-        await cluster.node.phase("one", "Running")
+        await cluster.run_pod("one", share(1, 1000, slot=6))
         await recorded(agent)
     cluster.changes["device_split_count"] = 2
 
     async with cluster.running(registered=False) as agent:
-        await until(lambda: [device.slots for device in agent.state.devices] == [2, 7])
+        await until(lambda: [device.slots for device in agent.node.devices] == [2, 7])
 
-        assert f"{SECOND}-6" in agent.state.shown.served[NUMBER]
+        assert f"{SECOND}-6" in agent.node.shown.served[NUMBER]

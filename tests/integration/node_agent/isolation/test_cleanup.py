@@ -54,9 +54,7 @@ def clean(state: Path, capabilities: Collection[int]) -> None:
             libc.prctl(DROP_FROM_BOUNDING_SET, number, 0, 0, 0)
 
     subprocess.run(
-        [sys.executable, "-c", CLEAN, str(state)],
-        check=True,
-        preexec_fn=drop_capabilities,
+        [sys.executable, "-c", CLEAN, str(state)], check=True, preexec_fn=drop_capabilities
     )
 
 

@@ -6,28 +6,28 @@ from typing import Any
 
 import pytest
 
-from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.allocate.admission_window import LEASES_NOT_SYNCED
 from services.node_agent.instance_lock import instance_lock
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import BindRequest
 from shared.model.names import NodeName
 from tests.support.binder.node_binder import Binder, reserve
-from tests.support.node_agent.agent import NUMBER, lease_of, one_node_cluster, share
-from tests.support.simcluster.kubelet import NODE, pod
+from tests.support.node_agent.agent import lease_of, one_node_cluster, share
+from tests.support.simcluster.kubelet import NODE
 from tests.support.waiting import until
 
-OFTEN = AgentTiming(cleanup_s=0.1)
+FAST = 50
+"""Rate of the agent's clock."""
 
 
 async def test_pods_wait_while_the_disk_is_full_and_none_is_refused() -> None:
-    async with one_node_cluster(timing=OFTEN) as cluster, cluster.running() as agent:
-        agent.files.min_free_bytes = 1 << 62
-        await until(lambda: agent.files.unwritable_reason)
+    async with one_node_cluster(rate=FAST) as cluster, cluster.running() as agent:
+        agent.node.files.min_free_bytes = 1 << 62
+        await until(lambda: agent.node.files.unwritable_reason)
         binder = Binder(cluster)
         binding = asyncio.create_task(binder.bind(reserve(cluster, 1, share(0, 1001))))
         await until(lambda: any("is full" in reason for reason in binder.waits))
-        agent.files.min_free_bytes = 0
+        agent.node.files.min_free_bytes = 0
         await binding
         await cluster.node.phase("p1", "Running")
 
@@ -36,14 +36,11 @@ async def test_pods_wait_while_the_disk_is_full_and_none_is_refused() -> None:
 
 
 async def test_a_disk_that_fills_between_two_checks_defers_the_next_bind() -> None:
-    async with (
-        one_node_cluster(timing=AgentTiming(cleanup_s=1000.0)) as cluster,
-        cluster.running() as agent,
-    ):
+    async with one_node_cluster(rate=0.02) as cluster, cluster.running() as agent:
         before = await agent.admit_binds(bind_request())
-        agent.files.min_free_bytes = 1 << 62
+        agent.node.files.min_free_bytes = 1 << 62
         full = await agent.admit_binds(bind_request())
-        agent.files.min_free_bytes = 0
+        agent.node.files.min_free_bytes = 0
         after = await agent.admit_binds(bind_request())
 
     assert before.deferred_pods == after.deferred_pods == ()
@@ -56,35 +53,31 @@ def bind_request() -> BindRequest:
 
 
 async def test_the_agent_starts_although_the_device_config_cannot_be_cached() -> None:
-    async with one_node_cluster(timing=OFTEN) as cluster:
+    async with one_node_cluster(rate=FAST) as cluster:
         (cluster.root / "agent").mkdir(exist_ok=True)
         (cluster.root / "agent" / "device-config.new").symlink_to("/dev/full")
         async with cluster.running():
-            cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await cluster.node.phase("one", "Running")
+            await cluster.run_pod("one", share(0, 1000))
 
 
 async def test_a_missing_state_directory_is_reported_until_it_is_restored() -> None:
-    async with one_node_cluster(timing=OFTEN) as cluster, cluster.running() as agent:
+    async with one_node_cluster(rate=FAST) as cluster, cluster.running() as agent:
         state = cluster.root / "agent"
         state.rename(cluster.root / "away")
         state.write_text("in the way")
-        await until(lambda: "nothing can be written below" in agent.files.unwritable_reason)
+        await until(lambda: "nothing can be written below" in agent.node.files.unwritable_reason)
         state.unlink()
         (cluster.root / "away").rename(state)
-        await until(lambda: not agent.files.unwritable_reason)
-        cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-        await cluster.node.phase("one", "Running")
+        await until(lambda: not agent.node.files.unwritable_reason)
+        await cluster.run_pod("one", share(0, 1000))
 
 
 async def test_allocate_fails_if_the_checkpoint_cannot_be_written() -> None:
-    async with one_node_cluster(timing=OFTEN) as cluster, cluster.running() as agent:
+    async with one_node_cluster(rate=FAST) as cluster, cluster.running() as agent:
         (cluster.root / "agent" / "checkpoint.new").symlink_to("/dev/full")
-        cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-        await cluster.node.phase("one", "Failed")
+        await cluster.fail_pod("one", share(0, 1000))
         message, kept = cluster.message("one"), agent.checkpoint.allocations
-        cluster.bind(pod("two", limits={NUMBER: 1}), share(0, 1000, fence=2))
-        await cluster.node.phase("two", "Running")
+        await cluster.run_pod("two", share(0, 1000, fence=2))
 
     assert "No space left on device" in message
     assert kept == ()
@@ -96,13 +89,11 @@ async def test_allocate_fails_if_the_region_cannot_be_written(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    async with one_node_cluster(timing=OFTEN) as cluster, cluster.running():
+    async with one_node_cluster(rate=FAST) as cluster, cluster.running():
         with monkeypatch.context() as short:
             short.setattr("services.node_agent.isolation.region_seed._write", full)
-            cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-            await cluster.node.phase("one", "Failed")
-        cluster.bind(pod("two", limits={NUMBER: 1}), share(0, 1000, fence=2))
-        await cluster.node.phase("two", "Running")
+            await cluster.fail_pod("one", share(0, 1000))
+        await cluster.run_pod("two", share(0, 1000, fence=2))
 
     assert "the limits of the container cannot be set" in cluster.message("one")
     assert "No space left on device" in cluster.message("one")

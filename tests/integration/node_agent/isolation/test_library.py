@@ -8,8 +8,7 @@ from msgspec import structs
 from services.node_agent.agent_timing import AgentTiming
 from shared.model.device import Isolation
 from shared.model.lease import LeaseState
-from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
-from tests.support.simcluster.kubelet import pod
+from tests.support.node_agent.agent import OneNodeCluster, one_node_cluster, share
 from tests.support.waiting import until
 
 
@@ -36,20 +35,18 @@ async def test_item_41_containers_keep_the_library_that_they_started_with(tmp_pa
     source = tmp_path / "from-the-image.so"
     build(source, 1)
     async with one_node_cluster(
-        library_source=source, timing=AgentTiming(cleanup_s=0.1, library_unused_s=-1.0)
+        library_source=source, rate=50, timing=AgentTiming(library_unused_s=-1.0)
     ) as cluster:
         async with cluster.running():
-            old = cluster.bind(pod("old", limits={NUMBER: 1}), share(0, slot=0))
-            await cluster.node.phase("old", "Running")
+            old = await cluster.run_pod("old", share(0, slot=0))
             first = mounted(cluster, "old")
             inode, content = first.stat().st_ino, first.read_bytes()
         build(source, 2)
         async with cluster.running() as agent:
-            lease = cluster.bind(pod("new", limits={NUMBER: 1}), share(0, slot=1, fence=2))
-            await cluster.node.phase("new", "Running")
+            lease = await cluster.run_pod("new", share(0, slot=1, fence=2))
             second = mounted(cluster, "new")
             kept = mounted(cluster, "old")
-            isolates = agent.state.software.isolation_available
+            isolates = agent.node.software.isolation_available
             same = (first.stat().st_ino, first.read_bytes()) == (inode, content)
             cluster.node.store.delete("pods", "default", "old", grace_s=0)
             cluster.ledger.leases = {lease.pod: lease}
@@ -70,10 +67,9 @@ async def test_with_an_invalid_library_no_container_starts_and_no_isolation_is_r
     source = tmp_path / "empty.so"
     source.write_bytes(b"")
     async with one_node_cluster(library_source=source) as cluster, cluster.running() as agent:
-        cluster.bind(pod("one", limits={NUMBER: 1}), share(0))
-        await cluster.node.phase("one", "Failed")
+        await cluster.fail_pod("one", share(0))
 
         assert "empty.so is unusable: it is not a 64-bit" in cluster.message("one")
-        assert not agent.state.software.isolation_available
+        assert not agent.node.software.isolation_available
         (report, *_) = await until(lambda: cluster.reported)
         assert {device.isolation for device in report.devices} == {Isolation.UNHELD}

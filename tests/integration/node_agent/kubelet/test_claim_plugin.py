@@ -144,9 +144,7 @@ async def test_the_recorded_claim_is_prepared_and_unprepared() -> None:
 
 
 @pytest.mark.parametrize("error", [RequestError("no lease"), UnavailableError("no reply")])
-async def test_a_refusal_is_the_error_of_its_claim(
-    error: RequestError | UnavailableError,
-) -> None:
+async def test_a_refusal_is_the_error_of_its_claim(error: RequestError | UnavailableError) -> None:
     async with plugin() as (served, handler, _):
         handler.refusal = error
 

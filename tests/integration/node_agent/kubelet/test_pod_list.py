@@ -8,23 +8,15 @@ import pytest
 
 from services.node_agent.kubelet.node_pods import TLS_ADVICE, NodePods
 from services.node_agent.kubelet.pod_list import KubeletPods
-from services.node_agent.kubelet.pods import PodResources
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.model.errors import RequestError, UnavailableError
-from tests.support.clock import FakeClock
 from tests.support.kubernetes.scripted_apiserver import Exchange, ScriptedApiserver, Step, answers
+from tests.support.node_agent.node import FakeKubelet, node_of
 from tests.support.servers.tls import Made
 
 METADATA = {"uid": "u", "name": "a", "namespace": "x"}
 PODS = {"items": [{"metadata": METADATA, "spec": {"containers": []}}]}
-
-
-class NoPodResources:
-    """PodResources of a kubelet without pods."""
-
-    async def list_holdings(self) -> PodResources:
-        return PodResources()
 
 
 def serving(files: tuple[Path, Path]) -> ssl.SSLContext:
@@ -65,14 +57,7 @@ async def test_a_kubelet_certificate_of_a_new_ca_is_trusted_once_the_ca_file_has
             tls.load_cert_chain(*after.issue("kubelet"))
             with pytest.raises(RequestError, match="not trusted"):
                 await pods.list_pods()
-            seen = NodePods(
-                pods,
-                NoPodResources(),
-                implied=tuple,
-                proc=tmp_path,
-                starting=frozenset,
-                clock=FakeClock(),
-            )
+            seen = NodePods(node_of(pods, pod_resources=FakeKubelet()), tmp_path)
             assert await seen.list_pods() == ()
             assert TLS_ADVICE in seen.unreadable_reason
 

@@ -200,9 +200,7 @@ async def test_17_registers_again_after_its_own_socket_was_deleted(directory: Pa
     assert kubelet.endpoints[0] != kubelet.endpoints[1]
 
 
-async def test_18_registers_again_on_a_fresh_socket_after_the_stream_ended(
-    directory: Path,
-) -> None:
+async def test_18_registers_again_on_a_fresh_socket_after_the_stream_ended(directory: Path) -> None:
     async with ScriptedKubelet(directory) as kubelet, plugins_in(directory):
         await until(lambda: kubelet.lists, limit_s=5)
         await kubelet.hang_up()
@@ -211,9 +209,7 @@ async def test_18_registers_again_on_a_fresh_socket_after_the_stream_ended(
     assert len(set(kubelet.endpoints)) == 2
 
 
-async def test_the_agent_registers_again_while_nothing_is_allocatable(
-    directory: Path,
-) -> None:
+async def test_the_agent_registers_again_while_nothing_is_allocatable(directory: Path) -> None:
     async def nothing(_: str) -> int:
         return 0
 

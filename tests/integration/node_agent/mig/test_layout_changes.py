@@ -4,12 +4,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from services.node_agent.agent_timing import AgentTiming
-from tests.support.node_agent.agent import (
-    NUMBER,
-    handler_of,
-    one_node_cluster,
-    share,
-)
+from tests.support.node_agent.agent import NUMBER, handler_of, one_node_cluster, share
 from tests.support.node_agent.mig import (
     GPU,
     PHASE,
@@ -31,11 +26,9 @@ def partitions(outcome: str) -> float:
 
 async def test_item_46_an_idle_device_changes_its_layout_at_once() -> None:
     async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running():
-        first = cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group1"))
-        await cluster.node.phase("one", "Running")
+        first = await cluster.run_pod("one", mig_share("group1"))
         await end_pod(cluster, first)
-        cluster.bind(pod("two", limits={NUMBER: 1}), mig_share("group4", fence=2))
-        await cluster.node.phase("two", "Running")
+        await cluster.run_pod("two", mig_share("group4", fence=2))
         instances = await instances_by_start(cluster)
 
         assert [one.profile for one in instances.values()] == ["7g.40gb"]
@@ -47,17 +40,14 @@ async def test_item_46_instances_in_use_stay_although_a_newer_lease_needs_anothe
         one_node_cluster("1xA100-40GB:mig", timing=AgentTiming(instances_ready_s=1.0)) as cluster,
         cluster.running(),
     ):
-        first = cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group1", 4))
-        await cluster.node.phase("one", "Running")
+        first = await cluster.run_pod("one", mig_share("group1", 4))
         before = await instances_by_start(cluster)
-        cluster.bind(pod("two", limits={NUMBER: 1}), mig_share("group4", fence=2))
-        await cluster.node.phase("two", "Failed")
+        await cluster.fail_pod("two", mig_share("group4", fence=2))
         message = cluster.message("two")
         after = await instances_by_start(cluster)
         phase = cluster.node.pod("one")["status"]["phase"]
         await end_pod(cluster, first)
-        cluster.bind(pod("three", limits={NUMBER: 1}), mig_share("group4", fence=3))
-        await cluster.node.phase("three", "Running")
+        await cluster.run_pod("three", mig_share("group4", fence=3))
 
     assert "1g.5gb at slice 4 of the device is in use" in message
     assert after == before
@@ -69,12 +59,10 @@ async def test_item_46_a_process_that_nvml_shows_protects_its_instance_until_it_
         one_node_cluster("1xA100-40GB:mig", timing=AgentTiming(instances_ready_s=2.0)) as cluster,
         cluster.running() as agent,
     ):
-        first = cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group1"))
-        await cluster.node.phase("one", "Running")
+        first = await cluster.run_pod("one", mig_share("group1"))
         await end_pod(cluster, first)
         inject_faults(cluster, "busy")
-        cluster.bind(pod("two", limits={NUMBER: 1}), mig_share("group4", fence=2))
-        await cluster.node.phase("two", "Failed")
+        await cluster.fail_pod("two", mig_share("group4", fence=2))
         message, kept = cluster.message("two"), len(await instances_by_start(cluster))
         agent.mig.timing = AgentTiming(instances_ready_s=10.0)
         agent.mig._blocked_by.clear()
@@ -100,17 +88,14 @@ async def test_item_47_a_failed_partition_fails_only_its_pod_with_the_reason(
 ) -> None:
     before = partitions("failed"), partitions("done")
     async with one_node_cluster("2xA100-40GB:mig") as cluster, cluster.running() as agent:
-        cluster.bind(pod("well", limits={NUMBER: 1}), mig_share("group1", index=1))
-        await cluster.node.phase("well", "Running")
+        await cluster.run_pod("well", mig_share("group1", index=1))
         inject_faults(cluster, fault_name)
-        cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group3"))
-        await cluster.node.phase("one", "Failed")
+        await cluster.fail_pod("one", mig_share("group3"))
         message = cluster.message("one")
         await until(lambda: cluster.annotation("one", PHASE) == "failed")
         refused = await until(lambda: cluster.refused)
         inject_faults(cluster)
-        cluster.bind(pod("two", limits={NUMBER: 1}), mig_share("group3", 1, fence=2))
-        await cluster.node.phase("two", "Running")
+        await cluster.run_pod("two", mig_share("group3", 1, fence=2))
         instances = await instances_by_start(cluster)
 
         assert partitions("failed") > before[0]
@@ -143,18 +128,14 @@ async def test_item_47_a_hanging_driver_call_times_out() -> None:
 async def test_a_restarted_agent_keeps_instances_in_use_and_completes_the_layout() -> None:
     async with one_node_cluster("1xA100-40GB:mig") as cluster:
         async with cluster.running():
-            cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group2", 1))
-            await cluster.node.phase("one", "Running")
+            await cluster.run_pod("one", mig_share("group2", 1))
             before = await instances_by_start(cluster)
         mig = hardware(cluster).mig
         for start in (0, 6):
             mig.destroy_compute(GPU, before[start].gi, 0)
         mig.destroy_instance(GPU, before[0].gi)
         async with cluster.running():
-            cluster.bind(
-                pod("two", limits={NUMBER: 1}), mig_share("group2", 0, fence=2), lease_known=False
-            )
-            await cluster.node.phase("two", "Running")
+            await cluster.run_pod("two", mig_share("group2", 0, fence=2), lease_known=False)
             after = await instances_by_start(cluster)
 
             assert after == before
@@ -165,8 +146,7 @@ async def test_a_restarted_agent_keeps_instances_in_use_and_completes_the_layout
 async def test_a_lost_checkpoint_is_rebuilt_with_the_instances() -> None:
     async with one_node_cluster("1xA100-40GB:mig") as cluster:
         async with cluster.running():
-            cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group2", 1))
-            await cluster.node.phase("one", "Running")
+            await cluster.run_pod("one", mig_share("group2", 1))
         (cluster.root / "agent" / "checkpoint.json").unlink()
         async with cluster.running() as agent:
             await until(lambda: agent.checkpoint.allocations)
@@ -178,8 +158,7 @@ async def test_a_lost_checkpoint_is_rebuilt_with_the_instances() -> None:
 
 async def test_instances_lost_in_a_reset_are_created_again_before_a_container_starts() -> None:
     async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running() as agent:
-        cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group2", 1))
-        await cluster.node.phase("one", "Running")
+        await cluster.run_pod("one", mig_share("group2", 1))
         before = await instances_by_start(cluster)
         (cluster.root / "agent" / "simulated-mig.json").unlink()
         await handler_of(agent).pre_start_container(NUMBER, [f"{GPU}-1"])

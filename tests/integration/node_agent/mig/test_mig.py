@@ -3,18 +3,12 @@
 import pytest
 from msgspec import structs
 
-from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.kubelet.pod_list import KubeletPods
 from shared.model.errors import RequestError
 from shared.model.lease import MigPlacement
 from shared.model.names import PodUid
 from simcluster.kubelet.containers.container_spec import RUN_FOR
-from tests.support.node_agent.agent import (
-    NUMBER,
-    handler_of,
-    one_node_cluster,
-    share,
-)
+from tests.support.node_agent.agent import NUMBER, one_node_cluster, share
 from tests.support.node_agent.mig import (
     GPU,
     PHASE,
@@ -33,8 +27,7 @@ REGISTER = "volcano.sh/node-vgpu-register"
 
 async def test_item_45_a_container_gets_only_its_instance_and_the_switches() -> None:
     async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running():
-        cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group2", 3))
-        await cluster.node.phase("one", "Running")
+        await cluster.run_pod("one", mig_share("group2", 3))
         state = cluster.node.container("one")
         await until(lambda: cluster.annotation("one", PHASE) == "success")
         held = await cluster.node.allocated_devices()
@@ -55,7 +48,7 @@ async def test_the_register_annotation_has_the_mode_of_each_device() -> None:
     ):
         await until(lambda: cluster.node.node()["metadata"]["annotations"].get(REGISTER))
         text = cluster.node.node()["metadata"]["annotations"][REGISTER]
-        served = list(agent.state.shown.served[NUMBER])
+        served = list(agent.node.shown.served[NUMBER])
 
     t4, a100, rest = text.split(":")
     assert t4.endswith("3,15360,NVIDIA-Tesla T4,true,hami-core")
@@ -123,14 +116,9 @@ async def test_item_44_seven_pods_at_once_each_get_an_instance_of_their_own() ->
 
 
 async def test_an_instance_of_a_running_pod_is_not_allocated_again() -> None:
-    async with (
-        one_node_cluster("1xA100-40GB:mig", timing=AgentTiming(instance_release_s=0.3)) as cluster,
-        cluster.running(),
-    ):
-        cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group1", 0))
-        await cluster.node.phase("one", "Running")
-        cluster.bind(pod("two", limits={NUMBER: 1}), mig_share("group1", 0, fence=2))
-        await cluster.node.phase("two", "Failed")
+    async with one_node_cluster("1xA100-40GB:mig", rate=16) as cluster, cluster.running():
+        await cluster.run_pod("one", mig_share("group1", 0))
+        await cluster.fail_pod("two", mig_share("group1", 0, fence=2))
 
         assert "is in use by pod default/one" in cluster.message("two")
 
@@ -149,8 +137,7 @@ async def test_an_instance_is_reused_as_soon_as_its_pod_is_terminal(
         first = cluster.bind(short, mig_share("group1", 0))
         stale.add(first.pod)
         await cluster.node.phase("one", "Succeeded")
-        cluster.bind(pod("two", limits={NUMBER: 1}), mig_share("group1", 0, fence=2))
-        await cluster.node.phase("two", "Running")
+        await cluster.run_pod("two", mig_share("group1", 0, fence=2))
 
         assert not cluster.refused
 
@@ -165,12 +152,10 @@ async def test_an_instance_is_reused_only_after_the_containers_of_a_deleted_pod_
 
     monkeypatch.setattr(KubeletPods, "list_running", running)
     async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running():
-        first = cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group1", 0))
-        await cluster.node.phase("one", "Running")
+        first = await cluster.run_pod("one", mig_share("group1", 0))
         await end_pod(cluster, first)
         stale += [first.pod] * 3
-        cluster.bind(pod("two", limits={NUMBER: 1}), mig_share("group1", 0, fence=2))
-        await cluster.node.phase("two", "Running")
+        await cluster.run_pod("two", mig_share("group1", 0, fence=2))
 
         assert not cluster.refused
         assert not stale
@@ -180,8 +165,7 @@ async def test_a_lease_with_a_removed_layout_is_refused() -> None:
     async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running() as agent:
         lease = mig_share("group2", 1)
         gone = structs.replace(lease, mig=MigPlacement(layout="old", position=1, profile="2g.10gb"))
-        cluster.bind(pod("one", limits={NUMBER: 1}), gone)
-        await cluster.node.phase("one", "Failed")
+        await cluster.fail_pod("one", gone)
         message = cluster.message("one")
         other = structs.replace(
             lease, mig=MigPlacement(layout="group2", position=3, profile="2g.10gb")
@@ -190,7 +174,7 @@ async def test_a_lease_with_a_removed_layout_is_refused() -> None:
 
         changed = structs.replace(held, shares=(other,))
         with pytest.raises(RequestError, match="were the layouts changed"):
-            await handler_of(agent).mig_instances_of(changed, "main")
+            await agent.mig.instance_uuids(changed, "main")
 
     assert "layout old" in message
     assert await instances_by_start(cluster) == {}
@@ -198,10 +182,8 @@ async def test_a_lease_with_a_removed_layout_is_refused() -> None:
 
 async def test_an_older_lease_with_another_layout_is_refused() -> None:
     async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running():
-        cluster.bind(pod("new", limits={NUMBER: 1}), mig_share("group1", fence=5))
-        await cluster.node.phase("new", "Running")
-        cluster.bind(pod("old", limits={NUMBER: 1}), mig_share("group4", fence=4))
-        await cluster.node.phase("old", "Failed")
+        await cluster.run_pod("new", mig_share("group1", fence=5))
+        await cluster.fail_pod("old", mig_share("group4", fence=4))
 
         assert "laid out as group1" in cluster.message("old")
 
@@ -219,10 +201,8 @@ async def test_a_newer_lease_that_the_ledger_has_lost_is_no_reason_to_refuse_ano
 
 async def test_a_lease_for_the_other_device_mode_is_refused() -> None:
     async with one_node_cluster("1xA100-40GB:mig+1xT4") as cluster, cluster.running():
-        cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 2000))
-        await cluster.node.phase("one", "Failed")
-        cluster.bind(pod("two", limits={NUMBER: 1}), mig_share("group1", index=1))
-        await cluster.node.phase("two", "Failed")
+        await cluster.fail_pod("one", share(0, 2000))
+        await cluster.fail_pod("two", mig_share("group1", index=1))
 
         assert "in mig mode, and the lease is for a part of it" in cluster.message("one")
         assert "which does not have it (its layouts: none)" in cluster.message("two")
@@ -234,11 +214,9 @@ async def test_without_partitioning_the_existing_instances_are_served() -> None:
         for start in (0, 4):
             mig.create_compute(GPU, mig.create_instance(GPU, 9, start))
         async with cluster.running() as agent:
-            names = [layout.name for layout in agent.state.devices[0].layouts]
-            cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group3", 1))
-            await cluster.node.phase("one", "Running")
-            cluster.bind(pod("two", limits={NUMBER: 1}), mig_share("group1", fence=2))
-            await cluster.node.phase("two", "Failed")
+            names = [layout.name for layout in agent.node.devices[0].layouts]
+            await cluster.run_pod("one", mig_share("group3", 1))
+            await cluster.fail_pod("two", mig_share("group1", fence=2))
 
             assert names == ["group3"]
             assert len(await instances_by_start(cluster)) == 2

@@ -76,8 +76,7 @@ async def node() -> AsyncIterator[OneNodeCluster]:
 
 async def test_the_partitioner_partitions_devices_for_an_unprivileged_agent() -> None:
     async with node() as cluster, partitioner(cluster.root), cluster.running():
-        cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group3", "3g.20gb", 20480))
-        await cluster.node.phase("one", "Running")
+        await cluster.run_pod("one", mig_share("group3", "3g.20gb", 20480))
         seen = await RemotePartitioner(cluster.root / "p.sock").read_device(A100)
 
     assert [one.profile for one in seen.instances] == ["3g.20gb", "3g.20gb"]
@@ -87,18 +86,15 @@ async def test_the_partitioner_partitions_devices_for_an_unprivileged_agent() ->
 async def test_without_the_partitioner_devices_are_kept_and_pods_fail_with_the_reason() -> None:
     async with node() as cluster, cluster.running(registered=False) as agent:
         async with partitioner(cluster.root):
-            await until(lambda: len(agent.state.devices) == 2 and agent.state.devices[0].layouts)
+            await until(lambda: len(agent.node.devices) == 2 and agent.node.devices[0].layouts)
             await until(lambda: agent.plugins.unready_reason() is None)
         cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group3", "3g.20gb", 20480))
         cluster.bind(pod("share", limits={NUMBER: 1}), share(1, 2000))
         await cluster.node.phase("one", "Failed")
         await cluster.node.phase("share", "Running")
-        kept = agent.state.devices[0].layouts
+        kept = agent.node.devices[0].layouts
         async with partitioner(cluster.root):
-            cluster.bind(
-                pod("two", limits={NUMBER: 1}), mig_share("group3", "3g.20gb", 20480, fence=2)
-            )
-            await cluster.node.phase("two", "Running")
+            await cluster.run_pod("two", mig_share("group3", "3g.20gb", 20480, fence=2))
 
     assert kept
     assert "no partitioner responds" in cluster.message("one")

@@ -63,8 +63,7 @@ async def running(
 ) -> AsyncIterator[tuple[NodeAgent, Lease]]:
     """Run an agent and, on it, a pod whose lease is active."""
     async with cluster.running() as agent:
-        lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(0, mib))
-        await cluster.node.phase("one", "Running")
+        lease = await cluster.run_pod("one", share(0, mib))
         lease = cluster.ledger.grant(structs.replace(lease, state=LeaseState.ACTIVE, version=3))
         await cluster.push_lease(lease)
         yield agent, lease
@@ -98,8 +97,7 @@ async def test_hami_core_12_a_larger_lease_raises_the_limit_of_the_running_conta
 
 
 async def test_a_larger_lease_raises_no_limit_before_a_binder_has_written_its_copy() -> None:
-    timing = AgentTiming(limit_check_s=0.02)
-    async with one_node_cluster(timing=timing) as cluster, running(cluster) as (agent, lease):
+    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease):
         place, larger = region_of(cluster, lease), cluster.ledger.grant(sized(lease, 6_000))
         await cluster.push_lease(larger)
         await agent.limits._follow()
@@ -139,7 +137,7 @@ async def test_containers_of_every_dialect_that_hami_core_limits_are_resized(
         request = ResizeRequest(pod=lease.pod, memory_mib=2_000, cores_percent=None)
         node = LedgerNode(
             facts=NodeFacts(name=lease.node),
-            devices=tuple((device, DeviceUse()) for device in agent.state.devices),
+            devices=tuple((device, DeviceUse()) for device in agent.node.devices),
             served=(resource,),
         )
         change = decide(structs.replace(lease, state=LeaseState.ACTIVE), request, node)
@@ -241,10 +239,7 @@ async def test_an_abandoned_resize_restores_the_limit() -> None:
 
 
 async def test_a_lowered_limit_stays_until_the_ledger_replies_that_the_lease_is_unchanged() -> None:
-    async with (
-        one_node_cluster(timing=AgentTiming(limit_check_s=0.02, limit_hold_s=0.1)) as cluster,
-        running(cluster) as (agent, lease),
-    ):
+    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease):
         place = region_of(cluster, lease)
         cluster.ledger.unavailable = True
         before = len(cluster.ledger.requests)
@@ -259,10 +254,7 @@ async def test_a_lowered_limit_stays_until_the_ledger_replies_that_the_lease_is_
 
 async def test_a_lowered_limit_is_that_of_the_allocation_if_the_ledger_has_lost_the_lease() -> None:
     """Another pod may have the rest of the device: the lease is restored as it is reported."""
-    async with (
-        one_node_cluster(timing=AgentTiming(limit_check_s=0.02, limit_hold_s=0.1)) as cluster,
-        running(cluster) as (agent, lease),
-    ):
+    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease):
         place = region_of(cluster, lease)
         cluster.ledger.leases.clear()
         assert (await update_limits_of(agent, sized(lease, 1_000, later=0), "resize")).applied
@@ -275,15 +267,11 @@ async def test_a_lowered_limit_is_that_of_the_allocation_if_the_ledger_has_lost_
 
 async def test_a_lowered_limit_stays_if_others_have_the_rest_whatever_the_ledger_says() -> None:
     """The ledger was rolled back to before the resize, and to before the other pod."""
-    async with (
-        one_node_cluster(timing=AgentTiming(limit_check_s=0.02, limit_hold_s=0.1)) as cluster,
-        running(cluster) as (agent, lease),
-    ):
+    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease):
         place = region_of(cluster, lease)
         cluster.ledger.unavailable = True
         await update_limits_of(agent, sized(lease, 1_000, later=0), "resize")
-        cluster.bind(pod("two", limits={NUMBER: 1}), share(0, 14_000, slot=1, fence=2))
-        await cluster.node.phase("two", "Running")
+        await cluster.run_pod("two", share(0, 14_000, slot=1, fence=2))
         cluster.ledger.unavailable = False
 
         await until(lambda: all(entry.lowered is None for entry in agent.checkpoint.entries))
@@ -296,13 +284,9 @@ async def test_a_lowered_limit_stays_if_others_have_the_rest_whatever_the_ledger
 
 async def test_a_size_beyond_what_others_leave_can_be_taken_back_without_a_larger_limit() -> None:
     """The ledger had lost the other pod's lease when the first one grew."""
-    async with (
-        one_node_cluster(timing=AgentTiming(limit_check_s=0.02)) as cluster,
-        running(cluster) as (agent, lease),
-    ):
+    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease):
         place = region_of(cluster, lease)
-        other = cluster.bind(pod("two", limits={NUMBER: 1}), share(0, 8_000, slot=1, fence=2))
-        await cluster.node.phase("two", "Running")
+        other = await cluster.run_pod("two", share(0, 8_000, slot=1, fence=2))
         grown = cluster.ledger.grant(sized(lease, 12_000))
 
         refused = await update_limits_of(agent, grown)
@@ -319,10 +303,7 @@ async def test_a_size_beyond_what_others_leave_can_be_taken_back_without_a_large
 
 
 async def test_a_smaller_lease_is_requested_if_its_event_is_lost() -> None:
-    async with (
-        one_node_cluster(timing=AgentTiming(limit_check_s=0.02, limit_hold_s=0.1)) as cluster,
-        running(cluster) as (agent, lease),
-    ):
+    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease):
         place = region_of(cluster, lease)
         cluster.ledger.grant(sized(lease, 1_000))
         assert (await update_limits_of(agent, sized(lease, 1_000, later=0), "resize")).applied
@@ -334,7 +315,7 @@ async def test_a_smaller_lease_is_requested_if_its_event_is_lost() -> None:
 
 
 async def test_a_restarted_agent_keeps_a_lowered_limit() -> None:
-    async with one_node_cluster(timing=AgentTiming(usage_scan_s=0.02)) as cluster:
+    async with one_node_cluster(rate=5) as cluster:
         async with running(cluster) as (agent, lease):
             place = region_of(cluster, lease)
             assert (await update_limits_of(agent, sized(lease, 1_000, later=0), "resize")).applied
@@ -350,10 +331,7 @@ async def test_a_restarted_agent_keeps_a_lowered_limit() -> None:
 
 
 async def test_a_resize_is_not_reported_as_tampering() -> None:
-    async with (
-        one_node_cluster(timing=AgentTiming(usage_scan_s=0.001)) as cluster,
-        running(cluster) as (agent, lease),
-    ):
+    async with one_node_cluster(rate=50) as cluster, running(cluster) as (agent, lease):
         place = region_of(cluster, lease)
         for step in range(1, 21):
             mib = 4_000 + 100 * (step % 5)

@@ -11,7 +11,6 @@ import pytest
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.isolation.region import Region, RegionPath
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2
@@ -88,12 +87,8 @@ async def test_the_limits_of_a_container_are_set_before_it_starts() -> None:
 
 
 async def test_metrics_show_a_container_while_its_lease_is_live(address: str) -> None:
-    async with (
-        one_node_cluster(monitor_http=address, timing=AgentTiming(usage_scan_s=0.05)) as cluster,
-        cluster.running(),
-    ):
-        lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-        await cluster.node.phase("one", "Running")
+    async with one_node_cluster(monitor_http=address, rate=100) as cluster, cluster.running():
+        lease = await cluster.run_pod("one", share(0, 1000))
         use(region_of(cluster, lease), 300 * MIB)
         page = await until_scraped(address, lambda page: page.get(USED) == {"one": 300 * MIB})
         await cluster.push_lease(_ended(lease))
@@ -108,12 +103,8 @@ async def test_metrics_show_a_container_while_its_lease_is_live(address: str) ->
 
 
 async def test_an_altered_limit_is_restored_and_reported(address: str) -> None:
-    async with (
-        one_node_cluster(monitor_http=address, timing=AgentTiming(usage_scan_s=0.05)) as cluster,
-        cluster.running(),
-    ):
-        lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
-        await cluster.node.phase("one", "Running")
+    async with one_node_cluster(monitor_http=address, rate=100) as cluster, cluster.running():
+        lease = await cluster.run_pod("one", share(0, 1000))
         place = region_of(cluster, lease)
         await until_scraped(address, lambda page: LIMIT in page)
         with path_of(place).open("r+b") as file:

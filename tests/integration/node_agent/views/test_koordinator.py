@@ -10,7 +10,6 @@ import pytest
 import yaml
 from msgspec import structs
 
-from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.isolation.host_paths import is_loadable
 from services.node_agent.isolation.library import simulated_library
 from shared.model.lease import MIB, Lease, RequestedUnits, Share
@@ -26,12 +25,13 @@ SHARED = "koordinator.sh/gpu.shared"
 ISOLATION = "koordinator.sh/gpu-isolation-provider"
 CRD = Path(__file__).parents[4] / "k8s/base/crds/koordinator-device.yaml"
 T4_MIB = 15360
-QUICK = AgentTiming(view_compare_s=0.1, object_retry_s=0.2)
+RATE = 100
+"""Of the agent's clock."""
 
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[OneNodeCluster]:
-    async with one_node_cluster("2xT4", timing=QUICK) as started:
+    async with one_node_cluster("2xT4", rate=RATE) as started:
         yield started
 
 
@@ -214,7 +214,7 @@ async def test_koordinator_20_an_unhealthy_gpu_has_a_condition_with_its_transiti
 
 
 async def test_the_device_object_is_written_only_on_change_and_keeps_others_fields(
-    cluster: OneNodeCluster,
+    cluster: OneNodeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     define(cluster)
     paths: list[str] = []
@@ -226,14 +226,13 @@ async def test_the_device_object_is_written_only_on_change_and_keeps_others_fiel
         before = await until(
             lambda: (one := shown(cluster)) and "note" in one["metadata"]["annotations"] and one
         )
-        client = agent.view_loops[0].__self__.client  # type: ignore[attr-defined]
-        read = client.read
+        read = agent.node.kubernetes.read
 
         async def counted(path: str, *kind: Any) -> Any:
             paths.append(path)
             return await read(path, *kind)
 
-        client.read = counted
+        monkeypatch.setattr(agent.node.kubernetes, "read", counted)
         await until(lambda: sum("devices/" in path for path in paths) > 3)
         after = shown(cluster)
         (cluster.root / "faults.json").write_text(json.dumps({"0": "unhealthy"}))

@@ -3,7 +3,6 @@
 import pytest
 from yarl import URL
 
-from services.node_agent.agent_timing import AgentTiming
 from shared.model.clock import SystemClock
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
@@ -89,7 +88,7 @@ async def test_the_agent_waits_for_a_missing_driver_and_reports_it() -> None:
 
 async def test_a_driver_that_is_installed_later_is_found_without_a_restart() -> None:
     async with (
-        one_node_cluster(None, timing=AgentTiming(gpu_probe_s=0.1)) as cluster,
+        one_node_cluster(None, rate=50) as cluster,
         cluster.running(registered=False) as agent,
     ):
         await until(lambda: "Install the NVIDIA driver" in (agent.watcher.unready_reason() or ""))
@@ -113,7 +112,7 @@ async def test_memory_of_any_amount_is_allocated_by_a_trigger() -> None:
 
 
 async def test_an_agent_that_is_cut_off_from_the_api_server_is_unready_until_it_is_back() -> None:
-    async with one_node_cluster(timing=AgentTiming(view_compare_s=0.2)) as cluster:
+    async with one_node_cluster(rate=100) as cluster:
         server = URL(cluster.api.url)
         proxy = TcpProxy(server.port or 0)
         await proxy.start()

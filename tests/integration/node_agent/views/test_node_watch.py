@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from services.node_agent.views.advertisement import NodeAdvertisement
-from services.node_agent.views.node_views import WRITE_AGAIN_S, ViewWriter
+from services.node_agent.views.node_views import COMPARE_S, WRITE_AGAIN_S, ViewWriter
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.model.clock import end
@@ -18,6 +18,7 @@ from tests.support.kubernetes.scripted_apiserver import (
     modified,
     status,
 )
+from tests.support.node_agent.node import node_of
 from tests.support.waiting import until
 
 KEY = "leasehold.dev/agent"
@@ -58,13 +59,13 @@ class NodeApi:
 
 
 @asynccontextmanager
-async def written(api: NodeApi, *, compare_s: float) -> AsyncIterator[tuple[ViewWriter, FakeClock]]:
+async def written(api: NodeApi) -> AsyncIterator[tuple[ViewWriter, FakeClock]]:
     clock = FakeClock()
     async with (
         ScriptedApiserver(*[api.answer] * 1000) as server,
         KubernetesClient(ClusterCredentials(server=server.url)) as client,
     ):
-        views = ViewWriter(client, NodeName("node-1"), clock, compare_s=compare_s)
+        views = ViewWriter(node_of(name=NodeName("node-1"), kubernetes=client, clock=clock))
         running = asyncio.create_task(views.run())
         views.set_advertisement(WANTED)
         try:
@@ -74,25 +75,31 @@ async def written(api: NodeApi, *, compare_s: float) -> AsyncIterator[tuple[View
             await end(running)
 
 
+def pauses(clock: FakeClock) -> bool:
+    """Return whether the writer pauses after a change of others."""
+    return any(at == clock.time + WRITE_AGAIN_S for at, *_ in clock.sleepers)
+
+
 async def test_a_change_of_others_is_overwritten_at_once_and_then_once_a_second() -> None:
     api = NodeApi(watchable=True)
-    async with written(api, compare_s=3600) as (views, clock):
+    async with written(api) as (views, clock):
         await until(lambda: api.requests.count("LIST") == 2)  # the list and the watch
-        for version in range(2, 20):
+        api.changes.put_nowait(node(2, **{KEY: "false"}))
+        await until(lambda: pauses(clock))
+        for version in range(3, 20):
             api.changes.put_nowait(node(version, **{KEY: "false"}))
-        await until(lambda: clock.sleepers)
         await until(lambda: views._status.allocatable["nvidia.com/gpu"] == "19")
         assert api.requests.count("PATCH") == 1
 
         clock.advance(WRITE_AGAIN_S)
         await until(lambda: api.requests.count("PATCH") == 2)
-        await until(lambda: clock.sleepers)
+        await until(lambda: pauses(clock))
         assert api.requests.count("PATCH") == 2
 
 
 async def test_the_allocatable_amount_is_that_of_the_watch_unless_it_is_zero() -> None:
     api = NodeApi(watchable=True)
-    async with written(api, compare_s=3600) as (views, _):
+    async with written(api) as (views, _):
         await until(lambda: api.requests.count("LIST") == 2)
         reads = api.requests.count("GET")
 
@@ -104,12 +111,17 @@ async def test_the_allocatable_amount_is_that_of_the_watch_unless_it_is_zero() -
 
 async def test_a_node_that_may_not_be_watched_is_read_periodically() -> None:
     api = NodeApi(watchable=False)
-    async with written(api, compare_s=0.05) as (views, _):
-        await until(lambda: api.requests.count("GET") > 3)
+    async with written(api) as (views, clock):
+
+        def count_reads() -> int:
+            clock.advance(COMPARE_S)
+            return api.requests.count("GET")
+
+        await until(lambda: count_reads() > 3)
         assert "PATCH" not in api.requests
         assert await views.read_allocatable("nvidia.com/gpu") == 1
         api.node = node(2, **{KEY: "false"})
-        await until(lambda: "PATCH" in api.requests)
+        await until(lambda: count_reads() and "PATCH" in api.requests)
         assert await views.read_allocatable("nvidia.com/gpu") == 2
 
-    assert api.requests.count("LIST") == 1
+    assert 0 < api.requests.count("LIST") < api.requests.count("GET"), "it is tried once a minute"

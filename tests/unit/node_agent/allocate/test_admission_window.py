@@ -10,23 +10,23 @@ from services.node_agent.allocate.admission_window import (
     IN_FLIGHT_S,
     PERMIT_S,
     AdmissionWindow,
-    containers_of,
-    is_expected,
 )
 from services.node_agent.allocate.allocation import NodeSnapshot
+from services.node_agent.allocate.expected_requests import containers_of, is_expected
 from services.node_agent.gpus.inventory import Gpu, devices_of
 from services.node_agent.gpus.sharing_config import SharingConfig
 from services.node_agent.isolation.host_paths import HostLayout
-from services.node_agent.kubelet.unserved import Unserved
+from services.node_agent.kubelet.pods import Unserved
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
 from tests.support.build import allocation_of
+from tests.support.clock import FakeClock
 from tests.support.node_agent.agent import NUMBER, lease_of, share
+from tests.support.node_agent.node import node_of
 from tests.support.simcluster.kubelet import NODE
 
 UNREADABLE = "the list cannot be read"
@@ -40,18 +40,10 @@ class WindowUnderTest:
     """An admission window with a checkpoint and a clock that a test sets."""
 
     def __init__(self) -> None:
-        self.entries: tuple[CheckpointEntry, ...] = ()
-        self.refused: set[PodUid] = set()
-        self.time = 0.0
-        self.leases = KnownLeases(NodeName(NODE), synced=True)
-        self.admission = AdmissionWindow(
-            self.leases,
-            self,
-            refused=self.refused,
-            get_snapshot=lambda: self.node,
-            ticks=lambda: self.time,
-        )
-        self.node: NodeSnapshot | None = node()
+        self.clock = FakeClock()
+        self.node = node_of(clock=self.clock, snapshot=node())
+        self.leases, self.refused = self.node.leases, self.node.refused
+        self.admission = AdmissionWindow(self.node)
 
     def deferred_without_pod_list(self, *leases: Lease) -> tuple[PodUid, ...]:
         return self.admission.admit_binds(leases, None, unreadable_reason=UNREADABLE).deferred_pods
@@ -66,9 +58,8 @@ class WindowUnderTest:
 
     def allocate(self, lease: Lease, container: str = "main") -> None:
         allocation = allocation_of(lease, container=container, resource=NUMBER)
-        self.entries += (
-            CheckpointEntry(allocation=allocation, setup=ContainerSetup(environment={})),
-        )
+        entry = CheckpointEntry(allocation=allocation, setup=ContainerSetup(environment={}))
+        self.node.checkpoint.by_key[entry.key] = entry
 
 
 def node() -> NodeSnapshot:
@@ -107,7 +98,7 @@ def test_without_the_pod_list_the_next_bind_is_admitted_once_the_previous_failed
             [structs.replace(under_test.bind(one), state=LeaseState.RELEASED, version=3)]
         )
     else:
-        under_test.time += PERMIT_S
+        under_test.clock.advance(PERMIT_S)
 
     assert under_test.deferred_without_pod_list(two) == ()
 
@@ -128,7 +119,7 @@ def test_a_bound_pod_without_an_allocation_defers_equal_pods() -> None:
     one, two = reserved("one"), reserved("two")
     under_test.deferred_without_pod_list(one)
     under_test.bind(one)
-    under_test.time += 100 * PERMIT_S
+    under_test.clock.advance(100 * PERMIT_S)
 
     assert under_test.deferred_without_pod_list(two) == (two.pod,)
 
@@ -171,7 +162,7 @@ def test_a_released_or_late_pod_leaves_the_window(ending: str) -> None:
             [structs.replace(under_test.bind(one), state=LeaseState.RELEASED, version=3)]
         )
     else:
-        under_test.time += IN_FLIGHT_S
+        under_test.clock.advance(IN_FLIGHT_S)
 
     assert under_test.deferred_with_pod_list(three) == ()
 
@@ -201,7 +192,7 @@ def test_an_admitted_bind_is_in_flight_until_it_is_allocated_or_times_out(unread
     assert under_test.admission.in_flight().keys() == {"one", "two"}
     under_test.allocate(under_test.bind(one))
     assert under_test.admission.in_flight().keys() == {"two"}
-    under_test.time += PERMIT_S
+    under_test.clock.advance(PERMIT_S)
     assert under_test.admission.in_flight() == {}
 
 
@@ -230,7 +221,7 @@ def test_no_bind_is_admitted_while_the_agent_drains_or_is_not_registered() -> No
     leases = [reserved("one"), reserved("two")]
 
     unregistered = under_test.admission.admit_binds(leases, "not registered", unreadable_reason="")
-    under_test.node = None
+    under_test.node.snapshot = None
     unknown_node = under_test.admission.admit_binds(leases, None, unreadable_reason="")
     under_test.admission.draining = True
     draining_reply = under_test.admission.admit_binds(leases, None, unreadable_reason="")

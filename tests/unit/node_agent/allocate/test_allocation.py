@@ -150,8 +150,7 @@ def test_a_strict_node_grants_whole_gpus_only(sharing: SharingPolicy, is_granted
 
 def test_08_gpushare_sets_three_variables_in_mib_for_any_unit_factor() -> None:
     by_tens = replace(
-        NODE_FACTS,
-        devices={A: replace(NODE_FACTS.devices[A], memory_mib=11170, unit_mib=10)},
+        NODE_FACTS, devices={A: replace(NODE_FACTS.devices[A], memory_mib=11170, unit_mib=10)}
     )
     leased = lease(
         share(memory_mib=90, unit_mib=10, slotted=False, slot=None), dialect="volcano-gpushare"
@@ -201,18 +200,13 @@ def test_devices_other_than_the_leased_ones_are_refused() -> None:
         granted(lease(), "GPU-cccc-0")
 
 
-def test_any_slot_of_the_leased_device_is_accepted() -> None:
-    assert granted(lease(), f"{A}-0") == granted(lease(), f"{A}-2")
+def test_ids_of_the_leased_device_and_reused_ones_are_accepted() -> None:
+    unslotted = lease(share(slotted=False, slot=None), dialect="volcano-gpushare")
 
-
-def test_device_ids_reused_from_an_init_container_are_accepted() -> None:
+    assert granted(lease(), f"{A}-0") == granted()
     assert granted(lease(), f"{B}-0", reusable=(f"{B}-0",)) == granted()
-
-
-def test_a_trigger_id_is_accepted_for_any_leased_device() -> None:
-    leased = lease(share(slotted=False, slot=None), dialect="volcano-gpushare")
-
-    assert granted(leased, "share-3", resource=TRIGGER).environment["NVIDIA_VISIBLE_DEVICES"] == "0"
+    triggered = granted(unslotted, "share-3", resource=TRIGGER)
+    assert triggered.environment["NVIDIA_VISIBLE_DEVICES"] == "0"
 
 
 def test_the_number_of_memory_units_must_equal_the_lease() -> None:
@@ -285,29 +279,29 @@ def chosen(leased: Lease, resource: str, size: int, **changes: Any) -> list[str]
     )
 
 
-def test_the_leased_slot_is_preferred() -> None:
-    assert chosen(lease(), NUMBER, 1) == [f"{A}-2"]
-    assert chosen(lease(share(A), share(B, slot=3)), NUMBER, 2) == [f"{A}-2", f"{B}-3"]
+BOTH = lease(share(A), share(B, slot=3))
+UNITS = lease(share(B, memory_mib=3, slotted=False, slot=None), dialect="volcano-gpushare")
 
 
-def test_another_slot_of_the_device_is_preferred_if_the_leased_one_is_in_use() -> None:
-    assert chosen(lease(), NUMBER, 1, available=[f"{B}-0", f"{A}-3"]) == [f"{A}-3"]
-
-
-def test_no_id_is_preferred_if_the_leased_device_has_no_free_one() -> None:
-    assert chosen(lease(), NUMBER, 1, available=[f"{B}-0"]) == []
-
-
-def test_must_include_ids_are_preferred() -> None:
-    wanted = lease(share(A), share(B, slot=3))
-
-    assert chosen(wanted, NUMBER, 2, must_include=[f"{A}-0"]) == [f"{A}-0", f"{B}-3"]
-
-
-def test_memory_units_of_the_leased_device_are_preferred() -> None:
-    leased = lease(share(B, memory_mib=3, slotted=False, slot=None), dialect="volcano-gpushare")
-
-    assert chosen(leased, MEMORY, 3) == ["1-0", "1-1", "1-2"]
+@pytest.mark.parametrize(
+    ("leased", "resource", "free", "ids"),
+    [
+        pytest.param(lease(), NUMBER, {}, [f"{A}-2"], id="the leased slot"),
+        pytest.param(BOTH, NUMBER, {}, [f"{A}-2", f"{B}-3"], id="of each device"),
+        pytest.param(
+            lease(), NUMBER, {"available": [f"{B}-0", f"{A}-3"]}, [f"{A}-3"], id="in use: another"
+        ),
+        pytest.param(lease(), NUMBER, {"available": [f"{B}-0"]}, [], id="none is free"),
+        pytest.param(
+            BOTH, NUMBER, {"must_include": [f"{A}-0"]}, [f"{A}-0", f"{B}-3"], id="must include"
+        ),
+        pytest.param(UNITS, MEMORY, {}, ["1-0", "1-1", "1-2"], id="units of memory"),
+    ],
+)
+def test_ids_of_the_leased_devices_are_preferred(
+    leased: Lease, resource: str, free: dict[str, Any], ids: list[str]
+) -> None:
+    assert chosen(leased, resource, len(ids) or 1, **free) == ids
 
 
 def test_a_refusal_names_node_resource_and_ids() -> None:

@@ -18,6 +18,7 @@ from services.node_agent.allocate.device_list_strategies import (
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.kubelet.device_plugin import encode_setup
 from services.node_agent.mig.instances import MigInstance, MigState
+from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects.dialect import ContainerSetup, Mount
 from shared.model.errors import RequestError, UnavailableError
@@ -25,7 +26,6 @@ from shared.model.names import DeviceUuid
 from tests.support.build import allocation_of
 from tests.support.node_agent.agent import lease_of
 from tests.support.node_agent.cdi import cdi_devices, cdi_specification
-from tests.support.node_agent.checkpoint import CheckpointOf
 
 ENVVAR, VOLUME_MOUNTS, CDI_CRI, CDI_ANNOTATIONS = DeviceListStrategy
 VERSION = "550.54.15"
@@ -69,7 +69,7 @@ class FakeNode:
 
     root: Path
     instances_there: tuple[MigInstance, ...] = ()
-    entries: tuple[CheckpointEntry, ...] = ()
+    checkpoint: Checkpoint = field(default_factory=lambda: Checkpoint(Path("unused"), "node"))
     queries: list[str] = field(default_factory=list)
     unresponsive_gpu: str = ""
     """The GPU that does not respond."""
@@ -83,9 +83,7 @@ class FakeNode:
     @property
     def places(self) -> DriverPlaces:
         return DriverPlaces(
-            root=Path("/run/nvidia/driver"),
-            seen_at=self.root / "driver",
-            proc=self.root / "proc",
+            root=Path("/run/nvidia/driver"), seen_at=self.root / "driver", proc=self.root / "proc"
         )
 
     def files(self, *strategies: DeviceListStrategy, simulated: bool = False) -> CdiFiles:
@@ -94,7 +92,7 @@ class FakeNode:
             strategies or (CDI_CRI,),
             places=None if simulated else self.places,
             list_instances=self.instances,
-            checkpoint=CheckpointOf(lambda: self.entries),
+            checkpoint=self.checkpoint,
         )
 
     @property
@@ -108,7 +106,8 @@ class FakeNode:
     def record(self, setup: ContainerSetup) -> None:
         lease = lease_of("u1")
         allocation = allocation_of(lease)
-        self.entries = (CheckpointEntry(allocation=allocation, setup=setup),)
+        entry = CheckpointEntry(allocation=allocation, setup=setup)
+        self.checkpoint.by_key[entry.key] = entry
 
 
 @pytest.fixture
@@ -249,9 +248,7 @@ async def test_a_deleted_or_truncated_specification_is_rewritten(
     assert set(cdi_devices(node.path)) == {"leasehold.dev/gpu=GPU-a"}
 
 
-async def test_a_new_mig_instance_is_specified_before_its_container_starts(
-    node: FakeNode,
-) -> None:
+async def test_a_new_mig_instance_is_specified_before_its_container_starts(node: FakeNode) -> None:
     files = node.files()
     await files.update([mig_gpu()])
     node.instances_there = (instance(3, "MIG-x"),)
@@ -264,9 +261,7 @@ async def test_a_new_mig_instance_is_specified_before_its_container_starts(
     assert node.queries == ["GPU-m"], "a known instance causes no query"
 
 
-async def test_an_unresponsive_gpu_does_not_block_containers_of_other_gpus(
-    node: FakeNode,
-) -> None:
+async def test_an_unresponsive_gpu_does_not_block_containers_of_other_gpus(node: FakeNode) -> None:
     files = node.files()
     unresponsive_gpu = replace(mig_gpu(instance(3, "MIG-y")), uuid=DeviceUuid("GPU-s"), index=2)
     await files.update([unresponsive_gpu, mig_gpu()])
@@ -295,7 +290,7 @@ async def test_without_cdi_the_specification_is_removed_once_no_container_uses_i
 
     await files.update([gpu("GPU-a", 0)])
     kept = node.path.is_file()
-    node.entries = ()
+    node.checkpoint.by_key.clear()
     await files.update([gpu("GPU-a", 0)])
 
     assert kept

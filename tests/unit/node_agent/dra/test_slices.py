@@ -8,13 +8,13 @@ import pytest
 
 from services.node_agent.dra.slices import (
     ClaimableNode,
-    TaintEffect,
     build_slices,
     find_dropped_fields,
     is_current,
     mib_quantity,
     nvlink_groups,
 )
+from shared.model.claim import TaintEffect
 from shared.model.device import Device, DeviceMode, Isolation
 from shared.model.lease import ClaimAllocation, Lease
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
@@ -102,11 +102,7 @@ def test_the_default_stays_the_whole_memory_so_that_no_whole_device_is_promised(
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"memory_mib": 15_359},
-        {"cores_percent": 100},
-        {"sharing": SharingPolicy.EXCLUSIVE},
-    ],
+    [{"memory_mib": 15_359}, {"cores_percent": 100}, {"sharing": SharingPolicy.EXCLUSIVE}],
 )
 def test_a_device_of_which_nothing_can_be_leased_is_left_out(changes: dict[str, Any]) -> None:
     assert offered(GPU, lease(**changes)) == []

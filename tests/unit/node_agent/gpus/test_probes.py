@@ -62,9 +62,7 @@ async def test_a_gpu_that_timed_out_once_does_not_delay_later_probes() -> None:
     assert took_s < 6
 
 
-async def test_a_gpu_that_never_responded_is_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_gpu_that_never_responded_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     def read_gpu(number: int) -> Gpu:
         if number == 1 and not healed:
             raise UnavailableError("NVML: Unknown Error")
@@ -84,9 +82,7 @@ async def test_a_gpu_that_never_responded_is_logged_once(
     assert not prober.unreadable
 
 
-async def test_a_call_that_crashes_raises_and_is_retried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_call_that_crashes_raises_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda _: printed.set())
 

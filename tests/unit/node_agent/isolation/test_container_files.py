@@ -78,9 +78,7 @@ async def test_prepare_fails_if_the_library_does_not_exist(tmp_path: Path) -> No
         await files.prepare(setup_for(files))
 
 
-async def test_directories_of_deleted_pods_are_removed_after_five_minutes(
-    tmp_path: Path,
-) -> None:
+async def test_directories_of_deleted_pods_are_removed_after_five_minutes(tmp_path: Path) -> None:
     files = host(tmp_path)
     await files.prepare(setup_for(files))
     containers = tmp_path / "state/containers"
@@ -116,9 +114,7 @@ def limited(files: ContainerFiles, **changes: str) -> ContainerSetup:
     return replace(setup_for(files), environment=variables | changes)
 
 
-async def test_the_region_is_seeded_at_the_mounted_path_before_the_start(
-    tmp_path: Path,
-) -> None:
+async def test_the_region_is_seeded_at_the_mounted_path_before_the_start(tmp_path: Path) -> None:
     files = host(tmp_path)
 
     await files.prepare(limited(files))

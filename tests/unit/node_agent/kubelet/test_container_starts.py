@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.node_agent.kubelet.container_starts import REPLY_S, START_S, ContainerStarts
+from services.node_agent.kubelet.registration import REPLY_S, START_S, ContainerStarts
 from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import RequestError
 
@@ -73,8 +73,3 @@ async def test_what_is_refused_does_not_start() -> None:
         await made.starting.pre_start_container(RESOURCE, ["g-0"])
     made.now += REPLY_S
     assert (allocated, made.starting.any_due()) == (False, False)
-
-
-async def test_the_choice_among_ids_is_the_handlers() -> None:
-    chosen = await Started().starting.get_preferred_allocation(RESOURCE, ["a", "b"], ["b"], 1)
-    assert chosen == ["b"]

@@ -6,25 +6,11 @@ from pathlib import Path
 import pytest
 
 from services.node_agent.kubelet.node_pods import NodePods
-from services.node_agent.kubelet.pods import KubeletPod, PodResources
-from shared.model.names import Namespace, PodUid
-from tests.support.clock import FakeClock
+from shared.model.names import PodUid
+from tests.support.node_agent.node import FakeKubelet, kubelet_pod, node_of
 
 CACHED = PodUid("0b7a4d0e-7f0c-4d55-9f5b-2f2f0f9d7a11")
 RUNNING = PodUid("1c8b5e1f-7f0c-4d55-9f5b-2f2f0f9d7a22")
-
-
-class CachingKubelet:
-    """Shows the pods that ran some seconds ago."""
-
-    async def list_pods(self) -> tuple[KubeletPod, ...]:
-        return (KubeletPod(uid=RUNNING, namespace=Namespace("default"), name="running"),)
-
-    async def list_running(self) -> frozenset[PodUid]:
-        return frozenset({CACHED})
-
-    async def list_holdings(self) -> PodResources:
-        return PodResources()
 
 
 def add_process(proc: Path, pid: str, cgroup: str) -> None:
@@ -33,15 +19,11 @@ def add_process(proc: Path, pid: str, cgroup: str) -> None:
 
 
 def node_pods(proc: Path, *starting: PodUid) -> NodePods:
-    kubelet = CachingKubelet()
-    return NodePods(
-        kubelet,
-        kubelet,
-        implied=lambda: (),
-        proc=proc,
-        starting=lambda: frozenset(starting),
-        clock=FakeClock(),
-    )
+    kubelet = FakeKubelet(kubelet_pod("running", RUNNING), running=frozenset({CACHED}))
+    node = node_of(kubelet)
+    for pod in starting:
+        node.checkpoint.note_start(pod, node.clock.now())
+    return NodePods(node, proc)
 
 
 async def test_a_pod_has_ended_if_it_has_no_processes_and_is_not_about_to_start_any(

@@ -2,45 +2,37 @@
 
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock, Mock
 
 import msgspec
 import pytest
 
-from services.node_agent.kubelet.pods import (
-    ClaimHolding,
-    KubeletContainer,
-    KubeletPod,
-    PodResources,
-)
+from services.node_agent.kubelet.pods import ClaimHolding, KubeletContainer
+from services.node_agent.node import Node
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from services.node_agent.records.known_leases import KnownLeases
 from shared.dialects.dialect import ContainerSetup
-from shared.model.lease import ClaimAllocation
-from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.lease import ClaimAllocation, Lease
+from shared.model.names import PodUid
 from tests.support.build import allocation_of
-from tests.support.clock import FakeClock
 from tests.support.node_agent.agent import lease_of
+from tests.support.node_agent.node import FakeKubelet, kubelet_pod, node_of
+from tests.support.simcluster.kubelet import NODE
 
-NODE = NodeName("node-0")
+
+async def node_with(kubelet: FakeKubelet, path: Path, *leases: Lease) -> Node:
+    """Return a node whose checkpoint has these leases, of which none is known any more."""
+    node = node_of(kubelet, checkpoint=Checkpoint(path / "checkpoint.json", NODE))
+    for lease in leases:
+        setup = ContainerSetup(environment={})
+        await node.checkpoint.save(CheckpointEntry(allocation=allocation_of(lease), setup=setup))
+    return node
 
 
-def reconciler_of(
-    checkpoint: Checkpoint, kubelet: Any, *, serves_claims: bool = True
-) -> CheckpointReconciler:
-    return CheckpointReconciler(
-        checkpoint,
-        KnownLeases(NODE),
-        pods=kubelet,
-        pod_resources=kubelet,
-        list_mig_instances=AsyncMock(return_value={}),
-        retain_refused=Mock(),
-        files=Mock(),
-        clock=FakeClock(),
-        serves_claims=serves_claims,
-    )
+def reconciler(node: Node, **changes: Any) -> CheckpointReconciler:
+    unused: Any = None
+    kubelet: Any = node.kubelet
+    return CheckpointReconciler(node, kubelet, unused, **changes)
 
 
 @pytest.mark.parametrize(
@@ -55,57 +47,42 @@ def reconciler_of(
 async def test_holdings_are_listed_only_if_a_container_may_have_some_that_are_not_recorded(
     tmp_path: Path, limits: dict[str, int], recorded: str | None, requests: int
 ) -> None:
-    container = KubeletContainer(name="main", limits=limits)
-    pod = KubeletPod(
-        uid=PodUid("p"), namespace=Namespace("default"), name="p", containers=(container,)
-    )
-    kubelet: Any = Mock(
-        list_pods=AsyncMock(return_value=(pod,)),
-        list_holdings=AsyncMock(return_value=PodResources()),
-        list_running=AsyncMock(return_value=frozenset()),
-    )
-    checkpoint = Checkpoint(tmp_path / "checkpoint.json", NODE)
-    if recorded is not None:
-        allocation = allocation_of(lease_of(recorded, name=recorded))
-        await checkpoint.save(
-            CheckpointEntry(allocation=allocation, setup=ContainerSetup(environment={}))
-        )
-    reconciler = reconciler_of(checkpoint, kubelet)
+    pod = kubelet_pod("p", "p", containers=(KubeletContainer(name="main", limits=limits),))
+    kubelet = FakeKubelet(pod)
+    leases = [lease_of(recorded, name=recorded)] if recorded else []
+    node = await node_with(kubelet, tmp_path, *leases)
 
-    assert await reconciler.forget_ended(None) == (pod,)
-    assert kubelet.list_holdings.await_count == requests
-    assert checkpoint.pods == {"p"} & {recorded}
+    assert await reconciler(node).forget_ended(None) == (pod,)
+    assert kubelet.holdings_calls == requests
+    assert node.checkpoint.pods == {"p"} & {recorded}
 
 
-HELD = PodResources(
-    claims=frozenset({ClaimHolding(namespace="default", pod="p", claim="c", device="d")})
-)
+HELD = frozenset({ClaimHolding(namespace="default", pod="p", claim="c", device="d")})
+USER = PodUid("user")
 
 
 @pytest.mark.parametrize(
     ("serves_claims", "held", "running", "kept"),
     [
-        (True, PodResources(), frozenset(), True),
+        (True, frozenset(), frozenset(), True),
         (False, HELD, frozenset(), True),
-        (False, PodResources(), frozenset({PodUid("user")}), True),
-        (False, PodResources(), frozenset(), False),
+        (False, frozenset(), frozenset({USER}), True),
+        (False, frozenset(), frozenset(), False),
     ],
 )
 async def test_without_the_driver_a_claim_ends_once_no_container_uses_it(
-    tmp_path: Path, serves_claims: bool, held: PodResources, running: frozenset[PodUid], kept: bool
+    tmp_path: Path,
+    serves_claims: bool,
+    held: frozenset[ClaimHolding],
+    running: frozenset[PodUid],
+    kept: bool,
 ) -> None:
-    claim = ClaimAllocation(generation="1", consumers=(PodUid("user"),))
+    claim = ClaimAllocation(generation="1", consumers=(USER,))
     lease = msgspec.structs.replace(lease_of("uid-c", name="c"), claim=claim)
-    checkpoint = Checkpoint(tmp_path / "checkpoint.json", NODE)
-    await checkpoint.save(
-        CheckpointEntry(allocation=allocation_of(lease), setup=ContainerSetup(environment={}))
-    )
-    kubelet: Any = Mock(
-        list_pods=AsyncMock(return_value=()),
-        list_holdings=AsyncMock(return_value=held),
-        list_running=AsyncMock(return_value=running),
-    )
+    kubelet = FakeKubelet(running=running)
+    kubelet.claims = held
+    node = await node_with(kubelet, tmp_path, lease)
 
-    await reconciler_of(checkpoint, kubelet, serves_claims=serves_claims).forget_ended(None)
+    await reconciler(node, serves_claims=serves_claims).forget_ended(None)
 
-    assert bool(checkpoint.claims) is kept
+    assert bool(node.checkpoint.claims) is kept

@@ -54,39 +54,33 @@ def test_memory_beyond_the_device_is_refused_with_both_holders() -> None:
     assert "default/pod-b would have 51200 MiB" in text
 
 
-def test_memory_up_to_the_last_mib_is_allowed() -> None:
-    check(entry_of("b", part(81920 - 51200)), entry_of("a", part(51200)))
-    with pytest.raises(OvercommitError):
-        check(entry_of("b", part(81920 - 51200 + 1)), entry_of("a", part(51200)))
+ALONE = part(sharing=SharingPolicy.EXCLUSIVE)
 
 
-def test_cores_beyond_100_percent_are_refused() -> None:
-    with pytest.raises(OvercommitError, match="100 % of its cores, and 110 "):
-        check(entry_of("b", part(cores_percent=60)), entry_of("a", part(cores_percent=50)))
-
-
-def test_a_slot_has_one_pod() -> None:
-    check(entry_of("b", part(slot=2)), entry_of("a", part(slot=1)))
-    with pytest.raises(OvercommitError, match="slot 1 would have two pods"):
-        check(entry_of("b", part(slot=1)), entry_of("a", part(slot=1)))
-
-
-def test_a_device_in_exclusive_use_has_one_pod() -> None:
-    alone = entry_of("a", part(sharing=SharingPolicy.EXCLUSIVE))
-
-    check(alone)
-    with pytest.raises(OvercommitError, match="exclusively"):
-        check(entry_of("b", part()), alone)
-    with pytest.raises(OvercommitError, match="exclusively"):
-        check(alone, entry_of("b", part()))
-
-
-def test_slots_beyond_the_device_or_the_share_are_refused() -> None:
-    others = [entry_of(f"p{n}", part(1)) for n in range(10)]
-    with pytest.raises(OvercommitError, match="10 slots"):
-        check(entry_of("b", part(1)), *others)
-    with pytest.raises(OvercommitError, match="2 slots"):
-        check(entry_of("b", part(1, slots=2)), *others[:2])
+@pytest.mark.parametrize(
+    ("own", "others", "refusal"),
+    [
+        (part(81920 - 51200), [part(51200)], ""),
+        (part(81920 - 51200 + 1), [part(51200)], "81921 would be given out"),
+        (part(cores_percent=60), [part(cores_percent=50)], "100 % of its cores, and 110 "),
+        (part(slot=2), [part(slot=1)], ""),
+        (part(slot=1), [part(slot=1)], "slot 1 would have two pods"),
+        (ALONE, [], ""),
+        (part(), [ALONE], "exclusively"),
+        (ALONE, [part()], "exclusively"),
+        (part(1), [part(1)] * 10, "10 slots"),
+        (part(1, slots=2), [part(1)] * 2, "2 slots"),
+    ],
+)
+def test_memory_cores_and_slots_are_given_out_once(
+    own: Share, others: list[Share], refusal: str
+) -> None:
+    entries = [entry_of(f"p{number}", other) for number, other in enumerate(others)]
+    if not refusal:
+        check(entry_of("b", own), *entries)
+        return
+    with pytest.raises(OvercommitError, match=refusal):
+        check(entry_of("b", own), *entries)
 
 
 def test_containers_of_one_pod_count_as_the_ledger_counts_them() -> None:

@@ -12,7 +12,7 @@ from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
 from shared.dialects.dialect import ContainerSetup
-from shared.model.lease import ClaimAllocation, LeaseState
+from shared.model.lease import ClaimAllocation, Lease, LeaseState
 from shared.model.names import NodeName, PodUid
 from tests.support.build import allocation_of
 from tests.support.node_agent.agent import lease_of, share
@@ -111,20 +111,41 @@ async def test_fences_are_kept_after_their_pod_is_removed(tmp_path: Path) -> Non
     assert list(record.device_fences.values()) == [5]
 
 
-def test_an_older_version_of_a_lease_changes_nothing() -> None:
+def known(version: int, state: LeaseState = LeaseState.BOUND, **changes: Any) -> Lease:
+    return structs.replace(lease_of("u1", version=version, state=state), **changes)
+
+
+ENDED = LeaseState.RELEASED
+
+
+@pytest.mark.parametrize(
+    ("before", "update", "is_taken"),
+    [
+        pytest.param([known(3)], known(2, ENDED), False, id="older version"),
+        pytest.param([known(3, ENDED)], known(2), False, id="older than the end"),
+        pytest.param([known(9, resized_at=5.0)], known(7, resized_at=6.0), True, id="later resize"),
+        pytest.param([known(9, resized_at=5.0)], known(7, resized_at=4.0), False, id="earlier one"),
+        pytest.param(
+            [known(9, ENDED, created_at=1.0)], known(1, created_at=2.0), True, id="new lease"
+        ),
+        pytest.param(
+            [known(8, created_at=5.0), known(9, ENDED, created_at=5.0)],
+            known(12, created_at=3.0),
+            True,
+            id="new lease of a placer whose clock is behind",
+        ),
+        pytest.param([], known(1, node=NodeName("node-1")), False, id="another node"),
+    ],
+)
+def test_an_update_counts_if_it_is_newer(
+    before: list[Lease], update: Lease, is_taken: bool
+) -> None:
     leases = KnownLeases(NodeName("node-0"))
-    leases.observe([lease_of("u1", version=3)])
+    leases.observe(before)
+    kept = leases.find(PodUid("u1"))
 
-    assert leases.observe([lease_of("u1", version=2, state=LeaseState.RELEASED)]) == []
-    assert leases.find(PodUid("u1")) == lease_of("u1", version=3)
-
-
-def test_a_stale_event_does_not_restore_a_released_lease() -> None:
-    leases = KnownLeases(NodeName("node-0"))
-    leases.observe([lease_of("u1", version=3, state=LeaseState.RELEASED)])
-    leases.observe([lease_of("u1", version=2)])
-
-    assert leases.find(PodUid("u1")) is None
+    assert leases.observe([update]) == [update] * is_taken
+    assert leases.find(PodUid("u1")) == (update if is_taken else kept)
 
 
 @pytest.mark.parametrize("state", [LeaseState.RELEASED, LeaseState.BOUND])
@@ -142,16 +163,6 @@ def test_a_claims_lease_is_as_the_ledger_has_it_unless_an_update_came_meanwhile(
     assert leases.find(PodUid("u1")) == restored
 
 
-def test_a_later_resize_counts_although_the_ledger_has_lost_versions() -> None:
-    leases = KnownLeases(NodeName("node-0"))
-    leases.observe([structs.replace(lease_of("u1", version=9), resized_at=5.0)])
-    later = structs.replace(lease_of("u1", version=7), resized_at=6.0)
-    earlier = structs.replace(lease_of("u1", version=7), resized_at=4.0)
-
-    assert leases.observe([later]) == [later]
-    assert leases.observe([earlier]) == []
-
-
 def test_a_claim_that_was_ended_here_gets_its_lease_back_only_if_the_ledger_has_it() -> None:
     claim = structs.replace(lease_of("c1", version=3), claim=ClaimAllocation(generation="g1"))
     leases = KnownLeases(NodeName("node-0"))
@@ -162,32 +173,6 @@ def test_a_claim_that_was_ended_here_gets_its_lease_back_only_if_the_ledger_has_
     leases.observe_claim([claim], since=leases.revision)
 
     assert leases.find(claim.pod) == claim
-
-
-def test_a_new_lease_of_the_same_pod_is_accepted_with_a_lower_version() -> None:
-    leases = KnownLeases(NodeName("node-0"))
-    leases.observe([lease_of("u1", version=9, state=LeaseState.RELEASED, created_at=1.0)])
-    leases.observe([lease_of("u1", version=1, created_at=2.0)])
-
-    assert leases.find(PodUid("u1")) is not None
-
-
-def test_a_new_lease_of_the_same_pod_is_accepted_although_its_placers_clock_is_behind() -> None:
-    leases = KnownLeases(NodeName("node-0"))
-    leases.observe([lease_of("u1", version=8, created_at=5.0)])
-    leases.observe([lease_of("u1", version=9, state=LeaseState.RELEASED, created_at=5.0)])
-
-    leases.observe([lease_of("u1", version=12, created_at=3.0)])
-
-    found = leases.find(PodUid("u1"))
-    assert found is not None
-    assert found.version == 12
-
-
-def test_a_lease_of_another_node_is_ignored() -> None:
-    leases = KnownLeases(NodeName("node-0"))
-
-    assert leases.observe([lease_of("u1", node=NodeName("node-1"))]) == []
 
 
 def test_a_complete_list_removes_missing_leases_but_no_newer_ones() -> None:

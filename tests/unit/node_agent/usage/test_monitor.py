@@ -108,10 +108,8 @@ async def test_a_mig_instance_is_named_by_its_ids(world: MonitorWorld) -> None:
     lease = lease_of(UID, share(0, 9728, mig=place))
     activation = allocation_of(lease, resource=NUMBER)
     setup = ContainerSetup(environment={"NVIDIA_VISIBLE_DEVICES": "MIG-a"})
-    world.record.recorded.append(
-        CheckpointEntry(allocation=activation, setup=setup, instances=("MIG-a",))
-    )
-    world.known.observe([lease])
+    world.record(CheckpointEntry(allocation=activation, setup=setup, instances=("MIG-a",)))
+    world.node.leases.observe([lease])
 
     await world.monitor.scan()
 
@@ -128,7 +126,7 @@ async def test_hami_core_39_series_end_with_the_lease(world: MonitorWorld) -> No
     computing(world)
     await world.monitor.scan()
     before = read(render_metrics(world.monitor).decode())
-    world.known.sync([], since=world.known.revision)
+    world.node.leases.sync([], since=world.node.leases.revision)
     world.driver.samples = (replace(world.driver.samples[0], processes=()),)
     await world.monitor.scan()
 

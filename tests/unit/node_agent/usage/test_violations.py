@@ -120,9 +120,7 @@ async def test_a_region_that_stays_locked_is_reported(world: MonitorWorld) -> No
     assert "by PID 7 in the container" in violation.message
 
 
-async def test_a_reused_pid_causes_no_violation(
-    world: MonitorWorld,
-) -> None:
+async def test_a_reused_pid_causes_no_violation(world: MonitorWorld) -> None:
     tenant = world.add_container(lease_of(UID))
     world.add_process(tenant, 70, inner=7, began_ticks=1000 * os.sysconf("SC_CLK_TCK"))
     (sample,) = world.driver.samples
@@ -205,12 +203,12 @@ async def test_no_process_is_reported_as_unleased_before_leases_are_known(
     world: MonitorWorld,
 ) -> None:
     tenant = computing(world)
-    world.record.recorded.clear()
-    world.record.lost = True
+    world.node.checkpoint.by_key.clear()
+    world.node.checkpoint.lost = True
     await world.monitor.scan()
     early = world.monitor.snapshot
-    world.record.lost = False
-    world.known.sync([], since=world.known.revision)
+    world.node.checkpoint.lost = False
+    world.node.leases.sync([], since=world.node.leases.revision)
 
     await world.monitor.scan()
 
@@ -224,13 +222,13 @@ async def test_a_process_with_administrative_access_to_its_device_is_no_violatio
     world: MonitorWorld,
 ) -> None:
     tenant = computing(world)
-    world.record.recorded.clear()
-    world.known.sync([], since=world.known.revision)
+    world.node.checkpoint.by_key.clear()
+    world.node.leases.sync([], since=world.node.leases.revision)
     containers = (KubeletContainer(name="main"),)
     pod = KubeletPod(
         uid=tenant.lease.pod, namespace=Namespace("default"), name="pod", containers=containers
     )
-    world.kubelet.pods = (pod,)
+    world.kubelet.pods = [pod]
 
     async def reasons(device: str) -> list[ViolationReason]:
         holding = ClaimHolding(

@@ -201,16 +201,6 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Driver:
     return made
 
 
-async def test_a_device_in_mig_mode_is_found_with_its_profiles(driver: Driver) -> None:
-    (gpu,) = await NvmlGpus().discover()
-
-    assert gpu.mig is not None
-    assert (gpu.mig.enabled, gpu.mig.pending, gpu.fault) == (True, True, None)
-    assert sorted(gpu.mig.profiles, key=lambda p: p.name) == sorted(MODEL.mig, key=lambda p: p.name)
-    assert gpu.instances == ()
-    assert driver.initialised == 0
-
-
 async def test_drivers_that_do_not_name_profiles_are_understood(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -238,17 +228,6 @@ async def test_every_layout_is_made_through_nvml_and_listed_by_ids(driver: Drive
     assert driver.initialised == 0
 
 
-async def test_processes_make_their_instances_busy(driver: Driver) -> None:
-    gi = driver.mig.create_instance(GPU, 9, 4)
-    driver.mig.create_compute(GPU, gi)
-    driver.busy = [gi]
-
-    (one,) = await NvmlGpus().instances(GPU)
-
-    assert one.busy
-    assert one.uuid
-
-
 async def test_an_instance_without_a_compute_instance_has_no_uuid(driver: Driver) -> None:
     driver.mig.create_instance(GPU, 9, 0)
 
@@ -267,9 +246,7 @@ async def test_errors_have_the_message_of_nvml(driver: Driver) -> None:
         await gpus.create_instance(GPU, 9, 3)
 
 
-async def test_a_hanging_call_times_out_and_no_second_call_starts_beside_it(
-    driver: Driver,
-) -> None:
+async def test_a_hanging_call_times_out_and_no_second_call_starts_beside_it(driver: Driver) -> None:
     driver.hangs = True
     gpus = NvmlGpus(timeout_s=0.1)
 

@@ -1,0 +1,84 @@
+"""The requests that the kubelet may make for pods with leases; pure."""
+
+from collections.abc import Iterable, Set
+
+from services.node_agent.allocate.allocation import HONOURED_STATES, NodeSnapshot, dialect_of
+from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod
+from shared.model.errors import RequestError
+from shared.model.lease import Lease, LeaseState
+from shared.model.names import PodUid
+
+RequestSignature = tuple[str, int]
+"""A resource, and how many of it."""
+
+
+def containers_of(lease: Lease) -> tuple[str, ...]:
+    """Return the containers with shares, in the order in which the kubelet serves them."""
+    return tuple(dict.fromkeys(share.container for share in lease.shares))
+
+
+def is_expected(lease: Lease, allocated: Set[tuple[PodUid, str]]) -> bool:
+    """Return whether the kubelet may still request devices for containers of the lease's pod.
+
+    For a ResourceClaim it never calls the device plugin.
+    """
+    if lease.state not in HONOURED_STATES or lease.claim is not None:
+        return False
+    done = [(lease.pod, name) in allocated for name in containers_of(lease)]
+    return not all(done) and (lease.state is LeaseState.BOUND or any(done))
+
+
+def limits_of(lease: Lease, container: str, node: NodeSnapshot) -> dict[str, int]:
+    """Return what a container may request of the resources that the node serves."""
+    try:
+        dialect = dialect_of(lease)
+    except RequestError:  # Allocate reports it
+        return {}
+    shares = lease.shares_of(container)
+    counts = {
+        resource: sum(dialect.id_count(share, resource) for share in shares)
+        for resource in sorted(node.served.keys() & dialect.served)
+    }
+    return {resource: count for resource, count in counts.items() if count > 0}
+
+
+def resources_of(lease: Lease, node: NodeSnapshot) -> frozenset[str]:
+    """Return the served resources that the lease's pod may request: one of them calls Allocate."""
+    try:
+        dialect = dialect_of(lease)
+    except RequestError:  # Allocate reports it
+        return frozenset()
+    return (dialect.served | dialect.resources) & node.served.keys()
+
+
+def signatures_of(lease: Lease, node: NodeSnapshot) -> frozenset[RequestSignature]:
+    """Return every request that the kubelet may make for the lease's pod."""
+    return frozenset(
+        signature
+        for name in containers_of(lease)
+        for signature in limits_of(lease, name, node).items()
+    )
+
+
+def implied_pods(
+    leases: Iterable[Lease], node: NodeSnapshot, allocated: Set[tuple[PodUid, str]]
+) -> tuple[KubeletPod, ...]:
+    """Return the pods that have leases, as a kubelet's pod list would contain them."""
+    return tuple(
+        KubeletPod(
+            uid=lease.pod,
+            namespace=lease.namespace,
+            name=lease.name,
+            phase="Pending" if is_expected(lease, allocated) else "Running",
+            containers=tuple(
+                KubeletContainer(
+                    name=name,
+                    limits=limits_of(lease, name, node),
+                    init=any(share.init for share in lease.shares_of(name)),
+                )
+                for name in containers_of(lease)
+            ),
+        )
+        for lease in leases
+        if lease.state in HONOURED_STATES and lease.claim is None
+    )

@@ -1,0 +1,153 @@
+"""Gives containers and ResourceClaims their shares: checked, on disk, recorded, then reported."""
+
+import contextlib
+import math
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from services.node_agent.allocate.allocation import NodeSnapshot
+from services.node_agent.node import Node
+from services.node_agent.partition.layout_reconciler import LayoutReconciler
+from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.records.device_guard import OvercommitError
+from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
+from shared.model.events.node_events import ShareActivated
+from shared.model.lease import Lease
+from shared.model.names import DeviceUuid
+
+LOOK_S = 0.1
+SYNC_S = 0.5
+"""While a device is full, all leases of the node are requested this often."""
+
+MigInstances = Mapping[tuple[DeviceUuid, int], str]
+"""UUIDs of MIG instances, by device and position."""
+Decide = Callable[[NodeSnapshot, MigInstances], CheckpointEntry]
+"""Returns the record of what is given. Raises RequestError with the reason for a refusal."""
+
+
+class LeaseEndedError(ConflictError):
+    """A lease ended before the device had room for it; the claim may have another one."""
+
+
+class Grants:
+    """What the node's agent gives out, to containers and to claims alike."""
+
+    def __init__(self, node: Node, mig: LayoutReconciler, reconciler: CheckpointReconciler) -> None:
+        self.node = node
+        self.mig = mig
+        self.reconciler = reconciler
+
+    @asynccontextmanager
+    async def counted(self, resource: str) -> AsyncIterator[None]:
+        """Count a call of the kubelet with its outcome and duration."""
+        node = self.node
+        began, outcome = node.clock.ticks(), "cancelled"  # by a kubelet that restarts
+        try:
+            yield
+            outcome = "allocated"
+        except LeaseholdError as error:
+            outcome = "unavailable" if isinstance(error, UnavailableError) else "refused"
+            if isinstance(error, OvercommitError):
+                node.metrics.count_overcommit()
+            raise
+        finally:
+            node.metrics.count_allocation(resource, outcome, node.clock.ticks() - began)
+
+    async def give(
+        self,
+        lease: Lease,
+        container: str,
+        resource: str,
+        decide: Decide,
+        *,
+        records_s: float,
+        room_s: float,
+        until: float = math.inf,
+        waiting: AbstractAsyncContextManager[None] | None = None,
+    ) -> CheckpointEntry:
+        """Give a container, or a claim's request, its shares; they are recorded on return.
+
+        Waits for MIG instances within `waiting`, then for a rebuild of lost records, and for room
+        on a device that is full by the records; for none of these two beyond `until`.
+        """
+        node, ticks = self.node, self.node.clock.ticks
+        span = node.metrics.begin(
+            lease, {"k8s.container.name": container, "leasehold.resource": resource}
+        )
+        try:
+            instances: MigInstances = {}
+            if any(share.mig for share in lease.shares_of(container)):
+                async with waiting or contextlib.nullcontext():
+                    instances = await self.mig.instance_uuids(lease, container)
+            await self._wait_for_records(min(until, ticks() + records_s))
+            snapshot = node.require_snapshot()
+            entry = decide(snapshot, instances)
+            await self._prepare(entry)
+            await self._record(entry, snapshot, min(until, ticks() + room_s))
+        except LeaseholdError as error:
+            span.end(str(error))
+            raise
+        span.end()
+        node.outbox.add(
+            ShareActivated(node=node.name, allocation=entry.allocation, trace=span.context)
+        )
+        return entry
+
+    async def prepare_again(self, entry: CheckpointEntry, *, starting: bool = False) -> None:
+        """Create missing files again; a reset of the device removes its MIG instances."""
+        allocation = entry.allocation
+        if entry.instances:
+            existing = await self.mig.instance_uuids(allocation.lease, allocation.container)
+            if tuple(existing.values()) != entry.instances:
+                kind = "pod" if allocation.lease.claim is None else "ResourceClaim"
+                raise RequestError(
+                    f"container {allocation.container} of {kind} {allocation.namespace}/"
+                    f"{allocation.name} was given {', '.join(entry.instances)}, and its lease is "
+                    f"for {', '.join(existing.values())}: delete the pod"
+                )
+        async with self.node.checkpoint.changing:
+            await self._prepare(
+                self.node.checkpoint.by_key.get(entry.key, entry), starting=starting
+            )
+
+    async def _prepare(self, entry: CheckpointEntry, *, starting: bool = False) -> None:
+        await self.node.files.prepare(entry.limits, starting=starting)
+        await self.node.cdi.ensure_named(entry.setup)
+
+    async def _wait_for_records(self, until: float) -> None:
+        """Wait while a lost checkpoint is rebuilt. Raises UnavailableError if that takes longer."""
+        while self.node.checkpoint.lost:
+            if self.node.clock.ticks() > until:
+                raise UnavailableError(
+                    "the node agent has lost its records of what runs here, and rebuilds them when "
+                    "the ledger and the kubelet respond; are the binder and NATS running?"
+                )
+            await self.node.clock.sleep(LOOK_S)
+
+    async def _record(self, entry: CheckpointEntry, snapshot: NodeSnapshot, until: float) -> None:
+        """Record an entry once its devices can hold it: pods that have just ended are forgotten.
+
+        Raises OvercommitError if they cannot hold it then, and LeaseEndedError if the lease of a
+        claim ends first: the other pods had lost their leases, not ended.
+        """
+        node, pause_s, sync_at = self.node, 0.0, 0.0
+        while True:
+            try:
+                return await node.checkpoint.save(entry, devices=snapshot.devices)
+            except OvercommitError:
+                if node.clock.ticks() > until:
+                    raise
+            await node.clock.sleep(pause_s)
+            pause_s = LOOK_S
+            with contextlib.suppress(LeaseholdError):
+                if node.clock.ticks() >= sync_at:
+                    sync_at = node.clock.ticks() + SYNC_S
+                    await node.lease_sync.sync()
+                await self.reconciler.forget_ended(snapshot)
+            self._check_held(entry.lease)
+
+    def _check_held(self, lease: Lease) -> None:
+        known = self.node.leases.find(lease.pod)
+        if lease.claim is not None and (known is None or known.shares != lease.shares):
+            raise LeaseEndedError(f"version {lease.version} of the lease of {lease.pod} is old")

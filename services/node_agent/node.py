@@ -1,0 +1,132 @@
+"""One node: what all parts of its agent know, and the clients that they use."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
+from services.node_agent.allocate.allocation import NodeSnapshot
+from services.node_agent.allocate.cdi_files import CdiFiles
+from services.node_agent.isolation.container_files import ContainerFiles
+from services.node_agent.kubelet.pod_list import KubeletPods
+from services.node_agent.kubelet.pod_resources import KubeletPodResources
+from services.node_agent.metrics import AgentMetrics
+from services.node_agent.records.checkpoint import Checkpoint
+from services.node_agent.records.known_leases import KnownLeases
+from services.node_agent.records.lease_sync import LeaseSync
+from services.node_agent.views.advertisement import NodeAdvertisement
+from shared.dialects.advertised import NodeSoftware
+from shared.kubernetes.client import KubernetesClient
+from shared.model.bounds import cut
+from shared.model.clock import Clock, SystemClock, until_tick
+from shared.model.device import Device
+from shared.model.errors import UnavailableError
+from shared.model.events.node_events import ShareActivated, ShareRefused
+from shared.model.names import DeviceUuid, NodeName, PodUid
+
+MAX_EVENTS = 4096
+
+
+class Outbox:
+    """Events to be published once the bus is connected.
+
+    Beyond `MAX_EVENTS` the oldest are dropped; device reports contain the same allocations.
+    """
+
+    def __init__(self) -> None:
+        self._events: deque[ShareActivated | ShareRefused] = deque(maxlen=MAX_EVENTS)
+        self._added = asyncio.Event()
+
+    def add(self, event: ShareActivated | ShareRefused) -> None:
+        """Add an event."""
+        self._events.append(event)
+        self._added.set()
+
+    async def take(self) -> list[ShareActivated | ShareRefused]:
+        """Wait for events and take them all."""
+        await self._added.wait()
+        self._added.clear()
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Node:
+    """The node's clients and records, and its devices as last discovered."""
+
+    name: NodeName
+    kubernetes: KubernetesClient
+    kubelet: KubeletPods
+    pod_resources: KubeletPodResources
+    checkpoint: Checkpoint
+    lease_sync: LeaseSync
+    files: ContainerFiles
+    cdi: CdiFiles
+    metrics: AgentMetrics
+    clock: Clock = field(default_factory=SystemClock)
+    timing: AgentTiming = DEFAULT_TIMING
+    devices: tuple[Device, ...] = ()
+    software: NodeSoftware = field(default_factory=NodeSoftware)
+    shown: NodeAdvertisement = field(default_factory=NodeAdvertisement)
+    """What is advertised of the devices."""
+    snapshot: NodeSnapshot | None = None
+    """None until the devices are known: nothing is served before that."""
+    report_due: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a device report must be sent without delay."""
+    on_devices: list[Callable[[], None]] = field(default_factory=list)
+    """Called after each change of the devices."""
+    config_errors: list[str] = field(default_factory=list)
+    """Errors of device configurations that have not been reported yet."""
+    outbox: Outbox = field(default_factory=Outbox)
+    refused: set[PodUid] = field(default_factory=set)
+    """Pods that Allocate refused and that got nothing since; the kubelet fails them."""
+
+    @property
+    def leases(self) -> KnownLeases:
+        """The node's leases as far as they are known."""
+        return self.lease_sync.leases
+
+    @property
+    def absent(self) -> frozenset[DeviceUuid]:
+        """Devices that the driver no longer lists."""
+        return frozenset() if self.snapshot is None else self.snapshot.absent
+
+    def require_snapshot(self) -> NodeSnapshot:
+        """Return the snapshot for allocations. Raises UnavailableError until it is known."""
+        if self.snapshot is None:
+            raise UnavailableError("the node agent does not know its devices yet")
+        return self.snapshot
+
+    async def wait(self, event: asyncio.Event, every_s: float) -> None:
+        """Wait for an event, or until the next multiple of `every_s`; clear the event."""
+        waiting = asyncio.create_task(event.wait())
+        sleeping = asyncio.create_task(self.clock.sleep(until_tick(every_s)))
+        try:
+            await asyncio.wait({waiting, sleeping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+            sleeping.cancel()
+        event.clear()
+
+    def take_config_errors(self) -> str:
+        """Return the errors that were not reported yet."""
+        errors = cut("; ".join(self.config_errors))
+        self.config_errors.clear()
+        return errors
+
+    def update(
+        self,
+        devices: tuple[Device, ...],
+        software: NodeSoftware,
+        *,
+        shown: NodeAdvertisement,
+        snapshot: NodeSnapshot,
+    ) -> None:
+        """Set newly discovered devices; a report is due."""
+        self.devices, self.software = devices, software
+        self.shown, self.snapshot = shown, snapshot
+        self.report_due.set()
+        for notify in self.on_devices:
+            notify()

@@ -1,0 +1,65 @@
+"""A node with fake clients, for parts of its agent."""
+
+from pathlib import Path
+from typing import Any
+
+from services.node_agent.kubelet.pods import ClaimHolding, Holding, KubeletPod, PodResources
+from services.node_agent.node import Node
+from services.node_agent.records.checkpoint import Checkpoint
+from services.node_agent.records.known_leases import KnownLeases
+from services.node_agent.records.lease_sync import LeaseSync
+from shared.model.errors import UnavailableError
+from shared.model.names import Namespace, NodeName, PodUid
+from tests.support.simcluster.kubelet import NODE
+
+
+class FakeKubelet:
+    """Lists pods, running pods and held devices that a test sets."""
+
+    unreadable_reason = ""
+    error = ""
+    """The error of `list_holdings`; empty: none."""
+
+    def __init__(self, *pods: KubeletPod, running: frozenset[PodUid] = frozenset()) -> None:
+        self.pods = list(pods)
+        self.running = running
+        self.holdings: list[Holding] = []
+        self.claims: frozenset[ClaimHolding] = frozenset()
+        self.list_calls = 0
+        self.holdings_calls = 0
+
+    async def list_pods(self) -> tuple[KubeletPod, ...]:
+        self.list_calls += 1
+        return tuple(self.pods)
+
+    async def list_running(self) -> frozenset[PodUid]:
+        return self.running
+
+    async def list_holdings(self) -> PodResources:
+        self.holdings_calls += 1
+        if self.error:
+            raise UnavailableError(self.error)
+        return PodResources(holdings=tuple(self.holdings), claims=self.claims)
+
+
+def kubelet_pod(name: str, uid: str = "", **facts: Any) -> KubeletPod:
+    """Return a pod of the namespace `default`."""
+    uid = uid or f"uid-{name}"
+    return KubeletPod(uid=PodUid(uid), namespace=Namespace("default"), name=name, **facts)
+
+
+def node_of(kubelet: Any = None, requester: Any = None, **parts: Any) -> Node:
+    """Return a node whose leases are synced; what is not given must not be used."""
+    name = NodeName(NODE)
+    facts = {
+        "name": name,
+        "kubernetes": None,
+        "kubelet": kubelet,
+        "pod_resources": kubelet,
+        "checkpoint": Checkpoint(Path("unused"), name),
+        "lease_sync": LeaseSync(KnownLeases(name, synced=True), requester),
+        "files": None,
+        "cdi": None,
+        "metrics": None,
+    }
+    return Node(**(facts | parts))
