@@ -129,8 +129,10 @@ class ClusterTrials:
     def node_as_it_is(self, request: PodRequest) -> NodeName | None:
         """Return the first node on which the pod fits without any lease's end, or None."""
         self.restore()
-        fitting = (name for name in self.nodes if self.cluster.shares_on(name, request) is not None)
-        return next(fitting, None)
+        for name in self.nodes:
+            if self.cluster.shares_on(name, request) is not None:
+                return name
+        return None
 
     def shares(
         self, request: PodRequest, name: NodeName, ends: Iterable[Endable]

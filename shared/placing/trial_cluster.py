@@ -1,7 +1,6 @@
 """A copy of the ledger's nodes, on which pods are placed as a placer would place them; pure."""
 
 from collections.abc import Iterable
-from itertools import count
 
 from shared.model.lease import Share
 from shared.model.ledger import LedgerNode
@@ -24,7 +23,12 @@ class TrialCluster:
         self._mirror = ClusterMirror()
         self._mirror.reset(nodes)
         self._index = NodeIndex(self._mirror)
-        self._choices = (number * GOLDEN_RATIO % 1 for number in count())
+        self._choices = 0
+
+    def _choice(self) -> float:
+        # No generator expression: compiled, it would be a list.
+        self._choices += 1
+        return (self._choices - 1) * GOLDEN_RATIO % 1
 
     def put_node(self, node: LedgerNode) -> None:
         """Add a node, or replace it; what is reserved on it stays reserved."""
@@ -36,7 +40,7 @@ class TrialCluster:
 
     def place(self, pod: PodUid, request: PodRequest) -> Placement | Refusal:
         """Place a pod and count it as running, or return why it fits nowhere."""
-        found = place(request, self._index, self._choices.__next__)
+        found = place(request, self._index, self._choice)
         if isinstance(found, Refusal):
             return found
         self.reserve(pod, request, found[0])
