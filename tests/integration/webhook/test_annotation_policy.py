@@ -147,6 +147,51 @@ async def test_only_the_binder_lets_a_pod_through_the_gate_of_its_budget() -> No
     assert (other, last) == (200, 403)
 
 
+async def token_of_control_plane(client: aiohttp.ClientSession) -> str:
+    """Return a token of an account in kube-system that may write the status of pods."""
+    accounts, rbac = "/api/v1/namespaces/kube-system/serviceaccounts", "rbac.authorization.k8s.io"
+    meta = {"name": "pod-garbage-collector"}
+    rule = {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]}
+    subject = {"kind": "ServiceAccount", "namespace": "kube-system"} | meta
+    binding = {
+        "metadata": meta,
+        "roleRef": {"apiGroup": rbac, "kind": "ClusterRole"} | meta,
+        "subjects": [subject],
+    }
+    roles, bindings = (
+        f"/apis/{rbac}/v1/{kind}" for kind in ("clusterroles", "clusterrolebindings")
+    )
+    await client.post(accounts, json={"metadata": meta})
+    await client.post(roles, json={"metadata": meta, "rules": [rule]})
+    await client.post(bindings, json=binding)
+    async with client.post(f"{accounts}/{meta['name']}/token", json={}) as response:
+        return str((await response.json())["status"]["token"])
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+async def test_a_pod_with_a_lease_is_ended_by_its_kubelet_and_the_control_plane_only(
+    phase: str,
+) -> None:
+    kind, body = "application/merge-patch+json", {"status": {"phase": phase}}
+
+    async def ended(client: aiohttp.ClientSession, name: str, **headers: str) -> int:
+        given = {"Content-Type": kind} | headers
+        async with client.patch(f"{PODS}/{name}/status", json=body, headers=given) as response:
+            return response.status
+
+    async with api_server() as api, api.client() as client:
+        await created(client, pod("leased", **{"leasehold.dev/lease": "{}"}))
+        await created(client, pod("plain"))
+        await install(client)
+        token = await token_of_control_plane(client)
+
+        of_admin = [await ended(client, "leased"), await ended(client, "plain")]
+        of_control_plane = await ended(client, "leased", Authorization=f"Bearer {token}")
+
+    assert of_admin == [403, 200]
+    assert of_control_plane == 200
+
+
 @pytest.mark.parametrize("path", [f"{PODS}/waiting/binding", "/api/v1/namespaces/default/bindings"])
 async def test_a_binding_carries_an_assignment_only_from_the_binder(path: str) -> None:
     binding = {
