@@ -131,6 +131,9 @@ class LimitUpdater:
     async def _follow(self, requested: Lease | None = None) -> dict[tuple[PodUid, str, str], str]:
         """Update entries and regions to the known leases; to a larger one where it is requested.
 
+        The known lease may be newer than the requested one: the ledger may have lost it, and have
+        given the same size again.
+
         Return by entry why its device cannot hold more beside what other pods have.
         """
         node, refused = self.node.snapshot, {}
@@ -147,7 +150,10 @@ class LimitUpdater:
                 except RequestError as error:
                     logger.warning("container %s keeps its limits: %s", key[1], error)
                     continue
-                if updated is not None and (lease == requested or not is_grown(updated, entry)):
+                is_requested = requested is not None and (
+                    (requested.pod, requested.shares) == (lease.pod, lease.shares)
+                )
+                if updated is not None and (is_requested or not is_grown(updated, entry)):
                     reason = await self._save(updated, entry)
                     if reason:
                         refused[key] = reason

@@ -109,6 +109,15 @@ async def test_a_larger_lease_raises_no_limit_before_a_binder_has_written_its_co
         assert limit_mib(place) == 6_000
 
 
+async def test_a_size_that_the_ledger_lost_and_gave_again_is_set() -> None:
+    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease):
+        await cluster.push_lease(cluster.ledger.grant(sized(lease, 6_000, later=4)))
+
+        assert (await update_limits_of(agent, sized(lease, 6_000))).applied
+
+        assert limit_mib(region_of(cluster, lease)) == 6_000
+
+
 @pytest.mark.parametrize(
     ("dialect", "resource", "fields"),
     [
