@@ -18,12 +18,20 @@ from services.binder.preempt.plan import (
 )
 from services.binder.preempt.rules import Allowance, EvictionTier, VictimCandidate, victim_of
 from shared.model.device import DeviceUse
-from shared.model.lease import Lease, LeaseState, Share
+from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import LedgerNode, NodeTotals, counted_use
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.preemption import PreemptionCause
 from shared.model.request import GpuRequest, PodRequest, SharingPolicy
-from shared.placing.room import ClusterTrials, Cost, Endable, cost_of, without
+from shared.placing.room import (
+    MAX_TRIALS,
+    ClusterTrials,
+    Cost,
+    Endable,
+    RoomSearch,
+    cost_of,
+    without,
+)
 from tests.support.placer.ledger import device, facts, share
 from tests.support.placer.naive import fit_on_node
 
@@ -183,20 +191,15 @@ def test_plans_with_many_candidates_take_bounded_work() -> None:
     for gpu in range(8):
         leases += [lease(f"q{gpu}", "a", gpu, 9_600)]
     candidates = [candidate(each, used_gpu_s=float(n)) for n, each in enumerate(leases)]
-    trials = CountedTrials([node_totals("a", 8, leases)])
+    inputs = PlanInput(trials=ClusterTrials([node_totals("a", 8, leases)]), candidates=candidates)
+    wanted = requesting(16_000, gpus=4)
+    search = RoomSearch(wanted, inputs.trials)
 
-    found = plan(requesting(16_000, gpus=4), PlanInput(trials=trials, candidates=candidates))
+    room = next(search.rooms(map(endable, candidates)))
 
-    assert len(assert_victims(found)) == 20
-    assert trials.count < 4_000
-
-
-class CountedTrials(ClusterTrials):
-    count = 0
-
-    def shares(self, *args: Any) -> tuple[Share, ...] | None:
-        self.count += 1
-        return super().shares(*args)
+    assert len(room.leases) == 20
+    assert search._left > MAX_TRIALS - 4_000
+    assert assert_victims(plan(wanted, inputs)) == sorted(each.pod for each in room.leases)
 
 
 def brute(request: PodRequest, inputs: PlanInput) -> Cost | None:
@@ -215,7 +218,11 @@ def brute(request: PodRequest, inputs: PlanInput) -> Cost | None:
 
 
 def cost(victims: Sequence[VictimCandidate]) -> Cost:
-    return cost_of([Endable(lease=v.lease, used_gpu_s=v.used_gpu_s, tier=v.tier) for v in victims])
+    return cost_of([endable(each) for each in victims])
+
+
+def endable(each: VictimCandidate) -> Endable:
+    return Endable(lease=each.lease, used_gpu_s=each.used_gpu_s, tier=each.tier)
 
 
 @st.composite
