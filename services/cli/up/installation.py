@@ -1,7 +1,7 @@
 """What `up` installs in the simulated cluster, as in a real one.
 
 Each service has its account, whose token the admission policies compare with what it writes. The
-accounts may do everything else: RBAC is not simulated here.
+accounts may do everything else: the roles of a cluster are not installed.
 """
 
 from collections.abc import Iterable, Iterator
