@@ -42,7 +42,7 @@ def check_fits(
     devices: Mapping[DeviceUuid, Device],
     unrecorded: Mapping[DeviceUuid, Collection[str]],
 ) -> None:
-    """Raise OvercommitError if a device cannot hold `entry` beside the pods of `entries`.
+    """Raise OvercommitError if a device is missing, or cannot hold `entry` beside its other pods.
 
     An entry for the same container is replaced. `unrecorded` are pods that hold parts of a device
     of which no record exists: nothing more is given out of such a device.
@@ -55,7 +55,7 @@ def check_fits(
     for uuid in {share.device for share in entry.lease.shares_of(container)}:
         device = devices.get(uuid)
         if device is None:
-            continue
+            raise OvercommitError(f"device {uuid} is missing: nothing more of it is given out")
         holders = {
             each: holder
             for each, of_pod in shares.items()

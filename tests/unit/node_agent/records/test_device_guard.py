@@ -125,6 +125,11 @@ def test_nothing_more_is_given_out_of_a_device_with_unknown_holders() -> None:
     check_fits(entry, (), DEVICES, {GPU: (f"default/{entry.allocation.name}",)})
 
 
+def test_nothing_more_is_given_out_of_a_device_that_is_missing() -> None:
+    with pytest.raises(OvercommitError, match=f"device {GPU} is missing"):
+        check_fits(entry_of("a", part()), (), {}, {})
+
+
 async def test_a_checkpoint_records_no_allocation_that_over_commits(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "checkpoint.json", "node-0")
     await checkpoint.save(entry_of("a", part(51200, fence=5)), devices=DEVICES)
