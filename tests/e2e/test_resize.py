@@ -183,6 +183,12 @@ async def test_a_resize_is_completed_although_a_component_is_killed_during_it(
 
 
 async def test_a_rebuilt_ledger_has_the_new_size_of_a_resized_lease(up: Stack) -> None:
+    async def sizes() -> list[int]:
+        found = await up.leasehold("ps", "--json")
+        leases = json.loads(found.out)["leases"] if found.code == 0 else ()
+        return [lease["shares"][0]["memory_mib"] for lease in leases]
+
+    await up.clear()
     await started(up, "one", 4_000)
     assert (await resize(up, "one", "--memory", "7000Mi")).code == 0
     redis_url = up.state()["redis_url"]
@@ -192,8 +198,6 @@ async def test_a_rebuilt_ledger_has_the_new_size_of_a_resized_lease(up: Stack) -
     finally:
         await client.aclose()
 
-    found = await until(lambda: up.leasehold("ps", "--json"), succeeded)
-
-    assert json.loads(found.out)["leases"][0]["shares"][0]["memory_mib"] == 7_000
+    await until(sizes, lambda found: found == [7_000])
     await up.audit()
     await up.clear()
