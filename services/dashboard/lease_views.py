@@ -4,9 +4,8 @@ from operator import attrgetter
 from typing import Any
 
 from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout
-from shared.model.lease import Lease, Share
+from shared.model.lease import Lease, Share, ShareMeasurement
 from shared.model.names import NodeName
-from shared.model.usage import ShareMeasurement
 from shared.model.views import DeviceView, HeldShare, MeasuredView, ShareView
 
 

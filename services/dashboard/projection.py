@@ -14,12 +14,11 @@ from services.dashboard.recent_events import PodEvent, RecentEvents
 from shared.model.budget import UNITS_PER_GPU_MINUTE, LeaseClass
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.fair_share import Entitlement, FairShare, GpuAmount, fair_order
-from shared.model.lease import LIVE, Lease, Share, bookings
+from shared.model.lease import LIVE, Lease, Share, ShareKey, ShareMeasurement, bookings, share_key
 from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import cordon_reason
 from shared.model.preemption import PreemptionState
-from shared.model.usage import ShareKey, ShareMeasurement, share_key
 from shared.model.views import (
     BudgetSummary,
     DeviceView,

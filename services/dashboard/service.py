@@ -33,11 +33,11 @@ from shared.model.events.pod_events import (
     PodTerminated,
 )
 from shared.model.events.request_reply import GrantRequest, ResizeRequest, UsageRequest
+from shared.model.lease import IDLE_AFTER_S, ShareMeasurement
 from shared.model.ledger import LedgerChange, LedgerSnapshot, NodeTotals, WaitingPod
 from shared.model.names import NodeName, PodUid
 from shared.model.preemption import PreemptionState
 from shared.model.quantity import parse_decimal
-from shared.model.usage import IDLE_AFTER_S, ShareMeasurement
 from shared.model.views import MissingComponent
 from shared.runtime.service import loops, observes, publishes
 

@@ -24,8 +24,8 @@ from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import SystemClock
+from shared.model.lease import ShareMeasurement
 from shared.model.names import NodeName
-from shared.model.usage import ShareMeasurement
 from shared.nats.bus import Bus
 from shared.nats.usage_requests import request_usage
 from shared.runtime import health

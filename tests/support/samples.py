@@ -64,7 +64,7 @@ def single(found: types.Type, name: str) -> bool | float | str:
             return max(found.ge or 0.0, found.gt or 0.0) + 1.5
         case types.StrType():
             return NAMED.get(name, "x")
-    raise NotImplementedError(found)
+    raise TypeError(f"no sample is known for {found}")
 
 
 def sample(kind: type[T]) -> T:

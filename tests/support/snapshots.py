@@ -13,13 +13,12 @@ from services.dashboard.projection import Projection
 from services.dashboard.visible_cluster import VisibleCluster
 from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
 from shared.model.events.pod_events import PodQueued
-from shared.model.lease import Lease, LeaseState, MigPlacement, Share
+from shared.model.lease import Lease, LeaseState, MigPlacement, Share, ShareMeasurement
 from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.request import PodRequest
-from shared.model.usage import ShareMeasurement
 from shared.model.views import TraceView
 from tests.support.dashboard.board import seen
 

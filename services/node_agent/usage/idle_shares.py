@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from services.node_agent.isolation.region import Region
 from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
 from shared.model.bounds import Amount, Seconds
+from shared.model.lease import ShareKey
 from shared.model.names import DeviceUuid, PodUid
-from shared.model.usage import ShareKey
 
 UNOBSERVED_S = 60.0
 """An agent that was away for longer has missed what happened meanwhile."""

@@ -14,9 +14,8 @@ from services.node_agent.mig.instances import MigInstance
 from services.node_agent.usage.attribution import AttributedProcess
 from services.node_agent.usage.leased_containers import LeasedContainer
 from shared.model.bounds import MOST_MIB
-from shared.model.lease import MIB, Share
+from shared.model.lease import MIB, Share, ShareKey, share_key
 from shared.model.names import DeviceUuid
-from shared.model.usage import ShareKey, share_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

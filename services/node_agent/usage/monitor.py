@@ -39,9 +39,8 @@ from services.node_agent.usage.violations import Violation
 from shared.model.clock import until_tick
 from shared.model.errors import LeaseholdError
 from shared.model.events.request_reply import UsageReply
-from shared.model.lease import MIB
+from shared.model.lease import MIB, ShareKey, ShareMeasurement
 from shared.model.names import PodUid
-from shared.model.usage import ShareKey, ShareMeasurement
 
 T = TypeVar("T")
 

@@ -27,8 +27,8 @@ from shared.dialects.metrics import (
 )
 from shared.dialects.nvidia import metrics as hami
 from shared.dialects.volcano import metrics as volcano
+from shared.model.lease import ShareKey
 from shared.model.names import NodeName
-from shared.model.usage import ShareKey
 
 METRICS_PATH = "/metrics"
 

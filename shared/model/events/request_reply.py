@@ -22,12 +22,11 @@ from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.event import Delivery, Event
 from shared.model.events.node_events import LeaseHolder
 from shared.model.events.pod_events import PodQueued
-from shared.model.lease import Lease, ShareSize
+from shared.model.lease import Lease, ShareMeasurement, ShareSize
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import AntiAffinityTerm
 from shared.model.placement import Placement
 from shared.model.quota import QuotaExcess
-from shared.model.usage import ShareMeasurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,8 @@ from shared.model.events.request_reply import (
     UsageReply,
     UsageRequest,
 )
+from shared.model.lease import ShareMeasurement
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.usage import ShareMeasurement
 from shared.nats import subjects
 from shared.nats.bus import Bus
 from shared.nats.usage_requests import request_usage

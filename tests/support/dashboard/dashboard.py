@@ -20,9 +20,8 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import SystemClock
 from shared.model.events.event import Event
-from shared.model.lease import Lease
+from shared.model.lease import Lease, ShareMeasurement
 from shared.model.names import NodeName
-from shared.model.usage import ShareMeasurement
 from shared.nats.bus import Bus
 from shared.runtime import health
 from shared.runtime.runner import Runner

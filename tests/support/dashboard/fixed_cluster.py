@@ -19,7 +19,7 @@ from shared.model.events.pod_events import (
     PodBound,
     PodQueued,
 )
-from shared.model.lease import Lease, LeaseState, MigPlacement, Share, ShareSize
+from shared.model.lease import Lease, LeaseState, MigPlacement, Share, ShareMeasurement, ShareSize
 from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
@@ -31,7 +31,6 @@ from shared.model.preemption import (
     PreemptionState,
 )
 from shared.model.request import PodRequest
-from shared.model.usage import ShareMeasurement
 from shared.runtime import health
 from tests.support.build import allocation_of
 

@@ -7,10 +7,9 @@ from prometheus_client import REGISTRY
 
 from services.dashboard.cluster_metrics import export_cluster, observe_bound
 from services.dashboard.projection import Projection
-from shared.model.lease import MIB
+from shared.model.lease import MIB, ShareMeasurement
 from shared.model.names import NodeName
 from shared.model.placement import Refusal
-from shared.model.usage import ShareMeasurement
 from shared.model.views import MissingComponent
 from tests.support.dashboard.board import lease, node_totals, projected, waiting
 

@@ -9,8 +9,8 @@ from services.dashboard.history import (
     UsageHistory,
     history_of,
 )
+from shared.model.lease import ShareMeasurement
 from shared.model.names import DeviceUuid, Namespace, NodeName
-from shared.model.usage import ShareMeasurement
 from tests.support.dashboard.board import lease, node_totals, projected
 
 POINT = HistoryPoint(memory=50, cores=20, used_memory=10, used_cores=None)

@@ -7,9 +7,8 @@ import msgspec
 from services.dashboard.legacy_metrics import metric_families
 from services.dashboard.projection import Projection
 from services.dashboard.static_page import page
-from shared.model.lease import Lease
+from shared.model.lease import Lease, ShareMeasurement
 from shared.model.names import DeviceUuid, NodeName
-from shared.model.usage import ShareMeasurement
 from tests.support.dashboard.board import lease, node_totals, projected, seen
 
 NODE = NodeName("n1")

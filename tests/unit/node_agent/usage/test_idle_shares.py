@@ -13,7 +13,7 @@ from services.node_agent.usage.last_use_file import LastUseFile
 from services.node_agent.usage.leased_containers import LeasedContainer
 from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
 from shared.model.clock import end
-from shared.model.usage import share_key
+from shared.model.lease import share_key
 from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.monitor_world import MonitorWorld, computing
 from tests.support.node_agent.regions import fresh

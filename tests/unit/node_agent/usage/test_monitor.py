@@ -13,9 +13,8 @@ from services.node_agent.usage.usage_metrics import render_metrics
 from shared.dialects.dialect import ContainerSetup
 from shared.model.bounds import MOST_MIB
 from shared.model.events.request_reply import UsageReply
-from shared.model.lease import ClaimAllocation, MigPlacement
+from shared.model.lease import ClaimAllocation, MigPlacement, share_key
 from shared.model.names import PodUid
-from shared.model.usage import share_key
 from shared.nats import wire
 from tests.support.build import allocation_of
 from tests.support.node_agent.agent import NUMBER, lease_of, share
