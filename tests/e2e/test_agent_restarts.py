@@ -26,17 +26,10 @@ UNBOUND = 5
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def node() -> AsyncIterator[Stack]:
+async def whole() -> AsyncIterator[Stack]:
     """One node with eight GPUs."""
     async with stack("--nodes", "1", "--gpus", "8xA100-80GB") as started:
         yield started
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def up(node: Stack) -> AsyncIterator[Stack]:
-    """With no pod left over."""
-    yield node
-    await node.clear()
 
 
 async def test_every_pod_of_a_burst_runs_while_agents_restart(up: Stack) -> None:

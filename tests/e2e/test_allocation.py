@@ -27,7 +27,7 @@ ROUNDS = 10
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up() -> AsyncIterator[Stack]:
+async def whole() -> AsyncIterator[Stack]:
     async with stack("--nodes", "1", "--gpus", "4xT4") as running_stack:
         yield running_stack
 
@@ -83,7 +83,6 @@ async def test_item_31_one_write_binds_a_pod_with_all_six_annotations(up: Stack)
     assert notes["volcano.sh/bind-phase"] == "allocating"
     assert len(notes["volcano.sh/vgpu-time"]) == len(notes["volcano.sh/bind-time"]) == 10
     assert writes["pods/default/once"]["create/binding"] == 1
-    await up.clear()
 
 
 async def test_a_pod_that_sets_a_reserved_variable_is_refused_with_its_name(up: Stack) -> None:
@@ -154,7 +153,6 @@ async def test_s5_a_pod_bound_by_another_scheduler_gets_no_device(up: Stack) -> 
 
     failed = await up.until("smuggled", lambda p: p["status"]["phase"] == "Failed")
     assert "lease" in failed["status"]["message"]
-    await up.clear()
 
 
 async def test_a_pod_without_a_gpu_is_placed_too(up: Stack) -> None:

@@ -19,7 +19,7 @@ PODS = 100
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up() -> AsyncIterator[Stack]:
+async def whole() -> AsyncIterator[Stack]:
     async with stack("--nodes", "3", "--gpus", "8xA100-80GB", placers=2) as running_stack:
         yield running_stack
 

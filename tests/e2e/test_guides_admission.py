@@ -18,7 +18,6 @@ from tests.support.dialects.checklist import (
     allocated_setup,
     annotation_of,
     annotations_of,
-    delete_all_pods,
     leases,
     node_allocatable,
     uuid,
@@ -41,13 +40,6 @@ async def whole() -> AsyncIterator[Stack]:
     async with stack("--nodes", "1", "--gpus", "1xA10", webhook=True) as started:
         await node_allocatable(started, NODE, {"koordinator.sh/gpu.shared": 100})
         yield started
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def up(whole: Stack) -> AsyncIterator[Stack]:
-    """With no pod left over."""
-    yield whole
-    await delete_all_pods(whole)
 
 
 async def test_gpusharing_1_the_guides_pod_runs_as_it_is_printed(up: Stack) -> None:

@@ -37,13 +37,6 @@ async def whole() -> AsyncIterator[Stack]:
         yield started
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def up(whole: Stack) -> AsyncIterator[Stack]:
-    """With no pod left over."""
-    yield whole
-    await delete_all_pods(whole)
-
-
 async def test_item_40_restarts_of_agent_and_kubelet_stop_no_pod_and_pending_pods_start(
     up: Stack,
 ) -> None:

@@ -44,7 +44,7 @@ async def metrics_port() -> int:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up(metrics_port: int) -> AsyncIterator[Stack]:
+async def whole(metrics_port: int) -> AsyncIterator[Stack]:
     ports = ("--scheduler-metrics", f"127.0.0.1:{metrics_port}")
     async with stack("--nodes", "1", "--gpus", "1xT4+1xA100-40GB:mig", *ports) as one:
         yield one

@@ -19,7 +19,7 @@ MODE = "volcano.sh/vgpu-mode"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up() -> AsyncIterator[Stack]:
+async def whole() -> AsyncIterator[Stack]:
     async with stack("--gpus", "1xA100-40GB:mig,1xA100-80GB:mig+1xT4") as one:
         yield one
 
@@ -54,7 +54,6 @@ async def test_item_45_pods_get_instances_by_their_memory(up: Stack) -> None:
     assert not [name for name in first["env"] if name.startswith("CUDA_")]
     assert "1g.5gb" in ps
     assert (device["mode"], device["layout"], device["used_memory_mib"]) == ("mig", "group1", 5120)
-    await up.clear()
 
 
 async def test_a_strict_pod_gets_an_instance_where_a_share_would_be_first(up: Stack) -> None:
@@ -73,7 +72,6 @@ async def test_a_strict_pod_gets_an_instance_where_a_share_would_be_first(up: St
     assert "[" in pod["metadata"]["annotations"][IDS]
     assert "isolation is strict" in part["status"]["conditions"][0]["message"]
     assert "request whole GPUs" in explained
-    await up.clear()
 
 
 async def test_a_node_with_both_modes_serves_both(up: Stack) -> None:
@@ -83,4 +81,3 @@ async def test_a_node_with_both_modes_serves_both(up: Stack) -> None:
     assert instance["env"]["NVIDIA_VISIBLE_DEVICES"].startswith("MIG-")
     assert share["env"]["CUDA_DEVICE_MEMORY_LIMIT_0"] == "9000m"
     assert [each["mode"] for each in (await devices(up))["node-1"]] == ["mig", "hami-core"]
-    await up.clear()

@@ -32,7 +32,7 @@ IDS = "volcano.sh/vgpu-ids-new"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up() -> AsyncIterator[Stack]:
+async def whole() -> AsyncIterator[Stack]:
     async with stack("--nodes", "1", "--gpus", "1xT4") as running_stack:
         yield running_stack
 
@@ -109,7 +109,6 @@ async def test_a_running_pod_is_resized_in_the_ledger_its_annotations_and_its_li
     )
     assert "container cuda: 4000 to 6000 MiB" in events.out
     await up.audit()
-    await up.clear()
 
 
 async def test_a_pod_runs_on_capacity_that_a_resize_freed(up: Stack) -> None:
@@ -132,7 +131,6 @@ async def test_a_pod_runs_on_capacity_that_a_resize_freed(up: Stack) -> None:
     assert blocked.code == 1
     assert "360 of them free" in blocked.err
     await up.audit()
-    await up.clear()
 
 
 async def test_an_operator_may_send_resizes_to_binders_but_not_to_nodes(up: Stack) -> None:
@@ -148,7 +146,6 @@ async def test_an_operator_may_send_resizes_to_binders_but_not_to_nodes(up: Stac
         requested = LimitsRequest(node=copy_of(pod).node, lease=copy_of(pod))
         with pytest.raises(UnavailableError):
             await bus.request(requested, LimitsReply, timeout_s=1.0)
-    await up.clear()
 
 
 @pytest.mark.parametrize("victim", ["binder", "agent-node-0"])
@@ -179,7 +176,6 @@ async def test_a_resize_is_completed_although_a_component_is_killed_during_it(
     assert json.loads(last.out)["after"]["memory_mib"] == 8_000
     assert (await leased(up, "one"))["memory_mib"] == 8_000
     await up.audit()
-    await up.clear()
 
 
 async def test_a_rebuilt_ledger_has_the_new_size_of_a_resized_lease(up: Stack) -> None:
@@ -200,4 +196,3 @@ async def test_a_rebuilt_ledger_has_the_new_size_of_a_resized_lease(up: Stack) -
 
     await until(sizes, lambda found: found == [7_000])
     await up.audit()
-    await up.clear()

@@ -15,7 +15,6 @@ from tests.support.dialects.checklist import (
     annotation_of,
     annotations_of,
     asking,
-    delete_all_pods,
     node_allocatable,
     refused,
     runs,
@@ -53,17 +52,10 @@ spec:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cards() -> AsyncIterator[Stack]:
+async def whole() -> AsyncIterator[Stack]:
     """One node with three T4."""
     async with stack("--nodes", "1", "--gpus", "3xT4") as started:
         yield started
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def up(cards: Stack) -> AsyncIterator[Stack]:
-    """With no pod left over."""
-    yield cards
-    await delete_all_pods(cards)
 
 
 def vcuda(core: int, memory: int = 0) -> dict[str, int]:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up() -> AsyncIterator[Stack]:
+async def whole() -> AsyncIterator[Stack]:
     flags = ("--nodes", "1", "--gpus", "2xT4", "--kube-scheduler")
     async with stack(*flags, webhook=True) as started:
         yield started
@@ -110,6 +110,8 @@ async def test_a_pod_with_a_volume_is_handed_over_and_bound_where_its_volume_is(
 
 
 async def test_a_pod_that_the_extender_refuses_is_explained_by_its_verdict(up: Stack) -> None:
+    await up.create(asking("small", vgpu(memory=1000)))
+    await up.until("small", running)
     await up.create(asking("giant", vgpu(2, memory=15000), schedulerName="leasehold-full"))
 
     explained = await until(

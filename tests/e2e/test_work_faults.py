@@ -21,7 +21,7 @@ BOUND_S = 15.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up() -> AsyncIterator[Stack]:
+async def whole() -> AsyncIterator[Stack]:
     flags = ("--nodes", "2", "--gpus", "4xA100-80GB")
     async with stack(*flags, placers=2) as running_stack:
         yield running_stack

@@ -12,8 +12,12 @@ from tests.model.rules import Step
 from tests.model.world import World
 from tests.support.build import gpu, request
 
-ROUNDS = 20
-"""Rounds of 3 s in which everything must be as it should once all faults have ended."""
+ROUNDS = 30
+"""Rounds of 3 s in which everything must be as it should once all faults have ended.
+
+Of these 90 s, up to three pods wait for 20 s each until an agent refuses them, one after the other,
+if a loss of the ledger gave them a MIG device that a running pod holds in another layout.
+"""
 E = TypeVar("E")
 
 
