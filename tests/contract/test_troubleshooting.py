@@ -44,18 +44,6 @@ def missing(wanted: Iterable[str], there: set[str]) -> set[str]:
     return set(wanted) - there
 
 
-def test_the_refusal_codes_are_exactly_the_rows() -> None:
-    codes = set(
-        words("services/placer/**/*.py", "shared/placing/**/*.py", "shared/model/device.py")
-    )
-    table = re.search(r"<!-- codes -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
-    assert table
-    named = names_of_items(table[1])
-
-    ordinary = {"InsufficientCpu", "InsufficientMemory", "Insufficient…"}
-    assert named == (codes - NO_CODES) | ordinary
-
-
 def test_every_reason_of_an_event_has_its_row() -> None:
     reasons = set(words("services/binder/**/*.py")) - NO_REASONS
     reasons |= {str(rule) for rule in ViolationReason} | {"Scheduled"}

@@ -14,7 +14,9 @@ import yaml
 
 from services.cli.parser import EXIT_CODES, build_parser
 from services.node_agent.settings import AgentSettings
+from shared.placing.choice.device_refusals import NODE_TEXTS
 from shared.placing.pod_fields import FIELDS, Effect
+from shared.placing.refusal.refusals import HINTS
 from shared.runtime.settings import LedgerSettings, ServiceSettings
 from simcluster.node_agent.agent import SimulatedAgentSettings
 from tools.generate.compatibility import resources_table, words_table
@@ -42,6 +44,7 @@ def pieces() -> dict[str, str]:
         "pod fields": _pod_fields(),
         "served resources": resources_table(),
         "annotations and labels": words_table(),
+        "refusal codes": _refusal_codes(),
         "alerts": _alerts(),
         "pod rules": pod_rules(),
         "privileges": privileges(),
@@ -198,6 +201,16 @@ def _pod_fields() -> str:
 
 
 # Alerts
+
+
+def _refusal_codes() -> str:
+    """Return what each code says of nodes, and its hint."""
+    rows = []
+    for code in sorted({*NODE_TEXTS, *HINTS}):
+        hint = HINTS.get(code, "")
+        advice = hint.format(node="NODE") if isinstance(hint, str) else "the hint names what fits"
+        rows.append((f"`{code}`", "; ".join(filter(None, (NODE_TEXTS.get(code), advice)))))
+    return _list(rows)
 
 
 def _alerts() -> str:

@@ -227,8 +227,11 @@ def hint_for(request: PodRequest, nearest: BlockedNodes) -> str:
     if not nearest:
         return "no node is known: is a watcher running, and does it reach the API server?"
     code = nearest[0][1].code
-    if code in _HINTS:
-        return _HINTS[code](request, [near for near in nearest if near[1].code == code])
+    hint = HINTS.get(code)
+    if isinstance(hint, str):
+        return hint.format(node=nearest[0][0].name)
+    if hint:
+        return hint(request, [near for near in nearest if near[1].code == code])
     if code.startswith(("Insufficient", "TooMany")):
         return f"request less, or wait: {nearest[0][1].numbers} on the nearest node"
     return f"check node {nearest[0][0].name}"
@@ -331,75 +334,62 @@ def _for_trigger(request: PodRequest, nearest: BlockedNodes) -> str:
     )
 
 
-def _fixed_hint(text: str) -> Callable[[PodRequest, BlockedNodes], str]:
-    return lambda _request, nearest: text.format(node=nearest[0][0].name)
-
-
-_HINTS: Mapping[str, Callable[[PodRequest, BlockedNodes], str]] = {
+HINTS: Mapping[str, str | Callable[[PodRequest, BlockedNodes], str]] = {
     "InsufficientGpuMemory": _memory_hint,
     "InsufficientGpuCores": _cores_hint,
     "NotEnoughGpus": _for_count,
-    "TooManyPods": _fixed_hint(
+    "TooManyPods": (
         "wait until a pod on node {node} ends: it runs as many pods as its kubelet allows"
     ),
-    "GpusDoNotFitTogether": _fixed_hint(
+    "GpusDoNotFitTogether": (
         "wait until pods on these nodes end: the pod's containers need their GPUs at once"
     ),
     "ResourceNotServed": _for_trigger,
-    "NodeAgentNotReady": _fixed_hint("check the node agent of node {node}, and its kubelet"),
-    "NoGpus": _fixed_hint("no node that the pod may use has a GPU: is a node agent running there?"),
-    "GpuSlotsTaken": _fixed_hint(
-        "wait for a share to end, or raise --device-split-count of the node agents"
-    ),
-    "GpuGroupSpread": _fixed_hint("add a device, or remove the spread policy from the pod group"),
-    "GpuNotIdle": _fixed_hint(
-        "request less than 100 % of the cores, or wait for a device to be idle"
-    ),
-    "GpuClaimed": _fixed_hint("wait until the pods that are being evicted have ended"),
-    "GpuInExclusiveUse": _fixed_hint("wait until a device that is used exclusively is free"),
-    "GpuExcluded": _fixed_hint(
-        "remove the devices of node {node} from its annotation of excluded devices"
-    ),
+    "NodeAgentNotReady": "check the node agent of node {node}, and its kubelet",
+    "NoGpus": "no node that the pod may use has a GPU: is a node agent running there?",
+    "GpuSlotsTaken": ("wait for a share to end, or raise --device-split-count of the node agents"),
+    "GpuGroupSpread": "add a device, or remove the spread policy from the pod group",
+    "GpuNotIdle": ("request less than 100 % of the cores, or wait for a device to be idle"),
+    "GpuClaimed": "wait until the pods that are being evicted have ended",
+    "GpuInExclusiveUse": "wait until a device that is used exclusively is free",
+    "GpuExcluded": ("remove the devices of node {node} from its annotation of excluded devices"),
     "GpuUnhealthy": _for_health,
-    "GpuTypeExcluded": _fixed_hint("allow more types of GPU, or add a node that has one of these"),
-    "GpuUuidExcluded": _fixed_hint("allow more UUIDs, or do not list any"),
+    "GpuTypeExcluded": "allow more types of GPU, or add a node that has one of these",
+    "GpuUuidExcluded": "allow more UUIDs, or do not list any",
     "GpuInstanceTooSmall": _for_instance,
-    "GpuInstancesTaken": _fixed_hint(
+    "GpuInstancesTaken": (
         "request less memory, or wait until an instance or a whole device is free"
     ),
-    "NoGpuInstances": _fixed_hint(
-        "configure MIG layouts for this GPU model in the agent of node {node}"
-    ),
-    "GpuNotPartitioned": _fixed_hint("wait for the shares on the devices of node {node} to end"),
-    "GpuInstancesLive": _fixed_hint("wait for the instances on the devices of node {node} to end"),
-    "GpuPlaceUnknown": _fixed_hint(
+    "NoGpuInstances": ("configure MIG layouts for this GPU model in the agent of node {node}"),
+    "GpuNotPartitioned": "wait for the shares on the devices of node {node} to end",
+    "GpuInstancesLive": "wait for the instances on the devices of node {node} to end",
+    "GpuPlaceUnknown": (
         "remove the topology from the pod: the agent of node {node} does not know where GPUs are"
     ),
-    "GpuModeMismatch": _fixed_hint(
-        "remove the required mode from the pod, or add a node in that mode"
-    ),
-    "GpuIsolationStrict": _fixed_hint(
+    "GpuModeMismatch": ("remove the required mode from the pod, or add a node in that mode"),
+    "GpuIsolationStrict": (
         "add a device in MIG mode, request whole GPUs, or remove strict isolation from the pod"
     ),
-    "GpuNotShared": _fixed_hint(
+    "GpuNotShared": (
         "request whole GPUs, with all of the cores or the annotation leasehold.dev/isolation: "
         "strict beside all of the memory, or start the agent of node {node} without --isolation"
     ),
-    "GpuNotIsolated": _fixed_hint(
+    "GpuNotIsolated": (
         "run `leasehold doctor` on node {node}: its checks of the library report what to do"
     ),
-    "UntoleratedTaint": _fixed_hint("tolerate the taint of node {node}, or remove it"),
-    "NodeUnschedulable": _fixed_hint("uncordon node {node}"),
-    "ExistingAntiAffinity": _fixed_hint(
+    "UntoleratedTaint": "tolerate the taint of node {node}, or remove it",
+    "NodeUnschedulable": "uncordon node {node}",
+    "ExistingAntiAffinity": (
         "wait for the pods in that domain of node {node} whose required anti-affinity selects the "
         "pod to end, or change the pod's labels"
     ),
-    "NodeAffinity": _fixed_hint("change the pod's node selector or affinity, or label node {node}"),
-    "UnsupportedConstraint": _fixed_hint(
+    "NodeAffinity": "change the pod's node selector or affinity, or label node {node}",
+    "UnsupportedConstraint": (
         "remove the fields, or create the pod again while the webhook runs, which hands it over to "
         "kube-scheduler where the extender is installed"
     ),
 }
+"""What to try for each code; `{node}` is the nearest node that is blocked for it."""
 
 
 def impossible_hint(request: PodRequest, node: MirroredNode, empty: MirroredNode) -> str:
