@@ -13,13 +13,11 @@ from pathlib import Path
 
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
-from services.node_agent.isolation.region import RegionPath
-from services.node_agent.isolation.region_control import RegionChanges, write_changes
 from services.node_agent.isolation.region_image import RegionSeed
-from services.node_agent.isolation.region_seed import seed_region
+from services.node_agent.isolation.region_writer import seed_region, write_limits
 from services.node_agent.kubelet.cgroups import read_origin
 
-REGION = RegionPath(directory="/tmp/region", name="r.cache")
+REGION = Path("/tmp/region/r.cache")
 BURN = (
     "import torch; a = torch.rand(4096, 4096, device='cuda')\nwhile True: a = (a @ a).clamp(0, 1)"
 )
@@ -35,7 +33,7 @@ def devices() -> None:
             print(sample.index, process, read_origin(process.pid, Path("/proc")))
 
 
-def seed(place: RegionPath = REGION, *, gib: int = 5, cores: int = 40) -> None:
+def seed(place: Path = REGION, *, gib: int = 5, cores: int = 40) -> None:
     """Create a region as the agent does before a container starts."""
     limits = RegionSeed(
         memory_bytes=(gib * GIB,), cores_percent=(cores,), other_cores_percent=cores
@@ -43,17 +41,17 @@ def seed(place: RegionPath = REGION, *, gib: int = 5, cores: int = 40) -> None:
     seed_region(place, limits, starting=True)
 
 
-def raise_limits(place: RegionPath = REGION) -> None:
+def raise_limits(place: Path = REGION) -> None:
     """Change the limits of the first device while processes run."""
-    changes = RegionChanges(memory_limits=(9 * GIB, *[0] * 15), core_limits=(80, *[40] * 15))
-    write_changes(place, changes)
+    limits = RegionSeed(memory_bytes=(9 * GIB,), cores_percent=(80,), other_cores_percent=40)
+    write_limits(place, limits)
 
 
 def cores() -> None:
     """Print each limit, and the utilization of a process that computes, over 30 s."""
     given = os.environ | {
         "LD_PRELOAD": "/usr/local/vgpu/libvgpu.so",
-        "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{REGION.directory}/{REGION.name}",
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(REGION),
         "GPU_CORE_UTILIZATION_POLICY": "force",
     }
     for limit in (25, 50, 75):

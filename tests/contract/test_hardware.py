@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-from services.node_agent.isolation.region import RegionPath
 from tests.benchmarks.hardware import raise_limits, seed
 from tools.generate.compatibility import NOT_SHOWN
 
@@ -20,7 +19,7 @@ def test_the_page_lists_exactly_the_statements_without_a_test() -> None:
 
 
 def test_the_steps_without_a_gpu_run(tmp_path: Path) -> None:
-    place = RegionPath(directory=str(tmp_path), name="r.cache")
+    place = tmp_path / "r.cache"
 
     seed(place)
     raise_limits(place)

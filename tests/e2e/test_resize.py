@@ -12,7 +12,6 @@ import pytest
 import pytest_asyncio
 import redis.asyncio
 
-from services.node_agent.isolation.region import RegionPath
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.model.errors import UnavailableError
@@ -37,11 +36,12 @@ async def whole() -> AsyncIterator[Stack]:
         yield running_stack
 
 
-def region_at(up: Stack, pod: dict[str, Any]) -> RegionPath:
+def region_at(up: Stack, pod: dict[str, Any]) -> Path:
     """Return where the region of a pod's container lies."""
     node, uid = pod["spec"]["nodeName"], pod["metadata"]["uid"]
-    (file,) = (up.root / "agents" / node / "containers" / f"{uid}_cuda").glob("*.cache")
-    return RegionPath(directory=str(file.parent), name=file.name)
+    directory: Path = up.root / "agents" / node / "containers" / f"{uid}_cuda"
+    (file,) = directory.glob("*.cache")
+    return file
 
 
 def copy_of(pod: dict[str, Any]) -> Lease:

@@ -4,7 +4,7 @@ import json
 import struct
 from pathlib import Path
 
-from services.node_agent.isolation.region import Region, RegionPath
+from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_reader import read_region
 from shared.kubernetes.errors import NotFoundError
@@ -19,7 +19,7 @@ STRICT = {
 
 
 def limit_of(region: Path) -> int:
-    found = read_region(RegionPath(directory=str(region.parent), name=region.name))
+    found = read_region(region)
     assert isinstance(found, Region)
     return found.memory_limits[0]
 

@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 
 from services.node_agent.isolation.container_files import ContainerFiles
 from services.node_agent.isolation.library import NodeLibrary
-from services.node_agent.isolation.region import Region, RegionPath
+from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import RegionSeed, region_path_of
 from services.node_agent.isolation.region_reader import read_region
-from services.node_agent.isolation.region_seed import seed_region
+from services.node_agent.isolation.region_writer import seed_region
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
 from shared.model.lease import Lease
@@ -33,7 +33,7 @@ class HamiContainer:
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.path = RegionPath(directory=str(self.directory), name="r.cache")
+        self.path = self.directory / "r.cache"
 
     def seed(self, *gib: float, cores: int = 0) -> RegionSeed:
         """Set its limits, as before a start: memory in GiB by device."""
@@ -50,7 +50,7 @@ class HamiContainer:
         given = {
             "LD_PRELOAD": str(self.library),
             "CUDA_REDIRECT": str(self.library),
-            "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{self.path.directory}/{self.path.name}",
+            "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(self.path),
             "LIBCUDA_LOG_LEVEL": "1",
         }
         load = self.driver.load(**given | environment)

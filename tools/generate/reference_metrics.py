@@ -9,7 +9,7 @@ from prometheus_client import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
 from services.node_agent.gpus.device_samples import DeviceSample
-from services.node_agent.isolation.region import DeviceSums, RegionPath, decode
+from services.node_agent.isolation.region import DeviceSums, decode
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.mig.instances import MigInstance
@@ -23,7 +23,7 @@ from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 ROOT = Path(__file__).parents[2]
-PLACE = RegionPath(directory="/", name="r")
+PLACE = Path("/r")
 Row = tuple[str, str, str, str]
 """Name as Prometheus stores it, type, labels as a query has them, help."""
 

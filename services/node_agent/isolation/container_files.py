@@ -17,9 +17,8 @@ from services.node_agent.isolation.host_paths import (
     required_paths,
 )
 from services.node_agent.isolation.library import NodeLibrary
-from services.node_agent.isolation.region_control import write_overrides
 from services.node_agent.isolation.region_image import region_path_of, seed_of
-from services.node_agent.isolation.region_seed import seed_region
+from services.node_agent.isolation.region_writer import seed_region, write_overrides
 from shared.dialects.dialect import ContainerSetup
 from shared.dialects.hami_core import LIBRARY
 from shared.model.errors import UnavailableError

@@ -8,10 +8,9 @@ import functools
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import PurePath, PurePosixPath
 
 from services.node_agent.allocate.device_list_strategies import NULL_DEVICE
-from services.node_agent.isolation.region import RegionPath
 from services.node_agent.isolation.region_layouts import LAYOUTS, V1_1, V1_2, RegionLayout
 from shared.dialects.dialect import ContainerSetup, Paths
 from shared.dialects.hami_core import OVERRIDES
@@ -58,12 +57,12 @@ class RequiredPaths:
     files: tuple[str, ...] = ()
 
 
-def required_paths(setup: ContainerSetup, region_path: RegionPath | None = None) -> RequiredPaths:
+def required_paths(setup: ContainerSetup, region_path: PurePath | None = None) -> RequiredPaths:
     """Return what a container's mounts need besides its region, which has path `region_path`.
 
     The agent writes its file of overrides, as it does its region.
     """
-    region = None if region_path is None else f"{region_path.directory}/{region_path.name}"
+    region = None if region_path is None else str(region_path)
     return RequiredPaths(
         directories=tuple(mount.host_path for mount in setup.mounts if mount.directory),
         files=tuple(

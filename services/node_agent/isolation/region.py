@@ -34,14 +34,6 @@ _PIDS = struct.Struct("<ii")
 _NOTHING = (0,) * DEVICES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegionPath:
-    """Path of a region file on the host."""
-
-    directory: str
-    name: str
-
-
 @dataclass(frozen=True, slots=True)
 class Tampered:
     """The file is not a valid region; `reason` is for people."""
@@ -180,7 +172,7 @@ def decode(layout: RegionLayout, data: bytes | bytearray, torn: Set[int] = froze
     count = min(max(claimed_slots, 0), SLOTS)
     read = _slot_reader(layout, data, torn)
     slots = tuple(read(index) for index in range(count))
-    last = _word(data, layout.last_kernel) if layout.last_kernel is not None else 0
+    last = _word(data, layout.last_kernel) if layout.has_last_kernel else 0
     return Region(
         layout=layout,
         device_num=min(claimed_devices, DEVICES),
@@ -242,9 +234,9 @@ def _slot_reader(
             offset=amounts[3::5],
             total=amounts[4::5],
             monitored=_WORDS.unpack_from(data, at + slot.monitored),
-            sm_percent=_NOTHING
-            if slot.utilization is None
-            else utilization.unpack_from(data, at + slot.utilization),
+            sm_percent=utilization.unpack_from(data, at + slot.utilization)
+            if slot.utilization_size
+            else _NOTHING,
             writes=0 if slot.seqlock is None else _word(data, at + slot.seqlock),
             torn=index in torn,
         )

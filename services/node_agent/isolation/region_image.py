@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from services.node_agent.isolation.region import Region, RegionPath
+from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_layouts import DEVICES, MAGIC, V1_2, RegionLayout
 from shared.dialects.dialect import ContainerSetup
 from shared.dialects.hami_core import CACHE, CORES_LIMIT, MEMORY_LIMIT, PRIORITY
@@ -54,7 +54,7 @@ class RegionSeed:
         return tuple(percent or NO_CORE_LIMIT for percent in given)
 
 
-def region_path_of(setup: ContainerSetup) -> RegionPath | None:
+def region_path_of(setup: ContainerSetup) -> PurePosixPath | None:
     """Return the host's path of a container's region, or None if it has no HAMi-core.
 
     Raises RequestError if it is in none of its mounts: the agent could not write its limits.
@@ -64,11 +64,11 @@ def region_path_of(setup: ContainerSetup) -> RegionPath | None:
         return None
     path = PurePosixPath(inside)
     for mount in setup.mounts:
-        if mount.directory and PurePosixPath(mount.container_path) == path.parent:
-            return RegionPath(directory=mount.host_path, name=path.name)
-        if not mount.directory and PurePosixPath(mount.container_path) == path:
-            host = PurePosixPath(mount.host_path)
-            return RegionPath(directory=str(host.parent), name=host.name)
+        place = PurePosixPath(mount.container_path)
+        if mount.directory and place == path.parent:
+            return PurePosixPath(mount.host_path) / path.name
+        if not mount.directory and place == path:
+            return PurePosixPath(mount.host_path)
     raise RequestError(f"{CACHE} is {inside}, which is in none of the container's mounts")
 
 

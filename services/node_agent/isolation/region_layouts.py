@@ -2,7 +2,8 @@
 
 The file is the library's struct in little-endian order and one NUL byte behind it. Offsets are in
 bytes, of fields of the region from its start, of fields of a slot from the slot's start. The table
-is what the library's own headers compile to, release by release; no field is guessed.
+is what the library's own headers compile to, release by release; no field is guessed. What lies at
+the same distance from another field in every release is computed from that one.
 """
 
 from collections.abc import Mapping
@@ -17,21 +18,31 @@ UUID_BYTES = 96
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotLayout:
-    """One process's record."""
+    """One process's record, which begins with i32 pid and i32 host pid."""
 
     size: int
-    seqlock: int | None
-    """u64, odd while its owner writes; None: the layout has none."""
-    used: int
+    used: int = 8
     """16 memory records: u64 context, module, buffer, offset, total, and room up to their size."""
     used_size: int
-    monitored: int
-    """16 u64: the process's use of each device by NVML."""
-    utilization: int | None
-    """16 records: u64 decoder, encoder, SM percent, and room up to their size."""
     utilization_size: int
-    status: int
-    """i32: 0 exited, 1 running, 2 suspended. The slot begins with i32 pid and i32 host pid."""
+    """Of 16 records: u64 decoder, encoder, SM percent, and room; 0 if the layout has none."""
+    seqlock: int | None = None
+    """u64, odd while its owner writes, or None if the layout has none."""
+
+    @property
+    def monitored(self) -> int:
+        """16 u64: the process's use of each device by NVML."""
+        return self.used + DEVICES * self.used_size
+
+    @property
+    def utilization(self) -> int:
+        """The records of utilization."""
+        return self.monitored + DEVICES * 8
+
+    @property
+    def status(self) -> int:
+        """i32: 0 exited, 1 running, 2 suspended."""
+        return self.utilization + DEVICES * self.utilization_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,25 +52,14 @@ class RegionLayout:
     name: str
     size: int
     """Of the struct; the file has one byte more."""
-    version: tuple[int, int] | None
-    """u32 major at 4 and u32 minor at 8; None: the layout carries none."""
-    sm_init: int
-    owner: int
-    """u64: pid, in the container, of the holder of the slot lock."""
+    version: tuple[int, int] | None = None
+    """u32 major at 4 and u32 minor at 8, or None if the layout carries none."""
     semaphore: int
-    postinit_semaphore: int | None
+    """The slot lock."""
+    postinit_semaphore: int | None = None
     device_num: int
-    uuids: int
-    memory_limits: int
-    """16 u64, bytes; 0 is no limit."""
-    core_limits: int
-    """16 u64, percent."""
-    slots: int
     slot: SlotLayout
-    slot_count: int
-    """i32; the switch, the activity counter and the priority follow it, an i32 each."""
-    last_kernel: int | None
-    """u64, Unix seconds."""
+    has_last_kernel: bool = True
 
     @property
     def file_size(self) -> int:
@@ -67,115 +67,73 @@ class RegionLayout:
         return self.size + 1
 
     @property
+    def owner(self) -> int:
+        """u64: pid, in the container, of the holder of the slot lock."""
+        return self.semaphore - 8
+
+    @property
+    def uuids(self) -> int:
+        """16 texts."""
+        return self.device_num + 8
+
+    @property
+    def memory_limits(self) -> int:
+        """16 u64, bytes; 0 is no limit."""
+        return self.uuids + DEVICES * UUID_BYTES
+
+    @property
+    def core_limits(self) -> int:
+        """16 u64, percent."""
+        return self.memory_limits + DEVICES * 8
+
+    @property
+    def slot_count(self) -> int:
+        """i32; the switch, the activity counter and the priority follow it, an i32 each."""
+        return self.slot_at(SLOTS)
+
+    @property
     def switch(self) -> int:
         """i32: 1 applies the core limits, 0 does not."""
         return self.slot_count + 4
 
     @property
-    def recent_kernel(self) -> int:
-        """i32: a counter of recent activity; -1 blocks launches."""
-        return self.slot_count + 8
-
-    @property
-    def priority(self) -> int:
-        """i32: a smaller number is more important."""
-        return self.slot_count + 12
+    def last_kernel(self) -> int:
+        """u64, Unix seconds, if the layout has it."""
+        return self.slot_count + 16
 
     def slot_at(self, index: int) -> int:
         """Return the offset of a slot."""
-        return self.slots + index * self.slot.size
+        return self.core_limits + DEVICES * 8 + index * self.slot.size
 
 
 PRE_V0 = RegionLayout(
     name="pre-v0",
     size=804680,
-    version=None,
-    sm_init=4,
-    owner=8,
     semaphore=16,
-    postinit_semaphore=None,
     device_num=48,
-    uuids=56,
-    memory_limits=1592,
-    core_limits=1720,
-    slots=1848,
-    slot=SlotLayout(
-        size=784,
-        seqlock=None,
-        used=8,
-        used_size=40,
-        monitored=648,
-        utilization=None,
-        utilization_size=0,
-        status=776,
-    ),
-    slot_count=804664,
-    last_kernel=None,
+    slot=SlotLayout(size=784, used_size=40, utilization_size=0),
+    has_last_kernel=False,
 )
-
 V0 = replace(
-    PRE_V0,
-    name="v0",
-    size=1197896,
-    slot=replace(PRE_V0.slot, size=1168, utilization=776, utilization_size=24, status=1160),
-    slot_count=1197880,
+    PRE_V0, name="v0", size=1197896, slot=replace(PRE_V0.slot, size=1168, utilization_size=24)
 )
-
 V1_1 = RegionLayout(
     name="1.1",
     size=2008952,
     version=(1, 1),
-    sm_init=12,
-    owner=16,
     semaphore=24,
-    postinit_semaphore=None,
     device_num=56,
-    uuids=64,
-    memory_limits=1600,
-    core_limits=1728,
-    slots=1856,
-    slot=SlotLayout(
-        size=1960,
-        seqlock=None,
-        used=8,
-        used_size=64,
-        monitored=1032,
-        utilization=1160,
-        utilization_size=48,
-        status=1928,
-    ),
-    slot_count=2008896,
-    last_kernel=2008912,
+    slot=SlotLayout(size=1960, used_size=64, utilization_size=48),
 )
-
-V1_1_BAD = RegionLayout(
+V1_1_BAD = replace(
+    V1_1,
     name="1.1-bad",
     size=2008984,
-    version=(1, 1),
-    sm_init=12,
-    owner=16,
-    semaphore=24,
     postinit_semaphore=56,
     device_num=88,
-    uuids=96,
-    memory_limits=1632,
-    core_limits=1760,
-    slots=1888,
-    slot=SlotLayout(
-        size=1960,
-        seqlock=8,
-        used=16,
-        used_size=64,
-        monitored=1040,
-        utilization=1168,
-        utilization_size=48,
-        status=1936,
-    ),
-    slot_count=2008928,
-    last_kernel=2008944,
+    slot=replace(V1_1.slot, used=16, seqlock=8),
 )
 """HAMi 2.8.1 only: another layout with the version of the one before, and another size."""
-
 V1_2 = replace(
     V1_1,
     name="1.2",

@@ -11,8 +11,9 @@ import stat
 import struct
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import PurePath
 
-from services.node_agent.isolation.region import Region, RegionPath, Tampered, decode, slot_count
+from services.node_agent.isolation.region import Region, Tampered, decode, slot_count
 from services.node_agent.isolation.region_layouts import BY_FILE_SIZE, RegionLayout, layout_of
 
 ROUNDS = 5
@@ -21,7 +22,7 @@ PAUSE_S = 0.001
 _HEAD = struct.Struct("<iII")
 
 
-def read_region(path: RegionPath) -> Region | Tampered | None:
+def read_region(path: PurePath) -> Region | Tampered | None:
     """Return the region, or why it is invalid; None if there is no such file.
 
     Slots that are being written are read again together, `ROUNDS` times, in a few milliseconds.
@@ -37,11 +38,11 @@ def read_region(path: RegionPath) -> Region | Tampered | None:
         os.close(descriptor)
 
 
-def open_region(path: RegionPath, flags: int) -> int | Tampered | None:
+def open_region(path: PurePath, flags: int) -> int | Tampered | None:
     """Open a file whose type, links and size fit a region; the caller closes it."""
     handles: list[int] = []
     try:
-        handles.append(os.open(path.directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW))
+        handles.append(os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW))
         handles.append(os.open(path.name, os.O_PATH | os.O_NOFOLLOW, dir_fd=handles[0]))
         problem = _problem_with(os.fstat(handles[1]))
         if problem is None:

@@ -13,18 +13,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import PurePosixPath
 
 from msgspec import structs
 
-from services.node_agent.isolation.region import Region, RegionPath
-from services.node_agent.isolation.region_control import (
-    RegionChanges,
-    write_changes,
-    write_overrides,
-)
+from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import region_path_of, seed_of
 from services.node_agent.isolation.region_reader import read_region
+from services.node_agent.isolation.region_writer import write_limits, write_overrides
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry, LoweredLease
 from services.node_agent.records.device_guard import OvercommitError
@@ -182,14 +177,17 @@ class LimitUpdater:
         return ""
 
     async def _write(self, entry: CheckpointEntry) -> None:
-        """Write limits to a region; a missing one gets them when it is made."""
+        """Write limits to a region and, for child processes of running ones, to the overrides.
+
+        A missing region gets them when it is made.
+        """
         path = region_path_of(entry.limits)
         if path is None:
             return
         seed = seed_of(entry.limits.environment)
-        changes = RegionChanges(memory_limits=seed.memory_limits, core_limits=seed.core_limits)
         try:
-            await asyncio.to_thread(_write_limits, entry, path, changes)
+            await asyncio.to_thread(write_limits, path, seed)
+            await asyncio.to_thread(write_overrides, entry.limits)
         except (OSError, UnavailableError) as error:
             logger.warning("limits follow when the container starts again: %s", error)
 
@@ -235,7 +233,7 @@ class LimitUpdater:
             reason = "it does not exist" if region is None else region.reason
             raise UnavailableError(
                 f"the memory in use by container {entry.allocation.container} is not known: its "
-                f"region {PurePosixPath(path.directory) / path.name}: {reason}"
+                f"region {path}: {reason}"
             )
         living = await self.monitor.living_pids((entry.allocation.pod, entry.allocation.container))
         seed = seed_of(entry.limits.environment)
@@ -304,9 +302,3 @@ class LimitUpdater:
                 if entry.lowered is not None:
                     kept = replace(kept, setup=entry.lowered.setup, lowered=None)
                 await self._save(kept, entry)
-
-
-def _write_limits(entry: CheckpointEntry, path: RegionPath, changes: RegionChanges) -> None:
-    """Write limits to a region and, for child processes of running ones, to the overrides."""
-    write_changes(path, changes)
-    write_overrides(entry.limits)

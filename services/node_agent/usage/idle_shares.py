@@ -117,6 +117,6 @@ def _is_in_use(share: MeasuredShare, before: LastUse | None, kernels: float | No
 def _kernel_time(measured: MeasuredContainer) -> float | None:
     """Return when the container launched its last kernel, 0 for never; None: it is not known."""
     region = measured.region
-    if not isinstance(region, Region) or region.layout.last_kernel is None:
+    if not isinstance(region, Region) or not region.layout.has_last_kernel:
         return None
     return region.last_kernel_at or 0.0

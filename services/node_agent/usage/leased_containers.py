@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 
-from services.node_agent.isolation.region import RegionPath
 from services.node_agent.isolation.region_image import RegionSeed, region_path_of, seed_of
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.model.errors import RequestError
@@ -21,7 +21,7 @@ class LeasedContainer:
     lease: Lease
     name: str
     """Of the container, or of the request."""
-    region_path: RegionPath | None = None
+    region_path: PurePath | None = None
     """Location of its region file; None: HAMi-core does not limit it."""
     seed: RegionSeed | None = None
     """The limits that its region was created with."""

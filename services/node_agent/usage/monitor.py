@@ -19,7 +19,7 @@ from services.node_agent.gpus.device_samples import DeviceSample
 from services.node_agent.isolation.region import Region, Tampered
 from services.node_agent.isolation.region_image import altered_limits
 from services.node_agent.isolation.region_reader import read_region
-from services.node_agent.isolation.region_seed import seed_region
+from services.node_agent.isolation.region_writer import seed_region
 from services.node_agent.kubelet.cgroups import processes_of, read_origin
 from services.node_agent.kubelet.pods import ClaimHolding, KubeletPod, ProcessOrigin
 from services.node_agent.mig.instances import ListInstances, MigInstance

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from services.node_agent.isolation.region import Region, RegionPath, sums
-from services.node_agent.isolation.region_control import RegionChanges, write_changes
+from services.node_agent.isolation.region import Region, sums
 from services.node_agent.isolation.region_image import RegionSeed
 from services.node_agent.isolation.region_reader import read_region
-from services.node_agent.isolation.region_seed import seed_region
+from services.node_agent.isolation.region_writer import seed_region, write_limits
 from tests.support.gpu_driver import CONTEXT, GIB, MIB, GpuDriver, GpuLoad, gpu
 
 ONE, OTHER = gpu(1), gpu(2)
@@ -20,13 +19,13 @@ class Container:
 
     def __init__(self, driver: GpuDriver, root: Path, *gib: int, cores: int = 100) -> None:
         self.driver = driver
-        self.place = RegionPath(directory=str(root), name="r.cache")
+        self.place = root / "r.cache"
         seed = RegionSeed(
             memory_bytes=tuple(amount * GIB for amount in gib), cores_percent=(cores,) * len(gib)
         )
         seed_region(self.place, seed, starting=True)
         self.variables = {
-            "GPU_DRIVER_LIMITS": f"{self.place.directory}/{self.place.name}",
+            "GPU_DRIVER_LIMITS": str(self.place),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         }
 
@@ -91,8 +90,8 @@ def test_each_device_has_its_own_limit_and_a_raised_one_applies_at_once(
     assert not load.fits("2g")
     assert load.do("device 1") == "ok"
     assert load.fits("2g")
-    limits = (2 * GIB, 6 * GIB, *[0] * 14)
-    write_changes(container.place, RegionChanges(memory_limits=limits))
+    limits = RegionSeed(memory_bytes=(2 * GIB, 6 * GIB), cores_percent=(100, 100))
+    write_limits(container.place, limits)
     assert load.fits("2g")
     assert load.value("nvml 1", "total") == 6 * GIB
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
 from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.isolation.region_layouts import V1_2
-from services.node_agent.isolation.region_seed import seed_region
+from services.node_agent.isolation.region_writer import seed_region
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
@@ -28,7 +28,7 @@ from tests.support.build import allocation_of
 from tests.support.clock import FakeClock
 from tests.support.node_agent.agent import NUMBER, lease_of, share
 from tests.support.node_agent.node import FakeKubelet, node_of
-from tests.support.node_agent.regions import path_of, process
+from tests.support.node_agent.regions import process
 from tests.support.simcluster.kubelet import NODE
 
 MIB = 1 << 20
@@ -128,7 +128,7 @@ class MonitorWorld:
         (tenant,) = leased_containers([entry], self.node.leases.leases, complete=True)
         assert tenant.region_path is not None
         assert tenant.seed is not None
-        Path(tenant.region_path.directory).mkdir(parents=True)
+        Path(tenant.region_path).parent.mkdir(parents=True)
         seed_region(tenant.region_path, tenant.seed, starting=True)
         return tenant
 
@@ -170,7 +170,7 @@ class MonitorWorld:
 
     def change(self, tenant: LeasedContainer, at: int, data: bytes) -> None:
         assert tenant.region_path is not None
-        with path_of(tenant.region_path).open("r+b") as file:
+        with Path(tenant.region_path).open("r+b") as file:
             file.seek(at)
             file.write(data)
 
@@ -202,11 +202,11 @@ def computing(world: MonitorWorld, lease: Lease | None = None) -> LeasedContaine
     """Add a container whose process used its GPU 30 s ago."""
     tenant = world.add_container(lease or lease_of(UID))
     assert tenant.region_path is not None
-    image = bytearray(path_of(tenant.region_path).read_bytes())
+    image = bytearray(Path(tenant.region_path).read_bytes())
     process(image, 0, 7, totals=(300 * MIB,), host_pid=70)
-    struct.pack_into("<Q", image, V1_2.slots + 1160 + 16, 25)
+    struct.pack_into("<Q", image, V1_2.slot_at(0) + V1_2.slot.utilization + 16, 25)
     struct.pack_into("<Q", image, 2008912, int(world.clock.now()) - 30)
-    path_of(tenant.region_path).write_bytes(bytes(image))
+    Path(tenant.region_path).write_bytes(bytes(image))
     world.add_process(tenant, 70, inner=7)
     return tenant
 

@@ -5,9 +5,9 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePath
 
-from services.node_agent.isolation.region import Region, RegionPath
+from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2, RegionLayout
 from services.node_agent.isolation.region_reader import read_region
@@ -31,31 +31,24 @@ def c_program() -> Path:
     return binary
 
 
-def write_by_c(layout: RegionLayout, place: RegionPath) -> None:
+def write_by_c(layout: RegionLayout, place: Path) -> None:
     """Have C write a region full of known numbers."""
-    path = Path(place.directory) / place.name
-    subprocess.run([str(c_program()), "write", layout.name, str(path)], check=True, timeout=20)
+    subprocess.run([str(c_program()), "write", layout.name, str(place)], check=True, timeout=20)
 
 
-def show_by_c(layout: RegionLayout, place: RegionPath) -> dict[str, str]:
+def show_by_c(layout: RegionLayout, place: Path) -> dict[str, str]:
     """Return the fields that the C program reads from a region; `sem` is 0 if it took the lock."""
-    path = Path(place.directory) / place.name
     done = subprocess.run(
-        [str(c_program()), "show", layout.name, str(path)],
+        [str(c_program()), "show", layout.name, str(place)],
         check=True, capture_output=True, text=True, timeout=20,
     )  # fmt: skip
     return dict(line.split(" ", 1) for line in done.stdout.splitlines())
 
 
-def at(directory: Path, name: str = "r.cache") -> RegionPath:
+def at(directory: Path, name: str = "r.cache") -> Path:
     """Return a place in a directory of its own."""
     directory.mkdir(parents=True, exist_ok=True)
-    return RegionPath(directory=str(directory), name=name)
-
-
-def path_of(place: RegionPath) -> Path:
-    """Return where a region lies."""
-    return Path(place.directory) / place.name
+    return directory / name
 
 
 def process(
@@ -89,21 +82,22 @@ def fresh(seed: RegionSeed = SEED) -> bytearray:
     return bytearray(image_of(seed))
 
 
-def write(place: RegionPath, image: bytes | bytearray) -> None:
+def write(place: Path, image: bytes | bytearray) -> None:
     """Put an image at its place."""
-    path_of(place).write_bytes(bytes(image))
+    place.write_bytes(bytes(image))
 
 
-def limit_mib(place: RegionPath) -> int:
+def limit_mib(place: PurePath) -> int:
     """Return the memory limit of the container's first device."""
     region = read_region(place)
     assert isinstance(region, Region)
     return region.memory_limits[0] // MIB
 
 
-def use_memory(place: RegionPath, mib: int) -> None:
+def use_memory(place: PurePath, mib: int) -> None:
     """Use memory as process 7 of the container."""
-    image = bytearray(path_of(place).read_bytes())
-    process(image, 0, 7, totals=(mib * MIB,))
-    with path_of(place).open("r+b") as file:
+    with Path(place).open("r+b") as file:
+        image = bytearray(file.read())
+        process(image, 0, 7, totals=(mib * MIB,))
+        file.seek(0)
         file.write(image)

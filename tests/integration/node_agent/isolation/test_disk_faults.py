@@ -91,7 +91,7 @@ async def test_allocate_fails_if_the_region_cannot_be_written(
 
     async with one_node_cluster(rate=FAST) as cluster, cluster.running():
         with monkeypatch.context() as short:
-            short.setattr("services.node_agent.isolation.region_seed._write", full)
+            short.setattr("services.node_agent.isolation.region_writer._write", full)
             await cluster.fail_pod("one", share(0, 1000))
         await cluster.run_pod("two", share(0, 1000, fence=2))
 

@@ -8,8 +8,8 @@ import pytest
 
 from services.node_agent.isolation.library_check import unusable_reason
 from services.node_agent.isolation.region import sums
-from services.node_agent.isolation.region_control import RegionChanges, write_changes
-from services.node_agent.isolation.region_image import altered_limits
+from services.node_agent.isolation.region_image import RegionSeed, altered_limits
+from services.node_agent.isolation.region_writer import write_limits
 from shared.model.lease import Lease
 from tests.support.gpu_driver import CONTEXT, GIB, MIB, GpuDriver, gpu
 from tests.support.hami_core import LIBRARIES, HamiContainer, IsolatedContainer, can_unshare
@@ -109,7 +109,7 @@ def test_hami_core_12_a_raised_limit_applies_to_the_next_allocation(one: HamiCon
     assert load.fits("4g")
     assert not load.fits("3g")
 
-    write_changes(one.path, RegionChanges(memory_limits=(9 * GIB, *[0] * 15)))
+    write_limits(one.path, RegionSeed(memory_bytes=(9 * GIB,), cores_percent=(0,)))
 
     assert load.fits("3g")
     assert load.value("nvml", "total") == 9 * GIB
@@ -195,7 +195,7 @@ def test_standard_error_has_errors_only(one: HamiContainer) -> None:
 
     assert load.fits("1g")
     quiet = load.errors()
-    write_changes(one.path, RegionChanges(memory_limits=(3 * GIB, *[0] * 15)))
+    write_limits(one.path, RegionSeed(memory_bytes=(3 * GIB,), cores_percent=(0,)))
     later = one.load(CUDA_DEVICE_MEMORY_LIMIT_0="4g")
 
     assert "Msg" not in quiet

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from services.binder.resize.rules import SizeChange, decide
 from services.node_agent.agent_timing import AgentTiming
-from services.node_agent.isolation.region import Region, RegionPath
+from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import seed_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_reader import read_region
@@ -25,7 +25,7 @@ from shared.model.lease import Lease, LeaseState, RequestedUnits, ShareSize
 from shared.model.ledger import LedgerNode
 from shared.model.node import NodeFacts
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
-from tests.support.node_agent.regions import limit_mib, path_of, use_memory
+from tests.support.node_agent.regions import limit_mib, use_memory
 from tests.support.simcluster.kubelet import pod
 from tests.support.waiting import until
 
@@ -50,11 +50,9 @@ def sized(lease: Lease, mib: int, cores: int = 10, *, later: int = 1) -> Lease:
     return structs.replace(lease, shares=shares, version=lease.version + later, resized_at=1.0)
 
 
-def region_of(cluster: OneNodeCluster, lease: Lease) -> RegionPath:
+def region_of(cluster: OneNodeCluster, lease: Lease) -> Path:
     name = Path(cluster.env(lease.name)["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).name
-    return RegionPath(
-        directory=str(cluster.root / "agent" / "containers" / f"{lease.pod}_main"), name=name
-    )
+    return cluster.root / "agent" / "containers" / f"{lease.pod}_main" / name
 
 
 @asynccontextmanager
@@ -80,13 +78,13 @@ async def test_hami_core_12_a_larger_lease_raises_the_limit_of_the_running_conta
     async with one_node_cluster() as cluster, running(cluster) as (agent, lease):
         place = region_of(cluster, lease)
         use_memory(place, 3_000)
-        before = path_of(place).read_bytes()
+        before = place.read_bytes()
         started = cluster.node.container("one").started_at
         await cluster.push_lease(cluster.ledger.grant(sized(lease, 6_000, 30)))
 
         assert (await update_limits_of(agent, sized(lease, 6_000, 30))).applied
         assert limit_mib(place) == 6_000
-        after = path_of(place).read_bytes()
+        after = place.read_bytes()
         assert cluster.node.container("one").started_at == started
         recorded = agent.checkpoint.allocations[0].lease
         assert recorded == sized(lease, 6_000, 30), "a rebuild of the ledger restores the new size"
@@ -224,9 +222,9 @@ async def test_memory_allocated_while_a_limit_is_lowered_restores_the_limit() ->
         )
         await until(lambda: limit_mib(place) == 1_000)
         use_memory(place, 3_500)  # a call from before the change
-        image = bytearray(path_of(place).read_bytes())
+        image = bytearray(place.read_bytes())
         image[V1_2.memory_limits : V1_2.memory_limits + 8] = (1_000 * MIB).to_bytes(8, "little")
-        path_of(place).write_bytes(image)
+        place.write_bytes(image)
 
         recorded = await resize
 

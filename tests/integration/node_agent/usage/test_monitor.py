@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.node_agent.isolation.region import Region, RegionPath
+from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_reader import read_region
@@ -20,7 +20,7 @@ from shared.model.events.node_events import ViolationFound
 from shared.model.lease import Lease, LeaseState
 from simcluster.node_agent.agent import SimulatedAgentSettings
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
-from tests.support.node_agent.regions import path_of, process
+from tests.support.node_agent.regions import process
 from tests.support.simcluster.kubelet import pod
 from tests.support.waiting import until
 
@@ -56,18 +56,16 @@ async def until_scraped(address: str, holds: Any) -> dict[str, dict[str, float]]
     return page
 
 
-def region_of(cluster: OneNodeCluster, lease: Lease) -> RegionPath:
+def region_of(cluster: OneNodeCluster, lease: Lease) -> Path:
     name = Path(cluster.env(lease.name)["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).name
-    return RegionPath(
-        directory=str(cluster.root / "agent" / "containers" / f"{lease.pod}_main"), name=name
-    )
+    return cluster.root / "agent" / "containers" / f"{lease.pod}_main" / name
 
 
-def use(place: RegionPath, total: int) -> None:
+def use(place: Path, total: int) -> None:
     """Have a process of the container use memory."""
-    image = bytearray(path_of(place).read_bytes())
+    image = bytearray(place.read_bytes())
     process(image, 0, 7, totals=(total,))
-    with path_of(place).open("r+b") as file:
+    with place.open("r+b") as file:
         file.write(image)
 
 
@@ -77,7 +75,7 @@ async def test_the_limits_of_a_container_are_set_before_it_starts() -> None:
         both = share(1, 2000, cores_percent=50), share(0, 3000, cores_percent=50)
         lease = cluster.bind(obj, *both)
         await cluster.node.phase("one", "Running")
-        image = path_of(region_of(cluster, lease)).read_bytes()
+        image = region_of(cluster, lease).read_bytes()
 
     assert image == image_of(
         RegionSeed(
@@ -107,7 +105,7 @@ async def test_an_altered_limit_is_restored_and_reported(address: str) -> None:
         lease = await cluster.run_pod("one", share(0, 1000))
         place = region_of(cluster, lease)
         await until_scraped(address, lambda page: LIMIT in page)
-        with path_of(place).open("r+b") as file:
+        with place.open("r+b") as file:
             file.seek(V1_2.memory_limits)
             file.write(struct.pack("<Q", 80_000 * MIB))
         (violation,) = await until(lambda: cluster.events_of(ViolationFound))
@@ -137,10 +135,10 @@ async def test_a_container_whose_limits_cannot_be_set_again_does_not_start() -> 
     async with one_node_cluster() as cluster, cluster.running():
         lease = cluster.bind(pod("one", limits={NUMBER: 1}, annotations=CRASHING), share(0, 1000))
         place = await until(lambda: _place(cluster, lease))
-        while not path_of(place).is_dir():  # a start may be putting a fresh one there
-            path_of(place).unlink(missing_ok=True)
+        while not place.is_dir():  # a start may be putting a fresh one there
+            place.unlink(missing_ok=True)
             with contextlib.suppress(FileExistsError):
-                (path_of(place) / "full").mkdir(parents=True)
+                (place / "full").mkdir(parents=True)
         why = await until(lambda: _waiting(cluster, "one"))
 
     assert "limits of the container cannot be set" in why
@@ -156,12 +154,12 @@ def _ended(lease: Lease) -> Lease:
     return structs.replace(lease, state=LeaseState.RELEASED, version=9)
 
 
-def _place(cluster: OneNodeCluster, lease: Lease) -> RegionPath | None:
+def _place(cluster: OneNodeCluster, lease: Lease) -> Path | None:
     found = list(cluster.root.glob(f"agent/containers/{lease.pod}_main/*.cache"))
-    return RegionPath(directory=str(found[0].parent), name=found[0].name) if found else None
+    return found[0] if found else None
 
 
-def _unused(place: RegionPath) -> Region | None:
+def _unused(place: Path) -> Region | None:
     region = read_region(place)
     return region if isinstance(region, Region) and not region.slots else None
 

@@ -10,7 +10,6 @@ from msgspec import structs
 from services.cli.audit import lease_checks as audit
 from services.cli.audit.snapshot import Snapshot
 from services.cli.pod_summary import PodSummary
-from services.node_agent.isolation.region import RegionPath
 from services.node_agent.isolation.region_image import region_path_of, seed_of
 from shared.dialects.dialect import Paths
 from shared.dialects.koordinator import dialect
@@ -300,7 +299,7 @@ def test_the_region_that_is_seeded_before_the_start_has_the_limit_of_every_gpu()
 
     assert set(seed.memory_limits) == {8 * GI}
     assert set(seed.core_limits) == {30}
-    assert place == RegionPath(directory="/var/c/uid-1_main", name="uid-1_main.cache")
+    assert str(place) == "/var/c/uid-1_main/uid-1_main.cache"
 
 
 def test_a_share_without_memory_is_refused() -> None:

@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from services.node_agent.isolation.region_layouts import (
     layout_of,
 )
 from services.node_agent.isolation.region_reader import ROUNDS, read_region
-from tests.support.node_agent.regions import SEED, at, fresh, path_of, process, write
+from tests.support.node_agent.regions import SEED, at, fresh, process, write
 
 GIB = 1 << 30
 
@@ -51,7 +52,7 @@ def test_slots_in_a_file_with_holes_are_read_as_soon_as_a_process_has_mapped_the
     place, empty, used = at(tmp_path), fresh(), fresh()
     process(used, 700, 41, totals=(GIB,), counted=False)
     process(used, 0, 17, totals=(GIB,))
-    with path_of(place).open("w+b") as file:
+    with place.open("w+b") as file:
         file.truncate(len(empty))
         file.seek(V1_2.slot_count)
         file.write(empty[V1_2.slot_count :])
@@ -87,7 +88,7 @@ def test_a_missing_file_is_neither_a_region_nor_tampered(tmp_path: Path) -> None
 def test_hami_core_2_a_file_of_any_other_size_is_tampered(tmp_path: Path, size: int) -> None:
     place = at(tmp_path)
     write(place, fresh())
-    os.truncate(path_of(place), size)
+    os.truncate(place, size)
 
     assert f"it has {size} bytes" in refused(read_region(place))
 
@@ -107,47 +108,49 @@ def test_a_version_that_does_not_match_the_file_size_is_tampered(
     assert f"version {version[0]}.{version[1]}" in str(layout_of(size, MAGIC, version))
 
 
-def test_hami_core_2_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
+def _link(place: Path) -> None:
+    place.symlink_to(other_region(place))
+
+
+def _linked_directory(place: Path) -> None:
+    place.parent.rmdir()
+    place.parent.symlink_to(other_region(place).parent)
+
+
+def _hard_link(place: Path) -> None:
+    place.hardlink_to(other_region(place))
+
+
+def _socket(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as held:
+        held.bind(os.path.relpath(place))
+
+
+def other_region(place: Path) -> Path:
+    other = at(place.parents[1] / "u2_main")
+    write(other, fresh())
+    return other
+
+
+@pytest.mark.parametrize(
+    ("create", "reason"),
+    [
+        (_link, "it is a symbolic link"),
+        (_linked_directory, "it cannot be opened: Not a directory"),
+        (_hard_link, "it has 2 hard links"),
+        (os.mkfifo, "it is not a regular file"),
+        (_socket, "it is not a regular file"),
+        (Path.mkdir, "it is not a regular file"),
+    ],
+)
+def test_hami_core_2_what_is_no_regular_file_of_its_own_is_not_opened(
+    tmp_path: Path, create: Callable[[Path], None], reason: str
+) -> None:
     place = at(tmp_path / "u1_main")
-    other = at(tmp_path / "u2_main")
-    write(other, fresh())
-    path_of(place).symlink_to(path_of(other))
+    create(place)
+    began = time.monotonic()
 
-    assert refused(read_region(place)) == "it is a symbolic link"
-
-
-def test_hami_core_2_a_directory_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    other = at(tmp_path / "u2_main")
-    write(other, fresh())
-    (tmp_path / "u1_main").symlink_to(tmp_path / "u2_main")
-    place = type(other)(directory=str(tmp_path / "u1_main"), name=other.name)
-
-    assert "cannot be opened" in refused(read_region(place))
-
-
-def test_hami_core_2_a_second_hard_link_is_tampered(tmp_path: Path) -> None:
-    place = at(tmp_path)
-    write(place, fresh())
-    os.link(path_of(place), tmp_path / "second")
-
-    assert refused(read_region(place)) == "it has 2 hard links"
-
-
-@pytest.mark.parametrize("kind", ["fifo", "socket", "directory"])
-def test_hami_core_2_a_special_file_is_not_opened(tmp_path: Path, kind: str) -> None:
-    place = at(tmp_path)
-    held = socket.socket(socket.AF_UNIX)
-    with held:
-        if kind == "fifo":
-            os.mkfifo(path_of(place))
-        elif kind == "socket":
-            held.bind(os.path.relpath(path_of(place)))
-        else:
-            path_of(place).mkdir()
-        began = time.monotonic()
-        reason = refused(read_region(place))
-
-    assert reason == "it is not a regular file"
+    assert refused(read_region(place)) == reason
     assert time.monotonic() - began < 5, "a pipe without a writer would block for ever"
 
 
@@ -261,7 +264,7 @@ def test_a_slot_whose_write_ends_is_read_again(
 
     def settle(_: float) -> None:
         process(image, 0, 10, totals=(7,), seqlock=2)
-        with path_of(place).open("r+b") as file:
+        with place.open("r+b") as file:
             file.write(image)
 
     monkeypatch.setattr("services.node_agent.isolation.region_reader.time.sleep", settle)
@@ -369,7 +372,7 @@ def test_hami_core_3_a_file_truncated_during_a_read_is_tampered(tmp_path: Path) 
 
     def shrink() -> None:
         while not done.is_set():
-            with path_of(place).open("r+b") as file:
+            with place.open("r+b") as file:
                 file.truncate(0)
                 file.truncate(len(image))
                 file.write(image[:2000])

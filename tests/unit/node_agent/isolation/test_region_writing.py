@@ -4,6 +4,7 @@ import os
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.node_agent.isolation.region import Region, decode
-from services.node_agent.isolation.region_control import (
-    RegionChanges,
-    restore_limits,
-    write_changes,
-)
 from services.node_agent.isolation.region_image import (
     RegionSeed,
     altered_limits,
@@ -25,10 +21,10 @@ from services.node_agent.isolation.region_image import (
 )
 from services.node_agent.isolation.region_layouts import LAYOUTS, V1_2, RegionLayout
 from services.node_agent.isolation.region_reader import read_region
-from services.node_agent.isolation.region_seed import seed_region
+from services.node_agent.isolation.region_writer import seed_region, write_limits
 from shared.dialects.dialect import ContainerSetup, Mount
 from shared.model.errors import RequestError, UnavailableError
-from tests.support.node_agent.regions import SEED, at, fresh, path_of, process, write
+from tests.support.node_agent.regions import SEED, at, fresh, process, write
 
 GIB = 1 << 30
 amounts = st.integers(1, (1 << 63) - 1)
@@ -64,23 +60,33 @@ def test_a_seed_reads_back_as_it_was_given(seed: RegionSeed, layout: RegionLayou
 # From the variables of a container
 
 
-def test_limits_come_from_the_environment_of_the_container() -> None:
-    variables = {
-        "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m",
-        "CUDA_DEVICE_MEMORY_LIMIT_1": "5g",
-        "CUDA_DEVICE_SM_LIMIT": "50",
-        "CUDA_DEVICE_SM_LIMIT_1": "20",
-        "CUDA_TASK_PRIORITY": "0",
-    }
+@pytest.mark.parametrize(
+    ("variables", "memory", "cores"),
+    [
+        ({"MEMORY_LIMIT_0": "7"}, (7, *[0] * 15), (100,) * 16),
+        ({"MEMORY_LIMIT": "7g"}, (7 << 30,) * 16, (100,) * 16),
+        ({"MEMORY_LIMIT_0": "1g", "SM_LIMIT": "0"}, (1 << 30, *[0] * 15), (100,) * 16),
+        (
+            {
+                "MEMORY_LIMIT_0": "3000m",
+                "MEMORY_LIMIT_1": "5g",
+                "SM_LIMIT": "50",
+                "SM_LIMIT_1": "20",
+            },
+            (3000 << 20, 5 << 30, *[0] * 14),
+            (50, 20, *[50] * 14),
+        ),
+    ],
+)
+def test_limits_come_from_the_environment_of_the_container(
+    variables: dict[str, str], memory: tuple[int, ...], cores: tuple[int, ...]
+) -> None:
+    given = {f"CUDA_DEVICE_{name}": text for name, text in variables.items()}
 
-    assert seed_of(variables) == RegionSeed(
-        memory_bytes=(3000 << 20, 5 << 30),
-        cores_percent=(50, 20),
-        other_cores_percent=50,
-        priority=0,
-    )
-    assert seed_of({"CUDA_DEVICE_MEMORY_LIMIT_0": "7"}).core_limits == (100,) * 16
-    assert seed_of({"CUDA_DEVICE_MEMORY_LIMIT": "7g"}).memory_limits == (7 << 30,) * 16
+    seed = seed_of({**given, "CUDA_TASK_PRIORITY": "0"})
+
+    region = decode(V1_2, image_of(seed))
+    assert (region.memory_limits, region.core_limits, region.priority) == (memory, cores, 0)
 
 
 @pytest.mark.parametrize("text", ["0", "", "0m", "010m", "0x10m", "1.5g", "1Gi", "-1", "9" * 20])
@@ -95,21 +101,26 @@ def test_no_limit_and_17_limits_are_refused() -> None:
             seed_of({f"CUDA_DEVICE_MEMORY_LIMIT_{n}": "1m" for n in range(count)})
 
 
-def test_the_region_path_follows_the_mounts_of_the_container() -> None:
+@pytest.mark.parametrize(
+    ("mounts", "path"),
+    [
+        ((mount("/tmp/vgpu", "/c/u1_main"),), "/c/u1_main/a.cache"),
+        ((mount("/tmp/vgpu/a.cache", "/c/u1/b", directory=False),), "/c/u1/b"),
+        ((mount("/tmp", "/c/u1"),), None),
+    ],
+)
+def test_the_region_path_follows_the_mounts_of_the_container(
+    mounts: tuple[Mount, ...], path: str | None
+) -> None:
     environment = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": "/tmp/vgpu/a.cache"}
-    directory = ContainerSetup(environment=environment, mounts=(mount("/tmp/vgpu", "/c/u1_main"),))
-    file = ContainerSetup(
-        environment=environment, mounts=(mount("/tmp/vgpu/a.cache", "/c/u1/b", directory=False),)
-    )
-    elsewhere = ContainerSetup(environment=environment, mounts=(mount("/tmp", "/c/u1"),))
+    setup = ContainerSetup(environment=environment, mounts=mounts)
 
-    for setup, wanted in ((directory, ("/c/u1_main", "a.cache")), (file, ("/c/u1", "b"))):
-        place = region_path_of(setup)
-        assert place is not None
-        assert (place.directory, place.name) == wanted
+    if path is None:
+        with pytest.raises(RequestError, match="is in none of the container's mounts"):
+            region_path_of(setup)
+    else:
+        assert str(region_path_of(setup)) == path
     assert region_path_of(ContainerSetup(environment={})) is None
-    with pytest.raises(RequestError, match="is in none of the container's mounts"):
-        region_path_of(elsewhere)
 
 
 # Seeding
@@ -126,9 +137,9 @@ def test_hami_core_11_a_seed_is_complete_world_writable_and_leaves_no_temporary_
     finally:
         os.umask(before)
 
-    found = path_of(place).stat()
+    found = place.stat()
     assert (found.st_size, found.st_mode & 0o7777) == (2008953, 0o666)
-    assert path_of(place).read_bytes() == image_of(SEED)
+    assert place.read_bytes() == image_of(SEED)
     assert found.st_blocks * 512 < 200_000
     assert [entry.name for entry in tmp_path.rglob("*")] == ["u1_main", "r.cache"]
 
@@ -136,43 +147,23 @@ def test_hami_core_11_a_seed_is_complete_world_writable_and_leaves_no_temporary_
 def test_a_seed_repeated_keeps_the_file(tmp_path: Path) -> None:
     place = at(tmp_path / "u1_main")
     seed_region(place, SEED, starting=False)
-    inode = path_of(place).stat().st_ino
+    inode = place.stat().st_ino
 
     seed_region(place, SEED, starting=False)
     seed_region(place, SEED, starting=True)
 
-    assert path_of(place).stat().st_ino == inode
-
-
-def test_a_region_in_use_keeps_its_file_and_processes_and_its_limits_are_restored(
-    tmp_path: Path,
-) -> None:
-    place = at(tmp_path / "u1_main")
-    image = fresh(RegionSeed(memory_bytes=(80 * GIB,), cores_percent=(0,)))
-    process(image, 0, 10, totals=(9 * GIB,))
-    write(place, image)
-    inode = path_of(place).stat().st_ino
-
-    seed_region(place, SEED, starting=False)
-
-    region = read_region(place)
-    assert isinstance(region, Region)
-    assert path_of(place).stat().st_ino == inode
-    assert [slot.pid for slot in region.slots] == [10]
-    assert altered_limits(region, SEED) == ()
+    assert place.stat().st_ino == inode
 
 
 def test_hami_core_28_a_start_clears_the_region_of_the_previous_container(tmp_path: Path) -> None:
     place = at(tmp_path / "u1_main")
-    image = fresh()
-    process(image, 0, 1, totals=(GIB,))
-    write(place, image)
-    inode = path_of(place).stat().st_ino
+    write(place, used())
+    inode = place.stat().st_ino
 
     seed_region(place, SEED, starting=True)
 
-    assert path_of(place).read_bytes() == image_of(SEED)
-    assert path_of(place).stat().st_ino != inode, "a process that has it open keeps the old file"
+    assert place.read_bytes() == image_of(SEED)
+    assert place.stat().st_ino != inode, "a process that has it open keeps the old file"
 
 
 @pytest.mark.parametrize("starting", [False, True])
@@ -183,23 +174,23 @@ def test_a_tenants_file_at_the_path_is_replaced_and_never_written_through(
     place, victim = at(tmp_path / "u1_main"), tmp_path / "victim"
     victim.write_bytes(b"mine")
     if obstacle == "link":
-        path_of(place).symlink_to(victim)
+        place.symlink_to(victim)
     elif obstacle == "noise":
-        path_of(place).write_bytes(b"\xff" * 2008953)
+        place.write_bytes(b"\xff" * 2008953)
     elif obstacle == "second name":
-        os.link(victim, path_of(place))
+        os.link(victim, place)
     elif obstacle == "draft":
         (tmp_path / ".u1_main.seed").symlink_to(victim)
     else:
         write(place, fresh())
-        path_of(place).chmod(0o600)
+        place.chmod(0o600)
         starting = True
 
     seed_region(place, SEED, starting=starting)
 
-    assert path_of(place).read_bytes() == image_of(SEED)
-    assert not path_of(place).is_symlink()
-    assert path_of(place).stat().st_mode & 0o777 == 0o666
+    assert place.read_bytes() == image_of(SEED)
+    assert not place.is_symlink()
+    assert place.stat().st_mode & 0o777 == 0o666
     assert victim.read_bytes() == b"mine"
 
 
@@ -209,11 +200,11 @@ def test_a_region_that_cannot_be_seeded_is_refused_with_its_name(
 ) -> None:
     place = at(tmp_path / "u1_main")
     if obstacle == "directory in its place":
-        (path_of(place) / "full").mkdir(parents=True)
+        (place / "full").mkdir(parents=True)
     else:
-        Path(place.directory).rmdir()
+        place.parent.rmdir()
     if obstacle == "link":
-        Path(place.directory).symlink_to(tmp_path)
+        place.parent.symlink_to(tmp_path)
 
     with pytest.raises(UnavailableError, match=r"cannot be set: .*u1_main/r\.cache"):
         seed_region(place, SEED, starting=True)
@@ -222,10 +213,9 @@ def test_a_region_that_cannot_be_seeded_is_refused_with_its_name(
 # Changing
 
 
-def used(place_at: Path, layout: RegionLayout = V1_2) -> bytearray:
+def used(layout: RegionLayout = V1_2) -> bytearray:
     image = bytearray(image_of(SEED, layout))
     process(image, 0, 10, totals=(2 * GIB, GIB), layout=layout)
-    (place_at / "r.cache").write_bytes(bytes(image))
     return image
 
 
@@ -233,38 +223,21 @@ def used(place_at: Path, layout: RegionLayout = V1_2) -> bytearray:
 def test_hami_core_14_a_change_touches_the_bytes_of_its_fields_alone(
     tmp_path: Path, layout: RegionLayout
 ) -> None:
-    place = at(tmp_path)
-    before = used(tmp_path, layout)
-    changes = RegionChanges(
-        memory_limits=(6 * GIB, *SEED.memory_limits[1:]),
-        core_limits=(40, 41, *SEED.core_limits[2:]),
-        utilization_switch=0,
-        recent_kernel=-1,
-    )
+    place, before = at(tmp_path), used(layout)
+    write(place, before)
+    seed = replace(SEED, memory_bytes=(6 * GIB, 3 * GIB), cores_percent=(40, 41))
 
-    write_changes(place, changes)
+    write_limits(place, seed)
 
-    after = path_of(place).read_bytes()
+    after = place.read_bytes()
     touched = {at for at in range(len(after)) if after[at] != before[at]}
     allowed = {*range(layout.memory_limits, layout.memory_limits + 8)}
-    allowed |= {*range(layout.core_limits + 8, layout.core_limits + 16)}
-    allowed |= {*range(layout.switch, layout.switch + 8)}
     assert touched
-    assert touched <= allowed
-    region = decode(layout, after)
-    assert (region.memory_limits[0], region.core_limits[1]) == (6 * GIB, 41)
-    assert (region.utilization_switch, region.recent_kernel) == (0, -1)
+    assert touched <= allowed | {*range(layout.core_limits + 8, layout.core_limits + 16)}
+    assert altered_limits(decode(layout, after), seed) == ()
 
 
-def test_without_a_core_limit_the_seed_has_what_the_library_writes() -> None:
-    unlimited = seed_of({"CUDA_DEVICE_MEMORY_LIMIT_0": "1g", "CUDA_DEVICE_SM_LIMIT": "0"})
-
-    region = decode(V1_2, image_of(unlimited))
-
-    assert region.core_limits == (100,) * 16
-
-
-def test_a_region_of_an_earlier_version_without_core_limits_is_not_altered(tmp_path: Path) -> None:
+def test_a_region_of_an_earlier_version_without_core_limits_is_not_altered() -> None:
     unlimited = seed_of({"CUDA_DEVICE_MEMORY_LIMIT_0": "1g"})
     image = bytearray(image_of(unlimited))
     image[V1_2.core_limits : V1_2.core_limits + 128] = bytes(128)
@@ -272,44 +245,37 @@ def test_a_region_of_an_earlier_version_without_core_limits_is_not_altered(tmp_p
     assert altered_limits(decode(V1_2, image), unlimited) == ()
 
 
-def test_altered_limits_are_named_and_restored_in_place(tmp_path: Path) -> None:
-    place = at(tmp_path)
-    image = used(tmp_path)
+def test_altered_limits_are_named_and_restored_in_place_beside_processes(tmp_path: Path) -> None:
+    place, image = at(tmp_path), used()
     struct.pack_into("<Q", image, V1_2.memory_limits, 80 * GIB)
     struct.pack_into("<Q", image, V1_2.core_limits + 8, 0)
     struct.pack_into("<i", image, V1_2.switch, 0)
     write(place, image)
-    inode = path_of(place).stat().st_ino
-    before = read_region(place)
-    assert isinstance(before, Region)
+    inode = place.stat().st_ino
 
-    restore_limits(place, SEED)
+    seed_region(place, SEED, starting=False)
 
-    after = read_region(place)
-    assert isinstance(after, Region)
-    assert altered_limits(before, SEED) == (
+    assert altered_limits(decode(V1_2, image), SEED) == (
         f"the memory limit of device 0 is {80 * GIB} bytes instead of {5 * GIB}",
         "the core limit of device 1 is 0 % instead of 40",
         "the switch of its core limits is 0",
     )
-    assert altered_limits(after, SEED) == ()
-    assert path_of(place).stat().st_ino == inode
-    assert [slot.pid for slot in after.slots] == [10]
+    assert place.read_bytes() == used()
+    assert place.stat().st_ino == inode
 
 
 def test_a_change_without_a_region_is_refused(tmp_path: Path) -> None:
     place = at(tmp_path)
 
     with pytest.raises(UnavailableError, match="it does not exist"):
-        write_changes(place, RegionChanges(utilization_switch=1))
-    path_of(place).write_bytes(b"?")
+        write_limits(place, SEED)
+    place.write_bytes(b"?")
     with pytest.raises(UnavailableError, match="it has 1 bytes"):
-        restore_limits(place, SEED)
+        write_limits(place, SEED)
 
 
 def test_hami_core_15_locks_held_by_the_library_do_not_block(tmp_path: Path) -> None:
-    place = at(tmp_path)
-    image = used(tmp_path)
+    place, image = at(tmp_path), used()
     image[V1_2.semaphore : V1_2.semaphore + 8] = bytes(8)
     write(place, image)
     holding = (
@@ -317,18 +283,17 @@ def test_hami_core_15_locks_held_by_the_library_do_not_block(tmp_path: Path) -> 
         "print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(
-        [sys.executable, "-c", holding, str(path_of(place))],
+        [sys.executable, "-c", holding, str(place)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     with holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
 
-        write_changes(place, RegionChanges(utilization_switch=0))
+        write_limits(place, replace(SEED, memory_bytes=(GIB, GIB)))
 
         region = read_region(place)
-        after = path_of(place).read_bytes()
         holder.kill()
     assert isinstance(region, Region)
-    assert region.utilization_switch == 0
-    assert after[V1_2.semaphore : V1_2.semaphore + 32] == bytes(image[24:56])
+    assert region.memory_limits[0] == GIB
+    assert region.locked

@@ -3,6 +3,7 @@
 import struct
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +32,7 @@ from tests.support.node_agent.monitor_world import (
     read,
     scraped,
 )
-from tests.support.node_agent.regions import path_of, process
+from tests.support.node_agent.regions import process
 
 
 async def test_item_49_every_published_series_has_its_name_labels_and_value(
@@ -58,7 +59,7 @@ async def test_the_report_of_a_node_can_be_read_whatever_a_container_writes_into
 ) -> None:
     tenant = computing(world)
     assert tenant.region_path is not None
-    image = bytearray(path_of(tenant.region_path).read_bytes())
+    image = bytearray(Path(tenant.region_path).read_bytes())
     for index, pid in enumerate((7, 8, 9)):
         process(image, index, pid, totals=((1 << 63) - 1,), host_pid=63 + pid)
         struct.pack_into("<Q", image, V1_2.slot_at(index) + 1160 + 16, 100)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
-from services.node_agent.isolation.region import Region, RegionPath, Tampered, decode
+from services.node_agent.isolation.region import Region, Tampered, decode
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod, ProcessOrigin
@@ -23,7 +24,7 @@ from tests.support.node_agent.regions import process
 
 MIB = 1 << 20
 GPUS = (share(0).device, share(1).device)
-PLACE = RegionPath(directory="/c/u1_main", name="r")
+PLACE = Path("/c/u1_main/r")
 
 
 def tenant(

@@ -1,10 +1,12 @@
 """Processes with a limit of cores whose PID on the node HAMi-core does not find."""
 
+from pathlib import Path
+
 from services.node_agent.usage.monitor import UNCAPPED_S
 from shared.model.events.node_events import ViolationReason
 from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.monitor_world import MIB, UID, MonitorWorld, computing
-from tests.support.node_agent.regions import path_of, process, use_memory
+from tests.support.node_agent.regions import process, use_memory
 
 
 async def test_a_capped_process_whose_pid_hami_core_does_not_find_is_reported_once_it_stays_so(
@@ -13,9 +15,9 @@ async def test_a_capped_process_whose_pid_hami_core_does_not_find_is_reported_on
     tenant = computing(world)
     assert tenant.region_path is not None
     world.add_process(tenant, 71, inner=8, mib=200)
-    image = bytearray(path_of(tenant.region_path).read_bytes())
+    image = bytearray(Path(tenant.region_path).read_bytes())
     process(image, 1, 8, totals=(200 * MIB,), host_pid=0)
-    path_of(tenant.region_path).write_bytes(bytes(image))
+    Path(tenant.region_path).write_bytes(bytes(image))
 
     await world.monitor.scan()
     early = world.monitor.snapshot.violations

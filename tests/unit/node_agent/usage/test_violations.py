@@ -29,7 +29,7 @@ from tests.support.node_agent.monitor_world import (
     computing,
     read,
 )
-from tests.support.node_agent.regions import path_of, process
+from tests.support.node_agent.regions import process
 
 
 async def test_altered_limits_are_reported_once_and_restored_in_place(world: MonitorWorld) -> None:
@@ -88,9 +88,9 @@ async def test_a_process_that_hami_core_has_lost_is_reported(world: MonitorWorld
     tenant = computing(world)
     assert tenant.region_path is not None
     world.add_process(tenant, 71, inner=8, mib=600)
-    image = bytearray(path_of(tenant.region_path).read_bytes())
+    image = bytearray(Path(tenant.region_path).read_bytes())
     process(image, 5, 8, totals=(600 * MIB,), counted=False)
-    path_of(tenant.region_path).write_bytes(bytes(image))
+    Path(tenant.region_path).write_bytes(bytes(image))
 
     await world.monitor.scan()
 
@@ -144,7 +144,7 @@ async def test_metrics_are_served_whatever_replaced_the_region(
     tenant = computing(world)
     assert tenant.region_path is not None
     assert tenant.seed is not None
-    path = path_of(tenant.region_path)
+    path = Path(tenant.region_path)
     path.unlink()
     if what == "link":
         path.symlink_to("/etc/passwd")
@@ -170,7 +170,7 @@ async def test_limits_that_cannot_be_restored_are_logged_once(
 ) -> None:
     tenant = computing(world)
     assert tenant.region_path is not None
-    shutil.rmtree(tenant.region_path.directory)
+    shutil.rmtree(tenant.region_path.parent)
 
     await world.monitor.scan()
     await world.monitor.scan()
