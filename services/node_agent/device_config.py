@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from services.node_agent.gpus.sharing_config import SharingConfig, merge_sharing
+from services.node_agent.gpus.inventory import SharingConfig
 from services.node_agent.metrics import config_errors_shown
 from services.node_agent.node import Node
 from services.node_agent.settings import AgentSettings
@@ -147,7 +147,7 @@ class DeviceConfigLoader:
             if text not in self._warnings:
                 logger.warning("configuration: %s", text)
         self._warnings = config.warnings
-        return merge_sharing(config, self.flags, split=self.split, unit=self.unit)
+        return self.flags.merged(config, split=self.split, unit=self.unit)
 
     def _save_cache(self, texts: dict[str, str | None]) -> None:
         """Cache the texts for a start without the API server; a full disk is only logged."""

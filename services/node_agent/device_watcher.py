@@ -14,8 +14,7 @@ from services.node_agent.device_config import DeviceConfigLoader
 from services.node_agent.gpus import inventory
 from services.node_agent.gpus.device_faults import Fault, no_response
 from services.node_agent.gpus.health_monitor import HealthMonitor
-from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.gpus.sharing_config import SharingConfig, without_isolation
+from services.node_agent.gpus.inventory import Gpu, SharingConfig
 from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.node import Node
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
@@ -100,7 +99,7 @@ class DeviceWatcher:
             driver_version=inventory.driver_version(gpus),
             isolation_available=await self.node.files.library.update(),
         )
-        config = config if software.isolation_available else without_isolation(config)
+        config = config if software.isolation_available else config.without_isolation()
         try:
             await self.node.cdi.update(inventory.visible_gpus(gpus, config))
         except UnavailableError:

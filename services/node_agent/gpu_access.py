@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 
 from services.node_agent.gpus.device_faults import DISABLE_VARIABLE, ENABLE_VARIABLE, XidRules
 from services.node_agent.gpus.device_health import HealthPolicy
-from services.node_agent.gpus.driver import GpuDriver
+from services.node_agent.gpus.driver import GpuDriver, UsageSource
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.mig.partitioner import Partitioner
 from services.node_agent.partition.layout_reconciler import LayoutPartitioner
 from services.node_agent.partition.partition_client import RemoteMigGpus, RemotePartitioner
 from services.node_agent.settings import AgentSettings
-from services.node_agent.usage.monitor import UsageSource
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from services.node_agent.allocate.device_list_strategies import (
     DeviceListStrategies,
     parse_strategies,
 )
-from services.node_agent.gpus.sharing_config import SharingConfig
+from services.node_agent.gpus.inventory import SharingConfig
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
 from shared.dialects.reserved import LIBRARY_DIRECTORY

@@ -36,7 +36,7 @@ from services.node_agent.records.lease_sync import LeaseRequester, LeaseSync
 from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.service import NodeAgent
 from services.node_agent.settings import AgentSettings, kubelet_credentials
-from services.node_agent.usage.last_use_file import LastUseFile
+from services.node_agent.usage.idle_shares import LastUseFile
 from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.usage.usage_metrics import METRICS_PATH, metrics_app
 from services.node_agent.views.node_views import ViewWriter
@@ -143,7 +143,7 @@ def _build_agent(node: Node, settings: AgentSettings, gpus: NodeGpus) -> NodeAge
             rules=read_xid_rules(os.environ),
             policy=gpus.health_policy,
             leases=node.leases,
-            allocations=lambda: node.checkpoint.allocations,
+            checkpoint=node.checkpoint,
             clock=node.clock,
         ),
         mig=mig,

@@ -75,12 +75,12 @@ class DeviceUsage:
 class MemoryUsage:
     """One container's memory on one device as HAMi-core counts it, in bytes."""
 
-    total: int
-    context: int
-    module: int
-    buffer: int
-    offset: int
-    sm_percent: int
+    context: int = 0
+    module: int = 0
+    buffer: int = 0
+    offset: int = 0
+    total: int = 0
+    sm_percent: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

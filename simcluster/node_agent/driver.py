@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.node_agent.gpus.device_samples import DeviceSample
+from services.node_agent.gpus.inventory import DeviceSample
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.mig.instances import InstanceProfile
 from shared.model.errors import UnavailableError

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.node_agent.gpus.device_faults import Fault, Xid
-from services.node_agent.gpus.device_samples import DeviceSample
-from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.gpus.inventory import DeviceSample, Gpu
 from services.node_agent.gpus.probes import GpuProber
 from services.node_agent.mig.gpu_models import GPU_MODELS, GpuModel
 from services.node_agent.mig.instances import MigInstance, MigState

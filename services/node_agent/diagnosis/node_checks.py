@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from services.node_agent.gpus.device_samples import DeviceSample
-from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.gpus.inventory import DeviceSample, Gpu
 from services.node_agent.instance_lock import POD, UNIT, AgentInstance
 from services.node_agent.isolation.library_store import StoredLibrary
 from shared.dialects.advertised import PluginDeviceId

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.node_agent.gpus.links import PER_NVLINK
+from services.node_agent.gpus.inventory import PER_NVLINK
 from services.node_agent.mig.instances import InstanceProfile
 from services.node_agent.mig.layout_plan import arrange
 from shared.model.claim import (

@@ -35,21 +35,6 @@ TRANSITIONS: Mapping[HealthState, frozenset[HealthState]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HealthPolicy:
-    """Thresholds and times of the health states."""
-
-    first_backoff_s: float = 30.0
-    """How long a device that is cordoned for the first time is not probed."""
-    max_backoff_s: float = 960.0
-    reset_after_s: float = 3600.0
-    """After this time in good health, the next backoff is the first again."""
-    failure_threshold: int = 2
-    """This many failed probes in a row are not transient."""
-    success_threshold: int = 3
-    """This many successful probes in a row make a device healthy."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HealthRecord:
     """The health of one device."""
 
@@ -72,6 +57,80 @@ class HealthRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HealthPolicy:
+    """Thresholds and times of the health states, and what follows from a probe."""
+
+    first_backoff_s: float = 30.0
+    """How long a device that is cordoned for the first time is not probed."""
+    max_backoff_s: float = 960.0
+    reset_after_s: float = 3600.0
+    """After this time in good health, the next backoff is the first again."""
+    failure_threshold: int = 2
+    """This many failed probes in a row are not transient."""
+    success_threshold: int = 3
+    """This many successful probes in a row make a device healthy."""
+
+    def next_record(self, record: HealthRecord, fault: Fault | None, now: float) -> HealthRecord:
+        """Return the record after one probe, which found `fault` or none."""
+        match record.state:
+            case HealthState.HEALTHY:
+                return self._healthy(record, fault, now)
+            case HealthState.SUSPECT:
+                return self._suspect(record, fault, now)
+            case HealthState.CORDONED:
+                return self._cordoned(record, fault, now)
+            case HealthState.PROBING:
+                return self._probing(record, fault, now)
+
+    def _healthy(self, record: HealthRecord, fault: Fault | None, now: float) -> HealthRecord:
+        if record.cordons and now - record.since >= self.reset_after_s:
+            record = replace(record, cordons=0)
+        if fault is None:
+            return record
+        if fault.severe or self.failure_threshold <= 1:
+            return self._cordon(record, fault, now)
+        return replace(record, state=HealthState.SUSPECT, since=now, fault=fault, streak=1)
+
+    def _suspect(self, record: HealthRecord, fault: Fault | None, now: float) -> HealthRecord:
+        if fault is None:
+            return replace(record, state=HealthState.HEALTHY, since=now, fault=None, streak=0)
+        if fault.severe or record.streak + 1 >= self.failure_threshold:
+            return self._cordon(record, fault, now)
+        return replace(record, streak=record.streak + 1)
+
+    def _cordoned(self, record: HealthRecord, fault: Fault | None, now: float) -> HealthRecord:
+        """Wait until `probe_at`; if there is a fault then, back off longer."""
+        if now < record.probe_at:
+            return record
+        if fault is not None:
+            cordons = record.cordons + 1
+            return replace(record, cordons=cordons, probe_at=now + self.backoff_s(cordons))
+        return replace(record, state=HealthState.PROBING, since=now, streak=0)
+
+    def _probing(self, record: HealthRecord, fault: Fault | None, now: float) -> HealthRecord:
+        if fault is not None:
+            return self._cordon(record, fault, now)
+        if record.streak + 1 < self.success_threshold:
+            return replace(record, streak=record.streak + 1)
+        return replace(record, state=HealthState.HEALTHY, since=now, fault=None, streak=0)
+
+    def _cordon(self, record: HealthRecord, fault: Fault, now: float) -> HealthRecord:
+        cordons = record.cordons + 1
+        return HealthRecord(
+            state=HealthState.CORDONED,
+            since=now,
+            fault=fault,
+            cordons=cordons,
+            probe_at=now + self.backoff_s(cordons),
+        )
+
+    def backoff_s(self, cordons: int) -> float:
+        """Return how long a device is not probed that is cordoned for this time in a row."""
+        doublings = min(cordons - 1, 32)
+        return min(self.first_backoff_s * 2.0**doublings, self.max_backoff_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBaseline:
     """Properties of a device when it last responded; a change of them is a fault."""
 
@@ -87,82 +146,6 @@ class DeviceHealth:
 
     record: HealthRecord
     baseline: DeviceBaseline
-
-
-def next_record(
-    record: HealthRecord, fault: Fault | None, policy: HealthPolicy, now: float
-) -> HealthRecord:
-    """Return the record after one probe, which found `fault` or none."""
-    match record.state:
-        case HealthState.HEALTHY:
-            return _healthy(record, fault, policy, now)
-        case HealthState.SUSPECT:
-            return _suspect(record, fault, policy, now)
-        case HealthState.CORDONED:
-            return _cordoned(record, fault, policy, now)
-        case HealthState.PROBING:
-            return _probing(record, fault, policy, now)
-
-
-def _healthy(
-    record: HealthRecord, fault: Fault | None, policy: HealthPolicy, now: float
-) -> HealthRecord:
-    if record.cordons and now - record.since >= policy.reset_after_s:
-        record = replace(record, cordons=0)
-    if fault is None:
-        return record
-    if fault.severe or policy.failure_threshold <= 1:
-        return _cordon(record, fault, policy, now)
-    return replace(record, state=HealthState.SUSPECT, since=now, fault=fault, streak=1)
-
-
-def _suspect(
-    record: HealthRecord, fault: Fault | None, policy: HealthPolicy, now: float
-) -> HealthRecord:
-    if fault is None:
-        return replace(record, state=HealthState.HEALTHY, since=now, fault=None, streak=0)
-    if fault.severe or record.streak + 1 >= policy.failure_threshold:
-        return _cordon(record, fault, policy, now)
-    return replace(record, streak=record.streak + 1)
-
-
-def _cordoned(
-    record: HealthRecord, fault: Fault | None, policy: HealthPolicy, now: float
-) -> HealthRecord:
-    """Wait until `probe_at`; if there is a fault then, back off longer."""
-    if now < record.probe_at:
-        return record
-    if fault is not None:
-        cordons = record.cordons + 1
-        return replace(record, cordons=cordons, probe_at=now + backoff_s(cordons, policy))
-    return replace(record, state=HealthState.PROBING, since=now, streak=0)
-
-
-def _probing(
-    record: HealthRecord, fault: Fault | None, policy: HealthPolicy, now: float
-) -> HealthRecord:
-    if fault is not None:
-        return _cordon(record, fault, policy, now)
-    if record.streak + 1 < policy.success_threshold:
-        return replace(record, streak=record.streak + 1)
-    return replace(record, state=HealthState.HEALTHY, since=now, fault=None, streak=0)
-
-
-def _cordon(record: HealthRecord, fault: Fault, policy: HealthPolicy, now: float) -> HealthRecord:
-    cordons = record.cordons + 1
-    return HealthRecord(
-        state=HealthState.CORDONED,
-        since=now,
-        fault=fault,
-        cordons=cordons,
-        probe_at=now + backoff_s(cordons, policy),
-    )
-
-
-def backoff_s(cordons: int, policy: HealthPolicy) -> float:
-    """Return how long a device is not probed that is cordoned for this time in a row."""
-    doublings = min(cordons - 1, 32)
-    return min(policy.first_backoff_s * 2.0**doublings, policy.max_backoff_s)
 
 
 def update_health(
@@ -191,7 +174,7 @@ def update_health(
     } | {
         uuid: replace(
             before,
-            record=next_record(before.record, xid_faults.get(uuid) or missing_fault, policy, now),
+            record=policy.next_record(before.record, xid_faults.get(uuid) or missing_fault, now),
         )
         for uuid, before in known.items()
         if uuid not in found
@@ -204,11 +187,11 @@ def _probed(
     """Return the health of a device that a probe found."""
     fault = xid_fault or gpu.fault
     if before is None:
-        record = next_record(HealthRecord(since=now), fault, policy, now)
+        record = policy.next_record(HealthRecord(since=now), fault, now)
         return DeviceHealth(record=record, baseline=_baseline(gpu, None))
     fault = fault or _change_fault(before.baseline, gpu)
     return DeviceHealth(
-        record=next_record(before.record, fault, policy, now),
+        record=policy.next_record(before.record, fault, now),
         baseline=_baseline(gpu, before.baseline),
     )
 

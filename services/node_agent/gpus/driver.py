@@ -1,11 +1,27 @@
-"""What a driver of the node's GPUs offers."""
+"""What a driver of the node's GPUs reports, and what it is asked."""
 
 from collections.abc import Mapping
 from typing import Protocol
 
-from services.node_agent.gpus.health_monitor import XidSource
-from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.gpus.device_faults import Xid
+from services.node_agent.gpus.inventory import DeviceSample, Gpu
 from services.node_agent.mig.partitioner import MigDriver
+
+
+class XidSource(Protocol):
+    """The driver's XID events."""
+
+    def xids(self) -> tuple[Xid, ...]:
+        """Return the XID events since the last call."""
+        ...
+
+
+class UsageSource(Protocol):
+    """Device usage as the driver reports it."""
+
+    async def sample(self) -> tuple[DeviceSample, ...]:
+        """Return all devices. Raises UnavailableError while the driver does not respond."""
+        ...
 
 
 class GpuDriver(MigDriver, XidSource, Protocol):

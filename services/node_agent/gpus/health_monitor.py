@@ -3,11 +3,10 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
-from services.node_agent.gpus.device_faults import NOT_LISTED, Fault, Xid, XidRules
+from services.node_agent.gpus.device_faults import NOT_LISTED, Fault, XidRules
 from services.node_agent.gpus.device_health import (
     DeviceBaseline,
     DeviceHealth,
@@ -16,25 +15,19 @@ from services.node_agent.gpus.device_health import (
     HealthState,
     update_health,
 )
+from services.node_agent.gpus.driver import XidSource
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.metrics import health_forgotten, health_shown
+from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
 from shared.model.clock import Clock
 from shared.model.device import Device
-from shared.model.events.node_events import Allocation, HealthChanged, LeaseHolder
+from shared.model.events.node_events import HealthChanged, LeaseHolder
 from shared.model.names import DeviceUuid, NodeName
 
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED = 256
-
-
-class XidSource(Protocol):
-    """The driver's XID events."""
-
-    def xids(self) -> tuple[Xid, ...]:
-        """Return the XID events since the last call."""
-        ...
 
 
 class HealthMonitor:
@@ -48,7 +41,7 @@ class HealthMonitor:
         rules: XidRules,
         policy: HealthPolicy,
         leases: KnownLeases,
-        allocations: Callable[[], Iterable[Allocation]],
+        checkpoint: Checkpoint,
         clock: Clock,
     ) -> None:
         self.node = node
@@ -56,8 +49,7 @@ class HealthMonitor:
         self.rules = rules
         self.policy = policy
         self.leases = leases
-        self.allocations = allocations
-        """Returns what containers were given, also before the leases are known."""
+        self.checkpoint = checkpoint
         self.clock = clock
         self.devices: dict[DeviceUuid, DeviceHealth] = {}
         self._gpus: Sequence[Gpu] = ()
@@ -152,7 +144,7 @@ class HealthMonitor:
     def _event(
         self, uuid: DeviceUuid, index: int, record: HealthRecord, now: float
     ) -> HealthChanged:
-        recorded = (allocation.lease for allocation in self.allocations())
+        recorded = (entry.lease for entry in self.checkpoint.entries)  # known before the leases
         holders = {
             lease.pod: LeaseHolder(
                 pod=lease.pod,

@@ -1,4 +1,4 @@
-"""The GPUs that were found on the node, and the devices that are offered of them; pure."""
+"""The GPUs that were found on the node, and the devices offered by how they are shared; pure."""
 
 import re
 from collections import Counter
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from services.node_agent.gpus.device_faults import EXCLUDED, NOT_LISTED, Fault, replaced_by
-from services.node_agent.gpus.sharing_config import SharingConfig
 from services.node_agent.mig.instances import MigInstance, MigState
-from services.node_agent.mig.layouts import current_layouts, layouts_for
+from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, current_layouts, layouts_for
+from shared.dialects.volcano.device_config import DeviceConfig, MigGeometries
 from shared.model.bounds import MOST_MIB, check_bounds
 from shared.model.device import Device, DeviceMode, Isolation, MigLayout
 from shared.model.errors import RequestError
@@ -16,7 +16,54 @@ from shared.model.names import DeviceUuid
 
 _UUID = re.compile(r"[\w.-]{1,56}", re.ASCII)
 """UUIDs of NVML have 40 characters; IDs for the kubelet, which end in a slot, at most 63."""
+PER_NVLINK = 100
+"""What each NVLink between two GPUs adds to their score."""
 NO_FAULTS: Mapping[DeviceUuid, str] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingConfig:
+    """How GPUs are shared."""
+
+    split_count: int = 10
+    """Slots per device."""
+    unit_mib: int = 1
+    """MiB per unit in which pods request memory."""
+    strategy: str = "auto"
+    """How gpushare's memory is advertised; see `Strategy`."""
+    geometries: tuple[MigGeometries, ...] = KNOWN_GEOMETRIES
+    """MIG layouts by model; the first entry that names a model applies."""
+    may_partition: bool = True
+    """Layouts may be changed; otherwise a device offers only its current instances."""
+    hidden: frozenset[str] = frozenset()
+    """UUIDs, and indices as text, of devices that are not served."""
+    isolation: Isolation = Isolation.SHARED
+    """Which shares are offered of devices that are not partitioned."""
+    expected_mode: DeviceMode | None = None
+    """The mode that the configuration expects of the node's devices."""
+
+    def without_isolation(self) -> "SharingConfig":
+        """Return how devices are shared while HAMi-core's library does not load."""
+        if self.isolation is Isolation.STRICT:
+            return self
+        return replace(self, isolation=Isolation.UNHELD)
+
+    def merged(
+        self, config: DeviceConfig, *, split: int | None, unit: int | None
+    ) -> "SharingConfig":
+        """Merge these flags with Volcano's device configuration.
+
+        Flags (`split` and `unit`, None if not given) take precedence over the file for all nodes,
+        and the node's own entry over both. The defaults are 10 slots and 1 MiB per unit.
+        """
+        return replace(
+            self,
+            split_count=config.node_split_count or split or config.split_count or self.split_count,
+            unit_mib=unit or config.unit_mib or self.unit_mib,
+            geometries=(*config.geometries, *KNOWN_GEOMETRIES),
+            hidden=config.excluded_devices,
+            expected_mode=config.mode,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +87,7 @@ class Gpu:
     bus: str = ""
     """PCI address; empty: unknown."""
     links: Mapping[DeviceUuid, int] = field(default_factory=dict)
-    """Link scores to the node's other GPUs; see `links.link_score`."""
+    """Link scores to the node's other GPUs."""
     driver: str = ""
     """Version of its driver; empty: unknown."""
     mig: MigState | None = None
@@ -52,6 +99,36 @@ class Gpu:
     def mode(self) -> DeviceMode:
         """Its sharing mode: the MIG mode decides, which only an operator changes."""
         return DeviceMode.MIG if self.mig is not None and self.mig.enabled else DeviceMode.HAMI_CORE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """One process on a device."""
+
+    pid: int
+    memory_bytes: int | None = None
+    """None: the driver does not report it."""
+    busy_percent: int | None = 0
+    """None: the driver does not report it, as in MIG mode."""
+    instance: int | None = None
+    """ID of the MIG instance that it uses; None: none, or it is not reported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSample:
+    """One device at one moment."""
+
+    device: DeviceUuid
+    index: int
+    model: str
+    used_bytes: int = 0
+    busy_percent: int | None = None
+    memory_busy_percent: int | None = None
+    processes: tuple[GpuProcess, ...] = ()
+    sampled_at_s: float | None = None
+    """When the driver was queried, in seconds since the machine booted; None: unknown.
+
+    A process that started later is not the one that the driver listed: it reuses the PID."""
 
 
 def problem_of(gpu: Gpu) -> str:

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from shared.model.errors import UnavailableError
 
@@ -82,13 +82,13 @@ def start_in_thread(function: Callable[[], T], *errors: type[Exception]) -> asyn
 
     def run() -> None:
         crashed = UnavailableError("the call failed unexpectedly; see the traceback in the log")
-        settle = functools.partial(_set_exception, result, crashed)
+        settle = functools.partial(_settle, result, None, crashed)
         try:
             value = function()
         except errors as error:
-            settle = functools.partial(_set_exception, result, error)
+            settle = functools.partial(_settle, result, None, error)
         else:
-            settle = functools.partial(_set_result, result, value)
+            settle = functools.partial(_settle, result, value, None)
         finally:
             batch.returned.append(settle)
 
@@ -177,11 +177,10 @@ def _retrieve_exception(result: asyncio.Future[T]) -> None:
         result.exception()
 
 
-def _set_result(result: asyncio.Future[T], value: T) -> None:
-    if not result.done():
+def _settle(result: asyncio.Future[T], value: Any, error: Exception | None) -> None:
+    if result.done():
+        return
+    if error is None:
         result.set_result(value)
-
-
-def _set_exception(result: asyncio.Future[T], error: Exception) -> None:
-    if not result.done():
+    else:
         result.set_exception(error)

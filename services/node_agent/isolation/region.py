@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 
 from services.node_agent.isolation.region_layouts import DEVICES, SLOTS, UUID_BYTES, RegionLayout
+from shared.dialects.metrics import MemoryUsage
 from shared.model.bounds import MOST_MIB
 from shared.model.lease import MIB
 
@@ -128,15 +129,9 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSums:
+class DeviceSums(MemoryUsage):
     """Usage of one device by all processes together, in bytes."""
 
-    context: int = 0
-    module: int = 0
-    buffer: int = 0
-    offset: int = 0
-    total: int = 0
-    sm_percent: int = 0
     enforced: int = 0
     """The sum that the library compares with the limit; includes ended processes until cleared."""
     wrapped: int = 0

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
+from services.node_agent.gpus.inventory import DeviceSample, GpuProcess
 from services.node_agent.kubelet.pods import ClaimHolding, KubeletPod, ProcessOrigin
 from services.node_agent.usage.leased_containers import ContainerKey, LeasedContainer
 from shared.model.claim import device_name

@@ -1,4 +1,4 @@
-"""When each leased share was last used; pure.
+"""When each leased share was last used, and the file by which an agent's successor knows it.
 
 A share is used when a process of its container computes on the device, launches a kernel, or takes
 or frees memory there. A process that only holds memory does not use it, and neither does no
@@ -6,8 +6,13 @@ process. A moment at which use could not be observed counts as use, so that no s
 for want of a measurement.
 """
 
+import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
 
 from services.node_agent.isolation.region import Region
 from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
@@ -15,8 +20,12 @@ from shared.model.bounds import Amount, Seconds
 from shared.model.lease import ShareKey
 from shared.model.names import DeviceUuid, PodUid
 
+logger = logging.getLogger(__name__)
+
 UNOBSERVED_S = 60.0
 """An agent that was away for longer has missed what happened meanwhile."""
+SAVE_S = 15.0
+"""Interval between writes: less than an agent may be away without a gap in its observations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,3 +129,42 @@ def _kernel_time(measured: MeasuredContainer) -> float | None:
     if not isinstance(region, Region) or not region.layout.has_last_kernel:
         return None
     return region.last_kernel_at or 0.0
+
+
+class LastUseFile:
+    """Written every `save_s` and replaced in one step, but not flushed to the disk.
+
+    It survives a crash of the agent. After one of the machine nothing runs that could be idle.
+    """
+
+    def __init__(self, path: Path, *, save_s: float = SAVE_S) -> None:
+        self.path = path
+        self.save_s = save_s
+        self._saved_at = float("-inf")
+
+    async def load(self) -> LastUses | None:
+        """Return the record; None: there is none that can be read."""
+        try:
+            data = await asyncio.to_thread(self.path.read_bytes)
+            return msgspec.json.decode(data, type=LastUses)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            logger.warning("%s is not used: since when shares are idle starts anew: %s",
+                           self.path, error)  # fmt: skip
+            return None
+
+    async def save(self, record: LastUses) -> None:
+        """Write the record if the last write was `save_s` ago; a failure is logged."""
+        if abs(record.observed_at - self._saved_at) < self.save_s:
+            return
+        try:
+            await asyncio.to_thread(self._replace, msgspec.json.encode(record))
+            self._saved_at = record.observed_at
+        except OSError as error:
+            logger.debug("%s was not written: %s", self.path, error)
+
+    def _replace(self, data: bytes) -> None:
+        draft = self.path.with_suffix(".new")
+        draft.write_bytes(data)
+        draft.replace(self.path)

@@ -6,9 +6,9 @@ value counts.
 """
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from services.node_agent.gpus.device_samples import GpuProcess
+from services.node_agent.gpus.inventory import GpuProcess
 from services.node_agent.isolation.region import DeviceSums, Region, Tampered, sums
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.usage.attribution import AttributedProcess
@@ -39,6 +39,18 @@ class MeasuredShare:
     def measured_bytes(self) -> int:
         """The larger of the two sources."""
         return max(self.driver_bytes or 0, self.region.total if self.region else 0)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the driver or HAMi-core reports its memory."""
+        return self.driver_bytes is not None or self.region is not None
+
+    @property
+    def cores_percent(self) -> int | None:
+        """What the driver reports, else what HAMi-core does, which a container can forge."""
+        if self.driver_percent is not None:
+            return self.driver_percent
+        return None if self.region is None else self.region.sm_percent
 
     @property
     def overrun_bytes(self) -> int:
@@ -92,28 +104,47 @@ def measure_container(
     readable = region if isinstance(region, Region) else None
     shares = container.shares
     places = region_positions(readable, shares) if readable is not None else ()
+    measured = []
+    for position, share in enumerate(shares):
+        instance = instances.get(container.instance_of(share))
+        running = _processes_of(share, processes, instance) if share.device in sampled else None
+        one = _by_driver(share, position, running, instance)
+        if readable is not None:
+            limit, used = readable.memory_limits[position], sums(readable, places[position], living)
+            one = replace(one, limit_bytes=limit, region=used)
+        measured.append(one)
     return MeasuredContainer(
         container=container,
         region=region,
-        shares=tuple(
-            _measure_share(
-                share,
-                position,
-                _processes_of(share, processes, instances.get(container.instance_of(share)))
-                if share.device in sampled
-                else None,
-                limit_bytes=None if readable is None else readable.memory_limits[position],
-                region=None if readable is None else sums(readable, places[position], living),
-                instance=instances.get(container.instance_of(share)),
-            )
-            for position, share in enumerate(shares)
-        ),
+        shares=tuple(measured),
         uncounted_pids=_uncounted_pids(readable, processes, living),
         lost_pids=()
         if readable is None
         else tuple(sorted(slot.pid for slot in readable.lost(living))),
         stuck=stuck,
         uncapped=uncapped,
+    )
+
+
+def _by_driver(
+    share: Share,
+    position: int,
+    processes: Sequence[GpuProcess] | None,
+    instance: MigInstance | None,
+) -> MeasuredShare:
+    """Measure a share by its processes, which are None if the driver did not report its device."""
+    running = processes or ()
+    memory = [one.memory_bytes for one in running if one.memory_bytes is not None]
+    busy = [one.busy_percent for one in running if one.busy_percent is not None]
+    has_memory = processes is not None and len(memory) == len(running)
+    has_percent = processes is not None and len(busy) == len(running)
+    return MeasuredShare(
+        share=share,
+        position=position,
+        driver_bytes=min(sum(memory), MOST_MIB * MIB) if has_memory else None,
+        driver_percent=min(sum(busy), 100) if has_percent else None,
+        processes=len(running),
+        instance=instance,
     )
 
 
@@ -125,34 +156,6 @@ def _processes_of(
     if instance is None:
         return found
     return [one for one in found if one.instance in {None, instance.gi}]
-
-
-def _measure_share(
-    share: Share,
-    position: int,
-    processes: Sequence[GpuProcess] | None,
-    *,
-    limit_bytes: int | None,
-    region: DeviceSums | None,
-    instance: MigInstance | None,
-) -> MeasuredShare:
-    """Measure one share; `processes` is None if the driver did not report on its device."""
-    running = processes or ()
-    memory = [one.memory_bytes for one in running if one.memory_bytes is not None]
-    busy = [one.busy_percent for one in running if one.busy_percent is not None]
-    memory_known = processes is not None and len(memory) == len(running)
-    return MeasuredShare(
-        share=share,
-        position=position,
-        limit_bytes=limit_bytes,
-        region=region,
-        driver_bytes=min(sum(memory), MOST_MIB * MIB) if memory_known else None,
-        driver_percent=min(sum(busy), 100)
-        if processes is not None and len(busy) == len(running)
-        else None,
-        processes=len(running),
-        instance=instance,
-    )
 
 
 def region_positions(region: Region, shares: Sequence[Share]) -> tuple[int, ...]:

@@ -7,15 +7,15 @@ the API server. While the driver hangs, metrics stay readable and carry the time
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import TypeVar
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from services.node_agent.gpus.device_samples import DeviceSample
+from services.node_agent.gpus.driver import UsageSource
 from services.node_agent.isolation.region import Region, Tampered
 from services.node_agent.isolation.region_image import altered_limits
 from services.node_agent.isolation.region_reader import read_region
@@ -25,14 +25,13 @@ from services.node_agent.kubelet.pods import ClaimHolding, KubeletPod, ProcessOr
 from services.node_agent.mig.instances import ListInstances, MigInstance
 from services.node_agent.node import Node
 from services.node_agent.usage.attribution import living_pids
-from services.node_agent.usage.idle_shares import IdleShares
-from services.node_agent.usage.last_use_file import LastUseFile
+from services.node_agent.usage.idle_shares import IdleShares, LastUseFile
 from services.node_agent.usage.leased_containers import (
     ContainerKey,
     LeasedContainer,
     leased_containers,
 )
-from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
+from services.node_agent.usage.measurements import MeasuredContainer
 from services.node_agent.usage.snapshot import UsageSnapshot, build_snapshot
 from services.node_agent.usage.usage_metrics import usage_metrics
 from services.node_agent.usage.violations import Violation
@@ -42,105 +41,74 @@ from shared.model.events.request_reply import UsageReply
 from shared.model.lease import MIB, ShareKey, ShareMeasurement
 from shared.model.names import PodUid
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+D = TypeVar("D")
+Regions = Mapping[ContainerKey, Region | Tampered | None]
 
-STUCK_S = 30.0
-"""The library itself looks for a dead holder of the lock after 10 s."""
-
-_Fact = tuple[str, int]
-"""What is held, and by which process or in which slot."""
-_LOCK, _SLOT = "lock", "slot"
-
-
-class Sightings(Generic[T]):
-    """Since when each of what is seen now has been seen without a break."""
-
-    def __init__(self) -> None:
-        self._since: dict[T, float] = {}
-
-    def long_enough(self, seen: Iterable[T], now: float, limit_s: float) -> list[T]:
-        """Return what has been seen for `limit_s`; `now` is in seconds of a steady clock."""
-        self._since = {one: self._since.get(one, now) for one in seen}
-        return [one for one, since in self._since.items() if now - since >= limit_s]
+MAX_QUEUED = 256
+SCAN_S = 5.0
+"""Interval between scans."""
+REPORT_AGAIN_S = 300.0
+"""An ongoing violation is reported again this often."""
+ALL_CORES = 100
+LASTING_S = 30.0
+"""The library looks for a dead holder of its lock after 10 s, and for the PID of a process before
+it can allocate: what lasts longer stays so."""
+_LOCK, _SLOT, _NO_PID = "lock", "slot", "no pid"
 
 
-class StuckRegions:
-    """Since when each region has been seen locked by the same process, or a slot half-written."""
+class RegionSymptoms:
+    """Since when regions are locked by one process, half-written, or lack a process's PID."""
 
     def __init__(self) -> None:
-        self._seen = Sightings[tuple[ContainerKey, _Fact]]()
+        self._since: dict[tuple[ContainerKey, str, int], float] = {}
 
     def observe(
-        self, regions: Mapping[ContainerKey, Region | Tampered | None], now: float
-    ) -> dict[ContainerKey, str]:
-        """Return why processes of a container hang; `now` is in seconds of a steady clock."""
+        self,
+        regions: Regions,
+        living: Mapping[ContainerKey, Set[int]] | None,
+        now: float,
+    ) -> tuple[dict[ContainerKey, str], frozenset[ContainerKey]]:
+        """Return why processes of a container hang, and which containers' cores are not limited.
+
+        `now` is in seconds of a steady clock. `living` has the PIDs of each container's processes
+        in its own namespace, or is None if they are not known.
+        """
         seen = [
-            (key, fact)
+            (key, what, number)
             for key, region in regions.items()
             if isinstance(region, Region)
-            for fact in _facts(region)
+            for what, number in _symptoms(
+                region, None if living is None else living.get(key, frozenset())
+            )
         ]
-        return {key: _reason(fact) for key, fact in self._seen.long_enough(seen, now, STUCK_S)}
+        self._since = {each: self._since.get(each, now) for each in seen}
+        lasting = [each for each, since in self._since.items() if now - since >= LASTING_S]
+        return (
+            {key: _hangs(what, number) for key, what, number in lasting if what != _NO_PID},
+            frozenset(key for key, what, _ in lasting if what == _NO_PID),
+        )
 
 
-def _facts(region: Region) -> Iterator[_Fact]:
+def _symptoms(region: Region, living: Set[int] | None) -> Iterator[tuple[str, int]]:
     if region.locked:
         yield _LOCK, region.lock_owner
     for slot in region.slots:
         if slot.torn:
             yield _SLOT, slot.index
-
-
-def _reason(fact: _Fact) -> str:
-    what, number = fact
-    if what == _LOCK:
-        holder = f"PID {number} in the container" if number else "a process that was killed"
-        return f"the lock of its region has been held for more than {STUCK_S:g} s by {holder}"
-    return f"record {number} of its region has been half-written for more than {STUCK_S:g} s"
-
-
-UNCAPPED_S = 30.0
-"""The library looks for the PID before the process can allocate; this is ample."""
-ALL_CORES = 100
-
-_Process = tuple[ContainerKey, int]
-"""A container, and the PID of a process in it."""
-
-
-class UncappedProcesses:
-    """Since when processes with memory on a device with a limit of cores have no PID."""
-
-    def __init__(self) -> None:
-        self._seen = Sightings[_Process]()
-
-    def observe(
-        self,
-        regions: Mapping[ContainerKey, Region | Tampered | None],
-        living: Mapping[ContainerKey, Set[int]] | None,
-        now: float,
-    ) -> frozenset[ContainerKey]:
-        """Return the containers with such a process; `now` is in seconds of a steady clock.
-
-        `living` has the PIDs of each container's processes in its own namespace; None: not known.
-        """
-        seen = [
-            (key, pid)
-            for key, region in regions.items()
-            if isinstance(region, Region)
-            for pid in _uncapped(region, None if living is None else living.get(key, frozenset()))
-        ]
-        return frozenset(key for key, _ in self._seen.long_enough(seen, now, UNCAPPED_S))
-
-
-def _uncapped(region: Region, living: Set[int] | None) -> Iterator[int]:
     capped = [at for at, percent in enumerate(region.core_limits) if 0 < percent < ALL_CORES]
     for slot in region.processes(living):
-        if slot.host_pid == 0 and _holds_memory(slot.total, capped):
-            yield slot.pid
+        if slot.host_pid == 0 and any(slot.total[position] for position in capped):
+            yield _NO_PID, slot.pid
 
 
-def _holds_memory(totals: tuple[int, ...], positions: Iterable[int]) -> bool:
-    return any(totals[position] for position in positions)
+def _hangs(what: str, number: int) -> str:
+    if what == _LOCK:
+        holder = f"PID {number} in the container" if number else "a process that was killed"
+        return f"the lock of its region has been held for more than {LASTING_S:g} s by {holder}"
+    return f"record {number} of its region has been half-written for more than {LASTING_S:g} s"
 
 
 def share_measurements(
@@ -157,43 +125,11 @@ def share_measurements(
                 container=use.container.name,
                 device=one.share.device,
                 position=one.share.mig.position if one.share.mig else None,
-                memory_mib=_memory_mib(one),
-                cores_percent=_cores_percent(one),
+                memory_mib=-(-one.measured_bytes // MIB) if one.is_measured else None,
+                cores_percent=one.cores_percent,
                 processes=one.processes,
                 idle_since=idle_since.get(use.key_of(one)),
             )
-
-
-def _memory_mib(share: MeasuredShare) -> int | None:
-    if share.driver_bytes is None and share.region is None:
-        return None
-    return -(-share.measured_bytes // MIB)
-
-
-def _cores_percent(share: MeasuredShare) -> int | None:
-    """Return what the driver reports, else what HAMi-core does, which a container can forge."""
-    if share.driver_percent is not None:
-        return share.driver_percent
-    return None if share.region is None else share.region.sm_percent
-
-
-logger = logging.getLogger(__name__)
-
-MAX_QUEUED = 256
-SCAN_S = 5.0
-"""Interval between scans."""
-REPORT_AGAIN_S = 300.0
-"""An ongoing violation is reported again this often."""
-
-Regions = dict[ContainerKey, Region | Tampered | None]
-
-
-class UsageSource(Protocol):
-    """Device usage as the driver reports it."""
-
-    async def sample(self) -> tuple[DeviceSample, ...]:
-        """Return all devices. Raises UnavailableError while the driver does not respond."""
-        ...
 
 
 class UsageMonitor(Collector):
@@ -226,9 +162,10 @@ class UsageMonitor(Collector):
         self._reported_at: dict[Violation, float] = {}
         """When the violations of the latest scan were reported last."""
         self._queue: asyncio.Queue[list[Violation]] = asyncio.Queue(MAX_QUEUED)
-        self._last_error = ""
-        self._stuck = StuckRegions()
-        self._uncapped = UncappedProcesses()
+        self._errors: set[str] = set()
+        self._earlier_errors: set[str] = set()
+        """Why the scan before the latest one was incomplete; logged then."""
+        self._symptoms = RegionSymptoms()
         self._idle = IdleShares()
         self._unrestored: set[ContainerKey] = set()
         """Containers whose limits the latest scan could not restore."""
@@ -263,8 +200,9 @@ class UsageMonitor(Collector):
         lists it.
         """
         began = self.clock.now()
+        self._errors, self._earlier_errors = set(), self._errors
         complete = self.leases.synced and not self.checkpoint.lost
-        devices = await self._sample_devices()
+        devices = await self._known(self.usage.sample(), ())
         pids = {one.pid: sample.sampled_at_s for sample in devices for one in sample.processes}
         async with self.checkpoint.changing:
             containers = self._leased_containers(complete=complete)
@@ -275,6 +213,7 @@ class UsageMonitor(Collector):
         pods = await self._list_pods(origins.values())
         instances = await self._list_instances(containers)
         living = await self._living_pids(containers, regions, origins, pods or {})
+        stuck, uncapped = self._symptoms.observe(regions, living, self.clock.ticks())
         snapshot = build_snapshot(
             containers,
             regions,
@@ -285,8 +224,8 @@ class UsageMonitor(Collector):
             scanned_at=began,
             instances=instances,
             living=living,
-            stuck=self._stuck.observe(regions, self.clock.ticks()),
-            uncapped=self._uncapped.observe(regions, living, self.clock.ticks()),
+            stuck=stuck,
+            uncapped=uncapped,
             claims=await self._list_claims(containers, origins.values()),
         )
         await self._restore(_altered_containers(containers, regions), complete=complete)
@@ -343,49 +282,39 @@ class UsageMonitor(Collector):
         return living_pids(users, [*origins.values(), *found.values()], pods)
 
     async def _processes_of(self, pods: Set[PodUid]) -> dict[int, ProcessOrigin] | None:
-        """Return the processes of pods by PID on the node; None: they are not known."""
+        """Return the processes of pods by PID on the node, or None if they are not known."""
         if not self.processes_in_pods:
             return None
+        return await self._known(asyncio.to_thread(processes_of, pods, self.proc), None)
+
+    async def _known(self, reading: Awaitable[T], default: D) -> T | D:
+        """Return what is read, or the default if it cannot be; log why, but not at each scan."""
         try:
-            return await asyncio.to_thread(processes_of, pods, self.proc)
-        except OSError as error:
-            self._log_error(f"{self.proc}: {error.strerror}")
-            return None
+            return await reading
+        except (LeaseholdError, OSError) as error:
+            if str(error) not in self._errors | self._earlier_errors:
+                logger.warning("usage is incomplete: %s", error)
+            self._errors.add(str(error))
+            return default
 
     def _leased_containers(self, *, complete: bool) -> tuple[LeasedContainer, ...]:
         return leased_containers(self.checkpoint.entries, self.leases.leases, complete=complete)
-
-    async def _sample_devices(self) -> tuple[DeviceSample, ...]:
-        try:
-            devices = await self.usage.sample()
-        except LeaseholdError as error:
-            self._log_error(str(error))
-            return ()
-        self._log_error("")
-        return devices
 
     async def _list_instances(
         self, containers: Sequence[LeasedContainer]
     ) -> dict[str, MigInstance]:
         """Return the MIG instances of the devices that the containers lease, by UUID."""
         shares = (share for one in containers if one.instances for share in one.shares)
-        found: dict[str, MigInstance] = {}
-        for device in sorted({share.device for share in shares if share.mig is not None}):
-            try:
-                found |= {one.uuid: one for one in await self.list_instances(device) if one.uuid}
-            except LeaseholdError as error:
-                self._log_error(str(error))
-        return found
+        devices = sorted({share.device for share in shares if share.mig is not None})
+        found = [await self._known(self.list_instances(device), ()) for device in devices]
+        return {one.uuid: one for instances in found for one in instances if one.uuid}
 
     async def _list_pods(self, origins: Iterable[ProcessOrigin]) -> dict[PodUid, KubeletPod] | None:
         """Return the kubelet's pods if a process runs in one; None if they are unreadable."""
         if not any(origin.pod for origin in origins):
             return {}
-        try:
-            return {pod.uid: pod for pod in await self.node.kubelet.list_pods()}
-        except LeaseholdError as error:
-            self._log_error(str(error))
-            return None
+        pods = await self._known(self.node.kubelet.list_pods(), None)
+        return None if pods is None else {pod.uid: pod for pod in pods}
 
     async def _list_claims(
         self, containers: Iterable[LeasedContainer], origins: Iterable[ProcessOrigin]
@@ -394,11 +323,8 @@ class UsageMonitor(Collector):
         leased = {pod for container in containers for pod in container.pods}
         if {origin.pod for origin in origins} <= {None, *leased}:
             return frozenset()
-        try:
-            return (await self.node.pod_resources.list_holdings()).claims
-        except LeaseholdError as error:
-            self._log_error(str(error))
-            return frozenset()
+        listed = await self._known(self.node.pod_resources.list_holdings(), None)
+        return frozenset() if listed is None else listed.claims
 
     def _read_host(
         self, containers: Sequence[LeasedContainer], pids: Mapping[int, float | None]
@@ -459,11 +385,6 @@ class UsageMonitor(Collector):
         if new:
             with contextlib.suppress(asyncio.QueueFull):  # no consumer; the metrics show them
                 self._queue.put_nowait(new)
-
-    def _log_error(self, error: str) -> None:
-        if error and error != self._last_error:
-            logger.warning("usage is incomplete: %s", error)
-        self._last_error = error
 
 
 def _altered_containers(

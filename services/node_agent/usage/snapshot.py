@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from services.node_agent.gpus.device_samples import DeviceSample
+from services.node_agent.gpus.inventory import DeviceSample
 from services.node_agent.isolation.region import Region, Tampered
 from services.node_agent.kubelet.pods import ClaimHolding, KubeletPod, ProcessOrigin
 from services.node_agent.mig.instances import MigInstance

@@ -3,24 +3,23 @@
 Vendors' names are in tables of the dialects. A time series exists as long as its lease.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.node_agent.gpus.device_samples import DeviceSample
-from services.node_agent.isolation.region import DeviceSums, Region, Tampered
+from services.node_agent.gpus.inventory import DeviceSample
+from services.node_agent.isolation.region import Region, Tampered
 from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
 from services.node_agent.usage.snapshot import UsageSnapshot
 from shared.dialects.metrics import (
     DeviceUsage,
     InstanceUsage,
     Labels,
-    MemoryUsage,
     PublishedMetric,
     ShareUsage,
     Subject,
@@ -45,15 +44,6 @@ class _ShareSample:
 
 def _share_labels(of: _ShareSample) -> Labels:
     return {**_container_labels(of.container), "device_uuid": of.share.share.device}
-
-
-def _amount(of_sums: Callable[[DeviceSums], int]) -> Callable[[_ShareSample], float | None]:
-    """Return a value that is read from the region."""
-
-    def value(of: _ShareSample) -> float | None:
-        return None if of.share.region is None else of_sums(of.share.region)
-
-    return value
 
 
 def _since_kernel(of: _ShareSample) -> float | None:
@@ -98,7 +88,7 @@ _SHARE_METRICS: Sequence[tuple[str, str, Callable[[_ShareSample], float | None]]
     (
         "leasehold_container_memory_enforced_bytes",
         "Device memory that HAMi-core compares with the limit; may include ended processes.",
-        _amount(lambda used: used.enforced),
+        lambda of: None if of.share.region is None else of.share.region.enforced,
     ),
     (
         "leasehold_container_memory_drift_bytes",
@@ -184,7 +174,7 @@ def usage_metrics(
     usages = [_share_usage(of) for of in shares]
     for of_shares in (*hami.MONITOR_SHARES, *volcano.MONITOR_SHARES):
         yield _published(of_shares, usages)
-    yield _memory_counter(usages)
+    yield _published(volcano.MONITOR_COUNTER, usages, kind="counter")
     for name, about, of_share in _SHARE_METRICS:
         yield _family(name, about, ((_share_labels(of), of_share(of)) for of in shares))
     for name, about, of_container in _CONTAINER_METRICS:
@@ -214,16 +204,7 @@ def _share_usage(of: _ShareSample) -> ShareUsage:
         position=of.share.position,
         device_uuid=of.share.share.device,
         limit_bytes=of.share.limit_bytes,
-        memory=None
-        if used is None
-        else MemoryUsage(
-            total=used.total,
-            context=used.context,
-            module=used.module,
-            buffer=used.buffer,
-            offset=used.offset,
-            sm_percent=used.sm_percent,
-        ),
+        memory=used,
         since_kernel_s=_since_kernel(of),
         instance=None
         if instance is None
@@ -231,29 +212,17 @@ def _share_usage(of: _ShareSample) -> ShareUsage:
             uuid=instance.uuid,
             profile=instance.profile,
             gpu_instance_id=instance.gi,
-            compute_instance_id=instance.compute_ids[0] if instance.compute_ids else None,
+            compute_instance_id=next(iter(instance.compute_ids), None),
         ),
     )
 
 
-def _memory_counter(usages: Iterable[ShareUsage]) -> Metric:
-    metric = volcano.MONITOR_COUNTER
-    counter = Metric(metric.name, metric.help, "counter")
-    for usage in usages:
-        value = metric.value(usage)
-        if value is not None:
-            counter.add_sample(metric.name, metric.labels(usage), value)
-    return counter
-
-
 def _node_metrics(snapshot: UsageSnapshot, restored: int) -> Iterator[Metric]:
-    rules: dict[str, int] = {}
-    for violation in snapshot.violations:
-        rules[violation.reason] = rules.get(violation.reason, 0) + 1
+    rules = Counter(violation.reason for violation in snapshot.violations)
     yield _family(
         "leasehold_violations",
         "Rules that containers of the node currently break.",
-        (({"reason": rule}, count) for rule, count in rules.items()),
+        (({"reason": str(rule)}, count) for rule, count in rules.items()),
     )
     yield _family(
         "leasehold_gpu_unleased_processes",
@@ -265,11 +234,13 @@ def _node_metrics(snapshot: UsageSnapshot, restored: int) -> Iterator[Metric]:
         "Processes whose container is not known.",
         [({}, snapshot.unattributed)],
     )
-    done = Metric(
-        "leasehold_limits_restored", "Number of times that altered limits were restored.", "counter"
+    yield _family(
+        "leasehold_limits_restored",
+        "Number of times that altered limits were restored.",
+        [({}, restored)],
+        kind="counter",
+        suffix="_total",
     )
-    done.add_sample("leasehold_limits_restored_total", {}, restored)
-    yield done
     yield _family(
         "leasehold_usage_scanned_timestamp_seconds",
         "Time of the latest scan.",
@@ -280,18 +251,25 @@ def _node_metrics(snapshot: UsageSnapshot, restored: int) -> Iterator[Metric]:
     )
 
 
-def _published(metric: PublishedMetric[Subject], subjects: Iterable[Subject]) -> Metric:
+def _published(
+    metric: PublishedMetric[Subject], subjects: Iterable[Subject], *, kind: str = "gauge"
+) -> Metric:
     values = ((metric.labels(subject), metric.value(subject)) for subject in subjects)
-    return _family(metric.name, metric.help, values)
+    return _family(metric.name, metric.help, values, kind=kind)
 
 
 def _family(
-    name: str, about: str, values: Iterable[tuple[Labels, float | None]]
-) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, about)
+    name: str,
+    about: str,
+    values: Iterable[tuple[Labels, float | None]],
+    *,
+    kind: str = "gauge",
+    suffix: str = "",
+) -> Metric:
+    family = Metric(name, about, kind)
     for labels, value in values:
         if value is not None:
-            family.add_sample(name, dict(labels), float(value))
+            family.add_sample(f"{name}{suffix}", dict(labels), float(value))
     return family
 
 

@@ -8,8 +8,7 @@ from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.allocate.grants import Grants
 from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.allocate.pod_resolver import PodResolver
-from services.node_agent.gpus.inventory import devices_of
-from services.node_agent.gpus.sharing_config import SharingConfig
+from services.node_agent.gpus.inventory import SharingConfig, devices_of
 from services.node_agent.kubelet.pods import Holding, KubeletContainer, KubeletPod
 from services.node_agent.metrics import AgentMetrics, TracedAllocation
 from services.node_agent.mig.instances import MigInstance

@@ -8,14 +8,14 @@ from pathlib import Path
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
+from services.node_agent.gpus.inventory import DeviceSample, GpuProcess
 from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_writer import seed_region
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from services.node_agent.usage.last_use_file import LastUseFile
+from services.node_agent.usage.idle_shares import LastUseFile
 from services.node_agent.usage.leased_containers import LeasedContainer, leased_containers
 from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.usage.usage_metrics import metrics_app

@@ -21,8 +21,7 @@ from services.node_agent.diagnosis import node_checks
 from services.node_agent.diagnosis.node_probes import NodeProbes
 from services.node_agent.gpu_access import open_gpus
 from services.node_agent.gpus.device_faults import no_response
-from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
-from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.gpus.inventory import DeviceSample, Gpu, GpuProcess
 from services.node_agent.instance_lock import AgentInstance
 from services.node_agent.isolation.library_store import StoredLibrary
 from services.node_agent.kubelet import pod_resources

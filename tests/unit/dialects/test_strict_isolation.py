@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from services.node_agent.gpus.inventory import devices_of
-from services.node_agent.gpus.sharing_config import (
+from services.node_agent.gpus.inventory import (
     SharingConfig,
-    without_isolation,
+    devices_of,
 )
 from services.webhook.admission import AdmissionPolicy, decide
 from shared.dialects.dialect import Rules
@@ -192,8 +191,8 @@ async def test_an_agent_reports_what_its_operator_and_its_library_allow() -> Non
     strict = SharingConfig(isolation=Isolation.STRICT)
 
     assert devices_of(gpus, strict)[0].isolation is Isolation.STRICT
-    assert devices_of(gpus, without_isolation(strict))[0].isolation is Isolation.STRICT
-    assert devices_of(gpus, without_isolation(SharingConfig()))[0].isolation is Isolation.UNHELD
+    assert devices_of(gpus, strict.without_isolation())[0].isolation is Isolation.STRICT
+    assert devices_of(gpus, SharingConfig().without_isolation())[0].isolation is Isolation.UNHELD
 
 
 def admitted(limits: dict[str, Any], notes: dict[str, str], **policy: Any) -> tuple[bool, str]:

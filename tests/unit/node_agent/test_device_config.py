@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from services.node_agent.device_config import REFRESH_S, DeviceConfigLoader
-from services.node_agent.gpus.inventory import Gpu, devices_of, mode_warnings
-from services.node_agent.gpus.sharing_config import SharingConfig, merge_sharing
+from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of, mode_warnings
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES
 from services.node_agent.settings import AgentSettings
 from services.node_agent.views.advertisement import advertisement_of
@@ -35,8 +34,8 @@ def test_item_50_a_missing_factor_means_1() -> None:
     document = shipped()
     del document["nvidia"]["gpuMemoryFactor"]
 
-    sharing = merge_sharing(
-        parse_device_config(document, None, NODE), SharingConfig(), split=None, unit=None
+    sharing = SharingConfig().merged(
+        parse_device_config(document, None, NODE), split=None, unit=None
     )
 
     assert sharing.unit_mib == 1
@@ -63,7 +62,7 @@ def test_any_document_is_parsed_without_an_error(device: object, node: object) -
         {"nvidia": device}, {"nodeconfig": [{"name": NODE, "operatingmode": node}, node]}, NODE
     )
 
-    sharing = merge_sharing(config, SharingConfig(), split=None, unit=None)
+    sharing = SharingConfig().merged(config, split=None, unit=None)
     assert sharing.split_count >= 1
     assert sharing.unit_mib >= 1
     parse_device_config(device, node, NODE)
@@ -73,12 +72,12 @@ def test_flags_override_the_common_file_and_the_nodes_own_entry_overrides_both()
     of_all = parse_device_config(shipped(deviceSplitCount=5, gpuMemoryFactor=10), None, NODE)
     own = parse_device_config(shipped(deviceSplitCount=5), OF_NODES, NODE)
 
-    assert merge_sharing(of_all, SharingConfig(), split=None, unit=None).split_count == 5
-    assert merge_sharing(of_all, SharingConfig(), split=None, unit=None).unit_mib == 10
-    assert merge_sharing(of_all, SharingConfig(), split=8, unit=100).split_count == 8
-    assert merge_sharing(of_all, SharingConfig(), split=8, unit=100).unit_mib == 100
-    assert merge_sharing(own, SharingConfig(), split=8, unit=None).split_count == 4
-    assert merge_sharing(of_all, SharingConfig(), split=None, unit=None).geometries == (
+    assert SharingConfig().merged(of_all, split=None, unit=None).split_count == 5
+    assert SharingConfig().merged(of_all, split=None, unit=None).unit_mib == 10
+    assert SharingConfig().merged(of_all, split=8, unit=100).split_count == 8
+    assert SharingConfig().merged(of_all, split=8, unit=100).unit_mib == 100
+    assert SharingConfig().merged(own, split=8, unit=None).split_count == 4
+    assert SharingConfig().merged(of_all, split=None, unit=None).geometries == (
         *of_all.geometries,
         *KNOWN_GEOMETRIES,
     )

@@ -5,6 +5,7 @@ and only for GPUs that have just responded.
 """
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -51,7 +52,7 @@ class NvmlGpus:
 
     def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
-        self._prober = GpuProber(_count_gpus, _read_gpu, limit_s=self._limit_s)
+        self._prober = GpuProber(_count_gpus, _read_gpu, limit_s=lambda: self.timeout_s)
         self._events = XidListener()
         self._link_calls: SingleFlight[Links] = SingleFlight(pynvml.NVMLError)
         self._links: Links = {}
@@ -87,8 +88,9 @@ class NvmlGpus:
             if known_gpus == sound and now < valid_until:
                 return
         try:
+            read = functools.partial(topology.links_among, sorted(sound))
             links = await self._link_calls.call(
-                sound, lambda: with_nvml(lambda: topology.links_among(sorted(sound))), self._limit_s
+                sound, lambda: with_nvml(read), lambda: self.timeout_s
             )
         except (TimeoutError, pynvml.NVMLError, UnavailableError) as error:
             logger.debug("links between GPUs are unknown: %s", str(error) or "timeout")
@@ -142,9 +144,6 @@ class NvmlGpus:
             raise self._no_response() from error
         except pynvml.NVMLError as error:
             raise UnavailableError(f"NVML: {error}") from error
-
-    def _limit_s(self) -> float:
-        return self.timeout_s
 
     def _no_response(self) -> UnavailableError:
         return UnavailableError(f"the NVIDIA driver did not respond within {self.timeout_s:g} s")

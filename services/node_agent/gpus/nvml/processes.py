@@ -7,7 +7,7 @@ from typing import Any
 
 import pynvml
 
-from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
+from services.node_agent.gpus.inventory import DeviceSample, GpuProcess
 from services.node_agent.gpus.nvml.calls import (
     TIMEOUT_S,
     index_of,
@@ -36,19 +36,16 @@ class NvmlProcesses:
     async def sample(self) -> tuple[DeviceSample, ...]:
         """Return all devices that respond. Raises UnavailableError if the driver does not."""
         try:
-            count = await self._count_calls.call("count", _count_gpus, self._limit_s)
+            count = await self._count_calls.call("count", _count_gpus, lambda: self.timeout_s)
         except TimeoutError as error:
             raise self._no_response() from error
         except pynvml.NVMLError as error:
             raise UnavailableError(f"NVML: {error}") from error
         samples = {number: functools.partial(_sample, number) for number in range(count)}
-        results = (await self._sample_calls.call_each(samples, self._limit_s)).values()
+        results = (await self._sample_calls.call_each(samples, lambda: self.timeout_s)).values()
         if results and all(isinstance(one, TimeoutError) for one in results):
             raise self._no_response()
         return tuple(one for one in results if isinstance(one, DeviceSample))
-
-    def _limit_s(self) -> float:
-        return self.timeout_s
 
     def _no_response(self) -> UnavailableError:
         return UnavailableError(

@@ -1,8 +1,10 @@
 """A GPU's location on the PCI bus, and its links to other GPUs; blocking.
 
-Call these functions through `with_nvml`. What a model or driver does not report is left out.
+Call these functions through `with_nvml`. What a model or driver does not report is left out. HAMi's
+score of a pair is that of the nearest component above both, plus 100 for each NVLink between them.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,23 +12,19 @@ from typing import Any
 
 import pynvml
 
-from services.node_agent.gpus.links import (
-    ACROSS_SOCKETS,
-    ON_ONE_BOARD,
-    ON_ONE_SOCKET,
-    UNDER_HOST_BRIDGE,
-    UNDER_ONE_SWITCH,
-    UNDER_SWITCHES,
-    NvLinks,
-    PciLocation,
-    link_score,
-    parse_pci_address,
-    root_complex_in,
-)
+from services.node_agent.gpus.inventory import PER_NVLINK
 from services.node_agent.gpus.nvml.calls import text_of, value_or
 from shared.model.bounds import HIGHEST_INDEX
 from shared.model.names import DeviceUuid
 
+ACROSS_SOCKETS = 10
+ON_ONE_SOCKET = 20
+UNDER_HOST_BRIDGE = 30
+UNDER_SWITCHES = 40
+UNDER_ONE_SWITCH = 50
+ON_ONE_BOARD = 60
+_ADDRESS = re.compile(r"([0-9a-f]+):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.IGNORECASE)
+_ROOT_COMPLEX = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
 SYSFS = Path("/sys/bus/pci/devices")
 
 _ANCESTOR_SCORES: Mapping[Any, int] = {
@@ -37,6 +35,45 @@ _ANCESTOR_SCORES: Mapping[Any, int] = {
     pynvml.NVML_TOPOLOGY_NODE: ON_ONE_SOCKET,
     pynvml.NVML_TOPOLOGY_SYSTEM: ACROSS_SOCKETS,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PciLocation:
+    """PCI location of one GPU."""
+
+    address: str = ""
+    """PCI address, such as `0000:3b:00.0`; empty: unknown."""
+    root_complex: str = ""
+    """Such as `pci0000:3a`; empty: unknown."""
+    numa: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvLinks:
+    """The active NVLinks of one GPU."""
+
+    direct: tuple[str, ...] = ()
+    """PCI addresses of the GPUs at the other ends."""
+    switched: int = 0
+    """Number of links to NVSwitches, which connect all GPUs with each other."""
+
+    def count_to(self, address: str, other: "NvLinks") -> int:
+        """Return how many NVLinks connect this GPU with the one at `address`."""
+        return sum(one == address for one in self.direct) + min(self.switched, other.switched)
+
+
+def parse_pci_address(text: str) -> str:
+    """Return a PCI address as the kernel writes it, `0000:3b:00.0`; empty if it is invalid."""
+    match = _ADDRESS.fullmatch(text.strip("\0 "))
+    if match is None:
+        return ""
+    domain, bus, device, function = match.groups()
+    return f"{int(domain, 16):04x}:{bus}:{device}.{function}".lower()
+
+
+def root_complex_in(path: str) -> str:
+    """Return the root complex in a device's sysfs path, `pci0000:3a`; empty if there is none."""
+    return next((part for part in path.split("/") if _ROOT_COMPLEX.fullmatch(part)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +127,7 @@ def _pair_score(own: _LinkedGpu, other: _LinkedGpu) -> int | None:
     nearest = _ANCESTOR_SCORES.get(ancestor)
     if nearest is None:
         return None
-    return link_score(nearest, own.nvlinks.count_to(other.address, other.nvlinks))
+    return nearest + PER_NVLINK * own.nvlinks.count_to(other.address, other.nvlinks)
 
 
 def _nvlinks_of(handle: Any) -> NvLinks:

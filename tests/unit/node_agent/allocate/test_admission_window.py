@@ -13,8 +13,7 @@ from services.node_agent.allocate.admission_window import (
 )
 from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.allocate.expected_requests import containers_of, is_expected
-from services.node_agent.gpus.inventory import Gpu, devices_of
-from services.node_agent.gpus.sharing_config import SharingConfig
+from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
 from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.kubelet.pods import Unserved
 from services.node_agent.records.checkpoint_entry import CheckpointEntry

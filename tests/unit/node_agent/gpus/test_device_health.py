@@ -21,8 +21,6 @@ from services.node_agent.gpus.device_health import (
     HealthPolicy,
     HealthRecord,
     HealthState,
-    backoff_s,
-    next_record,
     update_health,
 )
 from services.node_agent.gpus.inventory import Gpu
@@ -48,7 +46,7 @@ def gpu(uuid: DeviceUuid = A, **changes: Any) -> Gpu:
 def after(*probes: tuple[float, Fault | None]) -> HealthRecord:
     record = HealthRecord()
     for at, fault in probes:
-        record = next_record(record, fault, POLICY, at)
+        record = POLICY.next_record(record, fault, at)
     return record
 
 
@@ -80,12 +78,12 @@ def test_koordinator_32_a_device_recovers_after_consecutive_clean_probes() -> No
 
 
 def test_each_cordon_lasts_twice_as_long_up_to_a_limit_until_the_device_was_steady() -> None:
-    assert [backoff_s(n, POLICY) for n in (1, 2, 3, 4, 5, 99)] == [30, 60, 120, 240, 240, 240]
+    assert [POLICY.backoff_s(n) for n in (1, 2, 3, 4, 5, 99)] == [30, 60, 120, 240, 240, 240]
     again = after((0, GRAVE), (30, MILD))
     assert (again.state, again.probe_at) == (HealthState.CORDONED, 90)
     healed = after((0, GRAVE), *((30 + 5 * n, None) for n in range(4)))
-    assert next_record(healed, GRAVE, POLICY, 100).probe_at == 160
-    assert next_record(healed, GRAVE, POLICY, 4000).probe_at == 4030
+    assert POLICY.next_record(healed, GRAVE, 100).probe_at == 160
+    assert POLICY.next_record(healed, GRAVE, 4000).probe_at == 4030
 
 
 def test_the_first_cause_is_kept_until_the_device_is_healthy() -> None:
@@ -104,7 +102,7 @@ def test_every_transition_is_in_the_table_and_only_healthy_devices_have_no_fault
     record, now = HealthRecord(), 0.0
     for pause, fault in probes:
         now += pause
-        before, record = record, next_record(record, fault, POLICY, now)
+        before, record = record, POLICY.next_record(record, fault, now)
         assert record.state is before.state or record.state in TRANSITIONS[before.state]
         assert (record.fault is None) is (record.state is HealthState.HEALTHY)
         assert fault is None or record.state in {HealthState.SUSPECT, HealthState.CORDONED}
@@ -117,10 +115,10 @@ def test_a_device_without_faults_becomes_healthy_whatever_happened_before(
     record, now = HealthRecord(), 0.0
     for pause, fault in probes:
         now += pause
-        record = next_record(record, fault, POLICY, now)
+        record = POLICY.next_record(record, fault, now)
 
     for number in range(1 + POLICY.success_threshold):
-        record = next_record(record, None, POLICY, now + POLICY.max_backoff_s + number)
+        record = POLICY.next_record(record, None, now + POLICY.max_backoff_s + number)
 
     assert record.state is HealthState.HEALTHY
 

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from services.node_agent.gpus.inventory import Gpu, devices_of
-from services.node_agent.gpus.sharing_config import SharingConfig
+from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
 from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy

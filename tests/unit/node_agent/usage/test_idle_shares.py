@@ -8,8 +8,7 @@ import pytest
 
 from services.node_agent.isolation.region import Region, decode
 from services.node_agent.isolation.region_layouts import V1_2
-from services.node_agent.usage.idle_shares import UNOBSERVED_S, IdleShares, LastUses
-from services.node_agent.usage.last_use_file import LastUseFile
+from services.node_agent.usage.idle_shares import UNOBSERVED_S, IdleShares, LastUseFile, LastUses
 from services.node_agent.usage.leased_containers import LeasedContainer
 from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
 from shared.model.clock import end

@@ -9,7 +9,7 @@ import pytest
 
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from services.node_agent.usage.last_use_file import LastUseFile
+from services.node_agent.usage.idle_shares import LastUseFile
 from services.node_agent.usage.usage_metrics import render_metrics
 from shared.dialects.dialect import ContainerSetup
 from shared.model.bounds import MOST_MIB

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.node_agent.gpus.device_samples import DeviceSample, GpuProcess
+from services.node_agent.gpus.inventory import DeviceSample, GpuProcess
 from services.node_agent.isolation.region import Region, Tampered, decode
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2

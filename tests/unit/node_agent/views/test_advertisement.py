@@ -3,8 +3,7 @@
 import pytest
 
 from proto.deviceplugin import api_pb2
-from services.node_agent.gpus.inventory import Gpu, devices_of
-from services.node_agent.gpus.sharing_config import SharingConfig
+from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
 from services.node_agent.kubelet.device_plugin import encode_list
 from services.node_agent.views.advertisement import (
     MAX_LIST_BYTES,

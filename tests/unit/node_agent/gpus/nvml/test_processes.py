@@ -8,7 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from services.node_agent.gpus.device_samples import GpuProcess
+from services.node_agent.gpus.inventory import GpuProcess
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from shared.model.errors import UnavailableError
 

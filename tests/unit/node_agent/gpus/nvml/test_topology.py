@@ -11,12 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.node_agent.gpus.inventory import Gpu, devices_of
-from services.node_agent.gpus.links import NvLinks, parse_pci_address, root_complex_in
+from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
 from services.node_agent.gpus.nvml import topology as nvml_topology
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
-from services.node_agent.gpus.nvml.topology import links_among, location_of
-from services.node_agent.gpus.sharing_config import SharingConfig
+from services.node_agent.gpus.nvml.topology import (
+    NvLinks,
+    links_among,
+    location_of,
+    parse_pci_address,
+    root_complex_in,
+)
 from shared.model.names import DeviceUuid
 
 pytestmark = pytest.mark.usefixtures("no_xid_threads")

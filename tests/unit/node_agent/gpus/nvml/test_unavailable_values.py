@@ -11,11 +11,10 @@ import pytest
 
 from services.node_agent.diagnosis import node_checks
 from services.node_agent.gpus import nvml
-from services.node_agent.gpus.inventory import Gpu, devices_of, mode_warnings
+from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of, mode_warnings
 from services.node_agent.gpus.nvml import gpus as nvml_gpus
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
-from services.node_agent.gpus.sharing_config import SharingConfig
 from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
 from shared.model.device import DeviceUse, Isolation, device_refusal, required_memory_mib
