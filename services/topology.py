@@ -39,7 +39,7 @@ SERVICES: tuple[ServiceEntry, ...] = (
     ServiceEntry(name="webhook", module="services.webhook.service", class_name="Webhook"),
     ServiceEntry(name="extender", module="services.extender.service", class_name="Extender"),
     ServiceEntry(name="auth", module="services.auth.service", class_name="AuthService"),
-    ServiceEntry(name="dashboard", module="services.dashboard.service", class_name="Dashboard"),
+    ServiceEntry(name="api", module="services.api.service", class_name="ApiService"),
 )
 OPERATOR = ServiceEntry(name="operator", module="", class_name="")
 """The user of the commands audit and doctor, which is not a service."""

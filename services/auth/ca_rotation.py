@@ -30,8 +30,8 @@ SERVER = "server"
 """Who has the certificate of NATS and Redis."""
 EXTENDER, KUBE_SCHEDULER = "extender", "kube-scheduler"
 """Server and client of the extender; its client's certificate is for the name of the latter."""
-DASHBOARD = "dashboard"
-HOLDERS = (SERVER, EXTENDER, KUBE_SCHEDULER, DASHBOARD)
+API = "api"
+HOLDERS = (SERVER, EXTENDER, KUBE_SCHEDULER, API)
 """Who has a certificate."""
 
 

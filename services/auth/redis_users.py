@@ -47,7 +47,7 @@ USERS = (
         name="timekeeper", writes=(BUDGET, TENURES), reads=(LEDGER, QUOTAS), loads_scripts=True
     ),
     RedisUser(name="extender", reads=(LEDGER, QUOTAS)),
-    RedisUser(name="dashboard", reads=(LEDGER, QUOTAS, PREEMPTION, BUDGET)),
+    RedisUser(name="api", reads=(LEDGER, QUOTAS, PREEMPTION, BUDGET)),
     RedisUser(
         name="operator",
         writes=(BUDGET,),

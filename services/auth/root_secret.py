@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from services.auth import ca_rotation
 from services.auth.ca_rotation import (
-    DASHBOARD,
+    API,
     EXTENDER,
     HOLDERS,
     KUBE_SCHEDULER,
@@ -33,7 +33,7 @@ CHANGED_AT = "server.changed"
 AUTH, SYSTEM = "auth", "system"
 """The two users of NATS with a password; all other users are authorized by token."""
 LOCAL_NAMES = ("localhost", "127.0.0.1")
-"""Names under which `kubectl port-forward` shows the dashboard."""
+"""Names under which `kubectl port-forward` shows the page."""
 RECENT = timedelta(days=7)
 ISSUING_CA = "issuing-ca.crt"
 """The service's file with the CA that issues certificates, without those that it replaces."""
@@ -75,11 +75,11 @@ def complete(
             password = base64.urlsafe_b64encode(random_bytes(SECRET_BYTES)).rstrip(b"=")
             data[key] = user.encode() + b":" + password
     ca_rotation.create_missing(data, now)
-    dashboard = [f"{DASHBOARD}.{namespace}.svc", *LOCAL_NAMES]
+    of_api = [f"{API}.{namespace}.svc", *LOCAL_NAMES]
     ca_rotation.issue(data, SERVER, names, now, observed)
     ca_rotation.issue(data, EXTENDER, [f"{EXTENDER}.{namespace}.svc"], now, observed, client=False)
     ca_rotation.issue(data, KUBE_SCHEDULER, [KUBE_SCHEDULER], now, observed)
-    ca_rotation.issue(data, DASHBOARD, dashboard, now, observed, client=False)
+    ca_rotation.issue(data, API, of_api, now, observed, client=False)
     ca_rotation.drop_replaced(data, observed)
     if stored.get("server.crt") and files_of_servers(data) != files_of_servers(stored):
         data[CHANGED_AT] = str(round(now.timestamp())).encode()

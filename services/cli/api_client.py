@@ -41,7 +41,7 @@ from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import SYSTEM_NAMESPACE
 
 T = TypeVar("T")
-API_SERVICE = f"{SYSTEM_NAMESPACE}/dashboard"
+API_SERVICE = f"{SYSTEM_NAMESPACE}/api"
 PORT = "page"
 VIEWER = "viewer"
 """The service account whose tokens users without a token use, if they may create them."""
@@ -88,10 +88,10 @@ class ApiLocation:
 def locate(flags: ApiArguments) -> ApiLocation:
     """Return the API that the flags name, else that of the state directory or the kubeconfig."""
     directory = StateDir.at(flags.state)
-    saved = None if flags.context or flags.dashboard else load_state(directory)
+    saved = None if flags.context or flags.api else load_state(directory)
     if saved is None:
         return ApiLocation(
-            api=flags.dashboard or API_SERVICE,
+            api=flags.api or API_SERVICE,
             kubeconfig=flags.kubeconfig,
             context=flags.context or None,
             token_file=flags.token_file,
@@ -283,18 +283,18 @@ class ApiClient:
             case NotFoundError():
                 return UnavailableError(
                     f"this cluster has no Service {location.api} with Leasehold's API of this "
-                    "version: install it, or set --dashboard to its NAMESPACE/NAME or its URL "
+                    "version: install it, or set --api to its NAMESPACE/NAME or its URL "
                     f"({error})"
                 )
             case ForbiddenError():
                 return RequestError(
                     "your account may not use Leasehold's API through the API server: an "
-                    "administrator can bind the Role dashboard-reader to it, or set --dashboard "
+                    "administrator can bind the Role api-reader to it, or set --api "
                     f"to the URL of the API ({error.response})"
                 )
             case OverloadedError():
                 return UnavailableError(
-                    f"no replica of the dashboard is ready: `kubectl get pods -n "
+                    f"no replica of the API is ready: `kubectl get pods -n "
                     f"{location.namespace}` shows them ({error.response})"
                 )
         return error

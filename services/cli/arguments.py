@@ -150,11 +150,11 @@ class ClusterArguments(StateArguments):
 class ApiArguments(ClusterArguments):
     """The API."""
 
-    dashboard: str = connection(
+    api: str = connection(
         "",
         "the API: its URL, or NAMESPACE/NAME of its Service",
         metavar="URL",
-        env="that of the stack in DIR, else leasehold-system/dashboard of the cluster",
+        env="that of the stack in DIR, else leasehold-system/api of the cluster",
     )
     token_file: Path | None = connection(
         None,

@@ -54,7 +54,7 @@ def test_prometheus_scrapes_every_leasehold_service_at_its_port() -> None:
     agents = [one for one in OURS if one.startswith("agent-")]
     inside = {f"simcluster:{flags[one][flag].rpartition(':')[2]}"
               for one in agents for flag in ("http", "monitor-http")}  # fmt: skip
-    old = f"dashboard:{flags['dashboard']['scheduler-metrics'].rpartition(':')[2]}"
+    old = f"api:{flags['api']['scheduler-metrics'].rpartition(':')[2]}"
     unscraped = {"simcluster", *agents, *ONCE}
     others = {f"{name}:9100" for name in OURS if name not in unscraped}
 

@@ -23,8 +23,8 @@ SECRETS_OF = {
     "webhook": ["webhook-certificate"],
     "auth": [
         *("auth", "auth-nats", "auth-redis"),
-        *("redis-placer", "redis-binder", "redis-timekeeper", "redis-dashboard", "redis-operator"),
-        *("redis-extender", "auth-extender", "auth-kube-scheduler", "auth-dashboard"),
+        *("redis-placer", "redis-binder", "redis-timekeeper", "redis-api", "redis-operator"),
+        *("redis-extender", "auth-extender", "auth-kube-scheduler", "auth-api"),
     ],
 }
 

@@ -23,7 +23,7 @@ DASHBOARDS = sorted((MONITORING / "grafana" / "dashboards").glob("*.json"))
 SPEAKING = (
     "services.binder.metrics",
     "services.auth.metrics",
-    "services.dashboard.cluster_metrics",
+    "services.api.cluster_metrics",
     "services.node_agent.metrics",
     "services.placer.metrics",
     "services.timekeeper.metrics",

@@ -21,7 +21,7 @@ TENANT = {NAMESPACE_NAME: "team-a"}
 NATS = {("nats", "client")}
 RAFT = {("nats", "client"), ("nats", "cluster")}
 REDIS = {("redis", "redis")}
-FOR_ANY_ADDRESS = {("webhook", "https"), ("dashboard", "page")}
+FOR_ANY_ADDRESS = {("webhook", "https"), ("api", "page")}
 FOR_ALL_PODS = FOR_ANY_ADDRESS | {("timekeeper", "api"), ("timekeeper", "reports")}
 
 pytestmark = needs_kubectl
@@ -120,7 +120,7 @@ def test_prometheus_needs_a_label_on_its_namespace(tmp_path: Path) -> None:
 
     with_endpoints = {service.name for service in SERVICES}
     assert metrics == {(name, "http") for name in with_endpoints} | {
-        ("dashboard", "old-metrics"),
+        ("api", "old-metrics"),
         ("node-agent", "usage"),
     }
 

@@ -358,6 +358,6 @@ def test_every_awaited_key_is_created_by_the_auth_service() -> None:
         "redis": {("secrets", "auth-redis")},
         **{
             name: {("secrets", f"redis-{name}")}
-            for name in ("placer", "binder", "timekeeper", "dashboard", FOR_PEOPLE)
+            for name in ("placer", "binder", "timekeeper", "api", FOR_PEOPLE)
         },
     }

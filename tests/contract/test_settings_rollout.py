@@ -31,7 +31,7 @@ def test_a_change_of_settings_replaces_the_pods_that_have_them(tmp_path: Path) -
 
 
 SETTINGS_READERS = {
-    *("auth", "binder", "dashboard", "operator", "placer", "timekeeper", "watcher", "webhook"),
+    *("auth", "binder", "api", "operator", "placer", "timekeeper", "watcher", "webhook"),
 }
 
 

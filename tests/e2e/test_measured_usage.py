@@ -15,7 +15,7 @@ from playwright.async_api import expect
 from prometheus_client.parser import text_string_to_metric_families
 
 from simcluster.gpu_driver.build import compiler
-from tests.support.dashboard.browser import chromium, needed
+from tests.support.api.browser import chromium, needed
 from tests.support.pseudo_terminal import (
     ALTERNATE_SCREEN,
     CONTROL_C,

@@ -7,10 +7,10 @@ from dataclasses import replace
 from msgspec import structs
 from rich.console import Console, RenderableType
 
+from services.api.projection import Projection
+from services.api.visible_cluster import VisibleCluster
 from services.cli.inspect.explanation import Explanation, explanation_of
 from services.cli.pod_summary import PodSummary
-from services.dashboard.projection import Projection
-from services.dashboard.visible_cluster import VisibleCluster
 from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, LeaseState, MigPlacement, Share, ShareMeasurement
@@ -20,7 +20,7 @@ from shared.model.node import NodeFacts
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.request import PodRequest
 from shared.model.views import TraceView
-from tests.support.dashboard.board import seen
+from tests.support.api.board import seen
 
 OURS = frozenset({"volcano", "leasehold"})
 GPU = DeviceUuid("GPU-0")

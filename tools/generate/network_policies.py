@@ -63,8 +63,8 @@ def policies() -> list[Json]:
         # The API server authenticates each client of `api`; GPUSharing's sidecars use `reports`.
         _policy("timekeeper", _named("timekeeper"), [_rule(ANY_POD, "api", "reports")]),
         _policy(
-            "dashboard",
-            _named("dashboard"),
+            "api",
+            _named("api"),
             # Through the API server's proxy or an ingress controller; each client is authenticated.
             [_rule(ANY_ADDRESS, "page"), _rule(of_namespace, "old-metrics")],
         ),

@@ -218,7 +218,7 @@ TRIES: Mapping[str, tuple[Try, ...]] = {
         Try(RBAC, "change a pod", "PATCH", f"{PODS}/own", LABEL),
         Try(RBAC, "read the Secret `auth`", "GET", f"{SYSTEM}/secrets/auth"),
     ),
-    "dashboard": (
+    "api": (
         Try(RBAC, "list pods", "GET", PODS),
         Try(RBAC, "read every Node", "GET", "/api/v1/nodes"),
         Try(RBAC, "read the Secret `auth`", "GET", f"{SYSTEM}/secrets/auth"),

@@ -124,7 +124,7 @@ def _services(plan: Plan, directory: StateDir) -> list[Component]:
     if plan.kube_scheduler:
         webhook += ("--kube-scheduler",)
     page: tuple[str, ...] = (
-        *_as_account(directory, "dashboard"),
+        *_as_account(directory, "api"),
         *("--listen", plan.page_url.removeprefix("http://")),
     )
     if plan.scheduler_metrics:
@@ -158,7 +158,7 @@ def _services(plan: Plan, directory: StateDir) -> list[Component]:
         _service(
             "webhook", "webhook", plan, directory, (*_as_account(directory, "webhook"), *webhook)
         ),
-        _service("dashboard", "dashboard", plan, directory, (*redis, *page), address=plan.page_url),
+        _service("api", "api", plan, directory, (*redis, *page), address=plan.page_url),
         *([_extender(plan, directory, redis)] if plan.kube_scheduler else ()),
     ]
 

@@ -10,7 +10,7 @@ from typing import Any
 from services.webhook.registration import admission_policies
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 
-AGENT, BINDER, API = "node-agent", "binder", "dashboard"
+AGENT, BINDER, API = "node-agent", "binder", "api"
 ACCOUNTS = ("watcher", BINDER, "timekeeper", "webhook", "extender", API)
 """Accounts of the services other than node agents."""
 ADMINISTRATORS = "leasehold-up"

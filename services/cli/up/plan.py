@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def page_url(self) -> str:
-        """The URL of the dashboard's page."""
+        """The URL of the page."""
         return f"http://{servers.HOST}:{self.ports['page']}"
 
 

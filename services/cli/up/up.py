@@ -256,7 +256,7 @@ async def _supervise(
             report(f"  {directory.state} could not be written ({error.strerror}); continuing")
 
     def on_ready() -> None:
-        has_page = any(component.name == "dashboard" for component in components)
+        has_page = any(component.name == "api" for component in components)
         steps = next_steps(directory, plan.page_url if has_page else "")
         report(f"ready in {time.monotonic() - started_at_s:.1f} s\n\n{steps}")
 

@@ -196,17 +196,17 @@ async def test_work_requests_and_replies_pass_between_users(
     assert ended.terminated
 
 
-async def test_the_dashboard_gets_usage_and_the_nodes_without_a_reply(
+async def test_the_api_gets_usage_and_the_nodes_without_a_reply(
     nats_url: str, written: CredentialFiles
 ) -> None:
     async with (
-        bus_of(nats_url, written, "dashboard") as dashboard,
+        bus_of(nats_url, written, "api") as api,
         bus_of(nats_url, written, "node-agent.node.b") as agent,
     ):
         await agent.reply(UsageRequest, "node-agent", "node.b", _measured)
         await flush(agent.client)
 
-        usage = await request_usage(dashboard, [NodeName("node.b"), NodeName("node-a")])
+        usage = await request_usage(api, [NodeName("node.b"), NodeName("node-a")])
 
     reply = usage[NodeName("node.b")]
     assert reply is not None

@@ -65,10 +65,10 @@ FORBIDDEN = (
     ("REPLICAOF", "other", "1"), ("CLIENT", "LIST"), ("GET", "elsewhere"), ("SET", "lh", "x"),
     ("HSET", "elsewhere", "a", "b"), ("PUBLISH", "c", "x"), ("FUNCTION", "LIST"),
 )  # fmt: skip
-READERS = {"dashboard": ("lh:", "lh-budget:"), "operator": ("lh:",), "timekeeper": ("lh:",)}
+READERS = {"api": ("lh:", "lh-budget:"), "operator": ("lh:",), "timekeeper": ("lh:",)}
 
 
-@pytest.mark.parametrize("user", ["placer", "binder", "timekeeper", "dashboard", "operator"])
+@pytest.mark.parametrize("user", ["placer", "binder", "timekeeper", "api", "operator"])
 async def test_no_service_has_the_permissions_of_an_administrator(
     redis_url: str, written: CredentialFiles, user: str
 ) -> None:
@@ -122,20 +122,20 @@ async def test_a_user_that_only_reads_waits_for_the_scripts_that_a_binder_loads(
 ) -> None:
     async with (
         logged_in(redis_url, written, "admin") as admin,
-        Budgets.connect(redis_url, credentials=keys_at(written, "dashboard")) as dashboard,
+        Budgets.connect(redis_url, credentials=keys_at(written, "api")) as api,
         RedisLeases.connect(
             redis_url, credentials=keys_at(written, "binder"), loads_scripts=True
         ) as binder,
     ):
         await admin.script_flush()
         with pytest.raises(UnavailableError, match="a binder of this version loads them"):
-            await dashboard.revisions()
-        assert dashboard.unready_reason() is not None
+            await api.revisions()
+        assert api.unready_reason() is not None
 
         for _ in range(2):
             await binder.generation()
-            assert await dashboard.revisions() == {}
-            assert dashboard.unready_reason() is None
+            assert await api.revisions() == {}
+            assert api.unready_reason() is None
             await admin.script_flush()
 
 
@@ -196,15 +196,15 @@ async def test_each_client_does_its_work_as_its_own_user(
         RedisLeases.connect(
             redis_url, credentials=keys_at(written, "binder"), loads_scripts=True
         ) as binder,
-        RedisLeases.connect(redis_url, credentials=keys_at(written, "dashboard")) as dashboard,
+        RedisLeases.connect(redis_url, credentials=keys_at(written, "api")) as api,
         Budgets.connect(redis_url, credentials=keys_at(written, "timekeeper")) as accounts,
     ):
         token = await binder.begin_rebuild(now=1.0)
         assert token is not None
         await binder.finish_rebuild(token)
 
-        assert [page async for page in dashboard.totals.pages()] == []
-        assert await dashboard.waiting_pods.load() == []
+        assert [page async for page in api.totals.pages()] == []
+        assert await api.waiting_pods.load() == []
         assert await accounts.revisions() == {}
         assert await accounts.acquire_lock("count", every_ms=60_000)
 

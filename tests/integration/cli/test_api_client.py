@@ -21,7 +21,7 @@ from shared.model.clock import SystemClock
 from shared.model.events.pod_events import PodTerminated
 from shared.model.names import Namespace
 from simcluster.credentials import kubeconfig
-from tests.support.dashboard.dashboard import RunningDashboard, dashboard, reserve_lease
+from tests.support.api.running import RunningApi, reserve_lease, running_api
 from tests.support.placer.ledger import queued, verdict
 from tests.support.servers.tls import Made
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
@@ -35,12 +35,12 @@ SYSTEM = "leasehold-system"
 
 @dataclass
 class Cluster:
-    """A dashboard behind the proxy of a simulated API server."""
+    """An API behind the proxy of a simulated API server."""
 
     api: ApiUnderTest
-    shown: RunningDashboard
+    shown: RunningApi
     folder: Path
-    dashboard_ca: Path
+    api_ca: Path
 
     async def leasehold(self, *words: str, account: str = "member", **env: str) -> Done:
         """Run a command with the kubeconfig of an account."""
@@ -78,11 +78,11 @@ class Cluster:
 async def cluster(folder: Path) -> AsyncIterator[Cluster]:
     """Start everything; `member` may get pods in `default`, `stranger` nowhere."""
     made = Made(folder)
-    tls = ServingFiles(*made.issue("dashboard")).context
+    tls = ServingFiles(*made.issue("api")).context
     async with (
         api_server() as api,
         KubernetesClient(load_credentials(api.kubeconfig)) as kube,
-        dashboard(KubernetesAuthenticator(kube, SystemClock()), tls=tls) as shown,
+        running_api(KubernetesAuthenticator(kube, SystemClock()), tls=tls) as shown,
         api.client() as client,
     ):
         await install(client, port=int(shown.url.rpartition(":")[2]))
@@ -90,7 +90,7 @@ async def cluster(folder: Path) -> AsyncIterator[Cluster]:
 
 
 async def install(client: aiohttp.ClientSession, *, port: int) -> None:
-    """Create the accounts, and of `k8s/base/dashboard.yaml` what does not run."""
+    """Create the accounts, and of `k8s/base/api.yaml` what does not run."""
     for name in (SYSTEM, "team"):
         await created(client, "/api/v1/namespaces", {"metadata": {"name": name}})
     for name in ("member", "stranger"):
@@ -98,14 +98,14 @@ async def install(client: aiohttp.ClientSession, *, port: int) -> None:
             client, "/api/v1/namespaces/team/serviceaccounts", {"metadata": {"name": name}}
         )
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}"
-    manifests = (ROOT / "k8s" / "base" / "dashboard.yaml").read_text()
+    manifests = (ROOT / "k8s" / "base" / "api.yaml").read_text()
     for manifest in yaml.safe_load_all(manifests):
         if manifest["kind"] in {"Role", "RoleBinding"}:
             await created(client, f"{rbac}/{manifest['kind'].lower()}s", manifest)
         elif manifest["kind"] == "Service":
             await created(client, f"/api/v1/namespaces/{SYSTEM}/services", manifest)
     endpoints = {
-        "metadata": {"name": "dashboard"},
+        "metadata": {"name": "api"},
         "subsets": [
             {"addresses": [{"ip": "127.0.0.1"}], "ports": [{"name": "page", "port": port}]}
         ],
@@ -196,20 +196,20 @@ async def test_engineers_read_what_their_kubeconfig_lets_them_get(tmp_path: Path
 async def test_what_a_kubeconfig_does_not_permit_is_said_with_what_to_do(tmp_path: Path) -> None:
     async with cluster(tmp_path) as at:
         audit = await at.leasehold("audit")
-        elsewhere = await at.leasehold("gpus", "--dashboard", "default/none")
+        elsewhere = await at.leasehold("gpus", "--api", "default/none")
         pod = await at.leasehold("explain", "mine", account="stranger")
         nowhere = await at.leasehold("gpus", KUBECONFIG="")
-        url = await documents(at, "gpus", "--dashboard", at.shown.url, trusted=at.dashboard_ca)
+        url = await documents(at, "gpus", "--api", at.shown.url, trusted=at.api_ca)
         async with at.api.client() as client:
             path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}/rolebindings"
-            endpoints = f"/api/v1/namespaces/{SYSTEM}/endpoints/dashboard"
+            endpoints = f"/api/v1/namespaces/{SYSTEM}/endpoints/api"
             await client.delete(endpoints)
             not_ready = await at.leasehold("gpus")
-            await client.delete(f"{path}/dashboard-reader")
+            await client.delete(f"{path}/api-reader")
         denied = await at.leasehold("gpus")
 
         assert not_ready.code == 3
-        assert "no replica of the dashboard is ready: `kubectl get pods -n" in not_ready.err
+        assert "no replica of the API is ready: `kubectl get pods -n" in not_ready.err
         assert audit.code == 3
         assert "exec -i deploy/operator -- leasehold audit" in audit.err
         assert elsewhere.code == 2
@@ -220,7 +220,7 @@ async def test_what_a_kubeconfig_does_not_permit_is_said_with_what_to_do(tmp_pat
             "leasehold gpus: there is nothing to read: run `leasehold up`"
         )
         assert url["nodes"]
-        assert (denied.code, "bind the Role dashboard-reader" in denied.err) == (2, True)
+        assert (denied.code, "bind the Role api-reader" in denied.err) == (2, True)
 
 
 async def test_a_watched_list_is_shown_again_when_it_changes(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ async def test_a_watched_list_is_shown_again_when_it_changes(tmp_path: Path) -> 
         assert later.count(b"no pod holds a lease") == 0
 
 
-async def test_a_trace_shows_the_steps_that_the_dashboard_has_seen_and_where_all_spans_are(
+async def test_a_trace_shows_the_steps_that_the_api_has_seen_and_where_all_spans_are(
     tmp_path: Path,
 ) -> None:
     async with cluster(tmp_path) as at:
@@ -253,8 +253,8 @@ async def test_a_trace_shows_the_steps_that_the_dashboard_has_seen_and_where_all
             pod=pod.pod, namespace=pod.namespace, name=pod.name, node=None, phase="Failed"
         )
         await at.shown.publish(pod)
-        await until(lambda: at.shown.dashboard.projection.events.steps_of(pod.pod))
-        at.shown.dashboard.projection.events.add([ended], time.time() + 2.5)
+        await until(lambda: at.shown.service.projection.events.steps_of(pod.pod))
+        at.shown.service.projection.events.add([ended], time.time() + 2.5)
 
         shown = await documents(at, "trace", "mine")
         text = await at.leasehold("trace", "mine")

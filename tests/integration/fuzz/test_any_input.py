@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from services.dashboard.legacy_metrics import legacy_metrics_application
-from services.dashboard.read_api import ROUTES as API
+from services.api.legacy_metrics import legacy_metrics_application
+from services.api.read_api import ROUTES as API
 from services.node_agent.usage.usage_metrics import metrics_app
 from services.timekeeper.accounts.accrual import advance, apply_update
 from services.timekeeper.accounts.balance import balance
@@ -51,8 +51,8 @@ from shared.nats import wire
 from shared.pods.pod_parser import PodParser
 from shared.runtime import health
 from shared.runtime.telemetry import Tracing
+from tests.support.api.running import running_api
 from tests.support.clock import FakeClock
-from tests.support.dashboard.dashboard import dashboard
 from tests.support.fuzz.in_thread import running_in_thread, without_tracebacks
 from tests.support.fuzz.inputs import as_json, bodies, changed, texts, values
 from tests.support.samples import SAMPLES
@@ -110,7 +110,7 @@ ROUTES = {
         "/v1/reports/showback",
     ),
     "reports": ("/budget/{}/report",),
-    "dashboard": (
+    "api": (
         *("/", "/static/{}", "/login", "/logout", "/api/v1/state", "/api/v1/events"),
         *(re.sub(r"{\w+}", "{}", route.path) for route in API),
     ),
@@ -188,7 +188,7 @@ async def all_ports() -> AsyncIterator[Mapping[str, str]]:
         await server.ready()
         async with (
             account_ledger(server.url, budget(10, TEAM)) as accounts,
-            dashboard() as board,
+            running_api() as board,
         ):
             keeper = accounts.timekeeper()
             await accounts.count(T0, keeper=keeper)
@@ -206,14 +206,14 @@ async def all_ports() -> AsyncIterator[Mapping[str, str]]:
                 health.served(api.application(), local) as timekeeper,
                 health.served(api.reports(), local) as reports,
                 health.served(health.application({}), local) as http,
-                health.served(legacy_metrics_application(board.dashboard.projection), local) as old,
+                health.served(legacy_metrics_application(board.service.projection), local) as old,
                 health.served(metrics_app(CollectorRegistry()), local) as usage,
                 health.served(webhook_application(webhook().review, Drain()), local) as https,
             ):
                 yield {
                     "timekeeper": timekeeper,
                     "reports": reports,
-                    "dashboard": board.url.removeprefix("http://"),
+                    "api": board.url.removeprefix("http://"),
                     "old-metrics": old,
                     "usage": usage,
                     "http": http,

@@ -129,10 +129,10 @@ async def test_another_process_handles_what_waits_when_the_own_one_stops(
 
 
 async def test_observers_receive_copies_of_what_is_handed_over(server: NatsServer) -> None:
-    async with one_process(server, "dashboard") as (watcher, placer, dashboard):
+    async with one_process(server, "api") as (watcher, placer, api):
         task = await running("placer", Recorder(), placer)
-        copies = await dashboard.observe([PodQueued])
-        await dashboard.client.flush()
+        copies = await api.observe([PodQueued])
+        await api.client.flush()
 
         await watcher.publish([queued(1)])
 
@@ -144,15 +144,15 @@ async def test_observers_receive_copies_of_what_is_handed_over(server: NatsServe
 async def test_nothing_is_copied_while_nobody_observes(server: NatsServer) -> None:
     now = [100.0]
     subject = subjects.copy_subject(PodBound)
-    async with connected(server, "binder") as binder, connected(server, "dashboard") as dashboard:
+    async with connected(server, "binder") as binder, connected(server, "api") as api:
         copies = Copies(binder.client, ticks=lambda: now[0])
         await copies.start()
         assert copies.wants(subject)
         await copies.send(subject, b"lost")
         await until(lambda: not copies.wants(subject))
 
-        observing = await dashboard.client.subscribe(subject)
-        await dashboard.client.flush()
+        observing = await api.client.subscribe(subject)
+        await api.client.flush()
         assert not copies.wants(subject)
         now[0] += QUIET_S
         assert copies.wants(subject)
@@ -164,9 +164,9 @@ async def test_nothing_is_copied_while_nobody_observes(server: NatsServer) -> No
 
 
 async def test_an_observer_sees_that_a_pod_is_bound(server: NatsServer) -> None:
-    async with connected(server, "binder") as binder, connected(server, "dashboard") as dashboard:
-        copies = await dashboard.observe([PodBound])
-        await dashboard.client.flush()
+    async with connected(server, "binder") as binder, connected(server, "api") as api:
+        copies = await api.observe([PodBound])
+        await api.client.flush()
         bound = PodBound(lease=build.lease())
 
         await binder.publish([bound])

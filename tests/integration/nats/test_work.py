@@ -84,7 +84,7 @@ async def test_work_that_no_replica_receives_is_kept_and_the_sender_is_not_ready
 
 
 async def test_observers_do_not_count_as_receivers(server: NatsServer) -> None:
-    async with connected(server, "observed") as sender, connected(server, "dashboard") as other:
+    async with connected(server, "observed") as sender, connected(server, "api") as other:
         copies = await other.observe([PodQueued])
         await sender.publish([queued(1)])
 

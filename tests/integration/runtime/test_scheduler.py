@@ -166,7 +166,7 @@ async def test_the_process_ends_with_the_reason_if_one_service_cannot_run(tmp_pa
 @pytest.mark.parametrize(
     ("named", "text"),
     [
-        ("placer,dashboard", "of watcher, placer or binder: 'dashboard' is none"),
+        ("placer,api", "of watcher, placer or binder: 'api' is none"),
         ("", "none is named; choose from watcher,placer,binder"),
     ],
 )

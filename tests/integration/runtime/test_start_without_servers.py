@@ -33,19 +33,19 @@ LIMIT_S = 60.0
 
 def flags_of(service: str, kubeconfig: Path, nats_url: str, redis_url: str) -> tuple[str, ...]:
     flags: tuple[str, ...] = ("--nats-url", nats_url)
-    if service not in {"placer", "dashboard"}:
+    if service not in {"placer", "api"}:
         flags += ("--kubeconfig", str(kubeconfig))
     if service != "watcher":
         flags += ("--redis-url", redis_url)
     more = {
         "timekeeper": ("--no-objects", "--api", "127.0.0.1:0"),
-        "dashboard": ("--listen", "127.0.0.1:0", "--auth", "none"),
+        "api": ("--listen", "127.0.0.1:0", "--auth", "none"),
     }
     return (*flags, *more.get(service, ()))
 
 
 async def test_services_wait_for_nats_and_redis_and_continue_without_a_restart() -> None:
-    services = ("watcher", "placer", "binder", "timekeeper", "dashboard")
+    services = ("watcher", "placer", "binder", "timekeeper", "api")
     nats, redis = NatsServer(), ValkeyServer()
     async with api_server() as api:
         with ExitStack() as stack:
@@ -69,7 +69,7 @@ async def test_services_wait_for_nats_and_redis_and_continue_without_a_restart()
             await nats.start()
             async with asyncio.timeout(LIMIT_S):
                 await running["watcher"].until_ready()
-                for name in ("placer", "binder", "timekeeper", "dashboard"):
+                for name in ("placer", "binder", "timekeeper", "api"):
                     await running[name].until_unready("redis: the call to the ledger at")
             redis.start()
             async with asyncio.timeout(LIMIT_S):

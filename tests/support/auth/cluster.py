@@ -14,8 +14,8 @@ from tests.support.simcluster.installed import namespace_of
 
 AUDIENCE = "leasehold-nats"
 SECRETS = (
-    *("auth", "auth-nats", "auth-redis", "auth-extender", "auth-kube-scheduler", "auth-dashboard"),
-    *(f"redis-{user}" for user in ("placer", "binder", "timekeeper", "dashboard", "operator")),
+    *("auth", "auth-nats", "auth-redis", "auth-extender", "auth-kube-scheduler", "auth-api"),
+    *(f"redis-{user}" for user in ("placer", "binder", "timekeeper", "api", "operator")),
     "redis-extender",
 )
 Json = dict[str, Any]

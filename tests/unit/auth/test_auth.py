@@ -64,7 +64,7 @@ def test_an_administrator_of_the_operator_and_the_default_user_stay_unchanged() 
     changed = {words[0] for words in root_secret.redis_user_rules(whole)}
 
     assert whole["redis.admin"] == b"default:given"
-    assert changed == {"placer", "binder", "timekeeper", "extender", "dashboard", "operator"}
+    assert changed == {"placer", "binder", "timekeeper", "extender", "api", "operator"}
     ours = root_secret.redis_user_rules(complete({}, NAMES, NOW, fresh))
     assert {words[0] for words in ours} == changed | {"default", "probe"}
 

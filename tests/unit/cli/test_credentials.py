@@ -76,7 +76,7 @@ def test_a_user_without_writable_keys_may_call_no_write_command() -> None:
     lines = {line.split()[1]: line for line in text.splitlines()}
 
     readers = {u.name for u in USERS if lines[u.name].endswith("-@write")}
-    assert readers == {"dashboard", "extender"}
+    assert readers == {"api", "extender"}
 
 
 def test_only_the_owner_reads_the_files_and_existing_secrets_stay(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from services.api.visible_cluster import VisibleCluster
 from services.cli.admin import idle
 from services.cli.inspect import render, top
-from services.dashboard.visible_cluster import VisibleCluster
 from shared.model.names import Namespace, PodUid
 from shared.model.views import LeasesView
 from tests.support.snapshots import LEASE, MEASURED, NODE, POD, cluster_of, drawn, explained

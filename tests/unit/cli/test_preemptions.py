@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
+from services.api.visible_cluster import all_namespaces, preemptions_view
 from services.binder.preempt.plan import PreemptionPlan
 from services.binder.preempt.rules import EvictionTier, VictimCandidate
 from services.cli.admin.preemptions import _plan_view, dry_run_text, text
 from services.cli.audit.invariants import differences
 from services.cli.audit.snapshot import Snapshot
-from services.dashboard.visible_cluster import all_namespaces, preemptions_view
 from shared.model.device import DeviceUse
 from shared.model.ledger import LedgerNode, NodeTotals
 from shared.model.names import NodeName

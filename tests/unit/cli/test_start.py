@@ -51,7 +51,7 @@ def test_a_reading_command_loads_no_client_of_a_server_and_takes_little_cpu(
     took = []
     for _ in range(5):
         done = subprocess.run(
-            [sys.executable, "-P", "-c", CODE, *words, "--dashboard", api],
+            [sys.executable, "-P", "-c", CODE, *words, "--api", api],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "HOME": str(tmp_path)},
             capture_output=True,
             text=True,

@@ -112,7 +112,7 @@ def test_the_plan_holds_every_service_once_each_placer_and_an_agent_per_node() -
         "binder",
         "timekeeper",
         "webhook",
-        "dashboard",
+        "api",
         "agent-node-0",
         "agent-node-1",
     ]
@@ -162,7 +162,7 @@ def test_only_services_that_use_the_ledger_get_the_url_of_redis() -> None:
 
     with_redis = {component.name for component in components if "--redis-url" in component.argv}
 
-    assert with_redis == {"placer-0", "placer-1", "placer-2", "binder", "timekeeper", "dashboard"}
+    assert with_redis == {"placer-0", "placer-1", "placer-2", "binder", "timekeeper", "api"}
 
 
 def test_an_agent_gets_its_own_node_and_layout() -> None:

@@ -122,8 +122,8 @@ def test_the_variables_that_kubernetes_sets_for_services_are_no_settings() -> No
 @pytest.mark.parametrize(
     ("service", "name", "value"),
     [
-        ("dashboard", "auth", "both"),
-        ("dashboard", "trace_url", "javascript:alert(1)"),
+        ("api", "auth", "both"),
+        ("api", "trace_url", "javascript:alert(1)"),
         ("webhook", "all_pods_by", "volcano"),
         ("webhook", "dialects", "hami,volcanoo"),
         ("node_agent", "isolation", "none"),

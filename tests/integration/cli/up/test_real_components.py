@@ -66,7 +66,7 @@ def test_headless_returns_when_every_component_is_ready(running: StateDir) -> No
     assert state.ready
     assert {component.name for component in state.components if component.ready} == {
         *("nats", "valkey", "simcluster", "watcher", "placer-0", "binder"),
-        *("timekeeper", "webhook", "dashboard", "agent-node-0"),
+        *("timekeeper", "webhook", "api", "agent-node-0"),
     }
 
 

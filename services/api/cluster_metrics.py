@@ -1,0 +1,132 @@
+"""The cluster on /metrics: what waits and for how long, what is free, idle leases, what is missing.
+
+Each replica exports the whole cluster: take the maximum over replicas, not the sum.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import Gauge, Histogram
+
+from services.api.projection import Projection
+from shared.model.device import DeviceMode
+from shared.model.lease import MIB
+from shared.model.ledger import WaitingPod
+from shared.model.views import DeviceView, MissingComponent
+
+WAITING = Gauge(
+    "leasehold_waiting_pods",
+    "Waiting pods, by dialect and by the code of the reason of most nodes.",
+    ["dialect", "reason"],
+)
+OLDEST = Gauge(
+    "leasehold_waiting_oldest_seconds",
+    "How long the pod that has waited longest waits.",
+    ["dialect", "reason"],
+)
+TIME_TO_BIND = Histogram(
+    "leasehold_time_to_bind_seconds",
+    "From the first event of a pod to its Binding; waited: whether it had to wait for capacity.",
+    ["dialect", "waited"],
+    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 1800, 7200, 28800, 86400),
+)
+DEVICES = Gauge(
+    "leasehold_devices", "Devices by state: usable, cordoned, unhealthy.", ["model", "state"]
+)
+MEMORY = Gauge("leasehold_capacity_memory_bytes", "Memory of usable devices.", ["model"])
+LEASED_MEMORY = Gauge(
+    "leasehold_leased_memory_bytes", "Leased memory of usable devices.", ["model"]
+)
+LEASED_GPUS = Gauge("leasehold_leased_gpus", "Leased cores of usable devices, in GPUs.", ["model"])
+LARGEST = Gauge(
+    "leasehold_largest_free_share_bytes",
+    "The largest share that a usable device outside MIG mode has free; 0: none.",
+    ["model"],
+)
+IDLE = Gauge("leasehold_idle_leases", "Leases with an idle share.", ["namespace"])
+MISSING = Gauge(
+    "leasehold_missing_components", "Replicas that are missing or not ready.", ["service"]
+)
+OTHER = "Other"
+USABLE = "usable"
+WHOLE = 100
+ALL = (WAITING, OLDEST, DEVICES, MEMORY, LEASED_MEMORY, LEASED_GPUS, LARGEST, IDLE, MISSING)
+
+
+def export_cluster(projection: Projection, missing: Iterable[MissingComponent], now: float) -> None:
+    """Set all gauges; series of what is gone end."""
+    for gauge in ALL:
+        gauge.clear()
+    _export_waiting(projection.waiting.values(), now)
+    usable = [view for view in projection.devices.values() if _export_state(view, projection)]
+    _export_capacity(usable)
+    _export_idle(projection.devices.values())
+    for service, count in Counter(one.service for one in missing).items():
+        MISSING.labels(service).set(count)
+
+
+def observe_bound(dialect: str, times: Mapping[str, float], now: float) -> None:
+    """Observe how long a pod took, once; `times` are those of its earlier steps."""
+    if "queued" in times and "bound" not in times:
+        waited = "yes" if "waiting" in times else "no"
+        TIME_TO_BIND.labels(dialect, waited).observe(max(now - times["queued"], 0.0))
+
+
+def state_of(view: DeviceView, projection: Projection) -> str:
+    """Return whether new shares of a device can be leased."""
+    if not view.healthy:
+        return "unhealthy"
+    node = projection.nodes.get(view.node)
+    is_cordoned = view.excluded or node is None or node.unschedulable or node.deleted
+    return "cordoned" if is_cordoned else USABLE
+
+
+def reason_code(waiting: WaitingPod) -> str:
+    """Return the code that most nodes have, or why the pod waits otherwise."""
+    refusal = waiting.refusal
+    if refusal.quota:
+        return "GpuQuota"
+    return refusal.counts[0][0] if refusal.counts else OTHER
+
+
+def _export_waiting(pods: Iterable[WaitingPod], now: float) -> None:
+    ages: dict[tuple[str, str], list[float]] = {}
+    for waiting in pods:
+        since = waiting.waiting_since or waiting.queued.created_at
+        labels = waiting.queued.request.dialect, reason_code(waiting)
+        ages.setdefault(labels, []).append(max(now - since, 0.0))
+    for labels, waited_s in ages.items():
+        WAITING.labels(*labels).set(len(waited_s))
+        OLDEST.labels(*labels).set(max(waited_s))
+
+
+def _export_state(view: DeviceView, projection: Projection) -> bool:
+    state = state_of(view, projection)
+    DEVICES.labels(view.model, state).inc()
+    return state == USABLE
+
+
+def _export_capacity(usable: Iterable[DeviceView]) -> None:
+    largest: dict[str, int] = {}
+    for view in usable:
+        MEMORY.labels(view.model).inc(view.memory_mib * MIB)
+        LEASED_MEMORY.labels(view.model).inc(view.used_memory_mib * MIB)
+        LEASED_GPUS.labels(view.model).inc(view.used_cores_percent / 100)
+        free_mib = view.memory_mib - view.used_memory_mib if _has_room(view) else 0
+        largest[view.model] = max(largest.get(view.model, 0), free_mib)
+    for model, free_mib in largest.items():
+        LARGEST.labels(model).set(free_mib * MIB)
+
+
+def _export_idle(devices: Iterable[DeviceView]) -> None:
+    shares = (
+        share for view in devices for share in view.shares if share.measured and share.measured.idle
+    )
+    idle = {(share.namespace, share.pod) for share in shares}
+    for namespace, count in Counter(namespace for namespace, _ in idle).items():
+        IDLE.labels(namespace).set(count)
+
+
+def _has_room(view: DeviceView) -> bool:
+    has_slot = view.mode != DeviceMode.MIG and view.used_shares < view.slots
+    return has_slot and view.used_cores_percent < WHOLE

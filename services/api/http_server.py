@@ -1,0 +1,322 @@
+"""The HTTP server: the page, its files, /api/v1, and login with a token.
+
+Errors of /api/v1 are JSON `{"error": ...}`.
+"""
+
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import resources
+
+import msgspec
+from aiohttp import web
+
+from services.api import static_page
+from services.api.read_api import ROUTES, ApiCall, ReadApi, Route
+from services.api.service import ApiService
+from services.api.visible_cluster import NamespaceFilter, VisibleCluster, all_namespaces
+from shared.credentials.authorization import Authenticator, Viewer, is_loopback
+from shared.credentials.tokens import VIEWER_COOKIE, AccessDeniedError
+from shared.model.errors import LeaseholdError, UnavailableError
+from shared.model.names import Namespace
+
+FILES = {
+    "icon.svg": "image/svg+xml",
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "grid.js": "text/javascript",
+    "block.js": "text/javascript",
+    "drawer.js": "text/javascript",
+    "panels.js": "text/javascript",
+    "dom.js": "text/javascript",
+    "chart.js": "text/javascript",
+    "first_page.js": "text/javascript",
+    "trace.js": "text/javascript",
+    "uplot.js": "text/javascript",
+    "uplot.css": "text/css",
+}
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+MAX_BODY = 64 * 1024
+HEARTBEAT_S = 10.0
+"""After this time without a change, a comment is sent, and permissions are checked again."""
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class ViewerScope:
+    """A viewer, and the namespaces that it may see."""
+
+    viewer: Viewer
+    visible: NamespaceFilter
+
+
+class Viewers:
+    """The viewers, by the token of their requests."""
+
+    def __init__(self, service: ApiService, authenticator: Authenticator) -> None:
+        self.service = service
+        self.authenticator = authenticator
+
+    async def scope(self, request: web.Request) -> ViewerScope | None:
+        """Return the sender's scope, or None if its token is not valid."""
+        viewer = await self.authenticator.authenticate(token_of(request))
+        if viewer is None:
+            return None
+        visible = await viewer.visible(self.service.projection.known_namespaces())
+        return ViewerScope(viewer, namespace_filter(visible))
+
+    async def require(self, request: web.Request) -> ViewerScope:
+        """Return the sender's scope. Raises HTTPUnauthorized."""
+        scope = await self.scope(request)
+        if scope is None:
+            raise web.HTTPUnauthorized(reason="send a valid token: Authorization: Bearer ...")
+        return scope
+
+
+def token_of(request: web.Request) -> str:
+    """Return the token of a request: of its header, or else of the page's cookie."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else request.cookies.get(VIEWER_COOKIE, "")
+
+
+class HttpServer:
+    """The handlers of all paths."""
+
+    def __init__(self, api: ReadApi, authenticator: Authenticator) -> None:
+        self.api = api
+        self.service = api.service
+        self.viewers = Viewers(api.service, authenticator)
+        self.authenticator = authenticator
+        self.files = {name: _load_file(name) for name in FILES}
+
+    def application(self) -> web.Application:
+        """Return the application."""
+        pages = web.Application(middlewares=[self.guard], client_max_size=MAX_BODY)
+        add = pages.router.add_get
+        add("/", self.page)
+        add("/static/{name}", self.static)
+        add("/login", self.login)
+        pages.router.add_post("/login", self.sign_in)
+        pages.router.add_post("/logout", self.sign_out)
+        add("/api/v1/events", self.events)
+        for route in ROUTES:
+            pages.router.add_route(route.method, route.path, partial(self.respond, route))
+        return pages
+
+    @web.middleware
+    async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Without authentication, refuse other hosts than loopback; set security headers."""
+        if self.authenticator.is_anonymous and not is_loopback(request.host):
+            return _error(403, f"authentication is off, and {request.host} is not loopback")
+        try:
+            response = await handler(request)
+        except web.HTTPException as error:
+            response = _error(error.status, error.reason)
+        except UnavailableError as error:
+            response = _error(503, str(error))
+        except AccessDeniedError as error:
+            response = _error(403 if error.known else 401, str(error))
+        except LeaseholdError as error:
+            response = _error(400, str(error))
+        if not response.prepared:
+            response.headers.update(HEADERS)
+            response.headers.setdefault("Cache-Control", "no-store")
+        return response
+
+    # The page
+
+    async def page(self, request: web.Request) -> web.StreamResponse:
+        """Return the page as tables; its scripts replace them with the live view."""
+        scope = await self.viewers.scope(request)
+        if scope is None:
+            return web.Response(status=303, headers={"Location": "/login"})
+        if reason := self.service.unready_reason():
+            return _html(static_page.unready_page(reason), status=503)
+        call = ApiCall(viewer=scope.viewer, visible=scope.visible)
+        text = static_page.page(
+            await self.api.state(call),
+            number=_page_number(request.query.get("page", "")),
+            only_table=request.query.get("view") == "table",
+            signed_in=not self.authenticator.is_anonymous,
+        )
+        return _html(text, compress=True)
+
+    async def static(self, request: web.Request) -> web.StreamResponse:
+        """Return one of the page's files."""
+        name = request.match_info["name"]
+        if name not in self.files:
+            return _error(404, "no such file")
+        body, tag = self.files[name]
+        headers = {"ETag": tag, "Cache-Control": "no-cache"}
+        if request.headers.get("If-None-Match") == tag:
+            return web.Response(status=304, headers=headers)
+        response = web.Response(
+            body=body, content_type=FILES[name], charset="utf-8", headers=headers
+        )
+        response.enable_compression()
+        return response
+
+    async def login(self, _: web.Request) -> web.StreamResponse:
+        """Return the login form."""
+        if self.authenticator.is_anonymous:
+            return web.Response(status=303, headers={"Location": "/"})
+        return _html(static_page.login_page(""))
+
+    async def sign_in(self, request: web.Request) -> web.StreamResponse:
+        """Store a valid token in a cookie that scripts and other sites cannot use."""
+        token = str((await request.post()).get("token", "")).strip()
+        if await self.authenticator.authenticate(token) is None:
+            return _html(static_page.login_page("This token is not valid."), status=401)
+        response = web.Response(status=303, headers={"Location": "/"})
+        is_https = request.headers.get("X-Forwarded-Proto", request.scheme) == "https"
+        response.set_cookie(
+            VIEWER_COOKIE, token, httponly=True, samesite="Strict", secure=is_https, path="/"
+        )
+        return response
+
+    async def sign_out(self, _: web.Request) -> web.StreamResponse:
+        """Delete the cookie."""
+        response = web.Response(status=303, headers={"Location": "/login"})
+        response.del_cookie(VIEWER_COOKIE, path="/")
+        return response
+
+    # /api/v1
+
+    async def respond(self, route: Route, request: web.Request) -> web.StreamResponse:
+        """Return what the handler of a route returns, as compressed JSON."""
+        scope = await self.viewers.require(request)
+        reason = self.service.unready_reason() if route.needs_sync else None
+        if reason:
+            raise UnavailableError(f"{reason}; retry in a second")
+        if route.body and request.content_type != "application/json":
+            # Without this, a page of another site could send the request: a browser asks first.
+            raise web.HTTPUnsupportedMediaType(reason="send Content-Type: application/json")
+        call = ApiCall(
+            viewer=scope.viewer,
+            visible=scope.visible,
+            path=request.match_info,
+            query=request.query,
+            body=await request.read(),
+            anonymous=self.authenticator.is_anonymous and not token_of(request),
+        )
+        body = encode(await route.handler(self.api, call))
+        response = web.Response(body=body, content_type="application/json")
+        response.enable_compression()
+        return response
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """Stream changes after the header Last-Event-ID, or else `?after=`."""
+        await self.viewers.require(request)
+        after = request.headers.get("Last-Event-ID") or request.query.get("after", "")
+        response = web.StreamResponse(
+            headers={
+                **HEADERS,
+                "Content-Type": "text/event-stream",
+                "Cache-Control": "no-store",
+                "X-Accel-Buffering": "no",
+            }
+        )
+        await response.prepare(request)
+        token = token_of(request)
+
+        async def authenticate() -> Viewer | None:
+            return await self.authenticator.authenticate(token)
+
+        try:
+            async for data in stream(self.service, authenticate, after):
+                await response.write(data)
+        except (ConnectionResetError, UnavailableError):
+            pass  # the page reconnects with its position
+        return response
+
+
+def _load_file(name: str) -> tuple[bytes, str]:
+    body = (resources.files("services.api") / "static" / name).read_bytes()
+    return body, f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+
+
+def _page_number(text: str) -> int:
+    return max(int(text), 1) if text.isdecimal() and len(text) < 6 else 1
+
+
+def _html(text: str, *, status: int = 200, compress: bool = False) -> web.Response:
+    response = web.Response(text=text, content_type="text/html", status=status)
+    if compress:
+        response.enable_compression()
+    return response
+
+
+def _error(status: int, reason: str) -> web.Response:
+    return web.json_response({"error": reason}, status=status)
+
+
+def namespace_filter(visible: frozenset[Namespace] | None) -> NamespaceFilter:
+    """Return the filter of a viewer of these namespaces; None: all."""
+    return all_namespaces if visible is None else visible.__contains__
+
+
+async def stream(
+    service: ApiService, authenticate: Callable[[], Awaitable[Viewer | None]], after: str
+) -> AsyncIterator[bytes]:
+    """Yield the changes after a position as server-sent events, while the viewer is authenticated.
+
+    Every value is absolute, so that duplicates are harmless. A reader that is too far behind, or
+    whose permissions have changed, receives `reset` and must start again.
+    https://html.spec.whatwg.org/multipage/server-sent-events.html
+    """
+    position = after
+    last_event = 0
+    known: frozenset[Namespace] = frozenset()
+    before: frozenset[Namespace] | None = None
+    yield b"retry: 1000\n\n"
+    while (viewer := await authenticate()) is not None:
+        namespaces = service.projection.known_namespaces()
+        visible = await viewer.visible(namespaces)
+        keys = service.feed.since(position)
+        if keys is None or _permissions_changed(before, visible, known):
+            yield event("reset", b"{}", "")
+            return
+        known, before = namespaces, visible
+        if keys:
+            position = service.feed.position
+            cluster = VisibleCluster(
+                projection=service.projection,
+                missing=service.missing,
+                visible=namespace_filter(visible),
+                now=service.clock.now(),
+                idle_after_s=service.timing.idle_after_s,
+            )
+            delta = cluster.delta(keys, after_event=last_event)
+            last_event = max((each.number for each in delta.events), default=last_event)
+            yield event("delta", encode(delta), position)
+        if not await service.feed.wait_after(position, limit_s=HEARTBEAT_S):
+            yield b": heartbeat\n\n"
+
+
+def event(name: str, data: bytes, id_: str) -> bytes:
+    """Encode one event; JSON contains no line feeds."""
+    head = f"event: {name}\n" + (f"id: {id_}\n" if id_ else "")
+    return head.encode() + b"data: " + data + b"\n\n"
+
+
+def _permissions_changed(
+    before: frozenset[Namespace] | None,
+    now: frozenset[Namespace] | None,
+    known: frozenset[Namespace],
+) -> bool:
+    """Whether the permissions for namespaces that were already known have changed."""
+    if not known:
+        return False
+    visible_before = known if before is None else before & known
+    return visible_before != (known if now is None else now & known)

@@ -1,0 +1,176 @@
+"""`/metrics` with the names of vendors' schedulers, computed from leases at each scrape.
+
+The names are in tables of the dialects; `leasehold_share_*` is Leasehold's own. Shares with equal
+labels are added up. A series ends with its lease, device or node.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+from services.api.projection import Projection
+from shared.dialects.metrics import (
+    DeviceAllocation,
+    Labels,
+    PublishedMetric,
+    ShareAllocation,
+    Subject,
+)
+from shared.dialects.nvidia import metrics as hami
+from shared.dialects.volcano import metrics as volcano
+from shared.model.lease import MIB, Lease, bookings
+from shared.model.names import DeviceUuid
+from shared.model.views import DeviceView
+
+
+def _share_labels(share: ShareAllocation) -> Labels:
+    return {
+        "namespace": share.namespace,
+        "pod": share.pod,
+        "pod_uid": share.pod_uid,
+        "container": share.container,
+        "node": share.device.node,
+        "device_uuid": share.device.uuid,
+    }
+
+
+_DEVICES = (*volcano.SCHEDULER_DEVICES, *hami.SCHEDULER_DEVICES)
+_PODS = volcano.SCHEDULER_PODS
+_CONTAINERS = (
+    *hami.SCHEDULER_CONTAINERS,
+    PublishedMetric[ShareAllocation](
+        "leasehold_share_memory_bytes",
+        "Memory leased.",
+        lambda share: share.memory_mib * MIB,
+        _share_labels,
+    ),
+    PublishedMetric[ShareAllocation](
+        "leasehold_share_cores_percent",
+        "Percent of cores leased.",
+        lambda share: share.cores_percent,
+        _share_labels,
+    ),
+    PublishedMetric[ShareAllocation](
+        "leasehold_share_memory_used_bytes",
+        "Memory in use: the larger of what HAMi-core and the driver report.",
+        lambda share: None if share.used_mib is None else share.used_mib * MIB,
+        _share_labels,
+    ),
+    PublishedMetric[ShareAllocation](
+        "leasehold_share_cores_used_percent",
+        "Percent of the device's cores in use.",
+        lambda share: share.used_cores_percent,
+        _share_labels,
+    ),
+    PublishedMetric[ShareAllocation](
+        "leasehold_share_idle",
+        "1 for a share that has not been used for a while (--idle-after-minutes).",
+        lambda share: share.is_idle,
+        _share_labels,
+    ),
+)
+
+
+def metric_families(projection: Projection) -> Iterator[Metric]:
+    """Return every metric family; values with equal labels are added up."""
+    devices = {uuid: _device(view) for uuid, view in projection.devices.items()}
+    for of_devices in _DEVICES:
+        yield _family(of_devices, devices.values())
+    leases = [lease for totals in projection.totals.values() for lease in totals.leases]
+    pods = [share for lease in leases for share in _of_pod(lease, devices)]
+    containers = [share for lease in leases for share in _of_containers(lease, devices, projection)]
+    for of_shares, shares in (
+        *((metric, pods) for metric in _PODS),
+        *((metric, containers) for metric in _CONTAINERS),
+    ):
+        yield _family(of_shares, shares)
+
+
+def _device(view: DeviceView) -> DeviceAllocation:
+    return DeviceAllocation(
+        node=view.node,
+        uuid=view.uuid,
+        index=view.index,
+        model=view.model,
+        memory_mib=view.memory_mib,
+        unit_mib=view.unit_mib,
+        allocated_mib=view.used_memory_mib,
+        allocated_cores_percent=view.used_cores_percent,
+        shares=view.used_shares,
+    )
+
+
+def _of_pod(
+    lease: Lease, devices: Mapping[DeviceUuid, DeviceAllocation]
+) -> Iterator[ShareAllocation]:
+    for booking in bookings(lease.shares):
+        if booking.device in devices:
+            yield ShareAllocation(
+                device=devices[booking.device],
+                namespace=lease.namespace,
+                pod=lease.name,
+                pod_uid=lease.pod,
+                memory_mib=booking.memory_mib,
+                cores_percent=booking.cores_percent,
+            )
+
+
+def _of_containers(
+    lease: Lease, devices: Mapping[DeviceUuid, DeviceAllocation], projection: Projection
+) -> Iterator[ShareAllocation]:
+    names = list(dict.fromkeys(share.container for share in lease.shares))
+    for share in lease.shares:
+        if share.device in devices:
+            measured = projection.usage_of(lease, share)
+            yield ShareAllocation(
+                device=devices[share.device],
+                namespace=lease.namespace,
+                pod=lease.name,
+                pod_uid=lease.pod,
+                used_mib=measured.memory_mib if measured else None,
+                used_cores_percent=measured.cores_percent if measured else None,
+                is_idle=measured.idle if measured else None,
+                container=share.container,
+                container_index=names.index(share.container),
+                memory_mib=share.memory_mib,
+                cores_percent=share.booked_cores,
+            )
+
+
+def _family(metric: PublishedMetric[Subject], subjects: Iterable[Subject]) -> Metric:
+    sums: dict[tuple[tuple[str, str], ...], float] = {}
+    for subject in subjects:
+        value = metric.value(subject)
+        if value is not None:
+            key = tuple(metric.labels(subject).items())
+            sums[key] = sums.get(key, 0.0) + value
+    family = GaugeMetricFamily(metric.name, metric.help)
+    for key, value in sums.items():
+        family.add_sample(metric.name, dict(key), value)
+    return family
+
+
+class _LegacyMetricsCollector:
+    def __init__(self, projection: Projection) -> None:
+        self.projection = projection
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the current families."""
+        return metric_families(self.projection)
+
+
+def legacy_metrics_application(projection: Projection) -> web.Application:
+    """Return an application that serves /metrics with the names of vendors' schedulers."""
+    registry = CollectorRegistry()
+    registry.register(_LegacyMetricsCollector(projection))
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(
+            body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+    pages = web.Application()
+    pages.router.add_get("/metrics", metrics)
+    return pages

@@ -1,0 +1,341 @@
+"""The cluster as the page shows it: nodes with their leases, waiting pods, budgets, events; pure.
+
+All input is absolute, so that duplicates change nothing. Every method returns the keys of what has
+changed. `now` is an argument, Unix seconds.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from services.api.lease_views import device_view, held_share, measured_view
+from services.api.recent_events import PodEvent, RecentEvents
+from shared.model.budget import UNITS_PER_GPU_MINUTE, LeaseClass
+from shared.model.events.pod_events import BudgetChanged
+from shared.model.fair_share import Entitlement, FairShare, GpuAmount, fair_order
+from shared.model.lease import LIVE, Lease, Share, ShareKey, ShareMeasurement, bookings, share_key
+from shared.model.ledger import NodeTotals, WaitingPod
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node import cordon_reason
+from shared.model.preemption import PreemptionState
+from shared.model.views import (
+    BudgetSummary,
+    DeviceView,
+    HeldShare,
+    MeasuredView,
+    NamespaceView,
+    NodeView,
+)
+
+ChangeKey = tuple[str, str]
+"""A changed item: (`device`, uuid), (`node`, name), or a list: (`waiting`, ``)."""
+WAITING: ChangeKey = ("waiting", "")
+EVENTS: ChangeKey = ("events", "")
+NAMESPACES: ChangeKey = ("namespaces", "")
+MISSING: ChangeKey = ("missing_components", "")
+
+
+@dataclass(slots=True)
+class _NamespaceUsage:
+    """A namespace's leases on one node, or on all."""
+
+    leases: int = 0
+    devices: int = 0
+    memory_mib: int = 0
+    cores_percent: int = 0
+
+    def add(self, other: "_NamespaceUsage") -> None:
+        self.leases += other.leases
+        self.devices += other.devices
+        self.memory_mib += other.memory_mib
+        self.cores_percent += other.cores_percent
+
+
+class Projection:
+    """The latest state of everything that is shown."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[NodeName, NodeView] = {}
+        self.devices: dict[DeviceUuid, DeviceView] = {}
+        self.totals: dict[NodeName, NodeTotals] = {}
+        self.waiting: dict[PodUid, WaitingPod] = {}
+        self.budgets: dict[Namespace, BudgetChanged] = {}
+        self.events = RecentEvents(self.lease_of)
+        self._usage: dict[NodeName, dict[Namespace, _NamespaceUsage]] = {}
+        self._measured: dict[NodeName, Mapping[ShareKey, MeasuredView]] = {}
+
+    def update_nodes(
+        self, requested: Iterable[NodeName], totals: Iterable[NodeTotals]
+    ) -> frozenset[ChangeKey]:
+        """Replace nodes; those requested that are not among `totals` are removed."""
+        changed: set[ChangeKey] = set()
+        found = {each.node.facts.name: each for each in totals}
+        for name in {*requested, *found}:
+            node = found.get(name)
+            changed |= self._remove_node(name) if node is None else self._update_node(name, node)
+        return frozenset(changed)
+
+    def _update_node(self, name: NodeName, totals: NodeTotals) -> set[ChangeKey]:
+        facts, served = totals.node.facts, totals.node.served
+        measured = self._measured.get(name, {})
+        shares = _shares_by_device(totals.leases)
+        devices = [
+            device_view(
+                name,
+                device,
+                use,
+                excluded=device.index in facts.excluded_devices,
+                shares=_with_usage(shares.get(device.uuid, ()), measured),
+            )
+            for device, use in totals.node.devices
+        ]
+        node = NodeView(
+            node=name,
+            cordoned=cordon_reason(served),
+            unschedulable=facts.unschedulable,
+            deleted=not facts.allocatable and not facts.labels,
+            devices=tuple(view.uuid for view in devices),
+        )
+        before = self.nodes.get(name)
+        changed = self._remove_devices(set(before.devices if before else ()) - set(node.devices))
+        if before != node:
+            self.nodes[name] = node
+            changed.add(("node", name))
+        for view in devices:
+            if self.devices.get(view.uuid) != view:
+                self.devices[view.uuid] = view
+                changed.add(("device", view.uuid))
+        known = self.totals.get(name)
+        self.totals[name] = totals
+        if (known.leases if known else ()) != totals.leases:
+            self._usage[name] = _usage_by_namespace(totals.leases)
+            changed.add(NAMESPACES)
+        return changed
+
+    def _remove_node(self, name: NodeName) -> set[ChangeKey]:
+        node = self.nodes.pop(name, None)
+        if node is None:
+            return set()
+        self.totals.pop(name, None)
+        self._usage.pop(name, None)
+        self._measured.pop(name, None)
+        return {("node", name), NAMESPACES, *self._remove_devices(node.devices)}
+
+    def _remove_devices(self, uuids: Iterable[DeviceUuid]) -> set[ChangeKey]:
+        removed = [uuid for uuid in uuids if self.devices.pop(uuid, None) is not None]
+        return {("device", uuid) for uuid in removed}
+
+    def leased_nodes(self) -> list[NodeName]:
+        """Return the nodes with leases."""
+        return sorted(name for name, totals in self.totals.items() if totals.leases)
+
+    def unmeasured_nodes(self) -> list[NodeName]:
+        """Return the nodes with leases whose agents did not report their usage."""
+        return [name for name in self.leased_nodes() if name not in self._measured]
+
+    def update_measured(
+        self,
+        name: NodeName,
+        measured: Iterable[ShareMeasurement] | None,
+        *,
+        now: float,
+        idle_after_s: float,
+    ) -> frozenset[ChangeKey]:
+        """Replace the usage of a node's shares; None: its agent did not report it."""
+        found = {
+            one.key: measured_view(one, is_idle=one.is_idle(now, after_s=idle_after_s))
+            for one in measured or ()
+        }
+        if measured is None:
+            self._measured.pop(name, None)
+        else:
+            self._measured[name] = found
+        changed: set[ChangeKey] = set()
+        node = self.nodes.get(name)
+        for uuid in node.devices if node else ():
+            view = self.devices[uuid]
+            shares = _with_usage(view.shares, found)
+            if shares != view.shares:
+                self.devices[uuid] = structs.replace(view, shares=shares)
+                changed.add(("device", uuid))
+        return frozenset(changed)
+
+    def update_waiting(
+        self, found: Iterable[WaitingPod], *, requested: Iterable[PodUid] | None = None
+    ) -> frozenset[ChangeKey]:
+        """Replace the waiting pods: all of them, or those of the requested pods."""
+        waiting = {each.queued.pod: each for each in found}
+        removed = set(self.waiting if requested is None else requested) - waiting.keys()
+        changed = [pod for pod, each in waiting.items() if self.waiting.get(pod) != each]
+        removed &= self.waiting.keys()
+        if not changed and not removed:
+            return frozenset()
+        for pod in removed:
+            del self.waiting[pod]
+        self.waiting.update(waiting)
+        return frozenset({WAITING, NAMESPACES})
+
+    def update_budgets(self, events: Iterable[BudgetChanged]) -> frozenset[ChangeKey]:
+        """Replace budgets by newer ones; older events are ignored."""
+        before = dict(self.budgets)
+        for event in events:
+            known = self.budgets.get(event.namespace)
+            if known is None or known.reported_at <= event.reported_at:
+                self.budgets[event.namespace] = event
+        return frozenset() if self.budgets == before else frozenset({NAMESPACES})
+
+    def add_events(self, events: Sequence[PodEvent], now: float) -> frozenset[ChangeKey]:
+        """Add to the recent events."""
+        return frozenset({EVENTS}) if self.events.add(events, now) else frozenset()
+
+    def update_preemptions(self, state: PreemptionState) -> frozenset[ChangeKey]:
+        """Add evictions to the recent events, and replace budgets by newer ones."""
+        is_new = self.events.add_evictions(state.evictions)
+        budgets = self.update_budgets((state.budgets or {}).values())
+        return budgets | {EVENTS} if is_new else budgets
+
+    def queue(self) -> list[WaitingPod]:
+        """Return the waiting pods, in the order in which freed capacity is offered."""
+        by_pod = {each.queued.pod: each for each in self.waiting.values()}
+        order = fair_order((each.queued for each in self.waiting.values()), self.fair_share())
+        return [by_pod[queued.pod] for queued in order]
+
+    def fair_share(self) -> FairShare:
+        """Return the usage that orders the waiting pods."""
+        healthy = [view for view in self.devices.values() if view.healthy]
+        used: dict[Namespace, GpuAmount] = {}
+        for usage_on_node in self._usage.values():
+            for name, usage in usage_on_node.items():
+                more = GpuAmount(cores_percent=usage.cores_percent, memory_mib=usage.memory_mib)
+                used[name] = used.get(name, GpuAmount()).plus(more)
+        return FairShare(
+            total=GpuAmount(
+                cores_percent=100 * len(healthy),
+                memory_mib=sum(device.memory_mib for device in healthy),
+            ),
+            used=used,
+            entitlements={
+                name: Entitlement(
+                    weight=budget.weight, has_budget=budget.lease_class == LeaseClass.GUARANTEED
+                )
+                for name, budget in self.budgets.items()
+            },
+        )
+
+    def namespaces(self) -> list[NamespaceView]:
+        """Add up the leases and waiting pods of namespaces."""
+        total: dict[Namespace, _NamespaceUsage] = {}
+        for usage_on_node in self._usage.values():
+            for name, usage in usage_on_node.items():
+                total.setdefault(name, _NamespaceUsage()).add(usage)
+        waiting: dict[Namespace, int] = {}
+        for each in self.waiting.values():
+            waiting[each.queued.namespace] = waiting.get(each.queued.namespace, 0) + 1
+        names = sorted({*total, *waiting, *self.budgets})
+        return [
+            NamespaceView(
+                namespace=name,
+                leases=usage.leases,
+                devices=usage.devices,
+                memory_mib=usage.memory_mib,
+                cores_percent=usage.cores_percent,
+                waiting=waiting.get(name, 0),
+                budget=_summary_of(self.budgets.get(name)),
+            )
+            for name in names
+            for usage in (total.get(name) or _NamespaceUsage(),)
+        ]
+
+    def known_namespaces(self) -> frozenset[Namespace]:
+        """Return the namespaces of everything that is shown."""
+        return frozenset(
+            {
+                *(name for usage_on_node in self._usage.values() for name in usage_on_node),
+                *(each.queued.namespace for each in self.waiting.values()),
+                *self.budgets,
+                *(event.namespace for event in self.events.latest),
+                *(each.for_namespace for each in self.events.latest if each.for_namespace),
+            }
+        )
+
+    def usage_of(self, lease: Lease, share: Share) -> MeasuredView | None:
+        """Return a share's measured usage, or None if it is not known."""
+        return self._measured.get(lease.node, {}).get(share_key(lease.pod, share))
+
+    def lease_of(self, pod: PodUid) -> Lease | None:
+        """Return the live lease of a pod, or of a ResourceClaim that it uses."""
+        leases = (lease for totals in self.totals.values() for lease in totals.leases)
+        return next((lease for lease in leases if pod in (lease.pod, *lease.users)), None)
+
+    def uid_of(self, namespace: Namespace, name: str) -> PodUid | None:
+        """Return the UID of the latest pod of a name, or None if nothing is known of any."""
+        wanted = namespace, name
+        for totals in self.totals.values():
+            for lease in totals.leases:
+                if (lease.namespace, lease.name) == wanted:
+                    return lease.pod
+        for waiting in self.waiting.values():
+            if (waiting.queued.namespace, waiting.queued.name) == wanted:
+                return waiting.queued.pod
+        latest = reversed(self.events.latest)
+        return next((one.pod for one in latest if (one.namespace, one.name) == wanted), None)
+
+
+def _usage_by_namespace(leases: Iterable[Lease]) -> dict[Namespace, _NamespaceUsage]:
+    found: dict[Namespace, _NamespaceUsage] = {}
+    devices: dict[Namespace, set[DeviceUuid]] = {}
+    for lease in leases:
+        usage = found.setdefault(lease.namespace, _NamespaceUsage())
+        usage.leases += 1
+        for booking in bookings(lease.shares):
+            usage.memory_mib += booking.memory_mib
+            usage.cores_percent += booking.cores_percent
+            devices.setdefault(lease.namespace, set()).add(booking.device)
+    for name, usage in found.items():
+        usage.devices = len(devices.get(name, ()))
+    return found
+
+
+def _shares_by_device(leases: Iterable[Lease]) -> Mapping[DeviceUuid, tuple[HeldShare, ...]]:
+    found: dict[DeviceUuid, list[HeldShare]] = {}
+    for lease in leases:
+        for share in lease.shares if lease.state in LIVE else ():
+            found.setdefault(share.device, []).append(held_share(lease, share))
+    return {uuid: tuple(sorted(views, key=_display_order)) for uuid, views in found.items()}
+
+
+def _display_order(view: HeldShare) -> tuple[bool, int, int]:
+    return (view.slot is None, view.slot or 0, view.fence)
+
+
+def _with_usage(
+    shares: Iterable[HeldShare], usage: Mapping[ShareKey, MeasuredView]
+) -> tuple[HeldShare, ...]:
+    return tuple(
+        share if share.measured == measured else structs.replace(share, measured=measured)
+        for share in shares
+        for measured in (usage.get(_key_of(share)),)
+    )
+
+
+def _key_of(share: HeldShare) -> ShareKey:
+    position = None if share.mig is None else share.mig.position
+    return share.pod, share.container, share.device, position
+
+
+def _summary_of(event: BudgetChanged | None) -> BudgetSummary | None:
+    if event is None:
+        return None
+    remaining = event.remaining_units
+    return BudgetSummary(
+        state=event.state,
+        lease_class=event.lease_class,
+        new_pods=event.new_pods,
+        window=event.window,
+        used_minutes=event.used_units / UNITS_PER_GPU_MINUTE,
+        remaining_minutes=None if remaining is None else remaining / UNITS_PER_GPU_MINUTE,
+        current_rate_milli_gpu=event.current_rate_milli_gpu,
+        exhausted_at=event.exhausted_at,
+        at=event.reported_at,
+    )

@@ -1,0 +1,239 @@
+"""Recent events: one per step of a pod, with the time since the previous step; pure."""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
+
+from shared.model.events.event import Event
+from shared.model.events.node_events import ShareActivated, ShareRefused, ViolationFound
+from shared.model.events.pod_events import (
+    BindingFailed,
+    LeaseResized,
+    PlacementChosen,
+    PlacementRefused,
+    PodBound,
+    PodQueued,
+    PodRejected,
+    PodTerminated,
+)
+from shared.model.lease import Lease
+from shared.model.names import Namespace, PodUid
+from shared.model.preemption import EvictionOutcome, EvictionRecord, PreemptionCause
+
+MAX_EVENTS = 200
+MAX_PODS = 20_000
+"""Pods whose steps are stored."""
+
+PodEvent = (
+    PodQueued
+    | PodRejected
+    | PodTerminated
+    | PlacementChosen
+    | PlacementRefused
+    | PodBound
+    | BindingFailed
+    | LeaseResized
+    | ShareActivated
+    | ShareRefused
+    | ViolationFound
+)
+
+STEPS: Mapping[type[Event], tuple[str, str]] = {
+    PodQueued: ("queued", ""),
+    PlacementChosen: ("placed", "queued"),
+    PodBound: ("bound", "placed"),
+    ShareActivated: ("running", "bound"),
+    PlacementRefused: ("waiting", "queued"),
+    PodRejected: ("rejected", ""),
+    BindingFailed: ("binding failed", "placed"),
+    LeaseResized: ("resized", ""),
+    ShareRefused: ("share refused", "bound"),
+    ViolationFound: ("violation", ""),
+    PodTerminated: ("terminated", ""),
+}
+"""The name of each event's step, and the step before it."""
+EVICTIONS = {
+    EvictionOutcome.EVICTED: "evicted",
+    EvictionOutcome.GONE: "eviction unnecessary",
+    EvictionOutcome.BLOCKED: "eviction blocked",
+}
+"""The name of an eviction's step by its outcome."""
+CAUSES = {
+    PreemptionCause.EXPIRED: "its namespace has overdrawn its budget",
+    PreemptionCause.RECLAIMABLE: "the budget of its namespace is exhausted",
+    PreemptionCause.PRIORITY: "a pod of higher priority needs its devices",
+    PreemptionCause.POLICY: "the exhausted budget of its namespace evicts running pods",
+    PreemptionCause.VIOLATION: "it violates its limits",
+}
+ONCE_PER_POD = frozenset({"queued", "placed", "bound", "running", "terminated"})
+"""Steps that a pod takes once; repetitions are ignored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentEvent:
+    """One step of a pod, as the page shows it."""
+
+    number: int
+    at: float
+    kind: str
+    namespace: Namespace
+    name: str
+    pod: PodUid | None = None
+    node: str = ""
+    text: str = ""
+    latency_s: float | None = None
+    """Since the previous step; None: there is none, or it was not observed."""
+    for_namespace: Namespace | None = None
+    """Namespace of the pod for which it was evicted."""
+    for_name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodStep:
+    """A step of a pod, and when the API observed it, Unix seconds."""
+
+    kind: str
+    at: float
+
+
+class RecentEvents:
+    """The latest events, oldest first."""
+
+    def __init__(self, lease_of: Callable[[PodUid], Lease | None]) -> None:
+        self.latest: deque[RecentEvent] = deque(maxlen=MAX_EVENTS)
+        self._lease_of = lease_of
+        self._leases: OrderedDict[PodUid, Lease] = OrderedDict()
+        """The latest leases that binders and placers published."""
+        self._steps: OrderedDict[PodUid, dict[str, float]] = OrderedDict()
+        self._number = 0
+        self._evictions: frozenset[tuple[str, PodUid, float]] = frozenset()
+
+    def add(self, events: Sequence[PodEvent], now: float) -> bool:
+        """Add events; return whether any was new."""
+        before = self._number
+        for event in events:
+            self._add(event, now)
+        return self._number > before
+
+    def times_of(self, pod: PodUid) -> Mapping[str, float]:
+        """Return when each step of a pod was observed, by the step's name."""
+        return self._steps.get(pod, {})
+
+    def _add(self, event: PodEvent, now: float) -> None:
+        if isinstance(event, PodQueued) and event.requeue_number:
+            return
+        kind, follows = STEPS[type(event)]
+        pod, namespace, name, node = self._pod_of(event)
+        steps = self._steps_of(pod) if pod else {}
+        if kind in ONCE_PER_POD and kind in steps:
+            return
+        since = steps.get(follows)
+        steps[kind] = now
+        self._number += 1
+        self.latest.append(
+            RecentEvent(
+                number=self._number,
+                at=now,
+                kind=kind,
+                namespace=namespace,
+                name=name,
+                pod=pod,
+                node=node,
+                text=_text(event),
+                latency_s=None if since is None else max(now - since, 0.0),
+            )
+        )
+
+    def add_evictions(self, journal: Sequence[EvictionRecord]) -> bool:
+        """Add the evictions that the previous reading of the journal did not have."""
+        known, before = self._evictions, self._number
+        self._evictions = frozenset((each.preemption, each.pod, each.at) for each in journal)
+        for record in journal:
+            if (record.preemption, record.pod, record.at) in known:
+                continue
+            self._number += 1
+            self.latest.append(
+                RecentEvent(
+                    number=self._number,
+                    at=record.at,
+                    kind=EVICTIONS[record.outcome],
+                    namespace=record.namespace,
+                    name=record.name,
+                    pod=record.pod,
+                    node=record.node,
+                    text=CAUSES[record.cause],
+                    for_namespace=Namespace(record.for_namespace) if record.for_pod else None,
+                    for_name=record.for_name,
+                )
+            )
+        return self._number > before
+
+    def steps_of(self, pod: PodUid) -> list[PodStep]:
+        """Return the steps of a pod that were observed, in their order."""
+        steps = self._steps.get(pod, {})
+        return sorted(
+            (PodStep(kind=kind, at=at) for kind, at in steps.items()), key=lambda step: step.at
+        )
+
+    def latest_of(self, pod: PodUid) -> RecentEvent | None:
+        """Return the latest event of a pod; None: it is not among the recent ones."""
+        return next((event for event in reversed(self.latest) if event.pod == pod), None)
+
+    def _pod_of(self, event: PodEvent) -> tuple[PodUid | None, Namespace, str, str]:
+        """Return the pod and the node; no pod if a node speaks of one that has no lease there."""
+        found = _pod_of(event)
+        if isinstance(event, PlacementChosen | PodBound | LeaseResized):
+            self._leases[event.lease.pod] = event.lease
+            if len(self._leases) > MAX_PODS:
+                self._leases.popitem(last=False)
+        if isinstance(event, ShareActivated | ShareRefused | ViolationFound) and found[0]:
+            lease = self._leases.get(found[0]) or self._lease_of(found[0])
+            if lease is None or (lease.namespace, lease.name, lease.node) != found[1:]:
+                return None, Namespace(""), "", event.node
+        return found
+
+    def _steps_of(self, pod: PodUid) -> dict[str, float]:
+        steps = self._steps.setdefault(pod, {})
+        self._steps.move_to_end(pod)
+        while len(self._steps) > MAX_PODS:
+            self._steps.popitem(last=False)
+        return steps
+
+
+def _pod_of(event: PodEvent) -> tuple[PodUid | None, Namespace, str, str]:
+    match event:
+        case PlacementChosen(lease=lease) | PodBound(lease=lease) | LeaseResized(lease=lease):
+            return lease.pod, lease.namespace, lease.name, lease.node
+        case ShareActivated(allocation=allocation):
+            return allocation.pod, allocation.namespace, allocation.name, event.node
+        case ShareRefused() | ViolationFound():
+            return event.pod, event.namespace or Namespace(""), event.name, event.node
+        case PodTerminated():
+            return event.pod, event.namespace, event.name, event.node or ""
+        case _:
+            return event.pod, event.namespace, event.name, ""
+
+
+def _text(event: PodEvent) -> str:
+    match event:
+        case PlacementRefused():
+            return event.refusal.reason
+        case PodRejected() | BindingFailed() | ShareRefused():
+            return event.reason
+        case ViolationFound():
+            return event.message
+        case LeaseResized(before=before, after=after):
+            amounts = (
+                f"{before.memory_mib} to {after.memory_mib} MiB",
+                f"{before.cores_percent or 'any'} to {after.cores_percent or 'any'} % of the cores",
+            )
+            changes = (
+                before.memory_mib != after.memory_mib,
+                before.cores_percent != after.cores_percent,
+            )
+            return f"{event.container}: {', '.join(compress(amounts, changes))}"
+        case PodTerminated():
+            return event.phase
+        case _:
+            return ""

@@ -1,0 +1,367 @@
+"""The API: observes events, reads changes from the ledger, and publishes them to pages.
+
+The ledger's change feed and the events only mark what is stale; values are always read as a whole,
+so nothing depends on receiving every event once and in order. A periodic resync finds the rest.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import uuid4
+
+from services.api.cluster_metrics import export_cluster, observe_bound
+from services.api.history import INTERVAL_S, UsageHistory
+from services.api.missing_components import ComponentMonitor
+from services.api.projection import MISSING, ChangeKey, Projection
+from services.api.recent_events import PodEvent
+from shared.model.clock import Clock, wait_for_event
+from shared.model.events.node_events import ShareActivated
+from shared.model.events.pod_events import (
+    BindingFailed,
+    BudgetChanged,
+    Heartbeat,
+    LeaseChanged,
+    LeaseResized,
+    PlacementChosen,
+    PlacementRefused,
+    PodBound,
+    PodQueued,
+    PodRejected,
+    PodTerminated,
+)
+from shared.model.events.request_reply import GrantRequest, ResizeRequest, UsageRequest
+from shared.model.lease import IDLE_AFTER_S, ShareMeasurement
+from shared.model.ledger import LedgerChange, LedgerSnapshot, NodeTotals, WaitingPod
+from shared.model.names import NodeName, PodUid
+from shared.model.preemption import PreemptionState
+from shared.model.quantity import parse_decimal
+from shared.model.views import MissingComponent
+from shared.runtime.service import loops, observes, publishes
+
+MAX_CHANGES = 2_000
+
+
+class ChangeFeed:
+    """The latest rounds of changes. A reader that is further behind must start again."""
+
+    def __init__(self) -> None:
+        self.id = uuid4().hex[:12]
+        self.version = 0
+        self._rounds: deque[tuple[int, frozenset[ChangeKey]]] = deque(maxlen=MAX_CHANGES)
+        self._changed = asyncio.Event()
+
+    @property
+    def position(self) -> str:
+        """The position after all changes."""
+        return f"{self.id}-{self.version}"
+
+    def publish(self, keys: Iterable[ChangeKey]) -> None:
+        """Add a round of changed keys."""
+        changed_keys = frozenset(keys)
+        if not changed_keys:
+            return
+        self.version += 1
+        self._rounds.append((self.version, changed_keys))
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def since(self, position: str) -> frozenset[ChangeKey] | None:
+        """Return the keys that changed after a position; None if the position is not known."""
+        feed_id, _, number = position.rpartition("-")
+        after = parse_decimal(number)
+        if feed_id != self.id or after is None or after > self.version:
+            return None
+        if after < self.version and (not self._rounds or self._rounds[0][0] > after + 1):
+            return None
+        return frozenset(key for version, keys in self._rounds if version > after for key in keys)
+
+    async def wait_after(self, position: str, *, limit_s: float) -> bool:
+        """Wait for a change after a position; return False after `limit_s` without one."""
+        changed = self._changed
+        if position != self.position:
+            return True
+        return await wait_for_event(changed, limit_s)
+
+
+logger = logging.getLogger(__name__)
+
+NODES_PER_ROUND = 200
+PAST_EVICTIONS_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiTiming:
+    """Intervals, seconds."""
+
+    round_s: float = 0.15
+    """Between two rounds of reads: changes of the meantime are published together."""
+    reread_s: float = 1.0
+    """Delay before an event's nodes and pods are read again: the ledger may change after it."""
+    resync_s: float = 30.0
+    components_s: float = 1.0
+    """Between two checks for missing components."""
+    metrics_s: float = 5.0
+    """Between two updates of the metrics of the cluster."""
+    usage_s: float = 5.0
+    """Between two requests for the measured usage of shares."""
+    preemptions_s: float = 5.0
+    """Between two readings of the evictions of the last hour."""
+    history_s: float = INTERVAL_S
+    """Between two samples of the last day's history."""
+    idle_after_s: float = IDLE_AFTER_S
+    """A share that has not been used for so long is marked as idle."""
+
+
+class ApiLedger(Protocol):
+    """The ledger, as the API reads it."""
+
+    async def snapshot(self) -> LedgerSnapshot:
+        """Return all nodes, and the position in the change feed."""
+        ...
+
+    def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
+        """Yield changes after a position, for ever."""
+        ...
+
+    @property
+    def totals(self) -> "ApiTotals":
+        """Nodes with their leases."""
+        ...
+
+    @property
+    def waiting_pods(self) -> "ApiWaitingPods":
+        """The waiting pods."""
+        ...
+
+
+class ApiTotals(Protocol):
+    """Nodes' totals, as the API reads them."""
+
+    async def of_nodes(self, names: Sequence[NodeName]) -> list[NodeTotals]:
+        """Return nodes with their leases."""
+        ...
+
+
+class ApiWaitingPods(Protocol):
+    """Waiting pods, as the API reads them."""
+
+    async def load(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
+        """Return the waiting pods: all, or those among `pods`."""
+        ...
+
+
+class UsageOfNodes(Protocol):
+    """The node agents, as the API requests the usage of shares from them."""
+
+    async def __call__(
+        self, nodes: Iterable[NodeName]
+    ) -> Mapping[NodeName, Iterable[ShareMeasurement] | None]:
+        """Return the usage of each node's shares; None: its agent did not reply."""
+        ...
+
+
+class PreemptionJournal(Protocol):
+    """Preemptions, as the API reads them."""
+
+    async def state(self, *, now: float, past_s: float) -> PreemptionState:
+        """Return the evictions of the last `past_s`, and the states of budgets."""
+        ...
+
+
+@publishes(UsageRequest, ResizeRequest, GrantRequest)
+class ApiService:
+    """Updates the projection. Any number of replicas may run: each receives all events."""
+
+    def __init__(
+        self,
+        ledger: ApiLedger,
+        clock: Clock,
+        *,
+        read_usage: UsageOfNodes,
+        preemptions: PreemptionJournal,
+        timing: ApiTiming | None = None,
+    ) -> None:
+        self.ledger = ledger
+        self.clock = clock
+        self.read_usage = read_usage
+        self.preemptions = preemptions
+        self.timing = timing or ApiTiming()
+        self.projection = Projection()
+        self.history = UsageHistory()
+        self.components = ComponentMonitor(clock.now())
+        self.feed = ChangeFeed()
+        self.missing: list[MissingComponent] = []
+        self.synced = False
+        self._stale_nodes: set[NodeName] = set()
+        self._stale_pods: set[PodUid] = set()
+        self._all_pods_stale = True
+        self._wake = asyncio.Event()
+
+    def unready_reason(self) -> str | None:
+        """Return why the page cannot be shown yet, or None."""
+        return None if self.synced else "the ledger was not read yet"
+
+    async def begin(self) -> None:
+        """Record that heartbeats are received from now on."""
+        self.components.started_at = self.clock.now()
+
+    # Events
+
+    @observes
+    async def observe_pod_events(self, events: Sequence[PodEvent]) -> None:
+        """Add recent events, and mark their nodes and pods as stale."""
+        for event in events:
+            if isinstance(event, PodBound):
+                times = self.projection.events.times_of(event.lease.pod)
+                observe_bound(event.lease.dialect, times, self.clock.now())
+        self.feed.publish(self.projection.add_events(events, self.clock.now()))
+        nodes, pods = affected_by(events)
+        self._mark_stale_twice(nodes, pods)
+
+    @observes
+    async def observe_leases(self, events: Sequence[LeaseChanged]) -> None:
+        """Mark the nodes of changed leases as stale."""
+        self._mark_stale({event.lease.node for event in events})
+
+    @observes
+    async def observe_budgets(self, events: Sequence[BudgetChanged]) -> None:
+        """Show the budgets of namespaces."""
+        self.feed.publish(self.projection.update_budgets(events))
+
+    @observes
+    async def observe_heartbeats(self, events: Sequence[Heartbeat]) -> None:
+        """Record heartbeats."""
+        for event in events:
+            self.components.record(event, self.clock.now())
+
+    # Reads of the ledger
+
+    @loops
+    async def follow_ledger(self) -> None:
+        """Mark the nodes of every ledger change as stale; at the start, all nodes."""
+        snapshot = await self.ledger.snapshot()
+        self._mark_all_stale(snapshot)
+        async for changes in self.ledger.changes(snapshot.position):
+            self._mark_stale(name for change in changes for name in self._nodes_of(change))
+
+    @loops(every_s=lambda service: service.timing.resync_s, waits_first=True)
+    async def resync(self) -> None:
+        """Mark everything as stale, in case an event or a change was missed."""
+        self._mark_all_stale(await self.ledger.snapshot())
+
+    @loops(every_s=lambda service: service.timing.round_s)
+    async def refresh_all(self) -> None:
+        """Read stale nodes and pods, once there are some."""
+        await self._wake.wait()
+        self._wake.clear()
+        while self._stale_nodes or self._stale_pods or self._all_pods_stale:
+            await self.refresh()
+        self.synced = True
+
+    async def refresh(self) -> None:
+        """Read some stale nodes and all stale pods; if that fails, they stay stale."""
+        nodes = sorted(self._stale_nodes)[:NODES_PER_ROUND]
+        pods, all_pods = sorted(self._stale_pods), self._all_pods_stale
+        self._stale_nodes.difference_update(nodes)
+        self._stale_pods, self._all_pods_stale = set(), False
+        try:
+            totals = await self.ledger.totals.of_nodes(nodes) if nodes else []
+            changed = self.projection.update_nodes(nodes, totals)
+            if all_pods:
+                changed |= self.projection.update_waiting(await self.ledger.waiting_pods.load())
+            elif pods:
+                waiting = await self.ledger.waiting_pods.load(pods)
+                changed |= self.projection.update_waiting(waiting, requested=pods)
+        except BaseException:
+            self._stale_nodes.update(nodes)
+            self._stale_pods.update(pods)
+            self._all_pods_stale = self._all_pods_stale or all_pods
+            self._wake.set()
+            raise
+        self.feed.publish(changed)
+
+    @loops(every_s=lambda service: service.timing.components_s)
+    async def watch_components(self) -> None:
+        """Publish which components are missing."""
+        nodes = {view.node for view in self.projection.devices.values()}
+        missing = self.components.missing(nodes, self.clock.now())
+        if missing != self.missing:
+            self.missing = missing
+            self.feed.publish({MISSING})
+
+    @loops(every_s=lambda service: service.timing.metrics_s, waits_first=True)
+    async def export_metrics(self) -> None:
+        """Set the metrics of the cluster."""
+        export_cluster(self.projection, self.missing, self.clock.now())
+
+    @loops(every_s=lambda service: service.timing.usage_s)
+    async def update_usage(self) -> None:
+        """Request the usage of the nodes with leases; of one that does not reply none is shown."""
+        usage = await self.read_usage(self.projection.leased_nodes())
+        now, after_s = self.clock.now(), self.timing.idle_after_s
+        update = self.projection.update_measured
+        changes = [
+            update(name, shares, now=now, idle_after_s=after_s) for name, shares in usage.items()
+        ]
+        self.feed.publish(frozenset[ChangeKey]().union(*changes))
+
+    @loops(every_s=lambda service: service.timing.preemptions_s)
+    async def watch_preemptions(self) -> None:
+        """Read the evictions, which are not published as events."""
+        state = await self.preemptions.state(now=self.clock.now(), past_s=PAST_EVICTIONS_S)
+        self.feed.publish(self.projection.update_preemptions(state))
+
+    @loops(every_s=lambda service: service.timing.history_s, waits_first=True)
+    async def sample_history(self) -> None:
+        """Add a sample to the history."""
+        views, namespaces = self.projection.devices.values(), self.projection.namespaces()
+        self.history.sample(views, namespaces, self.clock.now())
+
+    def _mark_all_stale(self, snapshot: LedgerSnapshot) -> None:
+        self._all_pods_stale = True
+        self._mark_stale({*self.projection.nodes, *(node.facts.name for node in snapshot.nodes)})
+        self._wake.set()
+
+    def _mark_stale(self, nodes: Iterable[NodeName], pods: Iterable[PodUid] = ()) -> None:
+        self._stale_nodes.update(nodes)
+        self._stale_pods.update(pods)
+        if self._stale_nodes or self._stale_pods:
+            self._wake.set()
+
+    def _mark_stale_twice(self, nodes: Iterable[NodeName], pods: Iterable[PodUid]) -> None:
+        nodes, pods = set(nodes), set(pods)
+        self._mark_stale(nodes, pods)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.timing.reread_s, self._mark_stale, nodes, pods)
+
+    def _nodes_of(self, change: LedgerChange) -> set[NodeName]:
+        known = self.projection.devices
+        return {
+            *(node.facts.name for node in change.nodes),
+            *change.removed,
+            *change.used,
+            *(known[uuid].node for uuid in change.devices if uuid in known),
+        }
+
+
+def affected_by(events: Sequence[PodEvent]) -> tuple[set[NodeName], set[PodUid]]:
+    """Return the nodes and pods that these events may have changed."""
+    nodes: set[NodeName] = set()
+    pods: set[PodUid] = set()
+    for event in events:
+        match event:
+            case PlacementChosen() | PodBound() | LeaseResized():
+                nodes.add(event.lease.node)
+                pods.add(event.lease.pod)
+            case ShareActivated():
+                nodes.add(event.node)
+            case (
+                PodQueued() | PodRejected() | PodTerminated() | PlacementRefused() | BindingFailed()
+            ):
+                pods.add(event.pod)
+            case _:
+                pass
+    return nodes, pods

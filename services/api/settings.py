@@ -1,0 +1,88 @@
+"""Settings of the API."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.credentials.authorization import AUTH_MODES, is_loopback
+from shared.credentials.serving_files import ServingFiles
+from shared.model.errors import RequestError
+from shared.model.lease import IDLE_AFTER_S
+from shared.runtime.settings import LedgerSettings, setting
+
+ABOUT = """Serves a live page of devices, leases and waiting pods, /api/v1, and /metrics with the
+names of other schedulers. Any number of replicas may run."""
+
+EXAMPLES = (
+    "python -m services.api                  # on this machine only, without a token",
+    "python -m services.api --auth tokens --tokens tokens.txt --listen 0.0.0.0:8088",
+    "python -m services.api --auth kube --listen 0.0.0.0:8088  # in a cluster",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSettings(LedgerSettings):
+    """Flags of `python -m services.api`."""
+
+    kubeconfig: Path | None = setting(
+        None,
+        "kubeconfig for --auth kube, default: $KUBECONFIG, in-cluster, ~/.kube/config; with --auth "
+        "none: reviews the tokens of requests that resize a pod or grant GPU time",
+    )
+    listen: str = setting(
+        "127.0.0.1:0", "HOST:PORT of the page and of /api/v1; port 0: any", address=True
+    )
+    certificate_file: Path | None = setting(
+        None, "PEM file with a certificate: --listen uses TLS; default: HTTP"
+    )
+    key_file: Path | None = setting(None, "PEM file with that certificate's key")
+    auth: str = setting(
+        "none",
+        "authentication: none (loopback only), tokens (of a file), kube (tokens of the API server; "
+        "without the right to get pods of a namespace, its leases are shown as `in use`)",
+        one_of=AUTH_MODES,
+    )
+    tokens: Path | None = setting(
+        None, "with --auth tokens: file of lines `TOKEN NAMESPACE`, * for all namespaces"
+    )
+    state_dir: Path = setting(
+        Path("/var/lib/api"),
+        "with --auth tokens, without --tokens: a token for all namespaces is made in `tokens` here",
+    )
+    trace_url: str = setting(
+        "",
+        "URL of a trace, with {trace} for its id: http://HOST:16686/trace/{trace}",
+        schemes=("http", "https"),
+    )
+    scheduler_metrics: str = setting(
+        "",
+        "HOST:PORT of another /metrics, named as by Volcano's and HAMi's schedulers; no login",
+        address=True,
+    )
+
+    idle_after_minutes: float = setting(
+        IDLE_AFTER_S / 60, "shares that have not been used for so many minutes are marked as idle"
+    )
+
+    def check(self) -> None:
+        """Raise RequestError for contradictory settings, and for public access without a token."""
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise RequestError("--certificate-file and --key-file are needed together")
+        if self.tokens and self.auth != "tokens":
+            raise RequestError(f"--tokens has no effect with --auth {self.auth}: add --auth tokens")
+        if self.auth == "none" and not is_loopback(self.listen):
+            raise RequestError(
+                f"--listen {self.listen} is reachable from other hosts, and --auth none shows "
+                "everything to any client: listen on 127.0.0.1, or set --auth tokens or --auth kube"
+            )
+
+    @property
+    def serving_files(self) -> ServingFiles | None:
+        """The TLS files; None: HTTP. Raises RequestError for files that cannot be loaded."""
+        if self.certificate_file is None or self.key_file is None:
+            return None
+        return ServingFiles(self.certificate_file, self.key_file)
+
+    @property
+    def token_file(self) -> Path:
+        """The file of tokens."""
+        return self.tokens or self.state_dir / "tokens"

@@ -1,0 +1,409 @@
+"""The cluster as one viewer may see it; pure."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from msgspec import structs
+
+from services.api.lease_views import hidden_share, share_view
+from services.api.projection import ChangeKey, Projection
+from services.api.recent_events import PodStep, RecentEvent
+from shared.model.device import visible_fault
+from shared.model.fair_share import FairShare, precedence_reason
+from shared.model.lease import Lease
+from shared.model.ledger import WaitingPod
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.preemption import EvictionRecord, Preemption, PreemptionState
+from shared.model.views import (
+    DeltaView,
+    DeviceView,
+    EventView,
+    EvictionView,
+    GangView,
+    GpusView,
+    HeldShare,
+    LeasesView,
+    LeaseView,
+    MeasuredView,
+    MissingComponent,
+    NamespaceView,
+    NodeDevices,
+    PodView,
+    PreemptionsView,
+    PreemptionView,
+    QueuePlace,
+    QueueView,
+    ReasonCount,
+    SpanView,
+    StateView,
+    TraceView,
+    VictimView,
+    WaitingDetails,
+    WaitingView,
+)
+
+T = TypeVar("T")
+NamespaceFilter = Callable[[Namespace], bool]
+MAX_WAITING = 200
+"""Waiting pods that the page lists."""
+TRACED_STEPS = ("queued", "waiting", "placed", "bound", "running", "terminated")
+
+
+def all_namespaces(_: Namespace) -> bool:
+    """Allow all namespaces."""
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisibleCluster:
+    """What a viewer may see, with shares marked as idle as the viewer asks."""
+
+    projection: Projection
+    missing: Sequence[MissingComponent]
+    visible: NamespaceFilter
+    now: float
+    idle_after_s: float
+    """Shares that have not been used for this long are marked as idle."""
+
+    def state(self, position: str) -> StateView:
+        """Return everything that the page shows."""
+        nodes = self.projection.nodes
+        return StateView(
+            id=position,
+            now=self.now,
+            nodes=tuple(nodes[name] for name in sorted(nodes)),
+            devices=tuple(map(self.device, self.projection.devices.values())),
+            waiting=self.queue(),
+            namespaces=self.namespaces(),
+            events=self.events(),
+            missing_components=tuple(self.missing),
+        )
+
+    def delta(self, keys: Iterable[ChangeKey], *, after_event: int) -> DeltaView:
+        """Return the current values of these keys, and the names of removed items."""
+        changed: dict[str, list[str]] = {}
+        for kind, name in sorted(keys):
+            changed.setdefault(kind, []).append(name)
+        lists: dict[str, Callable[[], Any]] = {
+            "waiting": self.queue,
+            "namespaces": self.namespaces,
+            "events": lambda: self.events(after=after_event),
+            "missing_components": lambda: tuple(self.missing),
+        }
+        devices, removed_devices = _present(changed.get("device", ()), self.projection.devices)
+        nodes, removed_nodes = _present(changed.get("node", ()), self.projection.nodes)
+        return DeltaView(
+            now=self.now,
+            devices=tuple(map(self.device, devices)),
+            removed_devices=removed_devices,
+            nodes=nodes,
+            removed_nodes=removed_nodes,
+            **{kind: value() for kind, value in lists.items() if kind in changed},
+        )
+
+    # Devices
+
+    def gpus(self) -> GpusView:
+        """Return every device, by node."""
+        by_node: dict[NodeName, list[DeviceView]] = {}
+        for view in self.projection.devices.values():
+            by_node.setdefault(view.node, []).append(self.device(view))
+        nodes = self.projection.nodes
+        return GpusView(
+            read_at=self.now,
+            nodes=tuple(
+                NodeDevices(
+                    node=name,
+                    cordoned=nodes[name].cordoned,
+                    devices=tuple(sorted(by_node[name], key=lambda view: view.index)),
+                )
+                for name in sorted(by_node)
+            ),
+            unmeasured_nodes=tuple(self.projection.unmeasured_nodes()),
+            problems=self.problems,
+        )
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Missing components as text."""
+        return tuple(each.text for each in self.missing)
+
+    def device(self, view: DeviceView) -> DeviceView:
+        """Return a device without the names of others."""
+        return structs.replace(
+            view,
+            fault=visible_fault(view.fault, self.visible),
+            shares=tuple(map(self._share, view.shares)),
+        )
+
+    def _share(self, share: HeldShare) -> HeldShare:
+        if not self.visible(share.namespace):
+            return hidden_share(share)
+        return structs.replace(share, measured=self._measured(share.measured))
+
+    def _measured(self, measured: MeasuredView | None) -> MeasuredView | None:
+        since = measured.idle_since if measured else None
+        idle = since is not None and self.now - since >= self.idle_after_s
+        if measured is None or measured.idle == idle:
+            return measured
+        return structs.replace(measured, idle=idle)
+
+    # Leases and waiting pods
+
+    def leases(self, namespace: str = "", name: str = "") -> LeasesView:
+        """Return the leases and waiting pods of a namespace and of a name, or all."""
+
+        def is_selected(pod: Lease | WaitingView) -> bool:
+            return namespace in {"", pod.namespace} and name in {"", pod.name}
+
+        totals = self.projection.totals.values()
+        leases = [lease for each in totals for lease in each.leases]
+        shown = [each for each in leases if self.visible(each.namespace) and is_selected(each)]
+        return LeasesView(
+            read_at=self.now,
+            idle_after_s=self.idle_after_s,
+            leases=tuple(
+                self.lease(each) for each in sorted(shown, key=lambda e: (e.created_at, e.name))
+            ),
+            waiting=tuple(filter(is_selected, self.waiting_pods())),
+            unmeasured_nodes=tuple(self.projection.unmeasured_nodes()),
+            problems=self.problems,
+        )
+
+    def lease(self, lease: Lease) -> LeaseView:
+        """Return one lease."""
+        devices = self.projection.devices
+        held = [devices[uuid] for share in lease.shares if (uuid := share.device) in devices]
+        return LeaseView(
+            pod=lease.pod,
+            namespace=lease.namespace,
+            name=lease.name,
+            claim=lease.claim,
+            node=lease.node,
+            state=str(lease.state),
+            version=lease.version,
+            dialect=lease.dialect,
+            gang=lease.gang,
+            created_at=lease.created_at,
+            expires_at=lease.expires_at,
+            weighed=lease.weighed,
+            unhealthy_devices={
+                view.uuid: visible_fault(view.fault, self.visible) or "it is not healthy"
+                for view in held
+                if not view.healthy
+            },
+            shares=tuple(
+                share_view(share, self._measured(self.projection.usage_of(lease, share)))
+                for share in lease.shares
+            ),
+        )
+
+    def waiting_pods(self) -> Iterator[WaitingView]:
+        """Yield the visible waiting pods, in the order in which freed capacity is offered."""
+        for position, waiting in enumerate(self.projection.queue(), start=1):
+            if self.visible(waiting.queued.namespace):
+                yield WaitingView(**_waiting(waiting, position))
+
+    def queue(self) -> QueueView:
+        """Count the waiting pods, and list the first visible ones."""
+        shown, total = list(self.waiting_pods()), len(self.projection.waiting)
+        return QueueView(total=total, hidden=total - len(shown), pods=tuple(shown[:MAX_WAITING]))
+
+    def pod(self, uid: PodUid, trace: TraceView) -> PodView | None:
+        """Return one pod, or None if no lease, waiting pod or recent event of it is visible."""
+        lease, waiting = self.projection.lease_of(uid), self.projection.waiting.get(uid)
+        latest = self.projection.events.latest_of(uid)
+        known = lease or (waiting.queued if waiting else latest)
+        if known is None or not self.visible(known.namespace):
+            return None
+        return PodView(
+            read_at=self.now,
+            pod=uid,
+            namespace=known.namespace,
+            name=known.name,
+            lease=self.lease(lease) if lease else None,
+            waiting=self._waiting_details(waiting) if waiting else None,
+            gang=self._gang(_gang_name(lease, waiting), known.namespace),
+            cordoned=self.projection.nodes[lease.node].cordoned if lease else "",
+            devices=tuple(self._devices_of(lease)) if lease else (),
+            trace=trace,
+        )
+
+    def _devices_of(self, lease: Lease) -> Iterator[DeviceView]:
+        for uuid in dict.fromkeys(share.device for share in lease.shares):
+            view = self.projection.devices.get(uuid)
+            if view is not None:
+                yield structs.replace(self.device(view), shares=())
+
+    def _waiting_details(self, waiting: WaitingPod) -> WaitingDetails:
+        queue, refusal = self.projection.queue(), waiting.refusal
+        position = 1 + [each.queued.pod for each in queue].index(waiting.queued.pod)
+        return WaitingDetails(
+            **_waiting(waiting, position),
+            counts=tuple(ReasonCount(reason=why, nodes=nodes) for why, nodes in refusal.counts),
+            nearest=refusal.nearest_nodes,
+            quota=Namespace(refusal.quota),
+            queue=self._queue_place(queue, position, self.projection.fair_share()),
+        )
+
+    def _queue_place(
+        self, queue: Sequence[WaitingPod], position: int, fair_share: FairShare
+    ) -> QueuePlace:
+        """Return the position of a pod, why another precedes it, and its namespace's usage."""
+        queued = queue[position - 1].queued
+        entitlement = fair_share.entitlement_of(queued.namespace)
+        place = QueuePlace(
+            position=position,
+            of=len(queue),
+            dominant_share=round(fair_share.dominant_share(queued.namespace), 6),
+            weighted_share=round(fair_share.weighted_dominant_share(queued.namespace), 6),
+            weight=entitlement.weight,
+            has_budget=entitlement.has_budget,
+        )
+        before = queue[position - 2].queued if position > 1 else None
+        if before is None or not self.visible(before.namespace):
+            return place
+        return structs.replace(
+            place,
+            after=f"{before.namespace}/{before.name}",
+            after_reason=precedence_reason(before, queued, fair_share),
+        )
+
+    def _gang(self, name: str, namespace: Namespace) -> GangView | None:
+        if not name or not self.visible(namespace):
+            return None
+        waiting = [
+            (each.queued.name, gang.min_member)
+            for each in self.projection.waiting.values()
+            if (gang := each.queued.request.gang) and gang.name == name
+        ]
+        totals = self.projection.totals.values()
+        leases = (lease for each in totals for lease in each.leases)
+        return GangView(
+            name=name,
+            min_member=max((min_member for _, min_member in waiting), default=None),
+            holding=tuple(sorted(lease.name for lease in leases if lease.gang == name)),
+            waiting=tuple(sorted(pod for pod, _ in waiting)),
+        )
+
+    # Namespaces and events
+
+    def namespaces(self) -> tuple[NamespaceView, ...]:
+        """Return the namespaces that the viewer may see."""
+        return tuple(view for view in self.projection.namespaces() if self.visible(view.namespace))
+
+    def events(self, *, after: int = 0) -> tuple[EventView, ...]:
+        """Return the visible events after a number, oldest first."""
+        return tuple(
+            self._event(event)
+            for event in self.projection.events.latest
+            if event.number > after and self.visible(event.namespace)
+        )
+
+    def _event(self, event: RecentEvent) -> EventView:
+        is_shown = event.for_namespace and self.visible(event.for_namespace)
+        return EventView(
+            number=event.number,
+            at=event.at,
+            kind=event.kind,
+            namespace=event.namespace,
+            name=event.name,
+            pod=event.pod,
+            node=event.node,
+            text=event.text,
+            latency_s=event.latency_s,
+            beneficiary=f"{event.for_namespace}/{event.for_name}" if is_shown else "",
+        )
+
+
+def _present(
+    names: Iterable[str], values: Mapping[Any, T]
+) -> tuple[tuple[T, ...], tuple[str, ...]]:
+    """Return the values of the names that exist, and the names that do not."""
+    found = [(name, values.get(name)) for name in names]
+    return (
+        tuple(value for _, value in found if value is not None),
+        tuple(name for name, value in found if value is None),
+    )
+
+
+def _waiting(waiting: WaitingPod, position: int) -> dict[str, Any]:
+    queued, refusal = waiting.queued, waiting.refusal
+    return {
+        "pod": queued.pod,
+        "namespace": queued.namespace,
+        "name": queued.name,
+        "priority": queued.request.priority,
+        "gang": queued.request.gang.name if queued.request.gang else "",
+        "since": waiting.waiting_since or queued.created_at,
+        "position": position,
+        "reason": refusal.reason,
+        "hint": refusal.hint,
+        "permanent": refusal.permanent,
+    }
+
+
+def _gang_name(lease: Lease | None, waiting: WaitingPod | None) -> str:
+    if lease is not None and lease.gang:
+        return lease.gang
+    return waiting.queued.request.gang.name if waiting and waiting.queued.request.gang else ""
+
+
+def steps_as_spans(steps: Iterable[PodStep]) -> Iterator[SpanView]:
+    """Yield the time until each step of a pod as a span."""
+    known = [step for step in steps if step.kind in TRACED_STEPS]
+    for before, step in itertools.pairwise(known):
+        yield SpanView(
+            span=step.kind,
+            name=f"until {step.kind}",
+            start_s=before.at - known[0].at,
+            duration_s=step.at - before.at,
+        )
+
+
+def preemptions_view(state: PreemptionState, visible: NamespaceFilter) -> PreemptionsView:
+    """Return the preemptions and evictions of visible namespaces' pods."""
+    in_progress = (_preemption(stored.preemption, visible) for stored in state.open)
+    return PreemptionsView(
+        in_progress=tuple(each for each in in_progress if each.victims or each.beneficiary),
+        evictions=tuple(
+            _eviction(each, visible) for each in state.evictions if visible(each.namespace)
+        ),
+    )
+
+
+def _preemption(preemption: Preemption, visible: NamespaceFilter) -> PreemptionView:
+    wanted = preemption.wanted
+    return PreemptionView(
+        id=preemption.id,
+        beneficiary=_name_of(wanted.namespace, wanted.name, visible) if wanted else "",
+        stage=str(preemption.stage),
+        evict_at=preemption.evict_at or None,
+        victims=tuple(
+            VictimView(pod=f"{one.namespace}/{one.name}", outcome=one.outcome)
+            for one in preemption.victims
+            if visible(one.namespace)
+        ),
+    )
+
+
+def _eviction(record: EvictionRecord, visible: NamespaceFilter) -> EvictionView:
+    return EvictionView(
+        at=record.at,
+        pod=f"{record.namespace}/{record.name}",
+        uid=record.pod,
+        node=record.node,
+        devices=record.devices,
+        cause=str(record.cause),
+        budget=record.budget,
+        outcome=str(record.outcome),
+        beneficiary=_name_of(record.for_namespace, record.for_name, visible),
+        event=record.event,
+    )
+
+
+def _name_of(namespace: str, name: str, visible: NamespaceFilter) -> str:
+    """Return namespace and name of a pod, or an empty text if it may not be seen."""
+    return f"{namespace}/{name}" if namespace and visible(Namespace(namespace)) else ""

@@ -1,0 +1,152 @@
+"""The page with thousands of devices in Chromium: how long it takes to come up, and its frames.
+
+    python -m tests.benchmarks.page [DEVICES] [CHANGES_A_SECOND] [FOLDER...]
+
+An API without NATS and Redis is filled with nodes of eight devices, each holding four leases;
+for ten seconds leases change, published in rounds as by the ledger, while the page is scrolled from
+top to bottom. Printed are the time until every block is drawn, the times between frames as
+requestAnimationFrame sees them (more than 50 ms is a stutter that one feels), tasks of more than
+50 ms, and how much of a CPU the page's main thread used, which means most on a busy machine.
+With folders of the page's files from elsewhere, those are measured in turn with ours.
+"""
+
+import asyncio
+import itertools
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from playwright.async_api import CDPSession, expect
+
+from services.api.http_server import HttpServer
+from services.api.read_api import ReadApi
+from services.api.service import ApiService, ApiTiming
+from shared.credentials.authorization import AnonymousAuthenticator
+from shared.model.clock import SystemClock
+from shared.model.lease import LeaseState
+from shared.model.ledger import NodeTotals, counted_use
+from shared.runtime import health
+from tests.support import build
+from tests.support.api.browser import chromium
+from tests.support.api.running import NodesUsage
+
+PER_NODE = 8
+ROUND_S = ApiTiming().round_s
+LEASES = 4
+SECONDS = 10
+WATCH = """(seconds) => new Promise((done) => {
+  const times = [], tasks = [];
+  const note = (list) => tasks.push(...list.getEntries().map((one) => one.duration));
+  new PerformanceObserver(note).observe({ type: "longtask" });
+  let last = performance.now(), end = last + seconds * 1000;
+  const tick = (now) => {
+    times.push(now - last);
+    last = now;
+    window.scrollTo(0, document.body.scrollHeight * (1 - (end - now) / (seconds * 1000)));
+    now < end ? requestAnimationFrame(tick) : setTimeout(() => done([times.slice(1), tasks]), 100);
+  };
+  requestAnimationFrame(tick);
+})"""
+STATES = (LeaseState.RESERVED, LeaseState.BOUND, LeaseState.ACTIVE)
+
+
+def account(number: int, turn: int) -> NodeTotals:
+    """A node whose leases differ from turn to turn."""
+    name = f"node-{number:04}"
+    devices = build.devices(PER_NODE, name)
+    leases = tuple(
+        build.lease(
+            f"{name}-{gpu}-{slot}",
+            name,
+            build.share(f"GPU-{name}-{gpu}", gpu, slot=slot, fence=1, memory_mib=4000),
+            name=f"train-{turn}-{slot}",
+            namespace=f"team-{(number + gpu + slot) % 12}",
+            state=STATES[(turn + slot) % 3],
+        )
+        for gpu in range(PER_NODE)
+        for slot in range(LEASES)
+    )
+    uses, _ = counted_use(leases)
+    node = build.ledger_node(name, *((one, uses[one.uuid]) for one in devices))
+    return NodeTotals(node=replace(node, facts=build.facts(name)), leases=leases)
+
+
+async def change(board: ApiService, nodes: int, changes: int) -> None:
+    """Change so many devices a second, for ever."""
+    numbers = itertools.cycle(range(nodes))
+    for turn in itertools.count(1):
+        count = max(round(changes * ROUND_S / PER_NODE), 1)
+        accounts = [account(next(numbers), turn) for _ in range(count)]
+        board.feed.publish(board.projection.update_nodes([], accounts))
+        await asyncio.sleep(ROUND_S)
+
+
+async def measure(devices: int, changes: int, folder: Path | None) -> None:
+    """Print what one page saw, with our files or those of a folder."""
+    nodes = -(-devices // PER_NODE)
+    usage = NodesUsage()
+    board = ApiService(None, SystemClock(), read_usage=usage, preemptions=None)  # type: ignore[arg-type]
+    board.projection.update_nodes([], [account(number, 0) for number in range(nodes)])
+    board.synced = True
+    api = ReadApi(board, None, None)  # type: ignore[arg-type]
+    pages = HttpServer(api, AnonymousAuthenticator())
+    for file in folder.iterdir() if folder else ():
+        pages.files[file.name] = (file.read_bytes(), "")
+    async with (
+        health.served(pages.application(), "127.0.0.1:0") as address,
+        chromium() as browser,
+    ):
+        page = await browser.new_page(viewport={"width": 1280, "height": 720})
+        began = time.monotonic()
+        await page.goto(f"http://{address}/")
+        await page.wait_for_selector(".share")
+        first = time.monotonic() - began
+        await expect(page.locator(".dev")).to_have_count(nodes * PER_NODE)
+        print(
+            f"{folder or 'ours'}: {nodes * PER_NODE} devices, first block {first:.2f} s, "
+            f"all {time.monotonic() - began:.2f} s"
+        )
+        thread = await page.context.new_cdp_session(page)
+        await thread.send("Performance.enable", {"timeDomain": "threadTicks"})
+        for what, rate in (("idle", 0), (f"{changes} devices changing a second", changes)):
+            task = asyncio.create_task(change(board, nodes, rate)) if rate else None
+            before = await _seconds(thread)
+            times, tasks = await page.evaluate(WATCH, SECONDS)
+            after = await _seconds(thread)
+            if task is not None:
+                task.cancel()
+            _print(what, sorted(times), sorted(tasks))
+            spent = {name: after[name] - before[name] for name in after}
+            print("  main thread: " + ", ".join(f"{k} {v / SECONDS:.0%}" for k, v in spent.items()))
+
+
+async def _seconds(thread: CDPSession) -> dict[str, float]:
+    """Return how much CPU time the page's main thread has used, and for what."""
+    reported = await thread.send("Performance.getMetrics")
+    found = {metric["name"]: float(metric["value"]) for metric in reported["metrics"]}
+    kinds = {"busy": "Task", "script": "Script", "layout": "Layout", "style": "RecalcStyle"}
+    return {kind: found[f"{name}Duration"] for kind, name in kinds.items()}
+
+
+def _print(name: str, times: list[float], tasks: list[float]) -> None:
+    middle, late = times[len(times) // 2], times[len(times) * 99 // 100]
+    stutters = sum(one > 50 for one in times)
+    print(
+        f"  scrolling, {name}: {len(times) / SECONDS:.0f} frames/s, median {middle:.1f} ms, "
+        f"99 % below {late:.1f} ms, longest {times[-1]:.1f} ms, {stutters} above 50 ms; "
+        f"{len(tasks)} tasks above 50 ms, longest {max(tasks, default=0):.0f} ms"
+    )
+
+
+async def compare(devices: int, changes: int, folders: Sequence[Path]) -> None:
+    """Measure our files, and those of folders before and after them."""
+    for folder in (*folders, None, *folders):
+        await measure(devices, changes, folder)
+
+
+if __name__ == "__main__":
+    numbers = [int(text) for text in sys.argv[1:3]]
+    counts = numbers + [5000, 500][len(numbers) :]
+    asyncio.run(compare(counts[0], counts[1], [Path(text) for text in sys.argv[3:]]))

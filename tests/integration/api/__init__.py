@@ -1,0 +1,1 @@
+"""Tests: integration, running_api."""

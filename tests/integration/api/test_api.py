@@ -1,0 +1,363 @@
+"""The API with a real NATS and a real Valkey: what it shows, streams, and hides."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from services.api.http_server import FILES
+from services.api.legacy_metrics import legacy_metrics_application
+from shared.credentials.authorization import TokenAuthenticator, make_token
+from shared.credentials.tokens import VIEWER_COOKIE, load_access_tokens
+from shared.model.events.pod_events import (
+    Heartbeat,
+    LeaseChanged,
+    PlacementChosen,
+    PlacementRefused,
+    PodBound,
+)
+from shared.model.names import Namespace
+from shared.model.placement import Refusal
+from shared.nats.bus import Bus
+from shared.runtime import health
+from shared.runtime.heartbeat import sending_heartbeats
+from tests.support.api.running import RunningApi, reserve_lease, running_api
+from tests.support.clock import FakeClock
+from tests.support.kubernetes.reviews import Reviews, reviewed
+from tests.support.placer.ledger import queued, verdict
+from tests.support.servers.nats import nats_server
+from tests.support.waiting import until
+
+
+class Stream:
+    """A reader of server-sent events."""
+
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self.answer = answer
+        self.id = ""
+
+    async def next(self) -> tuple[str, Any]:
+        name = ""
+        async with asyncio.timeout(20):
+            while True:
+                line = (await self.answer.content.readline()).decode().rstrip("\n")
+                field, _, value = line.partition(": ")
+                if field == "event":
+                    name = value
+                elif field == "id":
+                    self.id = value
+                elif field == "data":
+                    return name, json.loads(value)
+                elif not line and self.answer.content.at_eof():
+                    raise AssertionError("the stream has ended")
+
+    async def until(self, key: str) -> Any:
+        """Return the first delta that has something under a key."""
+        while True:
+            name, delta = await self.next()
+            assert name == "delta"
+            if delta.get(key):
+                return delta[key]
+
+
+@contextlib.asynccontextmanager
+async def streamed(
+    shown: RunningApi, *, after: str = "", last: str = "", token: str = ""
+) -> AsyncIterator[Stream]:
+    headers = {"Last-Event-ID": last} if last else {}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    url = f"{shown.url}/api/v1/events"
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with shown.client.get(
+        url, params={"after": after}, headers=headers, timeout=timeout
+    ) as answer:
+        assert answer.content_type == "text/event-stream"
+        yield Stream(answer)
+
+
+async def test_leases_are_shown_until_they_end() -> None:
+    async with running_api() as shown:
+        lease = await reserve_lease(shown)
+
+        (one,) = await shown.until_shares(1)
+        assert (one["pod"], one["name"], one["state"]) == ("p1", "name-of-p1", "reserved")
+
+        await shown.ledger.bind([lease])
+        await shown.publish(PodBound(lease=lease))
+        await until(shown.shares, lambda shares: shares[0]["state"] == "bound")
+        await shown.ledger.release([lease.pod], reason="test")
+        await shown.until_shares(0)
+
+
+async def test_changes_are_streamed_and_a_reader_that_reconnects_misses_nothing() -> None:
+    async with running_api() as shown:
+        begin = (await shown.state())["id"]
+        async with streamed(shown, after=begin) as stream:
+            await reserve_lease(shown, "p1", 0)
+            (device,) = await stream.until("devices")
+            assert device["shares"][0]["pod"] == "p1"
+            place = stream.id
+
+        await reserve_lease(shown, "p2", 1)
+        await shown.until_shares(2)
+
+        async with streamed(shown, after=begin, last=place) as stream:
+            devices = await stream.until("devices")
+            assert [one["uuid"] for one in devices] == ["GPU-a-1"]
+
+
+async def test_a_reader_with_an_unknown_position_must_start_anew() -> None:
+    async with running_api() as shown, streamed(shown, last="another-7") as stream:
+        assert (await stream.next())[0] == "reset"
+
+
+async def test_a_waiting_pod_is_shown_with_position_and_reason_until_it_leaves() -> None:
+    async with running_api() as shown:
+        event = queued("w1", units=99_000)
+        await shown.ledger.waiting_pods.enqueue([verdict(event, await shown.ledger.capacity())])
+        refused = PlacementRefused(
+            pod=event.pod,
+            namespace=event.namespace,
+            name=event.name,
+            refusal=Refusal(reason="full"),
+        )
+        begin = (await shown.state())["id"]
+        async with streamed(shown, after=begin) as stream:
+            await shown.publish(event, refused)
+            queue = await stream.until("waiting")
+            assert [(one["name"], one["position"], one["reason"]) for one in queue["pods"]] == [
+                ("w1", 1, "full")
+            ]
+        _, response = await shown.get("/api/v1/leases/w1")
+        assert response["lease"] is None
+        assert response["waiting"]["position"] == 1
+
+        await shown.ledger.waiting_pods.remove([event.pod])
+        await shown.publish(event)
+        await until(shown.state, lambda state: not state["waiting"]["total"])
+
+
+async def test_recent_events_are_copies_and_take_no_work_from_consumers() -> None:
+    async with running_api() as shown:
+        placed = await shown.bus.subscribe([PlacementChosen], group="binder-bind-pods")
+        lease = await reserve_lease(shown)
+
+        await shown.publish(queued("p1"), PlacementChosen(lease=lease))
+
+        await until(
+            shown.state,
+            lambda state: [one["kind"] for one in state["events"]] == ["queued", "placed"],
+        )
+        (work,) = await placed.batch()
+        assert work.events == [PlacementChosen(lease=lease)]
+        work.confirm()
+
+
+async def test_a_lease_without_an_event_is_found_by_its_change() -> None:
+    async with running_api() as shown:
+        lease = await reserve_lease(shown)
+        await shown.until_shares(1)
+        await shown.ledger.bind([lease])
+
+        await shown.ledger.activate([(lease.pod, lease.node)])
+        await shown.publish(LeaseChanged(lease=lease))
+
+        await until(shown.shares, lambda shares: shares[0]["state"] == "active")
+
+
+async def test_a_replica_sends_heartbeats_and_reports_when_it_stops() -> None:
+    async with nats_server() as nats, Bus.connect(nats.url, name="test") as bus:
+        heartbeats = await bus.observe([Heartbeat])
+        probes = {"ledger": lambda: "not read yet"}
+
+        async with (
+            asyncio.timeout(20),
+            sending_heartbeats(
+                bus.publish, probes, service="s", instance="s-1", node="n", every_s=0.01
+            ),
+        ):
+            (first, *_) = await heartbeats.batch()
+            (second, *_) = await heartbeats.batch()
+        last = [event for one in await heartbeats.batch() for event in one.events][-1]
+
+        assert (first.events[0].instance, first.events[0].node) == ("s-1", "n")
+        assert second.events[0].unready_reasons == ("ledger: not read yet",)
+        assert (first.events[0].stopping, last.stopping) == (False, True)
+
+
+async def test_a_lease_has_its_trace_and_a_device_its_shares() -> None:
+    async with running_api() as shown:
+        await reserve_lease(shown, "7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
+        await shown.until_shares(1)
+
+        _, lease = await shown.get("/api/v1/leases/7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
+        _, device = await shown.get("/api/v1/devices/GPU-a-0")
+
+        assert lease["trace"]["url"] == "http://j/7f7c2c5e57a54d3c9d0e0d7e6c1f2a3b"
+        assert device["shares"][0]["name"] == lease["lease"]["name"]
+        assert (await shown.get("/api/v1/leases/unknown"))[0] == 404
+        assert (await shown.get("/api/v1/namespaces/default"))[1]["leases"] == 1
+
+
+async def test_without_a_token_only_loopback_hosts_are_served() -> None:
+    async with running_api() as shown:
+        headers = {"Host": "evil.example.org"}
+        async with shown.client.get(f"{shown.url}/api/v1/state", headers=headers) as answer:
+            assert answer.status == 403
+
+
+async def test_every_response_has_security_headers() -> None:
+    async with running_api() as shown:
+        for path in ("/", "/static/page.js", "/api/v1/state", "/static/none", "/login"):
+            async with shown.client.get(shown.url + path) as answer:
+                policy = answer.headers["Content-Security-Policy"]
+                assert "default-src 'none'; script-src 'self'" in policy
+                assert "unsafe" not in policy
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+async def test_the_whole_page_is_under_150_kb() -> None:
+    async with running_api() as shown:
+        names = list(FILES)
+        sizes = [
+            len(await (await shown.client.get(f"{shown.url}/static/{n}")).read()) for n in names
+        ]
+        _, text = await shown.get("/")
+
+        assert sum(sizes) + len(text) < 150_000
+
+
+# Authentication
+
+
+async def test_a_token_shows_its_own_namespace_and_of_others_only_the_use(
+    tmp_path: Path,
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("everything *\nfor-b b\nfor-default default\n")
+    async with running_api(TokenAuthenticator(load_access_tokens(tokens))) as shown:
+        await reserve_lease(shown)
+        await until(lambda: shown.shares("everything"))
+
+        (full,), (hidden,) = await shown.shares("for-default"), await shown.shares("for-b")
+
+        assert full["name"] == "name-of-p1"
+        assert (hidden["state"], hidden["memory_mib"]) == ("reserved", full["memory_mib"])
+        assert not any(hidden[name] for name in ("pod", "namespace", "name", "created_at"))
+        assert "p1" not in str(await shown.state("for-b"))
+        assert (await shown.get("/api/v1/leases/p1", "for-b"))[0] == 404
+        assert (await shown.get("/api/v1/namespaces/default", "for-b"))[0] == 404
+        for path in ("/api/v1/state", "/api/v1/events", "/api/v1/leases/p1"):
+            assert (await shown.get(path, "wrong"))[0] == 401
+            assert (await shown.get(path))[0] == 401
+
+
+async def test_login_stores_the_token_where_scripts_cannot_read_it(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("secret *\n")
+    async with running_api(TokenAuthenticator(load_access_tokens(tokens))) as shown:
+        assert "Token" in (await shown.get("/"))[1]
+
+        async with shown.client.post(f"{shown.url}/login", data={"token": "wrong"}) as answer:
+            assert answer.status == 401
+        async with shown.client.post(
+            f"{shown.url}/login", data={"token": "secret"}, allow_redirects=False
+        ) as answer:
+            cookie = answer.cookies[VIEWER_COOKIE]
+
+        assert (cookie["httponly"], cookie["samesite"]) == (True, "Strict")
+        assert "Devices" in (await shown.get("/"))[1]
+        assert (await shown.get("/api/v1/state"))[0] == 200
+        await shown.client.post(f"{shown.url}/logout")
+        assert (await shown.get("/api/v1/state"))[0] == 401
+
+
+async def test_a_token_is_created_once_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "tokens"
+    messages: list[str] = []
+
+    make_token(path, messages.append)
+    first = path.read_text()
+    make_token(path, messages.append)
+
+    assert path.read_text() == first
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert first.split()[1] == "*"
+    assert first.split()[0] not in messages[0]
+    assert load_access_tokens(path).scopes(f"Bearer {first.split()[0]}") == {"*"}
+
+
+async def test_without_the_right_to_get_pods_leases_are_shown_as_in_use() -> None:
+    reviews = Reviews()
+    async with reviewed(reviews, FakeClock()) as authenticator, running_api(authenticator) as shown:
+        await reserve_lease(shown)
+        await until(lambda: shown.shares("token-of-root"))
+
+        (member,), (outsider,) = (
+            await shown.shares("token-of-member"),
+            await shown.shares("token-of-stranger"),
+        )
+
+        assert member["name"] == "name-of-p1"
+        assert (outsider["name"], outsider["pod"]) == ("", "")
+        assert (await shown.get("/api/v1/state", "token-of-nobody"))[0] == 401
+        assert (await shown.get("/api/v1/state"))[0] == 401
+        assert "in use" in (await shown.get("/?view=table", "token-of-stranger"))[1]
+
+
+async def test_a_revoked_right_ends_the_view() -> None:
+    reviews, clock, where = Reviews(), FakeClock(), [Namespace("default")]
+    async with reviewed(reviews, clock) as authenticator:
+        viewer = await authenticator.authenticate("token-of-member")
+        assert viewer is not None
+        assert await viewer.visible(where) == frozenset(where)
+        assert await viewer.visible(where) == frozenset(where)
+        assert reviews.requests == ["member:", "member:default"]
+
+        reviews.rights["member"].clear()
+        clock.advance(31)
+
+        assert await viewer.visible(where) == frozenset()
+        reviews.rights.pop("member")
+        assert await authenticator.authenticate("token-of-member") is None
+
+
+# The metrics of vendors' schedulers
+
+
+async def test_item_49_the_schedulers_metrics_come_and_end_with_their_pod() -> None:
+    name = "volcano_vgpu_device_memory_allocation_for_a_certain_pod{"
+    async with (
+        running_api() as shown,
+        health.served(
+            legacy_metrics_application(shown.service.projection), "127.0.0.1:0"
+        ) as address,
+    ):
+
+        async def scrape() -> str:
+            async with shown.client.get(f"http://{address}/metrics") as answer:
+                assert answer.status == 200
+                return await answer.text()
+
+        lease = await reserve_lease(shown)
+        await shown.until_shares(1)
+        line = next(line for line in (await scrape()).splitlines() if line.startswith(name))
+        assert line == f'{name}NodeName="a",devID="GPU-a-0",podName="name-of-p1"}} 4000.0'
+        assert "# TYPE volcano_vgpu_device_shared_number gauge" in await scrape()
+
+        await shown.ledger.release([lease.pod], reason="test")
+        await shown.until_shares(0)
+
+        assert name not in await scrape()
+
+
+@pytest.mark.parametrize("path", ["/static/..%2f__init__.py", "/static/page.html", "/api/v1/none"])
+async def test_unknown_paths_are_not_found(path: str) -> None:
+    async with running_api() as shown:
+        assert (await shown.get(path))[0] == 404

@@ -1,0 +1,152 @@
+"""What a viewer sees of other namespaces, in every response of the API: `in use`."""
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+
+from shared.credentials.authorization import TokenAuthenticator
+from shared.credentials.tokens import load_access_tokens
+from shared.model.events.node_events import ViolationFound
+from shared.model.events.pod_events import (
+    BudgetChanged,
+    PlacementChosen,
+    PlacementRefused,
+    PodBound,
+)
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.placement import Refusal
+from shared.model.preemption import Preemption
+from tests.support.api.board import eviction
+from tests.support.api.running import RunningApi, reserve_lease, running_api
+from tests.support.placer.ledger import device, queued, report, verdict
+from tests.support.waiting import until
+
+THEIRS = ("p1", "1234567", "w1", "default", "reason-of-theirs", "window-of-theirs")
+"""Words of a namespace, its pods, and their messages."""
+
+
+async def streamed_until(shown: RunningApi, after: str, token: str, expected: str) -> str:
+    """Return everything that is streamed for a token until a word arrives."""
+    found = ""
+    async with shown.client.get(
+        f"{shown.url}/api/v1/events",
+        params={"after": after},
+        headers={"Authorization": f"Bearer {token}"},
+        timeout=aiohttp.ClientTimeout(total=None),
+    ) as answer:
+        async with asyncio.timeout(20):
+            while expected not in found:
+                found += (await answer.content.readline()).decode()
+    return found
+
+
+async def test_neither_stream_nor_api_nor_pages_name_a_namespace_that_the_viewer_may_not_see(
+    tmp_path: Path,
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("for-b b\nfor-default default\n")
+    async with running_api(TokenAuthenticator(load_access_tokens(tokens))) as shown:
+        begin = (await shown.state("for-b"))["id"]
+        lease = await reserve_lease(shown)
+        shown.usage.measure(lease, memory_mib=1_234_567)
+        await until(
+            lambda: shown.shares("for-default"), lambda found: found and found[0]["measured"]
+        )
+        waits = queued("w1", units=99_000)
+        mine = replace(queued("mine", units=99_000), namespace=Namespace("b"), name="name-of-mine")
+        capacity = await shown.ledger.capacity()
+        await shown.ledger.waiting_pods.enqueue([verdict(waits, capacity), verdict(mine, capacity)])
+        await shown.publish(
+            PlacementChosen(lease=lease),
+            PodBound(lease=lease),
+            PlacementRefused(
+                pod=waits.pod,
+                namespace=waits.namespace,
+                name=waits.name,
+                refusal=Refusal(reason="reason-of-theirs"),
+            ),
+            PlacementRefused(
+                pod=mine.pod,
+                namespace=mine.namespace,
+                name=mine.name,
+                refusal=Refusal(reason="full"),
+            ),
+            ViolationFound(
+                node=NodeName("a"),
+                pod=PodUid("p1"),
+                namespace=Namespace("default"),
+                name="name-of-p1",
+                container="main",
+                reason="GpuLimitTampered",
+                message="reason-of-theirs",
+            ),
+            BudgetChanged(
+                namespace=Namespace("default"),
+                state="ok",
+                previous_state="ok",
+                lease_class="guaranteed",
+                window="window-of-theirs",
+            ),
+        )
+
+        theirs, others = await asyncio.gather(
+            streamed_until(shown, begin, "for-default", "name-of-p1"),
+            streamed_until(shown, begin, "for-b", "name-of-mine"),
+        )
+        await until(lambda: shown.state("for-b"), lambda state: state["waiting"]["hidden"] >= 1)
+        uuid = DeviceUuid("GPU-a-0")
+        answers = [
+            others,
+            str(await shown.state("for-b")),
+            *[
+                str((await shown.get(path, "for-b"))[1])
+                for path in (f"/api/v1/devices/{uuid}", "/", "/?view=table")
+            ],
+        ]
+
+        assert "name-of-p1" in theirs
+        for text in answers:
+            assert [expected for expected in THEIRS if expected in text] == []
+        assert "in use" in answers[-1]
+        for path in ("leases/p1", "leases/w1", "namespaces/default", "namespaces/default/history"):
+            assert (await shown.get(f"/api/v1/{path}", "for-b"))[0] == 404
+        _, history = await shown.get(f"/api/v1/devices/{uuid}/history", "for-b")
+        assert history.keys() == {"at", "memory", "cores"}
+
+
+async def test_a_viewer_sees_neither_the_steps_of_pods_that_are_gone_nor_for_which_one_was_evicted(
+    tmp_path: Path,
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("for-a a\nfor-b b\n")
+    async with running_api(TokenAuthenticator(load_access_tokens(tokens))) as shown:
+        stored = Preemption(id="uid-for", victims=())
+        assert await shown.preemptions.open(stored)
+        (read,) = (await shown.preemptions.state(now=time.time())).open
+        await shown.preemptions.save(read, stored, [eviction("victim", time.time())])
+
+        state = await until(lambda: shown.state("for-a"), lambda state: bool(state["events"]))
+
+        assert state["events"][0]["name"] == "victim"
+        assert "urgent" not in str(state)
+        assert (await shown.get("/api/v1/leases/victim", "for-a"))[0] == 200
+        assert (await shown.get("/api/v1/leases/victim", "for-b"))[0] == 404
+
+
+async def test_the_fault_of_a_device_names_no_pod_of_another_namespace(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("for-all *\nfor-b b\n")
+    async with running_api(TokenAuthenticator(load_access_tokens(tokens))) as shown:
+        unrecorded = replace(device("a", 0), healthy=False, fault="pods a/theirs use parts of it")
+        sick = replace(device("a", 1), healthy=False, fault="cordoned: XidError: Xid 79")
+        await shown.ledger.save_devices([report("a", [unrecorded, sick])])
+
+        async def faults(token: str) -> list[str]:
+            return sorted(one["fault"] for one in (await shown.state(token))["devices"])
+
+        assert await until(lambda: faults("for-all"), all) == [sick.fault, unrecorded.fault]
+        assert await faults("for-b") == ["", sick.fault]
+        assert "theirs" not in (await shown.get("/?view=table", "for-b"))[1]

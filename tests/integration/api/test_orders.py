@@ -1,0 +1,126 @@
+"""Requests with an effect: who may send them, and what binder and timekeeper receive."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from shared.credentials.authorization import AnonymousAuthenticator, Authenticator
+from shared.model.events.request_reply import (
+    GrantReply,
+    GrantRequest,
+    ResizeReply,
+    ResizeRequest,
+)
+from shared.model.lease import ShareSize
+from shared.nats.bus import Bus
+from tests.support.api.running import RunningApi, reserve_lease, running_api
+from tests.support.clock import FakeClock
+from tests.support.kubernetes.reviews import Reviews, reviewed
+from tests.support.waiting import until
+
+RESIZE = "/api/v1/leases/p1/resize"
+GRANT = "/api/v1/budgets/default/grants"
+SIZE = {"memory_mib": 2_000}
+MINUTES = {"minutes": "30", "reason": "deadline", "key": "one"}
+
+
+@dataclass
+class Receivers:
+    """A binder and a timekeeper that record what they receive."""
+
+    received: list[Any] = field(default_factory=list)
+
+    async def resize(self, request: ResizeRequest) -> ResizeReply:
+        self.received.append(request)
+        size = ShareSize(memory_mib=request.memory_mib or 0, cores_percent=30)
+        return ResizeReply(outcome="resized", container="main", node="a", after=size)
+
+    async def grant(self, request: GrantRequest) -> GrantReply:
+        self.received.append(request)
+        if request.minutes == "no":
+            return GrantReply(refusal="no is not a number")
+        return GrantReply(granted="30.000")
+
+
+@asynccontextmanager
+async def api(authenticator: Authenticator) -> AsyncIterator[tuple[RunningApi, Receivers]]:
+    receivers = Receivers()
+    async with running_api(authenticator) as shown, Bus.connect(shown.nats_url, name="x") as bus:
+        await bus.reply(ResizeRequest, "binder", "", receivers.resize)
+        await bus.reply(GrantRequest, "timekeeper", "", receivers.grant)
+        await reserve_lease(shown)
+        await until(lambda: shown.service.projection.devices)
+        await until(shown.service.projection.leased_nodes)
+        yield shown, receivers
+
+
+async def send(
+    shown: RunningApi, path: str, body: Any, token: str = "", **headers: str
+) -> tuple[int, Any]:
+    if token:
+        headers["Authorization"] = f"Bearer token-of-{token}"
+    async with shown.client.post(shown.url + path, json=body, headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+@pytest.mark.parametrize("anonymous", [True, False])
+async def test_orders_are_done_for_those_who_may_and_nobody_else(anonymous: bool) -> None:
+    async with reviewed(Reviews(), FakeClock()) as of_tokens:
+        authenticator = AnonymousAuthenticator(of_tokens) if anonymous else of_tokens
+        async with api(authenticator) as (shown, receivers):
+            refused = [
+                (await send(shown, path, body, token))[0]
+                for token in ("", "member", "nobody")
+                for path, body in ((RESIZE, SIZE), (GRANT, MINUTES))
+            ]
+            nothing = list(receivers.received)
+            resized = await send(shown, RESIZE, SIZE, "root")
+            granted = await send(shown, GRANT, MINUTES, "root")
+
+    assert (refused, nothing) == ([401, 401, 403, 403, 401, 401], [])
+    assert (resized[0], resized[1]["outcome"], resized[1]["after"]["memory_mib"]) == (
+        200,
+        "resized",
+        2_000,
+    )
+    assert granted == (
+        200,
+        {"namespace": "default", "granted_minutes": "30.000", "remaining_minutes": None},
+    )
+    resize, grant = receivers.received
+    assert (resize.pod, resize.memory_mib, resize.cores_percent) == ("p1", 2_000, None)
+    assert (grant.namespace, grant.actor, grant.reason) == ("default", "root", "deadline")
+
+
+async def test_what_another_site_or_a_mistake_sends_does_nothing() -> None:
+    async with (
+        reviewed(Reviews(), FakeClock()) as authenticator,
+        api(authenticator) as (shown, receivers),
+    ):
+        form = await send(shown, RESIZE, SIZE, "root", **{"Content-Type": "text/plain"})
+        negative = await send(shown, RESIZE, {"memory_mib": -1}, "root")
+        unknown = await send(shown, "/api/v1/leases/p9/resize", SIZE, "root")
+        hidden = await send(shown, RESIZE, SIZE, "stranger")
+        large = await send(shown, GRANT, MINUTES | {"reason": "x" * 70_000}, "root")
+        nothing = list(receivers.received)
+        no_number = await send(shown, GRANT, MINUTES | {"minutes": "no"}, "root")
+
+    statuses = [each[0] for each in (form, negative, unknown, hidden, large)]
+    assert (statuses, nothing) == ([415, 400, 404, 404, 413], [])
+    assert no_number == (400, {"error": "no is not a number"})
+
+
+async def test_without_a_binder_the_outcome_is_said_to_be_unknown() -> None:
+    async with (
+        reviewed(Reviews(), FakeClock()) as authenticator,
+        running_api(authenticator) as shown,
+    ):
+        await reserve_lease(shown)
+        await until(shown.service.projection.leased_nodes)
+        status, body = await send(shown, RESIZE, SIZE, "root")
+
+    assert status == 503
+    assert "the outcome is unknown" in body["error"]

@@ -1,0 +1,1 @@
+"""Tests: support, running_api."""

@@ -1,0 +1,317 @@
+"""A cluster at a fixed time, for pictures of the page: only a change of the page changes them."""
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from services.api.history import INTERVAL_S, SAMPLES
+from services.api.http_server import HttpServer
+from services.api.read_api import ReadApi
+from services.api.service import ApiService
+from shared.credentials.authorization import AnonymousAuthenticator
+from shared.model.budget import Account, BudgetWindow, ChargeEntry
+from shared.model.clock import SystemClock
+from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
+from shared.model.events.node_events import ShareActivated
+from shared.model.events.pod_events import (
+    BudgetChanged,
+    LeaseResized,
+    PlacementChosen,
+    PodBound,
+    PodQueued,
+)
+from shared.model.lease import Lease, LeaseState, MigPlacement, Share, ShareMeasurement, ShareSize
+from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod, counted_use
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts
+from shared.model.placement import Refusal
+from shared.model.preemption import (
+    EvictionOutcome,
+    EvictionRecord,
+    PreemptionCause,
+    PreemptionState,
+)
+from shared.model.request import PodRequest
+from shared.runtime import health
+from tests.support.build import allocation_of
+
+NOW = 1_787_000_000.0
+MODELS = {
+    "gpu-a": ("Tesla T4", 15_360),
+    "gpu-b": ("NVIDIA A100-SXM4-40GB", 40_960),
+    "gpu-c": ("NVIDIA A100-SXM4-80GB", 81_920),
+}
+LAYOUT = MigLayout(
+    name="mixed",
+    profiles=(
+        MigProfile(name="3g.40gb", memory_mib=40_192, count=1),
+        MigProfile(name="1g.10gb", memory_mib=9_728, count=3),
+    ),
+)
+MIG_DEVICE = DeviceUuid("GPU-gpu-c-3")
+
+
+class FixedClock(SystemClock):
+    """A wall clock that stands still."""
+
+    def now(self) -> float:
+        """Return the time of the pictures."""
+        return NOW
+
+
+def lease(
+    number: int, place: tuple[str, int], mib: int, cores: int = 0, state: str = "active"
+) -> Lease:
+    """A lease of one of three namespaces."""
+    node, gpu = place
+    is_mig = (node, gpu) == ("gpu-c", 3)
+    position = number % 4
+    share = Share(
+        container="main",
+        device=DeviceUuid(f"GPU-{node}-{gpu}"),
+        index=gpu,
+        device_mib=MODELS[node][1],
+        memory_mib=mib,
+        cores_percent=cores,
+        slot=None if is_mig else number % 10,
+        mig=MigPlacement(
+            layout=LAYOUT.name, position=position, profile=LAYOUT.positions[position].name
+        )
+        if is_mig
+        else None,
+        fence=number,
+    )
+    return Lease(
+        pod=PodUid(f"uid-{number}"),
+        namespace=Namespace(("default", "research", "vision")[number % 3]),
+        name=f"train-{number}",
+        node=NodeName(node),
+        shares=(share,),
+        state=LeaseState(state),
+        dialect="volcano-vgpu",
+        created_at=NOW - 600.0 * (number + 1),
+        expires_at=NOW + 30 if state == "reserved" else 0.0,
+    )
+
+
+LEASES: Mapping[str, Sequence[Lease]] = {
+    "gpu-a": (
+        lease(4, ("gpu-a", 3), 5_500, 30, "bound"),
+        lease(9, ("gpu-a", 1), 12_000, 80),
+        *(lease(number, ("gpu-a", 2), 3_000, 20) for number in (10, 11, 12)),
+    ),
+    "gpu-b": (
+        lease(8, ("gpu-b", 0), 24_000, 50),
+        lease(7, ("gpu-b", 1), 20_480, 50),
+        lease(5, ("gpu-b", 2), 16_384, 25),
+        lease(6, ("gpu-b", 2), 8_192, 25),
+    ),
+    "gpu-c": (
+        lease(13, ("gpu-c", 0), 81_920, 100),
+        *(lease(number, ("gpu-c", 1), 8_192 + 4_096 * number, 10) for number in range(3)),
+        lease(3, ("gpu-c", 1), 10_240, 10, "reserved"),
+        lease(16, ("gpu-c", 3), 40_192, 42),
+        lease(17, ("gpu-c", 3), 9_728, 14),
+    ),
+}
+
+
+def device(node: str, index: int) -> Device:
+    """A GPU of a node; one is unhealthy, one is in MIG mode."""
+    model, memory_mib = MODELS[node]
+    uuid = DeviceUuid(f"GPU-{node}-{index}")
+    is_mig = uuid == MIG_DEVICE
+    is_bad = (node, index) == ("gpu-a", 0)
+    return Device(
+        uuid=uuid,
+        index=index,
+        model=model,
+        memory_mib=memory_mib,
+        slots=10,
+        healthy=not is_bad,
+        fault="XidError: Xid 79, the GPU has fallen off the bus" if is_bad else "",
+        mode=DeviceMode.MIG if is_mig else DeviceMode.HAMI_CORE,
+        layouts=(LAYOUT,) if is_mig else (),
+    )
+
+
+def node_totals(node: str, leases: Sequence[Lease]) -> NodeTotals:
+    """A node of four GPUs."""
+    uses, _ = counted_use(leases)
+    known = LedgerNode(
+        facts=NodeFacts(name=NodeName(node), allocatable={"pods": 110}),
+        devices=tuple(
+            (one, uses.get(one.uuid, DeviceUse()))
+            for one in (device(node, index) for index in range(4))
+        ),
+    )
+    return NodeTotals(node=known, leases=tuple(leases))
+
+
+EVICTION = EvictionRecord(
+    at=NOW - 5,
+    preemption="uid-wait-1",
+    pod=PodUid("uid-evicted"),
+    namespace=Namespace("default"),
+    name="batch-1",
+    node=NodeName("gpu-c"),
+    owner="",
+    cause=PreemptionCause.PRIORITY,
+    budget="",
+    devices=(MIG_DEVICE,),
+    outcome=EvictionOutcome.EVICTED,
+    for_pod="uid-wait-1",
+    for_namespace="research",
+    for_name="evaluate-1",
+)
+
+
+def queued(lease: Lease) -> PodQueued:
+    """The pod of a lease, when it was queued."""
+    return PodQueued(
+        pod=lease.pod,
+        namespace=lease.namespace,
+        name=lease.name,
+        resource_version="1",
+        request=PodRequest(),
+    )
+
+
+def activated(lease: Lease) -> ShareActivated:
+    """The container of a lease has its share."""
+    return ShareActivated(node=lease.node, allocation=allocation_of(lease, device_ids=()))
+
+
+def usage(lease: Lease, percent: int = 100) -> ShareMeasurement:
+    """The measured usage of a lease; one of them is idle."""
+    (share,), number = lease.shares, int(lease.name.rpartition("-")[2])
+    return ShareMeasurement(
+        pod=lease.pod,
+        namespace=lease.namespace,
+        name=lease.name,
+        container=share.container,
+        device=share.device,
+        memory_mib=share.memory_mib * (20 + 4 * number) * percent // 10_000,
+        cores_percent=0 if number == 7 else 5 + number,
+        processes=1,
+        idle_since=NOW - 3 * 3_600 if number == 7 else None,
+    )
+
+
+async def no_agents(_: Iterable[NodeName]) -> Mapping[NodeName, None]:
+    """The usage of no node."""
+    return {}
+
+
+def waiting(number: int, reason: str, hint: str) -> WaitingPod:
+    """A waiting pod of the namespace research."""
+    queued = PodQueued(
+        pod=PodUid(f"uid-wait-{number}"),
+        namespace=Namespace("research"),
+        name=f"evaluate-{number}",
+        resource_version="1",
+        request=PodRequest(),
+    )
+    refusal = Refusal(reason=reason, hint=hint)
+    return WaitingPod(
+        queued=queued, refusal=refusal, capacity=1, waiting_since=NOW - 1_340 / number
+    )
+
+
+def budget(namespace: str, state: str, used: int, remaining: int | None) -> BudgetChanged:
+    """A budget; amounts are GPU-minutes."""
+    return BudgetChanged(
+        namespace=Namespace(namespace),
+        state=state,
+        previous_state="ok",
+        lease_class="guaranteed",
+        reported_at=NOW,
+        window="2026-08",
+        used_units=used * 60_000_000,
+        remaining_units=None if remaining is None else remaining * 60_000_000,
+        current_rate_milli_gpu=1_200,
+        exhausted_at=None if remaining is None else NOW + 3_000,
+    )
+
+
+class FixedBudgets:
+    """The account of the namespace research: an hour's window of 600 GPU-minutes."""
+
+    async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
+        """Return an account for each namespace."""
+        start_ms = round((NOW - 3_600 * 9) * 1000)
+        window = BudgetWindow(
+            id="2026-08",
+            start_ms=start_ms,
+            end_ms=start_ms + 12 * 3_600_000,
+            limit_units=600 * 60_000_000,
+            used_units=540 * 60_000_000,
+        )
+        return [Account(namespace=name, windows=(window,)) for name in wanted]
+
+    async def entries(self, *_: object, **__: object) -> list[ChargeEntry]:
+        """Return a charge of 20 minutes for every 20 minutes."""
+        start_ms = (NOW - 3_600 * 9) * 1000
+        return [
+            ChargeEntry(
+                window="2026-08",
+                kind="charge",
+                units=20 * 60_000_000,
+                to_ms=round(start_ms + 1_200_000 * number),
+            )
+            for number in range(1, 28)
+        ]
+
+
+def filled() -> ApiService:
+    """The page's state at that moment."""
+    board = ApiService(None, FixedClock(), read_usage=no_agents, preemptions=None)  # type: ignore[arg-type]
+    projection = board.projection
+    totals = [node_totals(node, leases) for node, leases in LEASES.items()]
+    projection.update_nodes([], totals)
+    for of_node in totals:
+        shares = [usage(lease) for lease in of_node.leases if lease.state is LeaseState.ACTIVE]
+        update = projection.update_measured
+        update(of_node.node.facts.name, shares, now=NOW, idle_after_s=600)
+    reason = "0/3 nodes are available: 2 Insufficient GPU memory, 1 GPU is unhealthy."
+    projection.update_waiting(
+        waiting(number, reason, "request at most 40960 MiB per GPU, or wait") for number in (1, 2)
+    )
+    projection.update_budgets(
+        [budget("research", "warning", 540, 60), budget("vision", "ok", 9, 0)]
+    )
+    for number, each in enumerate(LEASES["gpu-b"]):
+        for after_s, event in (
+            (0.0, queued(each)),
+            (0.03, PlacementChosen(lease=each)),
+            (0.09, PodBound(lease=each)),
+            (1.4 + number, activated(each)),
+        ):
+            projection.add_events([event], NOW - 60 + 10 * number + after_s)
+    resized = LeaseResized(
+        lease=LEASES["gpu-b"][0],
+        container="main",
+        before=ShareSize(memory_mib=20_480, cores_percent=50),
+        after=ShareSize(memory_mib=24_000, cores_percent=50),
+    )
+    projection.add_events([resized], NOW)
+    projection.update_preemptions(PreemptionState(evictions=(EVICTION,)))
+    for number in range(SAMPLES):
+        projection.update_measured(
+            NodeName("gpu-b"),
+            [usage(lease, 100 - number % 60) for lease in LEASES["gpu-b"]],
+            now=NOW,
+            idle_after_s=600,
+        )
+        at = NOW - INTERVAL_S * (SAMPLES - number)
+        board.history.sample(projection.devices.values(), projection.namespaces(), at)
+    board.synced = True
+    return board
+
+
+@asynccontextmanager
+async def fixed_page() -> AsyncIterator[str]:
+    """Serve the page of the cluster; yields its URL."""
+    api = ReadApi(filled(), FixedBudgets(), None)  # type: ignore[arg-type]
+    pages = HttpServer(api, AnonymousAuthenticator())
+    async with health.served(pages.application(), "127.0.0.1:0") as address:
+        yield f"http://{address}"

@@ -1,0 +1,1 @@
+"""Tests: unit, running_api."""

@@ -1,0 +1,97 @@
+"""The metrics of the cluster, as Prometheus reads them."""
+
+from dataclasses import replace
+
+from msgspec import structs
+from prometheus_client import REGISTRY
+
+from services.api.cluster_metrics import export_cluster, observe_bound
+from services.api.projection import Projection
+from shared.model.lease import MIB, ShareMeasurement
+from shared.model.names import NodeName
+from shared.model.placement import Refusal
+from shared.model.views import MissingComponent
+from tests.support.api.board import lease, node_totals, projected, waiting
+
+NOW = 1000.0
+
+
+def value(name: str, **labels: str) -> float | None:
+    return REGISTRY.get_sample_value(f"leasehold_{name}", labels)
+
+
+def test_waiting_pods_are_counted_by_dialect_and_reason_with_the_longest_wait() -> None:
+    shown = Projection()
+    full = Refusal(reason="0/2 nodes", counts=(("GpuMemoryTaken", 2), ("GpuUnhealthy", 1)))
+    pods = [
+        replace(waiting("p1", since=400.0), refusal=full),
+        replace(waiting("p2", since=900.0), refusal=full),
+        replace(waiting("p3", since=100.0), refusal=structs.replace(full, quota="team")),
+    ]
+    shown.update_waiting(pods)
+
+    export_cluster(shown, [], NOW)
+
+    dialect = pods[0].queued.request.dialect
+    assert value("waiting_pods", dialect=dialect, reason="GpuMemoryTaken") == 2
+    assert value("waiting_oldest_seconds", dialect=dialect, reason="GpuMemoryTaken") == 600
+    assert value("waiting_pods", dialect=dialect, reason="GpuQuota") == 1
+
+    shown.update_waiting([])
+    export_cluster(shown, [], NOW)
+
+    assert value("waiting_pods", dialect=dialect, reason="GpuMemoryTaken") is None
+
+
+def test_capacity_counts_usable_devices_and_the_largest_free_share_by_model() -> None:
+    held = lease("p1", 0)
+    shown = projected(node_totals(held))
+    (first, second) = shown.devices.values()
+    model, total = first.model, first.memory_mib
+
+    export_cluster(shown, [], NOW)
+
+    assert value("devices", model=model, state="usable") == 2
+    assert value("capacity_memory_bytes", model=model) == 2 * total * MIB
+    assert value("leased_memory_bytes", model=model) == held.shares[0].memory_mib * MIB
+    assert value("largest_free_share_bytes", model=model) == second.memory_mib * MIB
+
+    shown.devices[second.uuid] = structs.replace(second, healthy=False)
+    export_cluster(shown, [], NOW)
+
+    assert value("devices", model=model, state="unhealthy") == 1
+    free = total - held.shares[0].memory_mib
+    assert value("largest_free_share_bytes", model=model) == free * MIB
+
+
+def test_idle_leases_and_missing_components_are_counted() -> None:
+    held = lease("p1", 0)
+    shown = projected(node_totals(held))
+    (share,) = held.shares
+    measured = ShareMeasurement(
+        pod=held.pod,
+        namespace=held.namespace,
+        name=held.name,
+        container=share.container,
+        device=share.device,
+        idle_since=100.0,
+    )
+    shown.update_measured(NodeName("n1"), [measured], now=NOW, idle_after_s=600)
+    late = MissingComponent(service="binder", instance="b-1", since=0.0, text="late")
+
+    export_cluster(shown, [late], NOW)
+
+    assert value("idle_leases", namespace=held.namespace) == 1
+    assert value("missing_components", service="binder") == 1
+
+
+def test_the_time_to_bind_is_observed_once_and_tells_whether_the_pod_waited() -> None:
+    def count(waited: str) -> float:
+        return value("time_to_bind_seconds_count", dialect="d", waited=waited) or 0
+
+    observe_bound("d", {"queued": 10.0, "waiting": 11.0}, 40.0)
+    observe_bound("d", {"queued": 10.0, "waiting": 11.0, "bound": 40.0}, 50.0)
+    observe_bound("d", {}, 50.0)
+
+    assert (count("yes"), count("no")) == (1, 0)
+    assert value("time_to_bind_seconds_sum", dialect="d", waited="yes") == 30

@@ -1,0 +1,107 @@
+"""The measured usage beside leases: on the page, in the API and in the schedulers' metrics."""
+
+from dataclasses import replace
+
+import msgspec
+
+from services.api.legacy_metrics import metric_families
+from services.api.projection import Projection
+from services.api.static_page import page
+from shared.model.lease import Lease, ShareMeasurement
+from shared.model.names import DeviceUuid, NodeName
+from tests.support.api.board import lease, node_totals, projected, seen
+
+NODE = NodeName("n1")
+GPU = DeviceUuid("GPU-n1-0")
+HELD = lease(namespace="team", name="train")
+USED = ShareMeasurement(
+    pod=HELD.pod,
+    namespace=HELD.namespace,
+    name=HELD.name,
+    container="main",
+    device=GPU,
+    memory_mib=600,
+    cores_percent=20,
+    processes=1,
+)
+IDLE = replace(USED, cores_percent=0, idle_since=1_000.0)
+
+
+def board_of(
+    measured: ShareMeasurement | None, *held: Lease, now: float = 2_000.0
+) -> tuple[Projection, frozenset[tuple[str, str]]]:
+    board = projected(node_totals(*(held or (HELD,))))
+    shares = None if measured is None else [measured]
+    return board, board.update_measured(NODE, shares, now=now, idle_after_s=600.0)
+
+
+def measured_of(board: Projection) -> object:
+    (share,) = seen(board).device(board.devices[GPU]).shares
+    return share.measured and msgspec.to_builtins(share.measured)
+
+
+def table_of(board: Projection) -> str:
+    return page(seen(board).state("x"), number=1, only_table=True, signed_in=False)
+
+
+def test_a_share_has_its_measured_usage_and_is_marked_once_it_is_idle() -> None:
+    used, changed = board_of(USED)
+    young, _ = board_of(IDLE, now=1_500.0)
+    idle, _ = board_of(IDLE)
+
+    assert changed == {("device", GPU)}
+    assert measured_of(used) == {
+        "memory_mib": 600, "cores_percent": 20, "processes": 1, "idle": False, "idle_since": None
+    }  # fmt: skip
+    assert measured_of(idle) == measured_of(young)
+    assert seen(young, now=1_500.0).lease(HELD).idle_since is None
+    assert seen(idle).lease(HELD).idle_since == 1_000.0
+    assert "uses 600 MiB, 20 % of the cores<" in table_of(used)
+    assert "uses 600 MiB, 0 % of the cores, idle for 16 min<" in table_of(idle)
+
+
+def test_the_same_usage_changes_nothing_and_a_silent_agent_removes_it() -> None:
+    board, _ = board_of(USED)
+
+    again = board.update_measured(NODE, [USED], now=2_005.0, idle_after_s=600.0)
+    silent = board.update_measured(NODE, None, now=2_010.0, idle_after_s=600.0)
+
+    assert again == frozenset()
+    assert silent == {("device", GPU)}
+    assert measured_of(board) is None
+
+
+def test_usage_stays_when_the_node_is_read_again_and_ends_with_the_lease() -> None:
+    board, _ = board_of(USED)
+
+    unchanged = board.update_nodes([], [node_totals(HELD)])
+    kept = measured_of(board)
+    board.update_nodes([], [node_totals()])
+
+    assert unchanged == frozenset()
+    assert kept is not None
+    assert board.leased_nodes() == []
+    assert board.devices[GPU].shares == ()
+
+
+def test_a_viewer_of_other_namespaces_sees_no_usage() -> None:
+    board, _ = board_of(USED)
+
+    (share,) = seen(board, lambda _: False).device(board.devices[GPU]).shares
+
+    assert share.measured is None
+
+
+def test_the_schedulers_port_has_the_usage_of_each_share() -> None:
+    def values(board: Projection) -> dict[str, list[float]]:
+        return {
+            family.name: [sample.value for sample in family.samples]
+            for family in metric_families(board)
+        }
+
+    used, idle, unknown = (values(board_of(one)[0]) for one in (USED, IDLE, None))
+
+    assert used["leasehold_share_memory_used_bytes"] == [600 << 20]
+    assert used["leasehold_share_cores_used_percent"] == [20]
+    assert (used["leasehold_share_idle"], idle["leasehold_share_idle"]) == ([0], [1])
+    assert unknown["leasehold_share_memory_used_bytes"] == unknown["leasehold_share_idle"] == []

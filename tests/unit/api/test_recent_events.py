@@ -1,0 +1,195 @@
+"""Recent events, and the history of a budget."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from services.api.history import BUDGET_POINTS, budget_history
+from services.api.projection import EVENTS, NAMESPACES, Projection
+from services.api.recent_events import RecentEvents
+from services.api.visible_cluster import steps_as_spans
+from shared.model.budget import (
+    UNITS_PER_GPU_MINUTE,
+    Account,
+    BudgetWindow,
+    ChargedLease,
+    ChargeEntry,
+)
+from shared.model.events.node_events import ShareActivated, ShareRefused
+from shared.model.events.pod_events import (
+    LeaseResized,
+    PlacementChosen,
+    PlacementRefused,
+    PodBound,
+    PodTerminated,
+)
+from shared.model.lease import ShareSize
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.placement import Refusal
+from shared.model.preemption import EvictionOutcome, PreemptionState
+from tests.support import build
+from tests.support.api.board import budget, eviction, lease, seen
+from tests.support.build import allocation_of
+
+
+def steps(pod: str = "uid-1") -> list[Any]:
+    held = lease(pod)
+    allocation = allocation_of(held, device_ids=())
+    return [
+        build.pod_queued(pod),
+        PlacementChosen(lease=held),
+        PodBound(lease=held),
+        ShareActivated(node=held.node, allocation=allocation),
+    ]
+
+
+def test_each_step_has_the_time_since_the_previous_one() -> None:
+    recent = RecentEvents(lambda _: None)
+    for number, event in enumerate(steps()):
+        recent.add([event], 10.0 + number * number)
+
+    steps_shown = [(event.kind, event.latency_s) for event in recent.latest]
+    assert steps_shown == [("queued", None), ("placed", 1.0), ("bound", 3.0), ("running", 5.0)]
+
+
+def test_a_repeated_step_is_ignored() -> None:
+    recent = RecentEvents(lambda _: None)
+
+    assert recent.add(steps(), 1.0)
+    assert not recent.add(steps(), 2.0)
+    assert len(recent.latest) == 4
+
+
+def test_every_resize_is_listed_with_both_sizes() -> None:
+    recent, lease_of_pod = RecentEvents(lambda _: None), build.lease("p", "n", build.share())
+    sizes = [ShareSize(memory_mib=mib, cores_percent=mib // 100) for mib in (1_000, 2_000, 50)]
+
+    for before, after in pairwise(sizes):
+        event = LeaseResized(lease=lease_of_pod, container="main", before=before, after=after)
+        assert recent.add([event], 1.0)
+
+    assert [(event.kind, event.text) for event in recent.latest] == [
+        ("resized", "main: 1000 to 2000 MiB, 10 to 20 % of the cores"),
+        ("resized", "main: 2000 to 50 MiB, 20 to any % of the cores"),
+    ]
+
+
+def test_an_offer_of_freed_capacity_is_ignored_and_a_refusal_is_listed() -> None:
+    recent = RecentEvents(lambda _: None)
+    refused = PlacementRefused(
+        pod=PodUid("p"), namespace=Namespace("a"), name="x", refusal=Refusal(reason="full")
+    )
+
+    assert not recent.add([replace(build.pod_queued("p"), requeue_number=7)], 1.0)
+    assert recent.add([refused], 2.0)
+    assert (recent.latest[0].kind, recent.latest[0].text) == ("waiting", "full")
+
+
+def test_a_pod_that_terminates_has_its_phase() -> None:
+    board = Projection()
+    terminated = PodTerminated(
+        pod=PodUid("p"), namespace=Namespace("a"), name="x", node=None, phase="Succeeded"
+    )
+
+    assert board.add_events([terminated], 1.0) == {EVENTS}
+    assert board.events.latest[0].text == "Succeeded"
+
+
+def test_an_older_budget_event_is_ignored() -> None:
+    board = Projection()
+    board.update_budgets([budget(state="exhausted", at=5.0)])
+    board.update_budgets([budget(state="ok", at=4.0)])
+
+    (shown,) = board.namespaces()
+    assert shown.budget is not None
+    assert shown.budget.state == "exhausted"
+
+
+def test_a_budgets_history_rises_by_charges_to_the_reported_balance() -> None:
+    minute = UNITS_PER_GPU_MINUTE
+    window = BudgetWindow(id="w", start_ms=0, limit_units=10 * minute, used_units=6 * minute)
+    running = ChargedLease(
+        id="l", pod=PodUid("p"), name="p", weight=500, since_ms=0, charged_ms=60_000
+    )
+    account = Account(namespace=Namespace("a"), windows=(window,), leases=(running,))
+    entries = [
+        ChargeEntry(window="w", kind="charge", units=4 * minute, to_ms=30_000),
+        ChargeEntry(window="w", kind="charge", units=2 * minute, to_ms=60_000),
+        ChargeEntry(window="w", kind="grant", units=9 * minute, to_ms=10),
+        ChargeEntry(window="before", kind="charge", units=9 * minute, to_ms=10),
+    ]
+
+    history = budget_history(account, window, entries, at_ms=120_000)
+
+    minutes = [point.minutes for point in history.points]
+    quarter = BUDGET_POINTS // 4
+    assert len(minutes) == BUDGET_POINTS + 1
+    assert [minutes[0], minutes[quarter - 1], minutes[quarter]] == [0.0, 0.0, 4.0]
+    assert minutes[-2:] == [6.0, 6.5]
+    assert history.limit_minutes == 10.0
+
+
+def test_an_eviction_is_listed_once_with_its_cause() -> None:
+    board = Projection()
+    first, second = eviction("p1", 5.0), eviction("p2", 6.0, outcome=EvictionOutcome.BLOCKED)
+
+    assert EVENTS in board.update_preemptions(PreemptionState(evictions=(first,)))
+    assert EVENTS in board.update_preemptions(PreemptionState(evictions=(first, second)))
+    assert not board.update_preemptions(PreemptionState(evictions=(second,)))
+
+    shown = [(event.at, event.name, event.kind, event.text) for event in board.events.latest]
+    assert shown == [
+        (5.0, "p1", "evicted", "a pod of higher priority needs its devices"),
+        (6.0, "p2", "eviction blocked", "a pod of higher priority needs its devices"),
+    ]
+
+
+def test_the_pod_that_benefits_is_named_to_those_who_may_see_it() -> None:
+    board = Projection()
+    board.update_preemptions(PreemptionState(evictions=(eviction("p1", 5.0),)))
+
+    (all_seen,) = seen(board).events()
+    (of_victim,) = seen(board, {Namespace("a")}.__contains__).events()
+
+    assert (all_seen.beneficiary, of_victim.beneficiary) == ("b/urgent", "")
+    assert Namespace("b") in board.known_namespaces()
+
+
+def test_budgets_are_known_from_the_stored_state() -> None:
+    board = Projection()
+    stored = {Namespace("a"): budget(state="exhausted")}
+
+    assert board.update_preemptions(PreemptionState(budgets=stored)) == {NAMESPACES}
+    assert not board.update_preemptions(PreemptionState(budgets=stored))
+    assert board.budgets[Namespace("a")].state == "exhausted"
+
+
+def test_the_steps_of_a_pod_are_a_waterfall() -> None:
+    recent = RecentEvents(lambda _: None)
+    for number, event in enumerate(steps()):
+        recent.add([event], 10.0 + number * number)
+
+    drawn = list(steps_as_spans(recent.steps_of(PodUid("uid-1"))))
+
+    assert [(one.name, one.start_s, one.duration_s) for one in drawn] == [
+        ("until placed", 0.0, 1.0),
+        ("until bound", 1.0, 3.0),
+        ("until running", 4.0, 5.0),
+    ]
+    assert list(steps_as_spans(recent.steps_of(PodUid("unknown")))) == []
+
+
+def test_what_a_node_says_of_a_pod_without_a_lease_there_is_an_event_of_the_node_alone() -> None:
+    held = build.lease("p", "n1", namespace="team")
+    events = RecentEvents({held.pod: held}.get)
+    told: dict[str, Any] = {
+        "pod": held.pod,
+        "namespace": held.namespace,
+        "name": held.name,
+        "reason": "it lies",
+    }
+
+    events.add([ShareRefused(**told, node=NodeName(name)) for name in ("n1", "n2")], 1.0)
+
+    shown = [(each.pod, each.namespace, each.name, each.node) for each in events.latest]
+    assert shown == [(held.pod, "team", "p", "n1"), (None, "", "", "n2")]
