@@ -10,6 +10,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
+<<<<<<< HEAD:services/api/legacy_metrics.py
 from services.api.projection import Projection
 from shared.dialects.metrics import (
     DeviceAllocation,
@@ -18,57 +19,49 @@ from shared.dialects.metrics import (
     ShareAllocation,
     Subject,
 )
+=======
+from services.dashboard.projection import Projection
+from shared.dialects.metrics import DeviceAllocation, PublishedMetric, ShareAllocation
+>>>>>>> 8bc5bafd (Events name their subject in one line, a lease's copy has its fields as they are, vendors' metrics are tables of names; readers of the mirror's changes share one reader):services/dashboard/legacy_metrics.py
 from shared.dialects.nvidia import metrics as hami
 from shared.dialects.volcano import metrics as volcano
-from shared.model.lease import MIB, Lease, bookings
+from shared.model.lease import Lease, bookings
 from shared.model.names import DeviceUuid
 from shared.model.views import DeviceView
 
-
-def _share_labels(share: ShareAllocation) -> Labels:
-    return {
-        "namespace": share.namespace,
-        "pod": share.pod,
-        "pod_uid": share.pod_uid,
-        "container": share.container,
-        "node": share.device.node,
-        "device_uuid": share.device.uuid,
-    }
-
-
+_SHARE_LABELS = {
+    "namespace": "namespace",
+    "pod": "pod",
+    "pod_uid": "pod_uid",
+    "container": "container",
+    "node": "device.node",
+    "device_uuid": "device.uuid",
+}
 _DEVICES = (*volcano.SCHEDULER_DEVICES, *hami.SCHEDULER_DEVICES)
 _PODS = volcano.SCHEDULER_PODS
 _CONTAINERS = (
     *hami.SCHEDULER_CONTAINERS,
-    PublishedMetric[ShareAllocation](
-        "leasehold_share_memory_bytes",
-        "Memory leased.",
-        lambda share: share.memory_mib * MIB,
-        _share_labels,
-    ),
-    PublishedMetric[ShareAllocation](
-        "leasehold_share_cores_percent",
-        "Percent of cores leased.",
-        lambda share: share.cores_percent,
-        _share_labels,
-    ),
-    PublishedMetric[ShareAllocation](
-        "leasehold_share_memory_used_bytes",
-        "Memory in use: the larger of what HAMi-core and the driver report.",
-        lambda share: None if share.used_mib is None else share.used_mib * MIB,
-        _share_labels,
-    ),
-    PublishedMetric[ShareAllocation](
-        "leasehold_share_cores_used_percent",
-        "Percent of the device's cores in use.",
-        lambda share: share.used_cores_percent,
-        _share_labels,
-    ),
-    PublishedMetric[ShareAllocation](
-        "leasehold_share_idle",
-        "1 for a share that has not been used for a while (--idle-after-minutes).",
-        lambda share: share.is_idle,
-        _share_labels,
+    *(
+        PublishedMetric(*row, _SHARE_LABELS)
+        for row in (
+            ("leasehold_share_memory_bytes", "Memory leased.", "memory_bytes"),
+            ("leasehold_share_cores_percent", "Percent of cores leased.", "cores_percent"),
+            (
+                "leasehold_share_memory_used_bytes",
+                "Memory in use: the larger of what HAMi-core and the driver report.",
+                "used_bytes",
+            ),
+            (
+                "leasehold_share_cores_used_percent",
+                "Percent of the device's cores in use.",
+                "used_cores_percent",
+            ),
+            (
+                "leasehold_share_idle",
+                "1 for a share that has not been used for a while (--idle-after-minutes).",
+                "is_idle",
+            ),
+        )
     ),
 )
 
@@ -139,7 +132,7 @@ def _of_containers(
             )
 
 
-def _family(metric: PublishedMetric[Subject], subjects: Iterable[Subject]) -> Metric:
+def _family(metric: PublishedMetric, subjects: Iterable[object]) -> Metric:
     sums: dict[tuple[tuple[str, str], ...], float] = {}
     for subject in subjects:
         value = metric.value(subject)

@@ -4,27 +4,49 @@ A vendor's metrics are a table of `PublishedMetric`s, with the names, labels and
 dashboards know. Where a value is a label, or a percentage is called a ratio, that is the vendor's.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, ClassVar
+
+from shared.dialects.nvidia.annotations import device_type
+from shared.model.lease import MIB
 
 Labels = dict[str, str]
-Subject = TypeVar("Subject")
 
 
 @dataclass(frozen=True)
-class PublishedMetric(Generic[Subject]):
-    """One metric about every `Subject`; no value, no series."""
+class PublishedMetric:
+    """One metric about every subject of a kind; without a value, there is no series."""
 
     name: str
     help: str
-    value: Callable[[Subject], float | None]
-    labels: Callable[[Subject], Labels]
+    attribute: str
+    """The subject's attribute with the value; `memory.total` is that of its attribute `memory`."""
+    label_attributes: Mapping[str, str]
+    """The attribute of each label."""
+
+    def value(self, subject: object) -> float | None:
+        """Return the value."""
+        found: float | None = _read(subject, self.attribute)
+        return found
+
+    def labels(self, subject: object) -> Labels:
+        """Return the labels; one that is not known is empty."""
+        found = ((name, _read(subject, path)) for name, path in self.label_attributes.items())
+        return {name: "" if each is None else str(each) for name, each in found}
+
+
+def _read(subject: Any, path: str) -> Any:
+    for name in path.split("."):
+        subject = None if subject is None else getattr(subject, name)
+    return subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAllocation:
     """One device and how much of it is leased, as schedulers publish it."""
+
+    all_cores: ClassVar[int] = 100
 
     node: str
     uuid: str
@@ -37,6 +59,36 @@ class DeviceAllocation:
     allocated_cores_percent: int
     shares: int
 
+    @property
+    def type(self) -> str:
+        """HAMi's name of the model."""
+        return device_type(self.model)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Its memory."""
+        return self.memory_mib * MIB
+
+    @property
+    def memory_units(self) -> int:
+        """Its memory in units."""
+        return self.memory_mib // self.unit_mib
+
+    @property
+    def allocated_bytes(self) -> int:
+        """The memory that is leased."""
+        return self.allocated_mib * MIB
+
+    @property
+    def allocated_units(self) -> int:
+        """The memory that is leased, in units."""
+        return self.allocated_mib // self.unit_mib
+
+    @property
+    def allocated_part(self) -> float:
+        """The part of its memory that is leased, 0 to 1."""
+        return self.allocated_mib / max(self.memory_mib, 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareAllocation:
@@ -47,19 +99,36 @@ class ShareAllocation:
     pod: str
     pod_uid: str
     container: str = ""
-    """Empty: all of the pod."""
+    """Empty for all of the pod."""
     container_index: int = 0
     memory_mib: int
     cores_percent: int
     used_mib: int | None = None
-    """Measured by the agent of its node; None: not known, or all of a pod."""
+    """Measured by the agent of its node, or None if it is not known, or for all of a pod."""
     used_cores_percent: int | None = None
     is_idle: bool | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Its memory."""
+        return self.memory_mib * MIB
+
+    @property
+    def memory_units(self) -> int:
+        """Its memory in the units of its node."""
+        return self.memory_mib // self.device.unit_mib
+
+    @property
+    def used_bytes(self) -> int | None:
+        """The measured usage of its memory."""
+        return None if self.used_mib is None else self.used_mib * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUsage:
     """How much of one device is in use, as node monitors publish it."""
+
+    zone: ClassVar[str] = "vGPU"
 
     node: str
     uuid: str
@@ -69,6 +138,16 @@ class DeviceUsage:
     busy_percent: int | None
     memory_busy_percent: int | None
     """Utilization of its memory controller, percent."""
+
+    @property
+    def type(self) -> str:
+        """HAMi's name of the model."""
+        return device_type(self.model)
+
+    @property
+    def short_uuid(self) -> str:
+        """The UUID as Volcano's monitor cuts it off."""
+        return self.uuid[:40]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +166,8 @@ class MemoryUsage:
 class InstanceUsage:
     """The MIG instance that a share is."""
 
+    present: ClassVar[int] = 1
+
     uuid: str
     profile: str
     gpu_instance_id: int
@@ -96,6 +177,8 @@ class InstanceUsage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareUsage:
     """How much of one device a container uses."""
+
+    zone: ClassVar[str] = "vGPU"
 
     namespace: str
     pod: str
@@ -108,3 +191,8 @@ class ShareUsage:
     since_kernel_s: float | None
     """Seconds since the container started its last kernel."""
     instance: InstanceUsage | None
+
+    @property
+    def short_uuid(self) -> str:
+        """The device's UUID as Volcano's monitor cuts it off."""
+        return self.device_uuid[:40]

@@ -17,7 +17,7 @@ from shared.model.device import MIB, Device, required_cores_percent
 from shared.model.request import ALL_PERCENT, DeviceSelection, PodRequest, SharingPolicy
 from shared.placing.choice.container_choice import DevicePick
 from shared.placing.choice.device_choice import device_excluded
-from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.mirror.cluster_mirror import ChangeReader, ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 
 HALF_LIFE = 8192
@@ -261,8 +261,6 @@ def _packed(amounts: Sequence[int]) -> int:
 class NodeValue:
     """A node's free amounts, and what typical pods can use of them."""
 
-    __slots__ = ("cpu", "free", "memory", "parts", "usable", "value")
-
     def __init__(self, node: MirroredNode, usable: UsableGpu) -> None:
         self.cpu = node.free_resources.get("cpu", 0)
         self.memory = node.free_resources.get("memory", 0)
@@ -276,12 +274,11 @@ class Fragmentation:
     """Compares placements by the learned workload. Values of nodes are kept until they change."""
 
     def __init__(self, mirror: ClusterMirror) -> None:
-        self.mirror = mirror
         self.workload = Workload()
         self._version = 0
         self._usable: dict[tuple[int, int, str], UsableGpu] = {}
         self._nodes: dict[MirroredNode, NodeValue] = {}
-        self._seen_changes = -1
+        self._changes = ChangeReader(mirror.changes)
 
     def cost(self, request: PodRequest, node: MirroredNode, picks: Sequence[DevicePick]) -> float:
         """Return the thousandths of a GPU that typical pods can use before and not after.
@@ -313,14 +310,12 @@ class Fragmentation:
             self._version = self.workload.version
             self._usable.clear()
             self._nodes.clear()
-        changes = self.mirror.changes
-        changed = changes.since(self._seen_changes) if self._seen_changes >= 0 else None
+        changed = self._changes.read()
         if changed is None:
             self._nodes.clear()
-        else:
-            for node in changed:
-                self._nodes.pop(node, None)
-        self._seen_changes = changes.end
+            return
+        for node in changed:
+            self._nodes.pop(node, None)
 
     def _value_of(self, node: MirroredNode) -> NodeValue:
         device = node.devices[0].device

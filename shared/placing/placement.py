@@ -46,7 +46,7 @@ def place(
     """
     if request.node_order is FRAGMENTATION:
         return place_compared(request, index, rng, candidates)
-    plan = index.plans.plan(request)
+    plan = index.plan(request)
     kinds = plan.kinds
     if not index.mirror.mig_nodes and plan.share_kinds:
         kinds = plan.share_kinds
@@ -129,8 +129,9 @@ def _placements(
     return tuple([_placement(node, picks) for node, picks in fits])
 
 
-def _placement(node: MirroredNode, picks: list[DevicePick]) -> Placement:
-    return Placement(node=node.name, shares=build_shares(picks), node_version=node.version)
+def _placement(node: MirroredNode, picks: list[DevicePick], weighed: str = "") -> Placement:
+    shares = build_shares(picks)
+    return Placement(node=node.name, shares=shares, node_version=node.version, weighed=weighed)
 
 
 def _random_nodes(best: BestNodes, rng: Rng) -> Iterator[MirroredNode]:
@@ -228,25 +229,17 @@ def _least_costly(
         f"policy fragmentation compared {len(costs)} nodes by the GPUs that the usual pods could "
         f"use before and not after: {weighed}"
     )
-    return tuple(
-        Placement(
-            node=node.name,
-            shares=build_shares(picks),
-            node_version=node.version,
-            weighed=text,
-        )
-        for _, _, node, picks in best[:candidates]
-    )
+    return tuple([_placement(node, picks, text) for _, _, node, picks in best[:candidates]])
 
 
 def _compared(request: PodRequest, index: NodeIndex, nodes: Iterator[MirroredNode]) -> list[Fit]:
-    choose = index.plans.plan(request).choose
+    choose = index.plan(request).choose
     return list(islice(fits_on(request, choose, index, nodes), COMPARED_NODES))
 
 
 def _likely_nodes(request: PodRequest, index: NodeIndex, rng: Rng) -> Iterator[MirroredNode]:
     """Yield nodes that probably fit."""
-    planned = index.plans.plan(request).kinds[0]
+    planned = index.plan(request).kinds[0]
     nodes, need = index.likely_nodes(planned), planned.need
     return _in_turn(nodes.in_order(need), nodes.random_nodes(need, TRIED_NODES, rng))
 
@@ -255,7 +248,7 @@ def _nodes_of(
     fitting: NodeSet, request: PodRequest, index: NodeIndex, rng: Rng
 ) -> Iterator[MirroredNode]:
     """Yield nodes of a set."""
-    planned = index.plans.plan(request).kinds[0]
+    planned = index.plan(request).kinds[0]
     ranked, need = index.ranked_nodes(planned.kind), planned.need
     tight: Iterator[MirroredNode]
     count = fitting.bit_count()

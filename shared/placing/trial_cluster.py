@@ -48,7 +48,7 @@ class TrialCluster:
 
     def shares_on(self, name: NodeName, request: PodRequest) -> tuple[Share, ...] | None:
         """Return what a pod would get on a node, or None if it does not fit there."""
-        choose = self._index.plans.plan(request).choose
+        choose = self._index.plan(request).choose
         picks = picks_on(request, choose, self._index, self._mirror.nodes[name])
         return None if picks is None else build_shares(picks)
 

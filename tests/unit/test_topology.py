@@ -9,7 +9,7 @@ import pytest
 
 from services import topology
 from shared.model import events
-from shared.model.events.event import Delivery, Event
+from shared.model.events.event import Event
 from shared.model.events.pod_events import PodQueued
 from shared.model.events.request_reply import LeasesRequest
 from shared.runtime.service import Role
@@ -17,9 +17,8 @@ from shared.runtime.service import Role
 ROOT = Path(topology.__file__).parents[1]
 
 
-class Waited(Event):
-    subject = "pod.waited.v1"
-    delivery = Delivery.BROADCAST
+class Waited(Event, subject="pod.waited.v1"):
+    pass
 
 
 def event_types() -> dict[str, type[Event]]:

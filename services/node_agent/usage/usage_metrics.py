@@ -22,7 +22,6 @@ from shared.dialects.metrics import (
     Labels,
     PublishedMetric,
     ShareUsage,
-    Subject,
 )
 from shared.dialects.nvidia import metrics as hami
 from shared.dialects.volcano import metrics as volcano
@@ -252,7 +251,7 @@ def _node_metrics(snapshot: UsageSnapshot, restored: int) -> Iterator[Metric]:
 
 
 def _published(
-    metric: PublishedMetric[Subject], subjects: Iterable[Subject], *, kind: str = "gauge"
+    metric: PublishedMetric, subjects: Iterable[object], *, kind: str = "gauge"
 ) -> Metric:
     values = ((metric.labels(subject), metric.value(subject)) for subject in subjects)
     return _family(metric.name, metric.help, values, kind=kind)

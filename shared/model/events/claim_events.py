@@ -6,7 +6,7 @@ confirms in `TerminationReply` that a claim is not prepared.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -69,22 +69,16 @@ class AllocatedClaim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimAllocated(Event):
+class ClaimAllocated(Event, subject="claim.allocated.v1", delivery=Delivery.WORK):
     """A ResourceClaim was allocated devices of our driver, or its consumers have changed."""
-
-    subject: ClassVar[str] = "claim.allocated.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
 
     claim: AllocatedClaim
     trace: TraceText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimDeallocated(Event):
+class ClaimDeallocated(Event, subject="claim.deallocated.v1", delivery=Delivery.WORK):
     """The allocation of a ResourceClaim was removed, or the claim was deleted."""
-
-    subject: ClassVar[str] = "claim.deallocated.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
 
     claim: PodUid
     """The uid of the claim."""

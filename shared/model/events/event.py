@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
+from shared.model.bounds import NameText
+from shared.model.names import Namespace, NodeName, PodUid
+
 ADMISSION = "leasehold.dev/admission"
 """Pod annotation: the span of its admission review, used only by traces."""
 _TRACEPARENT = re.compile(
@@ -29,12 +32,23 @@ class Delivery(StrEnum):
     """For observers only: not sent while there are none."""
 
 
+EVENTS: dict[str, type["Event"]] = {}
+"""Every type of event, by its subject."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A message on the bus."""
+    """A message on the bus. Each type names its `subject`, and its `delivery` if it is kept."""
 
     subject: ClassVar[str]
     delivery: ClassVar[Delivery]
+
+    def __init_subclass__(cls, *, subject: str = "", delivery: Delivery | None = None) -> None:
+        # A dataclass with slots is made twice: the second time, the attributes are there.
+        if subject:
+            cls.subject, cls.delivery = subject, delivery or Delivery.BROADCAST
+        if "subject" in vars(cls):
+            EVENTS[cls.subject] = cls
 
     @property
     def route(self) -> str:
@@ -45,6 +59,27 @@ class Event:
     def follows_wait(self) -> bool:
         """Time has passed since its cause; its spans link to the cause instead of following it."""
         return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEvent(Event):
+    """A message of a node, or to its agent."""
+
+    node: NodeName
+
+    @property
+    def route(self) -> str:
+        """The node's name."""
+        return self.node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodEvent(Event):
+    """A message about one pod."""
+
+    pod: PodUid
+    namespace: Namespace
+    name: NameText
 
 
 def is_work(kind: type[Event]) -> bool:

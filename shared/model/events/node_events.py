@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -22,9 +22,9 @@ from shared.model.bounds import (
     TraceText,
 )
 from shared.model.device import Device
-from shared.model.events.event import Delivery, Event
+from shared.model.events.event import Delivery, NodeEvent
 from shared.model.lease import Lease
-from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.names import DeviceUuid, Namespace, PodUid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +48,9 @@ Fences = Annotated[Mapping[DeviceUuid, Fence], Meta(max_length=MOST_ALLOCATIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceReported(Event):
+class DeviceReported(NodeEvent, subject="device.reported.v1", delivery=Delivery.WORK):
     """The full state of a node: all its devices and all allocations."""
 
-    subject: ClassVar[str] = "device.reported.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
-
-    node: NodeName
     devices: Annotated[tuple[Device, ...], Meta(max_length=MOST_DEVICES)]
     served: Annotated[tuple[KeyText, ...], Meta(max_length=64)]
     """Resources that the agent's device plugin serves."""
@@ -71,35 +67,19 @@ class DeviceReported(Event):
     config_errors: MessageText = ""
     """Why the latest version of a device configuration is invalid, in one report."""
 
-    @property
-    def route(self) -> str:
-        return self.node
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareActivated(Event):
+class ShareActivated(NodeEvent, subject="share.activated.v1", delivery=Delivery.WORK):
     """The kubelet received the shares of one container."""
 
-    subject: ClassVar[str] = "share.activated.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
-
-    node: NodeName
     allocation: Allocation
     trace: TraceText = ""
 
-    @property
-    def route(self) -> str:
-        return self.node
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareRefused(Event):
+class ShareRefused(NodeEvent, subject="share.refused.v1", delivery=Delivery.WORK):
     """The agent refused the kubelet's Allocate call for a container, or a ResourceClaim."""
 
-    subject: ClassVar[str] = "share.refused.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
-
-    node: NodeName
     reason: MessageText
     pod: PodUid | None = None
     namespace: Namespace | None = None
@@ -107,10 +87,6 @@ class ShareRefused(Event):
     container: ShortText = ""
     claim: bool = False
     """Whether it is a ResourceClaim, whose uid is `pod`."""
-
-    @property
-    def route(self) -> str:
-        return self.node
 
 
 class ViolationReason(StrEnum):
@@ -125,13 +101,9 @@ class ViolationReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ViolationFound(Event):
+class ViolationFound(NodeEvent, subject="violation.found.v1", delivery=Delivery.WORK):
     """A container uses a device beyond its lease, or changed its limits."""
 
-    subject: ClassVar[str] = "violation.found.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
-
-    node: NodeName
     pod: PodUid
     namespace: Namespace
     name: NameText
@@ -143,10 +115,6 @@ class ViolationFound(Event):
     claim: bool = False
     """Whether `pod` and `name` are those of a ResourceClaim, and `container` one of its requests:
     the containers that use it break the rule together."""
-
-    @property
-    def route(self) -> str:
-        return self.node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,13 +130,9 @@ class LeaseHolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HealthChanged(Event):
+class HealthChanged(NodeEvent, subject="health.changed.v1", delivery=Delivery.WORK):
     """A device became unhealthy, or healthy again. Owners of its leases get a Kubernetes Event."""
 
-    subject: ClassVar[str] = "health.changed.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
-
-    node: NodeName
     device: DeviceUuid
     index: Index
     healthy: bool
@@ -176,7 +140,3 @@ class HealthChanged(Event):
     """Why it is unhealthy."""
     holders: Annotated[tuple[LeaseHolder, ...], Meta(max_length=MOST_ALLOCATIONS)] = ()
     changed_at: Seconds = 0.0
-
-    @property
-    def route(self) -> str:
-        return self.node

@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -26,7 +26,7 @@ from shared.model.bounds import (
     Units,
 )
 from shared.model.events.claim_events import AllocatedClaim
-from shared.model.events.event import Delivery, Event
+from shared.model.events.event import Delivery, Event, PodEvent
 from shared.model.lease import Lease, ShareSize
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import UNKNOWN_REVISION, NodeFacts, NodeRevision
@@ -41,15 +41,9 @@ def message_digest(message: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodQueued(Event):
+class PodQueued(PodEvent, subject="pod.queued.v1", delivery=Delivery.WORK):
     """A pod with one of our scheduler names has no node yet."""
 
-    subject: ClassVar[str] = "pod.queued.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
-
-    pod: PodUid
-    namespace: Namespace
-    name: NameText
     resource_version: NameText
     request: PodRequest
     trace: TraceText = ""
@@ -73,15 +67,9 @@ class PodQueued(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodRejected(Event):
+class PodRejected(PodEvent, subject="pod.rejected.v1", delivery=Delivery.WORK):
     """The request of a pod is invalid and can never be granted."""
 
-    subject: ClassVar[str] = "pod.rejected.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
-
-    pod: PodUid
-    namespace: Namespace
-    name: NameText
     resource_version: NameText
     reason: MessageText
     trace: TraceText = ""
@@ -90,15 +78,9 @@ class PodRejected(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodGated(Event):
+class PodGated(PodEvent, subject="pod.gated.v1", delivery=Delivery.WORK):
     """A pod has the scheduling gate `BUDGET_GATE` until its namespace has budget again."""
 
-    subject: ClassVar[str] = "pod.gated.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
-
-    pod: PodUid
-    namespace: Namespace
-    name: NameText
     resource_version: NameText
     priority: Priority = 0
     created_at: Seconds = 0.0
@@ -107,15 +89,9 @@ class PodGated(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodTerminated(Event):
+class PodTerminated(PodEvent, subject="pod.terminated.v1", delivery=Delivery.WORK):
     """A pod was deleted, or reached a terminal phase."""
 
-    subject: ClassVar[str] = "pod.terminated.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
-
-    pod: PodUid
-    namespace: Namespace
-    name: NameText
     node: NodeName | None
     phase: ShortText
     """`Succeeded` or `Failed` as the kubelet reported; otherwise the pod was deleted before."""
@@ -125,11 +101,8 @@ class PodTerminated(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeChanged(Event):
+class NodeChanged(Event, subject="node.changed.v1", delivery=Delivery.WORK):
     """A node was added, deleted or changed in a way that matters for placement; its full state."""
-
-    subject: ClassVar[str] = "node.changed.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
 
     node: NodeFacts
     deleted: bool = False
@@ -138,11 +111,8 @@ class NodeChanged(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodesListed(Event):
+class NodesListed(Event, subject="nodes.listed.v1", delivery=Delivery.WORK):
     """The names of all nodes, published with every complete list of pods."""
-
-    subject: ClassVar[str] = "nodes.listed.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
 
     nodes: tuple[NodeName, ...]
     revision: Revision = 0
@@ -181,14 +151,11 @@ class ListedPods:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodsListed(Event):
+class PodsListed(Event, subject="pods.listed.v1", delivery=Delivery.WORK):
     """A complete list of the pods that have not terminated, in chunks.
 
     The binder compares it with leases and waiting pods, and rebuilds an empty ledger from it.
     """
-
-    subject: ClassVar[str] = "pods.listed.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
 
     listing_id: NameText
     """ID of the list, the same for all its chunks."""
@@ -200,36 +167,24 @@ class PodsListed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementChosen(Event):
+class PlacementChosen(Event, subject="placement.chosen.v1", delivery=Delivery.WORK):
     """Shares are reserved for the pod until the lease's `expires_at`."""
-
-    subject: ClassVar[str] = "placement.chosen.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
 
     lease: Lease
     trace: TraceText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementRefused(Event):
+class PlacementRefused(PodEvent, subject="placement.refused.v1", delivery=Delivery.WORK):
     """No node fits now. The pod waits with this verdict until capacity is freed."""
 
-    subject: ClassVar[str] = "placement.refused.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
-
-    pod: PodUid
-    namespace: Namespace
-    name: NameText
     refusal: Refusal
     trace: TraceText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodFilteredOut(Event):
+class PodFilteredOut(Event, subject="pod.filtered_out.v1", delivery=Delivery.WORK):
     """kube-scheduler has no node for the pod: the extender refused those that were left."""
-
-    subject: ClassVar[str] = "pod.filtered_out.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
 
     queued: PodQueued
     refusal: Refusal
@@ -238,11 +193,8 @@ class PodFilteredOut(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodBound(Event):
+class PodBound(Event, subject="pod.bound.v1", delivery=Delivery.COPY):
     """The API server accepted the binding."""
-
-    subject: ClassVar[str] = "pod.bound.v1"
-    delivery: ClassVar[Delivery] = Delivery.COPY
 
     lease: Lease
     latency_s: Seconds = 0.0
@@ -250,25 +202,16 @@ class PodBound(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BindingFailed(Event):
+class BindingFailed(PodEvent, subject="binding.failed.v1"):
     """The API server refused the Binding; the lease was released."""
 
-    subject: ClassVar[str] = "binding.failed.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
-
-    pod: PodUid
-    namespace: Namespace
-    name: NameText
     reason: MessageText
     trace: TraceText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseChanged(Event):
+class LeaseChanged(Event, subject="lease.changed.v1"):
     """A lease on the node was reserved, changed or released."""
-
-    subject: ClassVar[str] = "lease.changed.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     lease: Lease
 
@@ -278,11 +221,8 @@ class LeaseChanged(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseResized(Event):
+class LeaseResized(Event, subject="lease.resized.v1"):
     """The shares of a container of a running pod were resized."""
-
-    subject: ClassVar[str] = "lease.resized.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     lease: Lease
     container: ShortText
@@ -291,21 +231,15 @@ class LeaseResized(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerRebuilt(Event):
+class LedgerRebuilt(Event, subject="ledger.rebuilt.v1"):
     """The ledger was rebuilt. Watchers publish the waiting pods again."""
-
-    subject: ClassVar[str] = "ledger.rebuilt.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     generation: NameText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResyncRequested(Event):
+class ResyncRequested(Event, subject="resync.requested.v1"):
     """A service needs `PodsListed`, `NodeChanged` and `DeviceReported` for everything again."""
-
-    subject: ClassVar[str] = "resync.requested.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     reason: MessageText
     request_id: NameText = ""
@@ -313,11 +247,8 @@ class ResyncRequested(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat(Event):
+class Heartbeat(Event, subject="heartbeat.sent.v1"):
     """A replica of a service runs. Published at an interval, so that a missing one is noticed."""
-
-    subject: ClassVar[str] = "heartbeat.sent.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     service: ShortText
     instance: NameText
@@ -344,11 +275,8 @@ class Heartbeat(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuotasUpdated(Event):
+class QuotasUpdated(Event, subject="quotas.updated.v1", delivery=Delivery.WORK):
     """All quotas of all namespaces."""
-
-    subject: ClassVar[str] = "quotas.updated.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
 
     quotas: tuple[Quota, ...] = ()
     read_at: Seconds = 0.0
@@ -356,11 +284,8 @@ class QuotasUpdated(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LargestDeviceReported(Event):
+class LargestDeviceReported(Event, subject="largest_device.reported.v1"):
     """The memory of the largest device of the cluster; published every few seconds."""
-
-    subject: ClassVar[str] = "largest_device.reported.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     memory_mib: Mib
     memory_units: Mib
@@ -369,11 +294,8 @@ class LargestDeviceReported(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetChanged(Event):
+class BudgetChanged(Event, subject="budget.changed.v1"):
     """The state of a namespace's budget; published when it changes and every minute."""
-
-    subject: ClassVar[str] = "budget.changed.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     namespace: Namespace
     state: ShortText

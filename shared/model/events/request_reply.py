@@ -1,7 +1,7 @@
 """Requests from one service to another over NATS request-reply, and their replies; pure."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -19,7 +19,7 @@ from shared.model.bounds import (
     TraceText,
 )
 from shared.model.events.claim_events import AllocatedClaim
-from shared.model.events.event import Delivery, Event
+from shared.model.events.event import Event, NodeEvent
 from shared.model.events.node_events import LeaseHolder
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, ShareMeasurement, ShareSize
@@ -30,55 +30,33 @@ from shared.model.quota import QuotaExcess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeasesRequest(Event):
+class LeasesRequest(NodeEvent, subject="leases.request.v1"):
     """A node agent requests the leases of its node; any binder replies."""
 
-    subject: ClassVar[str] = "leases.request.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
-
-    node: NodeName
     pods: tuple[PodUid, ...] = ()
     """Only the leases of these pods; empty: all leases of the node."""
     claim: LeaseHolder | None = None
     """The ResourceClaim among them that the kubelet prepares: the binder writes its lease again if
     the ledger has lost it."""
 
-    @property
-    def route(self) -> str:
-        return self.node
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeasesReply(Event):
+class LeasesReply(Event, subject="leases.reply.v1"):
     """The reply to `LeasesRequest`."""
-
-    subject: ClassVar[str] = "leases.reply.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     leases: tuple[Lease, ...] = field(default_factory=tuple)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BindRequest(Event):
+class BindRequest(NodeEvent, subject="bind.request.v1"):
     """A binder's request to a node agent: may these pods be bound to its node now?"""
 
-    subject: ClassVar[str] = "bind.request.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
-
-    node: NodeName
     leases: tuple[Lease, ...]
-
-    @property
-    def route(self) -> str:
-        return self.node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BindReply(Event):
+class BindReply(Event, subject="bind.reply.v1"):
     """The reply to `BindRequest`."""
-
-    subject: ClassVar[str] = "bind.reply.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     deferred_pods: tuple[PodUid, ...] = ()
     """Pods that the kubelet would refuse at this moment; the binder requests them again."""
@@ -99,31 +77,20 @@ class BindReply(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TerminationRequest(Event):
+class TerminationRequest(NodeEvent, subject="termination.request.v1"):
     """A binder's request to a node agent: has the last container of a pod terminated?
 
     `pod` and `more_pods` may also be uids of ResourceClaims: is the claim not prepared?
     """
 
-    subject: ClassVar[str] = "termination.request.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
-
-    node: NodeName
     pod: PodUid
     more_pods: tuple[PodUid, ...] = ()
     """More pods of the same request; the agent reads the same state for all of them."""
 
-    @property
-    def route(self) -> str:
-        return self.node
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TerminationReply(Event):
+class TerminationReply(Event, subject="termination.reply.v1"):
     """The reply to `TerminationRequest`."""
-
-    subject: ClassVar[str] = "termination.reply.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     terminated: bool
     terminated_pods: tuple[PodUid, ...] = ()
@@ -131,29 +98,17 @@ class TerminationReply(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlicesRequest(Event):
+class SlicesRequest(NodeEvent, subject="slices.request.v1"):
     """A binder's request to a node agent: write ResourceSlices by the ledger's current leases.
 
     Sent before a claim is refused, so that the scheduler does not allocate the same share again.
     The agent requests its leases anew, and replies once the API server has its slices.
     """
 
-    subject: ClassVar[str] = "slices.request.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
-
-    node: NodeName
-
-    @property
-    def route(self) -> str:
-        return self.node
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlicesReply(Event):
+class SlicesReply(Event, subject="slices.reply.v1"):
     """The reply to `SlicesRequest`."""
-
-    subject: ClassVar[str] = "slices.reply.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     written: bool
     reason: MessageText = ""
@@ -161,22 +116,16 @@ class SlicesReply(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimLeaseRequest(Event):
+class ClaimLeaseRequest(Event, subject="claim_lease.request.v1"):
     """The webhook's request to a binder: lease an allocation that a scheduler is writing now."""
-
-    subject: ClassVar[str] = "claim_lease.request.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     claim: AllocatedClaim
     trace: TraceText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimLeaseReply(Event):
+class ClaimLeaseReply(Event, subject="claim_lease.reply.v1"):
     """The reply to `ClaimLeaseRequest`; an empty one: it is decided after the write."""
-
-    subject: ClassVar[str] = "claim_lease.reply.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     devices: tuple[CopyText, ...] = ()
     """The claim is leased: entries for its `status.devices`, each a JSON object."""
@@ -185,7 +134,7 @@ class ClaimLeaseReply(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LimitsRequest(Event):
+class LimitsRequest(NodeEvent, subject="limits.request.v1"):
     """A binder's request to a node agent: apply the limits of a lease to running containers.
 
     Without `resize_id`, `lease` is the lease in the ledger, whose limits are applied. With it,
@@ -193,25 +142,14 @@ class LimitsRequest(Event):
     resize is `finished`, or the resize has timed out.
     """
 
-    subject: ClassVar[str] = "limits.request.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
-
-    node: NodeName
     lease: Lease
     resize_id: NameText = ""
     finished: bool = False
 
-    @property
-    def route(self) -> str:
-        return self.node
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LimitsReply(Event):
+class LimitsReply(Event, subject="limits.reply.v1"):
     """The reply to `LimitsRequest`."""
-
-    subject: ClassVar[str] = "limits.reply.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     applied: bool
     reason: MessageText = ""
@@ -235,25 +173,13 @@ class LimitsReply(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UsageRequest(Event):
+class UsageRequest(NodeEvent, subject="usage.request.v1"):
     """A request to a node agent: the measured usage of the node's leased shares."""
-
-    subject: ClassVar[str] = "usage.request.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
-
-    node: NodeName
-
-    @property
-    def route(self) -> str:
-        return self.node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UsageReply(Event):
+class UsageReply(Event, subject="usage.reply.v1"):
     """The reply to `UsageRequest`."""
-
-    subject: ClassVar[str] = "usage.reply.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     measured_at: Seconds
     """Unix seconds of the latest scan; 0: there was none yet."""
@@ -261,11 +187,8 @@ class UsageReply(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResizeRequest(Event):
+class ResizeRequest(Event, subject="resize.request.v1"):
     """An administrator requests another size for the shares of a running container."""
-
-    subject: ClassVar[str] = "resize.request.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     pod: PodUid
     container: ShortText = ""
@@ -276,11 +199,8 @@ class ResizeRequest(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResizeReply(Event):
+class ResizeReply(Event, subject="resize.reply.v1"):
     """The reply to `ResizeRequest`."""
-
-    subject: ClassVar[str] = "resize.reply.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     outcome: ShortText
     """`resized`, `unchanged`, `refused`, or `unavailable` (the same request may succeed later)."""
@@ -301,11 +221,8 @@ class ResizeReply(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodBindingRequest(Event):
+class PodBindingRequest(Event, subject="pod_binding.request.v1"):
     """The extender's request to a binder: lease the shares, and bind the pod to their node."""
-
-    subject: ClassVar[str] = "pod_binding.request.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     queued: PodQueued
     placement: Placement
@@ -315,11 +232,8 @@ class PodBindingRequest(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodBindingReply(Event):
+class PodBindingReply(Event, subject="pod_binding.reply.v1"):
     """The reply to `PodBindingRequest`."""
-
-    subject: ClassVar[str] = "pod_binding.reply.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     bound: bool = False
     reason: MessageText = ""
@@ -335,11 +249,8 @@ class PodBindingReply(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrantRequest(Event):
+class GrantRequest(Event, subject="grant.request.v1"):
     """A user, whose right was checked, grants GPU time to a namespace; any timekeeper replies."""
-
-    subject: ClassVar[str] = "grant.request.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     namespace: Namespace
     minutes: ShortText
@@ -352,11 +263,8 @@ class GrantRequest(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrantReply(Event):
+class GrantReply(Event, subject="grant.reply.v1"):
     """The reply to `GrantRequest`."""
-
-    subject: ClassVar[str] = "grant.reply.v1"
-    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     refusal: MessageText = ""
     """Why nothing is granted."""

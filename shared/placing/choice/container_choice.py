@@ -18,8 +18,15 @@ from shared.placing.mig_instances import find_instance, instance_mib
 from shared.placing.mirror.node_mirror import MirroredDevice
 
 
-def enforced_share(container: GpuRequest, device: Device, memory_mib: int) -> Share:
-    """Return a share that HAMi-core enforces."""
+def share_of(
+    container: GpuRequest, device: Device, memory_mib: int, place: MigPlacement | None = None
+) -> Share:
+    """Return a share that HAMi-core enforces, or a MIG instance, whose cores nothing else uses."""
+    requested: RequestedUnits | None = None
+    if place is not None:
+        requested = _terms(container, required_memory_mib(container, device))
+    elif container.records_requested_units:
+        requested = _terms(container, memory_mib)
     return Share(
         container=container.container,
         device=device.uuid,
@@ -32,33 +39,10 @@ def enforced_share(container: GpuRequest, device: Device, memory_mib: int) -> Sh
         whole=container.whole,
         slotted=container.slotted,
         init=container.init,
-        sharing=container.sharing,
-        slots=container.slots,
-        requested_units=_terms(container, memory_mib)
-        if container.records_requested_units
-        else None,
-    )
-
-
-def instance_share(
-    container: GpuRequest, device: Device, memory_mib: int, place: MigPlacement
-) -> Share:
-    """Return a share that is a MIG instance, whose cores nothing else uses."""
-    return Share(
-        container=container.container,
-        device=device.uuid,
-        index=device.index,
-        device_mib=device.memory_mib,
-        device_model=device.model,
-        memory_mib=memory_mib,
-        cores_percent=container.cores_percent,
-        unit_mib=device.unit_mib,
-        slotted=container.slotted,
-        init=container.init,
-        sharing=SharingPolicy.SHARED,
+        sharing=container.sharing if place is None else SharingPolicy.SHARED,
         slots=container.slots,
         mig=place,
-        requested_units=_terms(container, required_memory_mib(container, device)),
+        requested_units=requested,
     )
 
 
@@ -129,9 +113,7 @@ def build_shares(picks: Sequence[DevicePick]) -> tuple[Share, ...]:
     """Return the shares that picks become."""
     return tuple(
         [
-            enforced_share(container, device.device, memory_mib)
-            if instance is None
-            else instance_share(container, device.device, memory_mib, instance)
+            share_of(container, device.device, memory_mib, instance)
             for container, device, memory_mib, instance in picks
         ]
     )

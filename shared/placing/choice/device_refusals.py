@@ -28,49 +28,35 @@ from shared.placing.node_filters import NodeFilterFailure
 NODE_TEXTS: Mapping[str, str] = {
     "NoGpus": "node(s) had no GPU",
     "NotEnoughGpus": "node(s) had fewer GPUs than the pod requests",
-    "InsufficientGpuMemory": "Insufficient GPU memory",
-    "InsufficientGpuCores": "Insufficient GPU cores",
-    "GpuSlotsTaken": "node(s) had no free GPU share slot",
-    "GpuGroupSpread": "node(s) had only GPUs with a pod of the same group",
-    "GpuNotIdle": "node(s) had no idle GPU",
-    "GpuClaimed": "node(s) had only GPUs that are reserved for a preempting pod",
-    "GpuInExclusiveUse": "node(s) had only GPUs that other pods use exclusively",
-    "GpuExcluded": "node(s) had GPUs excluded from new shares",
-    "GpuUnhealthy": "node(s) had unhealthy GPUs",
     "GpuModeMismatch": "node(s) had only GPUs in another mode",
+    "GpuUuidExcluded": "node(s) had no GPU with an allowed UUID",
+    "GpuTypeExcluded": "node(s) had no GPU of an allowed type",
+    "GpuExcluded": "node(s) had GPUs excluded from new shares",
+    "GpuPlaceUnknown": "node(s) had GPUs whose NUMA node or PCIe root is not known",
+    "GpuUnhealthy": "node(s) had unhealthy GPUs",
     "GpuIsolationStrict": "node(s) had no MIG instance and no whole GPU for strict isolation",
     "GpuNotShared": "node(s) had only GPUs that are not shared",
     "GpuNotIsolated": "node(s) had no working isolation library",
-    "GpuTypeExcluded": "node(s) had no GPU of an allowed type",
-    "GpuUuidExcluded": "node(s) had no GPU with an allowed UUID",
-    "GpuInstancesTaken": "node(s) had no free MIG instance that is large enough",
-    "GpuInstanceTooSmall": "node(s) had only GPUs whose MIG instances are too small",
+    "GpuSlotsTaken": "node(s) had no free GPU share slot",
+    "GpuGroupSpread": "node(s) had only GPUs with a pod of the same group",
     "NoGpuInstances": "node(s) had GPUs in MIG mode without a known layout",
-    "GpuInstancesLive": "node(s) had only GPUs with live MIG instances",
+    "GpuInstanceTooSmall": "node(s) had only GPUs whose MIG instances are too small",
     "GpuNotPartitioned": "node(s) had GPUs that running shares prevent from being partitioned",
-    "GpuPlaceUnknown": "node(s) had GPUs whose NUMA node or PCIe root is not known",
+    "GpuInstancesTaken": "node(s) had no free MIG instance that is large enough",
+    "InsufficientGpuMemory": "Insufficient GPU memory",
+    "InsufficientGpuCores": "Insufficient GPU cores",
+    "GpuNotIdle": "node(s) had no idle GPU",
+    "GpuInstancesLive": "node(s) had only GPUs with live MIG instances",
+    "GpuClaimed": "node(s) had only GPUs that are reserved for a preempting pod",
+    "GpuInExclusiveUse": "node(s) had only GPUs that other pods use exclusively",
 }
+"""By code, in the order of the checks: devices that the pod could never use are excluded first."""
+_STEPS = {code: step for step, code in enumerate(NODE_TEXTS)}
 
 SCOPES: Mapping[TopologyScope, str] = {
     TopologyScope.NUMA: "NUMA node",
     TopologyScope.PCIE: "PCIe root",
 }
-
-_STEPS: Mapping[str, int] = {
-    code: step
-    for step, code in enumerate(
-        (
-            *("GpuModeMismatch", "GpuUuidExcluded", "GpuTypeExcluded", "GpuExcluded"),
-            *("GpuPlaceUnknown", "GpuUnhealthy"),
-            *("GpuIsolationStrict", "GpuNotShared", "GpuNotIsolated"),
-            *("GpuSlotsTaken", "GpuGroupSpread"),
-            *("NoGpuInstances", "GpuInstanceTooSmall", "GpuNotPartitioned", "GpuInstancesTaken"),
-            *("InsufficientGpuMemory", "InsufficientGpuCores", "GpuNotIdle"),
-            *("GpuInstancesLive", "GpuClaimed", "GpuInExclusiveUse"),
-        )
-    )
-}
-"""The order of the checks: devices that the pod could never use are excluded first."""
 
 EXCLUDED = DeviceRefusal("GpuExcluded", "an annotation of its node excludes it from new shares")
 

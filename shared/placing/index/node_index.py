@@ -1,6 +1,6 @@
 """The incremental index: for each kind of request, nodes sorted by how well they fit; pure."""
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,8 +15,8 @@ from shared.placing.choice.device_choice import allowed_modes, device_chooser, d
 from shared.placing.fragmentation import Fragmentation
 from shared.placing.index.node_sets import NodeEligibility, NodeSets
 from shared.placing.index.ranked_nodes import RankedNodes, RequestKind, ranking_for, request_kind
-from shared.placing.index.threshold_column import NodeSet
-from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.index.threshold_column import NodeSet, store
+from shared.placing.mirror.cluster_mirror import ChangeReader, ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import NodeFilterFailure
 
@@ -26,8 +26,6 @@ CACHED_KINDS = 64
 
 class PlannedKind:
     """A request's kind, and the headroom that it needs."""
-
-    __slots__ = ("kind", "likely", "need")
 
     def __init__(self, kind: RequestKind, need: int) -> None:
         self.kind = self.likely = _one_object(kind)
@@ -46,8 +44,6 @@ def _one_object(kind: RequestKind) -> RequestKind:
 class RequestPlan:
     """The kinds of a request and the choice of its devices."""
 
-    __slots__ = ("choose", "kinds", "refused", "share_kinds")
-
     def __init__(self, request: PodRequest) -> None:
         modes = allowed_modes(request)
         self.kinds = [PlannedKind(*request_kind(request, mode)) for mode in modes]
@@ -63,23 +59,6 @@ class RequestPlan:
         """No node fitted the last request: likely ones are not tried before the next is decided."""
 
 
-class RequestPlans:
-    """The plans of the latest kinds of requests."""
-
-    def __init__(self) -> None:
-        self._plans: dict[Hashable, RequestPlan] = {}
-
-    def plan(self, request: PodRequest) -> RequestPlan:
-        """Return the plan of a request."""
-        key = (device_key(request), request.node_order)
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= CACHED_PLANS:
-                del self._plans[next(iter(self._plans))]
-            plan = self._plans[key] = RequestPlan(request)
-        return plan
-
-
 CACHED_PODS = 1024
 """Namespaces and labels of pods whose domains are cached until a domain changes."""
 
@@ -91,10 +70,10 @@ class RepelledPods:
 
     def __init__(self, mirror: ClusterMirror) -> None:
         self._mirror = mirror
-        self._seen_changes = 0
+        self._changes = ChangeReader(mirror.inventory_changes)
         self._domains: Counter[Domain] = Counter()
         self._by_node: dict[MirroredNode, frozenset[Domain]] = {}
-        self._results: OrderedDict[_Key, RepelledFrom] = OrderedDict()
+        self._results: dict[_Key, RepelledFrom] = {}
 
     def restricted(self, event: PodQueued, request: PodRequest) -> PodRequest:
         """Return a request of the pod with the domains that it is repelled from."""
@@ -105,17 +84,11 @@ class RepelledPods:
         repelled = self._results.get(key)
         if repelled is None:
             repelled = repelled_from(self._domains, event.namespace, event.labels)
-            self._results[key] = repelled
-            if len(self._results) > CACHED_PODS:
-                self._results.popitem(last=False)
+            store(self._results, key, repelled, CACHED_PODS)
         return with_repelled(request, repelled)
 
     def _catch_up(self) -> None:
-        changes = self._mirror.inventory_changes
-        if self._seen_changes == changes.end:
-            return
-        changed: Iterable[MirroredNode] | None = changes.since(self._seen_changes)
-        self._seen_changes = changes.end
+        changed: Iterable[MirroredNode] | None = self._changes.read()
         if changed is None:
             changed = {*self._by_node, *self._mirror.nodes.values()}
         for node in changed:
@@ -170,7 +143,6 @@ class NodeIndex:
         self.sets = NodeSets(mirror, self.eligibility)
         self.repelled_pods = RepelledPods(mirror)
         self.fragmentation = Fragmentation(mirror)
-        self.plans = RequestPlans()
         self.refusals: dict[Hashable, RefusalMemo] = {}
         """The latest refusals, by `placement_key`."""
         self.empty_copies: dict[tuple[MirroredNode, int], MirroredNode] = {}
@@ -178,8 +150,15 @@ class NodeIndex:
         self.pods_on_empty: dict[tuple[Hashable, int], tuple[int, int]] = {}
         """How many equal pods of a gang fit on empty nodes, at most as many as asked for; by
         `placement_key` and that number, with the inventory's position."""
+        self._plans: dict[Hashable, RequestPlan] = {}
         self._ranked_nodes: dict[RequestKind, RankedNodes] = {}
         self._exact_uses_left: dict[RequestKind, int] = {}
+
+    def plan(self, request: PodRequest) -> RequestPlan:
+        """Return the plan of a request, that of the last one of its kind."""
+        key = (device_key(request), request.node_order)
+        plan = self._plans.get(key)
+        return plan or store(self._plans, key, RequestPlan(request), CACHED_PLANS)
 
     def likely_nodes(self, planned: PlannedKind) -> RankedNodes:
         """Return nodes that probably fit: cores are left out unless they have decided lately.
@@ -202,9 +181,8 @@ class NodeIndex:
         """Return the ranked nodes of exactly this kind, up to date."""
         ranked_nodes = self._ranked_nodes.get(kind)
         if ranked_nodes is None:
-            if len(self._ranked_nodes) >= CACHED_KINDS:
-                del self._ranked_nodes[next(iter(self._ranked_nodes))]
-            ranked_nodes = self._ranked_nodes[kind] = RankedNodes(self.mirror, ranking_for(kind))
+            ranked_nodes = RankedNodes(self.mirror, ranking_for(kind))
+            store(self._ranked_nodes, kind, ranked_nodes, CACHED_KINDS)
         ranked_nodes.catch_up()
         return ranked_nodes
 

@@ -26,8 +26,9 @@ from shared.placing.index.threshold_column import (
     ThresholdColumn,
     nodes_at,
     positions_in,
+    store,
 )
-from shared.placing.mirror.cluster_mirror import ChangeLog, ClusterMirror
+from shared.placing.mirror.cluster_mirror import ChangeLog, ChangeReader, ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import (
     NodeFilterFailure,
@@ -50,7 +51,7 @@ class NodeEligibility:
         self._results: dict[
             NodeRequirements, dict[MirroredNode, tuple[NodeFilterFailure | None, int]]
         ] = {}
-        self._seen_changes = 0
+        self._changes = ChangeReader(mirror.inventory_changes)
 
     def has_preferences(self, requirements: NodeRequirements) -> bool:
         """Return whether some of the nodes that meet the requirements are preferred to others."""
@@ -63,9 +64,7 @@ class NodeEligibility:
         self._catch_up()
         results = self._results.get(requirements)
         if results is None:
-            if len(self._results) >= CACHED_REQUIREMENTS:
-                del self._results[next(iter(self._results))]
-            results = self._results[requirements] = {}
+            results = store(self._results, requirements, {}, CACHED_REQUIREMENTS)
         result = results.get(node)
         if result is None:
             facts = node.facts
@@ -74,17 +73,13 @@ class NodeEligibility:
         return result
 
     def _catch_up(self) -> None:
-        changes = self.mirror.inventory_changes
-        if self._seen_changes == changes.end:
-            return
-        changed = changes.since(self._seen_changes)
+        changed = self._changes.read()
         if changed is None:
             self._results.clear()
-        else:
+        elif changed:
             for results in self._results.values():
                 for node in changed:
                     results.pop(node, None)
-        self._seen_changes = changes.end
 
 
 Amount = Callable[[MirroredNode], int]
@@ -171,11 +166,10 @@ class NodeClasses(Generic[Class]):
         class_of: Callable[[MirroredNode], Class],
     ) -> None:
         self._positions = positions
-        self._changes = changes
+        self._changes = ChangeReader(changes)
         self._class_of = class_of
         self._known: NodeSet = 0
         self._sets: dict[Class, NodeSet] = {}
-        self._seen_changes = changes.end
 
     def split(self, nodes: NodeSet) -> dict[Class, NodeSet]:
         """Divide the nodes into their classes."""
@@ -198,14 +192,11 @@ class NodeClasses(Generic[Class]):
         self._known |= unknown
 
     def _catch_up(self) -> None:
-        changes = self._changes
-        if self._seen_changes == changes.end:
-            return
-        changed = changes.since(self._seen_changes)
-        self._seen_changes = changes.end
+        changed = self._changes.read()
         if changed is None:
             self._known = 0
             self._sets.clear()
+        if not changed:
             return
         # The position of a removed node counts as changed once another node has it.
         positions = self._positions.positions
@@ -452,15 +443,11 @@ class NodeSets:
         self, key: Hashable, amount_of: Amount, changes: ChangeLog | None = None
     ) -> ThresholdColumn:
         """Return a column that follows the nodes' changes: all of them, or those given."""
-        columns = self._columns
-        column = columns.pop(key, None)
+        column = self._columns.pop(key, None)
         if column is None:
-            if len(columns) >= CACHED_COLUMNS:
-                del columns[next(iter(columns))]
             column = ThresholdColumn(self.positions, amount_of, changes or self.mirror.changes)
-        columns[key] = column
         column.catch_up()
-        return column
+        return store(self._columns, key, column, CACHED_COLUMNS)
 
     def _classes(
         self,
@@ -484,12 +471,7 @@ def _cached(
     cache: dict[Hashable, _Cached], key: Hashable, make: Callable[[], _Cached], limit: int
 ) -> _Cached:
     found = cache.pop(key, None)
-    if found is None:
-        if len(cache) >= limit:
-            del cache[next(iter(cache))]
-        found = make()
-    cache[key] = found
-    return found
+    return store(cache, key, make() if found is None else found, limit)
 
 
 def _with_devices(

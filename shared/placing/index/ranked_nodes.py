@@ -18,7 +18,7 @@ from shared.model.device import IDLE_BEFORE, MIB, DeviceMode
 from shared.model.quantity import peak
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
 from shared.placing.choice.container_choice import required_free_cores
-from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.mirror.cluster_mirror import ChangeReader, ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 
 FULLNESS_BITS: Final = 6
@@ -282,8 +282,6 @@ LAST_RANK: Rank = 1 << 62
 class BestNodes:
     """The best of the ranked nodes, as groups of equal rank."""
 
-    __slots__ = ("ends", "groups", "tied", "total")
-
     def __init__(self) -> None:
         self.groups: list[list[MirroredNode]] = []
         self.ends: list[int] = []
@@ -301,8 +299,6 @@ class BestNodes:
 
 class NodePlace:
     """Where a node is among the ranked ones."""
-
-    __slots__ = ("changes", "position", "rank")
 
     def __init__(self) -> None:
         self.changes = -1
@@ -322,18 +318,14 @@ class RankedNodes:
         self.ranks: list[Rank] = []
         self.groups: dict[Rank, list[MirroredNode]] = {}
         self._places: dict[MirroredNode, NodePlace] = {}
-        self._seen_changes = -1
+        self._changes = ChangeReader(mirror.changes)
         self._uncontested: dict[int, tuple[Sequence[MirroredNode], Sequence[MirroredNode]]] = {}
         """By headroom, used and idle nodes that others have not just used."""
         self._uncontested_at = -1
 
     def catch_up(self) -> None:
         """Apply the mirror's changes since the last call."""
-        changes = self.mirror.changes
-        end = changes.end
-        if self._seen_changes == end:
-            return
-        changed = changes.since(self._seen_changes) if self._seen_changes >= 0 else None
+        changed = self._changes.read()
         if changed is None:
             self.ranks.clear()
             self.groups.clear()
@@ -341,7 +333,6 @@ class RankedNodes:
             changed = list(self.mirror.nodes.values())
         for node in changed:
             self.update(node)
-        self._seen_changes = end
 
     def update(self, node: MirroredNode) -> None:
         """Move one node to its current rank."""

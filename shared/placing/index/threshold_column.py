@@ -7,8 +7,9 @@ microseconds. A changed node costs as much as the requested amounts between its 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection
 from itertools import compress, islice
+from typing import TypeVar
 
-from shared.placing.mirror.cluster_mirror import ChangeLog, ClusterMirror
+from shared.placing.mirror.cluster_mirror import ChangeLog, ChangeReader, ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 
 CACHED_THRESHOLDS = 256
@@ -38,14 +39,11 @@ class NodePositions:
         self.all: NodeSet = 0
         """All nodes of the mirror."""
         self._free: list[int] = []
-        self._seen_changes = -1
+        self._changes = ChangeReader(mirror.inventory_changes)
 
     def catch_up(self) -> None:
         """Follow the mirror: nodes that came or went."""
-        changes = self.mirror.inventory_changes
-        if self._seen_changes == changes.end:
-            return
-        changed = changes.since(self._seen_changes) if self._seen_changes >= 0 else None
+        changed = self._changes.read()
         if changed is None:
             changed = [*self.positions, *self.mirror.nodes.values()]
         for node in dict.fromkeys(changed):
@@ -53,7 +51,6 @@ class NodePositions:
                 self._remove(node)
             elif node not in self.positions:
                 self._add(node)
-        self._seen_changes = changes.end
 
     def _add(self, node: MirroredNode) -> None:
         position = self._free.pop() if self._free else len(self.nodes)
@@ -86,12 +83,11 @@ class ThresholdColumn:
         """`changes`: those that may change the amount."""
         self.amount_of = amount_of
         self._positions = positions
-        self._changes = changes
+        self._changes = ChangeReader(changes)
         self.amounts: list[int] = []
         """By position, as of the last `catch_up`."""
         self._thresholds: list[int] = []
         self._sets: list[NodeSet] = []
-        self._seen_changes = -1
 
     def at_least(self, threshold: int) -> NodeSet:
         """Return the nodes that have `threshold` or more, as of the last `catch_up`."""
@@ -132,16 +128,12 @@ class ThresholdColumn:
 
     def catch_up(self) -> None:
         """Apply the mirror's changes since the last call, each node once."""
-        changes = self._changes
-        if self._seen_changes == changes.end:
-            return
-        changed = changes.since(self._seen_changes) if self._seen_changes >= 0 else None
+        changed = self._changes.read()
         if changed is None:
             self._rebuild()
         else:
             for node in dict.fromkeys(changed) if len(changed) > 1 else changed:
                 self._update(node)
-        self._seen_changes = changes.end
 
     def _rebuild(self) -> None:
         amount_of = self.amount_of
@@ -168,6 +160,18 @@ class ThresholdColumn:
             bit, sets = 1 << position, self._sets
             for at in range(first, end):
                 sets[at] ^= bit
+
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def store(cache: dict[Key, Value], key: Key, value: Value, limit: int) -> Value:
+    """Add a value to a cache, which drops its oldest one beyond the limit, and return it."""
+    if len(cache) >= limit:
+        del cache[next(iter(cache))]
+    cache[key] = value
+    return value
 
 
 def nodes_at(positions: Collection[int]) -> NodeSet:

@@ -6,7 +6,7 @@ device reaches the fence of a lease, its totals contain the lease, and the tenta
 dropped.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from shared.model.device import DeviceUse
@@ -45,6 +45,22 @@ class ChangeLog:
         if position < self._trimmed:
             return None
         return self._nodes[position - self._trimmed :]
+
+
+class ChangeReader:
+    """Reads the changes of a log, each once."""
+
+    def __init__(self, log: ChangeLog) -> None:
+        self._log = log
+        self._position = -1
+
+    def read(self) -> Sequence[MirroredNode] | None:
+        """Return the changes since the last call, or None if any node may have changed."""
+        position, end = self._position, self._log.end
+        if position == end:
+            return ()
+        self._position = end
+        return self._log.since(position)
 
 
 class ClusterMirror:

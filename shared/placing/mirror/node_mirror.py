@@ -1,6 +1,7 @@
 """Mirrored nodes and devices: mutable, with sums that make frequent checks cheap; pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -35,26 +36,16 @@ class SharingConstraints(msgspec.Struct, frozen=True, kw_only=True):
     """Taken positions of that layout, as bits."""
 
 
+@dataclass(slots=True, eq=False)
 class TentativeDeviceUse:
     """A tentative reservation's use of one device."""
 
-    __slots__ = ("constraints", "cores_percent", "fence", "memory_mib", "shares")
-
-    def __init__(
-        self,
-        memory_mib: int,
-        cores_percent: int,
-        shares: int,
-        *,
-        fence: int,
-        constraints: SharingConstraints | None,
-    ) -> None:
-        self.memory_mib = memory_mib
-        self.cores_percent = cores_percent
-        self.shares = shares
-        self.fence = fence
-        """The device's fence once the lease is counted; 0 until the ledger has replied."""
-        self.constraints = constraints
+    memory_mib: int
+    cores_percent: int
+    shares: int
+    fence: int
+    """The device's fence once the lease is counted; 0 until the ledger has replied."""
+    constraints: SharingConstraints | None
 
 
 def tentative_uses(
@@ -77,9 +68,7 @@ def _use_of_share(share: Share, groups: tuple[str, ...]) -> TentativeDeviceUse:
             layout=share.mig.layout if share.mig else "",
             positions=1 << share.mig.position if share.mig else 0,
         )
-    return TentativeDeviceUse(
-        share.memory_mib, cores_percent, 1, fence=share.fence, constraints=constraints
-    )
+    return TentativeDeviceUse(share.memory_mib, cores_percent, 1, share.fence, constraints)
 
 
 def _summed_uses(
@@ -98,14 +87,11 @@ def _summed_uses(
             layout=booking.layout,
             positions=positions,
         )
+        fence = fences[booking.device]
         yield (
             booking.device,
             TentativeDeviceUse(
-                booking.memory_mib,
-                booking.cores_percent,
-                booking.shares,
-                fence=fences[booking.device],
-                constraints=constraints,
+                booking.memory_mib, booking.cores_percent, booking.shares, fence, constraints
             ),
         )
 
@@ -116,36 +102,6 @@ NEVER = -(1 << 62)
 
 class MirroredDevice:
     """One device: the ledger's totals, tentative uses on top, and the sum of both."""
-
-    __slots__ = (
-        "accepts_shares",
-        "anti_affinity_groups",
-        "device",
-        "exclusive",
-        "free_cores",
-        "free_instance_mib",
-        "free_slot_cores",
-        "free_units",
-        "healthy",
-        "in_mig_mode",
-        "index",
-        "isolation_restricted",
-        "largest_instance_mib",
-        "layout",
-        "layout_shapes",
-        "ledger_use",
-        "node",
-        "shares",
-        "slots",
-        "taken_positions",
-        "tentative_uses",
-        "total_mib",
-        "unit_mib",
-        "used_cores",
-        "used_mib",
-        "uuid",
-        "whole_units_mib",
-    )
 
     def __init__(self, node: "MirroredNode", device: Device) -> None:
         self.node = node
@@ -305,31 +261,6 @@ class MirroredDevice:
 class MirroredNode:
     """One node: its facts, its devices by ascending index, and its free resources."""
 
-    __slots__ = (
-        "accepts_any_pod",
-        "changed_by_others",
-        "changes",
-        "devices",
-        "facts",
-        "free_resources",
-        "has_mig",
-        "has_soft_taint",
-        "has_topology",
-        "isolation_restricted",
-        "linked_sets",
-        "model",
-        "name",
-        "removed",
-        "serving",
-        "shareable_devices",
-        "shares",
-        "tentative_reservations",
-        "total_mib",
-        "used_mib",
-        "used_resources",
-        "version",
-    )
-
     def __init__(self, name: NodeName) -> None:
         self.name = name
         self.changes = 0
@@ -418,20 +349,13 @@ class MirroredNode:
             free[name] = free.get(name, 0) + amount
 
 
+@dataclass(slots=True, eq=False)
 class TentativeReservation:
     """The use of one placement until the ledger's totals contain it."""
 
-    __slots__ = ("node", "resources", "uses")
-
-    def __init__(
-        self,
-        node: MirroredNode,
-        uses: list[tuple[MirroredDevice, TentativeDeviceUse]],
-        resources: dict[str, int],
-    ) -> None:
-        self.node = node
-        self.uses = uses
-        self.resources = resources
+    node: MirroredNode
+    uses: list[tuple[MirroredDevice, TentativeDeviceUse]]
+    resources: dict[str, int]
 
     @classmethod
     def add(

@@ -27,7 +27,7 @@ from shared.placing.choice.device_refusals import (
 )
 from shared.placing.index.node_index import NearNode, NodeIndex, RefusalMemo, placement_key
 from shared.placing.index.node_sets import Excluded
-from shared.placing.index.threshold_column import NodeSet, positions_in
+from shared.placing.index.threshold_column import NodeSet, positions_in, store
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 from shared.placing.node_filters import NodeFilterFailure, check_all
 
@@ -60,8 +60,6 @@ def explain_refusal(request: PodRequest, index: NodeIndex, excluded: Excluded) -
     """Return why nothing fits, given all nodes by the reason that excludes them."""
     key, mirror = placement_key(request), index.mirror
     known = index.refusals.pop(key, None)
-    if len(index.refusals) >= CACHED_REFUSALS:
-        del index.refusals[next(iter(index.refusals))]
     inventory = mirror.inventory_changes.end
     if known is not None and known.inventory_position != inventory:
         known = None
@@ -79,8 +77,8 @@ def explain_refusal(request: PodRequest, index: NodeIndex, excluded: Excluded) -
         hint=hint,
         permanent=bool(mirror.nodes) and not possible,
     )
-    index.refusals[key] = RefusalMemo(mirror.changes.end, inventory, possible, details, refusal)
-    return refusal
+    memo = RefusalMemo(mirror.changes.end, inventory, possible, details, refusal)
+    return store(index.refusals, key, memo, CACHED_REFUSALS).refusal
 
 
 def _by_code(counts: Iterable[tuple[int, str, str]]) -> tuple[tuple[str, int], ...]:
@@ -209,9 +207,7 @@ def empty_copy(node: MirroredNode, index: NodeIndex) -> MirroredNode:
     empty = index.empty_copies.get(key)
     if empty is not None:
         return empty
-    if len(index.empty_copies) >= CACHED_COPIES:
-        index.empty_copies.clear()
-    empty = index.empty_copies[key] = MirroredNode(node.name)
+    empty = store(index.empty_copies, key, MirroredNode(node.name), CACHED_COPIES)
     empty.free_resources = dict(node.facts.allocatable)
     empty.put_devices(
         MirroredDevice(empty, replace(device.device, healthy=True)) for device in node.devices

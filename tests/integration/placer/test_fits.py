@@ -27,7 +27,7 @@ from shared.model.lease import Lease
 from shared.model.ledger import LedgerNode, NoCapacity, Reserved
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import GpuRequest, PodRequest, SharingPolicy
-from shared.placing.choice.container_choice import enforced_share
+from shared.placing.choice.container_choice import share_of
 from shared.placing.trial_cluster import TrialCluster
 from tests.support.build import allocation_of, gpu, request
 from tests.support.placer.ledger import NOW, device, facts, ledger, report, reservation, uses
@@ -82,7 +82,7 @@ async def compare(url: str, card: Device, wanted: Sequence[PodRequest]) -> None:
         await leases.save_devices([report("a", [card])])
         for number, pod in enumerate(wanted):
             [container], use = pod.containers, (await uses(leases))[card.uuid]
-            share = enforced_share(container, card, required_memory_mib(container, card))
+            share = share_of(container, card, required_memory_mib(container, card))
             tried = reservation(f"p{number}", share, tag="".join(pod.anti_affinity_groups))
             lease = Lease(
                 pod=PodUid(f"p{number}"),

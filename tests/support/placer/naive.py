@@ -11,7 +11,7 @@ from shared.model.device import Device, DeviceMode, DeviceUse, device_refusal, r
 from shared.model.lease import MigPlacement, Share
 from shared.model.ledger import LedgerNode
 from shared.model.request import DeviceOrder, GpuRequest, PodRequest, SharingPolicy, TopologyScope
-from shared.placing.choice.container_choice import enforced_share, instance_share
+from shared.placing.choice.container_choice import share_of
 from shared.placing.choice.device_choice import device_excluded
 from shared.placing.mig_instances import largest_first
 from shared.placing.node_filters import check_all, free_resources
@@ -102,7 +102,7 @@ def _fit_share(
         memory_mib=memory_mib,
         anti_affinity_groups=request.anti_affinity_groups,
     )
-    return enforced_share(container, device, memory_mib) if refusal is None else None
+    return share_of(container, device, memory_mib) if refusal is None else None
 
 
 def _fit_instance(
@@ -130,7 +130,7 @@ def _fit_instance(
         if free and pinned in {"", layout.name}:
             memory_mib, position, profile = min(free)
             place = MigPlacement(layout=layout.name, position=position, profile=profile)
-            return instance_share(container, device, memory_mib, place)
+            return share_of(container, device, memory_mib, place)
     return None
 
 

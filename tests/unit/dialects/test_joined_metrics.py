@@ -78,7 +78,7 @@ SHARE_USAGE = ShareUsage(
 NEW_KEY, OLD_KEY = {"node", "device_uuid", "device_type"}, {"nodeid", "deviceuuid"}
 
 
-def labels(metrics: Sequence[PublishedMetric[Any]], subject: Any) -> dict[str, dict[str, str]]:
+def labels(metrics: Sequence[PublishedMetric], subject: Any) -> dict[str, dict[str, str]]:
     return {metric.name: dict(metric.labels(subject)) for metric in metrics}
 
 

@@ -19,7 +19,7 @@ from shared.model.request import (
     PodRequest,
     SharingPolicy,
 )
-from shared.placing.choice.container_choice import instance_share
+from shared.placing.choice.container_choice import share_of
 from shared.runtime.request_settings import RequestSettings, load_rules
 from tests.support.build import device, gpu, ledger_node, request, use
 from tests.support.placer.placing import Cluster
@@ -256,7 +256,7 @@ def test_a_refusal_names_what_the_instances_of_each_device_lack() -> None:
 
 def test_a_share_of_an_instance_reserves_all_of_it_and_no_cores() -> None:
     place = MigPlacement(layout="group2", position=1, profile="2g.10gb")
-    share = instance_share(vgpu(8000, cores_percent=40), card(), 10240, place)
+    share = share_of(vgpu(8000, cores_percent=40), card(), 10240, place)
 
     assert (share.memory_mib, share.booked_cores, share.cores_percent) == (10240, 0, 40)
     assert share.limit_bytes == 10240 << 20
