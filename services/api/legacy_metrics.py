@@ -10,19 +10,8 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-<<<<<<< HEAD:services/api/legacy_metrics.py
 from services.api.projection import Projection
-from shared.dialects.metrics import (
-    DeviceAllocation,
-    Labels,
-    PublishedMetric,
-    ShareAllocation,
-    Subject,
-)
-=======
-from services.dashboard.projection import Projection
 from shared.dialects.metrics import DeviceAllocation, PublishedMetric, ShareAllocation
->>>>>>> 8bc5bafd (Events name their subject in one line, a lease's copy has its fields as they are, vendors' metrics are tables of names; readers of the mirror's changes share one reader):services/dashboard/legacy_metrics.py
 from shared.dialects.nvidia import metrics as hami
 from shared.dialects.volcano import metrics as volcano
 from shared.model.lease import Lease, bookings
