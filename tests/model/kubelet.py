@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.node_agent.kubelet.claim_plugin import ClaimReference
+from services.node_agent.dra.resource_claims import ClaimReference
 from services.node_agent.kubelet.pods import Holding, KubeletContainer, KubeletPod, PodResources
 from shared.dialects.hami_core import MEMORY_LIMIT
 from shared.model.claim import DRIVER, LEASED, device_name
@@ -158,7 +158,7 @@ class Kubelet:
         if entry is None or claim.generation != generation or not claim.consumers:
             return
         named = {device_name(device.uuid): device.uuid for device in self.node.devices}
-        record.device = named[devices[0].device]
+        record.device_name = named[devices[0].device]
         record.given = {**entry.limits.environment, "NVIDIA_VISIBLE_DEVICES": record.device}
         self.node.on_given(self.node.name, record)
 

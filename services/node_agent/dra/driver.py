@@ -2,22 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from services.node_agent.allocate.grants import Grants
 from services.node_agent.dra.claim_files import ClaimFiles
+from services.node_agent.dra.claim_plugin import ClaimPlugin
 from services.node_agent.dra.preparation import ClaimPreparation
 from services.node_agent.dra.resource_claims import ClaimReader
 from services.node_agent.dra.slice_writer import SliceWriter
-from services.node_agent.kubelet.claim_plugin import ClaimDeviceHealth, ClaimPlugin
 from services.node_agent.kubelet.pods import KubeletPod
 from services.node_agent.node import Node
 from services.node_agent.settings import AgentSettings
 from shared.kubernetes.client import pod_path
-from shared.model.claim import DRIVER, RETRIED_AT, claimable
-from shared.model.clock import until_tick, wait_for_event
+from shared.model.claim import RETRIED_AT
+from shared.model.clock import until_tick
 from shared.model.errors import LeaseholdError
 from shared.model.names import PodUid
 
@@ -87,7 +86,7 @@ class KubeletRetries:
 
 
 class ClaimDriver:
-    """All of it; it learns of every change of the node's devices."""
+    """All of it; the slices are written soon after each change of the node's devices."""
 
     def __init__(self, node: Node, grants: Grants, settings: AgentSettings) -> None:
         self.node = node
@@ -98,15 +97,9 @@ class ClaimDriver:
         self.slices = SliceWriter(node, grants.mig, claims, taint_effect=settings.dra_taint_effect)
         self.retries = KubeletRetries(node, self.preparation)
         self.plugin = ClaimPlugin(
-            DRIVER,
-            node.name,
-            settings.kubelet_dir,
-            handler=self.preparation,
-            health_source=self,
-            on_registered=self.slices.write_anew,
+            node, settings.kubelet_dir, self.preparation, on_registered=self.slices.write_anew
         )
-        self._devices_changed = asyncio.Event()
-        node.on_devices.append(self.update_devices)
+        node.on_devices.append(self.slices.request)
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -120,27 +113,3 @@ class ClaimDriver:
         """Return why claims cannot be allocated here; None: they can."""
         reasons = (self.slices.unwritten_reason, self.plugin.unregistered_reason)
         return "; ".join(filter(None, reasons)) or None
-
-    def update_devices(self) -> None:
-        """Write the slices soon, and report the health of devices at once."""
-        self.slices.request()
-        self._devices_changed.set()
-        self._devices_changed = asyncio.Event()
-
-    def device_health(self) -> Sequence[ClaimDeviceHealth]:
-        """Return the health of every device and instance."""
-        now = self.node.clock.now()
-        return [
-            ClaimDeviceHealth(
-                device=name,
-                healthy=device.healthy,
-                message="" if device.healthy else device.health_text,
-                checked_at=now,
-            )
-            for device in self.node.devices
-            for name in claimable(device)
-        ]
-
-    async def wait_for_change(self, timeout_s: float) -> None:
-        """Wait until a device has changed, at most for this time."""
-        await wait_for_event(self._devices_changed, timeout_s)

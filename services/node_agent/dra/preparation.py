@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from weakref import WeakValueDictionary
 
+from proto.dra import api_pb2 as dra
 from services.node_agent.allocate.allocation import (
     HONOURED_STATES,
     DeviceMismatchError,
@@ -19,8 +20,12 @@ from services.node_agent.allocate.cdi import qualified_name
 from services.node_agent.allocate.claim_setup import claim_entry, requests_of
 from services.node_agent.allocate.grants import Grants, LeaseEndedError, MigInstances
 from services.node_agent.dra.claim_files import ClaimFiles, cdi_names
-from services.node_agent.dra.resource_claims import ClaimReader, generation_of_claim, results_on
-from services.node_agent.kubelet.claim_plugin import ClaimReference, PreparedDevice
+from services.node_agent.dra.resource_claims import (
+    ClaimReader,
+    ClaimReference,
+    generation_of_claim,
+    results_on,
+)
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError
@@ -55,7 +60,7 @@ class ClaimPreparation:
         self.claim_files = claim_files
         self._locks: WeakValueDictionary[PodUid, asyncio.Lock] = WeakValueDictionary()
 
-    async def prepare(self, claim: ClaimReference) -> Sequence[PreparedDevice]:
+    async def prepare(self, claim: ClaimReference) -> Sequence[dra.Device]:
         """Return the claim's devices once its lease is known and recorded; idempotent.
 
         Raises RequestError or UnavailableError with a sentence for the pod's owner.
@@ -113,7 +118,7 @@ class ClaimPreparation:
     def _lock(self, claim: ClaimReference) -> asyncio.Lock:
         return self._locks.setdefault(claim.uid, asyncio.Lock())
 
-    async def _prepare(self, claim: ClaimReference) -> Sequence[PreparedDevice]:
+    async def _prepare(self, claim: ClaimReference) -> Sequence[dra.Device]:
         stored = await self.claims.read(claim)
         results, generation = results_on(stored, self.node.name), generation_of_claim(stored)
         entries: tuple[CheckpointEntry, ...] = ()
@@ -227,7 +232,7 @@ def _prepared_devices(
     results: Iterable[DeviceRequestAllocationResult],
     entries: Iterable[CheckpointEntry],
     node: NodeSnapshot,
-) -> tuple[PreparedDevice, ...]:
+) -> tuple[dra.Device, ...]:
     """Return the kubelet's answer: the first device of a request carries its CDI names.
 
     A request of a prioritized list is answered by its own name, without the choice. Administrative
@@ -236,12 +241,12 @@ def _prepared_devices(
     left = {entry.allocation.container: cdi_names(entry) for entry in entries}
     whole = {device_name(uuid): (qualified_name(uuid),) for uuid in node.devices}
     return tuple(
-        PreparedDevice(
-            request=result.request.partition("/")[0],
-            pool=result.pool,
-            device=result.device,
-            share_id=result.share_id or "",
-            cdi_devices=whole.get(result.device, ())
+        dra.Device(
+            request_names=[result.request.partition("/")[0]],
+            pool_name=result.pool,
+            device_name=result.device,
+            share_id=result.share_id or None,
+            cdi_device_ids=whole.get(result.device, ())
             if result.admin_access
             else left.pop(result.request, ()),
         )

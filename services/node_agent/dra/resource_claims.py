@@ -1,7 +1,8 @@
 """Reads ResourceClaims: which devices of this node one was allocated."""
 
+from dataclasses import dataclass
+
 from services.node_agent.dra.slices import HeldAllocation
-from services.node_agent.kubelet.claim_plugin import ClaimReference
 from services.node_agent.node import Node
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.resource_claims import (
@@ -12,7 +13,20 @@ from shared.kubernetes.resource_claims import (
 )
 from shared.model.claim import DRIVER
 from shared.model.errors import RequestError
-from shared.model.names import NodeName
+from shared.model.names import Namespace, NodeName, PodUid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimReference:
+    """A ResourceClaim as the kubelet names it."""
+
+    uid: PodUid
+    namespace: Namespace
+    name: str
+
+    def __str__(self) -> str:
+        """Return namespace and name."""
+        return f"{self.namespace}/{self.name}"
 
 
 def results_on(

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.allocate.cdi import qualified_name
-from services.node_agent.kubelet.claim_plugin import ClaimReference
+from services.node_agent.dra.resource_claims import ClaimReference
 from shared.model.claim import DRIVER, LEASED, RETRIED_AT
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import DeviceReported

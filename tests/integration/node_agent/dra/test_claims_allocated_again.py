@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.node_agent.kubelet.claim_plugin import ClaimReference
+from services.node_agent.dra.resource_claims import ClaimReference
 from shared.model.errors import UnavailableError
 from shared.model.lease import ClaimAllocation
 from shared.model.names import Namespace, PodUid
@@ -61,4 +61,4 @@ async def test_a_claim_that_is_allocated_again_does_not_wait_for_its_earlier_lea
         with pytest.raises(UnavailableError, match="has been allocated again"):
             await preparing
         [device] = await agent.claims.preparation.prepare(reference)
-        assert device.device == result(1)["device"]
+        assert device.device_name == result(1)["device"]

@@ -8,7 +8,9 @@ import json
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -17,15 +19,14 @@ from proto.dra import api_pb2 as dra
 from proto.dra_health import api_pb2 as health
 from proto.dra_health import api_pb2_grpc as health_grpc
 from proto.plugin_registration import api_pb2 as registration
-from services.node_agent.kubelet.claim_plugin import (
-    ClaimDeviceHealth,
-    ClaimPlugin,
-    ClaimReference,
-    PreparedDevice,
-)
-from shared.model.claim import DRIVER
+from services.node_agent.dra.claim_plugin import ClaimPlugin
+from services.node_agent.dra.resource_claims import ClaimReference
 from shared.model.errors import RequestError, UnavailableError
+from tests.support.build import device
+from tests.support.node_agent.node import node_of
 from tests.support.waiting import until
+
+DEVICE = device()
 
 pytestmark = pytest.mark.servers
 CALLS = json.loads(Path(__file__).with_name("recorded_claim_calls.json").read_text())
@@ -38,55 +39,33 @@ def recorded(method: str) -> tuple[bytes, bytes]:
 
 
 class RecordedClaims:
-    """Prepares the recorded claim, and is healthy."""
+    """Prepares the recorded claim."""
 
     def __init__(self) -> None:
         self.prepared: list[ClaimReference] = []
         self.unprepared: list[ClaimReference] = []
         self.refusal: RequestError | UnavailableError | None = None
-        self.healthy = True
-        self.changed = asyncio.Event()
 
-    async def prepare(self, claim: ClaimReference) -> Sequence[PreparedDevice]:
+    async def prepare(self, claim: ClaimReference) -> Sequence[dra.Device]:
         self.prepared.append(claim)
         if self.refusal is not None:
             raise self.refusal
         answer = dra.NodePrepareResourcesResponse.FromString(recorded("NodePrepareResources")[1])
-        return [
-            PreparedDevice(
-                request=device.request_names[0],
-                pool=device.pool_name,
-                device=device.device_name,
-                share_id=device.share_id,
-                cdi_devices=tuple(device.cdi_device_ids),
-            )
-            for device in answer.claims[claim.uid].devices
-        ]
+        return list(answer.claims[claim.uid].devices)
 
     async def unprepare(self, claim: ClaimReference) -> None:
         self.unprepared.append(claim)
-
-    def device_health(self) -> Sequence[ClaimDeviceHealth]:
-        message = "" if self.healthy else "xid 79"
-        return [
-            ClaimDeviceHealth(device="gpu", healthy=self.healthy, message=message, checked_at=1.5)
-        ]
-
-    async def wait_for_change(self, timeout_s: float) -> None:
-        await self.changed.wait()
-        self.changed.clear()
 
 
 @asynccontextmanager
 async def plugin() -> AsyncIterator[tuple[ClaimPlugin, RecordedClaims, list[str]]]:
     handler, registered = RecordedClaims(), list[str]()
+    preparation: Any = handler
     with tempfile.TemporaryDirectory(prefix="lh-") as directory:
         served = ClaimPlugin(
-            DRIVER,
-            "node",
+            node_of(devices=(DEVICE,)),
             Path(directory),
-            handler=handler,
-            health_source=handler,
+            preparation,
             on_registered=lambda: registered.append("registered"),
         )
         task = asyncio.create_task(served.run())
@@ -157,20 +136,21 @@ async def test_a_refusal_is_the_error_of_its_claim(error: RequestError | Unavail
 
 
 async def test_changes_of_health_are_reported_at_once() -> None:
-    async with plugin() as (served, handler, _):
+    async with plugin() as (served, _, _):
         options = (("grpc.default_authority", "localhost"),)
         async with grpc.aio.insecure_channel(f"unix:{served.endpoint}", options=options) as channel:
             stream = health_grpc.DRAResourceHealthStub(channel).NodeWatchResources(
                 health.NodeWatchResourcesRequest()
             )
             [first] = (await stream.read()).devices
-            handler.healthy = False
-            handler.changed.set()
+            served.node.devices = (replace(DEVICE, healthy=False, fault="xid 79"),)
+            for notify in served.node.on_devices:
+                notify()
             [second] = (await stream.read()).devices
             stream.cancel()
 
         assert (first.health, second.health) == (health.HEALTHY, health.UNHEALTHY)
-        assert (second.message, second.device.pool_name) == ("xid 79", "node")
+        assert (second.message, second.device.pool_name) == ("it is unhealthy: xid 79", "node-0")
 
 
 async def test_removed_sockets_are_served_again() -> None:

@@ -10,10 +10,8 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import grpc
 
@@ -23,7 +21,11 @@ from proto.dra_health import api_pb2 as health
 from proto.dra_health import api_pb2_grpc as health_grpc
 from proto.plugin_registration import api_pb2 as registration
 from proto.plugin_registration import api_pb2_grpc as registration_grpc
-from shared.model.clock import until_tick
+from services.node_agent.dra.preparation import ClaimPreparation
+from services.node_agent.dra.resource_claims import ClaimReference
+from services.node_agent.node import Node
+from shared.model.claim import DRIVER, claimable
+from shared.model.clock import until_tick, wait_for_event
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.names import Namespace, PodUid
 
@@ -33,6 +35,7 @@ VERSIONS = ("v1.DRAPlugin", "v1alpha1.DRAResourceHealth")
 UID_LENGTH = 64
 UID = re.compile(rf"[A-Za-z0-9-]{{1,{UID_LENGTH}}}")
 MAX_SOCKET_PATH = 107
+UNREGISTERED = "the kubelet has not registered the DRA driver"
 LOOK_S = 1.0
 """How often it is checked that both sockets still exist."""
 HEALTH_REPEAT_S = 10.0
@@ -40,89 +43,25 @@ HEALTH_TIMEOUT_S = 30
 """After this time without an update the kubelet shows a device's health as unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimReference:
-    """A ResourceClaim as the kubelet names it."""
-
-    uid: PodUid
-    namespace: Namespace
-    name: str
-
-    def __str__(self) -> str:
-        """Return namespace and name."""
-        return f"{self.namespace}/{self.name}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedDevice:
-    """One device of a prepared claim."""
-
-    request: str
-    pool: str
-    device: str
-    share_id: str
-    cdi_devices: tuple[str, ...]
-    """Qualified CDI names that the runtime injects into containers with this request."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimDeviceHealth:
-    """The health of one device of the pool."""
-
-    device: str
-    healthy: bool
-    message: str
-    checked_at: float
-    """Unix seconds."""
-
-
-class ClaimHandler(Protocol):
-    """Prepares claims. The texts of its errors reach the pod's owner as events."""
-
-    async def prepare(self, claim: ClaimReference) -> Sequence[PreparedDevice]:
-        """Return the devices of a claim, which containers may use from now on; idempotent."""
-        ...
-
-    async def unprepare(self, claim: ClaimReference) -> None:
-        """Release a claim: no container uses it any more; idempotent."""
-        ...
-
-
-class DeviceHealthSource(Protocol):
-    """The health of all devices."""
-
-    def device_health(self) -> Sequence[ClaimDeviceHealth]:
-        """Return the current health of every device."""
-        ...
-
-    async def wait_for_change(self, timeout_s: float) -> None:
-        """Wait until the health of a device may have changed, at most for this time."""
-        ...
-
-
 class ClaimPlugin:
     """Serves the kubelet from `run` until that is cancelled."""
 
     def __init__(
         self,
-        driver: str,
-        pool: str,
+        node: Node,
         kubelet_directory: Path,
+        preparation: ClaimPreparation,
         *,
-        handler: ClaimHandler,
-        health_source: DeviceHealthSource,
         on_registered: Callable[[], None],
     ) -> None:
-        self.driver = driver
-        self.pool = pool
-        self.endpoint = kubelet_directory / "plugins" / driver / "dra.sock"
-        self.registration_socket = kubelet_directory / "plugins_registry" / f"{driver}-reg.sock"
-        self.handler = handler
-        self.health_source = health_source
+        self.node = node
+        self.endpoint = kubelet_directory / "plugins" / DRIVER / "dra.sock"
+        self.registration_socket = kubelet_directory / "plugins_registry" / f"{DRIVER}-reg.sock"
+        self.preparation = preparation
         self.on_registered = on_registered
         """Called each time the kubelet has registered the driver."""
-        self.unregistered_reason: str | None = "the kubelet has not registered the DRA driver"
-        """Why the kubelet does not call the driver; None: it is registered."""
+        self.unregistered_reason: str | None = UNREGISTERED
+        """Why the kubelet does not call the driver; None while it is registered."""
         for socket in (self.endpoint, self.registration_socket):
             if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
                 raise RequestError(
@@ -142,12 +81,10 @@ class ClaimPlugin:
 
     async def _serve(self) -> None:
         server = grpc.aio.server()
-        dra_grpc.add_DRAPluginServicer_to_server(_ClaimServicer(self.handler), server)
-        health_grpc.add_DRAResourceHealthServicer_to_server(
-            _HealthServicer(self.pool, self.health_source), server
-        )
+        dra_grpc.add_DRAPluginServicer_to_server(_ClaimServicer(self.preparation), server)
+        health_grpc.add_DRAResourceHealthServicer_to_server(_HealthServicer(self.node), server)
         registration_grpc.add_RegistrationServicer_to_server(
-            _RegistrationServicer(self.driver, self.endpoint, self._registered), server
+            _RegistrationServicer(self.endpoint, self._registered), server
         )
         sockets = (self.endpoint, self.registration_socket)  # the kubelet looks for the latter
         try:
@@ -158,7 +95,7 @@ class ClaimPlugin:
                 await asyncio.sleep(until_tick(LOOK_S))
             logger.warning("the DRA driver is served on new sockets: one was removed")
         finally:
-            self.unregistered_reason = "the kubelet has not registered the DRA driver"
+            self.unregistered_reason = UNREGISTERED
             for socket in reversed(sockets):
                 with contextlib.suppress(OSError):
                     socket.unlink(missing_ok=True)
@@ -169,7 +106,7 @@ class ClaimPlugin:
         if error:
             logger.error("the kubelet does not register the DRA driver: %s", error)
             return
-        logger.info("the kubelet has registered the DRA driver %s", self.driver)
+        logger.info("the kubelet has registered the DRA driver %s", DRIVER)
         self.on_registered()
 
 
@@ -186,8 +123,7 @@ def _listen(server: grpc.aio.Server, socket: Path) -> None:
 
 
 class _RegistrationServicer(registration_grpc.RegistrationServicer):  # type: ignore[misc]
-    def __init__(self, driver: str, endpoint: Path, registered: Callable[[str], None]) -> None:
-        self.driver = driver
+    def __init__(self, endpoint: Path, registered: Callable[[str], None]) -> None:
         self.endpoint = endpoint
         self.registered = registered
 
@@ -196,7 +132,7 @@ class _RegistrationServicer(registration_grpc.RegistrationServicer):  # type: ig
     ) -> registration.PluginInfo:
         return registration.PluginInfo(
             type="DRAPlugin",
-            name=self.driver,
+            name=DRIVER,
             endpoint=str(self.endpoint),
             supported_versions=VERSIONS,
         )
@@ -210,8 +146,8 @@ class _RegistrationServicer(registration_grpc.RegistrationServicer):  # type: ig
 
 
 class _ClaimServicer(dra_grpc.DRAPluginServicer):  # type: ignore[misc]
-    def __init__(self, handler: ClaimHandler) -> None:
-        self.handler = handler
+    def __init__(self, preparation: ClaimPreparation) -> None:
+        self.preparation = preparation
 
     async def NodePrepareResources(  # noqa: N802 - the interface's name
         self, request: dra.NodePrepareResourcesRequest, context: grpc.aio.ServicerContext
@@ -233,15 +169,15 @@ class _ClaimServicer(dra_grpc.DRAPluginServicer):  # type: ignore[misc]
 
     async def _prepare(self, claim: dra.Claim) -> dra.NodePrepareResourceResponse:
         try:
-            devices = await self.handler.prepare(_reference(claim))
+            devices = await self.preparation.prepare(_reference(claim))
         except LeaseholdError as error:
             return dra.NodePrepareResourceResponse(error=str(error))
-        return dra.NodePrepareResourceResponse(devices=map(_encode_device, devices))
+        return dra.NodePrepareResourceResponse(devices=devices)
 
     async def _unprepare(self, claim: dra.Claim) -> str:
         """Return why the claim stays prepared; empty: it does not."""
         try:
-            await self.handler.unprepare(_reference(claim))
+            await self.preparation.unprepare(_reference(claim))
         except LeaseholdError as error:
             return str(error)
         return ""
@@ -256,34 +192,31 @@ def _reference(claim: dra.Claim) -> ClaimReference:
     )
 
 
-def _encode_device(device: PreparedDevice) -> dra.Device:
-    return dra.Device(
-        request_names=[device.request],
-        pool_name=device.pool,
-        device_name=device.device,
-        cdi_device_ids=device.cdi_devices,
-        share_id=device.share_id or None,
-    )
-
-
 class _HealthServicer(health_grpc.DRAResourceHealthServicer):  # type: ignore[misc]
-    def __init__(self, pool: str, source: DeviceHealthSource) -> None:
-        self.pool = pool
-        self.source = source
+    def __init__(self, node: Node) -> None:
+        self.node = node
 
     async def NodeWatchResources(  # noqa: N802 - the interface's name
         self, request: health.NodeWatchResourcesRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[health.NodeWatchResourcesResponse]:
-        while True:
-            found = self.source.device_health()
-            yield health.NodeWatchResourcesResponse(devices=map(self._encode, found))
-            await self.source.wait_for_change(until_tick(HEALTH_REPEAT_S))
+        changed = asyncio.Event()
+        self.node.on_devices.append(changed.set)
+        try:
+            while True:
+                changed.clear()
+                yield health.NodeWatchResourcesResponse(devices=self._devices())
+                await wait_for_event(changed, until_tick(HEALTH_REPEAT_S))
+        finally:
+            self.node.on_devices.remove(changed.set)
 
-    def _encode(self, device: ClaimDeviceHealth) -> health.DeviceHealth:
-        return health.DeviceHealth(
-            device=health.DeviceIdentifier(pool_name=self.pool, device_name=device.device),
-            health=health.HEALTHY if device.healthy else health.UNHEALTHY,
-            last_updated_time=int(device.checked_at),
-            health_check_timeout_seconds=HEALTH_TIMEOUT_S,
-            message=device.message,
-        )
+    def _devices(self) -> Iterator[health.DeviceHealth]:
+        """Yield the health of every device and instance."""
+        for device in self.node.devices:
+            for name in claimable(device):
+                yield health.DeviceHealth(
+                    device=health.DeviceIdentifier(pool_name=self.node.name, device_name=name),
+                    health=health.HEALTHY if device.healthy else health.UNHEALTHY,
+                    last_updated_time=int(self.node.clock.now()),
+                    health_check_timeout_seconds=HEALTH_TIMEOUT_S,
+                    message="" if device.healthy else device.health_text,
+                )
