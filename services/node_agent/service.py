@@ -7,17 +7,16 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from services.node_agent.allocate.admission_window import AdmissionWindow
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.dra.driver import ClaimDriver
-from services.node_agent.kubelet.registration import ContainerStarts, DevicePlugins
+from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.node import Node
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.records.device_guard import close_unrecorded
 from services.node_agent.records.held_devices import close_exceeded
-from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.usage.violations import violation_events
 from services.node_agent.views.node_views import ViewWriter
-from shared.model.clock import Clock, until_tick, wait_for_event
+from shared.model.clock import until_tick, wait_for_event
 from shared.model.device import Device
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import (
@@ -41,7 +40,6 @@ from shared.model.events.request_reply import (
     UsageReply,
     UsageRequest,
 )
-from shared.model.lease import Lease
 from shared.model.names import DeviceUuid
 from shared.runtime.service import answers, emits, handles, loops, publishes
 
@@ -49,40 +47,6 @@ GRACE_S = 0.5
 """After this time, binders have bound the pods that were admitted last."""
 LOOK_S = 0.1
 REPLY_S = 1.0
-
-
-async def drain(
-    window: AdmissionWindow,
-    lease_sync: LeaseSync,
-    starts: ContainerStarts,
-    *,
-    clock: Clock,
-    limit_s: float,
-) -> Sequence[Lease]:
-    """Wait until no pod is in flight; return the leases left after `limit_s`.
-
-    Without a reply of a binder, the known leases count.
-    """
-    window.draining = True
-    until = clock.ticks() + limit_s
-    await clock.sleep(GRACE_S)
-    while True:
-        try:
-            await lease_sync.sync(timeout_s=REPLY_S)
-        except UnavailableError as error:
-            logger.debug("draining without a list of the node's leases: %s", error)
-        left = list(window.in_flight().values())
-        is_late = clock.ticks() > until
-        if not left and (is_late or not starts.any_due()):
-            return ()
-        if is_late:
-            logger.warning(
-                "stopping while %d pods wait for devices, which the kubelet will refuse: %s",
-                len(left),
-                ", ".join(f"{lease.namespace}/{lease.name}" for lease in left),
-            )
-            return left
-        await clock.sleep(LOOK_S)
 
 
 logger = logging.getLogger(__name__)
@@ -219,13 +183,25 @@ class NodeAgent:
         """Admit no more pods, report that, and wait until the kubelet starts the admitted."""
         self.window.draining = True
         self.node.report_due.set()
-        await drain(
-            self.window,
-            self.node.lease_sync,
-            self.plugins.starts,
-            clock=self.clock,
-            limit_s=self.node.timing.drain_s,
-        )
+        until = self.clock.ticks() + self.node.timing.drain_s
+        await self.clock.sleep(GRACE_S)
+        while True:
+            try:
+                await self.node.lease_sync.sync(timeout_s=REPLY_S)
+            except UnavailableError as error:  # the known leases count
+                logger.debug("draining without a list of the node's leases: %s", error)
+            left = list(self.window.in_flight().values())
+            is_late = self.clock.ticks() > until
+            if not left and (is_late or not self.plugins.starts.any_due()):
+                return
+            if is_late:
+                logger.warning(
+                    "stopping while %d pods wait for devices, which the kubelet will refuse: %s",
+                    len(left),
+                    ", ".join(f"{lease.namespace}/{lease.name}" for lease in left),
+                )
+                return
+            await self.clock.sleep(LOOK_S)
 
     # Publishes
 

@@ -84,7 +84,7 @@ async def node_agent(
             name=settings.node_name,
             kubernetes=await stack.enter_async_context(KubernetesClient(api_server)),
             kubelet=KubeletPods(kubelet, read_credentials),
-            pod_resources=await stack.enter_async_context(KubeletPodResources(socket)),
+            pod_resources=await stack.enter_async_context(KubeletPodResources.connected(socket)),
             checkpoint=checkpoint,
             lease_sync=LeaseSync(KnownLeases(settings.node_name), requester),
             files=files,

@@ -158,7 +158,7 @@ class Kubelet:
         if entry is None or claim.generation != generation or not claim.consumers:
             return
         named = {device_name(device.uuid): device.uuid for device in self.node.devices}
-        record.device_name = named[devices[0].device]
+        record.device = named[devices[0].device_name]
         record.given = {**entry.limits.environment, "NVIDIA_VISIBLE_DEVICES": record.device}
         self.node.on_given(self.node.name, record)
 

@@ -20,7 +20,7 @@ MAX_LISTED = 5
 MAX_LISTED_IDS = 2_000
 """With more, a kubelet of 1.36 that restarts is busy for seconds, and allocates nothing."""
 
-Registered = Mapping[str, frozenset[str]]
+Registered = Mapping[str, frozenset[str] | None]
 """IDs that the kubelet lists as healthy, by resource."""
 
 
@@ -66,7 +66,7 @@ def other_plugins(
     wrong = sorted(
         resource
         for resource, ids in registered.items()
-        if resource in served and not ids <= served[resource].keys()
+        if resource in served and ids and not ids <= served[resource].keys()
     )
     if wrong:
         sockets = f" (other sockets: {', '.join(other_sockets)})" if other_sockets else ""

@@ -25,7 +25,7 @@ from services.node_agent.isolation.library_store import (
 )
 from services.node_agent.kubelet.cgroups import read_origin
 from services.node_agent.kubelet.device_checkpoint import (
-    KubeletCheckpointDevices,
+    KubeletDevices,
     read_kubelet_devices,
 )
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
@@ -211,7 +211,7 @@ class NodeProbes:
         writer.close()
         return judge.kubelet_socket(str(path), "")
 
-    def _kubelet_devices(self) -> KubeletCheckpointDevices:
+    def _kubelet_devices(self) -> KubeletDevices:
         devices = read_kubelet_devices(self.plugins)
         if devices is None:
             raise SkipError(f"{self.plugins} has no checkpoint: the kubelet has no plugin yet")
@@ -225,12 +225,12 @@ class NodeProbes:
             if not path.name.startswith(SOCKET_PREFIX) and path.name != "kubelet.sock"
         )
         return judge.other_plugins(
-            self._kubelet_devices().registered, self.shown.served, other_sockets
+            self._kubelet_devices().registered or {}, self.shown.served, other_sockets
         )
 
     async def registration(self) -> Finding:
         """Read whether the kubelet has our devices."""
-        return judge.registration(self._kubelet_devices().registered, self.shown.served)
+        return judge.registration(self._kubelet_devices().registered or {}, self.shown.served)
 
     async def node_resources(self) -> Finding:
         """Compare the node's status with its devices."""
@@ -295,7 +295,7 @@ class NodeProbes:
         """Compare the kubelet's PodResources with the agent's checkpoint."""
         allocations, served = self._allocations(), self.shown.served.keys()
         socket = self.settings.kubelet_dir / "pod-resources" / "kubelet.sock"
-        async with KubeletPodResources(socket) as client:
+        async with KubeletPodResources.connected(socket) as client:
             holdings = (await client.list_holdings()).holdings
         held_ids: dict[tuple[str, str], frozenset[str]] = {}
         for holding in holdings:
@@ -308,9 +308,9 @@ class NodeProbes:
         """Compare the kubelet's checkpoint with the agent's."""
         served = self.shown.served.keys()
         pods: dict[str, frozenset[str]] = {}
-        for resource, pod in self._kubelet_devices().allocated:
-            if resource in served:
-                pods[resource] = pods.get(resource, frozenset()) | {pod}
+        for entry in self._kubelet_devices().allocated or ():
+            if entry.resource in served:
+                pods[entry.resource] = pods.get(entry.resource, frozenset()) | {entry.pod}
         return judge.kubelet_checkpoint(pods, self._allocations())
 
     async def processes(self) -> Finding:

@@ -71,24 +71,31 @@ def parse_start_time_s(stat: str) -> float:
     return int(fields[_START_TIME_FIELD]) / _TICKS_PER_S
 
 
-def processes_of(pods: Container[PodUid], proc: Path) -> dict[int, ProcessOrigin]:
-    """Return the processes of these pods below `proc`, by PID on the node.
+def pods_of_processes(proc: Path) -> dict[int, PodUid]:
+    """Return the pods of the node's processes that run in one, by PID on the node.
 
     Reads the cgroup of every process of the node, some 20 µs each.
     """
-    found: dict[int, ProcessOrigin] = {}
+    found: dict[int, PodUid] = {}
     for entry in os.scandir(proc):
-        if not entry.name.isdecimal():
-            continue
-        try:
-            text = (proc / entry.name / "cgroup").read_text(errors="replace")
-        except OSError:  # it has ended
-            continue
-        if parse_cgroup(text)[0] in pods:
-            origin = read_origin(int(entry.name), proc)
-            if origin is not None:
-                found[int(entry.name)] = origin
+        if entry.name.isdecimal() and (pod := pod_of_process(proc / entry.name)) is not None:
+            found[int(entry.name)] = pod
     return found
+
+
+def pod_of_process(process: Path) -> PodUid | None:
+    """Return the pod that a process runs in, by its directory below `/proc`."""
+    try:
+        return parse_cgroup((process / "cgroup").read_text(errors="replace"))[0]
+    except OSError:  # it has ended
+        return None
+
+
+def processes_of(pods: Container[PodUid], proc: Path) -> dict[int, ProcessOrigin]:
+    """Return the processes of these pods below `proc`, by PID on the node."""
+    pids = (pid for pid, pod in pods_of_processes(proc).items() if pod in pods)
+    found = ((pid, read_origin(pid, proc)) for pid in pids)
+    return {pid: origin for pid, origin in found if origin is not None}
 
 
 def read_origin(

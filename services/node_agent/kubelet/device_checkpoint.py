@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -22,44 +21,33 @@ class _KubeletEntry(msgspec.Struct, frozen=True):
     resource: str = msgspec.field(name="ResourceName")
 
 
-class _KubeletData(msgspec.Struct, frozen=True):
-    entries: list[_KubeletEntry] | None = msgspec.field(name="PodDeviceEntries", default=None)
-    registered: dict[str, list[str] | None] | None = msgspec.field(
+class KubeletDevices(msgspec.Struct, frozen=True):
+    """The devices in a kubelet's checkpoint: those allocated, and IDs by resource."""
+
+    allocated: tuple[_KubeletEntry, ...] | None = msgspec.field(
+        name="PodDeviceEntries", default=None
+    )
+    registered: dict[str, frozenset[str] | None] | None = msgspec.field(
         name="RegisteredDevices", default=None
     )
 
 
 class _KubeletCheckpoint(msgspec.Struct, frozen=True):
-    data: _KubeletData = msgspec.field(name="Data")
+    data: KubeletDevices = msgspec.field(name="Data")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeletCheckpointDevices:
-    """The devices in a kubelet's checkpoint."""
-
-    registered: dict[str, frozenset[str]]
-    """IDs by resource."""
-    allocated: tuple[tuple[str, str], ...]
-    """Resource and pod UID of each entry."""
-
-
-def read_kubelet_devices(plugins: Path) -> KubeletCheckpointDevices | None:
-    """Read the kubelet's checkpoint in its directory of plugin sockets; None: there is none.
+def read_kubelet_devices(plugins: Path) -> KubeletDevices | None:
+    """Read the kubelet's checkpoint, if it has one, in its directory of plugin sockets.
 
     Raises UnavailableError if it cannot be read.
     """
     path = plugins / FILE_NAME
     try:
-        data = msgspec.json.decode(path.read_bytes(), type=_KubeletCheckpoint).data
+        return msgspec.json.decode(path.read_bytes(), type=_KubeletCheckpoint).data
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnavailableError(f"{path} is not a kubelet's checkpoint: {error}") from error
-    registered = data.registered or {}
-    return KubeletCheckpointDevices(
-        registered={name: frozenset(ids or ()) for name, ids in registered.items()},
-        allocated=tuple((entry.resource, entry.pod) for entry in data.entries or ()),
-    )
 
 
 Allocatable = Callable[[str], Awaitable[int | None]]
@@ -94,7 +82,7 @@ class PluginResources:
         if changed_at == self._read_at and self.since.keys().isdisjoint(amounts):
             return
         devices = await asyncio.to_thread(read_kubelet_devices, self.plugins)
-        registered = frozenset(devices.registered) if devices else frozenset()
+        registered = frozenset((devices and devices.registered) or ())
         held = {each.resource for each in (await self.node.pod_resources.list_holdings()).holdings}
         zero = {name for name in self.since.keys() & amounts if not await self.allocatable(name)}
         now = time.monotonic()

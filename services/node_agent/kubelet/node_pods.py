@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 
 from services.node_agent.allocate.expected_requests import implied_pods
-from services.node_agent.kubelet.cgroups import parse_cgroup
+from services.node_agent.kubelet.cgroups import pod_of_process, pods_of_processes
 from services.node_agent.kubelet.pods import KubeletPod
 from services.node_agent.node import Node
 from shared.kubernetes.kubeconfig import KubeconfigError
@@ -81,8 +81,9 @@ class NodePods:
 
         None are found without `hostPID`, or if containers are not in the cgroups of their pods.
         """
-        found = await asyncio.to_thread(pods_of_processes, self.proc)
-        self._finds_processes |= bool(found - {_own_pod(self.proc)})
+        pods = await asyncio.to_thread(pods_of_processes, self.proc)
+        found = frozenset(pods.values())
+        self._finds_processes |= bool(found - {pod_of_process(self.proc / "self")})
         return found
 
     async def _read_list(self) -> tuple[KubeletPod, ...] | None:
@@ -118,23 +119,3 @@ class NodePods:
                 reason,
             )
         self.unreadable_reason = f"the kubelet's list of pods cannot be read ({reason}); {advice}"
-
-
-def _own_pod(proc: Path) -> PodUid | None:
-    try:
-        return parse_cgroup((proc / "self/cgroup").read_text())[0]
-    except OSError:
-        return None
-
-
-def pods_of_processes(proc: Path) -> frozenset[PodUid]:
-    """Return the pods that any process of the node belongs to, by its cgroup."""
-    found: set[PodUid] = set()
-    for path in proc.glob("[0-9]*/cgroup"):
-        try:
-            pod, _ = parse_cgroup(path.read_text(errors="replace"))
-        except OSError:  # it has just ended
-            continue
-        if pod is not None:
-            found.add(pod)
-    return frozenset(found)

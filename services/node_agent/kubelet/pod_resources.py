@@ -1,9 +1,9 @@
 """The kubelet's PodResources API: which container holds which devices, also by ResourceClaims."""
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import grpc
@@ -29,23 +29,18 @@ _OPTIONS = (
 
 
 class KubeletPodResources:
-    """One persistent connection; an async context manager."""
+    """One persistent connection."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, channel: grpc.aio.Channel) -> None:
         self.socket = socket
+        self._stub = api_pb2_grpc.PodResourcesListerStub(channel)
 
-    async def __aenter__(self) -> Self:
-        self._channel = grpc.aio.insecure_channel(f"unix:{self.socket}", options=_OPTIONS)
-        self._stub = api_pb2_grpc.PodResourcesListerStub(self._channel)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._channel.close()
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connected(cls, socket: Path) -> AsyncIterator[Self]:
+        """Connect, until the context exits."""
+        async with grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS) as channel:
+            yield cls(socket, channel)
 
     async def list_holdings(self) -> PodResources:
         """Return the devices of every container.

@@ -6,7 +6,7 @@ are written, and retried until the API server accepts them.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from urllib.parse import quote
 
@@ -25,56 +25,6 @@ from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.lease import Lease
 from shared.model.names import PodUid
 from shared.model.quantity import parse_count
-
-
-class NodeObjects:
-    """The custom objects of one node; the node owns them, so they are deleted with it."""
-
-    def __init__(self, node: Node) -> None:
-        self.client = node.kubernetes
-        self.node = node.name
-        self.clock = node.clock
-        self._retry_at: dict[str, float] = {}
-
-    async def write(self, objects: Iterable[NodeObject], node_uid: str) -> None:
-        """Create missing objects and patch stale ones, of each kind that is defined.
-
-        Labels and annotations of others stay. Raises UnavailableError if the API server does not
-        respond; a refusal is logged, and retried after `OBJECT_RETRY_S`.
-        """
-        for wanted in objects:
-            if self.clock.ticks() < self._retry_at.get(wanted.collection, 0.0):
-                continue
-            try:
-                await self._write(wanted, node_uid)
-            except UnavailableError:
-                raise
-            except NotFoundError:
-                self._retry_later(wanted)
-                logger.debug("%s is not defined here", wanted.collection)
-            except KubernetesError as error:
-                self._retry_later(wanted)
-                logger.warning("%s %s was not written: %s", wanted.kind, self.node, error)
-
-    def _retry_later(self, wanted: NodeObject) -> None:
-        self._retry_at[wanted.collection] = self.clock.ticks() + OBJECT_RETRY_S
-
-    async def _write(self, wanted: NodeObject, node_uid: str) -> None:
-        path = f"{wanted.collection}/{self.node}"
-        now = self.clock.now()
-        try:
-            stored = await self.client.read(path, RawObject)
-        except NotFoundError:
-            await self.client.create(
-                wanted.collection, new_object(wanted, self.node, node_uid, now_s=now)
-            )
-            return
-        spec = stored.spec if isinstance(stored.spec, Mapping) else {}
-        devices = spec.get("devices") or []
-        changes = changes_to(wanted, stored.metadata.labels, devices, now_s=now)
-        if changes:
-            await self.client.patch_merge(path, changes)
-
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +52,7 @@ class ViewWriter:
         self.client = node.kubernetes
         self.clock = node.clock
         self.wait = node.wait
-        self.objects = NodeObjects(node)
+        self._object_retry_at: dict[str, float] = {}
         self.node = node.name
         self.handshake = handshake
         """Whether to report to older schedulers of Volcano that the device plugin runs."""
@@ -239,9 +189,43 @@ class ViewWriter:
         if status := _status_changes(node.status, wanted):
             path = f"{self.path}/status"
             self._take_written(await self.client.patch_strategic(path, {"status": status}, ApiNode))
-        await self.objects.write(wanted.objects, node.metadata.uid)
+        for each in wanted.objects:
+            await self._write_object(each, node.metadata.uid)
         if observed is not None:
             await self.clock.sleep(WRITE_AGAIN_S)
+
+    async def _write_object(self, wanted: NodeObject, node_uid: str) -> None:
+        """Create a missing object or patch a stale one, if its kind is defined.
+
+        Labels and annotations of others stay. Raises UnavailableError if the API server does not
+        respond; a refusal is logged, and retried after `OBJECT_RETRY_S`.
+        """
+        if self.clock.ticks() < self._object_retry_at.get(wanted.collection, 0.0):
+            return
+        try:
+            await self._sync_object(wanted, node_uid)
+        except UnavailableError:
+            raise
+        except KubernetesError as error:
+            self._object_retry_at[wanted.collection] = self.clock.ticks() + OBJECT_RETRY_S
+            if isinstance(error, NotFoundError):
+                logger.debug("%s is not defined here", wanted.collection)
+            else:
+                logger.warning("%s %s was not written: %s", wanted.kind, self.node, error)
+
+    async def _sync_object(self, wanted: NodeObject, node_uid: str) -> None:
+        path, now = f"{wanted.collection}/{self.node}", self.clock.now()
+        try:
+            stored = await self.client.read(path, RawObject)
+        except NotFoundError:
+            new = new_object(wanted, self.node, node_uid, now_s=now)
+            await self.client.create(wanted.collection, new)
+            return
+        spec = stored.spec if isinstance(stored.spec, Mapping) else {}
+        devices = spec.get("devices") or []
+        changes = changes_to(wanted, stored.metadata.labels, devices, now_s=now)
+        if changes:
+            await self.client.patch_merge(path, changes)
 
     def _take_written(self, node: ApiNode) -> None:
         self._written = node.metadata.resource_version

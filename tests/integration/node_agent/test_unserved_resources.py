@@ -25,7 +25,7 @@ UNITS: dict[str, Any] = {"gpu_strategy": "share", "memory_factor": 16}
 def registered(cluster: OneNodeCluster) -> frozenset[str]:
     """Return the resources in the kubelet's checkpoint that have or had a plugin."""
     devices = read_kubelet_devices(cluster.node.kubelet.files.root / "device-plugins")
-    return frozenset(devices.registered if devices else ())
+    return frozenset((devices and devices.registered) or ())
 
 
 async def test_a_resource_is_reported_as_newly_served_after_each_registration() -> None:
