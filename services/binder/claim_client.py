@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.binder.report.explanations import stamp
+from services.binder.observations import stamp
 from shared.dialects import GPU_RESOURCES
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import NotFoundError
@@ -71,12 +71,12 @@ def _uses(pod: ApiPod) -> Iterator[RequestUse]:
 FIELD_MANAGER = "leasehold"
 
 
+@dataclass(eq=False)
 class ClaimClient:
     """Translates between the API server's objects and the binder's values."""
 
-    def __init__(self, client: KubernetesClient, clock: Clock) -> None:
-        self.client = client
-        self.clock = clock
+    client: KubernetesClient
+    clock: Clock
 
     async def get_allocation(self, namespace: str, name: str) -> AllocatedClaim | None:
         """Return a claim's allocation of our devices as it is now, or None if it has none."""

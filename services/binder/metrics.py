@@ -2,8 +2,6 @@
 
 from prometheus_client import Counter
 
-from shared.model.preemption import Victim
-
 ANOMALIES = Counter(
     "leasehold_binder_anomalies",
     "Dropped messages, and mismatches between ledger and cluster, by kind.",
@@ -36,17 +34,6 @@ RESIZES = Counter(
 )
 
 
-class PrometheusMetrics:
-    """Counts on /metrics."""
-
-    def count_anomaly(self, kind: str, count: int = 1) -> None:
-        """Count what was dropped, or differs between ledger and cluster."""
-        ANOMALIES.labels(kind).inc(count)
-
-    def count_eviction(self, victim: Victim, beneficiary: str) -> None:
-        """Count an eviction for a namespace; empty: for none in particular."""
-        EVICTIONS.labels(victim.namespace, victim.cause, beneficiary).inc()
-
-    def count_resize(self, outcome: str) -> None:
-        """Count a resize request: resized, unchanged, refused or unavailable."""
-        RESIZES.labels(outcome).inc()
+def count_anomaly(kind: str, count: int = 1) -> None:
+    """Count what was dropped, or differs between ledger and cluster."""
+    ANOMALIES.labels(kind).inc(count)

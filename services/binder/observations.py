@@ -1,74 +1,75 @@
 """Pods and PodDisruptionBudgets, as the binder reads them from the API server; pure."""
 
+import datetime
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
+from shared.kubernetes.types import ApiPod, Condition
+from shared.model.lease import Lease
+from shared.model.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.preemption import PREEMPTIBLE
+from shared.pods.observed_pod import TERMINAL
+
+_NO_NAMESPACE = Namespace("")
 
 
 @dataclass(frozen=True, slots=True)
 class PodSnapshot:
-    """A pod as the API server has it now."""
+    """A pod as the API server has it now, or an allocated ResourceClaim."""
 
-    uid: PodUid
+    pod: PodUid
     node: NodeName | None
+    _: KW_ONLY
+    namespace: Namespace = _NO_NAMESPACE
+    name: str = ""
+    resource_version: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    owner: str = ""
+    """Uid of its controller, if it has one."""
+    priority: int = 0
+    preempts: bool = True
+    grace_s: float = 30.0
     deleting: bool = False
     """Whether it has a deletion timestamp."""
     terminal: bool = False
     """Whether its phase is Succeeded or Failed."""
-    lease: str = ""
-    """The copy of its lease; empty: it carries none."""
+    scheduled: Condition = field(default_factory=Condition)
+    """Its condition PodScheduled."""
+
+    @property
+    def lease(self) -> str:
+        """The copy of its lease, or an empty text if it carries none."""
+        return self.annotations.get(ANNOTATION, "")
+
+    @property
+    def preemptible(self) -> bool:
+        """Whether no label of it forbids its preemption."""
+        return self.labels.get(PREEMPTIBLE) != "false"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedCondition:
-    """A pod's condition PodScheduled, with the pod's resource version."""
-
-    uid: PodUid
-    node: str
-    resource_version: str
-    status: str = ""
-    reason: str = ""
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectedPod:
-    """A pod that a selector selects."""
-
-    uid: PodUid
-    namespace: Namespace
-    name: str
-    node: NodeName | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodAnnotations:
-    """A pod's annotations, with its resource version."""
-
-    uid: PodUid
-    resource_version: str
-    annotations: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodFacts:
-    """Facts that decide whether a pod may be evicted, besides its lease."""
-
-    pod: PodUid
-    namespace: Namespace
-    name: str
-    owner: str = ""
-    """Uid of its controller; empty: none."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    priority: int = 0
-    preempts: bool = True
-    preemptible: bool = True
-    deleting: bool = False
-    """Whether it has a deletion timestamp."""
-    node: str = ""
-    """Where it runs; empty: it is not bound."""
-    grace_s: float = 30.0
+def snapshot_of(pod: ApiPod) -> PodSnapshot:
+    """Return what the binder reads of a pod."""
+    metadata, spec = pod.metadata, pod.spec
+    grace_s = spec.termination_grace_period_seconds
+    conditions = (each for each in pod.status.conditions if each.type == "PodScheduled")
+    return PodSnapshot(
+        PodUid(metadata.uid),
+        NodeName(spec.node_name) or None,
+        namespace=Namespace(metadata.namespace),
+        name=metadata.name,
+        resource_version=metadata.resource_version,
+        annotations=metadata.annotations,
+        labels=metadata.labels,
+        owner=next((each.uid for each in metadata.owner_references if each.controller), ""),
+        priority=spec.priority or 0,
+        preempts=spec.preemption_policy != "Never",
+        grace_s=30.0 if grace_s is None else grace_s,
+        deleting=metadata.deletion_timestamp is not None,
+        terminal=pod.status.phase in TERMINAL,
+        scheduled=next(conditions, Condition()),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,3 +80,13 @@ class DisruptionBudget:
     """`NAMESPACE/NAME`."""
     pods: frozenset[PodUid]
     allowed: int
+
+
+def stamp(at: float) -> str:
+    """Format Unix seconds as Kubernetes formats times."""
+    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def generation_of(lease: Lease) -> str:
+    """Return which allocation of a claim a lease is for, or an empty text for that of a pod."""
+    return lease.claim.generation if lease.claim else ""

@@ -1,21 +1,41 @@
-"""Pods and core/v1 Events at the API server, as the binder reads and writes them."""
+"""Pods and core/v1 Events at the API server, as the binder reads and writes them; evictions."""
 
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from msgspec import Struct
 
-from services.binder.observations import ObservedCondition, PodAnnotations, PodSnapshot, SelectedPod
+from services.binder.observations import DisruptionBudget, PodSnapshot, snapshot_of, stamp
 from shared.dialects import KUBE_SCHEDULER
 from shared.kubernetes.client import KubernetesClient, pod_path
-from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
-from shared.kubernetes.types import ApiObject, ApiPod, Condition
-from shared.model.lease_copy import ANNOTATION
-from shared.model.names import Namespace, NodeName, PodUid
+from shared.kubernetes.errors import (
+    EvictionBlockedError,
+    KubernetesConflictError,
+    NotFoundError,
+    OverloadedError,
+    RequestRejectedError,
+)
+from shared.kubernetes.types import (
+    ApiDisruptionBudget,
+    ApiObject,
+    ApiPod,
+    LabelSelector,
+    SelectorRequirement,
+)
+from shared.model.errors import UnavailableError
+from shared.model.names import NodeName, PodUid
 from shared.model.node import AntiAffinityTerm, LabelRequirement
+from shared.model.preemption import PREEMPT_AT, EvictionOutcome, Victim
 
-TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
+logger = logging.getLogger(__name__)
+
+DISRUPTION_BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
+SEVERAL_DISRUPTION_BUDGETS = 500
+"""Status code where several PodDisruptionBudgets select the pod: it can never be evicted."""
+Item = TypeVar("Item")
 _OTHERS = f"spec.schedulerName!={KUBE_SCHEDULER},status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of active pods of schedulers without the extender."""
 
@@ -32,29 +52,15 @@ class PodClient:
         self.bind_pod = client.bind_pod
 
     async def get(self, namespace: str, name: str) -> PodSnapshot | None:
-        """Return the pod as it is now; None: there is none."""
-        pod = await self._get(namespace, name)
-        if pod is None:
-            return None
-        return PodSnapshot(
-            uid=PodUid(pod.metadata.uid),
-            node=NodeName(pod.spec.node_name) or None,
-            deleting=pod.metadata.deletion_timestamp is not None,
-            terminal=pod.status.phase in TERMINAL_PHASES,
-            lease=pod.metadata.annotations.get(ANNOTATION, ""),
-        )
-
-    async def node_exists(self, name: NodeName) -> bool:
-        """Return whether the API server has the node now."""
+        """Return the pod as it is now, or None if there is none."""
         try:
-            await self.client.read(f"/api/v1/nodes/{quote(name, safe='')}", ApiObject)
+            return snapshot_of(await self.client.read(pod_path(namespace, name), ApiPod))
         except NotFoundError:
-            return False
-        return True
+            return None
 
     async def list_selected(
         self, term: AntiAffinityTerm, node: NodeName | None
-    ) -> list[SelectedPod]:
+    ) -> list[PodSnapshot]:
         """Return the active pods of schedulers without the extender that the term selects.
 
         With a `node`, only those on it or on none yet.
@@ -62,67 +68,28 @@ class PodClient:
         paths = [f"/api/v1/namespaces/{quote(each, safe='')}/pods" for each in term.namespaces]
         places = ("",) if node is None else (",spec.nodeName=", f",spec.nodeName={node}")
         return [
-            pod
+            snapshot_of(pod)
             for path in (["/api/v1/pods"] if term.all_namespaces else paths)
             for place in places
-            async for pod in self._listed(path, term, _OTHERS + place)
+            for pod in await self._list(
+                path, ApiPod, labelSelector=_selector(term), fieldSelector=_OTHERS + place
+            )
         ]
 
-    async def _listed(
-        self, path: str, term: AntiAffinityTerm, fields: str
-    ) -> AsyncIterator[SelectedPod]:
-        query = {"labelSelector": _selector(term), "fieldSelector": fields}
-        async for page in self.client.pages(path, query=query):
-            for pod in page.read(ApiPod):
-                yield SelectedPod(
-                    uid=PodUid(pod.metadata.uid),
-                    namespace=Namespace(pod.metadata.namespace),
-                    name=pod.metadata.name,
-                    node=NodeName(pod.spec.node_name) or None,
-                )
-
-    async def node_label(self, name: NodeName, key: str) -> str | None:
-        """Return a label of a node; None: there is no such label or node."""
+    async def node_labels(self, name: NodeName) -> Mapping[str, str] | None:
+        """Return the labels of a node, or None if there is none."""
         try:
             node = await self.client.read(f"/api/v1/nodes/{quote(name, safe='')}", ApiObject)
         except NotFoundError:
             return None
-        return node.metadata.labels.get(key)
-
-    async def get_condition(self, namespace: str, name: str) -> ObservedCondition | None:
-        """Return the pod's condition PodScheduled; None: there is no such pod."""
-        pod = await self._get(namespace, name)
-        if pod is None:
-            return None
-        conditions = (each for each in pod.status.conditions if each.type == "PodScheduled")
-        condition = next(conditions, Condition())
-        return ObservedCondition(
-            uid=PodUid(pod.metadata.uid),
-            node=pod.spec.node_name,
-            resource_version=pod.metadata.resource_version,
-            status=condition.status,
-            reason=condition.reason,
-            message=condition.message,
-        )
-
-    async def get_annotations(self, namespace: str, name: str) -> PodAnnotations | None:
-        """Return a pod's annotations; None: there is no such pod."""
-        try:
-            pod = await self.client.read(pod_path(namespace, name), ApiObject)
-        except NotFoundError:
-            return None
-        return PodAnnotations(
-            uid=PodUid(pod.metadata.uid),
-            resource_version=pod.metadata.resource_version,
-            annotations=pod.metadata.annotations,
-        )
+        return node.metadata.labels
 
     async def annotate(
-        self, namespace: str, name: str, read: PodAnnotations, annotations: Mapping[str, str]
+        self, namespace: str, name: str, read: PodSnapshot, annotations: Mapping[str, str]
     ) -> None:
         """Add annotations, in one write. Raises ConflictError if the pod has changed since."""
         metadata = {
-            "uid": read.uid,
+            "uid": read.pod,
             "resourceVersion": read.resource_version,
             "annotations": annotations,
         }
@@ -168,11 +135,112 @@ class PodClient:
             return 0
         return event.count or 1
 
-    async def _get(self, namespace: str, name: str) -> ApiPod | None:
+    async def list_pods(self) -> tuple[dict[PodUid, PodSnapshot], list[DisruptionBudget]]:
+        """Return all pods by uid, and all PodDisruptionBudgets with the pods they select."""
+        pods, budgets = await asyncio.gather(
+            self._list("/api/v1/pods", ApiPod),
+            self._list(DISRUPTION_BUDGETS, ApiDisruptionBudget),
+        )
+        known = {pod.pod: pod for pod in map(snapshot_of, pods)}
+        return known, [_disruptions(each, known.values()) for each in budgets]
+
+    async def announce(self, victim: Victim, at: float) -> bool:
+        """Annotate the pod with the time of its eviction.
+
+        False if the pod is gone, or cannot be changed. Raises UnavailableError as `evict` does.
+        """
+        return await self._annotate(victim, stamp(at))
+
+    async def withdraw(self, victim: Victim) -> bool:
+        """Remove that annotation; False if the pod is gone."""
+        return await self._annotate(victim, None)
+
+    async def evict(
+        self, victim: Victim | PodSnapshot, *, dry_run: bool = False
+    ) -> tuple[EvictionOutcome, str]:
+        """Evict the pod with exactly this uid, or check whether that is allowed.
+
+        Returns the outcome and the reason for it. Raises UnavailableError if the API server does
+        not answer, or reports a conflict although the pod is there.
+        """
         try:
-            return await self.client.read(pod_path(namespace, name), ApiPod)
+            await self.client.evict(victim.namespace, victim.name, uid=victim.pod, dry_run=dry_run)
+        except EvictionBlockedError as error:
+            return EvictionOutcome.BLOCKED, error.response.message
+        except NotFoundError as error:
+            return EvictionOutcome.GONE, error.response.message
+        except KubernetesConflictError as error:
+            await self._raise_unless_gone(victim, error)
+            return EvictionOutcome.GONE, error.response.message
+        except RequestRejectedError as error:
+            # Rejected by an admission policy of the cluster, for example.
+            return EvictionOutcome.BLOCKED, error.response.message
+        except OverloadedError as error:
+            if error.response.code == SEVERAL_DISRUPTION_BUDGETS:
+                return EvictionOutcome.BLOCKED, error.response.message
+            raise
+        return EvictionOutcome.EVICTED, ""
+
+    async def _annotate(self, victim: Victim, value: str | None) -> bool:
+        metadata: dict[str, Any] = {"uid": victim.pod, "annotations": {PREEMPT_AT: value}}
+        try:
+            path = pod_path(victim.namespace, victim.name)
+            await self.client.patch_merge(path, {"metadata": metadata})
         except NotFoundError:
-            return None
+            return False
+        except KubernetesConflictError as error:
+            await self._raise_unless_gone(victim, error)
+            return False
+        except RequestRejectedError as error:
+            logger.warning("pod %s/%s is not annotated: %s", victim.namespace, victim.name, error)
+            return False
+        return True
+
+    async def _raise_unless_gone(
+        self, victim: Victim | PodSnapshot, error: KubernetesConflictError
+    ) -> None:
+        """Raise UnavailableError if the pod is there: the same write may succeed later."""
+        found = await self.get(victim.namespace, victim.name)
+        if found is not None and found.pod == victim.pod:
+            raise UnavailableError(
+                f"pod {victim.namespace}/{victim.name}: {error.response.message}; tried again soon"
+            ) from error
+
+    async def _list(self, path: str, kind: type[Item], **query: str) -> list[Item]:
+        pages = self.client.pages(path, query=query)
+        return [item async for page in pages for item in page.read(kind)]
+
+
+def _disruptions(budget: ApiDisruptionBudget, pods: Iterable[PodSnapshot]) -> DisruptionBudget:
+    metadata = budget.metadata
+    return DisruptionBudget(
+        name=f"{metadata.namespace}/{metadata.name}",
+        pods=frozenset(
+            pod.pod
+            for pod in pods
+            if pod.namespace == metadata.namespace and selects(budget.spec.selector, pod.labels)
+        ),
+        allowed=budget.status.disruptions_allowed,
+    )
+
+
+def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
+    """Return whether a label selector matches; an empty one matches all, a missing one nothing."""
+    if selector is None:
+        return False
+    return all(labels.get(key) == value for key, value in selector.match_labels.items()) and all(
+        _matches(requirement, labels) for requirement in selector.match_expressions
+    )
+
+
+def _matches(requirement: SelectorRequirement, labels: Mapping[str, str]) -> bool:
+    value = labels.get(requirement.key)
+    return {
+        "In": value is not None and value in requirement.values,
+        "NotIn": value not in requirement.values,
+        "Exists": value is not None,
+        "DoesNotExist": value is None,
+    }.get(requirement.operator, False)
 
 
 def _selector(term: AntiAffinityTerm) -> str:

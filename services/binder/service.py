@@ -10,18 +10,14 @@ from services.binder.bind.agent_presence import AgentPresence, NodeCordons
 from services.binder.bind.binding_sender import BindingSender
 from services.binder.bind.pod_binder import PodBinder
 from services.binder.bind.scheduler_bindings import SchedulerBindings
-from services.binder.bind.scheduler_offers import SchedulerOffers
-from services.binder.claims.claim_admission import ClaimAdmission
-from services.binder.claims.claim_ender import ClaimEnder
+from services.binder.claims.claim_answers import ClaimEnder
 from services.binder.claims.claim_leaser import ClaimLeaser
-from services.binder.ledger_sync.deleted_nodes import DeletedNodes
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater, lease_changes
 from services.binder.ledger_sync.node_refusals import NodeRefusals
 from services.binder.ledger_sync.rebuild import LedgerRebuild
-from services.binder.ledger_sync.reconciliation import Reconciler
-from services.binder.ledger_sync.record_watch import RecordWatch
+from services.binder.ledger_sync.reconciliation import DeletedNodes, Reconciler
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
-from services.binder.ledger_sync.sweep import Sweeper
+from services.binder.ledger_sync.sweep import RecordWatch, SchedulerOffers, Sweeper
 from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.report.condition_writer import ConditionWriter
 from services.binder.report.event_writer import EventWriter
@@ -96,7 +92,6 @@ class Bindings:
     presence: AgentPresence
     cordons: NodeCordons
     claim_leaser: ClaimLeaser
-    claim_admission: ClaimAdmission
     claim_ender: ClaimEnder
 
 
@@ -123,25 +118,16 @@ class Reports:
 
 
 @publishes(BindRequest, LeaseResized, LimitsRequest, SlicesRequest, TerminationRequest)
+@dataclass(eq=False, kw_only=True)
 class Binder:
     """Stateless except for Bindings in flight; the ledger and the API server store the state."""
 
-    def __init__(
-        self,
-        *,
-        publish: Publish,
-        binding: Bindings,
-        sync: LedgerSync,
-        reports: Reports,
-        preemptor: PreemptionController,
-        resizer: Resizer,
-    ) -> None:
-        self.publish = publish
-        self.binding = binding
-        self.sync = sync
-        self.reports = reports
-        self.preemptor = preemptor
-        self.resizer = resizer
+    publish: Publish
+    binding: Bindings
+    sync: LedgerSync
+    reports: Reports
+    preemptor: PreemptionController
+    resizer: Resizer
 
     # Bindings
 
@@ -167,12 +153,12 @@ class Binder:
     @answers(concurrency=32)
     async def lease_claim(self, event: ClaimLeaseRequest) -> ClaimLeaseReply:
         """Lease an allocation that a scheduler is writing now."""
-        return await self.binding.claim_admission.lease(event)
+        return await self.binding.claim_leaser.admit(event)
 
     @loops(every_s=STEP_S)
     async def end_unwritten_claims(self) -> list[LeaseChanged]:
         """End leases whose allocations were not written after all."""
-        return lease_changes(await self.binding.claim_admission.end_unwritten())
+        return await self.binding.claim_leaser.end_unwritten()
 
     @handles
     async def end_claims(self, events: Sequence[ClaimDeallocated]) -> list[LeaseChanged]:

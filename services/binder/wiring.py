@@ -1,39 +1,27 @@
 """Builds the binder from ports, and the ports from real clients."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from services.binder.agent_client import NodeAgentClient
 from services.binder.bind.agent_presence import AgentPresence, NodeCordons
 from services.binder.bind.binding_sender import BATCH_WAIT_S, CONCURRENCY, BindingSender
-from services.binder.bind.deferred_pods import DeferredPods
-from services.binder.bind.gang_check import GangCheck
-from services.binder.bind.pod_binder import PodBinder
-from services.binder.bind.scheduler_bindings import SchedulerBindings
-from services.binder.bind.scheduler_offers import SchedulerOffers
-from services.binder.bind.selected_pods import SelectedPods
+from services.binder.bind.pod_binder import DeferredPods, GangCheck, PodBinder
+from services.binder.bind.scheduler_bindings import SchedulerBindings, SelectedPods
 from services.binder.claim_client import ClaimClient
-from services.binder.claims.claim_admission import ClaimAdmission
-from services.binder.claims.claim_answers import AnswerWriter
-from services.binder.claims.claim_ender import ClaimEnder
+from services.binder.claims.claim_answers import AnswerWriter, ClaimEnder
 from services.binder.claims.claim_leaser import ClaimLeaser
-from services.binder.ledger_sync.deleted_nodes import DeletedNodes
 from services.binder.ledger_sync.lease_holders import LeaseHolders
-from services.binder.ledger_sync.ledger_updates import LedgerUpdater
+from services.binder.ledger_sync.ledger_updates import LedgerUpdater, VanishedPods
 from services.binder.ledger_sync.lost_leases import LostLeases
 from services.binder.ledger_sync.node_refusals import NodeRefusals
 from services.binder.ledger_sync.rebuild import LedgerRebuild
-from services.binder.ledger_sync.reconciliation import Reconciler
-from services.binder.ledger_sync.record_watch import RecordWatch
+from services.binder.ledger_sync.reconciliation import DeletedNodes, Reconciler, WaitingRecords
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
-from services.binder.ledger_sync.sweep import Sweeper
-from services.binder.ledger_sync.vanished_pods import VanishedPods
-from services.binder.ledger_sync.waiting_records import WaitingRecords
-from services.binder.metrics import PrometheusMetrics
+from services.binder.ledger_sync.sweep import RecordWatch, SchedulerOffers, Sweeper
 from services.binder.pod_client import PodClient
-from services.binder.preempt.eviction_client import EvictionClient
-from services.binder.preempt.preemption_controller import PreemptionController
+from services.binder.preempt.preemption_controller import PreemptionController, PreemptionExecutor
+from services.binder.preempt.rules import PreemptionRules
 from services.binder.report.condition_writer import ConditionWriter
 from services.binder.report.event_writer import EVENTS_PER_S, EventWriter, NoEvents
 from services.binder.resize.resizer import Resizer
@@ -60,13 +48,10 @@ class BinderPorts:
     """Ports of a binder."""
 
     ledger: RedisLeases
-    staging: LedgerStaging
-    gated_pods: GatedPods
     pods: PodClient
     claims: ClaimClient
     agents: NodeAgentClient
     publish: Publish
-    metrics: PrometheusMetrics
     clock: Clock
     """That of the ledger: whatever is stored is compared with it."""
     host_clock: Clock
@@ -75,22 +60,21 @@ class BinderPorts:
 
 def build_binder(
     ports: BinderPorts,
-    build_preemptor: Callable[[EventWriter], PreemptionController],
     *,
+    rules: PreemptionRules | None = None,
+    preempts: bool = True,
     concurrency: int = CONCURRENCY,
     batch_wait_s: float = BATCH_WAIT_S,
     events_per_s: float = EVENTS_PER_S,
 ) -> Binder:
-    """Return a binder on these ports; its preemptor shares its writer of Events."""
-    ledger, clock, metrics = ports.ledger, ports.clock, ports.metrics
-    events = EventWriter(ports.pods, ports.host_clock, metrics, per_s=events_per_s)
+    """Return a binder on these ports."""
+    ledger, clock, gated_pods = ports.ledger, ports.clock, ports.ledger.part(GatedPods)
+    events = EventWriter(ports.pods, ports.host_clock, per_s=events_per_s)
     presence = AgentPresence(ports.agents, ledger.reported_by_agent, clock)
     sweeper = Sweeper(ledger, clock)
     holders = LeaseHolders(ports.pods, ports.claims)
-    lost_leases = LostLeases(ledger, holders, ports.agents, metrics=metrics, clock=clock)
-    updater = LedgerUpdater(
-        ledger, VanishedPods(ports.agents, clock), lost_leases, metrics=metrics, events=events
-    )
+    lost_leases = LostLeases(ledger, holders, ports.agents, clock=clock)
+    updater = LedgerUpdater(ledger, VanishedPods(ports.agents, clock), lost_leases, events=events)
     reports = _reports(ports, events, holders, presence)
     sender = BindingSender(ports.pods, clock, concurrency=concurrency, batch_wait_s=batch_wait_s)
     resizer = Resizer(
@@ -100,10 +84,11 @@ def build_binder(
         publish=ports.publish,
         events=events,
         clock=clock,
-        metrics=metrics,
         capacity_freed=sweeper.capacity_freed,
     )
-    binding = _binding(ports, sender, updater, sweeper=sweeper, reports=reports, presence=presence)
+    binding = _binding(
+        ports, sender, updater, holders, sweeper=sweeper, reports=reports, presence=presence
+    )
     return Binder(
         publish=ports.publish,
         binding=binding,
@@ -112,22 +97,41 @@ def build_binder(
             sweeper=sweeper,
             reconciler=Reconciler(
                 ledger,
-                ports.staging,
+                ports.ledger.part(LedgerStaging),
                 holders,
-                WaitingRecords(ledger, ports.gated_pods, ports.pods),
-                metrics=metrics,
+                WaitingRecords(ledger, gated_pods, holders),
                 publish=ports.publish,
                 clock=clock,
             ),
             rebuild=_rebuild(ports, sender, holders),
-            records=RecordWatch(ledger, events, metrics),
-            deleted_nodes=DeletedNodes(ledger, ports.pods, metrics),
-            gates=SchedulingGates(ports.gated_pods, ports.pods, events, clock),
+            records=RecordWatch(ledger, events),
+            deleted_nodes=DeletedNodes(ledger, ports.pods),
+            gates=SchedulingGates(gated_pods, ports.pods, events, clock),
         ),
         reports=reports,
-        preemptor=build_preemptor(events),
+        preemptor=_preemptor(ports, events, binding.offers, rules, enabled=preempts),
         resizer=resizer,
     )
+
+
+def _preemptor(
+    ports: BinderPorts,
+    events: EventWriter,
+    offers: SchedulerOffers,
+    rules: PreemptionRules | None,
+    *,
+    enabled: bool,
+) -> PreemptionController:
+    executor = PreemptionExecutor(
+        ledger=ports.ledger,
+        store=ports.ledger.part(Preemptions),
+        evictions=ports.pods,
+        events=events,
+        clock=ports.clock,
+        rules=rules or PreemptionRules(),
+        offers=offers,
+    )
+    return PreemptionController(executor, enabled=enabled)
 
 
 def _reports(
@@ -135,12 +139,11 @@ def _reports(
 ) -> Reports:
     return Reports(
         events=events,
-        conditions=ConditionWriter(ports.pods, ports.host_clock, ports.metrics),
+        conditions=ConditionWriter(ports.pods, ports.host_clock),
         refusals=NodeRefusals(
             ledger=ports.ledger,
             holders=holders,
             events=events,
-            metrics=ports.metrics,
             distrust=presence.distrust,
         ),
     )
@@ -149,11 +152,10 @@ def _reports(
 def _rebuild(ports: BinderPorts, sender: BindingSender, holders: LeaseHolders) -> LedgerRebuild:
     return LedgerRebuild(
         ledger=ports.ledger,
-        staging=ports.staging,
+        staging=ports.ledger.part(LedgerStaging),
         publish=ports.publish,
         holders=holders,
         clock=ports.clock,
-        metrics=ports.metrics,
         bindings_in_flight=sender.in_flight,
     )
 
@@ -162,6 +164,7 @@ def _binding(
     ports: BinderPorts,
     sender: BindingSender,
     updater: LedgerUpdater,
+    holders: LeaseHolders,
     *,
     sweeper: Sweeper,
     reports: Reports,
@@ -176,7 +179,7 @@ def _binding(
         sender=sender,
         presence=presence,
         deferred=deferred(conditions=reports.conditions, events=reports.events),
-        gangs=GangCheck(ledger, ports.pods, updater),
+        gangs=GangCheck(ledger, holders, updater),
         conditions=reports.conditions,
         capacity_freed=sweeper.capacity_freed,
         clock=clock,
@@ -184,7 +187,12 @@ def _binding(
     ender = ClaimEnder(ledger, ports.agents, sweeper.capacity_freed)
     answers = AnswerWriter(ports.claims, ports.agents, ender)
     leaser = ClaimLeaser(
-        ledger=ledger, publish=ports.publish, answers=answers, ender=ender, clock=clock
+        ledger=ledger,
+        publish=ports.publish,
+        answers=answers,
+        ender=ender,
+        clock=clock,
+        host_clock=ports.host_clock,
     )
     return Bindings(
         pods=pod_binder(events=reports.events),
@@ -202,15 +210,6 @@ def _binding(
         presence=presence,
         cordons=NodeCordons(ledger, presence),
         claim_leaser=leaser,
-        claim_admission=ClaimAdmission(
-            ledger=ledger,
-            publish=ports.publish,
-            leaser=leaser,
-            answers=answers,
-            ender=ender,
-            clock=clock,
-            host_clock=ports.host_clock,
-        ),
         claim_ender=ender,
     )
 
@@ -219,7 +218,7 @@ async def serve_binder(settings: BinderSettings, process: SharedProcess | None =
     """Build the binder with real clients and serve it until it is stopped."""
     credentials = load_credentials(settings.kubeconfig)
     redis_url, login = settings.redis_url, settings.redis_client_credentials
-    clock, metrics = LedgerClock(), PrometheusMetrics()
+    clock = LedgerClock()
     async with (
         KubernetesClient(credentials, timeout_s=settings.api_timeout_s) as client,
         ApiServerReachability.observed(client) as api_server,
@@ -233,33 +232,18 @@ async def serve_binder(settings: BinderSettings, process: SharedProcess | None =
             redis_url, credentials=login, detects_lost_writes=True, loads_scripts=True, clock=clock
         ) as ledger,
     ):
-        pods = PodClient(client)
-
-        build_preemptor = partial(
-            PreemptionController,
-            ledger=ledger,
-            store=ledger.part(Preemptions),
-            evictions=EvictionClient(client),
-            metrics=metrics,
-            clock=clock,
-            rules=settings.rules,
-            offer=SchedulerOffers(ledger.waiting_pods, pods, clock).offer,
-            enabled=settings.preemption,
-        )
         binder = build_binder(
             BinderPorts(
                 ledger=ledger,
-                staging=ledger.part(LedgerStaging),
-                gated_pods=ledger.part(GatedPods),
-                pods=pods,
+                pods=PodClient(client),
                 claims=ClaimClient(client, SystemClock()),
                 agents=NodeAgentClient(bus),
                 publish=bus.publish,
-                metrics=metrics,
                 clock=clock,
                 host_clock=SystemClock(),
             ),
-            lambda events: build_preemptor(events=events),
+            rules=settings.rules,
+            preempts=settings.preemption,
             concurrency=settings.api_concurrency,
             events_per_s=settings.events_per_s,
         )

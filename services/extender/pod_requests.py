@@ -139,12 +139,14 @@ GetPod = Callable[[str, str], Awaitable[ApiPod | None]]
 """Returns a pod of a namespace by name, or None if it does not exist."""
 
 
+@dataclass(eq=False)
 class PodRequests:
     """The pods that kube-scheduler asks about."""
 
-    def __init__(self, parser: PodParser, get_pod: GetPod) -> None:
-        self.parser = parser
-        self.get_pod = get_pod
+    parser: PodParser
+    get_pod: GetPod
+
+    def __post_init__(self) -> None:
         self.memory = PodMemory()
 
     def observe(self, seen: ApiPod) -> RememberedPod:

@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from services.binder.bind.binding import binding_annotations
+from services.binder.bind.binding_sender import binding_annotations
 from services.node_agent.service import REPORT_S
 from shared.ledger.leases import RedisLeases
 from shared.model.events.node_events import DeviceReported

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.binder.observations import PodAnnotations, PodSnapshot
+from services.binder.observations import PodSnapshot
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.pod_events import (
@@ -213,26 +213,24 @@ class ApiServer:
         if pod is None:
             return None
         return PodSnapshot(
-            pod.uid, pod.node, deleting=pod.deleting, terminal=pod.is_terminal, lease=pod.lease
+            pod.uid,
+            pod.node,
+            deleting=pod.deleting,
+            terminal=pod.is_terminal,
+            resource_version=pod.lease,
+            annotations={ANNOTATION: pod.lease},
         )
 
-    async def get_annotations(self, namespace: str, name: str) -> PodAnnotations | None:
-        pod = self.pods.get(name)
-        if pod is None:
-            return None
-        annotations = {ANNOTATION: pod.lease}
-        return PodAnnotations(uid=pod.uid, resource_version=pod.lease, annotations=annotations)
-
     async def annotate(
-        self, namespace: str, name: str, read: PodAnnotations, annotations: Mapping[str, str]
+        self, namespace: str, name: str, read: PodSnapshot, annotations: Mapping[str, str]
     ) -> None:
         pod = self.pods.get(name)
-        if pod is None or (pod.uid, pod.lease) != (read.uid, read.resource_version):
+        if pod is None or (pod.uid, pod.lease) != (read.pod, read.resource_version):
             raise ConflictError(f"pod {name} has changed since")
         pod.lease = annotations[ANNOTATION]
 
-    async def node_exists(self, name: NodeName) -> bool:
-        return name in self.nodes
+    async def node_labels(self, name: NodeName) -> Mapping[str, str] | None:
+        return {} if name in self.nodes else None
 
     def answer(self, number: int, outcome: str) -> None:
         """Answer a slow write: it is `done`, `done, reply lost`, or `lost`."""

@@ -11,7 +11,6 @@ from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
-from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.claim_events import ClaimAllocated, ClaimDeallocated
 from shared.model.events.event import Event
@@ -22,7 +21,6 @@ from shared.model.events.node_events import (
     ViolationFound,
 )
 from shared.model.events.pod_events import (
-    LeaseChanged,
     NodeChanged,
     NodesListed,
     PlacementChosen,
@@ -33,7 +31,6 @@ from shared.model.events.pod_events import (
 )
 from tests.model.redis_links import Link, LinkedConnection, RedisServer
 from tests.model.virtual_time import LedgerTime, VirtualLoop
-from tests.support.binder.world import FakeGates, FakeMetrics, NoPreemptor
 from tests.support.build import dice
 from tests.support.placer.placers import FakePlacerMetrics
 
@@ -116,17 +113,13 @@ class BinderReplica(Service):
         self.binder: Binder = build_binder(
             BinderPorts(
                 ledger=RedisLeases(self.connection),
-                staging=LedgerStaging(LinkedConnection(self.link)),
-                gated_pods=FakeGates(),
                 pods=self.pods,
                 claims=self.claims,
                 agents=self.agents,
                 publish=self._publish,
-                metrics=FakeMetrics(),
                 clock=self.clock,
                 host_clock=self.clock,
             ),
-            lambda _: NoPreemptor(),
             concurrency=4,
         )
         self.running: dict[str, asyncio.Task[Any]] = {}
@@ -178,8 +171,7 @@ class BinderReplica(Service):
         self.world.publish(await self.binder.sync.updater.end_confirmed())
 
     async def _end_unwritten(self) -> None:
-        ended = await self.binder.binding.claim_admission.end_unwritten()
-        self.world.publish([LeaseChanged(lease=lease) for lease in ended])
+        self.world.publish(await self.binder.binding.claim_leaser.end_unwritten())
 
     async def _rebuild(self) -> None:
         self.world.publish(await self.binder.sync.records.step())

@@ -81,20 +81,16 @@ class AgentRecord:
     """When the last one was refused, or this binder learned of it."""
 
 
+@dataclass(eq=False)
 class AgentPresence:
     """Recent replies of node agents, and the cordoned nodes."""
 
-    def __init__(
-        self,
-        agents: NodeAgentClient,
-        reported_by_agent: Callable[[NodeName], Awaitable[bool]],
-        clock: Clock,
-        timing: PresenceTiming | None = None,
-    ) -> None:
-        self.agents = agents
-        self.reported_by_agent = reported_by_agent
-        self.clock = clock
-        self.timing = timing or PresenceTiming()
+    agents: NodeAgentClient
+    reported_by_agent: Callable[[NodeName], Awaitable[bool]]
+    clock: Clock
+    timing: PresenceTiming = PresenceTiming()
+
+    def __post_init__(self) -> None:
         self.changed = asyncio.Event()
         """Set when a node was cordoned or uncordoned, or may have been."""
         self._records: dict[NodeName, AgentRecord] = {}
@@ -262,12 +258,14 @@ def _deferred(
     return {each.pod: deferrals[each.pod] for each in leases if each.pod in deferrals}
 
 
+@dataclass(eq=False)
 class NodeCordons:
     """Any number of binders may run it at once; the latest reply counts."""
 
-    def __init__(self, ledger: RedisLeases, presence: AgentPresence) -> None:
-        self.ledger = ledger
-        self.presence = presence
+    ledger: RedisLeases
+    presence: AgentPresence
+
+    def __post_init__(self) -> None:
         self.cordoned: Mapping[NodeName, str] = {}
 
     async def step(self) -> None:

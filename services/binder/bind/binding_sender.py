@@ -7,21 +7,94 @@ their results.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from enum import StrEnum
 
-from services.binder.bind.binding import (
-    BOUND,
-    BindingOutcome,
-    BindingResult,
-    binding_annotations,
-    judge,
-    needs_binding,
-)
+from services.binder.observations import PodSnapshot
 from services.binder.pod_client import PodClient
+from shared.dialects import DIALECTS
 from shared.model.clock import Clock
-from shared.model.errors import LeaseholdError
-from shared.model.lease import Lease
+from shared.model.errors import LeaseholdError, UnavailableError
+from shared.model.lease import Lease, LeaseState
+from shared.model.lease_copy import ANNOTATION, dump_lease
 from shared.model.names import PodUid
+
+
+class BindingOutcome(StrEnum):
+    """The outcome of one Binding."""
+
+    BOUND = "bound"
+    ELSEWHERE = "elsewhere"
+    """The pod is bound to another node."""
+    DELETED = "deleted"
+    """The pod is not there any more; it may run if an earlier Binding of it succeeded."""
+    REFUSED = "refused"
+    """The API server rejects the Binding for good."""
+    UNKNOWN = "unknown"
+    """Not known yet; the same Binding must be sent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class BindingResult:
+    """An outcome, with its reason unless the pod is bound."""
+
+    outcome: BindingOutcome
+    reason: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the pod will not be bound with this lease."""
+        return self.outcome not in {BindingOutcome.BOUND, BindingOutcome.UNKNOWN}
+
+
+BOUND = BindingResult(BindingOutcome.BOUND)
+
+
+def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
+    """Return all annotations that the Binding writes: the dialect's, and the lease."""
+    dialect = DIALECTS.get(lease.dialect)
+    of_dialect = dialect.binding_annotations(lease, now_s) if dialect else {}
+    return {**of_dialect, ANNOTATION: dump_lease(lease)}
+
+
+def needs_binding(lease: Lease) -> bool:
+    """Return whether the Binding must be sent: the pod of an active lease is on its node."""
+    return lease.state is not LeaseState.ACTIVE
+
+
+def judge(lease: Lease, error: LeaseholdError, pod: PodSnapshot | None) -> BindingResult:
+    """Return the result of a Binding that failed with `error`, given the pod as read after it.
+
+    The pod's node settles an error that leaves the write in doubt. A pod that is not bound is
+    tried again only if the API server was unavailable; any other error is final.
+    """
+    name = f"{lease.namespace}/{lease.name}"
+    if pod is None:
+        return BindingResult(BindingOutcome.DELETED, f"pod {name} was deleted before it was bound")
+    if pod.pod == lease.pod and pod.node == lease.node and not pod.terminal:
+        return BOUND
+    results = (
+        (
+            pod.pod != lease.pod,
+            BindingOutcome.DELETED,
+            f"pod {name} was replaced: its uid was {lease.pod} and is {pod.pod} now",
+        ),
+        (
+            pod.terminal,
+            BindingOutcome.REFUSED,
+            f"pod {name} has terminated: its placement was decided before that",
+        ),
+        (
+            pod.node is not None,
+            BindingOutcome.ELSEWHERE,
+            f"pod {name} is already bound to node {pod.node}; the lease is for {lease.node}",
+        ),
+        (pod.deleting, BindingOutcome.REFUSED, f"pod {name} is being deleted"),
+        (isinstance(error, UnavailableError), BindingOutcome.UNKNOWN, str(error)),
+        (True, BindingOutcome.REFUSED, str(error)),
+    )
+    return next(BindingResult(outcome, text) for applies, outcome, text in results if applies)
+
 
 CONCURRENCY = 32
 BATCH_WAIT_S = 2.0
@@ -41,21 +114,17 @@ class _PendingBinding:
         return self.result.done() and self.result.result().outcome is BindingOutcome.UNKNOWN
 
 
+@dataclass(eq=False)
 class BindingSender:
     """Bindings in flight and done; `run` sends them."""
 
-    def __init__(
-        self,
-        pods: PodClient,
-        clock: Clock,
-        *,
-        concurrency: int = CONCURRENCY,
-        batch_wait_s: float = BATCH_WAIT_S,
-    ) -> None:
-        self.pods = pods
-        self.clock = clock
-        self.concurrency = concurrency
-        self.batch_wait_s = batch_wait_s
+    pods: PodClient
+    clock: Clock
+    _: KW_ONLY
+    concurrency: int = CONCURRENCY
+    batch_wait_s: float = BATCH_WAIT_S
+
+    def __post_init__(self) -> None:
         self._queue: asyncio.Queue[_PendingBinding] = asyncio.Queue()
         self._bindings: OrderedDict[tuple[PodUid, int], _PendingBinding] = OrderedDict()
 

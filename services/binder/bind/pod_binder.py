@@ -1,29 +1,165 @@
 """Binds batches of placed pods: admission by the node agents, commit, Binding, result."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.binder.bind.agent_presence import AgentPresence, Deferral
-from services.binder.bind.binding import BindingOutcome, BindingResult
-from services.binder.bind.binding_sender import BindingSender
-from services.binder.bind.deferred_pods import DeferredPods
-from services.binder.bind.gang_check import GangCheck
+from services.binder.bind.binding_sender import BindingOutcome, BindingResult, BindingSender
+from services.binder.ledger_sync.lease_holders import LeaseHolders, pod_gone
 from services.binder.ledger_sync.ledger_updates import (
     GANG_ENDED,
+    LedgerUpdater,
     binding_failed,
     lease_changes,
 )
 from services.binder.report.condition_writer import ConditionWriter
 from services.binder.report.event_writer import EventRecorder
-from services.binder.report.explanations import bound_event, lease_event
+from services.binder.report.explanations import (
+    bound_event,
+    event_of,
+    explain_deferred,
+    waiting_event,
+)
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
-from shared.model.events.pod_events import BindingFailed, LeaseChanged, PlacementChosen, PodBound
-from shared.model.lease import Lease
-from shared.model.names import PodUid
+from shared.model.events.pod_events import (
+    BindingFailed,
+    LeaseChanged,
+    PlacementChosen,
+    PodBound,
+    PodTerminated,
+)
+from shared.model.lease import Lease, LeaseState
+from shared.model.names import NodeName, PodUid
 from shared.runtime.service import Publish
+
+
+@dataclass(eq=False)
+class GangCheck:
+    """Ends the reservations of gangs that have lost a pod before any of their pods was bound.
+
+    A pod may have been deleted after its gang was counted, and its event may not have arrived yet.
+    """
+
+    ledger: RedisLeases
+    holders: LeaseHolders
+    updater: LedgerUpdater
+
+    def __post_init__(self) -> None:
+        self._checks: dict[str, asyncio.Task[list[PodTerminated]]] = {}
+
+    async def end_short(
+        self, placements: Iterable[PlacementChosen]
+    ) -> list[LeaseChanged | BindingFailed]:
+        """Check the gangs of these pods; return events for the leases that ended.
+
+        Raises UnavailableError while the API server does not respond.
+        """
+        gangs = sorted({each.lease.gang for each in placements if each.lease.gang})
+        if not gangs:
+            return []
+        found = await asyncio.gather(*map(self._check_once, gangs))
+        gone = [event for events in found for event in events]
+        return await self.updater.end_terminated(gone) if gone else []
+
+    async def _check_once(self, gang: str) -> list[PodTerminated]:
+        """Check a gang; several batches with its pods share one check."""
+        check = self._checks.get(gang)
+        if check is None:
+            check = self._checks[gang] = asyncio.create_task(self._find_gone(gang))
+            check.add_done_callback(lambda done: self._forget(gang, done))
+        return await asyncio.shield(check)
+
+    def _forget(self, gang: str, check: asyncio.Task[list[PodTerminated]]) -> None:
+        """Forget a check that has ended; nothing may wait for its error any more."""
+        self._checks.pop(gang, None)
+        if not check.cancelled():
+            check.exception()
+
+    async def _find_gone(self, gang: str) -> list[PodTerminated]:
+        leases = await self.ledger.load_gang(gang)
+        if any(lease.state is not LeaseState.RESERVED for lease in leases):
+            return []
+        return [
+            pod_gone(lease)
+            for lease, pod in await self.holders.read_pods(leases)
+            if pod is None or pod.terminal or pod.deleting
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeferralTiming:
+    """When a deferred pod is explained, and when its reservation is released."""
+
+    give_up_s: float = 5.0
+    """A reservation on a node that has been cordoned for this long is released."""
+    explain_s: float = 1.0
+    """Age of a reservation at which the pod's condition explains why it is not bound."""
+    explain_next_s: float = 10.0
+    """The same for a pod that is next in line: a burst must not cause a write per pod."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeferredOutcome:
+    """Outcome for deferred pods."""
+
+    waiting: tuple[Lease, ...] = ()
+    given_up: tuple[Lease, ...] = ()
+    ended: tuple[PodUid, ...] = ()
+    """Pods whose reservation had ended before."""
+
+
+@dataclass(eq=False, kw_only=True)
+class DeferredPods:
+    """Only used while some node's agent does not reply."""
+
+    ledger: RedisLeases
+    updater: LedgerUpdater
+    conditions: ConditionWriter
+    events: EventRecorder
+    clock: Clock
+    timing: DeferralTiming = DeferralTiming()
+
+    async def settle(
+        self, deferrals: Mapping[PodUid, Deferral], nodes: Mapping[PodUid, NodeName]
+    ) -> DeferredOutcome:
+        """Explain pods that wait for their nodes; release reservations on cordoned nodes.
+
+        A committed lease stays: its Binding may have been sent. A pod whose lease is now on another
+        node does not wait here. Raises ConflictError if a reservation moved on meanwhile.
+        """
+        if not deferrals:
+            return DeferredOutcome()
+        stored = [lease for lease in await self.ledger.load(list(deferrals)) if lease is not None]
+        deferred = [lease for lease in stored if lease.node == nodes[lease.pod]]
+        given_up = await self.updater.release_unmoved(
+            [lease for lease in deferred if self._is_hopeless(lease, deferrals[lease.pod])],
+            reason="its node was cordoned",
+        )
+        released = {lease.pod for lease in given_up}
+        waiting = tuple(lease for lease in deferred if lease.pod not in released)
+        self._explain(waiting, deferrals)
+        ended = deferrals.keys() - {lease.pod for lease in stored}
+        return DeferredOutcome(
+            waiting=waiting, given_up=tuple(given_up), ended=tuple(sorted(ended))
+        )
+
+    def _is_hopeless(self, lease: Lease, deferral: Deferral) -> bool:
+        cordoned_long = deferral.cordoned_s >= self.timing.give_up_s
+        return lease.state is LeaseState.RESERVED and cordoned_long
+
+    def _explain(self, leases: Iterable[Lease], deferrals: Mapping[PodUid, Deferral]) -> None:
+        timing = self.timing
+        for lease in leases:
+            deferral = deferrals[lease.pod]
+            due_s = timing.explain_next_s if deferral.retry_soon else timing.explain_s
+            if self.clock.now() - lease.created_at >= due_s:
+                explanation = explain_deferred(lease, deferral.reason)
+                if self.conditions.repeat(explanation):
+                    self.events.record(waiting_event(explanation))
+
 
 ENDED = "the reservation ended before the pod was bound"
 
@@ -41,35 +177,21 @@ class BatchTiming:
     max_retry_s: float = 0.3
 
 
+@dataclass(eq=False, kw_only=True)
 class PodBinder:
     """Stateless between batches."""
 
-    def __init__(
-        self,
-        *,
-        ledger: RedisLeases,
-        publish: Publish,
-        sender: BindingSender,
-        presence: AgentPresence,
-        deferred: DeferredPods,
-        gangs: GangCheck,
-        conditions: ConditionWriter,
-        events: EventRecorder,
-        capacity_freed: Callable[[], None],
-        clock: Clock,
-        timing: BatchTiming | None = None,
-    ) -> None:
-        self.ledger = ledger
-        self.publish = publish
-        self.sender = sender
-        self.presence = presence
-        self.deferred = deferred
-        self.gangs = gangs
-        self.conditions = conditions
-        self.events = events
-        self.capacity_freed = capacity_freed
-        self.clock = clock
-        self.timing = timing or BatchTiming()
+    ledger: RedisLeases
+    publish: Publish
+    sender: BindingSender
+    presence: AgentPresence
+    deferred: DeferredPods
+    gangs: GangCheck
+    conditions: ConditionWriter
+    events: EventRecorder
+    capacity_freed: Callable[[], None]
+    clock: Clock
+    timing: BatchTiming = BatchTiming()
 
     async def bind(self, placements: Sequence[PlacementChosen]) -> list[BindEvent]:
         """Bind what the node agents admit; retry deferred pods whose turn comes next.
@@ -150,7 +272,7 @@ class PodBinder:
                 else:
                     failed.append(lease)
                 events.append(binding_failed(lease, result.reason, trace))
-                self.events.record(lease_event(lease, "FailedBinding", result.reason))
+                self.events.record(event_of(lease, "FailedBinding", result.reason))
         if deleted:
             # Their leases end once the agents of their nodes confirm that nothing of them runs.
             await self.ledger.waiting_pods.remove(deleted)

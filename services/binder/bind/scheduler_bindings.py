@@ -4,18 +4,19 @@ kube-scheduler calls the extender's bind verb after volumes are bound, and tries
 that fails. So a pod that is not bound keeps no reservation, unless its Binding may have been sent.
 """
 
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from services.binder.bind.pod_binder import PodBinder
-from services.binder.bind.selected_pods import SelectedPods
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
+from services.binder.observations import PodSnapshot
+from services.binder.pod_client import PodClient
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.pod_events import BindingFailed, PlacementChosen
 from shared.model.events.request_reply import PodBindingReply, PodBindingRequest
-from shared.model.lease import Lease, LeaseState
+from shared.model.lease import LIVE, Lease, LeaseState
 from shared.model.ledger import (
     AlreadyLeased,
     NoCapacity,
@@ -25,8 +26,54 @@ from shared.model.ledger import (
     TooLarge,
     reservation_for,
 )
-from shared.model.names import PodUid
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.node import HOSTNAME, AntiAffinityTerm
 from shared.runtime.service import Publish
+
+
+@dataclass(eq=False)
+class SelectedPods:
+    """Looks the pods up at the API server, and their nodes in the ledger until they are bound."""
+
+    pods: PodClient
+    ledger: RedisLeases
+
+    async def conflict(self, lease: Lease, terms: Iterable[AntiAffinityTerm]) -> str:
+        """Return which pod keeps the lease's pod off its node; empty: none does.
+
+        Raises UnavailableError if the API server or the ledger does not respond.
+        """
+        for term in terms:
+            on_node = lease.node if term.topology_key == HOSTNAME else None
+            selected = await self.pods.list_selected(term, on_node)
+            for pod, node in await self._with_nodes(selected):
+                if await self._in_one_domain(term.topology_key, lease.node, node):
+                    return (
+                        f"{_described(pod, lease.namespace)}, which the pod's required "
+                        f"anti-affinity selects, starts on node {node}"
+                    )
+        return ""
+
+    async def _with_nodes(
+        self, selected: Sequence[PodSnapshot]
+    ) -> list[tuple[PodSnapshot, NodeName]]:
+        unbound = [pod.pod for pod in selected if pod.node is None]
+        found = await self.ledger.load(unbound) if unbound else []
+        leased = {lease.pod: lease.node for lease in found if lease and lease.state in LIVE}
+        nodes = [(pod, pod.node or leased.get(pod.pod)) for pod in selected]
+        return [(pod, node) for pod, node in nodes if node is not None]
+
+    async def _in_one_domain(self, key: str, node: NodeName, other: NodeName) -> bool:
+        if node == other or key == HOSTNAME:
+            return node == other
+        labels, others = await self.pods.node_labels(node), await self.pods.node_labels(other)
+        value = (labels or {}).get(key)
+        return value is not None and value == (others or {}).get(key)
+
+
+def _described(pod: PodSnapshot, namespace: Namespace) -> str:
+    return f"pod {pod.name}" if pod.namespace == namespace else "a pod of another namespace"
+
 
 DEADLINE_S = 3.0
 """Attempts to bind a pod begin within this time; kube-scheduler waits for 5 s."""
@@ -38,27 +85,17 @@ Claimed = Callable[[PodUid], Awaitable[Reservation | None]]
 """Returns what a preemption has claimed for a pod."""
 
 
+@dataclass(eq=False, kw_only=True)
 class SchedulerBindings:
     """Any number of binders may get the same request: the pod has one lease."""
 
-    def __init__(
-        self,
-        *,
-        ledger: RedisLeases,
-        pods: PodBinder,
-        selected: SelectedPods,
-        updater: LedgerUpdater,
-        publish: Publish,
-        capacity_freed: Callable[[], None],
-        clock: Clock,
-    ) -> None:
-        self.ledger = ledger
-        self.pods = pods
-        self.selected = selected
-        self.updater = updater
-        self.publish = publish
-        self.capacity_freed = capacity_freed
-        self.clock = clock
+    ledger: RedisLeases
+    pods: PodBinder
+    selected: SelectedPods
+    updater: LedgerUpdater
+    publish: Publish
+    capacity_freed: Callable[[], None]
+    clock: Clock
 
     async def bind(self, request: PodBindingRequest, claimed: Claimed) -> PodBindingReply:
         """Reserve, ask the node's agent, commit, bind; on failure end the reservation.

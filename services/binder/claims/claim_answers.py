@@ -1,16 +1,77 @@
-"""Answers in the status of ResourceClaims: leased or refused, and who else has answered."""
+"""Answers in the status of ResourceClaims: leased or refused; and the ends of their leases."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from services.binder.agent_client import NodeAgentClient
 from services.binder.claim_client import ClaimAnswer, ClaimClient
-from services.binder.claims.claim_ender import ClaimEnder
+from services.binder.ledger_sync.ledger_updates import CLAIM_ENDED, lease_changes
+from services.binder.observations import generation_of
+from shared.ledger.leases import RedisLeases
 from shared.model.claim import LEASED, REFUSED
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
-from shared.model.events.claim_events import AllocatedClaim
-from shared.model.lease import Lease
+from shared.model.events.claim_events import AllocatedClaim, ClaimDeallocated
+from shared.model.events.pod_events import LeaseChanged
+from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import copy_of, load_lease
+
+
+@dataclass(eq=False)
+class ClaimEnder:
+    """Ends leases of claims that are neither allocated nor prepared any more.
+
+    The order differs: with a grace period the kubelet unprepares a claim before it is deallocated;
+    a pod that is deleted by force loses its claim while its containers still run. What must still
+    end is in the ledger, for any binder.
+    """
+
+    ledger: RedisLeases
+    agents: NodeAgentClient
+    capacity_freed: Callable[[], None]
+
+    async def end_deallocated(self, events: Sequence[ClaimDeallocated]) -> list[LeaseChanged]:
+        """End the leases of these allocations; those that are prepared, once they are not.
+
+        A lease of a later allocation stays.
+        """
+        generations = {event.claim: event.generation for event in events}
+        ended: list[Lease] = []
+        for lease in await self.ledger.load(list(generations)):
+            if lease and lease.claim and lease.claim.generation == generations[lease.pod]:
+                ended += await self.end(lease)
+        return lease_changes(ended)
+
+    async def end(self, lease: Lease) -> list[Lease]:
+        """End a lease whose allocation is gone; nothing if its claim may be prepared.
+
+        Then it ends when its node's agent confirms that the claim is not. A lease that has changed
+        since it was read, as when its last consumers left one after the other, is read again.
+        """
+        now: Lease | None = lease
+        while now is not None and generation_of(now) == generation_of(lease):
+            if now.state is LeaseState.RESERVED or await self.is_unprepared(now):
+                if ended := await self.release(now):
+                    return ended
+            elif all(await self.ledger.claims.mark_deallocated([now])):
+                return []
+            [now] = await self.ledger.load([lease.pod])
+        return []
+
+    async def release(self, lease: Lease) -> list[Lease]:
+        """End a lease of which no container has devices; nothing if it has changed since."""
+        ended = await self.ledger.release([lease.pod], reason=CLAIM_ENDED, version=lease.version)
+        if ended:
+            self.capacity_freed()
+        return ended
+
+    async def is_unprepared(self, lease: Lease) -> bool:
+        """Return whether the node's agent confirms that the claim is not prepared."""
+        try:
+            return lease.pod in await self.agents.list_terminated(lease.node, [lease.pod])
+        except UnavailableError:
+            return False
+
 
 MAX_WRITES = 16
 """Claims answered at once."""
@@ -18,17 +79,6 @@ ATTEMPTS = 3
 """Writes of one answer, while others change the claim."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerResult:
-    """What became of an answer."""
-
-    ended: tuple[Lease, ...] = ()
-    """The claim's lease, if the allocation is gone or another binder has refused it."""
-    unwritten: str = ""
-    """Why it is not written yet; empty: it is, or need not be any more."""
-
-
-DONE = AnswerResult()
 PERMITTED = ClaimAnswer(
     condition=LEASED,
     reason="Leased",
@@ -46,47 +96,40 @@ def leased_answer(lease: Lease) -> ClaimAnswer:
     )
 
 
+@dataclass(eq=False)
 class AnswerWriter:
     """Writes answers; the API server decides between binders by the claim's version."""
 
-    def __init__(self, claims: ClaimClient, agents: NodeAgentClient, ender: ClaimEnder) -> None:
-        self.claims = claims
-        self.agents = agents
-        self.ender = ender
+    claims: ClaimClient
+    agents: NodeAgentClient
+    ender: ClaimEnder
+
+    def __post_init__(self) -> None:
         self._writes = asyncio.Semaphore(MAX_WRITES)
 
-    async def confirm(self, claim: AllocatedClaim, lease: Lease) -> AnswerResult:
-        """Write that the claim is leased; end the lease if the allocation is gone.
+    async def confirm(self, claim: AllocatedClaim, lease: Lease) -> list[Lease]:
+        """Write that the claim is leased; end the lease if the allocation is gone, and return it.
 
-        An answer with another lease's copy is written again: that lease was lost.
+        So does another binder's refusal. An answer with another lease's copy is written again: that
+        lease was lost.
         """
-        try:
-            found = await self._write(
-                claim, leased_answer(lease), replaces=not _is_copy(claim, lease)
-            )
-        except LeaseholdError as error:
-            return AnswerResult(unwritten=str(error))
+        replaces = not _is_copy(claim, lease)
+        found = await self._write(claim, leased_answer(lease), replaces=replaces)
         if found is not None and found.answer == LEASED:
-            return DONE
-        return AnswerResult(ended=tuple(await self.ender.end(lease)))
+            return []
+        return await self.ender.end(lease)
 
-    async def permit(self, claim: AllocatedClaim) -> AnswerResult:
+    async def permit(self, claim: AllocatedClaim) -> list[Lease]:
         """Write that a claim with nothing but administrative access may be used."""
-        try:
-            await self._write(claim, PERMITTED)
-        except LeaseholdError as error:
-            return AnswerResult(unwritten=str(error))
-        return DONE
+        await self._write(claim, PERMITTED)
+        return []
 
-    async def refuse(self, claim: AllocatedClaim, text: str) -> AnswerResult:
+    async def refuse(self, claim: AllocatedClaim, text: str) -> list[Lease]:
         """Let the node's slices follow the ledger, then write why the claim is refused."""
         message = await self.lower_slices(claim, text)
         answer = ClaimAnswer(condition=REFUSED, reason="Ledger", message=message)
-        try:
-            await self._write(claim, answer, replaces=True)
-        except LeaseholdError as error:
-            return AnswerResult(unwritten=str(error))
-        return DONE
+        await self._write(claim, answer, replaces=True)
+        return []
 
     async def lower_slices(self, claim: AllocatedClaim, text: str) -> str:
         """Let the node's slices follow the ledger; return the refusal, with why they are late."""
@@ -96,7 +139,7 @@ class AnswerWriter:
     async def _write(
         self, claim: AllocatedClaim, answer: ClaimAnswer, *, replaces: bool = False
     ) -> AllocatedClaim | None:
-        """Return the claim with its answer, which may be another binder's; None: it is gone.
+        """Return the claim with its answer, which may be another binder's, or None if it is gone.
 
         The answer that the claim had when it was decided stays, too, unless this one replaces it.
         """

@@ -5,26 +5,28 @@ the node's slices follow the ledger, or the scheduler would allocate the same sh
 """
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from services.binder.claims.claim_answers import AnswerWriter
-from services.binder.claims.claim_ender import ClaimEnder
+from services.binder.claim_client import ClaimAnswer, ClaimClient, RequestUse, device_statuses
+from services.binder.claims.claim_answers import PERMITTED, AnswerWriter, ClaimEnder, leased_answer
 from services.binder.claims.claim_shares import refusal_text, reservation_of
-from services.binder.claims.combined_requests import CombinedRequests
 from services.binder.ledger_sync.ledger_updates import lease_changes
 from shared.ledger.leases import RedisLeases
-from shared.model.claim import LEASED, REFUSED
+from shared.model.claim import DRIVER, LEASED, REFUSED
 from shared.model.clock import Clock
-from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated
 from shared.model.events.node_events import LeaseHolder
 from shared.model.events.pod_events import LeaseChanged
+from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import load_lease
 from shared.model.ledger import (
     AlreadyLeased,
+    LedgerNode,
     NoCapacity,
     NodeTotals,
     Reservation,
@@ -36,8 +38,81 @@ from shared.runtime.service import Publish
 
 logger = logging.getLogger(__name__)
 
+LimitedRequests = Mapping[str, bool]
+"""Whether the containers that use a request are limited, by its name."""
+
+
+class CombinedRequests:
+    """Refuses claims with a container that combines requests, as limits replace each other.
+
+    Requests for whole devices and MIG instances have no limits: a container may have several.
+    Pods that use an allocated claim later cannot be refused any more.
+    """
+
+    def __init__(self, claims: ClaimClient) -> None:
+        self.claims = claims
+
+    async def refusal(self, claim: AllocatedClaim, node: LedgerNode | None) -> str:
+        """Return why a claim cannot be used as its pods want to; empty: it can.
+
+        Raises UnavailableError if the API server does not say.
+        """
+        for uid, pod in zip(claim.consumers, claim.consumer_names, strict=False):
+            uses = await self.claims.list_uses(claim.namespace, pod, uid)
+            others = await self._others(claim, uses)
+            limited = {each.name: limited_requests(each, node) for each in (claim, *others)}
+            found = combined(claim.name, uses, limited)
+            if found:
+                return f"{found} of pod {claim.namespace}/{pod}: use one request of {DRIVER} for it"
+        return ""
+
+    async def _others(
+        self, claim: AllocatedClaim, uses: Sequence[RequestUse]
+    ) -> list[AllocatedClaim]:
+        """Return the allocations of other claims that containers with this one use."""
+        containers = {use.container for use in uses if use.claim == claim.name}
+        names = {use.claim for use in uses if use.container in containers} - {claim.name, ""}
+        found = [await self.claims.get_allocation(claim.namespace, name) for name in sorted(names)]
+        return [each for each in found if each is not None]
+
+
+def limited_requests(claim: AllocatedClaim, node: LedgerNode | None) -> LimitedRequests:
+    """Return which requests of a claim limit the containers that use them."""
+    wanted = reservation_of(claim, node)
+    shares = wanted.candidates[0].shares if isinstance(wanted, Reservation) else ()
+    limited = {each.request.partition("/")[0]: False for each in claim.admin_devices}
+    for share in shares:
+        request = share.container.partition("/")[0]
+        limited[request] = limited.get(request, False) or not (share.whole or share.mig)
+    return limited
+
+
+def combined(claim: str, uses: Iterable[RequestUse], limited: Mapping[str, LimitedRequests]) -> str:
+    """Return which container combines a request of this claim with others; empty: none does."""
+    used: dict[str, dict[tuple[str, str], bool]] = {}
+    for use in uses:
+        own = used.setdefault(use.container, {})
+        if not use.claim:
+            own["", use.request] = True
+        for request, is_limited in limited.get(use.claim, {}).items():
+            if use.request in {"", request}:
+                own[use.claim, request] = is_limited
+    for container, requests in used.items():
+        concerned = any(name == claim for name, _ in requests)
+        if concerned and len(requests) > 1 and any(requests.values()):
+            names = " and ".join(_request_name(*request) for request in sorted(requests))
+            return f"the limits of {names} would replace each other in container {container}"
+    return ""
+
+
+def _request_name(claim: str, request: str) -> str:
+    return f"request {request} of ResourceClaim {claim}" if claim else request
+
+
 RESERVATION_S = 30.0
 """A binder that dies between reservation and commit leaves the reservation so long."""
+WRITTEN_S = 10.0
+"""After this time, an allocation that was not written never will be."""
 WAIT_S = 10.0
 """So long a claim waits for a share that is about to be free, before it is refused."""
 
@@ -57,25 +132,23 @@ class ClaimDecisions:
     """Why other claims must be decided again."""
 
 
+@dataclass(eq=False, kw_only=True)
 class ClaimLeaser:
     """Stateless but for the time since which claims wait; the ledger decides between binders."""
 
-    def __init__(
-        self,
-        *,
-        ledger: RedisLeases,
-        publish: Publish,
-        answers: AnswerWriter,
-        ender: ClaimEnder,
-        clock: Clock,
-    ) -> None:
-        self.ledger = ledger
-        self.publish = publish
-        self.answers = answers
-        self.ender = ender
-        self.clock = clock
-        self.combined = CombinedRequests(answers.claims)
+    ledger: RedisLeases
+    publish: Publish
+    answers: AnswerWriter
+    ender: ClaimEnder
+    clock: Clock
+    host_clock: Clock
+
+    def __post_init__(self) -> None:
+        self.combined = CombinedRequests(self.answers.claims)
         self._waiting_since: dict[PodUid, float] = {}
+        self._admitted: dict[PodUid, tuple[AllocatedClaim, float]] = {}
+        """Claims that were leased while they were written, and when: the API server may reject the
+        write."""
 
     async def lease(self, events: Sequence[ClaimAllocated]) -> list[LeaseChanged]:
         """Lease each claim's allocation and write the answer; return leases that ended.
@@ -99,10 +172,15 @@ class ClaimLeaser:
             *(self.answers.confirm(claim, lease) for claim, lease in leased),
             *(self.answers.refuse(claim, text) for claim, text in decisions.refused),
             *(self.answers.permit(claim) for claim in decisions.permitted),
+            return_exceptions=True,
         )
         for result in results:
-            decisions.ended += result.ended
-            decisions.unresolved += [result.unwritten] if result.unwritten else []
+            if isinstance(result, LeaseholdError):
+                decisions.unresolved.append(str(result))
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                decisions.ended += result
         ended, unresolved = lease_changes(decisions.ended), decisions.unresolved
         if unresolved:
             await self.publish(ended)
@@ -110,6 +188,58 @@ class ClaimLeaser:
                 f"{len(unresolved)} of {len(claims)} claims are not answered yet: {unresolved[0]}"
             )
         return ended
+
+    async def admit(self, request: ClaimLeaseRequest) -> ClaimLeaseReply:
+        """Lease an allocation while its scheduler writes it, so that no pod waits for its answer.
+
+        A webhook asks during the write, and adds the answer to it. The reply is empty if nothing is
+        decided now: `lease` decides after the write, and the pod waits for its binding conditions.
+        """
+        try:
+            return await self._admit(request.claim, request.trace)
+        except (ConflictError, UnavailableError):
+            return ClaimLeaseReply()
+
+    async def _admit(self, claim: AllocatedClaim, trace: str) -> ClaimLeaseReply:
+        decisions = ClaimDecisions({claim.claim: trace})
+        [known] = await self.ledger.load([claim.claim])
+        if known is not None and covers(known, claim):
+            decisions.leased.append((claim, known))
+        elif known is None or await self._has_ended_before(known, claim):
+            await self.reserve([claim], decisions)
+        for _, text in decisions.refused:
+            return ClaimLeaseReply(refusal=await self.answers.lower_slices(claim, text))
+        for _ in decisions.permitted:
+            return self._reply(claim, PERMITTED)
+        for _, lease in await self.commit(decisions):
+            self._admitted[claim.claim] = claim, self.clock.ticks()
+            return self._reply(claim, leased_answer(lease))
+        return ClaimLeaseReply()
+
+    async def _has_ended_before(self, lease: Lease, claim: AllocatedClaim) -> bool:
+        """End the lease of an earlier allocation of the claim; return whether it has ended."""
+        if lease.claim is None or await self._has(claim, lease.claim.generation):
+            return False
+        ended = await self.ender.end(lease)
+        await self.publish(lease_changes(ended))
+        return bool(ended)
+
+    def _reply(self, claim: AllocatedClaim, answer: ClaimAnswer) -> ClaimLeaseReply:
+        entries = device_statuses(claim, answer, now=self.host_clock.now())
+        return ClaimLeaseReply(devices=tuple(map(json.dumps, entries)))
+
+    async def end_unwritten(self) -> list[LeaseChanged]:
+        """End the leases of allocations that were not written."""
+        ended: list[Lease] = []
+        until = self.clock.ticks() - WRITTEN_S
+        for claim in [claim for claim, at in self._admitted.values() if at <= until]:
+            if not await self._has(claim, claim.generation):
+                [lease] = await self.ledger.load([claim.claim])
+                if lease is not None and covers(lease, claim):
+                    ended += await self.ender.end(lease)
+            if self._admitted[claim.claim][0] is claim:
+                del self._admitted[claim.claim]
+        return lease_changes(ended)
 
     async def restore(self, holder: LeaseHolder, node: NodeName) -> list[LeaseChanged]:
         """Lease a claim of a node, to be prepared there, if the ledger has no lease of it.
@@ -164,7 +294,7 @@ class ClaimLeaser:
         If this one had a lease, the other's had ended before: it came back when Redis lost data, or
         was never written.
         """
-        if not await self._is_current(claim):
+        if not await self._has(claim, claim.generation):
             return False
         if claim.answer == LEASED and _copy_in(claim) is not None:
             ended = await self.ender.release(lease)
@@ -257,10 +387,10 @@ class ClaimLeaser:
         ending = await self.ledger.load_vanished()
         return any(share.device in devices for lease in ending for share in lease.shares)
 
-    async def _is_current(self, claim: AllocatedClaim) -> bool:
-        """Return whether the claim still has this allocation: events may arrive in any order."""
+    async def _has(self, claim: AllocatedClaim, generation: str) -> bool:
+        """Return whether the claim has this allocation now: events may arrive in any order."""
         now = await self.answers.claims.get_allocation(claim.namespace, claim.name)
-        return now is not None and (now.claim, now.generation) == (claim.claim, claim.generation)
+        return now is not None and (now.claim, now.generation) == (claim.claim, generation)
 
     async def _has_lost_share(self, claim: AllocatedClaim) -> bool:
         """Return whether an answered claim must be leased anew, as the ledger has lost its lease.
@@ -268,7 +398,7 @@ class ClaimLeaser:
         If the node's agent does not confirm that it is not prepared, the lease is written again
         as it was.
         """
-        if not await self._is_current(claim):
+        if not await self._has(claim, claim.generation):
             return False
         lease = _copy_in(claim)
         if lease is None:

@@ -1,45 +1,97 @@
 """Reads the holder of a lease from the API server as it is now: a pod, or a ResourceClaim."""
 
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
 from services.binder.claim_client import ClaimClient
-from services.binder.observations import PodSnapshot
+from services.binder.observations import PodSnapshot, generation_of
 from services.binder.pod_client import PodClient
-from shared.model.events.claim_events import AllocatedClaim, ClaimDeallocated
-from shared.model.events.pod_events import BoundPod, ListedPods, PodTerminated
+from services.binder.report.explanations import summarize
+from shared.model.errors import LeaseholdError
+from shared.model.events.claim_events import ClaimDeallocated
+from shared.model.events.pod_events import (
+    BoundPod,
+    ListedPods,
+    PodGated,
+    PodQueued,
+    PodTerminated,
+)
 from shared.model.lease import Lease
-from shared.model.names import Namespace
+from shared.model.lease_copy import ANNOTATION
+from shared.model.names import Namespace, NodeName
+
+logger = logging.getLogger(__name__)
+
+MAX_READS = 32
+"""Pods and claims read at once."""
 
 HolderGone = PodTerminated | ClaimDeallocated
+R = TypeVar("R", bound=Lease | PodGated | PodQueued)
 
 
+@dataclass(eq=False)
 class LeaseHolders:
     """An allocated claim is on its node as a bound pod is; any other claim is gone."""
 
-    def __init__(self, pods: PodClient, claims: ClaimClient) -> None:
-        self.pods = pods
-        self.claims = claims
+    pods: PodClient
+    claims: ClaimClient
 
-    async def get(self, lease: Lease) -> PodSnapshot | None:
-        """Return the holder, or what has its name now; None: there is none.
+    def __post_init__(self) -> None:
+        self._reads = asyncio.Semaphore(MAX_READS)
 
-        Raises a LeaseholdError if it cannot be read.
+    async def find(
+        self, namespace: Namespace, name: str, *, claim: bool, generation: str = ""
+    ) -> PodSnapshot | None:
+        """Return the pod, or the allocated ResourceClaim, of this name, or None if there is none.
+
+        With a `generation`, it is the claim's allocation. Raises a LeaseholdError if it cannot be
+        read.
         """
-        if lease.claim is None:
-            return await self.pods.get(lease.namespace, lease.name)
-        claim = await self.claims.get_allocation(lease.namespace, lease.name)
-        if claim is None or claim.generation != lease.claim.generation:
+        async with self._reads:
+            if not claim:
+                return await self.pods.get(namespace, name)
+            found = await self.claims.get_allocation(namespace, name)
+        if found is None or generation not in {"", found.generation}:
             return None
-        return _snapshot_of(claim)
+        return PodSnapshot(found.claim, found.node, annotations={ANNOTATION: found.lease})
 
-    async def find(self, namespace: Namespace, name: str, *, claim: bool) -> PodSnapshot | None:
-        """Return the pod, or the allocated ResourceClaim, of this name; None: there is none."""
-        if not claim:
-            return await self.pods.get(namespace, name)
-        found = await self.claims.get_allocation(namespace, name)
-        return _snapshot_of(found) if found is not None else None
+    async def read(self, leases: Iterable[Lease]) -> list[PodSnapshot | LeaseholdError | None]:
+        """Return the holder of each lease, or what has its name now; or why it cannot be read."""
+        named = list(leases)
+        found = await asyncio.gather(*map(self._read, named))
+        errors = [
+            f"{lease.namespace}/{lease.name}: {each}"
+            for lease, each in zip(named, found, strict=True)
+            if isinstance(each, LeaseholdError)
+        ]
+        if errors:
+            logger.warning("holders of leases cannot be read: %s", summarize(errors))
+        return found
 
+    async def _read(self, lease: Lease) -> PodSnapshot | LeaseholdError | None:
+        is_claim, generation = lease.claim is not None, generation_of(lease)
+        try:
+            return await self.find(
+                lease.namespace, lease.name, claim=is_claim, generation=generation
+            )
+        except LeaseholdError as error:
+            return error
 
-def _snapshot_of(claim: AllocatedClaim) -> PodSnapshot:
-    return PodSnapshot(claim.claim, claim.node, lease=claim.lease)
+    async def read_pods(self, records: Sequence[R]) -> list[tuple[R, PodSnapshot | None]]:
+        """Return each record with its pod, or None if that is gone, whatever has its name.
+
+        Raises UnavailableError while the API server does not respond.
+        """
+        found = await asyncio.gather(
+            *(self.find(each.namespace, each.name, claim=False) for each in records)
+        )
+        return [
+            (each, pod if pod is not None and pod.pod == each.pod else None)
+            for each, pod in zip(records, found, strict=True)
+        ]
 
 
 def holders_in(listing: ListedPods) -> tuple[BoundPod, ...]:
@@ -61,20 +113,28 @@ def holders_in(listing: ListedPods) -> tuple[BoundPod, ...]:
 
 def gone_event(lease: Lease, *, phase: str = "") -> HolderGone:
     """Return the event for a lease whose holder is gone; its own event was missed."""
-    if lease.claim is not None:
-        return ClaimDeallocated(
-            claim=lease.pod,
-            namespace=lease.namespace,
-            name=lease.name,
-            node=lease.node,
-            generation=lease.claim.generation,
-            trace=lease.trace,
-        )
-    return PodTerminated(
-        pod=lease.pod,
+    if lease.claim is None:
+        return pod_gone(lease, node=lease.node, phase=phase)
+    return ClaimDeallocated(
+        claim=lease.pod,
         namespace=lease.namespace,
         name=lease.name,
         node=lease.node,
-        phase=phase,
+        generation=lease.claim.generation,
         trace=lease.trace,
+    )
+
+
+def pod_gone(
+    record: Lease | PodGated | PodQueued, *, node: NodeName | None = None, phase: str = ""
+) -> PodTerminated:
+    """Return the event for a recorded pod that is gone."""
+    trace = "" if isinstance(record, PodGated) else record.trace
+    return PodTerminated(
+        pod=record.pod,
+        namespace=record.namespace,
+        name=record.name,
+        node=node,
+        phase=phase,
+        trace=trace,
     )

@@ -3,23 +3,25 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from msgspec import structs
 
-from services.binder.ledger_sync.lease_evidence import (
+from services.binder.agent_client import NodeAgentClient
+from services.binder.ledger_sync.lost_leases import LostLeases, LostOutcome
+from services.binder.ledger_sync.recovery import (
     copy_for,
-    generation_of,
     is_resized,
     places_of,
     sizes_of,
     slots_of,
 )
-from services.binder.ledger_sync.lost_leases import LostLeases, LostOutcome
-from services.binder.ledger_sync.vanished_pods import VanishedPods
-from services.binder.metrics import PrometheusMetrics
+from services.binder.metrics import count_anomaly
+from services.binder.observations import generation_of
 from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import shared_device_event, summarize
 from shared.ledger.leases import RedisLeases
+from shared.model.clock import Clock
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.node_events import Allocation, DeviceReported, ShareActivated, ShareRefused
 from shared.model.events.pod_events import (
@@ -34,6 +36,81 @@ from shared.model.names import DeviceUuid, NodeName, PodUid
 
 logger = logging.getLogger(__name__)
 
+SILENCE_S = 25.0
+"""An agent that has not replied for this long counts as dead, and its pods as terminated."""
+MIN_MISSED_REPLIES = 10
+"""And so many requests must have had no reply: a suspended binder received none either."""
+MAX_REQUESTS = 64
+PODS_PER_REQUEST = 1000
+
+
+@dataclass(slots=True)
+class VanishedPod:
+    """The lease of a vanished pod, and how its agent has replied since."""
+
+    lease: Lease
+    replied_at: float
+    """Of the agent's latest reply, or when this binder first saw that the pod had vanished."""
+    missed_replies: int = 0
+
+
+@dataclass(eq=False)
+class VanishedPods:
+    """Leases whose pods are gone but may still run, as the ledger lists them for any binder."""
+
+    agents: NodeAgentClient
+    clock: Clock
+    _: KW_ONLY
+    silence_s: float = SILENCE_S
+
+    def __post_init__(self) -> None:
+        self._pods: dict[PodUid, VanishedPod] = {}
+        self._requests = asyncio.Semaphore(MAX_REQUESTS)
+
+    def known(self, pods: Iterable[PodUid]) -> dict[PodUid, Lease]:
+        """Return the leases of those of the pods that agents have been asked about before."""
+        return {pod: self._pods[pod].lease for pod in pods if pod in self._pods}
+
+    def forget(self, pods: Iterable[PodUid]) -> None:
+        """Forget pods whose leases have changed."""
+        for pod in pods:
+            self._pods.pop(pod, None)
+
+    async def find_terminated(self, leases: Sequence[Lease]) -> list[Lease]:
+        """Send each node's agent a request, and return those of the leases that can end now."""
+        now = self.clock.ticks()
+        self._pods = {
+            lease.pod: self._pods.get(lease.pod) or VanishedPod(lease, now) for lease in leases
+        }
+        by_node: dict[NodeName, list[VanishedPod]] = {}
+        for pod in self._pods.values():
+            by_node.setdefault(pod.lease.node, []).append(pod)
+        found = await asyncio.gather(
+            *(
+                self._terminated_on(node, pods[first : first + PODS_PER_REQUEST])
+                for node, pods in by_node.items()
+                for first in range(0, len(pods), PODS_PER_REQUEST)
+            )
+        )
+        return [lease for leases in found for lease in leases]
+
+    async def _terminated_on(self, node: NodeName, pods: Sequence[VanishedPod]) -> list[Lease]:
+        async with self._requests:
+            try:
+                uids = [pod.lease.pod for pod in pods]
+                terminated = await self.agents.list_terminated(node, uids)
+            except UnavailableError:
+                return [pod.lease for pod in pods if self._is_silent(pod)]
+        for pod in pods:
+            pod.replied_at, pod.missed_replies = self.clock.ticks(), 0
+        return [pod.lease for pod in pods if pod.lease.pod in terminated]
+
+    def _is_silent(self, pod: VanishedPod) -> bool:
+        pod.missed_replies += 1
+        silent_s = self.clock.ticks() - pod.replied_at
+        return pod.missed_replies >= MIN_MISSED_REPLIES and silent_s >= self.silence_s
+
+
 _Held = tuple[PodUid, int, float]
 """What an agent has given out: a pod, and the version and the last resize of its lease."""
 
@@ -42,23 +119,17 @@ CLAIM_ENDED = "the claim is neither allocated nor prepared any more"
 GANG_ENDED = "a reservation of its gang ended before any of its pods was bound"
 
 
+@dataclass(eq=False)
 class LedgerUpdater:
     """Writes facts into the ledger; several binders may do so at once."""
 
-    def __init__(
-        self,
-        ledger: RedisLeases,
-        vanished_pods: VanishedPods,
-        lost_leases: LostLeases,
-        *,
-        metrics: PrometheusMetrics,
-        events: EventRecorder,
-    ) -> None:
-        self.ledger = ledger
-        self.vanished_pods = vanished_pods
-        self.lost_leases = lost_leases
-        self.metrics = metrics
-        self.events = events
+    ledger: RedisLeases
+    vanished_pods: VanishedPods
+    lost_leases: LostLeases
+    _: KW_ONLY
+    events: EventRecorder
+
+    def __post_init__(self) -> None:
         self._activated: dict[NodeName, frozenset[_Held]] = {}
         """Pods whose leases were active in the ledger of `_generation`, with the version that the
         agent has: no lease ends while its pod's containers run, so they are compared once."""
@@ -217,7 +288,7 @@ class LedgerUpdater:
             return
         self._shared_devices[device] = (node, owner)
         self.events.record(shared_device_event(node, device, owner))
-        self.metrics.count_anomaly("devices_on_two_nodes")
+        count_anomaly("devices_on_two_nodes")
         logger.error(
             "device %s is reported by nodes %s: the one that has it keeps it until it does not "
             "report it any more, or its Node is deleted",
@@ -270,7 +341,7 @@ class LedgerUpdater:
         gone = await self.ledger.waiting_pods.list_gone(sorted({lease.pod for lease in missing}))
         lost = [lease for lease in missing if lease.pod not in gone]
         if lost:
-            self.metrics.count_anomaly("active_without_lease", len(lost))
+            count_anomaly("active_without_lease", len(lost))
             texts = [f"pod {lease.pod} is active without a lease" for lease in lost]
             logger.warning("%s", summarize(texts))
         return await self.lost_leases.restore(lost)
@@ -289,9 +360,7 @@ class LedgerUpdater:
         """
         outcome, replaced, outdated = LostOutcome(), list[Lease](), list[Lease]()
         differing = [pair for pair in pairs if _differ(*pair)]
-        copies = await asyncio.gather(
-            *(self.lost_leases.read_copy(stored) for stored, _ in differing)
-        )
+        copies = await self.lost_leases.read_copies([stored for stored, _ in differing])
         for (stored, used), text in zip(differing, copies, strict=True):
             copy = copy_for(stored, text or "")
             if text is None:

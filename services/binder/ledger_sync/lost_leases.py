@@ -5,18 +5,17 @@ shows the pod bound to that node, a write of the ledger was lost: an older file 
 rebuild missed a Binding in flight.
 """
 
-import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Self
 
 from msgspec import structs
 
 from services.binder.agent_client import NodeAgentClient
-from services.binder.ledger_sync.lease_evidence import Evidence, evidence_of
 from services.binder.ledger_sync.lease_holders import LeaseHolders
-from services.binder.metrics import PrometheusMetrics
+from services.binder.ledger_sync.recovery import Evidence, evidence_of
+from services.binder.metrics import count_anomaly
 from services.binder.observations import PodSnapshot
 from services.binder.report.explanations import summarize
 from shared.ledger.leases import RedisLeases
@@ -29,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 SHARE_IN_USE = "its claim is not prepared, and a pod whose lease was lost uses the device"
 BOUND_BEFORE = "the pod runs with an earlier lease, which was lost"
-MAX_READS = 16
-"""Pods read from the API server at once."""
 
 
 @dataclass(slots=True)
@@ -48,34 +45,29 @@ class LostOutcome:
         self.refused |= other.refused
 
 
+@dataclass(eq=False)
 class LostLeases:
     """Compares allocations without a lease with Kubernetes."""
 
-    def __init__(
-        self,
-        ledger: RedisLeases,
-        holders: LeaseHolders,
-        agents: NodeAgentClient,
-        *,
-        metrics: PrometheusMetrics,
-        clock: Clock,
-    ) -> None:
-        self.ledger = ledger
-        self.holders = holders
-        self.agents = agents
-        self.metrics = metrics
-        self.clock = clock
-        self._reads = asyncio.Semaphore(MAX_READS)
+    ledger: RedisLeases
+    holders: LeaseHolders
+    agents: NodeAgentClient
+    _: KW_ONLY
+    clock: Clock
 
-    async def read_copy(self, lease: Lease) -> str | None:
-        """Return the copy of its lease that a holder carries; None: it cannot be read now.
+    async def read_copies(self, leases: Sequence[Lease]) -> list[str | None]:
+        """Return the copy of its lease that each holder carries, or None if it cannot be read now.
 
-        Empty: it carries none, or is not that of the lease any more.
+        The text is empty if it carries none, or is not the holder of the lease any more.
         """
-        pod = await self._read(lease)
-        if isinstance(pod, LeaseholdError):
-            return None
-        return pod.lease if pod is not None and pod.uid == lease.pod else ""
+        return [
+            None
+            if isinstance(pod, LeaseholdError)
+            else pod.lease
+            if pod is not None and pod.pod == lease.pod
+            else ""
+            for lease, pod in zip(leases, await self.holders.read(leases), strict=True)
+        ]
 
     async def restore(self, used: Iterable[Lease]) -> LostOutcome:
         """Restore the leases of those pods that run on the nodes whose agents report them.
@@ -86,11 +78,11 @@ class LostLeases:
         """
         outcome = LostOutcome()
         leases = list(used)
-        found = await asyncio.gather(*map(self._evidence, leases))
+        found = await self.holders.read(leases)
         lost: list[Evidence] = []
-        for lease, evidence in zip(leases, found, strict=True):
-            match evidence:
-                case Evidence():
+        for lease, pod in zip(leases, found, strict=True):
+            match _evidence(lease, pod):
+                case Evidence() as evidence:
                     lost.append(evidence)
                 case LeaseholdError():
                     outcome.again.add(lease.pod)
@@ -112,7 +104,7 @@ class LostLeases:
         again = [lease for lease, _ in misfits]
         if again and [*await self._end_reserved(again), *await self._end_unprepared(again)]:
             misfits = await self.ledger.restore(again, now=now, hearsay=hearsay)
-        self.metrics.count_anomaly("lost_leases", len(lost))
+        count_anomaly("lost_leases", len(lost))
         texts = [f"{each.namespace}/{each.name} on {each.node}" for each in active]
         logger.error("the ledger had lost the leases of running pods: %s", summarize(texts))
         if misfits:
@@ -150,24 +142,18 @@ class LostLeases:
                 )
         return ended
 
-    async def _evidence(self, lease: Lease) -> Evidence | LeaseholdError | str:
-        """Return the lease of a pod that runs on its node; empty: it does not run.
 
-        The error if that is unknown; or why its agent cannot have it, if it runs elsewhere.
-        """
-        pod = await self._read(lease)
-        if isinstance(pod, LeaseholdError):
-            return pod
-        if pod is None or pod.uid != lease.pod or pod.terminal or pod.node is None:
-            return ""
-        if pod.node != lease.node:
-            return f"pod {lease.pod} is on node {pod.node}"
-        return evidence_of(lease, pod.lease)
+def _evidence(
+    lease: Lease, pod: PodSnapshot | LeaseholdError | None
+) -> Evidence | LeaseholdError | str:
+    """Return the lease of a pod that runs on its node; or an empty text if it does not run.
 
-    async def _read(self, lease: Lease) -> PodSnapshot | LeaseholdError | None:
-        async with self._reads:
-            try:
-                return await self.holders.get(lease)
-            except LeaseholdError as error:
-                logger.warning("pod %s/%s is not known: %s", lease.namespace, lease.name, error)
-                return error
+    Or the error if that is unknown; or why its agent cannot have it, if it runs elsewhere.
+    """
+    if isinstance(pod, LeaseholdError):
+        return pod
+    if pod is None or pod.pod != lease.pod or pod.terminal or pod.node is None:
+        return ""
+    if pod.node != lease.node:
+        return f"pod {lease.pod} is on node {pod.node}"
+    return evidence_of(lease, pod.lease)

@@ -3,11 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from services.binder.ledger_sync.lease_holders import LeaseHolders
-from services.binder.metrics import PrometheusMetrics
+from services.binder.metrics import count_anomaly
 from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import refused_event
 from shared.ledger.leases import RedisLeases
@@ -23,37 +23,24 @@ from shared.model.names import NodeName, PodUid
 
 logger = logging.getLogger(__name__)
 
-MAX_READS = 16
-"""Pods read from the API server at once."""
-
 E = TypeVar("E", ShareRefused, ViolationFound)
 
 
+@dataclass(eq=False, kw_only=True)
 class NodeRefusals:
     """Refuses what is not a node's to say: counted, reported on its Node, and the node is cordoned.
 
     A node may speak of a pod that has a lease there, or that Kubernetes shows there.
     """
 
-    def __init__(
-        self,
-        *,
-        ledger: RedisLeases,
-        holders: LeaseHolders,
-        events: EventRecorder,
-        metrics: PrometheusMetrics,
-        distrust: Callable[[NodeName, str], None],
-    ) -> None:
-        self.ledger = ledger
-        self.holders = holders
-        self.events = events
-        self.metrics = metrics
-        self.distrust = distrust
-        self._reads = asyncio.Semaphore(MAX_READS)
+    ledger: RedisLeases
+    holders: LeaseHolders
+    events: EventRecorder
+    distrust: Callable[[NodeName, str], None]
 
     def refuse(self, node: str, reason: str) -> None:
         """Report a message that was refused."""
-        self.metrics.count_anomaly("refused_of_nodes")
+        count_anomaly("refused_of_nodes")
         self.events.record(refused_event(NodeName(node), reason))
         self.distrust(NodeName(node), reason)
 
@@ -75,13 +62,12 @@ class NodeRefusals:
         lease = leases[event.pod]
         if lease is not None and lease.node == event.node and _is_named(event, lease):
             return True
-        async with self._reads:
-            try:
-                pod = await self.holders.find(event.namespace, event.name, claim=event.claim)
-            except LeaseholdError as error:
-                logger.warning("pod %s/%s is not known: %s", event.namespace, event.name, error)
-                return False
-        if pod is None or pod.uid != event.pod or pod.node is None:
+        try:
+            pod = await self.holders.find(event.namespace, event.name, claim=event.claim)
+        except LeaseholdError as error:
+            logger.warning("pod %s/%s is not known: %s", event.namespace, event.name, error)
+            return False
+        if pod is None or pod.pod != event.pod or pod.node is None:
             return False
         if pod.node != event.node:
             self.refuse(event.node, f"{event.subject}: pod {event.pod} is on node {pod.node}")

@@ -5,16 +5,14 @@ with the rebuild's lock reads each part once: the listing when it is complete, t
 arrive. Nothing is placed meanwhile: the ledger refuses reservations until the rebuild is finished.
 """
 
-import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from services.binder.ledger_sync.lease_evidence import Evidence
-from services.binder.ledger_sync.lease_holders import LeaseHolders, holders_in
-from services.binder.ledger_sync.recovery import Recovery
-from services.binder.metrics import PrometheusMetrics
+from services.binder.ledger_sync.lease_holders import MAX_READS, LeaseHolders, holders_in
+from services.binder.ledger_sync.recovery import Evidence, Recovery
+from services.binder.metrics import count_anomaly
 from services.binder.report.explanations import summarize
 from shared.ledger.leases import RedisLeases
 from shared.ledger.rebuild_evidence import LedgerStaging
@@ -26,9 +24,6 @@ from shared.model.lease import Lease
 from shared.runtime.service import Publish
 
 logger = logging.getLogger(__name__)
-
-MAX_READS = 16
-"""Pods read from the API server at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,29 +53,19 @@ class RebuildTiming:
 RebuildEvent = LedgerRebuilt | ResyncRequested
 
 
+@dataclass(eq=False, kw_only=True)
 class LedgerRebuild:
     """One rebuild at a time, by one replica; the others stage what they receive."""
 
-    def __init__(
-        self,
-        *,
-        ledger: RedisLeases,
-        staging: LedgerStaging,
-        publish: Publish,
-        holders: LeaseHolders,
-        clock: Clock,
-        metrics: PrometheusMetrics,
-        bindings_in_flight: Callable[[], int],
-        timing: RebuildTiming | None = None,
-    ) -> None:
-        self.ledger = ledger
-        self.staging = staging
-        self.publish = publish
-        self.holders = holders
-        self.bindings_in_flight = bindings_in_flight
-        self.clock = clock
-        self.metrics = metrics
-        self.timing = timing or RebuildTiming()
+    ledger: RedisLeases
+    staging: LedgerStaging
+    publish: Publish
+    holders: LeaseHolders
+    clock: Clock
+    bindings_in_flight: Callable[[], int]
+    timing: RebuildTiming = RebuildTiming()
+
+    def __post_init__(self) -> None:
         self._compare_again_at = math.inf
 
     async def stage_reports(self, reports: Sequence[DeviceReported]) -> None:
@@ -118,7 +103,7 @@ class LedgerRebuild:
             await self.ledger.resizes.set_unsynced(recovery.lagging)
         problems = [*recovery.problems, *misfits]
         if problems:
-            self.metrics.count_anomaly("not_restored", len(problems))
+            count_anomaly("not_restored", len(problems))
             logger.error("%d leases are not restored: %s", len(problems), summarize(problems))
         if not await self.ledger.finish_rebuild(token):
             return []
@@ -143,13 +128,10 @@ class LedgerRebuild:
         for first in range(0, len(unlisted), MAX_READS):
             await self._extend_lock(token)
             some = unlisted[first : first + MAX_READS]
-            pods = await asyncio.gather(*map(self.holders.get, some), return_exceptions=True)
-            for lease, pod in zip(some, pods, strict=True):
-                if isinstance(pod, LeaseholdError):
-                    logger.warning("pod %s/%s is not known: %s", lease.namespace, lease.name, pod)
-                elif isinstance(pod, BaseException):
-                    raise pod
-                elif pod and (pod.uid, pod.node) == (lease.pod, lease.node) and not pod.terminal:
+            for lease, pod in zip(some, await self.holders.read(some), strict=True):
+                if pod is None or isinstance(pod, LeaseholdError) or pod.terminal:
+                    continue
+                if (pod.pod, pod.node) == (lease.pod, lease.node):
                     found += recovery.add_bound(lease, pod.lease)
         return found
 

@@ -1,34 +1,42 @@
 """Ends leases and waits of pods whose deletion was missed; reports ledger mismatches."""
 
-import asyncio
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 
 from services.binder.ledger_sync.lease_holders import (
     HolderGone,
     LeaseHolders,
     gone_event,
     holders_in,
+    pod_gone,
 )
-from services.binder.ledger_sync.waiting_records import WaitingRecords
-from services.binder.metrics import PrometheusMetrics
-from services.binder.observations import PodSnapshot
+from services.binder.metrics import count_anomaly
+from services.binder.observations import PodSnapshot, generation_of
+from services.binder.pod_client import PodClient
 from services.binder.report.explanations import summarize
 from shared.ledger.leases import RedisLeases
 from shared.ledger.rebuild_evidence import LedgerStaging
+from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.pod_events import (
     LEASE_PRESENT,
     BoundPod,
     LeaseChanged,
+    NodesListed,
     PlacementChosen,
+    PodGated,
+    PodQueued,
     PodsListed,
+    PodTerminated,
 )
 from shared.model.lease import Lease, LeaseState
-from shared.model.names import PodUid
+from shared.model.names import NodeName, PodUid
+from shared.model.node import NodeRevision
 from shared.runtime.service import Publish
+
+logger = logging.getLogger(__name__)
 
 
 class LedgerMismatch:
@@ -56,7 +64,7 @@ class LedgerMismatch:
             pod = self._listed.get(lease.pod)
             if pod is not None and pod.node != lease.node:
                 self.moved.append((lease, pod))
-            if not _holds(pod, lease):
+            if pod is None or generation_of(lease) not in {"", pod.generation}:
                 self.orphans.append(lease)
 
     def unleased(self) -> list[BoundPod]:
@@ -64,45 +72,65 @@ class LedgerMismatch:
         return [pod for pod in self._listed.values() if pod.lease and pod.pod not in self._leased]
 
 
-def _holds(holder: BoundPod | None, lease: Lease) -> bool:
-    """Return whether the holder of a lease is there, a claim with the same allocation."""
-    if holder is None:
-        return False
-    return lease.claim is None or lease.claim.generation == holder.generation
-
-
-logger = logging.getLogger(__name__)
-
-MAX_READS = 16
-"""Pods read from the API server at once."""
 BINDING_S = 5.0
 """The Binding of a lease that is younger than this may still be in progress."""
 Correction = HolderGone | PlacementChosen | LeaseChanged
 """What a difference leads to."""
 
 
+@dataclass(eq=False)
+class WaitingRecords:
+    """Compares waiting and gated pods with a listing; a read of the pod itself decides."""
+
+    ledger: RedisLeases
+    gated_pods: GatedPods
+    holders: LeaseHolders
+
+    async def find_gone(self, unbound: Collection[PodUid]) -> list[PodTerminated]:
+        """Return events for recorded pods that are gone; `unbound` are the pods without a node.
+
+        Records of pods that are bound by now, without a lease of ours, are removed.
+        """
+        found = await self.holders.read_pods(await self._missing_from(frozenset(unbound)))
+        await self._remove_bound([each for each, pod in found if pod and pod.node])
+        return [
+            pod_gone(each)
+            for each, pod in found
+            if pod is None or (pod.node is None and (pod.deleting or pod.terminal))
+        ]
+
+    async def _missing_from(self, unbound: frozenset[PodUid]) -> list[PodQueued | PodGated]:
+        waiting_pods = self.ledger.waiting_pods
+        missing = [pod for pod in await waiting_pods.uids() if pod not in unbound]
+        found = await waiting_pods.load(missing) if missing else []
+        suspects: list[PodQueued | PodGated] = [waiting.queued for waiting in found]
+        for namespace in await self.gated_pods.namespaces():
+            gated = await self.gated_pods.load(namespace)
+            suspects += [pod for pod in gated if pod.pod not in unbound]
+        return suspects
+
+    async def _remove_bound(self, bound: Collection[PodQueued | PodGated]) -> None:
+        queued = [each.pod for each in bound if isinstance(each, PodQueued)]
+        if queued:
+            leases = await self.ledger.load(queued)
+            unleased = [pod for pod, lease in zip(queued, leases, strict=True) if lease is None]
+            await self.ledger.waiting_pods.remove_bound(unleased)
+        for each in bound:
+            if isinstance(each, PodGated):
+                await self.gated_pods.remove(each.namespace, [each.pod])
+
+
+@dataclass(eq=False)
 class Reconciler:
     """Compares complete listings with the ledger; a read of the pod itself decides."""
 
-    def __init__(
-        self,
-        ledger: RedisLeases,
-        staging: LedgerStaging,
-        holders: LeaseHolders,
-        waiting_records: WaitingRecords,
-        *,
-        metrics: PrometheusMetrics,
-        publish: Publish,
-        clock: Clock,
-    ) -> None:
-        self.ledger = ledger
-        self.staging = staging
-        self.holders = holders
-        self.waiting_records = waiting_records
-        self.metrics = metrics
-        self.publish = publish
-        self.clock = clock
-        self._reads = asyncio.Semaphore(MAX_READS)
+    ledger: RedisLeases
+    staging: LedgerStaging
+    holders: LeaseHolders
+    waiting_records: WaitingRecords
+    _: KW_ONLY
+    publish: Publish
+    clock: Clock
 
     async def reconcile(self, chunks: Sequence[PodsListed]) -> list[Correction]:
         """Stage chunks of listings, and compare the ledger with listings that are complete now.
@@ -134,28 +162,21 @@ class Reconciler:
             mismatch.add(leases)
         self._report(mismatch)
         suspects = [*mismatch.orphans, *(lease for lease, _ in mismatch.moved)]
-        found = await asyncio.gather(*(self._check(lease, now) for lease in suspects))
-        errors = [each for each in found if isinstance(each, LeaseholdError)]
-        events: list[Correction] = [
-            each for each in found if isinstance(each, HolderGone | PlacementChosen)
-        ]
-        for lease in found:
-            if isinstance(lease, Lease):
-                events += await self._end_misplaced(lease)
+        errors: list[LeaseholdError] = []
+        events: list[Correction] = []
+        for lease, pod in zip(suspects, await self.holders.read(suspects), strict=True):
+            if isinstance(pod, LeaseholdError):
+                errors.append(pod)
+                continue
+            correction = correction_for(lease, pod, now=now)
+            if isinstance(correction, Lease):
+                events += await self._end_misplaced(correction)
+            elif correction is not None:
+                events.append(correction)
         if errors:
             await self.publish(events)
             raise UnavailableError(f"{len(errors)} of {len(suspects)} pods not read: {errors[0]}")
         return events
-
-    async def _check(
-        self, lease: Lease, now: float
-    ) -> HolderGone | PlacementChosen | Lease | LeaseholdError | None:
-        async with self._reads:
-            try:
-                pod = await self.holders.get(lease)
-            except LeaseholdError as error:
-                return error
-        return correction_for(lease, pod, now=now)
 
     async def _end_misplaced(self, lease: Lease) -> list[LeaseChanged]:
         """End a lease as it was read. Its pod lives on another node: it is not gone."""
@@ -176,8 +197,8 @@ class Reconciler:
             f"and the pod is on {pod.node}"
             for lease, pod in mismatch.moved
         ]
-        self.metrics.count_anomaly("pods_without_lease", len(unleased))
-        self.metrics.count_anomaly("leases_elsewhere", len(mismatch.moved))
+        count_anomaly("pods_without_lease", len(unleased))
+        count_anomaly("leases_elsewhere", len(mismatch.moved))
         if texts:
             logger.error("ledger mismatch: %s", summarize(texts))
 
@@ -199,7 +220,7 @@ def correction_for(
     A committed lease whose pod is not bound has lost its Binding, which must be sent again. A lease
     whose pod is bound to another node is returned: it must end.
     """
-    same_pod = pod is not None and pod.uid == lease.pod
+    same_pod = pod is not None and pod.pod == lease.pod
     if pod is not None and same_pod and not pod.terminal:
         if pod.node == lease.node:
             return None
@@ -214,3 +235,29 @@ def correction_for(
 def _is_unsent(lease: Lease, now: float) -> bool:
     """Return whether the Binding of a lease whose pod is not bound must have been lost."""
     return lease.state is LeaseState.BOUND and lease.created_at < now - BINDING_S
+
+
+@dataclass(eq=False)
+class DeletedNodes:
+    """Compares the ledger with lists of all nodes; a read of the node itself decides."""
+
+    ledger: RedisLeases
+    nodes: PodClient
+
+    async def remove(self, listings: Sequence[NodesListed]) -> None:
+        """Remove the nodes that are missing from the newest list and are deleted.
+
+        One that was saved meanwhile, of a higher revision, stays.
+        """
+        if await self.ledger.generation() is None:
+            return
+        newest = max(listings, key=lambda listing: listing.revision)
+        removed: list[NodeName] = []
+        for name in sorted((await self.ledger.node_names()).difference(newest.nodes)):
+            if await self.nodes.node_labels(name) is None:
+                revision = NodeRevision(newest.revision)
+                if await self.ledger.remove_node(name, revision=revision):
+                    removed.append(name)
+        if removed:
+            count_anomaly("deleted_nodes", len(removed))
+            logger.error("nodes that were deleted without an event: %s", summarize(removed))

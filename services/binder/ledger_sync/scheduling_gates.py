@@ -7,12 +7,12 @@ queues new pods. A gate can only be removed afterwards, and only binders write p
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from services.binder.pod_client import PodClient
 from services.binder.report.event_writer import EventRecorder
-from services.binder.report.explanations import KubernetesEvent
+from services.binder.report.explanations import KubernetesEvent, event_of
 from shared.ledger.waiting_pods import GatedPods
-from shared.model.bounds import cut
 from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import BudgetChanged, PodGated, PodTerminated
@@ -32,16 +32,16 @@ GATED_POLICIES = frozenset({"queue", "deny"})
 """Policies for new pods under which waiting pods stay gated."""
 
 
+@dataclass(eq=False)
 class SchedulingGates:
     """Removing a gate twice is harmless: any number of binders may do it."""
 
-    def __init__(
-        self, store: GatedPods, pods: PodClient, events: EventRecorder, clock: Clock
-    ) -> None:
-        self.store = store
-        self.pods = pods
-        self.events = events
-        self.clock = clock
+    store: GatedPods
+    pods: PodClient
+    events: EventRecorder
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._unknown_since: dict[Namespace, float] = {}
         self._refused_until: dict[PodUid, float] = {}
         self._wake = asyncio.Event()
@@ -126,42 +126,29 @@ class SchedulingGates:
 
 
 def _gated_event(pod: PodGated) -> KubernetesEvent:
-    return _event(
+    return event_of(
         pod,
         "BudgetQueued",
         f"the GPU budget of namespace {pod.namespace} is used up or invalid: the pod waits at its "
         f"scheduling gate {BUDGET_GATE}; `leasehold budget {pod.namespace}` shows why, and until "
         "when",
-        warning=True,
     )
 
 
 def _refused_event(pod: PodGated, reason: str) -> KubernetesEvent:
-    return _event(
+    return event_of(
         pod,
         "BudgetQueued",
         f"namespace {pod.namespace} has GPU time again, but the scheduling gate {BUDGET_GATE} "
         f"cannot be removed; the next try is in {REFUSED_S:g} s: {reason}",
-        warning=True,
     )
 
 
 def _removed_event(pod: PodGated) -> KubernetesEvent:
-    return _event(
+    return event_of(
         pod,
         "BudgetRefilled",
         f"namespace {pod.namespace} has GPU time again: the scheduling gate {BUDGET_GATE} is "
         "removed",
         warning=False,
-    )
-
-
-def _event(pod: PodGated, reason: str, message: str, *, warning: bool) -> KubernetesEvent:
-    return KubernetesEvent(
-        pod=pod.pod,
-        namespace=pod.namespace,
-        name=pod.name,
-        reason=reason,
-        message=cut(message),
-        warning=warning,
     )

@@ -1,14 +1,25 @@
-"""Expiry of reservations, and offers of freed capacity to waiting pods."""
+"""Expiry of reservations, offers of freed capacity to waiting pods, and damaged records."""
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from services.binder.ledger_sync.ledger_updates import binding_failed
+from services.binder.metrics import count_anomaly
+from services.binder.pod_client import PodClient
+from services.binder.report.event_writer import EventRecorder
+from services.binder.report.explanations import summarize, unreadable_event
 from shared.ledger.leases import RedisLeases
+from shared.ledger.waiting_pods import WaitingPods
 from shared.model.clock import Clock, until_next, wait_for_event
-from shared.model.errors import UnavailableError
-from shared.model.events.pod_events import BindingFailed, PodQueued, ResyncRequested
+from shared.model.errors import LeaseholdError, UnavailableError
+from shared.model.events.pod_events import BindingFailed, PodFilteredOut, PodQueued, ResyncRequested
+from shared.model.ledger import UnreadableRecord, WaitingPod
+from shared.model.names import OFFER, NodeName, PodUid
+
+logger = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
 OFFER_S = 0.5
@@ -20,12 +31,14 @@ REPEAT_OFFERS_S = 30.0
 """Interval of offers without freed capacity, in case an offer was lost."""
 
 
+@dataclass(eq=False)
 class Sweeper:
     """Sweeps every second, and at once when capacity was freed here."""
 
-    def __init__(self, ledger: RedisLeases, clock: Clock) -> None:
-        self.ledger = ledger
-        self.clock = clock
+    ledger: RedisLeases
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._freed = asyncio.Event()
         self._offered_capacity = -1
         self._offered_at = 0.0
@@ -96,3 +109,106 @@ class Sweeper:
         every_s = OFFER_S if self._have_waited else SWEEP_S
         pause_s = until_next(self.clock.ticks(), every_s) if self._offers_complete else NEXT_OFFER_S
         await wait_for_event(self._freed, pause_s)
+
+
+OFFER_CONCURRENCY = 8
+
+
+@dataclass(eq=False)
+class SchedulerOffers:
+    """Makes kube-scheduler try a waiting pod again, once the ledger may have room for it.
+
+    Nothing of that is a change of an object at the API server, so one is made: an annotation of the
+    pod. An offer that is lost is made again by the ledger after 2 s.
+    https://kubernetes.io/docs/concepts/scheduling-eviction/scheduling-framework/#queueinghint
+    """
+
+    waiting_pods: WaitingPods
+    pods: PodClient
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._writes = asyncio.Semaphore(OFFER_CONCURRENCY)
+
+    async def save_waiting(self, events: Sequence[PodFilteredOut]) -> None:
+        """Save pods that kube-scheduler has no node for; offer what was freed meanwhile."""
+        newest = {event.queued.pod: event for event in events}
+        now = self.clock.now()
+        waiting = [
+            WaitingPod(
+                queued=event.queued,
+                refusal=event.refusal,
+                capacity=event.capacity,
+                waiting_since=now,
+            )
+            for event in newest.values()
+        ]
+        result = await self.waiting_pods.enqueue(waiting)
+        await self.make(newest[pod].queued for pod in result.stale)
+
+    async def make(self, pods: Iterable[PodQueued]) -> list[PodQueued]:
+        """Offer what was freed to pods whose node kube-scheduler chooses; return the others."""
+        others = list(pods)
+        ours = [pod for pod in others if pod.by_kube_scheduler]
+        await asyncio.gather(*(self.offer(pod.namespace, pod.name, pod.pod) for pod in ours))
+        return [pod for pod in others if not pod.by_kube_scheduler]
+
+    async def offer(
+        self, namespace: str, name: str, uid: PodUid, node: NodeName | None = None
+    ) -> None:
+        """Offer something that was freed to one pod, on one node if it is named."""
+        value = f"{node or ''}@{self.clock.now() * 1000:.0f}"
+        async with self._writes:
+            try:
+                await self.pods.add_annotation(namespace, name, uid, OFFER, value)
+            except LeaseholdError as error:
+                logger.info("pod %s/%s was not offered capacity: %s", namespace, name, error)
+
+
+MOST_UNNAMED = 1000
+"""Pods of unreadable leases that are remembered until their leases are restored."""
+
+
+@dataclass(eq=False)
+class RecordWatch:
+    """One step a second; the Event of a pod follows once its lease is restored, with its name."""
+
+    ledger: RedisLeases
+    events: EventRecorder
+
+    def __post_init__(self) -> None:
+        self._unnamed: dict[PodUid, None] = {}
+
+    async def step(self) -> list[ResyncRequested]:
+        """Check some records; return what must be requested.
+
+        Raises UnavailableError if the server may evict keys.
+        """
+        found = await self.ledger.checks.step()
+        if found.missing:
+            count_anomaly("records_missing", len(found.missing))
+            logger.error("the ledger has lost keys, and is rebuilt: %s", summarize(found.missing))
+        if found.unreadable:
+            self._report(found.unreadable)
+        elif self._unnamed and not found.missing:
+            await self._report_pods()
+        if found.must_list:
+            return [ResyncRequested(reason="the ledger does not know that pods are gone")]
+        return []
+
+    def _report(self, unreadable: Sequence[UnreadableRecord]) -> None:
+        count_anomaly("records_unreadable", len(unreadable))
+        texts = [f"{record.kind} {record.key}" for record in unreadable]
+        logger.error("records are damaged, and are rebuilt: %s", summarize(texts))
+        for record in unreadable:
+            if record.node:
+                self.events.record(unreadable_event(record))
+            elif len(self._unnamed) < MOST_UNNAMED:
+                self._unnamed[PodUid(record.key)] = None
+
+    async def _report_pods(self) -> None:
+        for lease in await self.ledger.load(list(self._unnamed)):
+            if lease is not None:
+                record = UnreadableRecord("leases", lease.pod, lease.node)
+                self.events.record(unreadable_event(record, lease))
+        self._unnamed.clear()

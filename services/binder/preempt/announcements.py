@@ -1,8 +1,7 @@
 """Events and journal records of a preemption; pure."""
 
-from services.binder.report.explanations import KubernetesEvent, stamp
-from shared.model.bounds import cut
-from shared.model.names import PodUid
+from services.binder.observations import stamp
+from services.binder.report.explanations import KubernetesEvent, event_of
 from shared.model.preemption import (
     EvictionOutcome,
     EvictionRecord,
@@ -96,26 +95,12 @@ def _cause(victim: Victim, preemption: Preemption) -> str:
 
 
 def _victim_event(victim: Victim, text: str, *, warning: bool = True) -> KubernetesEvent:
-    return KubernetesEvent(
-        pod=victim.pod,
-        namespace=victim.namespace,
-        name=victim.name,
-        reason=REASONS.get(victim.cause, BUDGET),
-        message=cut(text),
-        warning=warning,
-    )
+    return event_of(victim, REASONS.get(victim.cause, BUDGET), text, warning=warning)
 
 
 def _pending_event(preemption: Preemption, text: str, *, warning: bool) -> KubernetesEvent:
-    wanted = preemption.wanted
-    if wanted is None:
+    if preemption.wanted is None:
         raise ValueError(f"preemption {preemption.id} is for no pod")
     by_priority = all(victim.cause is PreemptionCause.PRIORITY for victim in preemption.victims)
-    return KubernetesEvent(
-        pod=PodUid(wanted.pod),
-        namespace=wanted.namespace,
-        name=wanted.name,
-        reason=PRIORITY if by_priority else BUDGET,
-        message=cut(text),
-        warning=warning,
-    )
+    reason = PRIORITY if by_priority else BUDGET
+    return event_of(preemption.wanted, reason, text, warning=warning)

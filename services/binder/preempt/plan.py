@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from services.binder.observations import DisruptionBudget, PodFacts
+from services.binder.observations import DisruptionBudget, PodSnapshot
 from services.binder.preempt.rules import (
     Allowance,
     PendingPod,
@@ -101,18 +101,13 @@ def allowed(leases: Collection[Lease], given: PlanInput) -> bool:
     )
 
 
+@dataclass(eq=False)
 class ClusterSnapshot:
     """Nodes and pods, read at about one moment."""
 
-    def __init__(
-        self,
-        nodes: Sequence[NodeTotals],
-        pods: Mapping[PodUid, PodFacts],
-        disruption_budgets: Sequence[DisruptionBudget] = (),
-    ) -> None:
-        self.nodes = nodes
-        self.pods = pods
-        self.disruption_budgets = disruption_budgets
+    nodes: Sequence[NodeTotals]
+    pods: Mapping[PodUid, PodSnapshot]
+    disruption_budgets: Sequence[DisruptionBudget] = ()
 
     @cached_property
     def trials(self) -> ClusterTrials:

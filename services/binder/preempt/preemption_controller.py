@@ -5,11 +5,14 @@ any victim is notified (`shared.ledger.preemptions`), so that no other pod gets 
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from uuid import uuid4
 
-from services.binder.metrics import PrometheusMetrics
-from services.binder.observations import PodFacts
-from services.binder.preempt.eviction_client import EvictionClient
+from services.binder.ledger_sync.sweep import SchedulerOffers
+from services.binder.metrics import EVICTIONS
+from services.binder.observations import PodSnapshot
+from services.binder.pod_client import PodClient
+from services.binder.preempt import announcements
 from services.binder.preempt.plan import (
     ClusterSnapshot,
     NoPlan,
@@ -18,64 +21,228 @@ from services.binder.preempt.plan import (
     plan,
     plan_input,
 )
-from services.binder.preempt.preemption_executor import Offer, PreemptionExecutor
 from services.binder.preempt.rules import (
+    HOUR_S,
     VIOLATION_ID,
+    ObservedPreemption,
     PendingPod,
     PreemptionRules,
+    Step,
     allowance,
     ends_by_policy,
+    expiry,
     is_evictable,
     is_leaving,
+    next_step,
+    over_limit,
     owner_key,
     victim_of,
 )
-from services.binder.preempt.steps import expiry
 from services.binder.report.event_writer import EventRecorder
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock
 from shared.model.events.node_events import ViolationFound
-from shared.model.events.pod_events import BudgetChanged, PlacementChosen
-from shared.model.ledger import LedgerStatus, Reservation, WaitingPod, reservation_for
+from shared.model.events.pod_events import BudgetChanged, PlacementChosen, PodQueued
+from shared.model.lease import Lease
+from shared.model.ledger import (
+    AlreadyLeased,
+    LedgerSnapshot,
+    LedgerStatus,
+    Reservation,
+    Reserved,
+    WaitingPod,
+    reservation_for,
+)
 from shared.model.names import NodeName, PodUid
 from shared.model.placement import Placement
-from shared.model.preemption import Preemption, PreemptionCause, StoredPreemption, Victim
+from shared.model.preemption import (
+    EvictionOutcome,
+    Preemption,
+    PreemptionCause,
+    PreemptionStage,
+    PreemptionState,
+    StoredPreemption,
+    Victim,
+)
 from shared.placing.anti_affinity import repelled_request
+from shared.placing.node_filters import check_anti_affinity
+
+RESERVATION_S = 30.0
+OFFER_S = 2.0
+"""Interval of offers to a pod whose node kube-scheduler chooses."""
+BLOCKED_S = 10.0
+"""Pause before an eviction that a PodDisruptionBudget blocks is tried again."""
 
 
-async def evict_violators(
-    events: Sequence[ViolationFound],
-    *,
-    store: Preemptions,
-    evictions: EvictionClient,
-    rules: PreemptionRules,
-    now: float,
-) -> None:
-    """Begin the evictions that the rules demand; the leader completes them.
+@dataclass(eq=False, kw_only=True)
+class PreemptionExecutor:
+    """Advances open preemptions; used by the leader only."""
 
-    A report about a pod that does not run on the agent's own node is ignored. A repeat changes
-    nothing.
-    """
-    for event in events:
-        if not is_evictable(event, rules, now):
-            continue
-        pod = await evictions.get_pod(event.namespace, event.name)
-        if pod is None or pod.pod != event.pod or pod.node != event.node or pod.deleting:
-            continue
-        victim = victim_of_violation(pod, event.node)
-        await store.open(
-            Preemption(
-                id=f"{VIOLATION_ID}{pod.pod}",
-                victims=(victim,),
-                opened_at=now,
-                expires_at=expiry([victim], rules.notice_s, now),
-                reason=f"{event.reason}: {event.message}",
-            )
+    ledger: RedisLeases
+    store: Preemptions
+    evictions: PodClient
+    events: EventRecorder
+    clock: Clock
+    rules: PreemptionRules
+    offers: SchedulerOffers
+
+    def __post_init__(self) -> None:
+        self._blocked_until: dict[str, float] = {}
+        self._offer_at: dict[PodUid, float] = {}
+
+    async def advance(
+        self, read: StoredPreemption, state: PreemptionState
+    ) -> list[PlacementChosen]:
+        """Take the next step of a preemption; return the placement of its pending pod, if any."""
+        observed = await self._observe(read.preemption)
+        step, reason = next_step(read, observed, state, self.clock.now())
+        match step:
+            case Step.ANNOUNCE:
+                await self._announce_within_limits(read)
+            case Step.EVICT:
+                if self.clock.now() >= self._blocked_until.get(read.preemption.id, 0.0):
+                    await self._evict(read)
+            case Step.RESERVE:
+                return await self._reserve(read)
+            case Step.BIND:
+                return _placements(observed.lease)
+            case Step.CLOSE:
+                await self.store.close(read)
+            case Step.CANCEL:
+                await self._cancel(read, reason)
+            case Step.WAIT:
+                pass
+        return []
+
+    async def _observe(self, preemption: Preemption) -> ObservedPreemption:
+        victims = [victim.pod for victim in preemption.victims]
+        if preemption.wanted is None:
+            return ObservedPreemption(waiting=False, lease=None, leased_victims=frozenset())
+        # In this order, so that a pod that got a lease meanwhile is never observed without either.
+        waiting = await self.ledger.waiting_pods.load([preemption.wanted.pod])
+        own, *theirs = await self.ledger.load([preemption.wanted.pod, *victims])
+        return ObservedPreemption(
+            waiting=bool(waiting),
+            lease=own,
+            leased_victims={lease.pod for lease in theirs if lease},
         )
 
+    async def _announce_within_limits(self, read: StoredPreemption) -> None:
+        if read.preemption.reason:
+            now = self.clock.now()
+            past = await self.store.state(now=now, past_s=HOUR_S)
+            reason = over_limit(read.preemption, past, self.rules, now)
+            if reason:
+                await self._cancel(read, reason)
+                return
+        await self.announce(read)
 
-def victim_of_violation(pod: PodFacts, node: NodeName) -> Victim:
+    async def announce(self, read: StoredPreemption) -> bool:
+        """Announce the evictions, if a dry run allows all; False: cancelled, since one may not."""
+        preemption = read.preemption
+        for victim in preemption.victims:
+            outcome, reason = await self.evictions.evict(victim, dry_run=True)
+            if outcome is EvictionOutcome.BLOCKED:
+                await self._cancel(read, f"{victim.namespace}/{victim.name}: {reason}")
+                return False
+        at = self.clock.now() + self.rules.notice_s
+        for victim in preemption.victims:
+            await self.evictions.announce(victim, at)
+            self.events.record(announcements.announced_event(victim, preemption, at))
+        # No pod is evicted before the last one has had its notice.
+        evict_at = self.clock.now() + self.rules.notice_s
+        announced = replace(
+            preemption.stepped(PreemptionStage.ANNOUNCED),
+            evict_at=evict_at,
+            expires_at=expiry(preemption.victims, self.rules.notice_s, self.clock.now()),
+        )
+        if await self.store.save(read, announced) and announced.wanted is not None:
+            self.events.record(announcements.beneficiary_event(announced))
+        return True
+
+    async def _evict(self, read: StoredPreemption) -> None:
+        """Evict the remaining victims; one that a PodDisruptionBudget now blocks is retried."""
+        current: StoredPreemption | None = read
+        if read.preemption.stage is PreemptionStage.ANNOUNCED:
+            current = await self.store.save(read, read.preemption.stepped(PreemptionStage.EVICTING))
+        for victim in read.preemption.left:
+            if current is None:
+                return
+            outcome, reason = await self.evictions.evict(victim)
+            if outcome is not EvictionOutcome.BLOCKED:
+                current = await self._record_eviction(current, victim, outcome)
+            elif _any_evicted(current.preemption):
+                self._blocked_until[read.preemption.id] = self.clock.now() + BLOCKED_S
+            else:
+                await self._cancel(current, f"{victim.namespace}/{victim.name}: {reason}")
+                return
+
+    async def _record_eviction(
+        self, read: StoredPreemption, victim: Victim, outcome: EvictionOutcome
+    ) -> StoredPreemption | None:
+        preemption = read.preemption
+        event = announcements.evicted_event(victim, preemption)
+        record = announcements.eviction_record(victim, preemption, outcome, event, self.clock.now())
+        saved = await self.store.save(read, preemption.after(victim, outcome), [record])
+        if saved is not None and outcome is EvictionOutcome.EVICTED:
+            self.events.record(event, once=True)
+            EVICTIONS.labels(victim.namespace, victim.cause, record.for_namespace).inc()
+        return saved
+
+    async def _reserve(self, read: StoredPreemption) -> list[PlacementChosen]:
+        wanted = read.preemption.wanted
+        if wanted is None:
+            return []
+        if read.preemption.by_kube_scheduler:
+            await self._offer(wanted)
+            return []
+        waiting = await self.ledger.waiting_pods.load([wanted.pod])
+        cluster = await self.ledger.snapshot()
+        node = wanted.candidates[0].node
+        if any(_is_repelled(each.queued, node, cluster) for each in waiting):
+            await self._cancel(read, f"the anti-affinity of another pod keeps it off node {node}")
+            return []
+        wanted = replace(wanted, read_version=cluster.version)
+        [outcome] = await self.ledger.reserve([wanted], now=self.clock.now(), ttl_s=RESERVATION_S)
+        if not isinstance(outcome, Reserved | AlreadyLeased):
+            return []  # tried again until the preemption expires
+        await self.store.save(read, read.preemption.stepped(PreemptionStage.HANDED))
+        return _placements(outcome.lease)
+
+    async def _offer(self, wanted: Reservation) -> None:
+        """Let kube-scheduler try the pod; a binder reserves when that chooses the node."""
+        now = self.clock.ticks()
+        if now >= self._offer_at.get(wanted.pod, 0.0):
+            self._offer_at = {pod: at for pod, at in self._offer_at.items() if at > now}
+            self._offer_at[wanted.pod] = now + OFFER_S
+            node = wanted.candidates[0].node
+            await self.offers.offer(wanted.namespace, wanted.name, wanted.pod, node)
+
+    async def _cancel(self, read: StoredPreemption, reason: str) -> None:
+        for victim in read.preemption.left:
+            await self.evictions.withdraw(victim)
+        if await self.store.close(read):
+            for event in announcements.cancelled_events(read.preemption, reason):
+                self.events.record(event)
+
+
+def _is_repelled(pod: PodQueued, name: NodeName, cluster: LedgerSnapshot) -> bool:
+    """Return whether required anti-affinity came to the node after the preemption was planned."""
+    needs = repelled_request(pod, (node.facts for node in cluster.nodes)).node_requirements
+    found = (node.facts for node in cluster.nodes if node.facts.name == name)
+    return any(check_anti_affinity(needs, facts) for facts in found)
+
+
+def _any_evicted(preemption: Preemption) -> bool:
+    return any(victim.outcome is EvictionOutcome.EVICTED for victim in preemption.victims)
+
+
+def _placements(lease: Lease | None) -> list[PlacementChosen]:
+    return [PlacementChosen(lease=lease, trace=lease.trace)] if lease else []
+
+
+def victim_of_violation(pod: PodSnapshot, node: NodeName) -> Victim:
     """Return a pod as the victim of its own violation; it may have no lease."""
     return Victim(
         pod=pod.pod,
@@ -108,41 +275,20 @@ MAX_PLANS = 5
 """Plans for one pending pod, where the API server refuses the evictions of earlier ones."""
 
 
+@dataclass(eq=False)
 class PreemptionController:
     """Acts while it leads; holds no state that matters between two steps."""
 
-    def __init__(
-        self,
-        *,
-        ledger: RedisLeases,
-        store: Preemptions,
-        evictions: EvictionClient,
-        events: EventRecorder,
-        metrics: PrometheusMetrics,
-        clock: Clock,
-        rules: PreemptionRules,
-        offer: Offer,
-        enabled: bool = True,
-    ) -> None:
-        self.ledger = ledger
-        self.store = store
-        self.evictions = evictions
-        self.clock = clock
-        self.rules = rules
-        self.enabled = enabled
-        self.executor = PreemptionExecutor(
-            ledger=ledger,
-            store=store,
-            evictions=evictions,
-            events=events,
-            metrics=metrics,
-            clock=clock,
-            rules=rules,
-            offer=offer,
-        )
+    executor: PreemptionExecutor
+    enabled: bool = True
+    step_s: float = LOOK_S
+    """Interval until the next step."""
+
+    def __post_init__(self) -> None:
+        executor = self.executor
+        self.ledger, self.store, self.clock = executor.ledger, executor.store, executor.clock
+        self.evictions, self.rules = executor.evictions, executor.rules
         self.name = uuid4().hex
-        self.step_s = LOOK_S
-        """Interval until the next step."""
         self._idle_until = 0.0
         self._check_at = 0.0
         self._plan_at = 0.0
@@ -155,14 +301,39 @@ class PreemptionController:
             await self.store.save_budget(event)
 
     async def evict_violators(self, events: Sequence[ViolationFound]) -> None:
-        """Begin the evictions that the rules demand for violations."""
-        await evict_violators(
-            events,
-            store=self.store,
-            evictions=self.evictions,
-            rules=self.rules,
-            now=self.clock.now(),
+        """Begin the evictions that the rules demand for violations; the leader completes them.
+
+        A report about a pod that does not run on the agent's own node is ignored. A repeat changes
+        nothing.
+        """
+        now = self.clock.now()
+        for event in events:
+            if not is_evictable(event, self.rules, now):
+                continue
+            pod = await self.evictions.get(event.namespace, event.name)
+            if pod is None or pod.pod != event.pod or pod.node != event.node or pod.deleting:
+                continue
+            await self._open_for(
+                victim_of_violation(pod, event.node),
+                f"{VIOLATION_ID}{pod.pod}",
+                reason=f"{event.reason}: {event.message}",
+            )
+
+    async def _open_for(
+        self, victim: Victim, id_: str, *, reason: str = ""
+    ) -> StoredPreemption | None:
+        """Open the preemption of one pod for no other pod, unless it is open already."""
+        now = self.clock.now()
+        preemption = Preemption(
+            id=id_,
+            victims=(victim,),
+            opened_at=now,
+            expires_at=expiry([victim], self.rules.notice_s, now),
+            reason=reason,
         )
+        if not await self.store.open(preemption):
+            return None
+        return StoredPreemption(preemption=preemption, version=1, claimed=False)
 
     async def claimed_for(self, pod: PodUid) -> Reservation | None:
         """Return what an open preemption has claimed for the pod."""
@@ -300,14 +471,7 @@ class PreemptionController:
             if not left or is_leaving(lease, pod, state):
                 continue
             victim = victim_of(lease, pod, PreemptionCause.POLICY, budget)
-            preemption = Preemption(
-                id=f"policy:{lease.pod}",
-                victims=(victim,),
-                opened_at=now,
-                expires_at=expiry([victim], self.rules.notice_s, now),
-            )
-            if await self.store.open(preemption):
-                begun |= await self.executor.announce(
-                    StoredPreemption(preemption=preemption, version=1, claimed=False)
-                )
+            opened = await self._open_for(victim, f"policy:{lease.pod}")
+            if opened is not None:
+                begun |= await self.executor.announce(opened)
         return begun

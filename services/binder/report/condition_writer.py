@@ -7,8 +7,9 @@ resource version that was read.
 import asyncio
 import heapq
 from collections import OrderedDict
+from dataclasses import dataclass
 
-from services.binder.metrics import PrometheusMetrics
+from services.binder.metrics import count_anomaly
 from services.binder.pod_client import PodClient
 from services.binder.report.explanations import WaitingExplanation, condition_patch
 from shared.model.clock import Clock, wait_for_event
@@ -25,13 +26,14 @@ RETRY_S = 1.0
 CONFLICT_RETRY_S = 0.2
 
 
+@dataclass(eq=False)
 class ConditionWriter:
     """Queued messages; `run` writes them."""
 
-    def __init__(self, conditions: PodClient, clock: Clock, metrics: PrometheusMetrics) -> None:
-        self.conditions = conditions
-        self.clock = clock
-        self.metrics = metrics
+    conditions: PodClient
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._queued: dict[PodUid, WaitingExplanation] = {}
         self._due: list[tuple[float, PodUid]] = []
         self._written: OrderedDict[PodUid, tuple[str, float]] = OrderedDict()
@@ -74,7 +76,7 @@ class ConditionWriter:
     def _add(self, explanation: WaitingExplanation, due: float) -> None:
         pod = explanation.pod
         if pod not in self._queued and len(self._queued) >= MAX_QUEUED:
-            self.metrics.count_anomaly("conditions_dropped")
+            count_anomaly("conditions_dropped")
         elif self._queued.setdefault(pod, explanation) is explanation:
             heapq.heappush(self._due, (due, pod))
             self._wake.set()
@@ -89,7 +91,7 @@ class ConditionWriter:
             except UnavailableError:
                 self._add(explanation, self.clock.ticks() + RETRY_S)
             except RequestError:
-                self.metrics.count_anomaly("conditions_dropped")
+                count_anomaly("conditions_dropped")
 
     async def _next(self) -> WaitingExplanation:
         while True:
@@ -104,7 +106,7 @@ class ConditionWriter:
 
     async def _write(self, explanation: WaitingExplanation) -> None:
         namespace, name = explanation.namespace, explanation.name
-        observed = await self.conditions.get_condition(namespace, name)
+        observed = await self.conditions.get(namespace, name)
         patch = condition_patch(explanation, observed, self.clock.now())
         if patch is not None:
             await self.conditions.patch_status(namespace, name, patch)

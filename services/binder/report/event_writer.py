@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.binder.metrics import PrometheusMetrics
+from services.binder.metrics import count_anomaly
 from services.binder.pod_client import PodClient
 from services.binder.report.explanations import KubernetesEvent, count_patch, event_body
 from shared.model.clock import Clock
@@ -91,14 +91,12 @@ class EventWriter:
         self,
         api: PodClient,
         clock: Clock,
-        metrics: PrometheusMetrics,
         *,
         per_s: float = EVENTS_PER_S,
         burst: float = BURST,
     ) -> None:
         self.api = api
         self.clock = clock
-        self.metrics = metrics
         self.rate_limit = TokenBucket.full(per_s=per_s, burst=burst, now=clock.ticks())
         self._warnings: OrderedDict[KubernetesEvent, _Occurrences] = OrderedDict()
         self._others: OrderedDict[KubernetesEvent, _Occurrences] = OrderedDict()
@@ -116,7 +114,7 @@ class EventWriter:
         if once or self._pod_rate_limit(event.pod, ticks).take(ticks):
             self._add(event, _Occurrences(1, now, now, once))
         else:
-            self.metrics.count_anomaly("events_dropped")
+            count_anomaly("events_dropped")
 
     async def run(self) -> None:
         """Write queued Events until cancelled."""
@@ -134,7 +132,7 @@ class EventWriter:
             queued.count += new.count
             queued.last_at = max(queued.last_at, new.last_at)
         elif len(queue) >= MAX_QUEUED:
-            self.metrics.count_anomaly("events_dropped", new.count)
+            count_anomaly("events_dropped", new.count)
         else:
             queue[event] = new
             self._wake.set()
@@ -148,7 +146,7 @@ class EventWriter:
                 self._add(event, occurrences)
                 await self.clock.sleep(RETRY_S)
             except RequestError:  # the namespace is being deleted, or RBAC forbids it
-                self.metrics.count_anomaly("events_dropped", occurrences.count)
+                count_anomaly("events_dropped", occurrences.count)
 
     async def _next(self) -> tuple[KubernetesEvent, _Occurrences]:
         async with self._turn:

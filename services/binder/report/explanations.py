@@ -4,15 +4,14 @@ Reasons and wording are kube-scheduler's if it has any (`FailedScheduling`, `Sch
 https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/
 """
 
-import datetime
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from services.binder.observations import ObservedCondition
+from services.binder.observations import PodSnapshot, stamp
 from shared.model.bounds import cut
 from shared.model.events.node_events import (
     DeviceReported,
@@ -82,43 +81,53 @@ def explain_deferred(lease: Lease, reason: str) -> WaitingExplanation:
     )
 
 
+class Named(Protocol):
+    """What an Event is about: a pod, or a ResourceClaim."""
+
+    @property
+    def pod(self) -> PodUid:
+        """Its uid."""
+        ...
+
+    @property
+    def namespace(self) -> Namespace:
+        """Its namespace."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+
+def event_of(
+    about: Named, reason: str, message: str, *, warning: bool = True, kind: str = "Pod"
+) -> KubernetesEvent:
+    """Return an Event about a pod or a ResourceClaim, or about the holder of a lease."""
+    return KubernetesEvent(
+        pod=about.pod,
+        namespace=about.namespace,
+        name=about.name,
+        reason=reason,
+        message=cut(message),
+        warning=warning,
+        kind=kind,
+    )
+
+
 def waiting_event(explanation: WaitingExplanation) -> KubernetesEvent:
     """Return the Event of a pod that waits."""
-    return KubernetesEvent(
-        pod=explanation.pod,
-        namespace=explanation.namespace,
-        name=explanation.name,
-        reason="FailedScheduling",
-        message=explanation.message,
-    )
+    return event_of(explanation, "FailedScheduling", explanation.message)
 
 
 def bound_event(lease: Lease) -> KubernetesEvent:
     """Return the Event of a pod that was bound."""
-    return lease_event(
-        lease,
-        "Scheduled",
-        f"Successfully assigned {lease.namespace}/{lease.name} to {lease.node}",
-        warning=False,
-    )
-
-
-def lease_event(
-    lease: Lease, reason: str, message: str, *, warning: bool = True
-) -> KubernetesEvent:
-    """Return an Event about a lease's pod."""
-    return KubernetesEvent(
-        pod=lease.pod,
-        namespace=lease.namespace,
-        name=lease.name,
-        reason=reason,
-        message=cut(message),
-        warning=warning,
-    )
+    text = f"Successfully assigned {lease.namespace}/{lease.name} to {lease.node}"
+    return event_of(lease, "Scheduled", text, warning=False)
 
 
 def share_event(event: ShareRefused) -> KubernetesEvent | None:
-    """Return the Event of what a node refused; None: its pod or ResourceClaim is not known."""
+    """Return the Event of what a node refused, or None if its pod or ResourceClaim is unknown."""
     if event.pod is None or event.namespace is None or not event.name:
         return None
     what = "it" if event.claim else f"container {event.container}"
@@ -133,34 +142,24 @@ def share_event(event: ShareRefused) -> KubernetesEvent | None:
 
 
 def rejected_event(event: PodTerminated) -> KubernetesEvent | None:
-    """Return the Event of a pod that its kubelet rejected; None: it did not.
+    """Return the Event of a pod that its kubelet rejected, or None if it did not.
 
     If the node's agent refused the pod, its `ShareRefused` has the reason.
     """
     if not event.rejection or event.node is None or AGENT_REFUSES in event.rejection:
         return None
-    return KubernetesEvent(
-        pod=event.pod,
-        namespace=event.namespace,
-        name=event.name,
-        reason="RejectedByKubelet",
-        message=cut(
-            f"the kubelet of node {event.node} rejected it: {causes(event.rejection)}; "
-            f"{advice(event.rejection, event.node)}. The kubelet reports {event.rejection}"
-        ),
+    return event_of(
+        event,
+        "RejectedByKubelet",
+        f"the kubelet of node {event.node} rejected it: {causes(event.rejection)}; "
+        f"{advice(event.rejection, event.node)}. The kubelet reports {event.rejection}",
     )
 
 
 def violation_event(event: ViolationFound) -> KubernetesEvent:
     """Return the Event of a container that breaks a rule of its node."""
-    return KubernetesEvent(
-        pod=event.pod,
-        namespace=event.namespace,
-        name=event.name,
-        reason=event.reason,
-        message=cut(f"node {event.node}: {event.message}"),
-        kind=_kind_of(event),
-    )
+    text = f"node {event.node}: {event.message}"
+    return event_of(event, event.reason, text, kind=_kind_of(event))
 
 
 def unreadable_event(record: UnreadableRecord, lease: Lease | None = None) -> KubernetesEvent:
@@ -187,15 +186,7 @@ def health_events(event: HealthChanged) -> list[KubernetesEvent]:
         advice = "; the lease stays, and its containers may fail: delete the pod to move it"
     node = _node_event(event.node, reason, message, warning=not event.healthy)
     owners = [
-        KubernetesEvent(
-            pod=holder.pod,
-            namespace=holder.namespace,
-            name=holder.name,
-            reason=reason,
-            message=cut(message + advice),
-            warning=not event.healthy,
-            kind=_kind_of(holder),
-        )
+        event_of(holder, reason, message + advice, warning=not event.healthy, kind=_kind_of(holder))
         for holder in event.holders
     ]
     return [node, *owners]
@@ -246,16 +237,17 @@ def _kind_of(holder: ViolationFound | ShareRefused | LeaseHolder) -> str:
 
 
 def condition_patch(
-    explanation: WaitingExplanation, observed: ObservedCondition | None, now_s: float
+    explanation: WaitingExplanation, observed: PodSnapshot | None, now_s: float
 ) -> Mapping[str, Any] | None:
-    """Return the patch of `pods/status` that explains why the pod waits; None: no change is needed.
+    """Return the patch of `pods/status` that explains why the pod waits, or None if it does.
 
     It names the resource version that was read, so that it can never undo a binding made meanwhile.
     """
-    if observed is None or observed.uid != explanation.pod or observed.node:
+    if observed is None or observed.pod != explanation.pod or observed.node:
         return None
     message = explanation.message
-    if (observed.status, observed.reason, observed.message) == ("False", "Unschedulable", message):
+    now = observed.scheduled
+    if (now.status, now.reason, now.message) == ("False", "Unschedulable", message):
         return None
     condition: dict[str, Any] = {
         "type": "PodScheduled",
@@ -263,7 +255,7 @@ def condition_patch(
         "reason": "Unschedulable",
         "message": message,
     }
-    if observed.status != "False":
+    if now.status != "False":
         condition["lastTransitionTime"] = stamp(now_s)
     return {
         "metadata": {"uid": explanation.pod, "resourceVersion": observed.resource_version},
@@ -301,11 +293,6 @@ def event_body(
 def count_patch(count: int, last_at: float) -> Mapping[str, Any]:
     """Return the patch of an Event for something that happened again."""
     return {"count": count, "lastTimestamp": stamp(last_at)}
-
-
-def stamp(at: float) -> str:
-    """Format Unix seconds as Kubernetes formats times."""
-    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def summarize(findings: Sequence[str], shown: int = 5) -> str:

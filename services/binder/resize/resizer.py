@@ -9,12 +9,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from services.binder.agent_client import NodeAgentClient
-from services.binder.metrics import PrometheusMetrics
+from services.binder.metrics import RESIZES
 from services.binder.pod_client import PodClient
 from services.binder.report.event_writer import EventRecorder
-from services.binder.report.explanations import lease_event
+from services.binder.report.explanations import event_of
 from services.binder.resize.rules import (
     ResizeRefusal,
     SizeChange,
@@ -51,29 +52,19 @@ BATCH = 16
 ANY_VERSION = 1 << 53
 
 
+@dataclass(eq=False, kw_only=True)
 class Resizer:
     """Any number of binders may resize at once; one pod's lease, one at a time."""
 
-    def __init__(
-        self,
-        *,
-        ledger: RedisLeases,
-        agents: NodeAgentClient,
-        pods: PodClient,
-        publish: Publish,
-        events: EventRecorder,
-        clock: Clock,
-        metrics: PrometheusMetrics,
-        capacity_freed: Callable[[], None],
-    ) -> None:
-        self.ledger = ledger
-        self.agents = agents
-        self.pods = pods
-        self.publish = publish
-        self.events = events
-        self.clock = clock
-        self.metrics = metrics
-        self.capacity_freed = capacity_freed
+    ledger: RedisLeases
+    agents: NodeAgentClient
+    pods: PodClient
+    publish: Publish
+    events: EventRecorder
+    clock: Clock
+    capacity_freed: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._retries: dict[PodUid, tuple[float, float]] = {}
         """Of unfinished resizes: when to try again, and the pause after that."""
 
@@ -88,7 +79,7 @@ class Resizer:
         except (UnavailableError, ConflictError) as error:
             reply = _unavailable(f"it is not known whether it was done: {error}")
         reply = reply or _unavailable("its lease changes too often")
-        self.metrics.count_resize(reply.outcome)
+        RESIZES.labels(reply.outcome).inc()
         return reply
 
     async def _try(self, request: ResizeRequest) -> ResizeReply | None:
@@ -167,7 +158,7 @@ class Resizer:
             )
 
     async def _report(self, change: SizeChange, lease: Lease) -> None:
-        self.events.record(lease_event(lease, "LeaseResized", _text(change), warning=False))
+        self.events.record(event_of(lease, "LeaseResized", _text(change), warning=False))
         self.capacity_freed()
         resized = LeaseResized(
             lease=lease,
@@ -220,9 +211,9 @@ class Resizer:
         Of two concurrent writers the one with the older lease gets a conflict, and reads again.
         """
         for _ in range(MAX_ANNOTATE_TRIES):
-            read = await self.pods.get_annotations(lease.namespace, lease.name)
+            read = await self.pods.get(lease.namespace, lease.name)
             (current,) = await self.ledger.load([lease.pod])
-            if read is None or read.uid != lease.pod or current is None:
+            if read is None or read.pod != lease.pod or current is None:
                 return lease
             wanted = resized_annotations(current)
             if all(read.annotations.get(key) == text for key, text in wanted.items()):

@@ -5,8 +5,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from services.binder.observations import DisruptionBudget, PodFacts
-from services.binder.preempt.eviction_client import EvictionClient
+from services.binder.observations import DisruptionBudget, PodSnapshot
+from services.binder.pod_client import PodClient
 from services.binder.preempt.plan import (
     ClusterSnapshot,
     NoPlan,
@@ -165,9 +165,9 @@ def _planned(
 
 async def _list_pods(
     api: ApiClient,
-) -> tuple[Mapping[PodUid, PodFacts], Sequence[DisruptionBudget]]:
+) -> tuple[Mapping[PodUid, PodSnapshot], Sequence[DisruptionBudget]]:
     async with KubernetesClient(api.server.credentials) as kubernetes:
-        return await EvictionClient(kubernetes).list_pods()
+        return await PodClient(kubernetes).list_pods()
 
 
 def _plan_view(found: PreemptionPlan) -> PlanView:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from services.binder.observations import DisruptionBudget, PodFacts
-from services.binder.preempt.eviction_client import EvictionClient
+from services.binder.observations import DisruptionBudget, PodSnapshot
+from services.binder.pod_client import PodClient
 from services.binder.preempt.rules import PreemptionRules, exclusion_reason
 from services.cli import terminal
 from services.cli.api_client import ApiClient, locate
@@ -125,7 +125,7 @@ async def _defrag(flags: Defrag) -> int:
             f"pod {name} does not wait for devices; `{program()} explain` shows its state"
         )
     async with KubernetesClient(api.server.credentials) as kubernetes:
-        evictions = EvictionClient(kubernetes)
+        evictions = PodClient(kubernetes)
         pods, budgets = await evictions.list_pods()
         rules = PreemptionRules(min_runtime_s=flags.min_runtime_s)
         nodes, staying = placing.nodes, dict[PodUid, str]()
@@ -165,7 +165,7 @@ def _refuse(reason: str) -> int:
 
 def _stays(  # noqa: PLR0917 - each is a different kind
     lease: Lease,
-    pods: Mapping[PodUid, PodFacts],
+    pods: Mapping[PodUid, PodSnapshot],
     budgets: Sequence[DisruptionBudget],
     state: PreemptionState,
     rules: PreemptionRules,
@@ -185,7 +185,7 @@ def _stays(  # noqa: PLR0917 - each is a different kind
     return f"PodDisruptionBudget {blocking[0]} allows no eviction now" if blocking else ""
 
 
-async def _evict(plan: MovePlan, pods: Mapping[PodUid, PodFacts], evictions: EvictionClient) -> int:
+async def _evict(plan: MovePlan, pods: Mapping[PodUid, PodSnapshot], evictions: PodClient) -> int:
     """Evict the pods of a plan: none of them if a dry run refuses one."""
     moved = [pods[move.lease.pod] for move in plan.moves]
     for dry_run in (True, False):

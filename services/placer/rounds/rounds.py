@@ -4,6 +4,7 @@ Of a gang, enough pods are placed together, then the rest one by one.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from services.placer.rounds.batch import DecisionContext, RoundDecisions, decide, waiting_pod
 from services.placer.rounds.decision_writer import DecisionWriter, PlacementEvent
@@ -30,13 +31,13 @@ ROUND_PAUSE_S = 0.005
 """Pause for the feed to deliver changes to the mirror."""
 
 
+@dataclass(eq=False)
 class PodRounds:
     """Decides for pods one by one until the ledger agrees with each decision."""
 
-    def __init__(self, context: DecisionContext, writer: DecisionWriter, clock: Clock) -> None:
-        self.context = context
-        self.writer = writer
-        self.clock = clock
+    context: DecisionContext
+    writer: DecisionWriter
+    clock: Clock
 
     async def place(
         self,
@@ -73,16 +74,14 @@ class PodRounds:
         return [*undecided, *(pod for pod, _ in refused if pod.pod in result.stale)]
 
 
+@dataclass(eq=False)
 class GangRounds:
     """Decides for all waiting pods of a gang until the ledger agrees."""
 
-    def __init__(
-        self, context: DecisionContext, writer: DecisionWriter, pod_rounds: PodRounds, clock: Clock
-    ) -> None:
-        self.context = context
-        self.writer = writer
-        self.pod_rounds = pod_rounds
-        self.clock = clock
+    context: DecisionContext
+    writer: DecisionWriter
+    pod_rounds: PodRounds
+    clock: Clock
 
     async def place(
         self, gang: Gang, pods: Sequence[PodQueued], events: list[PlacementEvent]

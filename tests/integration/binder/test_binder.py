@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 
-from services.binder.metrics import PrometheusMetrics
 from services.binder.pod_client import PodClient
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.leases import RedisLeases
-from shared.ledger.rebuild_evidence import LedgerStaging
-from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import SystemClock
 from shared.model.events.event import Event
 from shared.model.events.node_events import Allocation, DeviceReported
@@ -44,7 +41,7 @@ from shared.nats.bus import Bus
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.binder.claims import FakeClaims
-from tests.support.binder.world import NoPreemptor, PermissiveAgents
+from tests.support.binder.world import PermissiveAgents
 from tests.support.build import allocation_of, devices, facts
 from tests.support.servers.nats import nats_server
 from tests.support.servers.valkey import valkey_server
@@ -167,23 +164,17 @@ async def staged() -> AsyncIterator[Stage]:
             KubernetesClient(load_credentials(api.kubeconfig)) as kube,
             Bus.connect(nats.url, name="test") as bus,
             RedisLeases.connect(valkey.url) as ledger,
-            LedgerStaging.connect(valkey.url) as staging,
-            GatedPods.connect(valkey.url) as gates,
         ):
             binder = build_binder(
                 BinderPorts(
                     ledger=ledger,
-                    staging=staging,
-                    gated_pods=gates,
                     pods=PodClient(kube),
                     claims=FakeClaims(),
                     agents=PermissiveAgents(bus),
                     publish=bus.publish,
-                    metrics=PrometheusMetrics(),
                     clock=SystemClock(),
                     host_clock=SystemClock(),
                 ),
-                lambda _: NoPreemptor(),
             )
             runner = Runner("binder", binder, bus, Tracing("binder", None))
             stage = Stage(api, kube, bus, ledger, binder, runner, devices(8, NODE))

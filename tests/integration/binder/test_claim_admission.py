@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from services.binder.claim_client import RequestUse
-from services.binder.claims.claim_admission import WRITTEN_S
+from services.binder.claims.claim_leaser import WRITTEN_S
 from shared.model.claim import LEASED
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import LeaseChanged
@@ -117,13 +117,13 @@ async def test_the_lease_of_an_allocation_that_was_not_written_ends(binder: Clai
     binder.write(written, await binder.admit(written))
     await binder.admit(unwritten)
 
-    assert await binder.admission.end_unwritten() == []
+    assert await binder.leaser.end_unwritten() == []
     binder.clock.advance(WRITTEN_S)
-    ended = await binder.admission.end_unwritten()
+    ended = await binder.leaser.end_unwritten()
 
-    assert [lease.pod for lease in ended] == [unwritten.claim]
+    assert [lease.lease.pod for lease in ended] == [unwritten.claim]
     assert await binder.lease_of(written)
-    assert await binder.admission.end_unwritten() == []
+    assert await binder.leaser.end_unwritten() == []
 
 
 async def test_a_scheduler_that_tries_again_gets_a_lease_on_what_it_allocates_then(
@@ -141,7 +141,7 @@ async def test_a_scheduler_that_tries_again_gets_a_lease_on_what_it_allocates_th
     assert [each.device for each in lease.shares] == [uuid("a", 1)]
     binder.write(second, reply)
     binder.clock.advance(WRITTEN_S)
-    assert await binder.admission.end_unwritten() == []
+    assert await binder.leaser.end_unwritten() == []
     assert await binder.lease_of(second) == lease
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.binder.preempt.eviction_client import EvictionClient
+from services.binder.pod_client import PodClient
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import ErrorResponse, KubernetesConflictError
 from shared.kubernetes.kubeconfig import load_credentials
@@ -102,7 +102,7 @@ def refuse(at: Scene, name: str, resource: str, operation: str, unless: str) -> 
     at.api.store.create("validatingadmissionpolicybindings", binding)
 
 
-class Unaware(EvictionClient):
+class Unaware(PodClient):
     """Does not see PodDisruptionBudgets beforehand, as if they had just been made."""
 
     def __init__(self, kube: KubernetesClient) -> None:
@@ -145,13 +145,13 @@ class ConflictingOnce(KubernetesClient):
 
 
 @pytest.fixture
-async def conflicting(at: Scene) -> AsyncIterator[EvictionClient]:
+async def conflicting(at: Scene) -> AsyncIterator[PodClient]:
     async with ConflictingOnce(load_credentials(at.api.kubeconfig)) as kube:
-        yield EvictionClient(kube)
+        yield PodClient(kube)
 
 
 async def test_a_pod_is_not_evicted_before_a_conflicting_announcement_was_repeated(
-    at: Scene, conflicting: EvictionClient
+    at: Scene, conflicting: PodClient
 ) -> None:
     await at.running("old", mib=16_000)
     await at.save_budget("a")
@@ -171,7 +171,7 @@ async def test_a_pod_is_not_evicted_before_a_conflicting_announcement_was_repeat
 
 
 async def test_a_conflict_does_not_mean_that_the_pod_is_gone(
-    at: Scene, conflicting: EvictionClient
+    at: Scene, conflicting: PodClient
 ) -> None:
     await at.running("old", mib=16_000)
     victim = _victim(at, await at.get_pod("old"))
@@ -251,4 +251,4 @@ async def test_gpusharing_38_every_eviction_is_attributable(at: Scene) -> None:
     assert line.devices == (uuid("a", 0),)
     [note] = [each for each in at.reports.events if each.message.startswith("evicted")]
     assert line.event == f"a/{note.event_name}"
-    assert at.reports.evictions == [("a", "expired", "b")]
+    assert at.reports.evictions == {("a", "expired", "b"): 1}

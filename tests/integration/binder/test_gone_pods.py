@@ -51,7 +51,7 @@ class Binder(World):
 
     def start_another(self) -> "Binder":
         """Return another binder of the same ledger."""
-        return Binder(self.ledger, gates=self.gates)
+        return Binder(self.ledger)
 
     async def wait(self, *pods: str, gang: Gang | None = None) -> None:
         """Let pods wait that fit nowhere."""
@@ -83,7 +83,7 @@ def server() -> Iterator[ValkeyServer]:
 async def binder(server: ValkeyServer) -> AsyncIterator[Binder]:
     await server.ready()
     async with ledger(server.url) as leases:
-        yield Binder(leases, gates=leases.part(GatedPods))
+        yield Binder(leases)
 
 
 async def test_records_of_pods_that_vanished_unseen_are_removed(binder: Binder) -> None:
@@ -173,7 +173,7 @@ async def test_a_lease_of_a_pod_that_is_bound_to_another_node_ends_and_the_pod_i
 
 async def test_a_gated_pod_that_vanished_unseen_is_reported(binder: Binder) -> None:
     space = Namespace("default")
-    await binder.gates.save(
+    await binder.ledger.part(GatedPods).save(
         [
             PodGated(pod=PodUid(pod), namespace=space, name=pod, resource_version="1")
             for pod in ("gone", "stays")

@@ -17,7 +17,7 @@ from shared.model.device import Device
 from shared.model.events.node_events import Allocation, DeviceReported, ShareRefused
 from shared.model.events.pod_events import PodTerminated
 from shared.model.lease import ClaimAllocation, Lease, LeaseState
-from shared.model.lease_copy import dump_lease
+from shared.model.lease_copy import ANNOTATION, dump_lease
 from shared.model.ledger import NoCapacity, Reserved
 from shared.model.names import NodeName
 from tests.support.binder.world import World
@@ -47,7 +47,9 @@ class Cluster(World):
         assert isinstance(outcome, Reserved)
         [bound] = await self.ledger.bind([outcome.lease])
         assert isinstance(bound, Lease)
-        self.pods.seen[bound.name] = PodSnapshot(bound.pod, NODE, lease=dump_lease(bound))
+        self.pods.seen[bound.name] = PodSnapshot(
+            bound.pod, NODE, annotations={ANNOTATION: dump_lease(bound)}
+        )
         return bound
 
     async def allocate(self, lease: Lease) -> None:
@@ -210,7 +212,9 @@ async def test_a_size_that_only_the_agent_has_is_not_believed_and_one_that_the_c
     await cluster.checkpoint.forget([first.pod])
     await cluster.allocate(larger)
     if is_written:
-        cluster.pods.seen[first.name] = PodSnapshot(first.pod, NODE, lease=dump_lease(larger))
+        cluster.pods.seen[first.name] = PodSnapshot(
+            first.pod, NODE, annotations={ANNOTATION: dump_lease(larger)}
+        )
 
     await cluster.report_devices()
 

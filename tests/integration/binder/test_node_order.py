@@ -3,15 +3,15 @@
 import asyncio
 from dataclasses import replace
 
-from services.binder.ledger_sync.deleted_nodes import DeletedNodes
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
+from services.binder.ledger_sync.reconciliation import DeletedNodes
 from services.watcher.trackers import NodeTracker, PodTracker
 from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import NodeChanged, NodesListed
 from shared.model.names import NodeName
 from shared.model.node import NodeFacts
 from shared.nats.bus import Bus
-from tests.support.binder.world import FakeMetrics, FakePods, World
+from tests.support.binder.world import FakePods, World
 from tests.support.placer.ledger import facts, ledger
 from tests.support.servers.nats import nats_server
 
@@ -122,7 +122,7 @@ async def test_a_node_that_was_deleted_without_an_event_is_removed_with_the_next
         await binder.save_nodes([*watch.change(kept, 1), *watch.change(gone, 2)])
         watch.delete(gone, 3)
         watch.nodes.revision = 3
-        deleted_nodes = DeletedNodes(leases, pods, FakeMetrics())
+        deleted_nodes = DeletedNodes(leases, pods)
 
         await deleted_nodes.remove(watch.listings())
 
@@ -134,7 +134,7 @@ async def test_a_list_that_is_older_than_a_node_does_not_remove_it(url: str) -> 
     watch.nodes.revision = 5
     [before] = watch.listings()
     async with ledger(url, {}) as leases:
-        deleted_nodes = DeletedNodes(leases, pods, FakeMetrics())
+        deleted_nodes = DeletedNodes(leases, pods)
         await updater(leases).save_nodes(watch.change(new, 6))
 
         await deleted_nodes.remove([before])
@@ -160,7 +160,7 @@ async def test_a_restored_api_server_replaces_states_of_higher_versions_at_once(
         assert isinstance(event, NodeChanged)
         assert isinstance(listing, NodesListed)
         await binder.save_nodes([*before[:1], event])
-        await DeletedNodes(leases, pods, FakeMetrics()).remove([listing])
+        await DeletedNodes(leases, pods).remove([listing])
         assert list((await known_nodes(leases)).values()) == [facts("a")]
 
         await binder.save_nodes(restored.change(cordoned, 41))

@@ -5,15 +5,10 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from services.binder.metrics import EVICTIONS, PrometheusMetrics
+from services.binder.metrics import EVICTIONS
 from services.binder.pod_client import PodClient
-from services.binder.preempt.eviction_client import EvictionClient
-from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.preempt.rules import PreemptionRules
-from services.binder.report.event_writer import EventWriter
 from services.binder.wiring import BinderPorts, build_binder
-from shared.ledger.rebuild_evidence import LedgerStaging
-from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import SystemClock
 from shared.nats.bus import Bus
 from shared.runtime.runner import Runner
@@ -35,40 +30,21 @@ class RealClock(FakeClock):
 
 
 @asynccontextmanager
-async def binder(at: Scene, nats: str, redis: str) -> AsyncIterator[None]:
+async def binder(at: Scene, nats: str) -> AsyncIterator[None]:
     """Run one binder while the block lasts."""
 
-    def preemptor(events: EventWriter) -> PreemptionController:
-        return PreemptionController(
-            ledger=at.ledger,
-            store=at.preemptions,
-            evictions=EvictionClient(at.kube),
-            events=events,
-            metrics=PrometheusMetrics(),
-            clock=SystemClock(),
-            rules=at.rules,
-            offer=at.offers.offer,
-        )
-
-    async with (
-        Bus.connect(nats, name="binder") as bus,
-        LedgerStaging.connect(redis, prefix=at.ledger._connection.prefix) as staging,
-        GatedPods.connect(redis, prefix=at.ledger._connection.prefix) as gates,
-    ):
+    async with Bus.connect(nats, name="binder") as bus:
         made = build_binder(
             BinderPorts(
                 ledger=at.ledger,
-                staging=staging,
-                gated_pods=gates,
                 pods=PodClient(at.kube),
                 claims=FakeClaims(),
                 agents=PermissiveAgents(bus),
                 publish=bus.publish,
-                metrics=PrometheusMetrics(),
                 clock=SystemClock(),
                 host_clock=SystemClock(),
             ),
-            preemptor,
+            rules=at.rules,
         )
         runner = Runner("binder", made, bus, Tracing("binder", None))
         started = asyncio.Event()
@@ -96,11 +72,11 @@ async def test_a_binder_takes_over_from_one_that_had_announced(server: ValkeySer
         old = await at.running("old", mib=16_000)
         await at.waiting("new")
 
-        async with binder(at, nats.url, server.url):
+        async with binder(at, nats.url):
             await bus.publish([budget("a", reported_at=time.time())])
             await until(lambda: at.announced_for("old"))
         assert not await at.is_deleting("old")
-        async with binder(at, nats.url, server.url):
+        async with binder(at, nats.url):
             await until(lambda: at.is_deleting("old"))
             await at.terminate(old)
             await until(lambda: bound(at))

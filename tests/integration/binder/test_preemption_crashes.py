@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from services.binder.observations import PodFacts
-from services.binder.preempt.eviction_client import EvictionClient
+from services.binder.observations import PodSnapshot
+from services.binder.pod_client import PodClient
 from services.binder.preempt.preemption_controller import PreemptionController
 from shared.kubernetes.client import KubernetesClient
 from shared.model.ledger import Reserved
@@ -20,7 +20,7 @@ class KilledError(Exception):
     """The binder ended here."""
 
 
-class Mortal(EvictionClient):
+class Mortal(PodClient):
     """Kills its binder before or after the nth call that changes something."""
 
     def __init__(self, kube: KubernetesClient, *, at: int, after: bool) -> None:
@@ -41,7 +41,7 @@ class Mortal(EvictionClient):
         return done
 
     async def evict(
-        self, victim: Victim | PodFacts, *, dry_run: bool = False
+        self, victim: Victim | PodSnapshot, *, dry_run: bool = False
     ) -> tuple[EvictionOutcome, str]:
         self._die(after=False)
         done = await super().evict(victim, dry_run=dry_run)

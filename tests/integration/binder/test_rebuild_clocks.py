@@ -10,7 +10,6 @@ from typing import cast
 import pytest
 
 from services.binder.ledger_sync.rebuild import LedgerRebuild, RebuildTiming
-from services.binder.metrics import PrometheusMetrics
 from services.watcher.claim_sources import ClaimReflector
 from services.watcher.sources import OurPodLister
 from shared.kubernetes.client import KubernetesClient, Page
@@ -64,7 +63,6 @@ async def rebuild(
                 publish=publish,
                 holders=holders(FakePods()),
                 clock=SystemClock(),
-                metrics=PrometheusMetrics(),
                 bindings_in_flight=lambda: 0,
                 timing=timing,
             )

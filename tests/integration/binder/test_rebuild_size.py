@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from services.binder.ledger_sync.rebuild import LedgerRebuild, RebuildTiming
-from services.binder.metrics import PrometheusMetrics
 from shared.ledger.connection import LedgerConnection
 from shared.ledger.leases import RedisLeases
 from shared.ledger.rebuild_evidence import LedgerStaging
@@ -82,7 +81,6 @@ async def reply_bytes(url: str, nodes: int) -> list[int]:
             publish=publish,
             holders=holders(FakePods()),
             clock=ReportingClock(elsewhere, leases),
-            metrics=PrometheusMetrics(),
             bindings_in_flight=lambda: 0,
             timing=RebuildTiming(settle_s=0.0, poll_s=0.0),
         )

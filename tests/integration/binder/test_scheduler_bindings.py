@@ -16,7 +16,6 @@ from services.binder.wiring import BinderPorts, build_binder
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.leases import RedisLeases
-from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.model.events.pod_events import (
     PlacementChosen,
     PlacementRefused,
@@ -36,9 +35,6 @@ from tests.support.binder.claims import FakeClaims
 from tests.support.binder.world import (
     FakeAgents,
     FakeBus,
-    FakeGates,
-    FakeMetrics,
-    NoPreemptor,
     running,
 )
 from tests.support.clock import FakeClock
@@ -65,7 +61,6 @@ class SchedulerBindingsStage:
 
     kube: KubernetesClient
     leases: RedisLeases
-    staging: LedgerStaging
     clock: FakeClock = field(default_factory=lambda: FakeClock(NOW))
     agents: FakeAgents = field(default_factory=FakeAgents)
     bus: FakeBus = field(default_factory=FakeBus)
@@ -74,17 +69,14 @@ class SchedulerBindingsStage:
     def binder(self) -> Binder:
         ports = BinderPorts(
             ledger=self.leases,
-            staging=self.staging,
-            gated_pods=FakeGates(),
             pods=PodClient(self.kube),
             claims=FakeClaims(),
             agents=self.agents,
             publish=self.bus.publish,
-            metrics=FakeMetrics(),
             clock=self.clock,
             host_clock=self.clock,
         )
-        return build_binder(ports, lambda _: NoPreemptor())
+        return build_binder(ports)
 
     async def pod(self, name: str) -> PodQueued:
         spec = {"schedulerName": "leasehold-full", "containers": [{"name": "main", "image": "i"}]}
@@ -167,10 +159,9 @@ async def at(url: str) -> AsyncIterator[SchedulerBindingsStage]:
         api_server() as api,
         KubernetesClient(load_credentials(api.kubeconfig)) as kube,
         ledger(url, {"a": 1, "b": 1}) as leases,
-        LedgerStaging.connect(url, prefix=leases._connection.prefix) as staging,
         contextlib.AsyncExitStack() as stack,
     ):
-        stage = SchedulerBindingsStage(kube, leases, staging)
+        stage = SchedulerBindingsStage(kube, leases)
         stage.binders = [stage.binder(), stage.binder()]
         for binder in stage.binders:
             await stack.enter_async_context(running(binder.binding.sender.run))

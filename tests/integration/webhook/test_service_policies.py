@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from services.binder.observations import PodAnnotations
 from services.binder.pod_client import PodClient
 from services.binder.report.explanations import (
     WaitingExplanation,
@@ -88,8 +87,8 @@ async def test_the_binder_annotates_pods_removes_gates_and_reports_conditions() 
         async with client_of(api, "binder") as client:
             pods = PodClient(client)
             await pods.remove_gate("team-a", "train", meta["uid"], BUDGET_GATE)
-            read = await pods.get_annotations("team-a", "train")
-            assert isinstance(read, PodAnnotations)
+            read = await pods.get("team-a", "train")
+            assert read is not None
             notes = {"leasehold.dev/lease": "{}", "volcano.sh/vgpu-ids-new": "GPU-a,NVIDIA,1,1:"}
             await pods.annotate("team-a", "train", read, notes)
             condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}

@@ -23,14 +23,13 @@ class ClaimBinder(World):
         super().__init__(leases, **shared)
         self.ender = self.binder.binding.claim_ender
         self.leaser = self.binder.binding.claim_leaser
-        self.admission = self.binder.binding.claim_admission
 
     async def lease(self, *claims: AllocatedClaim) -> list[LeaseChanged]:
         return await self.leaser.lease([ClaimAllocated(claim=claim) for claim in claims])
 
     async def admit(self, claim: AllocatedClaim) -> ClaimLeaseReply:
         """Lease a claim as its allocation is written."""
-        return await self.admission.lease(ClaimLeaseRequest(claim=claim))
+        return await self.leaser.admit(ClaimLeaseRequest(claim=claim))
 
     def write(self, claim: AllocatedClaim, reply: ClaimLeaseReply) -> AllocatedClaim:
         """Write the allocation with the answer, as the API server does."""

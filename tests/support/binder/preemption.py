@@ -6,11 +6,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from services.binder.bind.scheduler_offers import SchedulerOffers
-from services.binder.metrics import PrometheusMetrics
+from services.binder.ledger_sync.sweep import SchedulerOffers
 from services.binder.pod_client import PodClient
-from services.binder.preempt.eviction_client import EvictionClient
-from services.binder.preempt.preemption_controller import PreemptionController
+from services.binder.preempt.preemption_controller import PreemptionController, PreemptionExecutor
 from services.binder.preempt.rules import PreemptionRules
 from services.binder.report.explanations import KubernetesEvent
 from shared.kubernetes.client import KubernetesClient
@@ -23,8 +21,9 @@ from shared.model.lease import Lease
 from shared.model.ledger import NoCapacity, Reservation, Reserved, WaitingPod
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Placement, Refusal
-from shared.model.preemption import PREEMPT_AT, Victim
+from shared.model.preemption import PREEMPT_AT
 from shared.model.request import GpuRequest, PodRequest
+from tests.support.binder.world import Counts
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import ledger, share
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
@@ -68,23 +67,16 @@ def waiting_pod(
 
 
 @dataclass
-class RecordedReports(PrometheusMetrics):
-    """Events and metrics, in lists."""
+class RecordedReports(Counts):
+    """Events in a list, and what metrics have counted."""
 
     events: list[KubernetesEvent] = field(default_factory=list)
-    evictions: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        Counts.__init__(self)
 
     def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
         self.events.append(event)
-
-    def count_anomaly(self, kind: str, count: int = 1) -> None:
-        """Anomalies are of no interest."""
-
-    def count_resize(self, outcome: str) -> None:
-        """Resizes neither."""
-
-    def count_eviction(self, victim: Victim, beneficiary: str) -> None:
-        self.evictions.append((victim.namespace, victim.cause, beneficiary))
 
     def of(self, name: str) -> list[str]:
         """Messages of a pod's Events about preemption."""
@@ -109,16 +101,16 @@ class Scene:
 
     def binder(self, **changes: Any) -> PreemptionController:
         """A replica of its own."""
-        return PreemptionController(
+        executor = PreemptionExecutor(
             ledger=self.ledger,
             store=self.preemptions,
-            evictions=changes.pop("evictions", EvictionClient(self.kube)),
+            evictions=changes.pop("evictions", PodClient(self.kube)),
             events=self.reports,
-            metrics=self.reports,
             clock=self.clock,
             rules=replace(self.rules, **changes),
-            offer=self.offers.offer,
+            offers=self.offers,
         )
+        return PreemptionController(executor)
 
     async def running(
         self,

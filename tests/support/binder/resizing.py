@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 from services.binder.agent_client import NodeAgentClient
-from services.binder.observations import PodAnnotations
+from services.binder.observations import PodSnapshot
 from services.binder.pod_client import PodClient
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.request_reply import LimitsReply, LimitsRequest
@@ -44,26 +44,23 @@ class FakeAnnotations(PodClient):
     """The API server's side: pods' annotations, each write with a version."""
 
     def __init__(self) -> None:
-        self.annotated: dict[str, PodAnnotations] = {}
+        self.seen: dict[str, PodSnapshot | None] = {}
         self.conflicts = 0
         self.writes = 0
         self.before_read: Callable[[], Awaitable[None]] = _nothing
         self.before_annotate: Callable[[], Awaitable[None]] = _nothing
 
-    async def get_annotations(self, namespace: str, name: str) -> PodAnnotations | None:
-        await self.before_read()
-        return self.annotated.get(name)
-
     async def annotate(
-        self, namespace: str, name: str, read: PodAnnotations, annotations: Mapping[str, str]
+        self, namespace: str, name: str, read: PodSnapshot, annotations: Mapping[str, str]
     ) -> None:
         await self.before_annotate()
-        now = self.annotated[name]
+        now = self.seen[name]
+        assert now is not None
         if self.conflicts or now.resource_version != read.resource_version:
             self.conflicts = max(0, self.conflicts - 1)
             raise ConflictError("it has changed")
         self.writes += 1
-        self.annotated[name] = replace(
+        self.seen[name] = replace(
             now,
             resource_version=f"{now.resource_version}+",
             annotations={**now.annotations, **annotations},

@@ -6,32 +6,26 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
+import prometheus_client
 from msgspec import structs
 
 from services.binder.agent_client import NodeAgentClient, NoReply
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
-from services.binder.metrics import PrometheusMetrics
-from services.binder.observations import ObservedCondition, PodSnapshot, SelectedPod
-from services.binder.preempt.preemption_controller import LOOK_S, PreemptionController
+from services.binder.metrics import ANOMALIES, EVICTIONS, RESIZES
+from services.binder.observations import PodSnapshot
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
 from shared.ledger.leases import RedisLeases
-from shared.ledger.rebuild_evidence import LedgerStaging
-from shared.ledger.waiting_pods import GatedPods
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import Event
-from shared.model.events.node_events import ViolationFound
 from shared.model.events.pod_events import (
-    BudgetChanged,
     PlacementChosen,
-    PodGated,
 )
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease, Share
-from shared.model.ledger import LedgerStatus, Reservation
+from shared.model.ledger import LedgerStatus
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import AntiAffinityTerm
-from shared.model.preemption import Victim
 from shared.runtime.runner import run_loop
 from shared.runtime.service import roles_of
 from tests.support.binder.claims import FakeClaims
@@ -78,12 +72,10 @@ class FakePods(FakeAnnotations):
         super().__init__()
         self.bindings: list[tuple[str, str, Mapping[str, str]]] = []
         self.errors: dict[str, list[LeaseholdError]] = {}
-        self.seen: dict[str, PodSnapshot | None] = {}
         self.unreadable: dict[str, LeaseholdError] = {}
         self.hanging: dict[str, asyncio.Event] = {}
         self.away = False
         self.before_binding: Callable[[], None] = lambda: None
-        self.conditions: dict[str, ObservedCondition | None] = {}
         self.patches: list[tuple[str, Any]] = []
         self.events: dict[str, dict[str, Any]] = {}
         self.event_writes = 0
@@ -92,14 +84,11 @@ class FakePods(FakeAnnotations):
 
     async def list_selected(
         self, term: AntiAffinityTerm, node: NodeName | None
-    ) -> list[SelectedPod]:
+    ) -> list[PodSnapshot]:
         return []
 
-    async def node_label(self, name: NodeName, key: str) -> str | None:
-        return None
-
-    async def node_exists(self, name: NodeName) -> bool:
-        return name in self.nodes
+    async def node_labels(self, name: NodeName) -> Mapping[str, str] | None:
+        return {} if name in self.nodes else None
 
     async def bind_pod(  # noqa: PLR0917 - the API client's own order
         self,
@@ -124,6 +113,7 @@ class FakePods(FakeAnnotations):
         self.seen[name] = PodSnapshot(PodUid(uid), NodeName(node))
 
     async def get(self, namespace: str, name: str) -> PodSnapshot | None:
+        await self.before_read()
         if self.away:
             raise UnavailableError("no answer")
         if name in self.unreadable:
@@ -132,11 +122,6 @@ class FakePods(FakeAnnotations):
 
     async def remove_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
         return True
-
-    async def get_condition(self, namespace: str, name: str) -> ObservedCondition | None:
-        if self.away:
-            raise UnavailableError("no answer")
-        return self.conditions.get(name)
 
     async def add_annotation(
         self, namespace: str, name: str, uid: str, key: str, value: str
@@ -218,61 +203,38 @@ class PermissiveAgents(NodeAgentClient):
         return BindReply()
 
 
-class NoPreemptor(PreemptionController):
-    """Preempts nothing."""
+class Counts:
+    """What the binder's metrics have counted since this was made, by their labels."""
 
     def __init__(self) -> None:
-        """It needs no ledger."""
-        self.step_s = LOOK_S
+        self._before = {each: _values(each) for each in (ANOMALIES, EVICTIONS, RESIZES)}
 
-    async def save_budgets(self, events: Sequence[BudgetChanged]) -> None:
-        """Budgets are of no interest."""
+    @property
+    def anomalies(self) -> Counter[Any]:
+        """Anomalies by kind."""
+        return _values(ANOMALIES) - self._before[ANOMALIES]
 
-    async def evict_violators(self, events: Sequence[ViolationFound]) -> None:
-        """Violations neither."""
+    @property
+    def evictions(self) -> Counter[Any]:
+        """Evictions by the pod's namespace, the cause, and the namespace that profits."""
+        return _values(EVICTIONS) - self._before[EVICTIONS]
 
-    async def claimed_for(self, pod: PodUid) -> Reservation | None:
-        return None
-
-    async def step(self) -> list[PlacementChosen]:
-        return []
-
-
-class FakeMetrics(PrometheusMetrics):
-    """Metrics in dictionaries and lists."""
-
-    def __init__(self) -> None:
-        self.anomalies: Counter[str] = Counter()
-        self.evictions: list[tuple[Victim, str]] = []
-        self.resizes: list[str] = []
-
-    def count_anomaly(self, kind: str, count: int = 1) -> None:
-        self.anomalies[kind] += count
-
-    def count_eviction(self, victim: Victim, beneficiary: str) -> None:
-        self.evictions.append((victim, beneficiary))
-
-    def count_resize(self, outcome: str) -> None:
-        self.resizes.append(outcome)
+    @property
+    def resizes(self) -> Counter[Any]:
+        """Requests by outcome."""
+        return _values(RESIZES) - self._before[RESIZES]
 
 
-class FakeGates(GatedPods):
-    """Gated pods in a list, and no budgets."""
-
-    def __init__(self) -> None:
-        self.waiting: list[PodGated] = []
-
-    async def save(self, pods: Sequence[PodGated]) -> None:
-        self.waiting += pods
-
-    async def remove(self, namespace: Namespace, pods: Sequence[PodUid]) -> None:
-        self.waiting = [pod for pod in self.waiting if pod.pod not in pods]
-
-    async def namespaces(self) -> dict[Namespace, BudgetChanged | None]:
-        return {}
-
-    async def load(self, namespace: Namespace) -> list[PodGated]:
-        return self.waiting
+def _values(metric: prometheus_client.Counter) -> Counter[Any]:
+    [family] = metric.collect()
+    found = [each for each in family.samples if each.name.endswith("_total")]
+    keys = [tuple(each.labels.values()) for each in found]
+    return Counter(
+        {
+            key if len(key) > 1 else key[0]: int(each.value)
+            for key, each in zip(keys, found, strict=True)
+        }
+    )
 
 
 class ObservedLedger(RedisLeases):
@@ -295,7 +257,6 @@ class World:
         self,
         ledger: RedisLeases,
         *,
-        gates: GatedPods | None = None,
         claims: FakeClaims | None = None,
         agents: FakeAgents | None = None,
         batch_wait_s: float = 2.0,
@@ -303,26 +264,21 @@ class World:
     ) -> None:
         self.clock = clock or FakeClock(NOW)
         self.ledger = ledger
-        self.gates = gates or FakeGates()
         self.pods = FakePods()
         self.claims = claims or FakeClaims()
         self.bus = FakeBus()
         self.agents = agents or FakeAgents()
-        self.metrics = FakeMetrics()
+        self.metrics = Counts()
         self.binder: Binder = build_binder(
             BinderPorts(
                 ledger=ledger,
-                staging=ledger.part(LedgerStaging),
-                gated_pods=self.gates,
                 pods=self.pods,
                 claims=self.claims,
                 agents=self.agents,
                 publish=self.bus.publish,
-                metrics=self.metrics,
                 clock=self.clock,
                 host_clock=self.clock,
             ),
-            lambda _: NoPreemptor(),
             batch_wait_s=batch_wait_s,
         )
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from services.binder.bind.agent_presence import AgentPresence, NodeCordons, PresenceTiming
-from services.binder.bind.deferred_pods import DeferralTiming
-from services.binder.observations import ObservedCondition
+from services.binder.bind.pod_binder import DeferralTiming
+from services.binder.observations import PodSnapshot
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged
 from shared.model.events.request_reply import BindReply
@@ -150,7 +150,7 @@ async def test_a_pod_on_a_cordoned_node_is_explained_and_then_placed_elsewhere(
     new = lease("p1", created_at=NOW)
     world = await new_world(new)
     world.agents.replies = {N1: away("p1")}
-    world.pods.conditions["p1"] = ObservedCondition(uid=new.pod, node="", resource_version="7")
+    world.pods.seen["p1"] = PodSnapshot(new.pod, None, resource_version="7")
     batch = chosen(new)
 
     with pytest.raises(UnavailableError, match="being stopped"):
@@ -177,8 +177,8 @@ async def test_only_a_pod_that_is_deferred_for_a_while_is_explained(new_world: N
     world = await new_world(new, old)
     world.agents.replies = {N1: away("p1", "p2")}
     for each in (new, old):
-        seen = ObservedCondition(uid=each.pod, node="", resource_version="7")
-        world.pods.conditions[each.name] = seen
+        seen = PodSnapshot(each.pod, None, resource_version="7")
+        world.pods.seen[each.name] = seen
 
     with pytest.raises(UnavailableError, match="being stopped"):
         await world.binder.bind_pods(chosen(new, old))

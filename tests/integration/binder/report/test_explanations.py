@@ -1,9 +1,8 @@
 """A waiting pod's condition and Events explain why: soon, once, and never too often."""
 
-from dataclasses import replace
 from typing import Any
 
-from services.binder.observations import ObservedCondition
+from services.binder.observations import PodSnapshot
 from services.binder.report.condition_writer import REPEAT_S, ConditionWriter
 from services.binder.report.event_writer import MAX_QUEUED, EventWriter, TokenBucket
 from services.binder.report.explanations import (
@@ -12,13 +11,14 @@ from services.binder.report.explanations import (
     condition_patch,
     explain,
 )
+from shared.kubernetes.types import Condition
 from shared.model.errors import ConflictError
 from shared.model.events.pod_events import PlacementRefused, PodRejected
-from shared.model.names import Namespace, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
 from tests.support.binder.world import (
     NOW,
-    FakeMetrics,
+    Counts,
     FakePods,
     NewWorld,
     chosen,
@@ -38,9 +38,9 @@ def refused(text: str = "0/3 nodes are available: 3 full.", name: str = "p1") ->
     )
 
 
-def seen(name: str = "p1", **changes: Any) -> ObservedCondition:
-    return replace(
-        ObservedCondition(uid=PodUid(f"uid-{name}"), node="", resource_version="7"), **changes
+def seen(name: str = "p1", node: NodeName | None = None, **condition: Any) -> PodSnapshot:
+    return PodSnapshot(
+        PodUid(f"uid-{name}"), node, resource_version="7", scheduled=Condition(**condition)
     )
 
 
@@ -57,7 +57,7 @@ def event(text: str = "no room", name: str = "p1", *, warning: bool = True) -> K
 
 async def test_a_refusal_is_in_the_condition_and_in_an_event(new_world: NewWorld) -> None:
     world = await new_world()
-    world.pods.conditions["p1"] = seen()
+    world.pods.seen["p1"] = seen()
 
     async with running(world.binder.write_events, world.binder.write_conditions):
         await world.binder.explain_waiting([refused()])
@@ -91,7 +91,7 @@ def test_an_equal_condition_is_not_written_again() -> None:
 
 
 def test_a_bound_pod_is_never_called_unschedulable() -> None:
-    assert condition_patch(explain(refused()), seen(node="n1"), NOW) is None
+    assert condition_patch(explain(refused()), seen(node=NodeName("n1")), NOW) is None
 
 
 def test_the_patch_names_the_resource_version_that_was_read() -> None:
@@ -103,8 +103,8 @@ def test_the_patch_names_the_resource_version_that_was_read() -> None:
 
 async def test_a_condition_is_decided_afresh_after_a_conflict() -> None:
     pods, clock = FakePods(), FakeClock()
-    writer = ConditionWriter(pods, clock, FakeMetrics())
-    pods.conditions["p1"] = seen()
+    writer = ConditionWriter(pods, clock)
+    pods.seen["p1"] = seen()
     pods.errors["p1"] = [ConflictError("moved on")]
 
     async with running(writer.run):
@@ -119,8 +119,8 @@ async def test_a_condition_is_decided_afresh_after_a_conflict() -> None:
 
 async def test_a_changing_message_is_written_every_5_s_only() -> None:
     pods, clock = FakePods(), FakeClock()
-    writer = ConditionWriter(pods, clock, FakeMetrics())
-    pods.conditions["p1"] = seen()
+    writer = ConditionWriter(pods, clock)
+    pods.seen["p1"] = seen()
 
     async with running(writer.run):
         writer.explain(explain(refused("first")))
@@ -137,8 +137,8 @@ async def test_a_changing_message_is_written_every_5_s_only() -> None:
 
 async def test_the_last_of_alternating_messages_stays_whichever_replica_writes_it() -> None:
     pods, clock = FakePods(), FakeClock()
-    writers = [ConditionWriter(pods, clock, FakeMetrics()) for _ in range(2)]
-    pods.conditions["p1"] = seen()
+    writers = [ConditionWriter(pods, clock) for _ in range(2)]
+    pods.seen["p1"] = seen()
 
     async def write(writer: ConditionWriter, text: str) -> None:
         count = len(pods.patches)
@@ -157,8 +157,8 @@ async def test_the_last_of_alternating_messages_stays_whichever_replica_writes_i
 
 async def test_a_message_that_is_repeated_often_is_read_and_written_once_a_minute() -> None:
     pods, clock = FakePods(), FakeClock()
-    writer = ConditionWriter(pods, clock, FakeMetrics())
-    pods.conditions["p1"] = seen()
+    writer = ConditionWriter(pods, clock)
+    pods.seen["p1"] = seen()
 
     async with running(writer.run):
         assert writer.repeat(explain(refused()))
@@ -172,7 +172,7 @@ async def test_a_message_that_is_repeated_often_is_read_and_written_once_a_minut
 
 async def test_equal_events_are_one_event_with_a_count() -> None:
     pods = FakePods()
-    writer = EventWriter(pods, FakeClock(), FakeMetrics())
+    writer = EventWriter(pods, FakeClock())
 
     async with running(writer.run):
         writer.record(event())
@@ -188,7 +188,7 @@ async def test_equal_events_are_one_event_with_a_count() -> None:
 async def test_an_event_that_another_replica_wrote_is_counted_on() -> None:
     pods = FakePods()
     for _ in range(2):
-        writer = EventWriter(pods, FakeClock(), FakeMetrics())
+        writer = EventWriter(pods, FakeClock())
         writes = pods.event_writes
         async with running(writer.run):
             writer.record(event())
@@ -201,7 +201,7 @@ async def test_an_event_that_another_replica_wrote_is_counted_on() -> None:
 async def test_events_are_written_once_the_api_server_is_back() -> None:
     pods, clock = FakePods(), FakeClock()
     pods.away = True
-    writer = EventWriter(pods, clock, FakeMetrics())
+    writer = EventWriter(pods, clock)
 
     async with running(writer.run):
         writer.record(event())
@@ -213,7 +213,7 @@ async def test_events_are_written_once_the_api_server_is_back() -> None:
 
 async def test_warnings_go_before_the_rest() -> None:
     pods, clock = FakePods(), FakeClock()
-    writer = EventWriter(pods, clock, FakeMetrics(), per_s=1, burst=1)
+    writer = EventWriter(pods, clock, per_s=1, burst=1)
     for number in range(10):
         writer.record(event(name=f"bound-{number}", warning=False))
     writer.record(event(name="waits"))
@@ -225,8 +225,8 @@ async def test_warnings_go_before_the_rest() -> None:
 
 
 def test_too_many_events_of_one_pod_are_dropped_and_counted() -> None:
-    metrics = FakeMetrics()
-    writer = EventWriter(FakePods(), FakeClock(), metrics)
+    metrics = Counts()
+    writer = EventWriter(FakePods(), FakeClock())
 
     for number in range(30):
         writer.record(event(f"reason {number}"))
@@ -235,8 +235,8 @@ def test_too_many_events_of_one_pod_are_dropped_and_counted() -> None:
 
 
 def test_too_many_events_are_dropped_and_counted() -> None:
-    metrics = FakeMetrics()
-    writer = EventWriter(FakePods(), FakeClock(), metrics)
+    metrics = Counts()
+    writer = EventWriter(FakePods(), FakeClock())
 
     for number in range(MAX_QUEUED + 7):
         writer.record(event(name=f"p{number}"))

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from services.binder.observations import PodAnnotations
+from services.binder.observations import PodSnapshot
 from services.binder.resize import resizer
 from services.binder.resize.resizer import resized_annotations
 from shared.model.events.pod_events import LeaseChanged, LeaseResized
 from shared.model.events.request_reply import ResizeReply, ResizeRequest
 from shared.model.lease import Lease, LeaseState, ShareSize, StaleLeaseError
-from shared.model.lease_copy import ANNOTATION, load_lease
+from shared.model.lease_copy import load_lease
 from shared.model.ledger import NoCapacity
 from shared.model.names import PodUid
 from tests.support.binder.world import NewWorld, World, lease, running
@@ -28,8 +28,8 @@ async def at(new_world: NewWorld, monkeypatch: pytest.MonkeyPatch) -> World:
     """A pod with a lease, and with annotations of others."""
     monkeypatch.setattr(resizer, "ABANDONED_S", 0.0)
     made = await new_world(HELD)
-    made.pods.annotated["p1"] = PodAnnotations(
-        uid=UID, resource_version="7", annotations={"of": "others"}
+    made.pods.seen["p1"] = PodSnapshot(
+        UID, HELD.node, resource_version="7", annotations={"of": "others"}
     )
     return made
 
@@ -61,9 +61,14 @@ def before_resize(at: World, act: Callable[[], Awaitable[object]]) -> None:
     resizes.apply = hooked  # type: ignore[method-assign]
 
 
+def seen(at: World) -> PodSnapshot:
+    found = at.pods.seen["p1"]
+    assert found is not None
+    return found
+
+
 def annotated(at: World) -> Lease:
-    text = at.pods.annotated["p1"].annotations[ANNOTATION]
-    return load_lease(text, namespace=HELD.namespace, name="p1")
+    return load_lease(seen(at).lease, namespace=HELD.namespace, name="p1")
 
 
 async def unsynced(at: World) -> list[PodUid]:
@@ -108,10 +113,10 @@ async def test_growing_updates_the_ledger_then_the_pod_then_the_node(at: World) 
         LeaseResized(lease=now, container="c", before=WAS, after=replace(WAS, memory_mib=2_000)),
     ]
     assert annotated(at).shares == now.shares
-    assert at.pods.annotated["p1"].annotations["of"] == "others"
-    assert "GPU-n1-0,NVIDIA,2000,10:" in str(at.pods.annotated["p1"].annotations)
+    assert seen(at).annotations["of"] == "others"
+    assert "GPU-n1-0,NVIDIA,2000,10:" in str(seen(at).annotations)
     assert not await unsynced(at)
-    assert at.metrics.resizes == ["resized"]
+    assert at.metrics.resizes == {"resized": 1}
 
 
 async def test_shrinking_updates_the_node_before_the_ledger(at: World) -> None:
@@ -269,8 +274,8 @@ async def test_annotations_carry_the_newest_lease_and_are_written_once(at: World
 async def test_of_two_concurrent_annotations_the_newer_lease_stays(at: World, moment: str) -> None:
     async def another_is_faster() -> None:
         setattr(at.pods, moment, nothing)
-        at.pods.annotated["p1"] = replace(
-            at.pods.annotated["p1"],
+        at.pods.seen["p1"] = replace(
+            seen(at),
             resource_version="8",
             annotations=resized_annotations(await sized(at, 3_000)),
         )
@@ -286,7 +291,7 @@ async def test_of_two_concurrent_annotations_the_newer_lease_stays(at: World, mo
 
 
 async def test_a_later_pod_of_the_same_name_is_not_annotated(at: World) -> None:
-    at.pods.annotated["p1"] = replace(at.pods.annotated["p1"], uid=PodUid("uid-of-another"))
+    at.pods.seen["p1"] = replace(seen(at), pod=PodUid("uid-of-another"))
 
     assert (await resize(at, 2_000)).outcome == "resized"
     assert at.pods.writes == 0

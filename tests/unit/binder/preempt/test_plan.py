@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.binder.observations import DisruptionBudget, PodFacts
+from services.binder.observations import DisruptionBudget, PodSnapshot
 from services.binder.preempt.plan import (
     NoPlan,
     PlanInput,
@@ -72,7 +72,7 @@ def candidate(
     used_gpu_s: float = 1.0,
     **tier: int,
 ) -> VictimCandidate:
-    pod = PodFacts(pod=of.pod, namespace=of.namespace, name=of.name, owner="r")
+    pod = PodSnapshot(of.pod, of.node, namespace=of.namespace, name=of.name, owner="r")
     known = {
         "unowned": False,
         "cause": list(PreemptionCause).index(cause),

@@ -5,17 +5,19 @@ from typing import Any
 
 import pytest
 
-from services.binder.preempt.eviction_client import selects
+from services.binder.pod_client import selects
 from services.binder.preempt.rules import (
+    ObservedPreemption,
     PendingPod,
     PreemptionRules,
+    Step,
     allowance,
     cause_for,
     cooldown_until,
+    next_step,
     overdraft_permille,
     parse_violations,
 )
-from services.binder.preempt.steps import ObservedPreemption, Step, next_step
 from shared.kubernetes.types import LabelSelector as Selector
 from shared.kubernetes.types import SelectorRequirement
 from shared.model.errors import ConflictError, RequestError
