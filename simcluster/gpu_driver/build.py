@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -27,10 +28,10 @@ def compiler() -> str | None:
     return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
-def build(cache: Path) -> Path:
+def build() -> Path:
     """Return a folder with the driver; it is compiled once per content, by one process at a time.
 
-    The folder is below `cache`, and has the files of `_PRODUCTS`: a program whose
+    The folder is in the user's cache, and has the files of `_PRODUCTS`: a program whose
     `LD_LIBRARY_PATH` names it uses the simulated GPUs that `GPU_DRIVER_STATE` names.
     Raises UnavailableError without a compiler (on Linux only), or with the compiler's message.
     """
@@ -39,18 +40,28 @@ def build(cache: Path) -> Path:
         raise UnavailableError(
             "simulated GPUs that programs can use need Linux and a C compiler: install gcc or clang"
         )
-    cache.mkdir(parents=True, exist_ok=True)
-    folder = cache / _digest()
-    with (cache / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(user_cache) / "leasehold" / "gpu-driver" / _digest()
+    try:
         if not folder.is_dir():
-            draft = cache / f".{folder.name}"
-            shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir()
-            for product, sources in _PRODUCTS.items():
-                _compile(command, draft / product, sources)
-            draft.rename(folder)
+            _build(command, folder)
+    except OSError as error:
+        raise UnavailableError(f"{error.filename or folder}: {error.strerror}") from error
     return folder
+
+
+def _build(command: str, folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.is_dir():
+            return
+        draft = folder.with_name(f".{folder.name}")
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        for product, sources in _PRODUCTS.items():
+            _compile(command, draft / product, sources)
+        draft.rename(folder)
 
 
 def _digest() -> str:

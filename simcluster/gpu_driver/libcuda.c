@@ -20,7 +20,7 @@ int current_device(void) { return depth ? stack[depth - 1]->device : -1; }
 result check(const struct place *place) {
     if (!place) return CUDA_INVALID_DEVICE;
     wait_while_hung(place->gpu);
-    return atomic_load(&state->gpus[place->gpu].lost) ? CUDA_DEVICE_LOST : CUDA_SUCCESS;
+    return has_fault(place->gpu, LOST) ? CUDA_DEVICE_LOST : CUDA_SUCCESS;
 }
 
 static void forget_contexts(void) {

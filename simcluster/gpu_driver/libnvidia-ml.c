@@ -4,6 +4,9 @@
 #include "limits.h"
 #include "nvml.h"
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+
 static struct place gpus[GPUS];
 static int numbers[GPUS], gpu_count; /* the visible GPUs by NVML's index */
 
@@ -16,9 +19,11 @@ static const struct gpu *gpu_of(device d) { return &state->gpus[d->gpu]; }
 API result nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     if (!open_state(0)) return NVML_DRIVER_NOT_LOADED;
-    gpu_count = 0;
+    int count = 0; /* other threads count and read GPUs meanwhile */
     for (int n = 0; n < visible_count; n++) /* MIG devices of one GPU follow each other */
-        if (gpu_count == 0 || numbers[gpu_count - 1] != visible[n].gpu) numbers[gpu_count++] = visible[n].gpu;
+        if (!has_fault(visible[n].gpu, VANISH) && (count == 0 || numbers[count - 1] != visible[n].gpu))
+            numbers[count++] = visible[n].gpu;
+    gpu_count = count;
     return NVML_SUCCESS;
 }
 API result nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
@@ -167,6 +172,12 @@ static result list_processes(device d, unsigned *count, void *list, size_t size)
     unsigned room = *count, found = 0;
     CHECK(d);
     lock_state();
+    for (int i = 0; has_fault(d->gpu, ALL_BUSY) && i < INSTANCES; i++) { /* one process in each instance */
+        struct process_info info = {1, 0, (unsigned)gpu_of(d)->instances[i].id, 0};
+        if (!gpu_of(d)->instances[i].made || (d->instance >= 0 && d->instance != i)) continue;
+        if (found < room && list) memcpy((char *)list + found * size, &info, size);
+        found++;
+    }
     for (int n = 0; n < PROCESSES; n++) {
         struct process *process = &state->processes[n];
         if (!lives(n) || !held_bytes(process, d->gpu)) continue;
@@ -236,13 +247,13 @@ API result nvmlDeviceGetRemappedRows(device d, unsigned *corrected, unsigned *un
                                      unsigned *failed) {
     CHECK(d);
     *corrected = *uncorrected = *pending = 0;
-    *failed = (unsigned)atomic_load(&state->gpus[d->gpu].remap_failed);
+    *failed = (unsigned)has_fault(d->gpu, UNHEALTHY);
     return NVML_SUCCESS;
 }
 API result nvmlDeviceGetTotalEccErrors(device d, int type, int counter, unsigned long long *errors) {
     (void)counter;
     CHECK(d);
-    *errors = type == 1 ? (unsigned long long)atomic_load(&state->gpus[d->gpu].ecc_errors) : 0; /* 1: uncorrected */
+    *errors = type == 1 ? (unsigned long long)has_fault(d->gpu, ECC_ERRORS) : 0; /* 1: uncorrected */
     return NVML_SUCCESS;
 }
 
@@ -278,8 +289,9 @@ struct event {
     unsigned instance, compute;
 };
 API result nvmlEventSetWait_v2(struct event_set *set, struct event *event, unsigned timeout_ms) {
-    uint64_t until = now_ns() + timeout_ms * 1000000ull;
+    uint64_t until = now_ns() + timeout_ms * 1000000ull, now;
     for (;;) {
+        uint32_t seen = atomic_load(&state->xid_events);
         for (int g = 0; g < GPUS; g++) {
             const struct gpu *gpu = &state->gpus[g];
             if (!set->registered[g] || set->returned[g] >= atomic_load(&gpu->xid_count)) continue;
@@ -287,7 +299,8 @@ API result nvmlEventSetWait_v2(struct event_set *set, struct event *event, unsig
             set->returned[g]++;
             return NVML_SUCCESS;
         }
-        if (now_ns() >= until) return NVML_TIMEOUT;
-        usleep(5000);
+        if ((now = now_ns()) >= until) return NVML_TIMEOUT;
+        struct timespec left = {(time_t)((until - now) / 1000000000ull), (long)((until - now) % 1000000000ull)};
+        syscall(SYS_futex, &state->xid_events, FUTEX_WAIT, seen, &left, NULL, 0);
     }
 }

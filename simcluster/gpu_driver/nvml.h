@@ -15,7 +15,8 @@ enum {
     NVML_TIMEOUT = 10,
     NVML_GPU_IS_LOST = 15,
     NVML_IN_USE = 19,
-    NVML_INSUFFICIENT_RESOURCES = 23
+    NVML_INSUFFICIENT_RESOURCES = 23,
+    NVML_UNKNOWN = 999
 };
 typedef int result;
 
@@ -32,7 +33,7 @@ device mig_handle(int gpu, int instance, int compute);
         if (!state) return NVML_UNINITIALIZED;                                         \
         if (!(handle)) return NVML_INVALID_ARGUMENT;                                   \
         wait_while_hung((handle)->gpu);                                                \
-        if (atomic_load(&state->gpus[(handle)->gpu].lost)) return NVML_GPU_IS_LOST;    \
+        if (has_fault((handle)->gpu, LOST)) return NVML_GPU_IS_LOST;                   \
     } while (0)
 
 #endif

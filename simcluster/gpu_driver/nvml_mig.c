@@ -113,6 +113,8 @@ API result nvmlDeviceCreateGpuInstanceWithPlacement(device d, unsigned id, const
     struct gpu *gpu = gpu_of(d);
     const struct mig_profile *profile = profile_of(gpu, id);
     if (!profile) return NVML_INVALID_ARGUMENT;
+    while (has_fault(d->gpu, CREATE_HANGS)) usleep(5000);
+    if (has_fault(d->gpu, CREATE_FAILS)) return NVML_UNKNOWN;
     lock_state();
     *made = NULL;
     for (int i = 0; has_room(gpu, profile, (int)place->start) && i < INSTANCES && !*made; i++)
@@ -121,7 +123,7 @@ API result nvmlDeviceCreateGpuInstanceWithPlacement(device d, unsigned id, const
             gpu->instances[i].profile = (int)(profile - gpu->profiles);
             gpu->instances[i].start = (int)place->start;
             gpu->instances[i].id = i + 1;
-            gpu->instances[i].made = 1;
+            gpu->instances[i].made = !has_fault(d->gpu, CREATE_NOTHING);
             *made = &gpu->instances[i];
         }
     unlock_state();
@@ -154,7 +156,7 @@ struct instance_info {
 };
 API result nvmlGpuInstanceGetInfo(struct gpu_instance *instance, struct instance_info *info) {
     const struct mig_profile *profile = profile_of_instance(instance);
-    if (!instance->made) return NVML_NOT_FOUND;
+    if (!instance->made && !has_fault(owner_of(instance), CREATE_NOTHING)) return NVML_NOT_FOUND;
     *info = (struct instance_info){gpu_handle(owner_of(instance)),
                                    (unsigned)instance->id,
                                    (unsigned)profile->id,
@@ -163,7 +165,8 @@ API result nvmlGpuInstanceGetInfo(struct gpu_instance *instance, struct instance
 }
 /* Whether a process uses an instance. */
 static int in_use(const struct gpu_instance *instance) {
-    int gpu = owner_of(instance), number = (int)(instance - state->gpus[gpu].instances) + 1, found = 0;
+    int gpu = owner_of(instance), number = (int)(instance - state->gpus[gpu].instances) + 1;
+    int found = has_fault(gpu, ALL_BUSY);
     for (int n = 0; n < PROCESSES; n++)
         found |= lives(n) && atomic_load(&state->processes[n].instance[gpu]) == number &&
                  held_bytes(&state->processes[n], gpu) > 0;
@@ -201,13 +204,14 @@ API result nvmlGpuInstanceGetComputeInstanceProfileInfoV(struct gpu_instance *in
 }
 API result nvmlGpuInstanceCreateComputeInstance(struct gpu_instance *instance, unsigned id, struct compute_instance **made) {
     int left = profile_of_instance(instance)->compute_slices - (int)id, gpu = owner_of(instance);
+    if (has_fault(gpu, COMPUTE_FAILS)) return NVML_INSUFFICIENT_RESOURCES;
     *made = NULL;
     lock_state();
     for (int c = 0; c < COMPUTES; c++) left -= instance->computes[c].slices;
     for (int c = 0; left >= 0 && c < COMPUTES && !*made; c++)
         if (!instance->computes[c].slices) {
-            snprintf(instance->computes[c].uuid, sizeof instance->computes[c].uuid, "MIG-%08x-0000-5000-8000-%012x", gpu + 1,
-                     ++state->gpus[gpu].created);
+            snprintf(instance->computes[c].uuid, sizeof instance->computes[c].uuid, "MIG-%.23s-%012x", /* unique in the cluster */
+                     state->gpus[gpu].uuid + strlen("GPU-"), ++state->gpus[gpu].created);
             instance->computes[c].slices = (int)id;
             *made = &instance->computes[c];
         }

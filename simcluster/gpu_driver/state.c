@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#define MAGIC 0x4c534750u
+#define MAGIC (0x4c534750u + (uint32_t)sizeof(struct state))
 #define STATE_LOCK (1 << 20) /* byte of the lock on the whole; records lock the byte of their number */
 
 struct state *state;
@@ -171,11 +171,10 @@ int open_state(int for_cuda) {
 }
 
 int create_state(void) {
+    if (open_state(0)) return 1;
+    if (getenv("GPU_DRIVER_STATE")) unlink(getenv("GPU_DRIVER_STATE"));
     if (!map_state(O_CREAT)) return 0;
-    lock_state();
-    memset((void *)state, 0, sizeof *state);
     atomic_store(&state->magic, MAGIC);
-    unlock_state();
     return 1;
 }
 
@@ -267,6 +266,19 @@ unsigned busy_percent(const struct process *process, int gpu, uint64_t ticks) {
     return ns > 100 ? 100 : (unsigned)ns;
 }
 
+const char *const fault_names[FAULTS] = {
+    [LOST] = "lost",
+    [HANG] = "hang",
+    [VANISH] = "vanish",
+    [UNHEALTHY] = "unhealthy",
+    [ECC_ERRORS] = "ecc-errors",
+    [CREATE_FAILS] = "create-fails",
+    [CREATE_NOTHING] = "create-nothing",
+    [CREATE_HANGS] = "create-hangs",
+    [COMPUTE_FAILS] = "compute-fails",
+    [ALL_BUSY] = "busy",
+};
+int has_fault(int gpu, enum fault fault) { return atomic_load(&state->gpus[gpu].faults[fault]); }
 void wait_while_hung(int gpu) {
-    while (atomic_load(&state->gpus[gpu].hung)) usleep(5000);
+    while (has_fault(gpu, HANG)) usleep(5000);
 }

@@ -27,7 +27,7 @@
 #define API __attribute__((visibility("default")))
 
 enum {
-    GPUS = 16,
+    GPUS = 64,
     PROCESSES = 256,
     PROFILES = 12,
     INSTANCES = 8, /* GPU instances of one GPU */
@@ -35,6 +35,20 @@ enum {
     STARTS = 8,
     XIDS = 16, /* the latest XID events that a GPU keeps */
     TICKS = 64 /* busy time is kept in TICKS ticks of TICK_NS */
+};
+/* What `gpu-control` can make of a GPU; fault_names has their names. */
+enum fault {
+    LOST,
+    HANG,
+    VANISH,     /* it is not listed */
+    UNHEALTHY,  /* its memory could not be remapped */
+    ECC_ERRORS, /* their number */
+    CREATE_FAILS,
+    CREATE_NOTHING, /* success is reported, and no instance is created */
+    CREATE_HANGS,
+    COMPUTE_FAILS,
+    ALL_BUSY, /* processes use all MIG instances */
+    FAULTS
 };
 #define TICK_NS 125000000ull
 #define TICKS_PER_S 8
@@ -66,7 +80,7 @@ struct gpu {
     struct mig_profile profiles[PROFILES];
     struct gpu_instance instances[INSTANCES];
     _Atomic uint64_t busy_until; /* CLOCK_MONOTONIC, ns: kernels wait for those before them */
-    _Atomic int lost, hung, ecc_errors, remap_failed;
+    _Atomic int faults[FAULTS];
     _Atomic uint64_t xid_count;
     _Atomic uint32_t xids[XIDS];
 };
@@ -83,6 +97,7 @@ struct process {
 
 struct state {
     _Atomic uint32_t magic;
+    _Atomic uint32_t xid_events; /* of all GPUs: those who wait for one sleep on it */
     int gpu_count;
     struct gpu gpus[GPUS];
     struct process processes[PROCESSES];
@@ -99,7 +114,7 @@ extern int visible_count;
 
 /* Map the file, and find the visible devices; 0 if there is no driver. */
 int open_state(int for_cuda);
-/* The same for a file that is made if it is missing. */
+/* The same for a file that is made if it is missing, or of another build of the driver. */
 int create_state(void);
 /* Hold the lock on all accounts and instances. */
 void lock_state(void);
@@ -125,6 +140,8 @@ const struct mig_profile *profile_at(int gpu, int instance);
 void note_busy(struct process *process, int gpu, uint64_t from_ns, uint64_t until_ns);
 /* Percent of the last whole ticks in which a process kept a GPU busy. */
 unsigned busy_percent(const struct process *process, int gpu, uint64_t ticks);
+extern const char *const fault_names[FAULTS];
+int has_fault(int gpu, enum fault fault);
 /* Wait while a GPU hangs. */
 void wait_while_hung(int gpu);
 

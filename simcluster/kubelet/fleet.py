@@ -41,8 +41,7 @@ class KubeletFleet:
         }
 
         self._programs = {
-            name: GpuPrograms(kubelet.files, directory.absolute() / "gpu-driver")
-            for name, kubelet in self.kubelets.items()
+            name: GpuPrograms(kubelet.files) for name, kubelet in self.kubelets.items()
         }
 
     async def __aenter__(self) -> Self:

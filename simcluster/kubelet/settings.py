@@ -73,29 +73,9 @@ class NodeFiles:
         return self.root / "proc"
 
     @property
-    def gpu_description(self) -> Path:
-        """The node's simulated GPUs, which its node agent has written for `gpu-control create`."""
-        return self.root / "gpus" / "description"
-
-    @property
-    def gpu_instances(self) -> Path:
-        """Their MIG instances, which the node agent writes for `gpu-control instances`."""
-        return self.root / "gpus" / "instances"
-
-    @property
-    def gpu_made(self) -> Path:
-        """The build of the driver and the description by which the GPUs were made."""
-        return self.root / "gpus" / "made"
-
-    @property
     def gpu_state(self) -> Path:
-        """The simulated GPUs themselves, which their driver maps."""
+        """The node's simulated GPUs, which its node agent makes and their driver maps."""
         return self.root / "gpus" / "state"
-
-    @property
-    def gpu_library(self) -> Path:
-        """Their libnvidia-ml, once it is compiled."""
-        return self.root / "gpus" / "libnvidia-ml.so.1"
 
     @property
     def token(self) -> Path:

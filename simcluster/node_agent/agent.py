@@ -1,16 +1,20 @@
 """Settings and GPUs of node agents with simulated GPUs."""
 
+import logging
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from services.node_agent.allocate.cdi_files import DriverPlaces
 from services.node_agent.gpu_access import NodeGpus, with_partitioner
 from services.node_agent.gpus.device_health import HealthPolicy
+from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.settings import AgentSettings
+from shared.model.errors import UnavailableError
 from shared.runtime.settings import setting
-from simcluster.node_agent.driver import DriverUsage, describe, describe_instances
+from simcluster.node_agent.driver import DriverGpus
 from simcluster.node_agent.gpus import HANG_LIMIT_S, NoUsage, SimulatedGpus, parse_layout
+
+logger = logging.getLogger(__name__)
 
 ABOUT = """A node agent whose GPUs are simulated, for machines that have none.
 
@@ -41,11 +45,12 @@ class SimulatedAgentSettings(AgentSettings):
         "STATE_DIR/faults.json"
     )  # fmt: skip
     mig_file: Path | None = setting(
-        None, f"MIG instances of the GPUs; default: STATE_DIR/{MIG_FILE}"
+        None, f"MIG instances of GPUs simulated in Python; default: STATE_DIR/{MIG_FILE}"
     )
     gpu_driver_dir: Path | None = setting(
-        None, "directory of the GPUs' driver, through which programs use them: the agent describes "
-        "the GPUs there, and measures with its libnvidia-ml"
+        None, "directory of the GPUs' driver in C, which programs use: the agent makes the GPUs "
+        "there, and reads them through its libnvidia-ml; without it or a C compiler, they are "
+        "simulated in Python"
     )  # fmt: skip
 
     def check(self) -> None:
@@ -85,23 +90,36 @@ def simulated_gpus(
     backoff_s: float = BACKOFF_S,
     hang_limit_s: float = HANG_LIMIT_S,
 ) -> NodeGpus:
-    """Return the GPUs of a layout, which are described to their driver if it has a directory."""
-    folder = settings.gpu_driver_dir
-    gpus = SimulatedGpus(
+    """Return the GPUs of a layout: of their driver in C if it has a directory and is compiled."""
+    faults = settings.fault_file or settings.state_dir / "faults.json"
+    gpus = _driver_gpus(settings, faults, hang_limit_s) or SimulatedGpus(
         settings.node_name,
         settings.gpus,
-        settings.fault_file or settings.state_dir / "faults.json",
+        faults,
         settings.mig_file or settings.state_dir / MIG_FILE,
         hang_limit_s=hang_limit_s,
-        on_instances=partial(describe_instances, folder),
     )
-    if folder is not None:
-        describe(settings.node_name, gpus.gpus, folder)
-        gpus.mig.describe()
-    idle = NoUsage(gpus.discover)
     return NodeGpus(
         driver=with_partitioner(gpus, settings),
-        usage=idle if folder is None else DriverUsage(idle, folder),
+        usage=NvmlProcesses() if isinstance(gpus, DriverGpus) else NoUsage(gpus.discover),
         health_policy=HealthPolicy(first_backoff_s=backoff_s),
         has_processes=False,
     )
+
+
+def _driver_gpus(
+    settings: SimulatedAgentSettings, faults: Path, hang_limit_s: float
+) -> DriverGpus | None:
+    if settings.gpu_driver_dir is None:
+        return None
+    try:
+        return DriverGpus(
+            settings.node_name,
+            settings.gpus,
+            settings.gpu_driver_dir,
+            faults,
+            hang_limit_s=hang_limit_s,
+        )
+    except UnavailableError as error:
+        logger.warning("the GPUs are simulated in Python, for the agent only: %s", error)
+        return None

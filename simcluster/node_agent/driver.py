@@ -1,84 +1,101 @@
-"""The driver of simulated GPUs, which programs on this machine use: description and usage."""
+"""Simulated GPUs of the driver in C: production's code reads them through its libnvidia-ml."""
 
+import asyncio
 import ctypes
-from collections.abc import Sequence
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
-from services.node_agent.gpus.inventory import DeviceSample
-from services.node_agent.gpus.nvml.processes import NvmlProcesses
-from services.node_agent.mig.instances import InstanceProfile
+from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.gpus.nvml.calls import TIMEOUT_S
+from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from shared.model.errors import UnavailableError
-from shared.model.names import NodeName
-from simcluster.node_agent.gpus import NoUsage, SimulatedGpu, uuid_of
+from shared.model.names import DeviceUuid, NodeName
+from simcluster.gpu_driver.build import build
+from simcluster.node_agent.gpus import (
+    DRIVER_FAULTS,
+    HANG,
+    FaultFile,
+    SimulatedGpu,
+    parse_layout,
+    reported,
+    uuids_of,
+)
 
-DESCRIPTION = "description"
-INSTANCES = "instances"
-LIBRARY = "libnvidia-ml.so.1"
-MOST_GPUS = 16
-"""The driver has no more."""
 SMS = 80
 """Streaming multiprocessors of every simulated GPU."""
+VARIABLE = "GPU_DRIVER_STATE"
+STATE = "state"
+"""The file that the driver maps, in the directory of a node's GPUs."""
 
 
-def describe(node: NodeName, gpus: Sequence[SimulatedGpu], folder: Path) -> None:
-    """Write which GPUs the driver is to have, for its program `gpu-control create`.
+class DriverGpus(NvmlGpus):
+    """The GPUs of a layout, described to their driver anew when their faults change.
 
-    Raises UnavailableError if the file cannot be written.
+    The driver is compiled, and this process uses it from now on. Raises UnavailableError if it
+    cannot be.
     """
-    lines = [
-        line for index, gpu in enumerate(gpus[:MOST_GPUS]) for line in _lines(node, index, gpu)
-    ]
-    _write(folder, DESCRIPTION, "".join(f"{line}\n" for line in lines))
 
-
-def describe_instances(folder: Path | None, lines: str) -> None:
-    """Write which MIG instances the driver is to have, for `gpu-control instances`.
-
-    Without a folder nothing is written. Raises UnavailableError if the file cannot be written.
-    """
-    if folder is not None:
-        _write(folder, INSTANCES, lines)
-
-
-def _write(folder: Path, name: str, text: str) -> None:
-    draft = folder / f".{name}"
-    try:
+    def __init__(
+        self, node: NodeName, layout: str, folder: Path, fault_file: Path, *, hang_limit_s: float
+    ) -> None:
+        super().__init__()
+        self.gpus = parse_layout(layout)
+        self.faults = FaultFile(fault_file, uuids_of(node, self.gpus))
+        self.folder = folder
+        self.hang_limit_s = hang_limit_s
+        self._described = ""
         folder.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text)
-        draft.replace(folder / name)
-    except OSError as error:
-        raise UnavailableError(f"{error.filename or folder}: {error.strerror}") from error
+        os.environ[VARIABLE] = str(folder / STATE)
+        ctypes.CDLL(str(build() / "libnvidia-ml.so.1"))  # pynvml finds it by this name
+
+    async def discover(self) -> tuple[Gpu, ...]:
+        """Return all GPUs. Raises RequestError if the fault file is invalid."""
+        await asyncio.to_thread(self.describe)
+        return await super().discover()
+
+    def describe(self) -> None:
+        """Tell the driver which GPUs there are with which faults, and the events of this time."""
+        faults = self.faults.read()
+        self.timeout_s = self.hang_limit_s if HANG in faults else TIMEOUT_S
+        described = zip(self.faults.uuids, self.gpus, faults, strict=True)
+        text = "".join(f"{line}\n" for one in described for line in _lines(*one))
+        if text != self._described:
+            _control(self.folder, "create", stdin=text)
+            self._described = text
+        for xid in self.faults.xids():
+            _control(self.folder, "xid", xid.device, str(xid.number))
 
 
-class DriverUsage:
-    """Usage of simulated GPUs, as NVML reports it once their driver has been compiled."""
-
-    def __init__(self, idle: NoUsage, folder: Path) -> None:
-        self.idle = idle
-        self.library = folder / LIBRARY
-        self._is_loaded = False
-
-    async def sample(self) -> tuple[DeviceSample, ...]:
-        """Return all devices; those without a program are idle."""
-        idle = await self.idle.sample()
-        if not self.library.exists():
-            return idle
-        if not self._is_loaded:
-            ctypes.CDLL(str(self.library))  # pynvml finds the loaded library by its name
-            self._is_loaded = True
-        measured = {one.device: one for one in await NvmlProcesses().sample()}
-        return tuple(measured.get(one.device, one) for one in idle)
+def instances_in(folder: Path) -> dict[str, str]:
+    """Return the profile of each MIG device of a node's GPUs, by its UUID."""
+    shown = _control(folder, "show") if (folder / STATE).exists() else ""
+    rows = (line.split() for line in shown.splitlines())
+    return {row[1]: row[2] for row in rows if row[0] == "mig"}
 
 
-def _lines(node: NodeName, index: int, gpu: SimulatedGpu) -> list[str]:
-    model = gpu.model
-    own = f"gpu|{uuid_of(node, index)}|{model.product}|{model.memory_mib}|{SMS}|{int(gpu.mig)}"
-    return [own, *map(_profile_line, model.mig if gpu.mig else ())]
-
-
-def _profile_line(profile: InstanceProfile) -> str:
-    starts = ",".join(map(str, profile.starts))
-    return (
-        f"profile|{profile.id}|{profile.name}|{profile.memory_mib}|{profile.compute_slices}|"
-        f"{profile.memory_slices}|{profile.count}|{starts}"
+def _control(folder: Path, *arguments: str, stdin: str = "") -> str:
+    done = subprocess.run(  # noqa: S603 - our own program
+        [build() / "gpu-control", *arguments],
+        env={VARIABLE: str(folder / STATE)},
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
     )
+    if done.returncode:
+        raise UnavailableError(f"the simulated GPUs cannot be made: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _lines(uuid: DeviceUuid, gpu: SimulatedGpu, fault: str) -> Iterator[str]:
+    name, memory_mib, mig = reported(gpu, uuid, fault)
+    known = f"|{fault}" if fault in DRIVER_FAULTS else ""
+    yield f"gpu|{name}|{gpu.model.product}|{memory_mib}|{SMS}|{int(mig)}{known}"
+    for one in gpu.model.mig:
+        starts = ",".join(map(str, one.starts))
+        yield (
+            f"profile|{one.id}|{one.name}|{one.memory_mib}|{one.compute_slices}|"
+            f"{one.memory_slices}|{one.count}|{starts}"
+        )

@@ -5,7 +5,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,22 +32,21 @@ COMPUTE_FAILS = "compute-fails"
 CREATE_NOTHING = "create-nothing"
 CREATE_HANGS = "create-hangs"
 BUSY = "busy"
-FAULTS = (
+DRIVER_FAULTS = (
     UNHEALTHY,
     HANG,
     VANISH,
-    MODE_FLIP,
     CREATE_FAILS,
     COMPUTE_FAILS,
     CREATE_NOTHING,
     CREATE_HANGS,
     BUSY,
 )
-"""In this order: it is unhealthy; NVML hangs; does not list it; reports its MIG mode inverted;
-creating an instance fails; creating a compute instance fails; no instance is created although NVML
-reports success; creating an instance hangs; processes use all instances. Besides these: `xid-79`,
-such an event at each probe, `memory-8192`, its memory in MiB from now on, and a UUID, which it
-reports instead of its own."""
+"""Faults that the driver in C knows by name, in this order: a GPU is unhealthy; NVML hangs; does
+not list it; creating an instance fails; creating a compute instance fails; no instance is created
+although NVML reports success; creating an instance hangs; processes use all instances. Besides
+these: `mode-flip`, its MIG mode inverted; `xid-79`, such an event at each probe; `memory-8192`, its
+memory in MiB from now on; and a UUID, which it reports instead of its own."""
 HANG_LIMIT_S = 1.0
 """Time limit of a probe while a simulated GPU is to hang."""
 LIMIT_S = 20.0
@@ -96,8 +95,60 @@ def uuid_of(node: NodeName, index: int) -> DeviceUuid:
     return DeviceUuid(f"GPU-{uuid.uuid5(_NAMESPACE, f'{node}/{index}')}")
 
 
+def uuids_of(node: NodeName, gpus: Sequence[SimulatedGpu]) -> list[DeviceUuid]:
+    """Return the UUIDs of a node's GPUs by index."""
+    return [uuid_of(node, index) for index in range(len(gpus))]
+
+
+class FaultFile:
+    """The faults of a node's GPUs: the file maps a UUID or an index to a word."""
+
+    def __init__(self, path: Path | None, uuids: Sequence[DeviceUuid]) -> None:
+        self.path = path
+        self.uuids = uuids
+        self.latest: tuple[str, ...] = ("",) * len(uuids)
+        """The fault of each GPU by index, as last read; empty without one."""
+
+    def read(self) -> tuple[str, ...]:
+        """Return each GPU's fault; an empty file is being written, and counts as unchanged.
+
+        Raises RequestError if the file is invalid.
+        """
+        try:
+            text = self.path.read_text() if self.path is not None else "{}"
+            faults = json.loads(text) if text else None
+        except FileNotFoundError:
+            faults = {}
+        except ValueError as error:
+            raise RequestError(f"{self.path} is not JSON: {error}") from error
+        if isinstance(faults, dict):
+            named = {str(device): str(state) for device, state in faults.items()}
+            self.latest = tuple(
+                named.get(uuid) or named.get(str(index), "")
+                for index, uuid in enumerate(self.uuids)
+            )
+        elif faults is not None:
+            raise RequestError(f'{self.path} must be an object such as {{"0": "{UNHEALTHY}"}}')
+        return self.latest
+
+    def xids(self) -> tuple[Xid, ...]:
+        """Return an event of each GPU whose latest fault is one."""
+        found = zip(self.uuids, map(_XID.fullmatch, self.latest), strict=True)
+        return tuple(Xid(uuid, int(match[1])) for uuid, match in found if match)
+
+
+def reported(gpu: SimulatedGpu, uuid: DeviceUuid, fault: str) -> tuple[DeviceUuid, int, bool]:
+    """Return the UUID, the memory in MiB and the MIG mode that a GPU with a fault reports."""
+    memory = _MEMORY.fullmatch(fault)
+    return (
+        DeviceUuid(fault) if fault.startswith(_UUID) else uuid,
+        int(memory[1]) if memory else gpu.model.memory_mib,
+        gpu.mig is not (fault == MODE_FLIP and bool(gpu.model.mig)),
+    )
+
+
 class SimulatedGpus:
-    """A GPU driver without hardware. The fault file maps a UUID or an index to one of `FAULTS`."""
+    """A GPU driver without hardware, in Python: for machines that cannot have the one in C."""
 
     def __init__(
         self,
@@ -107,14 +158,11 @@ class SimulatedGpus:
         mig_file: Path | None = None,
         *,
         hang_limit_s: float = HANG_LIMIT_S,
-        on_instances: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.node = node
         self.gpus = parse_layout(layout)
-        self.uuids = [uuid_of(node, index) for index in range(len(self.gpus))]
-        self.fault_file = fault_file
+        self.uuids = uuids_of(node, self.gpus)
+        self.faults = FaultFile(fault_file, self.uuids)
         self.hang_limit_s = hang_limit_s
-        self._last_faults: dict[str, str] = {}
         self._prober = GpuProber(self._count, self._read_gpu, limit_s=self._limit_s)
         self.mig = SimulatedMig(
             mig_file or Path("simulated-mig.json"),
@@ -123,7 +171,6 @@ class SimulatedGpus:
                 for name, gpu in zip(self.uuids, self.gpus, strict=True)
                 if gpu.mig
             },
-            on_change=on_instances,
         )
 
     async def discover(self) -> tuple[Gpu, ...]:
@@ -137,13 +184,7 @@ class SimulatedGpus:
 
     def xids(self) -> tuple[Xid, ...]:
         """Return an event of each GPU that had one in the fault file at the last probe."""
-        if not self._last_faults:
-            return ()
-        return tuple(
-            Xid(name, int(match[1]))
-            for index, name in enumerate(self.uuids)
-            if (match := _XID.fullmatch(self._fault_named(self._last_faults, index)))
-        )
+        return self.faults.xids()
 
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         """Return the instances of a GPU in MIG mode."""
@@ -179,35 +220,33 @@ class SimulatedGpus:
         await asyncio.to_thread(self.mig.destroy_instance, device, gi)
 
     def _limit_s(self) -> float:
-        return self.hang_limit_s if HANG in self._last_faults.values() else LIMIT_S
+        return self.hang_limit_s if HANG in self.faults.latest else LIMIT_S
 
     def _count(self) -> int:
-        self._faults()
-        return len(self.gpus)
+        return len(self.faults.read())
 
     def _read_gpu(self, index: int) -> Gpu | None:
-        name, gpu = self.uuids[index], self.gpus[index]
-        while (fault := self._fault_named(self._last_faults, index)) == HANG:
+        gpu = self.gpus[index]
+        while (fault := self.faults.latest[index]) == HANG:
             time.sleep(HANG_POLL_S)
-            self._faults()
+            self.faults.read()
         if fault == VANISH:
             return None
-        memory = _MEMORY.fullmatch(fault)
+        name, memory_mib, mig = reported(gpu, self.uuids[index], fault)
         return Gpu(
-            uuid=DeviceUuid(fault) if fault.startswith(_UUID) else name,
+            uuid=name,
             index=index,
             model=gpu.model.product,
-            memory_mib=int(memory[1]) if memory else gpu.model.memory_mib,
+            memory_mib=memory_mib,
             fault=Fault(code="Unhealthy", text="set in the fault file", severe=True)
             if fault == UNHEALTHY
             else None,
             driver=DRIVER,
-            mig=_mig_state(gpu, flipped=fault == MODE_FLIP),
-            instances=self._instances(name) if gpu.mig and fault != MODE_FLIP else (),
+            mig=MigState(enabled=mig, pending=mig, profiles=gpu.model.mig if mig else ())
+            if gpu.model.mig
+            else None,
+            instances=self._instances(self.uuids[index]) if gpu.mig and mig else (),
         )
-
-    def _fault_named(self, faults: dict[str, str], index: int) -> str:
-        return faults.get(self.uuids[index]) or faults.get(str(index), "")
 
     def _instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         busy = self._fault_of(device) == BUSY
@@ -217,25 +256,7 @@ class SimulatedGpus:
         return await asyncio.to_thread(self._fault_of, device)
 
     def _fault_of(self, device: DeviceUuid) -> str:
-        return self._fault_named(self._faults(), self.uuids.index(device))
-
-    def _faults(self) -> dict[str, str]:
-        """Return the faults in the file; an empty one is being written: it counts as unchanged."""
-        if self.fault_file is None:
-            return {}
-        try:
-            text = self.fault_file.read_text()
-            faults = json.loads(text) if text else self._last_faults
-        except FileNotFoundError:
-            faults = {}
-        except ValueError as error:
-            raise RequestError(f"{self.fault_file} is not JSON: {error}") from error
-        if not isinstance(faults, dict):
-            raise RequestError(
-                f'{self.fault_file} must be an object such as {{"0": "{UNHEALTHY}"}}'
-            )
-        self._last_faults = {str(device): str(state) for device, state in faults.items()}
-        return self._last_faults
+        return self.faults.read()[self.uuids.index(device)]
 
 
 class NoUsage:
@@ -256,10 +277,3 @@ class NoUsage:
             )
             for gpu in await self.discover()
         )
-
-
-def _mig_state(gpu: SimulatedGpu, *, flipped: bool) -> MigState | None:
-    if not gpu.model.mig:
-        return None
-    mig = gpu.mig is not flipped
-    return MigState(enabled=mig, pending=mig, profiles=gpu.model.mig if mig else ())

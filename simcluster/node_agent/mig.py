@@ -6,7 +6,7 @@ assigned as by NVML: by the position of an instance, in no meaningful order.
 
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,25 +36,11 @@ class SimulatedMig:
         self,
         file: Path,
         profiles: Mapping[DeviceUuid, Sequence[InstanceProfile]],
-        *,
-        on_change: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.file = file
-        self.on_change = on_change
-        """Gets all instances for `gpu-control instances` whenever they change."""
         self.profiles = {
             device: {profile.id: profile for profile in known} for device, known in profiles.items()
         }
-
-    def describe(self) -> None:
-        """Report all instances, as when they change."""
-        lines = [
-            f"instance|{device}|{one.gi}|{one.profile}|{one.start}|{uuid_}\n"
-            for device, existing in self._load().items()
-            for one in existing
-            if (uuid_ := self._to_instance(device, one).uuid)
-        ]
-        self.on_change("".join(lines))
 
     def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         """Return a device's instances in the order of their IDs."""
@@ -173,7 +159,6 @@ class SimulatedMig:
         draft = self.file.with_suffix(".new")
         draft.write_text(json.dumps(rows, indent=1))
         draft.replace(self.file)
-        self.describe()
 
 
 def _id_of(memory_slices: int, start: int) -> int:

@@ -53,13 +53,12 @@ def main():
     """Measure every case with every library."""
     if not LIBRARIES:
         raise SystemExit("LEASEHOLD_LIBVGPU is not set: set it to the path of a libvgpu.so")
-    with tempfile.TemporaryDirectory(prefix="lh-driver-") as built:
-        folder = build(Path(built))
-        for library in LIBRARIES:
-            print(library)
-            for case in CASES:
-                row = measure(case, folder, library)
-                print(f"  {row}  (load average {os.getloadavg()[0]:.1f})", flush=True)
+    folder = build()
+    for library in LIBRARIES:
+        print(library)
+        for case in CASES:
+            row = measure(case, folder, library)
+            print(f"  {row}  (load average {os.getloadavg()[0]:.1f})", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ from tests.support.gpu_driver import GpuDriver
 
 
 @pytest.fixture(scope="session")
-def driver_folder(pytestconfig: pytest.Config) -> Path:
+def driver_folder() -> Path:
     """The compiled driver; without a C compiler its tests are skipped."""
-    assert pytestconfig.cache is not None
     try:
-        return build(pytestconfig.cache.mkdir("gpu-driver"))
+        return build()
     except UnavailableError as error:
         pytest.skip(str(error))
 
@@ -24,7 +23,7 @@ def driver_folder(pytestconfig: pytest.Config) -> Path:
 @pytest.fixture
 def driver(driver_folder: Path, tmp_path: Path) -> Iterator[GpuDriver]:
     """A driver without GPUs; its programs end with the test."""
-    made = GpuDriver(folder=driver_folder, state=tmp_path / "gpus")
+    made = GpuDriver(folder=driver_folder, state=tmp_path / "state")
     yield made
     made.close()
 

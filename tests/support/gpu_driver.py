@@ -146,12 +146,8 @@ class GpuDriver:
         text = "\n".join(line for one in gpus for line in _lines(one)) + "\n"
         self._control("create", stdin=text)
 
-    def make_instances(self, lines: str) -> None:
-        """Make exactly these MIG instances, as `gpu-control instances` reads them."""
-        self._control("instances", stdin=lines)
-
     def set(self, one: DriverGpu, what: str, value: int = 1) -> None:
-        """Make a GPU lost, hung, remap-failed, or give it a number of ecc-errors."""
+        """Give a GPU a fault, or a number of ecc-errors."""
         self._control("set", one.uuid, what, str(value))
 
     def used(self, one: DriverGpu) -> int:
@@ -186,7 +182,7 @@ class GpuDriver:
     def close(self) -> None:
         """End all programs."""
         for uuid in (line.split()[1] for line in self._show() if line.startswith("gpu ")):
-            self._control("set", uuid, "hung", "0")
+            self._control("set", uuid, "hang", "0")
         for load in self.loads:
             if load.process.returncode is None:
                 load.kill()

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from services.cli.credentials import REDIS_PROBE_LOGIN, CredentialFiles
 from services.cli.state_dir import StateDir
@@ -200,7 +199,6 @@ def _agents(plan: Plan, directory: StateDir) -> list[Component]:
                 *library,
             ),
             package="simcluster",
-            environment={"GPU_DRIVER_STATE": str(directory.gpus(node) / "state")},
         )
         for node, layout in plan.nodes.items()
     ]
@@ -216,7 +214,6 @@ def _service(
     package: str = "services",
     after: tuple[str, ...] = ("nats", "valkey", "simcluster"),
     address: str = "",
-    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Component:
     run_file = directory.run_file(name)
     tracing = ("--otlp-endpoint", plan.otlp_endpoint) if plan.otlp_endpoint else ()
@@ -236,7 +233,6 @@ def _service(
         after=after,
         checks=(RunFileCheck(path=run_file),),
         address=address,
-        environment=environment,
     )
 
 

@@ -1,6 +1,6 @@
 """Runs `gpu-load` and `nvidia-smi` for a container, on the GPUs and within the limits of its lease.
 
-The driver is compiled when the first program is started. The node agent describes the GPUs.
+The node agent compiles their driver and makes the GPUs.
 """
 
 import asyncio
@@ -37,11 +37,9 @@ Program = subprocess.Popen[bytes]
 class GpuPrograms:
     """The programs of one node's containers."""
 
-    def __init__(self, files: NodeFiles, builds: Path) -> None:
+    def __init__(self, files: NodeFiles) -> None:
         self._files = files
-        self._builds = builds
         self._processes = ProcessTable(files.proc)
-        self._preparing = asyncio.Lock()
 
     def start(self) -> None:
         """Forget the processes of an earlier run."""
@@ -53,8 +51,7 @@ class GpuPrograms:
         """Run a program in a container until it or the container ends; return its exit code."""
         name = PurePosixPath(command[0]).name
         try:
-            async with self._preparing:
-                folder = await asyncio.to_thread(self._prepare)
+            folder = await asyncio.to_thread(self._driver)
             variables = environment(state, folder, self._files.gpu_state)
         except UnavailableError as error:
             await streams.write_stderr(f"{name}: {error}\n".encode())
@@ -98,36 +95,12 @@ class GpuPrograms:
             await asyncio.to_thread(self._processes.add_tree, process.pid, pod_uid, container)
             await asyncio.sleep(_LOOK_S)
 
-    def _prepare(self) -> Path:
-        """Return the folder of the driver; make the GPUs and instances that the agent describes.
-
-        Raises UnavailableError if that is not possible.
-        """
-        folder = build(self._builds)
-        wanted, made = self._files.gpu_description, self._files.gpu_made
-        if not wanted.is_file():
-            raise UnavailableError("the node agent has not described the simulated GPUs yet")
-        text = wanted.read_text()
-        content = f"{folder.name}\n{text}"
-        if not made.is_file() or made.read_text() != content:
-            self._control(folder, "create", text)
-            made.write_text(content)
-        if self._files.gpu_instances.is_file():
-            self._control(folder, "instances", self._files.gpu_instances.read_text())
-        _link(folder / "libnvidia-ml.so.1", self._files.gpu_library)
+    def _driver(self) -> Path:
+        """Return the folder of the driver. Raises UnavailableError while there is none."""
+        folder = build()
+        if not self._files.gpu_state.is_file():
+            raise UnavailableError("the node agent has not made the simulated GPUs yet")
         return folder
-
-    def _control(self, folder: Path, command: str, text: str) -> None:
-        done = subprocess.run(  # noqa: S603 - our own program
-            [folder / "gpu-control", command],
-            env={"GPU_DRIVER_STATE": str(self._files.gpu_state)},
-            input=text,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise UnavailableError(f"the simulated GPUs cannot be made: {done.stderr.strip()}")
 
 
 def environment(state: ContainerState, folder: Path, gpus: Path) -> dict[str, str]:
@@ -179,15 +152,6 @@ def _preloaded(state: ContainerState) -> Path | None:
 
 def _mounted(state: ContainerState, path: str) -> Path | None:
     return host_path(state, path) if path else None
-
-
-def _link(target: Path, link: Path) -> None:
-    if link.is_symlink() and link.readlink() == target:
-        return
-    draft = link.with_name(f".{link.name}")
-    draft.unlink(missing_ok=True)
-    draft.symlink_to(target)
-    draft.replace(link)
 
 
 async def _copy(source: IO[bytes] | None, write: Writer) -> None:

@@ -4,24 +4,31 @@ import subprocess
 
 import pytest
 
+from services.node_agent.gpus.nvml import mig as nvml_mig
+from services.node_agent.gpus.nvml.calls import with_nvml
 from services.node_agent.mig.gpu_models import A100_40
+from shared.model.names import DeviceUuid
 from tests.support.gpu_driver import CONTEXT, GIB, GpuDriver, gpu
 
 GPU = gpu(1, name="NVIDIA A100-SXM4-40GB", memory_mib=40960, mig=True, profiles=A100_40)
 OTHER = gpu(2, memory_mib=8192)
-SMALL, LARGE = (
-    "MIG-00000000-aaaa-5000-8000-000000000001",
-    "MIG-00000000-bbbb-5000-8000-000000000002",
-)
-INSTANCES = f"instance|{GPU.uuid}|7|19|0|{SMALL}\ninstance|{GPU.uuid}|3|14|2|{LARGE}\n"
-"""Of the profiles 1g.5gb and 2g.10gb."""
+SMALL, LARGE, THIRD = (f"MIG-00000001-0000-4000-8000-{n:012x}" for n in (1, 2, 3))
+"""Instances in the order of their creation."""
+
+
+def create(profile: int, start: int) -> int:
+    """Create a whole MIG device; return the ID of its instance."""
+    gi = nvml_mig.create_instance(DeviceUuid(GPU.uuid), profile, start)
+    nvml_mig.create_compute(DeviceUuid(GPU.uuid), gi)
+    return gi
 
 
 @pytest.fixture
-def mig(driver: GpuDriver) -> GpuDriver:
-    driver.create(GPU, OTHER)
-    driver.make_instances(INSTANCES)
-    return driver
+def mig(nvml: GpuDriver) -> GpuDriver:
+    """A driver with the devices SMALL (1g.5gb) and LARGE (2g.10gb)."""
+    nvml.create(GPU, OTHER)
+    with_nvml(lambda: (create(19, 0), create(14, 2)))
+    return nvml
 
 
 def shown(driver: GpuDriver, devices: str, *arguments: str) -> str:
@@ -73,16 +80,14 @@ def test_changed_instances_leave_programs_in_the_others_alone(mig: GpuDriver) ->
     load = mig.load(NVIDIA_VISIBLE_DEVICES=LARGE)
     assert load.fits("2g")
 
-    third = SMALL.replace("aaaa", "cccc")
-    mig.make_instances(f"instance|{GPU.uuid}|8|19|1|{third}\ninstance|{GPU.uuid}|3|14|2|{LARGE}\n")
+    def change() -> None:
+        nvml_mig.destroy_compute(DeviceUuid(GPU.uuid), 1, 0)
+        nvml_mig.destroy_instance(DeviceUuid(GPU.uuid), 1)
+        create(19, 1)
+
+    with_nvml(change)
 
     assert load.fits("7g")
     assert not load.fits("1g")
-    assert mig.load(NVIDIA_VISIBLE_DEVICES=third).value("info", "free") == 5 * GIB - CONTEXT
+    assert mig.load(NVIDIA_VISIBLE_DEVICES=THIRD).value("info", "free") == 5 * GIB - CONTEXT
     assert [line for line in shown(mig, "all", "-L").splitlines() if SMALL in line] == []
-
-
-def test_instances_of_a_gpu_that_the_driver_does_not_have_are_left_out(mig: GpuDriver) -> None:
-    mig.make_instances(f"{INSTANCES}instance|GPU-of-a-larger-node|7|19|0|MIG-x\n")
-
-    assert mig.load(NVIDIA_VISIBLE_DEVICES=SMALL).fits("1g")

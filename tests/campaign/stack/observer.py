@@ -14,8 +14,8 @@ import redis.exceptions
 from services.node_agent.mig.gpu_models import GPU_MODELS
 from shared.model.errors import LeaseholdError
 from shared.model.names import NodeName
+from simcluster.node_agent.driver import instances_in
 from simcluster.node_agent.gpus import uuid_of
-from simcluster.node_agent.mig import SimulatedMig
 from tests.campaign.readers import (
     REGION_BYTES,
     REGION_HEAD,
@@ -59,12 +59,6 @@ class Observer:
         """By node, its devices by index."""
         self._seen: dict[str, HardwareInstance] = {}
         """All MIG instances that there ever were."""
-        self._drivers = {
-            node: SimulatedMig(
-                cluster.directory.agent(node) / "simulated-mig.json", {uuid: MIG_MODEL.mig}
-            )
-            for node, uuid in MIG_NODES.items()
-        }
         self._files: dict[Path, tuple[float, dict[str, Any]]] = {}
         self._charges: dict[bytes, RawCharge] = {}
         self._unready: dict[str, str] = {}
@@ -122,10 +116,9 @@ class Observer:
     def _instances(self) -> dict[str, HardwareInstance]:
         """Return the MIG instances that the simulated driver has."""
         found = {
-            one.uuid: HardwareInstance(uuid=one.uuid, device=uuid, mib=PROFILE_MIB[one.profile])
-            for node, uuid in MIG_NODES.items()
-            for one in self._drivers[node].instances(uuid)
-            if one.uuid
+            uuid: HardwareInstance(uuid=uuid, device=device, mib=PROFILE_MIB[profile])
+            for node, device in MIG_NODES.items()
+            for uuid, profile in instances_in(self.cluster.directory.gpus(node)).items()
         }
         self._seen |= found
         return found

@@ -19,7 +19,7 @@ ONE = gpu(1)
 
 def record(library: Path, work: Path) -> None:
     """Record a region that the library makes itself, after it has moved a process's record."""
-    driver = GpuDriver(folder=build(work / "driver"), state=work / "gpus")
+    driver = GpuDriver(folder=build(), state=work / "gpus")
     driver.create(ONE)
     container = HamiContainer(driver=driver, library=library, directory=work / library.parent.name)
     limit = {"CUDA_DEVICE_MEMORY_LIMIT_0": "4g"}

@@ -57,10 +57,10 @@ async def test_a_lost_gpu_and_one_with_broken_memory_are_faulty_until_they_recov
     await gpus.discover()
 
     nvml.set(FIRST, "lost")
-    nvml.set(SECOND, "remap-failed")
+    nvml.set(SECOND, "unhealthy")
     first, second = await gpus.discover()
     nvml.set(FIRST, "lost", 0)
-    nvml.set(SECOND, "remap-failed", 0)
+    nvml.set(SECOND, "unhealthy", 0)
     recovered = await gpus.discover()
 
     assert first.fault is not None
@@ -73,7 +73,7 @@ async def test_a_gpu_that_hangs_does_not_hide_the_others(nvml: GpuDriver) -> Non
     nvml.create(FIRST, SECOND)
     gpus, processes = NvmlGpus(timeout_s=0.3), NvmlProcesses(timeout_s=0.3)
     await gpus.discover()
-    nvml.set(FIRST, "hung")
+    nvml.set(FIRST, "hang")
 
     first, second = await gpus.discover()
     samples = await processes.sample()

@@ -87,7 +87,7 @@ async def test_without_a_compiler_the_program_says_so_in_a_sentence(
             self.errors += data
 
     monkeypatch.setenv("PATH", str(tmp_path))
-    programs, streams = GpuPrograms(NodeFiles(tmp_path / "node"), tmp_path / "builds"), Streams()
+    programs, streams = GpuPrograms(NodeFiles(tmp_path / "node")), Streams()
 
     code = await programs.run(POD, ContainerState(), ["gpu-load", "info"], streams)
 
