@@ -7,7 +7,7 @@ from tests.benchmarks.hardware import raise_limits, seed
 from tools.generate.compatibility import NOT_SHOWN
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "hardware.md").read_text()
+PAGE = (ROOT / "tests" / "hardware.md").read_text()
 
 
 def test_the_page_lists_exactly_the_statements_without_a_test() -> None:

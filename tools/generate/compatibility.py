@@ -196,7 +196,7 @@ NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
     "gpusharing": {},
     "hami_core": {
         34: "Leasehold does not limit it; an operator can, "
-        "[by project quotas](../docs/hardware.md#disk)",
+        "[by project quotas](hardware.md#disk)",
     },
     "extender": {5: "a rate, [measured](../docs/performance.md#with-the-extender)"},
     "claims": {},

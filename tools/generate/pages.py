@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from services.topology import mermaid
 from shared.model.lease import TRANSITIONS
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +44,5 @@ def lease_life() -> str:
 
 
 def architecture() -> str:
-    """Return the page with the diagrams of the events and of the life cycle of a lease."""
-    return filled(
-        ARCHITECTURE, {"topology": f"```mermaid\n{mermaid()}\n```", "lease-life": lease_life()}
-    )
+    """Return the page with the diagram of the life cycle of a lease."""
+    return filled(ARCHITECTURE, {"lease-life": lease_life()})

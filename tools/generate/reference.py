@@ -14,6 +14,7 @@ import yaml
 
 from services.cli.parser import EXIT_CODES, build_parser
 from services.node_agent.settings import AgentSettings
+from services.topology import mermaid
 from shared.placing.choice.device_refusals import NODE_TEXTS
 from shared.placing.pod_fields import FIELDS, Effect
 from shared.placing.refusal.refusals import HINTS
@@ -41,6 +42,7 @@ def pieces() -> dict[str, str]:
         "commands": _commands(),
         "settings": _settings(),
         "metrics": _metrics(),
+        "topology": f"```mermaid\n{mermaid()}\n```",
         "pod fields": _pod_fields(),
         "served resources": resources_table(),
         "annotations and labels": words_table(),
