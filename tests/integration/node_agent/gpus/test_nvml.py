@@ -1,8 +1,13 @@
 """The node agent's NVML side, with the real pynvml on the simulated GPUs' driver."""
 
+import asyncio
+import contextlib
 import shutil
+import threading
 from pathlib import Path
+from typing import Any
 
+import pynvml
 import pytest
 
 from services.node_agent.gpus.device_faults import ROW_REMAP_FAILED, Xid
@@ -10,6 +15,9 @@ from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.gpus.nvml.xid_listener import XidListener
 from services.node_agent.mig.gpu_models import A100_40
+from services.node_agent.mig.instances import is_laid_out
+from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
+from services.node_agent.mig.partitioner import Partitioner
 from services.node_agent.usage.usage_metrics import render_metrics
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
@@ -139,10 +147,12 @@ async def test_mig_instances_are_made_used_and_destroyed(nvml: GpuDriver) -> Non
     two = next(one for one in A100_40 if one.name == "2g.10gb")
 
     gi = await gpus.create_instance(uuid(MIG), two.id, 2)
+    (unusable,) = await gpus.instances(uuid(MIG))
     await gpus.create_compute(uuid(MIG), gi)
     (made,) = await gpus.instances(uuid(MIG))
     load = nvml.load(NVIDIA_VISIBLE_DEVICES=made.uuid)
 
+    assert (unusable.compute_ids, unusable.uuid) == ((), "")
     assert (made.profile, made.start, made.compute_slices) == ("2g.10gb", 2, 2)
     assert load.value("info", "total") == 10240 * MIB
     assert load.fits("9g")
@@ -150,12 +160,75 @@ async def test_mig_instances_are_made_used_and_destroyed(nvml: GpuDriver) -> Non
     assert [one.busy for one in await gpus.instances(uuid(MIG))] == [True]
     with pytest.raises(UnavailableError, match="Insufficient Resources"):
         await gpus.create_instance(uuid(MIG), two.id, 2)
+    with pytest.raises(UnavailableError, match=r"NVML: (Not Found|.*code 6)"):
+        await gpus.create_instance(uuid(MIG), two.id, 3)
     with pytest.raises(UnavailableError, match="In use"):
         await gpus.destroy_compute(uuid(MIG), gi, made.compute_ids[0])
     load.end()
     await gpus.destroy_compute(uuid(MIG), gi, made.compute_ids[0])
     await gpus.destroy_instance(uuid(MIG), gi)
     assert await gpus.instances(uuid(MIG)) == ()
+
+
+async def test_every_layout_is_made_and_listed_by_place(nvml: GpuDriver) -> None:
+    nvml.create(MIG)
+    gpus = NvmlGpus()
+    layouts, _ = layouts_for(MIG.name, A100_40, KNOWN_GEOMETRIES)
+
+    for layout in (*layouts, *layouts):
+        made = await Partitioner(gpus).partition(uuid(MIG), layout, A100_40, frozenset())
+
+        assert is_laid_out(layout, made)
+        assert len({one.uuid for one in made}) == len(made)
+
+
+async def test_drivers_that_do_not_name_profiles_are_understood(
+    nvml: GpuDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml.create(MIG)
+    read = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
+
+    def unnamed(handle: Any, number: int, version: int = 2) -> Any:
+        if version == 2:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return read(handle, number, version)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetGpuInstanceProfileInfo", unnamed)
+    (found,) = await NvmlGpus().discover()
+
+    assert found.mig is not None
+    assert {one.id: one.name for one in found.mig.profiles} == {
+        one.id: one.name.partition("+")[0] for one in A100_40
+    }
+
+
+async def test_a_hanging_call_times_out_and_no_second_call_starts_beside_it(
+    nvml: GpuDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml.create(MIG)
+    create, came_back = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement, threading.Event()
+
+    def hanging(*arguments: Any) -> Any:
+        came_back.wait(30)
+        return create(*arguments)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceCreateGpuInstanceWithPlacement", hanging)
+    gpus = NvmlGpus(timeout_s=0.1)
+    with pytest.raises(UnavailableError, match=r"did not respond within 0\.1 s"):
+        await gpus.create_instance(uuid(MIG), A100_40[0].id, A100_40[0].starts[0])
+    gpus.timeout_s = 10.0
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(UnavailableError, match="did not respond"):
+        await gpus.instances(uuid(MIG))
+    assert asyncio.get_running_loop().time() - began < 5, "the hanging call is not awaited again"
+    came_back.set()
+
+    async def listed() -> int:
+        with contextlib.suppress(UnavailableError):
+            return len(await gpus.instances(uuid(MIG)))
+        return 0
+
+    assert await until(listed) == 1, "called once the first call has returned"
 
 
 async def test_metrics_show_what_regions_and_the_driver_count(

@@ -82,25 +82,6 @@ async def test_a_gpu_that_never_responded_is_logged_once(caplog: pytest.LogCaptu
     assert not prober.unreadable
 
 
-async def test_a_call_that_crashes_raises_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = threading.Event()
-    monkeypatch.setattr(threading, "excepthook", lambda _: printed.set())
-
-    def read_gpu(number: int) -> Gpu:
-        if not calls:
-            calls.append(number)
-            raise AssertionError("a bug of ours")
-        return gpu(DeviceUuid("GPU-a"))
-
-    calls: list[int] = []
-    prober = GpuProber(lambda: 1, read_gpu, limit_s=lambda: 30.0)
-
-    with pytest.raises(UnavailableError, match="failed unexpectedly"):
-        await prober.probe()
-    assert len(await prober.probe()) == 1
-    assert await asyncio.to_thread(printed.wait, 20)
-
-
 async def test_a_gpu_with_a_reused_index_is_not_mistaken_for_another() -> None:
     order = ["a", "b"]
 

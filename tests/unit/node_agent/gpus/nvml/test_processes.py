@@ -11,8 +11,7 @@ import pytest
 from services.node_agent.gpus.inventory import GpuProcess
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from shared.model.errors import UnavailableError
-
-GIB = 1 << 30
+from tests.support.node_agent.fake_nvml import GIB, failing, install
 
 
 def on(pid: int, memory: int | None) -> SimpleNamespace:
@@ -24,17 +23,11 @@ def busy(pid: int, percent: int, ago_s: float) -> SimpleNamespace:
     return SimpleNamespace(pid=pid, smUtil=percent, timeStamp=stamp)
 
 
-def unsupported(*_: Any) -> Any:
-    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    install(monkeypatch)
     answers: dict[str, Any] = {
-        "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: None,
         "nvmlDeviceGetCount": lambda: 1,
-        "nvmlDeviceGetHandleByIndex": lambda number: number,
         "nvmlDeviceGetUUID": lambda _: b"GPU-a",
         "nvmlDeviceGetMinorNumber": lambda _: 3,
         "nvmlDeviceGetName": lambda _: "Tesla T4",
@@ -69,7 +62,7 @@ async def test_values_that_the_driver_does_not_support_are_left_out(
     driver: pytest.MonkeyPatch,
 ) -> None:
     for name in ("UtilizationRates", "ProcessUtilization", "GraphicsRunningProcesses"):
-        driver.setattr(pynvml, f"nvmlDeviceGet{name}", unsupported)
+        driver.setattr(pynvml, f"nvmlDeviceGet{name}", failing("NOT_SUPPORTED"))
 
     (sample,) = await NvmlProcesses().sample()
 
@@ -80,11 +73,7 @@ async def test_values_that_the_driver_does_not_support_are_left_out(
 async def test_processes_without_a_recent_sample_are_at_zero_percent(
     driver: pytest.MonkeyPatch,
 ) -> None:
-    def not_found(*_: Any) -> Any:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-
-    driver.setattr(pynvml, "nvmlDeviceGetProcessUtilization", not_found)
-
+    driver.setattr(pynvml, "nvmlDeviceGetProcessUtilization", failing("NOT_FOUND"))
     (sample,) = await NvmlProcesses().sample()
 
     assert {one.busy_percent for one in sample.processes} == {0}
@@ -99,39 +88,6 @@ async def test_a_process_in_mig_mode_has_the_id_of_its_instance(driver: pytest.M
     (sample,) = await NvmlProcesses().sample()
 
     assert [one.instance for one in sample.processes] == [3, None]
-
-
-async def test_a_lost_device_is_left_out_and_a_missing_driver_raises(
-    driver: pytest.MonkeyPatch,
-) -> None:
-    driver.setattr(pynvml, "nvmlDeviceGetUUID", unsupported)
-    lost = await NvmlProcesses().sample()
-    driver.setattr(pynvml, "nvmlInit", unsupported)
-
-    with pytest.raises(UnavailableError, match="NVML"):
-        await NvmlProcesses().sample()
-    assert lost == ()
-
-
-async def test_a_hanging_device_does_not_hide_the_processes_of_others(
-    driver: pytest.MonkeyPatch,
-) -> None:
-    released = threading.Event()
-
-    def processes(handle: int) -> list[Any]:
-        if handle == 0:
-            released.wait(60)
-        return [on(7, GIB)]
-
-    driver.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
-    driver.setattr(pynvml, "nvmlDeviceGetUUID", lambda handle: f"GPU-{handle}")
-    driver.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", processes)
-    usage = NvmlProcesses(timeout_s=0.5)
-
-    seen = [await usage.sample() for _ in range(2)]
-    released.set()
-
-    assert [[sample.device for sample in found] for found in seen] == [["GPU-1"]] * 2
 
 
 async def test_a_driver_that_hangs_at_every_device_is_reported(driver: pytest.MonkeyPatch) -> None:

@@ -11,19 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
 from services.node_agent.gpus.nvml import topology as nvml_topology
-from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.topology import (
     NvLinks,
     links_among,
     location_of,
     parse_pci_address,
-    root_complex_in,
 )
 from shared.model.names import DeviceUuid
-
-pytestmark = pytest.mark.usefixtures("no_xid_threads")
 
 SWITCH, PEER = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
 
@@ -150,36 +145,6 @@ def test_the_pci_location_comes_from_sysfs(tmp_path: Path, monkeypatch: pytest.M
     assert (unknown.address, unknown.root_complex, unknown.numa) == ("0000:5e:00.0", "", None)
 
 
-async def test_the_pci_location_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine([Card("0000:3b:00.0"), Card("0000:3c:00.0")], {(0, 1): 10})
-    machine.install(monkeypatch)
-    answers: dict[str, Any] = {
-        "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: None,
-        "nvmlDeviceGetCount": lambda: 2,
-        "nvmlDeviceGetMinorNumber": lambda number: number,
-        "nvmlDeviceGetName": lambda _: "NVIDIA A100-SXM4-40GB",
-        "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=40 << 30),
-        "nvmlDeviceGetMigMode": machine.unsupported,
-        "nvmlDeviceGetRemappedRows": machine.unsupported,
-        "nvmlDeviceGetUtilizationRates": lambda _: None,
-    }
-    for name, answer in answers.items():
-        monkeypatch.setattr(pynvml, name, answer)
-
-    first, second = devices_of(await NvmlGpus().discover(), SharingConfig())
-
-    assert (first.bus, dict(first.links)) == ("0000:3b:00.0", {"GPU-1": 50})
-    assert dict(second.links) == {"GPU-0": 50}
-
-
-def test_a_device_without_a_pci_location_has_none() -> None:
-    gpu = Gpu(uuid=DeviceUuid("GPU-0"), index=0, model="T4", memory_mib=1)
-    [device] = devices_of([gpu], SharingConfig())
-
-    assert (device.bus, device.pcie, device.numa, dict(device.links)) == ("", "", None, {})
-
-
 @given(st.text(max_size=40))
 def test_any_text_parses_as_a_pci_address_or_none(text: str) -> None:
     found = parse_pci_address(text)
@@ -195,8 +160,3 @@ def test_nvswitch_links_score_equally_in_both_directions(
 
     assert own.count_to("c", other) == other.count_to("c", own)
     assert NvLinks(direct=tuple(direct)).count_to("a", other) == direct.count("a")
-
-
-def test_a_root_complex_is_found_in_a_path() -> None:
-    assert root_complex_in("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0") == "pci0000:3a"
-    assert root_complex_in("/sys/devices/platform/x") == ""

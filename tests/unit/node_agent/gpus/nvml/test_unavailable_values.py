@@ -1,7 +1,7 @@
 """Each function of NVML that is called may fail for one GPU: what can be served is served."""
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,6 @@ import pynvml
 import pytest
 
 from services.node_agent.diagnosis import node_checks
-from services.node_agent.gpus import nvml
 from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of, mode_warnings
 from services.node_agent.gpus.nvml import gpus as nvml_gpus
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
@@ -25,51 +24,25 @@ from shared.model.findings import Outcome
 from shared.model.names import DeviceUuid, NodeName
 from shared.model.request import GpuRequest, SharingPolicy
 from shared.nats import wire
+from tests.support.node_agent.fake_nvml import ANSWERS, CALLED, GIB, failing, install
 
 pytestmark = pytest.mark.usefixtures("no_xid_threads")
 
-FUNCTION = re.compile(r"pynvml\.(nvml[A-Z]\w+)")
-CALLED = sorted(
-    {
-        name
-        for path in Path(nvml.__path__[0]).glob("*.py")
-        for name in FUNCTION.findall(path.read_text())
-        if callable(getattr(pynvml, name))
-    }
-)
 OF_THE_DRIVER = {"nvmlInit", "nvmlDeviceGetCount"}
 """Without them there is no GPU at all."""
 IDENTITY = {"nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"}
 """Without them a GPU cannot be served."""
+OF_ONE_GPU = {
+    *ANSWERS, "nvmlDeviceGetPciInfo", "nvmlDeviceGetNumaNodeId", "nvmlDeviceGetNvLinkState",
+    "nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetRemappedRows",
+    "nvmlDeviceGetTotalEccErrors",
+} - {
+    "nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlSystemGetDriverVersion",
+    "nvmlDeviceGetComputeRunningProcesses",
+}  # fmt: skip
+"""What reads one GPU, or a pair of them."""
 CODES = ("NOT_SUPPORTED", "NO_PERMISSION", "UNKNOWN")
-GIB = 1 << 30
 MEMINFO = "MemTotal:       127600748 kB\nMemFree:        118566368 kB\n"
-
-
-def failing(code: str) -> Callable[..., Any]:
-    def fail(*_: Any) -> Any:
-        raise pynvml.NVMLError(getattr(pynvml, f"NVML_ERROR_{code}"))
-
-    return fail
-
-
-ANSWERS: Mapping[str, Callable[..., Any]] = {
-    "nvmlInit": lambda: None,
-    "nvmlShutdown": lambda: None,
-    "nvmlDeviceGetCount": lambda: 2,
-    "nvmlSystemGetDriverVersion": lambda: "580.95.05",
-    "nvmlDeviceGetHandleByIndex": lambda number: number,
-    "nvmlDeviceGetHandleByUUID": lambda uuid: int(uuid[-1]),
-    "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
-    "nvmlDeviceGetMinorNumber": lambda handle: handle,
-    "nvmlDeviceGetName": lambda _: "NVIDIA A100-SXM4-40GB",
-    "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=40 * GIB, used=GIB),
-    "nvmlDeviceGetMigMode": lambda _: (0, 0),
-    "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=1, memory=1),
-    "nvmlDeviceGetComputeRunningProcesses": lambda _: [
-        SimpleNamespace(pid=7, usedGpuMemory=GIB, gpuInstanceId=None)
-    ],
-}
 
 
 NOT_UTF_8 = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
@@ -97,12 +70,10 @@ def odd(value: object) -> object:
 
 @pytest.fixture(autouse=True)
 def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
-    for name in CALLED:
-        monkeypatch.setattr(pynvml, name, ANSWERS.get(name, failing("NOT_SUPPORTED")))
     meminfo = tmp_path / "meminfo"
     meminfo.write_text(MEMINFO)
     monkeypatch.setattr(nvml_gpus, "MEMINFO", meminfo)
-    return monkeypatch
+    return install(monkeypatch)
 
 
 def break_first_gpu(driver: pytest.MonkeyPatch, name: str, code: str) -> None:
@@ -156,7 +127,7 @@ async def test_other_gpus_are_reported_whatever_values_one_has(
     assert "GPU-1" in {sample.device for sample in await NvmlProcesses().sample()}
 
 
-@pytest.mark.parametrize("code", ["NOT_SUPPORTED", "NO_PERMISSION"])
+@pytest.mark.parametrize("code", ["NOT_SUPPORTED", "NO_PERMISSION", "FUNCTION_NOT_FOUND"])
 @pytest.mark.parametrize("name", sorted(set(CALLED) - OF_THE_DRIVER - IDENTITY))
 async def test_a_gpu_is_served_without_what_its_driver_does_not_report(
     driver: pytest.MonkeyPatch, name: str, code: str
@@ -176,6 +147,41 @@ async def test_a_driver_that_lists_no_gpu_is_reported_with_its_error(
 
     with pytest.raises(UnavailableError, match="Install the NVIDIA driver"):
         await NvmlGpus().discover()
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.mark.parametrize("name", sorted(OF_ONE_GPU))
+async def test_a_hanging_call_of_one_gpu_does_not_delay_the_others(
+    driver: pytest.MonkeyPatch, name: str, released: threading.Event
+) -> None:
+    answer = getattr(pynvml, name)
+
+    def call(*arguments: Any) -> Any:
+        if arguments[0] in {0, "GPU-0"}:
+            released.wait(60)
+        return answer(*arguments)
+
+    driver.setattr(pynvml, name, call)
+    gpus = NvmlGpus(timeout_s=0.5)
+    probes = [await gpus.discover() for _ in range(3)]
+
+    for found in probes:
+        assert [gpu.fault for gpu in found if gpu.uuid == "GPU-1"] == [None]
+
+
+async def test_a_hanging_driver_times_out(
+    driver: pytest.MonkeyPatch, released: threading.Event
+) -> None:
+    driver.setattr(pynvml, "nvmlInit", lambda: released.wait(60))
+
+    with pytest.raises(UnavailableError, match=r"did not respond within 0\.05 s"):
+        await NvmlGpus(timeout_s=0.05).discover()
 
 
 @pytest.mark.parametrize("code", CODES)
