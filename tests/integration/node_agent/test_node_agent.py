@@ -57,13 +57,6 @@ async def test_a_pod_is_refused_with_the_reason_if_its_lease_cannot_be_requested
     assert "no reply within 4 s on whether pod default/stray" in text
 
 
-async def test_an_unknown_lease_is_requested() -> None:
-    async with one_node_cluster() as cluster, cluster.running():
-        await cluster.run_pod("one", share(0, 2000), lease_known=False)
-
-        assert cluster.env("one")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
-
-
 async def test_24_known_leases_are_honoured_while_no_binder_replies() -> None:
     async with one_node_cluster() as cluster, cluster.running():
         cluster.ledger.unavailable = True
@@ -81,29 +74,6 @@ async def test_32_a_pod_that_sets_a_reserved_variable_is_refused_by_its_name() -
 
     assert "container main of pod default/one sets LD_PRELOAD" in text
     assert "LD_PRELOAD" in refused[0].reason
-
-
-async def test_a_source_that_is_made_after_admission_selects_no_device() -> None:
-    source = {"configMapRef": {"name": "later", "optional": True}}
-    bare, prefixed = (
-        container("main", limits={NUMBER: 1}) | {"envFrom": [source | more]}
-        for more in ({}, {"prefix": "APP_"})
-    )
-    later = {
-        "metadata": {"name": "later", "namespace": "default"},
-        "data": {"NVIDIA_VISIBLE_DEVICES": "all"},
-    }
-    async with one_node_cluster() as cluster, cluster.running():
-        cluster.bind(pod("bare", containers=[bare]), share(0, 2000))
-        await cluster.node.phase("bare", "Failed")
-        cluster.node.store.create("configmaps", later)
-        cluster.bind(pod("prefixed", containers=[prefixed]), share(0, 2000))
-        await cluster.node.phase("prefixed", "Running")
-
-        assert "takes variables by envFrom" in cluster.message("bare")
-        seen = cluster.env("prefixed")
-        assert seen["APP_NVIDIA_VISIBLE_DEVICES"] == "all"
-        assert seen["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-")
 
 
 async def test_37_annotations_follow_each_allocated_container() -> None:
@@ -232,11 +202,3 @@ async def test_refused_pods_in_the_pod_list_do_not_affect_others() -> None:
             await cluster.node.phase(f"stray{n}", "Failed")
 
             assert cluster.env(f"p{n}")["CUDA_DEVICE_MEMORY_LIMIT_0"] == f"{1000 + n}m"
-
-
-async def test_a_fence_older_than_one_honoured_for_the_slot_is_refused() -> None:
-    async with one_node_cluster() as cluster, cluster.running():
-        await cluster.run_pod("one", share(0, 1000, slot=3, fence=5))
-        await cluster.fail_pod("old", share(0, 1000, slot=3, fence=4))
-
-        assert "fence 4" in cluster.message("old")

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from shared.model.events.request_reply import (
 )
 from shared.model.names import NodeName, PodUid
 from shared.nats.bus import Bus
+from tests.support.binder.node_binder import post
 from tests.support.node_agent.agent import (
     NUMBER,
     FakeLeaseReplies,
@@ -31,6 +31,7 @@ from tests.support.node_agent.agent import (
     one_node_cluster,
     share,
 )
+from tests.support.node_agent.agent_process import agent_process
 from tests.support.servers.nats import NatsServer, nats_server
 from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
@@ -80,34 +81,12 @@ async def process_of(
     cluster: OneNodeCluster, nats: NatsServer
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Start the agent and wait until it is ready."""
-    settings = cluster.settings
-    run_file = cluster.root / "run.json"
-    run_file.unlink(missing_ok=True)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "simcluster.node_agent",
-        "--node", NODE,
-        "--nats-url", nats.url,
-        "--gpus", settings.gpus,
-        "--kubelet-dir", str(settings.kubelet_dir),
-        "--kubeconfig", str(settings.kubeconfig),
-        "--state-dir", str(settings.state_dir),
-        "--run-file", str(run_file),
-        "--trace-dir", str(cluster.root / "traces"),
-        stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stderr is not None
-    log = asyncio.create_task(process.stderr.read())
-    try:
+    async with agent_process(cluster, nats.url) as process:
+        run_file = cluster.root / "run.json"
         await until(lambda: run_file.exists() or process.returncode is not None, limit_s=30)
-        assert process.returncode is None, (await log).decode()
+        assert process.returncode is None, (cluster.root / "agent.log").read_text()
         await cluster.node.allocatable(NUMBER, 20)
         yield process
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            async with asyncio.timeout(30):
-                await process.wait()
-        await log
 
 
 async def http_text(cluster: OneNodeCluster, path: str) -> str:
@@ -211,24 +190,12 @@ async def test_known_leases_are_honoured_while_nats_is_down() -> None:
         await binder.bus.publish([LeaseChanged(lease=lease)])
         await _known(cluster)
         nats.kill()
-        await bind(cluster, "one")
+        post(cluster, "one")
         await cluster.node.phase("one", "Running")
 
         assert cluster.env("one")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1500m"
         await nats.start()
         await until(lambda: binder.events_of(ShareActivated), limit_s=15)
-
-
-async def bind(cluster: OneNodeCluster, name: str) -> None:
-    path = f"/api/v1/namespaces/default/pods/{name}/binding"
-    binding = {
-        "apiVersion": "v1",
-        "kind": "Binding",
-        "metadata": {"name": name},
-        "target": {"apiVersion": "v1", "kind": "Node", "name": NODE},
-    }
-    async with cluster.api.client() as client, client.post(path, json=binding) as answer:
-        assert answer.status < 300, await answer.text()
 
 
 async def _known(cluster: OneNodeCluster) -> None:

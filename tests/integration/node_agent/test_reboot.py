@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import ResyncRequested
 from shared.nats.bus import Bus
 from simcluster.kubelet.containers.container_state import ContainerPhase
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
+from tests.support.node_agent.agent_process import agent_process
 from tests.support.servers.nats import NatsServer
-from tests.support.simcluster.kubelet import FAST, NODE, pod
+from tests.support.simcluster.kubelet import FAST, pod
 from tests.support.waiting import until
 
 REAL = replace(FAST, admits_after_s=0.8)
@@ -33,32 +33,6 @@ async def pods_running() -> AsyncIterator[OneNodeCluster]:
             for number in range(PODS):
                 await cluster.node.phase(f"p{number}", "Running")
         yield cluster
-
-
-@asynccontextmanager
-async def process_of(cluster: OneNodeCluster, nats_url: str, notify: Path) -> AsyncIterator[None]:
-    """Run an agent as its node's init system would."""
-    settings = cluster.settings
-    flags = {
-        "node": NODE,
-        "nats-url": nats_url,
-        "gpus": cluster.gpus,
-        "kubelet-dir": settings.kubelet_dir,
-        "kubeconfig": settings.kubeconfig,
-        "state-dir": settings.state_dir,
-        "run-file": cluster.root / "run.json",
-    }
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "simcluster.node_agent"),
-        *(word for flag, value in flags.items() for word in (f"--{flag}", str(value))),
-        env={"PATH": "/usr/bin", "PYTHONPATH": ":".join(sys.path), "NOTIFY_SOCKET": str(notify)},
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        yield
-    finally:
-        process.kill()
-        await process.wait()
 
 
 async def all_run(cluster: OneNodeCluster) -> None:
@@ -108,7 +82,12 @@ async def test_an_agent_without_nats_notifies_that_it_started_and_serves_the_kub
         endpoint = await asyncio.get_running_loop().create_datagram_endpoint(
             Notified, str(cluster.root / "n"), family=1
         )
-        async with process_of(cluster, nats.url, cluster.root / "n"):
+        environment = {
+            "PATH": "/usr/bin",
+            "PYTHONPATH": ":".join(sys.path),
+            "NOTIFY_SOCKET": str(cluster.root / "n"),
+        }
+        async with agent_process(cluster, nats.url, environment):
             await until(lambda: endpoint[1].messages, limit_s=30)
             await cluster.node.kubelet.reboot()
             await all_run(cluster)

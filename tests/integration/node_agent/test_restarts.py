@@ -40,21 +40,6 @@ def count_cleanups(agent: NodeAgent, monkeypatch: pytest.MonkeyPatch) -> list[No
     return ended
 
 
-async def test_40_a_restarted_agent_keeps_running_pods_and_honours_pending_leases() -> None:
-    async with one_node_cluster() as cluster:
-        async with cluster.running():
-            await cluster.run_pod("one", share(0, 1000))
-            before = cluster.env("one")
-        async with cluster.running() as agent:
-            await cluster.run_pod("two", share(0, 2000, slot=1, fence=2), lease_known=False)
-            containers = {activation.container for activation in agent.checkpoint.allocations}
-
-            assert len(agent.checkpoint.allocations) == 2
-            assert containers == {"main"}
-            assert cluster.env("one") == before
-            assert cluster.env("two")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
-
-
 async def test_40_the_agent_registers_with_a_restarted_kubelet_within_a_second() -> None:
     async with one_node_cluster() as cluster, cluster.running():
         await cluster.run_pod("one", share(0, 1000))
@@ -69,28 +54,24 @@ async def test_40_the_agent_registers_with_a_restarted_kubelet_within_a_second()
         assert len(cluster.activated) == 2
 
 
-async def test_a_damaged_checkpoint_is_rebuilt_from_the_kubelet_and_the_leases() -> None:
-    async with one_node_cluster() as cluster:
-        async with cluster.running():
-            await cluster.run_pod("one", share(0, 1000))
-        (cluster.root / "agent" / "checkpoint.json").write_text("{")
-        async with cluster.running() as agent:
-            await until(lambda: agent.checkpoint.allocations)
-
-            assert agent.checkpoint.allocations[0].name == "one"
-            assert (cluster.root / "agent" / "checkpoint.damaged").exists()
-
-
-async def test_a_deleted_checkpoint_is_rebuilt_and_containers_may_restart() -> None:
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_a_damaged_or_deleted_checkpoint_is_rebuilt_and_containers_may_restart(
+    *, deleted: bool
+) -> None:
     async with one_node_cluster() as cluster:
         async with cluster.running():
             await cluster.run_pod("one", share(0, 1000))
         ids = list((await cluster.node.allocated_devices())["one", "main"])
-        shutil.rmtree(cluster.root / "agent")
+        if deleted:
+            shutil.rmtree(cluster.root / "agent")
+        else:
+            (cluster.root / "agent" / "checkpoint.json").write_text("{")
         async with cluster.running() as agent:
             await until(lambda: agent.checkpoint.allocations)
-
             await handler_of(agent).pre_start_container(NUMBER, ids)
+
+            assert agent.checkpoint.allocations[0].name == "one"
+            assert (cluster.root / "agent" / "checkpoint.damaged").exists() is not deleted
 
 
 async def test_23_a_repeated_allocate_gets_the_same_response_after_a_restart() -> None:

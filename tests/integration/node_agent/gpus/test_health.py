@@ -52,6 +52,7 @@ async def test_hami_core_41_an_xid_cordons_a_gpu_reports_its_leases_and_the_gpu_
         lease = await cluster.run_pod("one", share(1))
         inject_faults(cluster, gpu1="xid-79")
         await cluster.node.allocatable(NUMBER, 10)
+        await cluster.node.allocatable("volcano.sh/vgpu-cores", 100)
         unhealthy = await until_unhealthy(cluster, 1, "cordoned")
         shown = state_shown(unhealthy.uuid, 1)
         inject_faults(cluster)

@@ -5,7 +5,7 @@ import logging
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -19,9 +19,9 @@ from services.node_agent.kubelet import registration
 from services.node_agent.kubelet.device_plugin import PluginServer, encode_list
 from services.node_agent.kubelet.registration import DevicePlugins
 from shared.dialects.advertised import PluginDeviceId
-from shared.dialects.dialect import ContainerSetup
 from shared.dialects.volcano.gpushare import unit_id
 from shared.model.errors import RequestError
+from tests.support.node_agent.plugin_handler import FakeHandler
 from tests.support.waiting import until
 
 RESOURCE = "volcano.sh/vgpu-number"
@@ -85,29 +85,6 @@ class ScriptedKubelet(api_pb2_grpc.RegistrationServicer):  # type: ignore[misc]
                 self.lists.append([(device.ID, device.health) for device in message.devices])
         except grpc.aio.AioRpcError:
             self.ended += 1
-
-
-class FakeHandler:
-    """Accepts every device ID but `bad`."""
-
-    def __init__(self) -> None:
-        self.preferences: list[tuple[str, int]] = []
-
-    async def get_preferred_allocation(
-        self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
-    ) -> Sequence[str]:
-        self.preferences.append((resource, len(available)))
-        return list(available)[:size]
-
-    async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
-        if "bad" in device_ids:
-            raise RequestError("Leasehold refuses: a reason")
-        names = {f"V{number}": "x" for number in range(20)}
-        return ContainerSetup(environment=names)
-
-    async def pre_start_container(self, resource: str, device_ids: Sequence[str]) -> None:
-        if "bad" in device_ids:
-            raise RequestError("not allocated")
 
 
 def ids(*names: str, healthy: bool = True) -> dict[str, PluginDeviceId]:

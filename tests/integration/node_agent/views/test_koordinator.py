@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 import yaml
-from msgspec import structs
 
 from services.node_agent.isolation.host_paths import is_loadable
 from services.node_agent.isolation.library import simulated_library
-from shared.model.lease import MIB, Lease, RequestedUnits, Share
+from shared.model.lease import RequestedUnits
 from shared.model.names import NodeName
 from shared.model.request import SharingPolicy
 from simcluster.apimachinery.objects import Json
 from simcluster.node_agent.gpus import uuid_of
 from tests.support.node_agent.agent import OneNodeCluster, one_node_cluster, share
-from tests.support.simcluster.kubelet import NODE, container, pod
+from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
 
 SHARED = "koordinator.sh/gpu.shared"
@@ -35,22 +34,17 @@ async def cluster() -> AsyncIterator[OneNodeCluster]:
         yield started
 
 
-def half(index: int = 0, **changes: Any) -> Share:
-    """Half a T4 for the container `main`."""
-    terms = RequestedUnits(memory_mib=T4_MIB // 2, memory_percent=50)
+def bind(cluster: OneNodeCluster, name: str) -> None:
+    """Bind a pod with half a T4."""
     known = {
         "cores_percent": 50,
         "slots": 100,
         "device_mib": T4_MIB,
-        "requested_units": terms,
+        "requested_units": RequestedUnits(memory_mib=T4_MIB // 2, memory_percent=50),
         "sharing": SharingPolicy.SHARED,
     }
-    return share(index, T4_MIB // 2, **(known | changes))
-
-
-def bind(cluster: OneNodeCluster, name: str, *shares: Share) -> Lease:
-    wanted = pod(name, limits={SHARED: len(shares)})
-    return cluster.bind(wanted, *shares, dialect="koordinator")
+    own = share(0, T4_MIB // 2, **known)
+    cluster.bind(pod(name, limits={SHARED: 1}), own, dialect="koordinator")
 
 
 def labels(cluster: OneNodeCluster) -> dict[str, str]:
@@ -65,55 +59,6 @@ def define(cluster: OneNodeCluster) -> None:
 def shown(cluster: OneNodeCluster) -> Json | None:
     found = cluster.api.store.find("devices.scheduling.koordinator.sh", None, NODE)
     return found.obj if found is not None else None
-
-
-async def test_the_node_shows_koordinators_resources(cluster: OneNodeCluster) -> None:
-    async with cluster.running():
-        await cluster.node.allocatable(SHARED, 200)
-        await cluster.node.allocatable("koordinator.sh/gpu", 200)
-        await cluster.node.allocatable("koordinator.sh/gpu-core", 200)
-        await cluster.node.allocatable("koordinator.sh/gpu-memory", 2 * T4_MIB * MIB)
-        await cluster.node.allocatable("koordinator.sh/gpu-memory-ratio", 200)
-
-
-async def test_koordinator_26_a_container_gets_the_variables_and_mounts_of_its_share(
-    cluster: OneNodeCluster,
-) -> None:
-    async with cluster.running():
-        lease = bind(cluster, "one", half(1, slot=37))
-        await cluster.node.phase("one", "Running")
-        held = await cluster.node.allocated_devices()
-        env, mounts = cluster.env("one"), cluster.node.container("one").mounts
-
-    own = f"{lease.pod}_main"
-    assert {key: env[key] for key in env if key.startswith(("CUDA", "LD_", "NVIDIA"))} == {
-        "NVIDIA_VISIBLE_DEVICES": uuid_of(NodeName(NODE), 1),
-        "CUDA_DEVICE_MEMORY_LIMIT": str(T4_MIB // 2 * MIB),
-        "CUDA_DEVICE_SM_LIMIT": "50",
-        "LD_PRELOAD": "/usr/local/vgpu/libvgpu.so",
-        "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"/usr/local/vgpu/{own}.cache",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    }
-    assert held["one", "main"] == {f"{uuid_of(NodeName(NODE), 1)}-37"}
-    assert "/usr/local/vgpu/libvgpu.so" in str(mounts)
-    assert "/tmp/vgpulock" in str(mounts)
-
-
-async def test_koordinator_28_each_container_gets_the_device_of_its_lease_in_any_order(
-    cluster: OneNodeCluster,
-) -> None:
-    both = [container(name, limits={SHARED: 1}) for name in ("a", "b")]
-    async with cluster.running():
-        cluster.bind(
-            pod("one", containers=both),
-            half(1, container="a"),
-            half(0, container="b"),
-            dialect="koordinator",
-        )
-        await cluster.node.phase("one", "Running")
-        visible = [cluster.env("one", name)["NVIDIA_VISIBLE_DEVICES"] for name in ("a", "b")]
-
-    assert visible == [uuid_of(NodeName(NODE), index) for index in (1, 0)]
 
 
 async def test_koordinator_29_the_label_exists_only_while_the_library_does(
@@ -149,24 +94,11 @@ async def test_koordinator_30_a_container_that_cannot_be_limited_does_not_start(
     async with cluster.running():
         library.unlink()
         library.mkdir()
-        bind(cluster, "one", half())
+        bind(cluster, "one")
         await cluster.node.phase("one", "Failed")
         text = cluster.message("one")
 
     assert "libvgpu.so" in text
-
-
-async def test_a_whole_gpu_needs_no_library(cluster: OneNodeCluster) -> None:
-    async with cluster.running():
-        bind(
-            cluster,
-            "one",
-            structs.replace(half(), whole=True, memory_mib=T4_MIB, cores_percent=100),
-        )
-        await cluster.node.phase("one", "Running")
-        mounts = cluster.node.container("one").mounts
-
-    assert "vgpu" not in str(mounts)
 
 
 async def test_koordinator_21_the_device_object_is_created_with_its_kind_and_recreated(
