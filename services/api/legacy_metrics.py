@@ -102,7 +102,7 @@ def _of_pod(
 def _of_containers(
     lease: Lease, devices: Mapping[DeviceUuid, DeviceAllocation], projection: Projection
 ) -> Iterator[ShareAllocation]:
-    names = list(dict.fromkeys(share.container for share in lease.shares))
+    names = lease.containers
     for share in lease.shares:
         if share.device in devices:
             measured = projection.usage_of(lease, share)

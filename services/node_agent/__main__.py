@@ -23,7 +23,7 @@ async def serve_node(settings: AgentSettings, gpus: NodeGpus) -> None:
             name=f"{NAME} {settings.node_name}",
             credentials=settings.nats_client_credentials(NAME, settings.node_name),
         ) as bus,
-        node_agent(settings, gpus, requester=bus, tracing=tracing) as agent,
+        node_agent(settings, gpus, bus=bus, tracing=tracing) as agent,
     ):
         await serve(
             NAME,

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from services.node_agent.files import replace_file
 from services.node_agent.gpus.inventory import SharingConfig
 from services.node_agent.metrics import config_errors_shown
 from services.node_agent.node import Node
@@ -151,10 +152,8 @@ class DeviceConfigLoader:
 
     def _save_cache(self, texts: dict[str, str | None]) -> None:
         """Cache the texts for a start without the API server; a full disk is only logged."""
-        draft = self.cache_file.with_suffix(".new")
         try:
-            draft.write_text(json.dumps(texts))
-            draft.replace(self.cache_file)
+            replace_file(self.cache_file, json.dumps(texts).encode())
         except OSError as error:
             logger.warning("%s cannot be written: %s", self.cache_file, error.strerror)
 

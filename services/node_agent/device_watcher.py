@@ -18,7 +18,7 @@ from services.node_agent.gpus.inventory import Gpu, SharingConfig
 from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.node import Node
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
-from services.node_agent.records.held_devices import devices_of_records, held_slots
+from services.node_agent.records.device_guard import devices_of_records, held_slots
 from services.node_agent.resize.limits import excess_requests
 from services.node_agent.views.advertisement import advertisement_of
 from services.node_agent.views.node_views import ViewWriter
@@ -142,7 +142,7 @@ class DeviceWatcher:
         self, gpus: Sequence[Gpu], config: SharingConfig, software: NodeSoftware
     ) -> None:
         held = self._held()
-        observed = (gpus, config, software, self.health.faults, self.node.files.layout.paths, held)
+        observed = (gpus, config, software, self.health.faults, self.node.files.paths, held)
         if observed == self._observed:
             return
         known = self.node.devices or self._remembered or ()
@@ -167,7 +167,7 @@ class DeviceWatcher:
     ) -> None:
         """Advertise the devices, of which the driver lists those that are present."""
         served = self.health.as_served(devices)
-        paths, known = self.node.files.layout.paths, self.node.snapshot
+        paths, known = self.node.files.paths, self.node.snapshot
         before = (self.node.devices, self._served, self.node.software)
         if (devices, served, software) == before and known is not None and known.paths == paths:
             return

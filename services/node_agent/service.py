@@ -10,8 +10,7 @@ from services.node_agent.dra.driver import ClaimDriver
 from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.node import Node
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
-from services.node_agent.records.device_guard import close_unrecorded
-from services.node_agent.records.held_devices import close_exceeded
+from services.node_agent.records.device_guard import close_exceeded, close_unrecorded
 from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.usage.violations import violation_events

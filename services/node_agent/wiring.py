@@ -12,7 +12,6 @@ from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.cdi_files import CdiFiles
 from services.node_agent.allocate.grants import Grants
 from services.node_agent.allocate.handler import AllocationHandler
-from services.node_agent.allocate.pod_resolver import PodResolver
 from services.node_agent.device_config import DeviceConfigLoader
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.dra.driver import ClaimDriver
@@ -32,7 +31,7 @@ from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
-from services.node_agent.records.lease_sync import LeaseRequester, LeaseSync
+from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.service import NodeAgent
 from services.node_agent.settings import AgentSettings, kubelet_credentials
@@ -47,6 +46,7 @@ from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.claim import DraMode
 from shared.model.clock import Clock, SystemClock
 from shared.model.errors import UnavailableError
+from shared.nats.bus import Bus
 from shared.runtime.health import served
 from shared.runtime.run import notify_ready
 from shared.runtime.telemetry import Tracing
@@ -59,7 +59,7 @@ async def node_agent(
     settings: AgentSettings,
     gpus: NodeGpus,
     *,
-    requester: LeaseRequester,
+    bus: Bus,
     tracing: Tracing,
     clock: Clock | None = None,
     timing: AgentTiming = DEFAULT_TIMING,
@@ -86,7 +86,7 @@ async def node_agent(
             kubelet=KubeletPods(kubelet, read_credentials),
             pod_resources=await stack.enter_async_context(KubeletPodResources.connected(socket)),
             checkpoint=checkpoint,
-            lease_sync=LeaseSync(KnownLeases(settings.node_name), requester),
+            lease_sync=LeaseSync(KnownLeases(settings.node_name), bus),
             files=files,
             cdi=CdiFiles(
                 settings.cdi_directory,
@@ -128,7 +128,7 @@ def _build_agent(node: Node, settings: AgentSettings, gpus: NodeGpus) -> NodeAge
     sockets = settings.kubelet_dir / "device-plugins"
     plugins = DevicePlugins(
         sockets,
-        AllocationHandler(node, PodResolver(node, pods), grants, views),
+        AllocationHandler(node, pods, grants, views),
         views.read_allocatable,
         plugin_resources=PluginResources(node, sockets, views.read_allocatable),
         timing=node.timing,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 from shared.dialects.advertised import Advertisement, NodeSoftware
 from shared.model.device import Device
@@ -78,6 +79,15 @@ class Paths:
     """A file with the library's path inside the container."""
     containers: str
     """Directory that holds one directory per pod and container."""
+
+    @classmethod
+    def below(cls, state_dir: PurePath, library: PurePath) -> "Paths":
+        """Return the paths of an agent with this directory on the host."""
+        return cls(
+            library=str(library),
+            preload=str(state_dir / "ld.so.preload"),
+            containers=str(state_dir / "containers"),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

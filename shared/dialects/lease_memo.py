@@ -41,7 +41,7 @@ def encode_memo(
 def decode_memo(lease: Lease) -> PodMemo:
     """Decode the memo of a lease."""
     if not lease.memo:
-        return PodMemo(containers=tuple(dict.fromkeys(share.container for share in lease.shares)))
+        return PodMemo(containers=lease.containers)
     memo = json.loads(lease.memo)
     return PodMemo(
         init=tuple(memo.get("init", ())),

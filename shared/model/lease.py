@@ -217,6 +217,11 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The pods that have its shares: one, or the consumers of its claim."""
         return (self.pod,) if self.claim is None else self.claim.consumers
 
+    @property
+    def containers(self) -> tuple[str, ...]:
+        """Containers with shares, in the order in which the kubelet serves them; or requests."""
+        return tuple(dict.fromkeys(share.container for share in self.shares))
+
     def shares_of(self, container: str) -> tuple[Share, ...]:
         """Return the shares of one container, in the order of its devices."""
         return tuple(share for share in self.shares if share.container == container)

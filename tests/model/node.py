@@ -10,7 +10,6 @@ from services.node_agent.allocate.admission_window import AdmissionWindow
 from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.allocate.grants import Grants
 from services.node_agent.allocate.handler import AllocationHandler
-from services.node_agent.allocate.pod_resolver import PodResolver
 from services.node_agent.dra.preparation import ClaimPreparation
 from services.node_agent.dra.resource_claims import ClaimReader
 from services.node_agent.node import Node as AgentNode
@@ -20,7 +19,7 @@ from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import close_unrecorded
 from services.node_agent.records.known_leases import KnownLeases
-from services.node_agent.records.lease_sync import LeaseRequester, LeaseSync
+from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limit_updates import LimitUpdater
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import ContainerSetup, Paths
@@ -141,8 +140,7 @@ class Agent:
         self.mig.update_devices(node.driver.gpus(), node.devices)
         self.reconciler = CheckpointReconciler(self.known, kubelet, self.mig)
         grants = Grants(self.known, self.mig, self.reconciler)
-        resolver = PodResolver(self.known, kubelet)
-        self.handler = AllocationHandler(self.known, resolver, grants, host)
+        self.handler = AllocationHandler(self.known, kubelet, grants, host)
         self.preparation = ClaimPreparation(self.known, grants, ClaimReader(self.known), host)
         self.limits = ModelLimits(node, self)
 
@@ -185,7 +183,7 @@ class Node:
     api: ApiServer
     claims: Claims
     clock: ActorClock
-    requester: LeaseRequester
+    requester: Any
     folder: Path
     devices: list[Device]
     note: Callable[[str], None]

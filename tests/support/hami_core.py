@@ -118,7 +118,7 @@ class IsolatedContainer:
         installed = NodeLibrary(node / "library", library)
         assert await installed.update(), installed.unusable_reason
         files = ContainerFiles(PurePosixPath(node / "state"), installed)
-        setup = DIALECTS["nvidia"].container_setup(lease, "main", {}, files.layout.paths)
+        setup = DIALECTS["nvidia"].container_setup(lease, "main", {}, files.paths)
         await files.prepare(setup, starting=True)
         root = node / f"root-{lease.pod}"
         root.mkdir(parents=True, exist_ok=True)

@@ -92,7 +92,7 @@ def decide(
 
 
 def _container_of(lease: Lease, request: ResizeRequest) -> str | ResizeRefusal:
-    names = tuple(dict.fromkeys(share.container for share in lease.shares))
+    names = lease.containers
     listed = ", ".join(names)
     if not names:
         return ResizeRefusal(reason="its lease has no share of a GPU")

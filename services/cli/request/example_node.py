@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.mig.gpu_models import GPU_MODELS
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
+from shared.dialects.dialect import Paths
 from shared.dialects.hami_core import LIBRARY
 from shared.model.device import Device, DeviceMode, DeviceUse
 from shared.model.errors import RequestError
@@ -24,7 +24,7 @@ class ExampleNode:
 
     model: str
     """Key of `services.node_agent.mig.gpu_models.GPU_MODELS`."""
-    layout: HostLayout
+    paths: Paths
     now_s: float
     mig: bool = False
     """Its devices are in MIG mode."""
@@ -55,11 +55,8 @@ def parse_example_node(text: str, *, now_s: float) -> ExampleNode:
     if mode and (mode != DeviceMode.MIG or not GPU_MODELS[model].mig):
         able = ", ".join(f"{name}:mig" for name, profile in GPU_MODELS.items() if profile.mig)
         raise RequestError(f"{model} has no mode {mode!r}; there are {able}")
-    layout = HostLayout(
-        state_dir=PurePosixPath("/var/lib/leasehold"),
-        library=PurePosixPath(LIBRARY),
-    )
-    return ExampleNode(model=model, layout=layout, now_s=now_s, mig=bool(mode))
+    paths = Paths.below(PurePosixPath("/var/lib/leasehold"), PurePosixPath(LIBRARY))
+    return ExampleNode(model=model, paths=paths, now_s=now_s, mig=bool(mode))
 
 
 def ledger_node(request: PodRequest, example: ExampleNode) -> LedgerNode:

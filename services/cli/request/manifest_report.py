@@ -130,7 +130,7 @@ def _grants(lease: Lease, node: LedgerNode, example: ExampleNode) -> tuple[Conta
         name=node.facts.name,
         devices={device.uuid: device for device, _ in node.devices},
         served={},
-        paths=example.layout.paths,
+        paths=example.paths,
     )
     instances = {
         (share.device, share.mig.position): f"MIG-(the UUID of this {share.mig.profile})"
@@ -143,5 +143,5 @@ def _grants(lease: Lease, node: LedgerNode, example: ExampleNode) -> tuple[Conta
             shares=lease.shares_of(name),
             setup=container_setup(lease, name, snapshot, instances),
         )
-        for name in dict.fromkeys(share.container for share in lease.shares)
+        for name in lease.containers
     )

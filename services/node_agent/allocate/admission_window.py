@@ -14,7 +14,6 @@ from dataclasses import replace
 from services.node_agent.allocate.allocation import HONOURED_STATES, NodeSnapshot
 from services.node_agent.allocate.expected_requests import (
     RequestSignature,
-    containers_of,
     is_expected,
     resources_of,
     signatures_of,
@@ -159,7 +158,7 @@ class AdmissionWindow:
         if pod in self.leases.ended:
             return True
         lease = self.leases.find(pod)
-        return lease is not None and all((pod, name) in allocated for name in containers_of(lease))
+        return lease is not None and all((pod, name) in allocated for name in lease.containers)
 
     def _admit_distinct(self, leases: Sequence[Lease], node: NodeSnapshot) -> tuple[PodUid, ...]:
         """Admit pods whose requests differ from those in flight; return the others."""

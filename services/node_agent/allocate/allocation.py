@@ -1,8 +1,10 @@
-"""The decision on an allocation, from the lease: the container's setup, or a refusal; pure."""
+"""The decision on an allocation, from the lease: what is given, or a refusal; pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from msgspec import structs
 
 from services.node_agent.allocate.device_list_strategies import (
     DEFAULT_STRATEGIES,
@@ -18,11 +20,19 @@ from services.node_agent.kubelet.device_ids import (
     preferred_ids,
     wanted_counts,
 )
-from services.node_agent.records.checkpoint_entry import Fence, slot_key
+from services.node_agent.mig.instances import NO_INSTANCES, InstanceUuids
+from services.node_agent.records.checkpoint_entry import (
+    CheckpointEntry,
+    Fence,
+    new_entry,
+    slot_key,
+)
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import ContainerSetup, Dialect, Paths
+from shared.dialects.hami_core import limited_setup, shares_by_index, whole_setup
 from shared.dialects.reserved import VISIBLE, is_reserved, may_set_reserved
+from shared.model.claim import DRIVER, device_name
 from shared.model.device import Device, DeviceMode, Isolation
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, Share
@@ -163,16 +173,15 @@ def grant(
     device_ids: Sequence[str],
     honoured: Mapping[str, Fence],
     reusable: Iterable[str] = (),
-    instances: Mapping[tuple[DeviceUuid, int], str] | None = None,
-) -> ContainerSetup:
-    """Return what the container gets. Raises RequestError with the reason for a refusal.
-
-    `instances` are the UUIDs of its MIG instances, by device and position.
+    instances: InstanceUuids = NO_INSTANCES,
+    now: float = 0.0,
+) -> CheckpointEntry:
+    """Return the record of what the container gets. Raises RequestError with a reason to refuse it.
 
     `reusable` are IDs of the pod's init containers, which the kubelet reuses regardless of the
     lease: the container's limits come from its lease, not from the names of IDs.
     """
-    shares = shares_for(lease, candidate, node.name)
+    shares, container = shares_for(lease, candidate, node.name), candidate.container
     check_sources(candidate, node.device_list_strategies)
     ids_of = _ids_of(lease, resource)
     check_fences(shares, lease.pod, honoured)
@@ -180,14 +189,20 @@ def grant(
     if None not in chosen and not set(reusable).intersection(device_ids):
         _check_ids(chosen, wanted_counts(shares, ids_of))
     check_devices(shares, node.devices)
-    return container_setup(lease, candidate.container.name, node, instances or {})
+    return new_entry(
+        lease,
+        container.name,
+        resource,
+        compact(device_ids),
+        setup=container_setup(lease, container.name, node, instances),
+        instances=instances,
+        now=now,
+        init=container.init,
+    )
 
 
 def container_setup(
-    lease: Lease,
-    container: str,
-    node: NodeSnapshot,
-    instances: Mapping[tuple[DeviceUuid, int], str],
+    lease: Lease, container: str, node: NodeSnapshot, instances: InstanceUuids
 ) -> ContainerSetup:
     """Return the setup that gives a container its shares and enforces their limits.
 
@@ -195,21 +210,65 @@ def container_setup(
     for an instance that does not exist, and for instances beside other shares.
     """
     dialect, shares = dialect_of(lease), lease.shares_of(container)
-    if not any(share.mig for share in shares):
+    if any(share.mig for share in shares):
+        names = _instance_names(shares, instances)
+        setup = ContainerSetup(environment={VISIBLE: ",".join(names), **dialect.mig_variables})
+    else:
+        names = [share.device for share in shares_by_index(lease, container)]
         setup = dialect.container_setup(lease, container, node.devices, node.paths)
-        devices = [share.device for share in sorted(shares, key=lambda share: share.index)]
-        return name_devices(setup, devices, node.device_list_strategies, f"{lease.pod}/{container}")
-    uuids = [
+    return name_devices(setup, names, node.device_list_strategies, f"{lease.pod}/{container}")
+
+
+def _instance_names(shares: Iterable[Share], instances: InstanceUuids) -> list[str]:
+    names = [
         instances.get((share.device, share.mig.position), "") if share.mig else ""
         for share in shares
     ]
-    if not all(uuids):
+    if not all(names):
         raise RequestError(
             "the lease is for MIG instances and other shares, which no container can use at once, "
             "or for an instance that does not exist"
         )
-    setup = ContainerSetup(environment={VISIBLE: ",".join(uuids), **dialect.mig_variables})
-    return name_devices(setup, uuids, node.device_list_strategies, f"{lease.pod}/{container}")
+    return names
+
+
+def claim_entry(
+    lease: Lease,
+    request: str,
+    node: NodeSnapshot,
+    *,
+    honoured: Mapping[str, Fence],
+    instances: InstanceUuids,
+    now: float,
+) -> CheckpointEntry:
+    """Return the record of a claim's request. Raises RequestError with a reason to refuse it."""
+    shares = lease.shares_of(request)
+    check_fences(shares, lease.pod, honoured)
+    check_devices(shares, node.devices)
+    names = tuple(device_name(share.device, share.mig) for share in shares)
+    setup = _claim_setup(lease, request, node, instances)
+    return new_entry(lease, request, DRIVER, names, setup=setup, instances=instances, now=now)
+
+
+def _claim_setup(
+    lease: Lease, request: str, node: NodeSnapshot, instances: InstanceUuids
+) -> ContainerSetup:
+    """Return the setup of a request: its devices by CDI, and the limits of its shares."""
+    shares = shares_by_index(lease, request)
+    names: list[str] = [share.device for share in shares]
+    if any(share.mig for share in shares):
+        names, setup = _instance_names(shares, instances), ContainerSetup(environment={})
+    elif all(share.whole for share in shares):
+        setup = whole_setup(lease, request)
+    else:
+        # A request of a prioritized list has a slash, `gpu/mig`; a file's name has none.
+        shares_of_files = tuple(
+            structs.replace(share, container=share.container.replace("/", "."))
+            for share in lease.shares
+        )
+        named = structs.replace(lease, shares=shares_of_files)
+        setup = limited_setup(named, request.replace("/", "."), node.paths)
+    return name_devices(setup, names, (DeviceListStrategy.CDI_CRI,), f"{lease.pod}/{request}")
 
 
 def check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fence]) -> None:

@@ -11,7 +11,6 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import get_ident
 from typing import Any
 
 from services.node_agent.allocate.cdi import (
@@ -30,6 +29,7 @@ from services.node_agent.allocate.device_list_strategies import (
     DeviceListStrategies,
     cdi_names_of,
 )
+from services.node_agent.files import replace_file
 from services.node_agent.gpus.inventory import Gpu, driver_version
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.records.checkpoint import Checkpoint
@@ -175,15 +175,7 @@ def write_specification(path: Path, specification: Mapping[str, Any]) -> None:
     try:
         if path.is_file() and path.read_bytes() == content:
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Runtimes read what ends in .json or .yaml.
-        draft = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}")
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.chmod(0o644)
-        draft.replace(path)
+        replace_file(path, content)  # runtimes read what ends in .json or .yaml
     except OSError as error:
         raise UnavailableError(
             f"{error.filename or path}: {error.strerror}; --cdi-dir must be a directory of the "

@@ -12,11 +12,6 @@ RequestSignature = tuple[str, int]
 """A resource, and how many of it."""
 
 
-def containers_of(lease: Lease) -> tuple[str, ...]:
-    """Return the containers with shares, in the order in which the kubelet serves them."""
-    return tuple(dict.fromkeys(share.container for share in lease.shares))
-
-
 def is_expected(lease: Lease, allocated: Set[tuple[PodUid, str]]) -> bool:
     """Return whether the kubelet may still request devices for containers of the lease's pod.
 
@@ -24,7 +19,7 @@ def is_expected(lease: Lease, allocated: Set[tuple[PodUid, str]]) -> bool:
     """
     if lease.state not in HONOURED_STATES or lease.claim is not None:
         return False
-    done = [(lease.pod, name) in allocated for name in containers_of(lease)]
+    done = [(lease.pod, name) in allocated for name in lease.containers]
     return not all(done) and (lease.state is LeaseState.BOUND or any(done))
 
 
@@ -54,9 +49,7 @@ def resources_of(lease: Lease, node: NodeSnapshot) -> frozenset[str]:
 def signatures_of(lease: Lease, node: NodeSnapshot) -> frozenset[RequestSignature]:
     """Return every request that the kubelet may make for the lease's pod."""
     return frozenset(
-        signature
-        for name in containers_of(lease)
-        for signature in limits_of(lease, name, node).items()
+        signature for name in lease.containers for signature in limits_of(lease, name, node).items()
     )
 
 
@@ -76,7 +69,7 @@ def implied_pods(
                     limits=limits_of(lease, name, node),
                     init=any(share.init for share in lease.shares_of(name)),
                 )
-                for name in containers_of(lease)
+                for name in lease.containers
             ),
         )
         for lease in leases

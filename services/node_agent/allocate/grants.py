@@ -2,10 +2,11 @@
 
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from services.node_agent.allocate.allocation import NodeSnapshot
+from services.node_agent.mig.instances import NO_INSTANCES, InstanceUuids
 from services.node_agent.node import Node
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
@@ -14,15 +15,12 @@ from services.node_agent.records.device_guard import OvercommitError
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.node_events import ShareActivated
 from shared.model.lease import Lease
-from shared.model.names import DeviceUuid
 
 LOOK_S = 0.1
 SYNC_S = 0.5
 """While a device is full, all leases of the node are requested this often."""
 
-MigInstances = Mapping[tuple[DeviceUuid, int], str]
-"""UUIDs of MIG instances, by device and position."""
-Decide = Callable[[NodeSnapshot, MigInstances], CheckpointEntry]
+Decide = Callable[[NodeSnapshot, InstanceUuids], CheckpointEntry]
 """Returns the record of what is given. Raises RequestError with the reason for a refusal."""
 
 
@@ -76,7 +74,7 @@ class Grants:
             lease, {"k8s.container.name": container, "leasehold.resource": resource}
         )
         try:
-            instances: MigInstances = {}
+            instances = NO_INSTANCES
             if any(share.mig for share in lease.shares_of(container)):
                 async with waiting or contextlib.nullcontext():
                     instances = await self.mig.instance_uuids(lease, container)

@@ -6,11 +6,13 @@ fails permanently: its controller creates a new one.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from services.node_agent.allocate.allocation import (
+    HONOURED_STATES,
     NodeSnapshot,
     check_present,
     grant,
@@ -18,26 +20,34 @@ from services.node_agent.allocate.allocation import (
     refusal_text,
     shares_for,
 )
-from services.node_agent.allocate.grants import Grants, MigInstances
-from services.node_agent.allocate.pod_resolution import Ambiguous, ContainerCandidate
-from services.node_agent.allocate.pod_resolver import LEASE_WAIT_S, PodResolver
-from services.node_agent.kubelet.device_ids import compact
-from services.node_agent.node import Node
-from services.node_agent.records.checkpoint_entry import (
-    AllocationHistory,
-    CheckpointEntry,
-    new_entry,
+from services.node_agent.allocate.grants import Grants
+from services.node_agent.allocate.pod_resolution import (
+    Ambiguous,
+    ContainerCandidate,
+    resolve_container,
 )
+from services.node_agent.kubelet.device_ids import compact
+from services.node_agent.kubelet.node_pods import NodePods
+from services.node_agent.kubelet.pods import KubeletPod, PodResources
+from services.node_agent.mig.instances import InstanceUuids
+from services.node_agent.node import Node
+from services.node_agent.records.checkpoint_entry import AllocationHistory, CheckpointEntry
 from services.node_agent.views.node_views import ViewWriter
 from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.node_events import ShareRefused
-from shared.model.lease import Lease
+from shared.model.lease import Lease, LeaseState
 from shared.model.names import PodUid
 
 ROOM_S = 4.0
 """How long Allocate looks for ended pods on a device that is full by the records: longer than a
 process takes to start, and than the 3 s for which the kubelet caches which pods run."""
+RESOLVE_S = 2.0
+"""How long an ambiguous container is resolved again: the kubelet soon drops a rejected pod."""
+LEASE_WAIT_S = 4.0
+"""How long a lease that is unknown, or only reserved, is requested."""
+LOOK_AGAIN_S = 0.1
+FETCH_PAUSE_S = 0.2
 ContainerPlace = tuple[str, str, str]
 """Namespace, pod name and container name."""
 
@@ -45,11 +55,9 @@ ContainerPlace = tuple[str, str, str]
 class AllocationHandler:
     """The kubelet's three calls."""
 
-    def __init__(
-        self, node: Node, resolver: PodResolver, grants: Grants, views: ViewWriter
-    ) -> None:
+    def __init__(self, node: Node, pods: NodePods, grants: Grants, views: ViewWriter) -> None:
         self.node = node
-        self.resolver = resolver
+        self.pods = pods
         self.grants = grants
         self.views = views
         self._locks: dict[str, asyncio.Lock] = {}
@@ -62,10 +70,10 @@ class AllocationHandler:
         """Return the IDs that the container's lease names; none if the container is ambiguous."""
         snapshot = self.node.require_snapshot()
         async with self._lock(resource):
-            candidate = await self.resolver.resolve(resource, size, self._history(resource))
+            candidate = await self._resolve(resource, size)
             if isinstance(candidate, Ambiguous):
                 return []
-            lease = await self.resolver.lease_of(candidate)
+            lease = await self._lease_of(candidate)
         return preferred_device_ids(
             lease,
             candidate,
@@ -122,12 +130,10 @@ class AllocationHandler:
 
     async def _allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
         ids, node = compact(device_ids), self.node
-        candidate = await self.resolver.resolve(
-            resource, len(device_ids), self._history(resource), device_ids=ids
-        )
+        candidate = await self._resolve(resource, len(device_ids), ids)
         if isinstance(candidate, Ambiguous):
             node.outbox.add(ShareRefused(node=node.name, reason=f"{resource}: {candidate}"))
-            unreadable = self.resolver.pods.unreadable_reason
+            unreadable = self.pods.unreadable_reason
             because = f", and {unreadable}" if unreadable else ""
             raise RequestError(f"its container is ambiguous: {candidate}{because}")
         try:
@@ -141,7 +147,7 @@ class AllocationHandler:
     ) -> ContainerSetup:
         """Give the container what its lease says; a repeated call gets the same setup."""
         node, container, ids = self.node, candidate.container, compact(device_ids)
-        lease = await self.resolver.lease_of(candidate)
+        lease = await self._lease_of(candidate)
         check_present(shares_for(lease, candidate, node.name), node.require_snapshot())
         if lease is None:
             raise AssertionError("shares_for refuses pods without a lease")
@@ -150,8 +156,8 @@ class AllocationHandler:
             await self.grants.prepare_again(previous)
             return previous.setup
 
-        def decide(snapshot: NodeSnapshot, instances: MigInstances) -> CheckpointEntry:
-            setup = grant(
+        def decide(snapshot: NodeSnapshot, instances: InstanceUuids) -> CheckpointEntry:
+            return grant(
                 lease,
                 candidate,
                 snapshot,
@@ -160,16 +166,7 @@ class AllocationHandler:
                 honoured=node.checkpoint.fences,
                 reusable=self._of_init_containers(lease.pod, resource),
                 instances=instances,
-            )
-            return new_entry(
-                lease,
-                container.name,
-                resource,
-                ids,
-                setup=setup,
-                instances=instances,
                 now=node.clock.now(),
-                init=container.init,
             )
 
         entry = await self.grants.give(
@@ -240,17 +237,89 @@ class AllocationHandler:
             for text in entry.allocation.device_ids
         ]
 
-    def _history(self, resource: str) -> Callable[[], AllocationHistory]:
-        def history() -> AllocationHistory:
-            known = self.node.checkpoint.allocation_history(resource, frozenset(self.node.refused))
-            waiting = {
-                (pod, container): ids
-                for (of_resource, pod, container), ids in self._partitioning.items()
-                if of_resource == resource
-            }
-            return replace(known, allocated={**known.allocated, **waiting})
+    def _history(self, resource: str) -> AllocationHistory:
+        known = self.node.checkpoint.allocation_history(resource, frozenset(self.node.refused))
+        waiting = {
+            (pod, container): ids
+            for (of_resource, pod, container), ids in self._partitioning.items()
+            if of_resource == resource
+        }
+        return replace(known, allocated={**known.allocated, **waiting})
 
-        return history
+    async def _resolve(
+        self,
+        resource: str,
+        count: int,
+        device_ids: tuple[str, ...] | None = None,
+    ) -> ContainerCandidate | Ambiguous:
+        """Return the container that `count` devices are for.
+
+        `device_ids` are those chosen already. With them, the kubelet's lists are read again for
+        `RESOLVE_S` while the container is ambiguous; without them, it stays so.
+        """
+        until = self.node.clock.ticks() + RESOLVE_S
+        fetched = False
+        while True:
+            pods, pod_resources = await self._list()
+            found = resolve_container(
+                resource,
+                count,
+                pods=pods,
+                pod_resources=pod_resources,
+                history=self._history(resource),
+                device_ids=device_ids,
+            )
+            if not isinstance(found, Ambiguous):
+                return found
+            if not found.candidates and self.pods.unreadable_reason and not fetched:
+                with contextlib.suppress(UnavailableError):
+                    await self.node.lease_sync.fetch()
+                fetched = True
+                continue
+            if not found.candidates or device_ids is None or self.node.clock.ticks() > until:
+                return found
+            await self.node.clock.sleep(LOOK_AGAIN_S)
+
+    async def _list(self) -> tuple[tuple[KubeletPod, ...], PodResources]:
+        """Return the kubelet's pods and its PodResources, read at once.
+
+        Raises the first error unchanged, with the kubelet's message.
+        """
+        pods, pod_resources = await asyncio.gather(
+            self.pods.list_pods(), self.node.pod_resources.list_holdings(), return_exceptions=True
+        )
+        if isinstance(pods, BaseException):
+            raise pods
+        if isinstance(pod_resources, BaseException):
+            raise pod_resources
+        return pods, pod_resources
+
+    async def _lease_of(self, candidate: ContainerCandidate) -> Lease | None:
+        """Return the pod's lease, requested if need be.
+
+        For `LEASE_WAIT_S` it is requested again if there is no reply, and if the lease is only
+        reserved: its binder is about to bind it.
+        """
+        pod = candidate.pod.uid
+        until = self.node.clock.ticks() + LEASE_WAIT_S
+        while True:
+            lease = self.node.leases.find(pod)
+            if lease is not None and lease.state in HONOURED_STATES:
+                return lease
+            try:
+                fetched = await self.node.lease_sync.fetch(pod)
+            except UnavailableError as error:
+                if self.node.clock.ticks() + FETCH_PAUSE_S > until:
+                    raise UnavailableError(
+                        f"no reply within {LEASE_WAIT_S:g} s on whether pod "
+                        f"{candidate} holds a lease: {error}; are the binder and NATS running?"
+                    ) from error
+            else:
+                found = next((lease for lease in fetched if lease.pod == pod), None)
+                is_reserved = found is not None and found.state is LeaseState.RESERVED
+                if not is_reserved or self.node.clock.ticks() > until:
+                    return self.node.leases.find(pod)
+            await self.node.clock.sleep(FETCH_PAUSE_S)
 
 
 def _place(entry: CheckpointEntry) -> ContainerPlace:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from services.node_agent.gpus.inventory import DeviceSample, Gpu
 from services.node_agent.instance_lock import POD, UNIT, AgentInstance
-from services.node_agent.isolation.library_store import StoredLibrary
+from services.node_agent.isolation.library import StoredLibrary
 from shared.dialects.advertised import PluginDeviceId
 from shared.model.device import Device
 from shared.model.events.node_events import Allocation

@@ -16,12 +16,13 @@ from services.node_agent.diagnosis import node_checks as judge
 from services.node_agent.gpu_access import NodeGpus
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.instance_lock import POD, running_instance, this_instance
-from services.node_agent.isolation.library_check import layout_name, unusable_reason
-from services.node_agent.isolation.library_store import (
+from services.node_agent.isolation.library import (
     StoredLibrary,
     current_library,
     digest_of,
+    layout_name,
     source_file,
+    unusable_reason,
 )
 from services.node_agent.kubelet.cgroups import read_origin
 from services.node_agent.kubelet.device_checkpoint import (

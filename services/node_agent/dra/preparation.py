@@ -15,10 +15,10 @@ from services.node_agent.allocate.allocation import (
     DeviceMismatchError,
     NodeSnapshot,
     check_present,
+    claim_entry,
 )
 from services.node_agent.allocate.cdi import qualified_name
-from services.node_agent.allocate.claim_setup import claim_entry, requests_of
-from services.node_agent.allocate.grants import Grants, LeaseEndedError, MigInstances
+from services.node_agent.allocate.grants import Grants, LeaseEndedError
 from services.node_agent.dra.claim_files import ClaimFiles, cdi_names
 from services.node_agent.dra.resource_claims import (
     ClaimReader,
@@ -26,6 +26,7 @@ from services.node_agent.dra.resource_claims import (
     generation_of_claim,
     results_on,
 )
+from services.node_agent.mig.instances import InstanceUuids
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError
@@ -138,7 +139,7 @@ class ClaimPreparation:
         while not recorded:
             lease = await self._lease(claim, generation, until)
             try:
-                for request in requests_of(lease):
+                for request in lease.containers:
                     await self._give(lease, request, until)
                 return self._recorded(claim.uid, generation)
             except LeaseholdError as error:
@@ -158,14 +159,14 @@ class ClaimPreparation:
             and entry.lease.claim.generation == generation
         }
         first = next(iter(entries.values()), None)
-        complete = first is not None and entries.keys() >= set(requests_of(first.lease))
+        complete = first is not None and entries.keys() >= set(first.lease.containers)
         return tuple(entries.values()) if complete else ()
 
     async def _give(self, lease: Lease, request: str, until: float) -> None:
         """Give the containers with one request what the lease has for it."""
         node = self.node
 
-        def decide(snapshot: NodeSnapshot, instances: MigInstances) -> CheckpointEntry:
+        def decide(snapshot: NodeSnapshot, instances: InstanceUuids) -> CheckpointEntry:
             check_present(lease.shares_of(request), snapshot)
             return claim_entry(
                 lease,

@@ -2,25 +2,20 @@
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import shutil
-import threading
 import time
 from pathlib import Path, PurePosixPath
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
-from services.node_agent.isolation.host_paths import (
-    HostLayout,
-    orphaned_directories,
-    required_paths,
-)
+from services.node_agent.allocate.device_list_strategies import NULL_DEVICE
+from services.node_agent.files import replace_file
 from services.node_agent.isolation.library import NodeLibrary
 from services.node_agent.isolation.region_image import region_path_of, seed_of
 from services.node_agent.isolation.region_writer import seed_region, write_overrides
-from shared.dialects.dialect import ContainerSetup
-from shared.dialects.hami_core import LIBRARY
+from shared.dialects.dialect import ContainerSetup, Paths
+from shared.dialects.hami_core import LIBRARY, OVERRIDES
 from shared.model.errors import UnavailableError
 from shared.model.names import PodUid
 
@@ -50,12 +45,12 @@ class ContainerFiles:
         self.min_free_bytes = min_free_bytes
         self.timing = timing
         self.unwritable_reason = ""
-        """Why no container could be prepared at the last probe; empty: it could."""
+        """Why no container could be prepared at the last probe, if none could."""
 
     @property
-    def layout(self) -> HostLayout:
+    def paths(self) -> Paths:
         """The paths that new containers mount."""
-        return _layout(self.state_dir, self.library.current.path)
+        return Paths.below(self.state_dir, self.library.current.path)
 
     async def create_shared_files(self) -> None:
         """Create the files that all containers share; raises UnavailableError naming the path."""
@@ -100,7 +95,7 @@ class ContainerFiles:
         return self.disk_pressure()
 
     def disk_pressure(self) -> str:
-        """Return at once why the disk is too full; empty: it has room."""
+        """Return at once why the disk is too full, or nothing if it has room."""
         state = self.state_dir
         try:
             free = os.statvfs(state)
@@ -113,12 +108,12 @@ class ContainerFiles:
         return ""
 
     def _create_shared_files(self) -> None:
+        paths, library = self.paths, self.library
         try:
-            Path(self.layout.containers).mkdir(parents=True, exist_ok=True)
-            preloaded = b"" if self.library.simulated else LIBRARY.encode()
-            _ensure_content(Path(self.layout.paths.preload), preloaded)
-            if self.library.simulated:
-                _ensure_exists(self.library.current.path, b"")
+            Path(paths.containers).mkdir(parents=True, exist_ok=True)
+            _ensure(Path(paths.preload), b"" if library.simulated else LIBRARY.encode())
+            if library.simulated:
+                _ensure(library.current.path, b"")
         except OSError as error:
             raise UnavailableError(
                 f"{error.filename or self.state_dir}: {error.strerror}; --state-dir must be "
@@ -127,31 +122,39 @@ class ContainerFiles:
 
     def _prepare(self, setup: ContainerSetup, *, starting: bool) -> None:
         self._create_shared_files()
-        region_path = region_path_of(setup)
-        needed = required_paths(setup, region_path)
-        library, unusable = str(self.library.current.path), self.library.unusable_reason
-        if library in needed.files and unusable:
-            raise UnavailableError(f"limits cannot be enforced: {unusable}")
-        for file in needed.files:
-            if not Path(file).is_file():
-                raise UnavailableError(f"{file} does not exist, and the container mounts it")
+        region = region_path_of(setup)
+        own = {NULL_DEVICE, str(region)}
+        for mount in setup.mounts:
+            if not (mount.directory or mount.container_path == OVERRIDES or mount.host_path in own):
+                self._check_file(mount.host_path)
         try:
             write_overrides(setup)
-            for directory in needed.directories:
-                _make_shared(Path(directory))
+            for mount in setup.mounts:
+                if mount.directory:
+                    _make_shared(Path(mount.host_path))
         except OSError as error:
             raise UnavailableError(f"{error.filename}: {error.strerror}") from error
-        if region_path is not None:
-            seed_region(region_path, seed_of(setup.environment), starting=starting)
+        if region is not None:
+            seed_region(region, seed_of(setup.environment), starting=starting)
+
+    def _check_file(self, file: str) -> None:
+        """Raise UnavailableError if a file that the agent does not create cannot be mounted."""
+        unusable = self.library.unusable_reason
+        if unusable and file == str(self.library.current.path):
+            raise UnavailableError(f"limits cannot be enforced: {unusable}")
+        if not Path(file).is_file():
+            raise UnavailableError(f"{file} does not exist, and the container mounts it")
 
     def _remove_directories(self, live: set[PodUid]) -> None:
-        root, now = Path(self.layout.containers), time.time()
+        root, now = Path(self.paths.containers), time.time()
         try:
-            names = [entry.name for entry in root.iterdir()]
+            entries = list(root.iterdir())
         except OSError as error:
             raise UnavailableError(f"{root} cannot be listed: {error.strerror}") from error
-        for name in orphaned_directories(names, live):
-            entry = root / name
+        for entry in entries:
+            pod, _, container = entry.name.partition("_")
+            if not container or pod in live:
+                continue
             with contextlib.suppress(OSError):
                 if abs(now - entry.lstat().st_mtime) < self.timing.new_files_s:
                     continue
@@ -161,33 +164,13 @@ class ContainerFiles:
                     entry.unlink()
 
 
-@functools.lru_cache(maxsize=1)
-def _layout(state_dir: PurePosixPath, library: Path) -> HostLayout:
-    return HostLayout(state_dir=state_dir, library=PurePosixPath(library))
-
-
 def _make_shared(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     if directory.stat().st_mode & SHARED_MODE != SHARED_MODE:
         directory.chmod(SHARED_MODE)
 
 
-def _ensure_exists(path: Path, content: bytes) -> None:
-    """Create a file unless it exists."""
-    if not path.is_file():
-        _write(path, content)
-
-
-def _ensure_content(path: Path, content: bytes) -> None:
-    """Create a file unless it exists with this content; open files are not changed."""
+def _ensure(path: Path, content: bytes) -> None:
+    """Create a file unless it has this content: what a container has open is not changed."""
     if not path.is_file() or path.read_bytes() != content:
-        _write(path, content)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file atomically, with a new inode."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
-    draft.write_bytes(content)
-    draft.chmod(0o644)
-    draft.replace(path)
+        replace_file(path, content)

@@ -1,28 +1,68 @@
-"""HAMi-core's library on this node: follows its source, and installs what enforces limits."""
+"""HAMi-core's library on this node: follows its source, and installs what enforces limits.
+
+There is a directory for each content, and a file that names the current one. Containers map the
+library, so an existing file is never changed: other content is written to another directory,
+atomically. Versions that no container mounts any more are removed.
+"""
 
 import asyncio
+import contextlib
+import hashlib
 import logging
+import os
+import platform
+import re
+import shutil
+import struct
+import subprocess
+import sys
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
-from services.node_agent.isolation.library_check import layout_name, unusable_reason
-from services.node_agent.isolation.library_store import (
-    StoredLibrary,
-    current_library,
-    remove_unused_versions,
-    set_current,
-    source_file,
-    store_library,
+from services.node_agent.files import replace_file, sync_directory
+from services.node_agent.isolation.region_layouts import (
+    incompatible_region_layout,
+    region_layout_of,
 )
 from services.node_agent.metrics import library_shown
-from shared.dialects.hami_core import LIBRARY_NAME
+from shared.dialects.hami_core import LIBRARY_NAME, LOG_LEVEL
 from shared.model.errors import UnavailableError
 
 logger = logging.getLogger(__name__)
 
+CURRENT = "current"
+"""A file with the directory and the version of the library that new containers mount."""
+LOAD_S = 10.0
+_ELF_HEAD = 20
+"""Bytes at the start of a library that contain its machine type."""
+_SHARED_OBJECT = 3
+_MACHINES = {"x86_64": 62, "aarch64": 183}
+"""ELF's numbers, by the machine's own name."""
+_BLOCK = 1 << 20
+_NUMBERS = re.compile(r"\d+")
+_LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
+_IN_CONTAINERS = ("libcuda.so", "libnvidia-ml.so")
+"""Libraries that the driver's mounts provide; the agent seldom has them."""
+
 Identity = tuple[int, ...]
-"""Inode, size and time of change of a file; empty: it does not exist."""
+"""Inode, size and time of change of a file; empty if it does not exist."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLibrary:
+    """One content of the library."""
+
+    path: Path
+    """Below the store, in a directory that is named after the content."""
+    version: str = ""
+    """From the name of its source, such as `v2.9.0` of libvgpu.so.v2.9.0, if that has one."""
+
+    @property
+    def content(self) -> str:
+        """A part of the content's SHA-256, in 32 hexadecimal digits."""
+        return self.path.parent.name
 
 
 class NodeLibrary:
@@ -38,7 +78,7 @@ class NodeLibrary:
         self.current = current_library(root) if source else simulated_library(root)
         """What new containers mount; it may not exist."""
         self.unusable_reason = ""
-        """Why it cannot enforce limits; empty: it can, or nothing has been checked yet."""
+        """Why it cannot enforce limits, if it cannot."""
         self._checked: tuple[Identity, Identity] | None = None
         """The source and the current library at the last check."""
         self._reported = ""
@@ -54,22 +94,28 @@ class NodeLibrary:
             exists = self.current.path.is_file()
             self.unusable_reason = "" if exists else f"{self.current.path} does not exist"
             return exists
-        source, before, current = await asyncio.to_thread(self._look, self.source)
+        source = await asyncio.to_thread(source_file, self.source)
+        before, current = await self._identities(source)
         if self._checked != (before, current):
             await self._install(source)
-            self._checked = (before, await asyncio.to_thread(_identity, self.current.path))
+            self._checked = before, (await self._identities(source))[1]
         return not self.unusable_reason
-
-    def _look(self, origin: Path) -> tuple[Path, Identity, Identity]:
-        source = source_file(origin)
-        return source, _identity(source), _identity(self.current.path)
 
     async def remove_unused(self, mounted: Collection[str], *, unused_s: float) -> None:
         """Remove versions older than `unused_s` that are neither current nor mounted."""
         if self.source is not None:
-            await asyncio.to_thread(
-                remove_unused_versions, self.root, mounted, now=time.time(), unused_s=unused_s
-            )
+            await asyncio.to_thread(self._remove_unused, mounted, time.time() - unused_s)
+
+    def _remove_unused(self, mounted: Collection[str], since: float) -> None:
+        in_use = {current_library(self.root).path.parent, *(Path(path).parent for path in mounted)}
+        with contextlib.suppress(OSError):
+            for entry in self.root.iterdir():
+                old = entry.is_dir() and entry.stat().st_mtime < since
+                if old and entry not in in_use and (entry / LIBRARY_NAME).is_file():
+                    shutil.rmtree(entry)
+
+    async def _identities(self, source: Path) -> tuple[Identity, Identity]:
+        return await asyncio.to_thread(lambda: (_identity(source), _identity(self.current.path)))
 
     async def _install(self, source: Path) -> None:
         wrong = await self._install_usable(source)
@@ -81,7 +127,14 @@ class NodeLibrary:
         layout = await asyncio.to_thread(layout_name, self.current.path)
         facts = (self.current.version, layout, self.current.content)
         library_shown(None if self.unusable_reason else facts)
-        text = _report(self.current, source, wrong, self.unusable_reason)
+        text = f"containers mount {self.current.path}, installed from {source}"
+        if self.unusable_reason:
+            text = (
+                "only whole GPUs and MIG instances are allocated, not shares: "
+                f"{self.unusable_reason}"
+            )
+        elif wrong:
+            text = f"containers still mount {self.current.path}: {wrong}"
         if text != self._reported:
             logger.log(logging.WARNING if wrong else logging.INFO, text)
         self._reported = text
@@ -89,12 +142,15 @@ class NodeLibrary:
     async def _install_usable(self, source: Path) -> str:
         """Make the source the current library, or return why not."""
         try:
-            stored = await asyncio.to_thread(store_library, source, self.root)
+            stored = await asyncio.to_thread(_store, source, self.root)
             if wrong := await unusable_reason(stored.path):
                 return f"{source} is unusable: {wrong}"
-            await asyncio.to_thread(set_current, self.root, stored)
+            named = f"{stored.content} {stored.version}".strip().encode()
+            await asyncio.to_thread(replace_file, self.root / CURRENT, named)
         except UnavailableError as error:
             return str(error)
+        except OSError as error:
+            return f"{error.filename or self.root}: {error.strerror}"
         return ""
 
 
@@ -103,13 +159,73 @@ def simulated_library(root: Path) -> StoredLibrary:
     return StoredLibrary(path=root / "simulated" / LIBRARY_NAME)
 
 
-def _report(current: StoredLibrary, source: Path, wrong: str, unusable: str) -> str:
-    """Return the log line of an installation."""
-    if unusable:
-        return f"only whole GPUs and MIG instances are allocated, not shares: {unusable}"
-    if wrong:
-        return f"containers still mount {current.path}: {wrong}"
-    return f"containers mount {current.path}, installed from {source}"
+def current_library(root: Path) -> StoredLibrary:
+    """Return the current library; without one, a path that does not exist."""
+    try:
+        content, _, version = (root / CURRENT).read_text().partition(" ")
+    except OSError:
+        content = version = ""
+    return StoredLibrary(
+        path=root / (Path(content.strip()).name or "none") / LIBRARY_NAME, version=version.strip()
+    )
+
+
+def source_file(source: Path) -> Path:
+    """Return the library that `source` names: the file, or the best one in the directory.
+
+    That is libvgpu.so or, where installers keep versions, the libvgpu.so.VERSION of the highest
+    version. Returns libvgpu.so, which does not exist, for a directory that has neither.
+    """
+    if not source.is_dir():
+        return source
+    usual = source / LIBRARY_NAME
+    versions = [] if usual.is_file() else sorted(source.glob(f"{LIBRARY_NAME}.*"), key=_numbers)
+    return versions[-1] if versions else usual
+
+
+def _numbers(path: Path) -> tuple[int, ...]:
+    return tuple(map(int, _NUMBERS.findall(path.name)))
+
+
+def _store(source: Path, root: Path) -> StoredLibrary:
+    """Copy the library to the directory of its content, unless it exists; it is not current yet.
+
+    Raises OSError, and UnavailableError if the source changes meanwhile.
+    """
+    draft = root / f".draft-{os.getpid()}"
+    root.mkdir(parents=True, exist_ok=True)
+    try:
+        before = _identity(source)
+        content = _copy(source, draft)
+        if before != _identity(source):
+            raise UnavailableError(f"{source} changed while it was copied")
+        place = root / content / LIBRARY_NAME
+        if not place.is_file() or digest_of(place) != content:
+            place.parent.mkdir(exist_ok=True)
+            draft.chmod(0o644)
+            draft.replace(place)
+            sync_directory(place.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+    return StoredLibrary(path=place, version=source.name.removeprefix(LIBRARY_NAME).lstrip("."))
+
+
+def _copy(source: Path, draft: Path) -> str:
+    """Copy onto disk; return the name of the content that was copied."""
+    content = hashlib.sha256()
+    with source.open("rb") as origin, draft.open("wb") as copy:
+        while block := origin.read(_BLOCK):
+            content.update(block)
+            copy.write(block)
+        copy.flush()
+        os.fsync(copy.fileno())
+    return content.hexdigest()[:32]
+
+
+def digest_of(path: Path) -> str:
+    """Return the directory name for a file's content: a part of its SHA-256."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
 
 def _identity(path: Path) -> Identity:
@@ -118,3 +234,62 @@ def _identity(path: Path) -> Identity:
     except OSError:
         return ()
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+async def unusable_reason(path: Path) -> str:
+    """Return why the library cannot enforce limits, or nothing if it can."""
+    try:
+        content = await asyncio.to_thread(path.read_bytes)
+    except OSError as unreadable:
+        return unreadable.strerror or str(unreadable)
+    if not is_loadable(content, platform.machine()):
+        return f"it is not a 64-bit shared library for {platform.machine()}"
+    error = await load_error(path)
+    return f"it does not load: {error}" if error else incompatible_region_layout(content)
+
+
+def is_loadable(library: bytes, machine: str) -> bool:
+    """Return whether this is the content of a 64-bit shared library for this machine.
+
+    Its dependencies are not checked: containers have libcuda, the agent seldom does.
+    """
+    if len(library) < _ELF_HEAD or library[:6] != b"\x7fELF\x02\x01":
+        return False
+    kind, built_for = struct.unpack_from("<HH", library, 16)
+    return bool(kind == _SHARED_OBJECT and built_for == _MACHINES.get(machine, built_for))
+
+
+def layout_name(path: Path) -> str:
+    """Return the layout of the library's regions, or nothing if it is unknown."""
+    try:
+        found = region_layout_of(path.read_bytes())
+    except OSError:
+        return ""
+    return "" if found is None else found.name
+
+
+async def load_error(path: Path) -> str:
+    """Load the library in a process of its own; return why that fails, or nothing.
+
+    Missing libraries of the driver do not count: containers have them. It is not a process of
+    asyncio: gRPC's handlers of fork, which that would run, can crash the child.
+    """
+    try:
+        process = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-c", _LOAD, str(path)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={LOG_LEVEL: "0"},
+            timeout=LOAD_S,
+            check=False,
+        )
+    except OSError as error:
+        return f"no process can be started: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        return f"it did not load within {LOAD_S:g} s"
+    if process.returncode == 0:
+        return ""
+    lines = [line for line in process.stderr.decode(errors="replace").splitlines() if line.strip()]
+    reason = lines[-1] if lines else f"its process ended with {process.returncode}"
+    return "" if any(name in reason for name in _IN_CONTAINERS) else reason

@@ -6,6 +6,7 @@ is what the library's own headers compile to, release by release; no field is gu
 the same distance from another field in every release is computed from that one.
 """
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,9 @@ MAGIC = 19920718
 DEVICES = 16
 SLOTS = 1024
 UUID_BYTES = 96
+_SEMAPHORE_USES = 3
+"""The least number of uses of layout 1.2's second semaphore: builds of it have four or more, builds
+of 1.1 contain the number once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,4 +168,34 @@ def layout_of(file_size: int, magic: int, version: tuple[int, int]) -> RegionLay
             return layout
     return (
         f"it calls itself version {version[0]}.{version[1]}, which no file of {file_size} bytes is"
+    )
+
+
+def region_layout_of(library: bytes) -> RegionLayout | None:
+    """Return the layout of a library's regions, or None if unknown, as on processors but x86.
+
+    Its version cannot be read without a GPU; but the size of its layout is a number in its code,
+    which it has wherever it maps or resizes a region. Another size may be there by chance, as an
+    address in debug information, so the most frequent one counts. Two versions have one size: code
+    that uses the second semaphore of the newer one contains its offset.
+    """
+    counts = {layout: library.count(struct.pack("<I", layout.size)) for layout in LAYOUTS}
+    found = max(LAYOUTS, key=lambda layout: (counts[layout], layout.size == V1_2.size))
+    if counts[found] == 0:
+        return None
+    if found.size != V1_2.size:
+        return found
+    semaphore = struct.pack("<I", V1_2.postinit_semaphore or 0)
+    return V1_2 if library.count(semaphore) >= _SEMAPHORE_USES else V1_1
+
+
+def incompatible_region_layout(library: bytes) -> str:
+    """Return why a library does not read our regions, or nothing if it does or may."""
+    found = region_layout_of(library)
+    if found is None or found.size == V1_2.size:
+        return ""
+    return (
+        f"it uses regions of layout {found.name} ({found.size} bytes), and limits are written "
+        f"to regions of {V1_2.size} bytes, which it would not read: install HAMi-core of HAMi "
+        "2.8.2 or newer"
     )

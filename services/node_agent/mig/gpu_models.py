@@ -1,6 +1,6 @@
 """GPU models with their published figures; pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from services.node_agent.mig.instances import InstanceProfile
@@ -14,91 +14,52 @@ class GpuModel:
     """NVML's product name."""
     memory_mib: int
     mig: tuple[InstanceProfile, ...] = ()
-    """Its instance profiles with NVML's IDs; empty: it does not support MIG."""
+    """Its instance profiles with NVML's IDs, if it supports MIG."""
 
 
-def _mig_profile(  # noqa: PLR0917 - a row of a table
-    number: int, name: str, memory_mib: int, slices: int, count: int, starts: tuple[int, ...]
+def _profile(  # noqa: PLR0917 - a row of a table
+    number: int, name: str, memory_mib: int, slices: int, count: int, starts: Sequence[int]
 ) -> InstanceProfile:
-    compute = int(name.partition("g.")[0])
     return InstanceProfile(
         id=number,
         name=name,
         memory_mib=memory_mib,
-        compute_slices=compute,
+        compute_slices=int(name.partition("g.")[0]),
         memory_slices=slices,
         count=count,
-        starts=starts,
+        starts=tuple(starts),
     )
 
 
-def _seven_slice_profiles(  # noqa: PLR0917 - a table
-    one: tuple[str, int],
-    large_one: tuple[str, int],
-    two: tuple[str, int],
-    three: tuple[str, int],
-    four: tuple[str, int],
-    whole: tuple[str, int],
-) -> tuple[InstanceProfile, ...]:
-    """Return the profiles of a device with seven compute and eight memory slices."""
+def _of_seven(*sizes: tuple[int, int]) -> tuple[InstanceProfile, ...]:
+    """Return the profiles of a device with seven compute and eight memory slices.
+
+    `sizes` are those of one, two, four and eight memory slices: GB as in names, and MiB.
+    """
+    (one, one_mib), (two, two_mib), (four, four_mib), (all_, all_mib) = sizes
     return (
-        _mig_profile(19, *one, 1, 7, (0, 1, 2, 3, 4, 5, 6)),
-        _mig_profile(20, f"{one[0]}+me", one[1], 1, 1, (0, 1, 2, 3, 4, 5, 6)),
-        _mig_profile(15, *large_one, 2, 4, (0, 2, 4, 6)),
-        _mig_profile(14, *two, 2, 3, (0, 2, 4)),
-        _mig_profile(9, *three, 4, 2, (0, 4)),
-        _mig_profile(5, *four, 4, 1, (0,)),
-        _mig_profile(0, *whole, 8, 1, (0,)),
+        _profile(19, f"1g.{one}gb", one_mib, 1, 7, range(7)),
+        _profile(20, f"1g.{one}gb+me", one_mib, 1, 1, range(7)),
+        _profile(15, f"1g.{two}gb", two_mib, 2, 4, (0, 2, 4, 6)),
+        _profile(14, f"2g.{two}gb", two_mib, 2, 3, (0, 2, 4)),
+        _profile(9, f"3g.{four}gb", four_mib, 4, 2, (0, 4)),
+        _profile(5, f"4g.{four}gb", four_mib, 4, 1, (0,)),
+        _profile(0, f"7g.{all_}gb", all_mib, 8, 1, (0,)),
     )
 
 
 A30 = (
-    _mig_profile(14, "1g.6gb", 6144, 1, 4, (0, 1, 2, 3)),
-    _mig_profile(21, "1g.6gb+me", 6144, 1, 1, (0, 1, 2, 3)),
-    _mig_profile(5, "2g.12gb", 12288, 2, 2, (0, 2)),
-    _mig_profile(0, "4g.24gb", 24576, 4, 1, (0,)),
+    _profile(14, "1g.6gb", 6144, 1, 4, range(4)),
+    _profile(21, "1g.6gb+me", 6144, 1, 1, range(4)),
+    _profile(5, "2g.12gb", 12288, 2, 2, (0, 2)),
+    _profile(0, "4g.24gb", 24576, 4, 1, (0,)),
 )
-A100_40 = _seven_slice_profiles(
-    ("1g.5gb", 5120),
-    ("1g.10gb", 10240),
-    ("2g.10gb", 10240),
-    ("3g.20gb", 20480),
-    ("4g.20gb", 20480),
-    ("7g.40gb", 40960),
-)
+A100_40 = _of_seven((5, 5120), (10, 10240), (20, 20480), (40, 40960))
 """With the rounded sizes of Volcano's table, as A30: a real device has up to 5 percent less."""
-A100_80 = _seven_slice_profiles(
-    ("1g.10gb", 9728),
-    ("1g.20gb", 19968),
-    ("2g.20gb", 19968),
-    ("3g.40gb", 40192),
-    ("4g.40gb", 40192),
-    ("7g.80gb", 80896),
-)
-H100_80 = _seven_slice_profiles(
-    ("1g.10gb", 9984),
-    ("1g.20gb", 20096),
-    ("2g.20gb", 20096),
-    ("3g.40gb", 40448),
-    ("4g.40gb", 40448),
-    ("7g.80gb", 81152),
-)
-H200 = _seven_slice_profiles(
-    ("1g.18gb", 16384),
-    ("1g.35gb", 33024),
-    ("2g.35gb", 33024),
-    ("3g.71gb", 71168),
-    ("4g.71gb", 71168),
-    ("7g.141gb", 143360),
-)
-B200 = _seven_slice_profiles(
-    ("1g.23gb", 20992),
-    ("1g.45gb", 45312),
-    ("2g.45gb", 45312),
-    ("3g.90gb", 90624),
-    ("4g.90gb", 90624),
-    ("7g.180gb", 182272),
-)
+A100_80 = _of_seven((10, 9728), (20, 19968), (40, 40192), (80, 80896))
+H100_80 = _of_seven((10, 9984), (20, 20096), (40, 40448), (80, 81152))
+H200 = _of_seven((18, 16384), (35, 33024), (71, 71168), (141, 143360))
+B200 = _of_seven((23, 20992), (45, 45312), (90, 90624), (180, 182272))
 
 GPU_MODELS: Mapping[str, GpuModel] = {
     "T4": GpuModel(product="Tesla T4", memory_mib=15360),

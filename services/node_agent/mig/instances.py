@@ -48,6 +48,9 @@ class MigInstance:
     """A process uses it."""
 
 
+InstanceUuids = Mapping[tuple[DeviceUuid, int], str]
+"""UUIDs of MIG instances, by device and position."""
+NO_INSTANCES: InstanceUuids = {}
 ListInstances = Callable[[DeviceUuid], Awaitable[tuple[MigInstance, ...]]]
 """Returns the instances of a device. Raises UnavailableError while the driver does not respond."""
 

@@ -1,13 +1,13 @@
 """The layouts that a device in MIG mode offers: known geometries, adapted to NVML's profiles; pure.
 
-The geometries of A30 and A100 are those that Volcano ships. Those of Hopper and Blackwell follow
-the same pattern with the profiles of NVIDIA's MIG user guide. A geometry defines the layouts and
-their order; the sizes of instances come from NVML.
+A geometry defines the layouts and their order; the sizes of instances come from NVML.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from services.node_agent.mig.gpu_models import A30, A100_40, A100_80, B200, H100_80, H200
 from services.node_agent.mig.instances import InstanceProfile, MigInstance
 from services.node_agent.mig.layout_plan import fits_alone
 from shared.dialects.volcano.device_config import MigGeometries
@@ -17,68 +17,6 @@ NEAR_PERCENT = 12
 """How much a profile's memory may differ from the geometry's and still match it."""
 CURRENT = "present"
 """Name of a device's current layout if no geometry has it."""
-
-
-def _layout(name: str, *profiles: tuple[str, int, int]) -> MigLayout:
-    return MigLayout(
-        name=name,
-        profiles=tuple(
-            MigProfile(name=n, memory_mib=mib, count=count) for n, mib, count in profiles
-        ),
-    )
-
-
-def _seven_slice_layouts(*profiles: tuple[str, int]) -> tuple[MigLayout, ...]:
-    """Return the layouts of a device with seven compute slices from its 1g, 2g, 3g, 7g."""
-    one, two, three, all_ = profiles
-    return (
-        _layout("group1", (*one, 7)),
-        _layout("group2", (*two, 3), (*one, 1)),
-        _layout("group3", (*three, 2)),
-        _layout("group4", (*all_, 1)),
-    )
-
-
-KNOWN_GEOMETRIES: tuple[MigGeometries, ...] = (
-    MigGeometries(
-        models=("A30",),
-        layouts=(
-            _layout("group1", ("1g.6gb", 6144, 4)),
-            _layout("group2", ("2g.12gb", 12288, 2)),
-            _layout("group3", ("4g.24gb", 24576, 1)),
-        ),
-    ),
-    MigGeometries(
-        models=("A100-SXM4-40GB", "A100-40GB-PCIe", "A100-PCIE-40GB"),
-        layouts=_seven_slice_layouts(
-            ("1g.5gb", 5120), ("2g.10gb", 10240), ("3g.20gb", 20480), ("7g.40gb", 40960)
-        ),
-    ),
-    MigGeometries(
-        models=("A100-SXM4-80GB", "A100-80GB-PCIe", "A100-PCIE-80GB"),
-        layouts=_seven_slice_layouts(
-            ("1g.10gb", 9728), ("2g.20gb", 19968), ("3g.40gb", 40192), ("7g.80gb", 80896)
-        ),
-    ),
-    MigGeometries(
-        models=("H100 80GB", "H100 PCIe", "H800"),
-        layouts=_seven_slice_layouts(
-            ("1g.10gb", 9984), ("2g.20gb", 20096), ("3g.40gb", 40448), ("7g.80gb", 81152)
-        ),
-    ),
-    MigGeometries(
-        models=("NVIDIA H200",),
-        layouts=_seven_slice_layouts(
-            ("1g.18gb", 16384), ("2g.35gb", 33024), ("3g.71gb", 71168), ("7g.141gb", 143360)
-        ),
-    ),
-    MigGeometries(
-        models=("NVIDIA B200",),
-        layouts=_seven_slice_layouts(
-            ("1g.23gb", 20992), ("2g.45gb", 45312), ("3g.90gb", 90624), ("7g.180gb", 182272)
-        ),
-    ),
-)
 
 
 def layouts_for(
@@ -139,10 +77,7 @@ def current_layouts(
 
     It has the name of the known layout that it equals, if there is one.
     """
-    counts: dict[str, int] = {}
-    for instance in instances:
-        if instance.uuid:
-            counts[instance.profile] = counts.get(instance.profile, 0) + 1
+    counts = Counter(instance.profile for instance in instances if instance.uuid)
     for layout in layouts:
         if counts == {profile.name: profile.count for profile in layout.profiles}:
             return (layout,)
@@ -221,3 +156,17 @@ def _fill_layout(
             for kind in kinds
         ),
     )
+
+
+KNOWN_GEOMETRIES = tuple(
+    MigGeometries(models=models, layouts=derive_layouts(profiles))
+    for models, profiles in (
+        (("A30",), A30),
+        (("A100-SXM4-40GB", "A100-40GB-PCIe", "A100-PCIE-40GB"), A100_40),
+        (("A100-SXM4-80GB", "A100-80GB-PCIe", "A100-PCIE-80GB"), A100_80),
+        (("H100 80GB", "H100 PCIe", "H800"), H100_80),
+        (("NVIDIA H200",), H200),
+        (("NVIDIA B200",), B200),
+    )
+)
+"""Those of A30 and A100 are the ones that Volcano ships; the others follow the same pattern."""

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
-from services.node_agent.allocate.claim_setup import claim_entry, requests_of
+from services.node_agent.allocate.allocation import NodeSnapshot, claim_entry, container_setup
 from services.node_agent.kubelet.device_ids import compact
 from services.node_agent.kubelet.pods import KubeletPod, PodResources
 from services.node_agent.mig.instances import MigInstance, container_instances
@@ -77,7 +76,7 @@ def rebuild_claims(
         leased = {(device_name(s.device, s.mig), s.share_id) for s in lease.shares}
         if lease.claim is None or not leased <= held.get((lease.namespace, lease.name), set()):
             continue
-        for request in requests_of(lease):
+        for request in lease.containers:
             try:
                 uuids = container_instances(lease, request, node.devices, instances)
                 entry = claim_entry(lease, request, node, honoured={}, instances=uuids, now=now)

@@ -1,10 +1,8 @@
 """The checkpoint: a JSON file with each allocation, on disk before the kubelet gets the reply."""
 
 import asyncio
-import contextlib
 import itertools
 import logging
-import os
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from services.node_agent.files import replace_file
 from services.node_agent.records.checkpoint_entry import (
     AllocationHistory,
     CheckpointEntry,
@@ -240,25 +239,5 @@ class Checkpoint:
         """Write unless a newer content was written before."""
         with self._disk:
             if number > self._newest:
-                self._replace(data)
+                replace_file(self.path, data)
                 self._newest = number
-
-    def _replace(self, data: bytes) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self.path.with_suffix(".new")
-        try:
-            with draft.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(self.path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
-            raise
-        with contextlib.suppress(OSError):
-            directory = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)

@@ -1,8 +1,10 @@
-"""Checks that all allocations of a node together fit on its devices; pure.
+"""What is held of the node's devices, and whether all allocations together fit on them; pure.
 
-It uses the agent's own records only, so no error of the ledger, a binder or a clock affects it.
+`check_fits` uses the agent's own records only, so no error of the ledger, a binder or a clock
+affects it.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -15,6 +17,8 @@ from shared.model.request import SharingPolicy
 
 ALL_CORES = 100
 """Percent of a device's cores."""
+EXCEEDED = "LeasesExceedMemory"
+"""Code of the fault of a device with less memory than its leases have."""
 
 
 class OvercommitError(RequestError):
@@ -51,7 +55,10 @@ def check_fits(
     leases = _leases_by_pod(entries)
     leases.setdefault(pod, {})[container] = entry.lease
     shares = {each: allocated_shares(of_pod) for each, of_pod in leases.items()}
-    names = {each.allocation.pod: _name(each) for each in (*entries, entry)}
+    names = {
+        each.pod: f"{each.namespace}/{each.name}"
+        for each in (one.allocation for one in (*entries, entry))
+    }
     for uuid in {share.device for share in entry.lease.shares_of(container)}:
         device = devices.get(uuid)
         if device is None:
@@ -65,37 +72,11 @@ def check_fits(
         others = tuple(holders.values())
         reason = _unrecorded(unrecorded.get(uuid, ()), own) or _overcommitment(device, own, others)
         if reason:
-            held = ", ".join(_described(other, device) for other in others)
+            held = ", ".join(f"pod {each.pod} has {_amounts(each, device)}" for each in others)
             raise OvercommitError(
                 f"device {uuid} would be over-committed: {reason}; pod {own.pod} would have "
                 f"{_amounts(own, device)}" + (f", {held}" if held else "")
             )
-
-
-def close_unrecorded(
-    devices: Iterable[Device], unrecorded: Mapping[DeviceUuid, Collection[str]]
-) -> tuple[Device, ...]:
-    """Return devices as they are to be reported: those with `unrecorded` pods as unhealthy.
-
-    The agent refuses every further pod on such a device, so none should be placed on it.
-    """
-    return tuple(
-        replace(device, healthy=False, fault=_unrecorded_fault(unrecorded[device.uuid]))
-        if device.healthy and unrecorded.get(device.uuid)
-        else device
-        for device in devices
-    )
-
-
-def _unrecorded_fault(pods: Collection[str]) -> str:
-    return (
-        f"pods {', '.join(sorted(pods))} use parts of it of which neither the node agent nor the "
-        "ledger has a record: delete them"
-    )
-
-
-def _name(entry: CheckpointEntry) -> str:
-    return f"{entry.allocation.namespace}/{entry.allocation.name}"
 
 
 def _leases_by_pod(entries: Iterable[CheckpointEntry]) -> dict[PodUid, dict[str, Lease]]:
@@ -128,26 +109,26 @@ def _unrecorded(pods: Collection[str], own: DeviceHolder) -> str:
 
 
 def _overcommitment(device: Device, own: DeviceHolder, others: Collection[DeviceHolder]) -> str:
-    """Return which amount of the device is exceeded; empty: all holders fit."""
+    """Return which amount of the device is exceeded, or nothing if all holders fit."""
     if device.mode is DeviceMode.MIG:
         return _instance_conflict(own, others)
-    booked = [own.booking, *(other.booking for other in others)]
+    booked = [each.booking for each in (own, *others)]
     if others and any(each.sharing is SharingPolicy.EXCLUSIVE for each in booked):
         return "one of its pods has it exclusively"
     given = (
         ("MiB", sum(each.memory_mib for each in booked), device.memory_mib),
         ("% of its cores", sum(each.cores_percent for each in booked), ALL_CORES),
-        ("slots", _slots_given(booked, own), own.slot_limit or device.slots),
+        (
+            "slots",
+            sum(each.slots for each in booked) if own.booking.slots else 0,
+            own.slot_limit or device.slots,
+        ),
     )
     return "; ".join(
         f"it has {limit} {unit}, and {total} would be given out"
         for unit, total, limit in given
         if total > limit
     ) or _slot_conflict(own, others)
-
-
-def _slots_given(booked: Iterable[Booking], own: DeviceHolder) -> int:
-    return sum(each.slots for each in booked) if own.booking.slots else 0
 
 
 def _slot_conflict(own: DeviceHolder, others: Iterable[DeviceHolder]) -> str:
@@ -165,12 +146,89 @@ def _instance_conflict(own: DeviceHolder, others: Iterable[DeviceHolder]) -> str
     return ""
 
 
-def _described(holder: DeviceHolder, device: Device) -> str:
-    return f"pod {holder.pod} has {_amounts(holder, device)}"
-
-
 def _amounts(holder: DeviceHolder, device: Device) -> str:
     if device.mode is DeviceMode.MIG:
         positions = ", ".join(str(position) for position in sorted(holder.positions))
         return f"position {positions} of MIG layout {holder.booking.layout}"
     return f"{holder.booking.memory_mib} MiB and {holder.booking.cores_percent} % of the cores"
+
+
+def close_unrecorded(
+    devices: Iterable[Device], unrecorded: Mapping[DeviceUuid, Collection[str]]
+) -> tuple[Device, ...]:
+    """Return devices as they are to be reported: those with `unrecorded` pods as unhealthy.
+
+    The agent refuses every further pod on such a device, so none should be placed on it.
+    """
+    return _closed(
+        devices,
+        {
+            uuid: f"pods {', '.join(sorted(pods))} use parts of it of which neither the node agent "
+            "nor the ledger has a record: delete them"
+            for uuid, pods in unrecorded.items()
+            if pods
+        },
+    )
+
+
+def close_exceeded(
+    devices: Collection[Device], leases: Iterable[Lease]
+) -> tuple[tuple[Device, ...], frozenset[DeviceUuid]]:
+    """Return devices as they are to be reported, and those whose leases exceed their memory.
+
+    A device has less memory than before, for example after its ECC mode or the driver changed. Its
+    containers go on; it gets no new share, not even one without memory, until its leases fit.
+    """
+    leased: Counter[DeviceUuid] = Counter()
+    for lease in leases:
+        for booking in bookings(lease.shares):
+            leased[booking.device] += 0 if booking.layout else booking.memory_mib
+    faults = {
+        each.uuid: f"{EXCEEDED}: its leases have {leased[each.uuid]} MiB, and it has only "
+        f"{each.memory_mib} MiB now: it gets no new share until some of them end"
+        for each in devices
+        if each.mode is DeviceMode.HAMI_CORE and leased[each.uuid] > each.memory_mib
+    }
+    return _closed(devices, faults), frozenset(faults)
+
+
+def _closed(devices: Iterable[Device], faults: Mapping[DeviceUuid, str]) -> tuple[Device, ...]:
+    return tuple(
+        replace(each, healthy=False, fault=faults[each.uuid])
+        if each.healthy and each.uuid in faults
+        else each
+        for each in devices
+    )
+
+
+def held_slots(
+    entries: Iterable[CheckpointEntry], leases: Iterable[Lease]
+) -> Mapping[DeviceUuid, int]:
+    """Return the devices that are held, each with how many slots it needs for its holders."""
+    held: dict[DeviceUuid, int] = {}
+    for lease in (*(entry.lease for entry in entries), *leases):
+        for share in lease.shares:
+            needed = 0 if share.slot is None else share.slot + 1
+            held[share.device] = max(needed, held.get(share.device, 0))
+    return held
+
+
+def devices_of_records(entries: Iterable[CheckpointEntry], slots: int) -> tuple[Device, ...]:
+    """Return the devices that containers were given, as they were when their shares were placed."""
+    shares = {
+        share.device: share
+        for entry in entries
+        for share in entry.lease.shares_of(entry.allocation.container)
+    }
+    return tuple(
+        Device(
+            uuid=share.device,
+            index=share.index,
+            model=share.device_model,
+            memory_mib=share.device_mib,
+            slots=slots,
+            unit_mib=share.unit_mib,
+            mode=DeviceMode.MIG if share.mig else DeviceMode.HAMI_CORE,
+        )
+        for share in shares.values()
+    )

@@ -1,24 +1,13 @@
 """Requests leases from binders, since an update may be late or lost."""
 
-from typing import Protocol
-
 from services.node_agent.records.known_leases import KnownLeases
 from shared.model.events.node_events import LeaseHolder
 from shared.model.events.request_reply import LeasesReply, LeasesRequest
 from shared.model.lease import Lease
 from shared.model.names import PodUid
+from shared.nats.bus import Bus
 
 REPLY_S = 2.0
-
-
-class LeaseRequester(Protocol):
-    """Sends requests over the bus."""
-
-    async def request(
-        self, request: LeasesRequest, reply_type: type[LeasesReply], *, timeout_s: float
-    ) -> LeasesReply:
-        """Send a request; raises UnavailableError if there is no reply."""
-        ...
 
 
 class LeaseSync:
@@ -27,10 +16,10 @@ class LeaseSync:
     All methods raise UnavailableError if there is no reply within `timeout_s`.
     """
 
-    def __init__(self, leases: KnownLeases, requester: LeaseRequester) -> None:
+    def __init__(self, leases: KnownLeases, bus: Bus) -> None:
         self.node = leases.node
         self.leases = leases
-        self._requester = requester
+        self._bus = bus
 
     async def sync(self, *, timeout_s: float = REPLY_S) -> None:
         """Request the complete list; a known lease that is missing from it has ended."""
@@ -53,4 +42,4 @@ class LeaseSync:
         return reply.leases
 
     async def _request(self, request: LeasesRequest, timeout_s: float) -> LeasesReply:
-        return await self._requester.request(request, LeasesReply, timeout_s=timeout_s)
+        return await self._bus.request(request, LeasesReply, timeout_s=timeout_s)

@@ -11,7 +11,7 @@ stays if the ledger has lost the lease.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from msgspec import structs
@@ -24,14 +24,13 @@ from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry, LoweredLease
 from services.node_agent.records.device_guard import OvercommitError
 from services.node_agent.resize.limits import (
+    ShortageError,
+    check_use,
     follow_lease,
     is_grown,
     is_larger,
     lower_limits,
-    shortage,
-    shortage_text,
 )
-from services.node_agent.usage.measurements import MeasuredContainer
 from services.node_agent.usage.monitor import UsageMonitor
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.request_reply import LimitsReply, LimitsRequest
@@ -46,14 +45,6 @@ HOLD_S = 20.0
 """How long a lowered limit stays without an update of its lease; a resize ends well before."""
 LATER_S = 0.001
 """What the ledger adds at least to the time of a lease's resize with the next one."""
-
-
-class _ShortageError(RequestError):
-    """A container uses more than its new limit."""
-
-    def __init__(self, reason: str, used_mib: int) -> None:
-        super().__init__(reason)
-        self.used_mib = used_mib
 
 
 class LimitUpdater:
@@ -79,7 +70,7 @@ class LimitUpdater:
                 await self._raise_again(request.lease.pod, request.resize_id)
             else:
                 await self._lower(request.lease, request.resize_id)
-        except _ShortageError as error:
+        except ShortageError as error:
             return LimitsReply(applied=False, reason=str(error), in_use_mib=error.used_mib)
         except LeaseholdError as error:
             return LimitsReply(applied=False, reason=str(error))
@@ -206,45 +197,35 @@ class LimitUpdater:
                 raise UnavailableError(
                     f"node {self.node.name} has no container of the pod that would become smaller"
                 )
-            await self._check_all(lowered)
+            for entry in lowered:
+                await self._check(entry)
             for entry in lowered:
                 self._held_since.pop((entry.key, resize_id), None)
                 await self._save(entry, entry)
         await self.node.clock.sleep(self.node.timing.limit_settle_s)
         try:
-            await self._check_all(lowered)
+            for entry in lowered:
+                await self._check(entry)
         except LeaseholdError:
             await self._raise_again(lease.pod, resize_id)
             raise
 
-    async def _check_all(self, entries: Iterable[CheckpointEntry]) -> None:
-        """Raise RequestError if a container uses more than its new limit."""
-        for entry in entries:
-            await self._check(entry)
-
     async def _check(self, entry: CheckpointEntry) -> None:
+        """Raise RequestError if a container uses more than its new limit."""
+        key = entry.allocation.pod, entry.allocation.container
         path = region_path_of(entry.limits)
         if path is None:
-            raise RequestError(
-                f"HAMi-core does not hold container {entry.allocation.container} to its share"
-            )
+            raise RequestError(f"HAMi-core does not hold container {key[1]} to its share")
         region = await asyncio.to_thread(read_region, path)
         if not isinstance(region, Region):
             reason = "it does not exist" if region is None else region.reason
             raise UnavailableError(
-                f"the memory in use by container {entry.allocation.container} is not known: its "
-                f"region {path}: {reason}"
+                f"the memory in use by container {key[1]} is not known: its region {path}: {reason}"
             )
-        living = await self.monitor.living_pids((entry.allocation.pod, entry.allocation.container))
+        living = await self.monitor.living_pids(key)
+        measured = {one.container.key: one for one in self.monitor.snapshot.containers}
         seed = seed_of(entry.limits.environment)
-        found = shortage(entry, region, seed, self._use_of(entry), living)
-        if found is not None:
-            raise _ShortageError(shortage_text(entry, found), found.used_mib)
-
-    def _use_of(self, entry: CheckpointEntry) -> MeasuredContainer | None:
-        container = entry.allocation.pod, entry.allocation.container
-        uses = self.monitor.snapshot.containers
-        return next((use for use in uses if use.container.key == container), None)
+        check_use(entry, region, seed, measured.get(key), living)
 
     async def _raise_again(self, pod: PodUid, resize_id: str) -> bool:
         """Restore limits that were lowered for a resize that did not happen.

@@ -1,7 +1,7 @@
 """Limits of running containers from their leases, and checks against their usage; pure."""
 
 from collections.abc import Iterable, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from msgspec import structs
 
@@ -14,29 +14,24 @@ from services.node_agent.usage.measurements import MeasuredContainer, region_pos
 from services.node_agent.usage.violations import UNCOUNTED_BYTES
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
-from shared.dialects.hami_core import CORES_LIMIT, MEMORY_LIMIT
+from shared.dialects.hami_core import CORES_LIMIT, MEMORY_LIMIT, shares_by_index
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease, Share
 from shared.model.names import DeviceUuid
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortage:
+class ShortageError(RequestError):
     """A container uses more of a device than it is to be limited to."""
 
-    device: DeviceUuid
-    index: int
-    used_mib: int
-    """Rounded up."""
-    limit_mib: int
-    unseen: bool = False
-    """Reported by the driver only."""
+    def __init__(self, reason: str, used_mib: int) -> None:
+        super().__init__(reason)
+        self.used_mib = used_mib
 
 
 def follow_lease(
     entry: CheckpointEntry, lease: Lease, node: NodeSnapshot
 ) -> CheckpointEntry | None:
-    """Return the entry with the limits of its new lease; None: nothing changes.
+    """Return the entry with the limits of its new lease, or None if nothing changes.
 
     Raises RequestError if the lease cannot be enforced on the container.
     """
@@ -62,7 +57,7 @@ def follow_lease(
 def lower_limits(
     entry: CheckpointEntry, lease: Lease, resize_id: str, node: NodeSnapshot
 ) -> CheckpointEntry | None:
-    """Return the entry with the smaller limits of its lease and another; None: no change.
+    """Return the entry with the smaller limits of its lease and another, or None without a change.
 
     Nothing becomes larger: the ledger has not decided yet. The limits are held as they are if the
     ledger's lease is larger than they could become. Raises RequestError if the lease cannot be
@@ -70,7 +65,7 @@ def lower_limits(
     """
     container = entry.allocation.container
     before = entry.allocation.lease
-    if [_place(share) for share in before.shares] != [_place(share) for share in lease.shares]:
+    if list(map(_place, before.shares)) != list(map(_place, lease.shares)):
         raise RequestError("the proposed lease is for other shares than its lease")
     shares = tuple(
         _smaller(old, new) if old.container == container else old
@@ -132,54 +127,39 @@ def _is_limit(name: str) -> bool:
     return name.startswith((MEMORY_LIMIT, CORES_LIMIT))
 
 
-def shortage(
+def check_use(
     entry: CheckpointEntry,
     region: Region,
     seed: RegionSeed,
     use: MeasuredContainer | None,
     living: Set[int] | None,
-) -> Shortage | None:
-    """Return which limit would be below the memory in use; None: all of them fit.
+) -> None:
+    """Raise ShortageError if a limit would be below the memory in use.
 
-    `living` has the PIDs of the container's processes in its own namespace; None: they are not
-    known. HAMi-core compares ended processes with the limit too, but without a process it compares
-    nothing. The larger of the region's and the driver's amounts counts. The driver includes
-    contexts and code, which HAMi-core leaves out: `UNCOUNTED_BYTES` of each process are subtracted.
+    `living` has the PIDs of the container's processes in its own namespace, or is None if they are
+    not known. HAMi-core compares ended processes with the limit too, but without a process it
+    compares nothing. The larger of the region's and the driver's amounts counts. The driver
+    includes contexts and code, which HAMi-core leaves out: `UNCOUNTED_BYTES` of each process are
+    subtracted.
     """
-    shares = in_order(entry.allocation.lease.shares_of(entry.allocation.container))
+    container = entry.allocation.container
+    shares = tuple(shares_by_index(entry.allocation.lease, container))
     places = region_positions(region, shares)
     seen = {one.share.device: one for one in use.shares} if use else {}
-    for number, share in enumerate(shares):
-        limit = seed.memory_bytes[number]
-        added = sums(region, places[number], living)
+    for share, place, limit in zip(shares, places, seed.memory_limits, strict=False):
+        added = sums(region, place, living)
         counted = max(added.enforced, added.total) if region.processes(living) else 0
         one = seen.get(share.device)
         by_driver = (one.driver_bytes or 0) - UNCOUNTED_BYTES * max(1, one.processes) if one else 0
         used = max(counted, by_driver)
         if used > limit:
-            return Shortage(
-                device=share.device,
-                index=share.index,
-                used_mib=-(-used // MIB),
-                limit_mib=limit // MIB,
-                unseen=by_driver > counted,
+            used_mib = -(-used // MIB)
+            source = ", as the driver reports" if by_driver > counted else ""
+            raise ShortageError(
+                f"container {container} has {used_mib} MiB of GPU {share.index} ({share.device}) "
+                f"in use{source}, and its limit would be {limit // MIB}",
+                used_mib,
             )
-    return None
-
-
-def shortage_text(entry: CheckpointEntry, found: Shortage) -> str:
-    """Return a shortage as a sentence."""
-    container = entry.allocation.container
-    source = ", as the driver reports" if found.unseen else ""
-    return (
-        f"container {container} has {found.used_mib} MiB of GPU {found.index} ({found.device}) in "
-        f"use{source}, and its limit would be {found.limit_mib}"
-    )
-
-
-def in_order(shares: Iterable[Share]) -> tuple[Share, ...]:
-    """Return shares in the order in which a container counts its devices."""
-    return tuple(sorted(shares, key=lambda share: share.index))
 
 
 def excess_requests(entries: Iterable[CheckpointEntry]) -> dict[str, int]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from services.node_agent.files import replace_file
 from services.node_agent.isolation.region import Region
 from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
 from shared.model.bounds import Amount, Seconds
@@ -159,12 +160,7 @@ class LastUseFile:
         if abs(record.observed_at - self._saved_at) < self.save_s:
             return
         try:
-            await asyncio.to_thread(self._replace, msgspec.json.encode(record))
+            await asyncio.to_thread(replace_file, self.path, msgspec.json.encode(record))
             self._saved_at = record.observed_at
         except OSError as error:
             logger.debug("%s was not written: %s", self.path, error)
-
-    def _replace(self, data: bytes) -> None:
-        draft = self.path.with_suffix(".new")
-        draft.write_bytes(data)
-        draft.replace(self.path)

@@ -180,7 +180,7 @@ def encode_ids(lease: Lease, done: frozenset[str] = frozenset()) -> str:
     """Encode one element per container with GPUs, joined by `;`, empty for those in `done`."""
     return ";".join(
         "" if container in done else encode_shares(lease.shares_of(container))
-        for container in _containers(lease)
+        for container in lease.containers
     )
 
 
@@ -201,7 +201,7 @@ def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
 def allocated_annotations(lease: Lease, done: frozenset[str]) -> dict[str, str]:
     """Return the annotations that change when Allocate has succeeded for these containers."""
     left = {TO_ALLOCATE: encode_ids(lease, done)}
-    if not done.issuperset(_containers(lease)):
+    if not done.issuperset(lease.containers):
         return left
     return {**left, PHASE: "success", TIME: NEVER}
 
@@ -237,10 +237,6 @@ def advertise(devices: Sequence[Device], _: str) -> Advertisement:
         node_status=unit_amounts(devices, MEMORY, CORES),
         annotations={REGISTER: encode_register(devices)},
     )
-
-
-def _containers(lease: Lease) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(share.container for share in lease.shares))
 
 
 DIALECT = Dialect(

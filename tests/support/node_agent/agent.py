@@ -143,6 +143,7 @@ class OneNodeCluster:
         """Run an agent; it is stopped without a drain."""
         tracing = Tracing("node-agent", None)
         settings = self.settings
+        bus: Any = self.ledger
         gpus = (
             open_gpus(settings)
             if self.gpus is None
@@ -151,7 +152,7 @@ class OneNodeCluster:
         async with node_agent(
             settings,
             gpus,
-            requester=self.ledger,
+            bus=bus,
             tracing=tracing,
             clock=FastClock(self.rate),
             timing=self.timing,

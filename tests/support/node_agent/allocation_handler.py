@@ -7,7 +7,6 @@ from typing import Any
 from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.allocate.grants import Grants
 from services.node_agent.allocate.handler import AllocationHandler
-from services.node_agent.allocate.pod_resolver import PodResolver
 from services.node_agent.gpus.inventory import SharingConfig, devices_of
 from services.node_agent.kubelet.pods import Holding, KubeletContainer, KubeletPod
 from services.node_agent.metrics import AgentMetrics, TracedAllocation
@@ -75,10 +74,11 @@ class HandlerUnderTest:
         self.kubelet, self.effects, self.ledger = FakeKubelet(), Effects(), FakeLeaseReplies()
         kubelet: Any = self.kubelet
         effects: Any = self.effects
+        bus: Any = self.ledger
         self.node = node_of(
             kubelet,
             checkpoint=Checkpoint(path / "checkpoint.json", NODE),
-            lease_sync=LeaseSync(KnownLeases(NodeName(NODE)), self.ledger),
+            lease_sync=LeaseSync(KnownLeases(NodeName(NODE)), bus),
             files=effects,
             cdi=effects,
             metrics=effects,
@@ -86,8 +86,7 @@ class HandlerUnderTest:
         )
         self.checkpoint = self.node.checkpoint
         self.grants = Grants(self.node, effects, CheckpointReconciler(self.node, kubelet, effects))
-        resolver = PodResolver(self.node, kubelet)
-        self.handler = AllocationHandler(self.node, resolver, self.grants, effects)
+        self.handler = AllocationHandler(self.node, kubelet, self.grants, effects)
 
     async def open(self) -> "HandlerUnderTest":
         gpus = await SimulatedGpus(NodeName(NODE), "2xT4").discover()

@@ -9,7 +9,6 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.node_agent.gpus.inventory import DeviceSample, GpuProcess
-from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_writer import seed_region
 from services.node_agent.mig.instances import MigInstance
@@ -20,6 +19,7 @@ from services.node_agent.usage.leased_containers import LeasedContainer, leased_
 from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.usage.usage_metrics import metrics_app
 from shared.dialects import DIALECTS
+from shared.dialects.dialect import Paths
 from shared.model.errors import UnavailableError
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid
@@ -120,8 +120,8 @@ class MonitorWorld:
 
     def add_container(self, lease: Lease) -> LeasedContainer:
         """Add a container with a lease, a checkpoint entry and a seeded region."""
-        layout = HostLayout(state_dir=self.root, library=self.root / "libvgpu.so")  # type: ignore[arg-type]
-        setup = DIALECTS[lease.dialect].container_setup(lease, "main", {}, layout.paths)
+        paths = Paths.below(self.root, self.root / "libvgpu.so")
+        setup = DIALECTS[lease.dialect].container_setup(lease, "main", {}, paths)
         activation = allocation_of(lease, resource=NUMBER)
         entry = self.record(CheckpointEntry(allocation=activation, setup=setup))
         self.node.leases.observe([lease])

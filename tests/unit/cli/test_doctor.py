@@ -23,7 +23,7 @@ from services.node_agent.gpu_access import open_gpus
 from services.node_agent.gpus.device_faults import no_response
 from services.node_agent.gpus.inventory import DeviceSample, Gpu, GpuProcess
 from services.node_agent.instance_lock import AgentInstance
-from services.node_agent.isolation.library_store import StoredLibrary
+from services.node_agent.isolation.library import StoredLibrary
 from services.node_agent.kubelet import pod_resources
 from services.node_agent.mig.instances import MigState
 from services.node_agent.settings import AgentSettings

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client import REGISTRY
 
-from services.node_agent.records.held_devices import EXCEEDED
+from services.node_agent.records.device_guard import EXCEEDED
 from services.node_agent.service import NodeAgent
 from shared.model.device import Device
 from shared.model.errors import RequestError

@@ -52,10 +52,11 @@ def bind_request() -> BindRequest:
     return BindRequest(node=NodeName(NODE), leases=(lease_of("some-uid"),))
 
 
-async def test_the_agent_starts_although_the_device_config_cannot_be_cached() -> None:
+async def test_the_agent_starts_although_the_device_config_cannot_be_cached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with one_node_cluster(rate=FAST) as cluster:
-        (cluster.root / "agent").mkdir(exist_ok=True)
-        (cluster.root / "agent" / "device-config.new").symlink_to("/dev/full")
+        monkeypatch.setattr("services.node_agent.device_config.replace_file", full)
         async with cluster.running():
             await cluster.run_pod("one", share(0, 1000))
 
@@ -72,31 +73,30 @@ async def test_a_missing_state_directory_is_reported_until_it_is_restored() -> N
         await cluster.run_pod("one", share(0, 1000))
 
 
-async def test_allocate_fails_if_the_checkpoint_cannot_be_written() -> None:
+@pytest.mark.parametrize(
+    ("writes", "reason"),
+    [
+        ("records.checkpoint.replace_file", "must be on disk before the kubelet gets it"),
+        ("isolation.region_writer._write", "the limits of the container cannot be set"),
+    ],
+)
+async def test_allocate_fails_if_the_checkpoint_or_the_region_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, writes: str, reason: str
+) -> None:
     async with one_node_cluster(rate=FAST) as cluster, cluster.running() as agent:
-        (cluster.root / "agent" / "checkpoint.new").symlink_to("/dev/full")
-        await cluster.fail_pod("one", share(0, 1000))
-        message, kept = cluster.message("one"), agent.checkpoint.allocations
+        with monkeypatch.context() as short:
+            short.setattr(f"services.node_agent.{writes}", full)
+            await cluster.fail_pod("one", share(0, 1000))
+            message, kept = cluster.message("one"), agent.checkpoint.allocations
         await cluster.run_pod("two", share(0, 1000, fence=2))
 
+    assert reason in message
     assert "No space left on device" in message
     assert kept == ()
 
 
-async def test_allocate_fails_if_the_region_cannot_be_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    async with one_node_cluster(rate=FAST) as cluster, cluster.running():
-        with monkeypatch.context() as short:
-            short.setattr("services.node_agent.isolation.region_writer._write", full)
-            await cluster.fail_pod("one", share(0, 1000))
-        await cluster.run_pod("two", share(0, 1000, fence=2))
-
-    assert "the limits of the container cannot be set" in cluster.message("one")
-    assert "No space left on device" in cluster.message("one")
+def full(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
 
 
 @pytest.mark.parametrize("existing", ["a file", "nothing that can be made"])

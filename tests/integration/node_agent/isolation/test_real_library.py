@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.node_agent.isolation.library_check import unusable_reason
+from services.node_agent.isolation.library import unusable_reason
 from services.node_agent.isolation.region import sums
 from services.node_agent.isolation.region_image import RegionSeed, altered_limits
 from services.node_agent.isolation.region_writer import write_limits

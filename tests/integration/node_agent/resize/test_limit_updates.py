@@ -16,7 +16,7 @@ from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import seed_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_reader import read_region
-from services.node_agent.resize.limits import shortage
+from services.node_agent.resize.limits import ShortageError, check_use
 from services.node_agent.service import NodeAgent
 from shared.model.device import DeviceUse
 from shared.model.events.node_events import ViolationFound
@@ -380,9 +380,8 @@ async def test_memory_of_a_killed_process_does_not_prevent_a_lower_limit() -> No
         seed = seed_of(entry.limits.environment)
         lower = replace(seed, memory_bytes=(1_000 * MIB,))
 
-        of_running = shortage(entry, region, lower, None, {7})
-        of_killed = shortage(entry, region, lower, None, frozenset())
+        with pytest.raises(ShortageError) as of_running:
+            check_use(entry, region, lower, None, {7})
+        check_use(entry, region, lower, None, frozenset())  # of a killed one
 
-    assert of_running
-    assert of_running.used_mib == 3_000
-    assert of_killed is None
+    assert of_running.value.used_mib == 3_000

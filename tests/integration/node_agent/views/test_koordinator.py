@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from services.node_agent.isolation.host_paths import is_loadable
-from services.node_agent.isolation.library import simulated_library
+from services.node_agent.isolation.library import is_loadable, simulated_library
 from shared.model.lease import RequestedUnits
 from shared.model.names import NodeName
 from shared.model.request import SharingPolicy

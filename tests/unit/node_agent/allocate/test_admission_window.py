@@ -1,7 +1,5 @@
 """Admission of binds: few pods in flight, and without the pod list one of equal pods."""
 
-from pathlib import PurePosixPath
-
 import pytest
 from msgspec import structs
 
@@ -12,14 +10,13 @@ from services.node_agent.allocate.admission_window import (
     AdmissionWindow,
 )
 from services.node_agent.allocate.allocation import NodeSnapshot
-from services.node_agent.allocate.expected_requests import containers_of, is_expected
+from services.node_agent.allocate.expected_requests import is_expected
 from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
-from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.kubelet.pods import Unserved
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
-from shared.dialects.dialect import ContainerSetup
+from shared.dialects.dialect import ContainerSetup, Paths
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
 from tests.support.build import allocation_of
@@ -65,7 +62,7 @@ def node() -> NodeSnapshot:
     gpus = [Gpu(uuid=share(n).device, index=n, model="T4", memory_mib=15360) for n in range(2)]
     devices = devices_of(gpus, SharingConfig(), ())
     served = advertisement_of(tuple(DIALECTS.values()), devices, "auto").served
-    paths = HostLayout(state_dir=PurePosixPath("/s"), library=PurePosixPath("/l/libvgpu.so")).paths
+    paths = Paths(library="/l", preload="/p", containers="/c")
     found = {device.uuid: device for device in devices}
     return NodeSnapshot(name=NodeName(NODE), devices=found, served=served, paths=paths)
 
@@ -133,7 +130,7 @@ def test_a_bind_with_an_equal_container_at_any_position_is_deferred() -> None:
     )
 
     assert under_test.deferred_without_pod_list(both, single, pair) == (single.pod, pair.pod)
-    assert containers_of(both) == ("a", "b")
+    assert both.containers == ("a", "b")
 
 
 def test_two_binds_are_in_flight_and_an_allocation_or_refusal_admits_the_next() -> None:

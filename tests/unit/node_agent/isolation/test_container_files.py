@@ -8,7 +8,6 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from services.node_agent.isolation.container_files import ContainerFiles
-from services.node_agent.isolation.host_paths import orphaned_directories
 from services.node_agent.isolation.library import NodeLibrary
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from shared.dialects.dialect import ContainerSetup, Mount
@@ -24,7 +23,7 @@ def host(tmp_path: Path, *, source: Path | None = None) -> ContainerFiles:
 
 
 def setup_for(files: ContainerFiles) -> ContainerSetup:
-    paths = files.layout.paths
+    paths = files.paths
     return ContainerSetup(
         environment={},
         mounts=(
@@ -102,7 +101,6 @@ async def test_directories_of_deleted_pods_are_removed_after_five_minutes(tmp_pa
     assert kept == ["u1_main"]
     assert not list(containers.iterdir())
     assert tmp_path.is_dir()
-    assert orphaned_directories(["stranger", "u1_main"], []) == ["u1_main"]
 
 
 def limited(files: ContainerFiles, **changes: str) -> ContainerSetup:
@@ -127,7 +125,7 @@ async def test_the_overrides_have_the_limits_and_follow_them_in_the_mounted_file
     tmp_path: Path,
 ) -> None:
     files = host(tmp_path)
-    own = f"{files.layout.paths.containers}/u1_main"
+    own = f"{files.paths.containers}/u1_main"
     setup = limited(files, NVIDIA_VISIBLE_DEVICES="GPU-a", LIBCUDA_LOG_LEVEL="1")
     setup = replace(setup, mounts=(*setup.mounts, override_mount(own)))
 

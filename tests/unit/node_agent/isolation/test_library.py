@@ -4,18 +4,18 @@ import mmap
 import os
 import platform
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
 
-from services.node_agent.isolation.library import NodeLibrary
-from services.node_agent.isolation.library_check import layout_name, load_error, unusable_reason
-from services.node_agent.isolation.library_store import (
+from services.node_agent.isolation.library import (
+    NodeLibrary,
     current_library,
     digest_of,
-    remove_unused_versions,
+    layout_name,
+    load_error,
+    unusable_reason,
 )
 from services.node_agent.isolation.region_layouts import LAYOUTS, V1_1_BAD, V1_2, RegionLayout
 from shared.dialects.hami_core import LIBRARY_NAME
@@ -210,17 +210,17 @@ async def test_a_metric_shows_the_library_only_while_it_is_usable(tmp_path: Path
 async def test_an_old_version_is_removed_once_no_container_mounts_it(
     library: NodeLibrary, source: Path
 ) -> None:
-    root, later = library.root, time.time() + 1200
     await library.update()
     first = library.current.path
     version(source, 2)
     await library.update()
 
-    assert remove_unused_versions(root, {str(first)}, now=later, unused_s=600) == []
-    assert remove_unused_versions(root, set(), now=time.time(), unused_s=600) == []
-    assert remove_unused_versions(root, set(), now=later, unused_s=600) == [first.parent]
+    await library.remove_unused({str(first)}, unused_s=-600)
+    await library.remove_unused((), unused_s=600)
+    assert first.is_file(), "mounted, or young"
+    await library.remove_unused((), unused_s=-600)
+    assert not first.parent.exists()
     assert library.current.path.is_file()
-    assert remove_unused_versions(root, set(), now=later, unused_s=600) == []
 
 
 async def test_a_library_is_checked_by_loading_it(source: Path, tmp_path: Path) -> None:
