@@ -52,13 +52,9 @@ def check_fits(
     of which no record exists: nothing more is given out of such a device.
     """
     pod, container = entry.allocation.pod, entry.allocation.container
-    leases = _leases_by_pod(entries)
-    leases.setdefault(pod, {})[container] = entry.lease
-    shares = {each: allocated_shares(of_pod) for each, of_pod in leases.items()}
-    names = {
-        each.pod: f"{each.namespace}/{each.name}"
-        for each in (one.allocation for one in (*entries, entry))
-    }
+    shares = _shares_by_pod(entries, entry)
+    allocations = [one.allocation for one in (*entries, entry)]
+    names = {each.pod: f"{each.namespace}/{each.name}" for each in allocations}
     for uuid in {share.device for share in entry.lease.shares_of(container)}:
         device = devices.get(uuid)
         if device is None:
@@ -72,20 +68,22 @@ def check_fits(
         others = tuple(holders.values())
         reason = _unrecorded(unrecorded.get(uuid, ()), own) or _overcommitment(device, own, others)
         if reason:
-            held = ", ".join(f"pod {each.pod} has {_amounts(each, device)}" for each in others)
+            held = [f", pod {each.pod} has {_amounts(each, device)}" for each in others]
             raise OvercommitError(
                 f"device {uuid} would be over-committed: {reason}; pod {own.pod} would have "
-                f"{_amounts(own, device)}" + (f", {held}" if held else "")
+                f"{_amounts(own, device)}{''.join(held)}"
             )
 
 
-def _leases_by_pod(entries: Iterable[CheckpointEntry]) -> dict[PodUid, dict[str, Lease]]:
-    """Return each container's lease; one with two resources counts once."""
+def _shares_by_pod(
+    entries: Iterable[CheckpointEntry], entry: CheckpointEntry
+) -> dict[PodUid, tuple[Share, ...]]:
+    """Return what pods hold; a container with two resources counts once, as `entry` has it."""
     leases: dict[PodUid, dict[str, Lease]] = {}
-    for entry in entries:
-        allocation = entry.allocation
-        leases.setdefault(allocation.pod, {})[allocation.container] = entry.lease
-    return leases
+    for each in entries:
+        leases.setdefault(each.allocation.pod, {})[each.allocation.container] = each.lease
+    leases.setdefault(entry.allocation.pod, {})[entry.allocation.container] = entry.lease
+    return {pod: allocated_shares(of_pod) for pod, of_pod in leases.items()}
 
 
 def _holder(name: str, of_pod: Iterable[Share], device: DeviceUuid) -> DeviceHolder | None:
@@ -118,17 +116,17 @@ def _overcommitment(device: Device, own: DeviceHolder, others: Collection[Device
     given = (
         ("MiB", sum(each.memory_mib for each in booked), device.memory_mib),
         ("% of its cores", sum(each.cores_percent for each in booked), ALL_CORES),
-        (
-            "slots",
-            sum(each.slots for each in booked) if own.booking.slots else 0,
-            own.slot_limit or device.slots,
-        ),
+        ("slots", _slots_given(booked, own), own.slot_limit or device.slots),
     )
     return "; ".join(
         f"it has {limit} {unit}, and {total} would be given out"
         for unit, total, limit in given
         if total > limit
     ) or _slot_conflict(own, others)
+
+
+def _slots_given(booked: Iterable[Booking], own: DeviceHolder) -> int:
+    return sum(each.slots for each in booked) if own.booking.slots else 0
 
 
 def _slot_conflict(own: DeviceHolder, others: Iterable[DeviceHolder]) -> str:
