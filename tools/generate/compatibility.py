@@ -81,7 +81,6 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
         ),
         37: ("test_each_gpu_process_is_reported_once_with_its_memory_and_recent_use",),
         40: ("test_the_lease_of_a_refused_share_is_released",),
-        41: ("test_an_unhealthy_gpu_is_not_allocatable_until_it_recovers",),
         42: ("test_an_agent_killed_between_lease_and_allocate_resumes_from_its_checkpoint",),
         43: ("test_40_the_agent_registers_with_a_restarted_kubelet_within_a_second",),
     },
