@@ -1,22 +1,51 @@
-"""The manifests for a cluster: what kubectl builds of them, and that rights are only those used."""
+"""The manifests for a cluster, as kubectl builds them: rights, privileges, roll-outs, deletion."""
 
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
-from tests.support.packaging import K8S, WORKLOADS, built, needs_kubectl
+from tests.support.packaging import (
+    COMPONENTS,
+    K8S,
+    OVERLAYS,
+    WORKLOADS,
+    Json,
+    built,
+    kustomize,
+    needs_kubectl,
+    objects,
+    with_component,
+)
+from tools.generate import security
+from tools.generate.manifests import WEBHOOK
 
 pytestmark = needs_kubectl
 
+WRITTEN = [
+    it
+    for folder in (K8S, WEBHOOK)
+    for path in sorted(folder.rglob("*.yaml"))
+    if "chart" not in path.parts
+    for it in objects(path.read_text())
+    if "kind" in it
+]
+"""Every object of the sources."""
 
-def kinds(directory: str, *wanted: str) -> list[dict[str, Any]]:
+
+def kinds(directory: str, *wanted: str) -> list[Json]:
     return [found for found in built(K8S / directory) if found["kind"] in wanted]
 
 
-def pods(directory: str) -> list[dict[str, Any]]:
+def pods(directory: str) -> list[Json]:
     return [w["spec"]["template"]["spec"] for w in kinds(directory, *WORKLOADS)]
 
+
+# Rights and privileges
 
 SECRETS_OF = {
     "timekeeper": ["gpu-timekeeper-certificate"],
@@ -29,7 +58,8 @@ SECRETS_OF = {
 }
 
 
-def test_no_role_has_wildcards_or_reads_secrets_of_others() -> None:
+def test_no_role_has_wildcards_or_reads_secrets_of_others_and_only_the_binder_binds() -> None:
+    binding = []
     for role in kinds("base", "ClusterRole", "Role"):
         for rule in role["rules"]:
             assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
@@ -37,10 +67,10 @@ def test_no_role_has_wildcards_or_reads_secrets_of_others() -> None:
                 assert role["kind"] == "Role"
                 assert rule["resourceNames"] == SECRETS_OF[role["metadata"]["name"]]
                 assert rule["verbs"] == ["get", "patch"]
+            if "pods/binding" in rule["resources"]:
+                binding.append(role["metadata"]["name"])
 
-
-FOR_USERS = {"viewer"}
-"""Accounts of no pod: users may create tokens of them."""
+    assert binding == ["leasehold-binder"]
 
 
 def test_exactly_the_pods_with_a_token_have_a_role() -> None:
@@ -51,7 +81,21 @@ def test_exactly_the_pods_with_a_token_have_a_role() -> None:
         if pod.get("automountServiceAccountToken", True)
     }
 
-    assert tokens == bound - FOR_USERS
+    assert tokens == bound - {"viewer"}  # users may create tokens of it
+
+
+def test_what_an_admission_policy_cannot_evaluate_is_denied() -> None:
+    kind = "ValidatingAdmissionPolicy"
+    policies = {it["metadata"]["name"]: it["spec"] for it in WRITTEN if it["kind"] == kind}
+    bindings = {
+        it["spec"]["policyName"]: it["spec"]["validationActions"]
+        for it in WRITTEN
+        if it["kind"] == f"{kind}Binding"
+    }
+
+    assert len(policies) > 5
+    assert {spec.get("failurePolicy", "Fail") for spec in policies.values()} == {"Fail"}
+    assert bindings == {name: ["Deny"] for name in policies}
 
 
 def test_only_the_node_agent_is_root_and_mounts_host_paths() -> None:
@@ -68,10 +112,19 @@ def test_only_the_node_agent_is_root_and_mounts_host_paths() -> None:
             assert inside.get("runAsUser", 65532) == (0 if agent else 65532)
 
 
+def test_no_container_of_any_component_is_privileged_and_capabilities_are_few() -> None:
+    able = {name: security.capabilities(container) for name, container, _ in security.containers()}
+
+    assert {name: found for name, found in able.items() if found != "none"} == {
+        "node-agent": "DAC_OVERRIDE",
+        "partitioner": "SYS_ADMIN",
+    }
+
+
 RESTRICTED_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
 
 
-@pytest.mark.parametrize("directory", ["base", "overlays/dev", "overlays/ha"])
+@pytest.mark.parametrize("directory", ["base", *(f"overlays/{name}" for name in OVERLAYS)])
 def test_all_pods_but_the_agents_comply_with_the_restricted_profile(directory: str) -> None:
     """By the controls of https://kubernetes.io/docs/concepts/security/pod-security-standards."""
     found = {it["metadata"]["name"]: it for it in kinds(directory, *WORKLOADS)}
@@ -83,27 +136,103 @@ def test_all_pods_but_the_agents_comply_with_the_restricted_profile(directory: s
     for workload in found.values():
         pod = workload["spec"]["template"]["spec"]
         assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}
-        kinds_of_volumes = {key for it in pod.get("volumes", ()) for key in it.keys() - {"name"}}
-        assert kinds_of_volumes <= RESTRICTED_VOLUMES
+        assert {
+            key for it in pod.get("volumes", ()) for key in it.keys() - {"name"}
+        } <= RESTRICTED_VOLUMES
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for container in [*pod.get("initContainers", ()), *pod["containers"]]:
             own = container["securityContext"]
-            assert own.keys() == {
-                "allowPrivilegeEscalation",
-                "readOnlyRootFilesystem",
-                "capabilities",
-            }
+            known = {"allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities"}
+            assert own.keys() == known
             assert own["allowPrivilegeEscalation"] is False
             assert own["capabilities"] == {"drop": ["ALL"]}
             assert not any("hostPort" in port for port in container.get("ports", ()))
 
 
-def test_the_binder_alone_may_bind() -> None:
-    binding = [
-        role["metadata"]["name"]
-        for role in kinds("base", "ClusterRole")
-        if any("pods/binding" in rule["resources"] for rule in role["rules"])
-    ]
+def test_control_plane_and_agents_have_a_priority_that_the_cluster_has() -> None:
+    classes = {it["metadata"]["name"]: it["value"] for it in kinds("base", "PriorityClass")}
+    given = {
+        it["metadata"]["name"]: it["spec"]["template"]["spec"]["priorityClassName"]
+        for it in kinds("base", *WORKLOADS)
+    }
 
-    assert binding == ["leasehold-binder"]
+    assert given.pop("node-agent") == "system-node-critical"
+    assert set(given.values()) == {"leasehold-control-plane"}
+    assert classes["leasehold-control-plane"] == max(classes.values()) == 1_000_000_000
+
+
+# Roll-outs
+
+SETTINGS_READERS = {
+    *("api", "auth", "binder", "operator", "placer", "timekeeper", "watcher", "webhook"),
+}
+
+
+def test_a_change_of_settings_replaces_the_pods_that_have_them(tmp_path: Path) -> None:
+    patch = {
+        "target": {"kind": "ConfigMap", "name": "leasehold-settings"},
+        "patch": "- {op: replace, path: /data/LEASEHOLD_LOG_LEVEL, value: debug}",
+    }
+    parts = {"resources": [os.path.relpath(K8S / "base", tmp_path)], "patches": [patch]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(parts))
+
+    before, after = (objects(kustomize(it)) for it in (K8S / "base", tmp_path))
+
+    replaced = {
+        (it["kind"], it["metadata"]["name"])
+        for it in after
+        if it["kind"] in WORKLOADS and it not in before
+    }
+    assert replaced == {("Deployment", name) for name in SETTINGS_READERS}
+
+
+def named_by(roles: list[Json]) -> Iterator[str]:
+    for role in roles:
+        for rule in role.get("rules") or () if role["kind"] in {"Role", "ClusterRole"} else ():
+            yield from rule.get("resourceNames", ())
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_roles_name_their_objects_as_written(name: str) -> None:
+    """Kustomize also replaces names of generated ConfigMaps in rules, whatever kind they name."""
+    assert {*named_by(built(K8S / "overlays" / name))} <= {*named_by(WRITTEN)}
+
+
+# Deletion
+
+WITH_USERS_OBJECTS = {"CustomResourceDefinition", "Namespace", "PersistentVolumeClaim"}
+"""Kinds of objects whose deletion deletes objects or data of users."""
+
+
+@pytest.mark.parametrize("part", [*OVERLAYS, *COMPONENTS])
+def test_deleting_an_overlay_or_component_deletes_no_objects_of_users(
+    part: str, tmp_path: Path
+) -> None:
+    is_overlay = part in OVERLAYS
+    found = built(K8S / "overlays" / part) if is_overlay else with_component(part, tmp_path)
+
+    assert WITH_USERS_OBJECTS.isdisjoint(it["kind"] for it in found)
+
+
+def test_the_volume_of_redis_outlives_its_stateful_set_and_nats_has_none() -> None:
+    volumes: dict[str, Any] = {
+        it["metadata"]["name"]: "volumeClaimTemplates" in it["spec"]
+        for it in kinds("base", "StatefulSet")
+        if "persistentVolumeClaimRetentionPolicy" not in it["spec"]  # the default is Retain
+    }
+
+    assert volumes == {"nats": False, "redis": True}
+
+
+def test_what_is_kept_has_a_directory_of_its_own_that_is_installed_first() -> None:
+    kept = {(it["kind"], it["metadata"]["name"]) for it in built(K8S / "persistent")}
+    install = (K8S.parent / "docs" / "install.md").read_text()
+
+    assert kept == {
+        ("Namespace", "leasehold-system"),
+        ("Namespace", "leasehold-agents"),
+        ("CustomResourceDefinition", "gpubudgets.leasehold.dev"),
+        ("CustomResourceDefinition", "gpuquotas.leasehold.dev"),
+    }
+    assert install.index("apply -k k8s/persistent") < install.index("apply -k k8s/overlays/dev")

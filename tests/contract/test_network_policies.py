@@ -87,13 +87,11 @@ def reached(found: list[Json], pod: Labels | None, namespace: Labels) -> set[tup
 
 def test_a_tenants_pod_reaches_only_what_is_for_all_pods() -> None:
     found = built(K8S / "overlays" / "ha")
+    tenants, claims = {"app": "train"}, {PART_OF: "leasehold", "app.kubernetes.io/name": "binder"}
 
-    assert reached(found, {"app": "train"}, TENANT) == FOR_ALL_PODS
-    assert reached(found, {"app": "train"}, SYSTEM) == FOR_ALL_PODS
-    assert reached(found, {"app": "train"}, AGENTS) == FOR_ALL_PODS
-    claims = {PART_OF: "leasehold", "app.kubernetes.io/name": "binder"}
-    assert reached(found, claims, TENANT) == FOR_ALL_PODS
-    assert reached(found, claims, AGENTS) == FOR_ALL_PODS
+    for pod, namespaces in ((tenants, (TENANT, SYSTEM, AGENTS)), (claims, (TENANT, AGENTS))):
+        for namespace in namespaces:
+            assert reached(found, pod, namespace) == FOR_ALL_PODS
     assert reached(found, None, {}) == FOR_ANY_ADDRESS
 
 
@@ -114,33 +112,25 @@ def test_each_service_reaches_nats_and_only_those_with_a_user_reach_redis() -> N
         assert ports == FOR_ALL_PODS | NATS | (REDIS if name in with_redis else set()), name
 
 
-def test_prometheus_needs_a_label_on_its_namespace(tmp_path: Path) -> None:
-    found = with_component("kube-scheduler", tmp_path)
-    metrics = reached(found, {}, {METRICS: "true"}) - FOR_ALL_PODS
+def test_prometheus_needs_a_label_and_keda_reaches_only_watchers(tmp_path: Path) -> None:
+    found, keda = with_component("kube-scheduler", tmp_path), tmp_path / "keda"
+    keda.mkdir()
 
-    with_endpoints = {service.name for service in SERVICES}
-    assert metrics == {(name, "http") for name in with_endpoints} | {
-        ("api", "old-metrics"),
-        ("node-agent", "usage"),
-    }
+    metrics = {(service.name, "http") for service in SERVICES}
+    metrics |= {("api", "old-metrics"), ("node-agent", "usage")}
+    assert reached(found, {}, {METRICS: "true"}) - FOR_ALL_PODS == metrics
+    with_keda = with_component("keda", keda)
+    assert reached(with_keda, {}, {NAMESPACE_NAME: "keda"}) - FOR_ALL_PODS == {("watcher", "http")}
 
 
 def test_only_its_kube_scheduler_reaches_the_extender(tmp_path: Path) -> None:
     found = with_component("kube-scheduler", tmp_path)
-    name, part_of = "app.kubernetes.io/name", {"app.kubernetes.io/part-of": "leasehold"}
-    scheduler = {name: "kube-scheduler"} | part_of
 
-    assert ("extender", "https") in reached(found, scheduler, home_of("extender"))
-    assert ("extender", "https") not in reached(
-        found, {name: "placer"} | part_of, home_of("placer")
-    )
+    def reaches(name: str) -> bool:
+        labels = {"app.kubernetes.io/name": name, PART_OF: "leasehold"}
+        return ("extender", "https") in reached(found, labels, home_of(name))
 
-
-def test_keda_reaches_the_metrics_of_watchers_only(tmp_path: Path) -> None:
-    keda = {"kubernetes.io/metadata.name": "keda"}
-    found = with_component("keda", tmp_path)
-
-    assert reached(found, {}, keda) - FOR_ALL_PODS == {("watcher", "http")}
+    assert (reaches("kube-scheduler"), reaches("placer")) == (True, False)
 
 
 def test_the_servers_open_no_connections_of_their_own() -> None:
@@ -153,21 +143,3 @@ def test_the_servers_open_no_connections_of_their_own() -> None:
     assert policies.keys() == {"nats", "redis"}
     assert policies["redis"]["egress"] == []
     assert [rule["ports"][0]["port"] for rule in policies["nats"]["egress"]] == [6222, 53]
-
-
-def test_control_plane_and_agents_have_a_priority_that_the_cluster_has() -> None:
-    found = built(K8S / "base")
-    classes = {it["metadata"]["name"]: it["value"] for it in found if it["kind"] == "PriorityClass"}
-    given = {name: it["spec"]["priorityClassName"] for name, it in workloads(found).items()}
-
-    assert given.pop("node-agent") == "system-node-critical"
-    assert set(given.values()) == {"leasehold-control-plane"}
-    assert classes["leasehold-control-plane"] == max(classes.values()) == 1_000_000_000
-
-
-def test_every_service_has_probes_and_the_runtimes_seccomp_profile() -> None:
-    for pod, container in ours(built(K8S / "base")):
-        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        if container["name"] != "operator":
-            assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
-            assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"

@@ -182,8 +182,8 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
             "test_what_the_agent_has_prepared_comes_before_the_copy",
         ),
         40: (
-            "test_the_page_removes_every_annotation_and_label_that_agents_write_to_nodes",
-            "test_deleting_a_component_deletes_no_objects_of_users",
+            "test_uninstalling_removes_every_annotation_and_label_that_agents_write_to_nodes",
+            "test_deleting_an_overlay_or_component_deletes_no_objects_of_users",
         ),
     },
 }
