@@ -3,7 +3,7 @@
 import asyncio
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -34,7 +34,17 @@ from shared.credentials.authorization import Viewer
 from shared.credentials.tokens import AccessDeniedError
 from shared.ledger.budgets import Budgets
 from shared.ledger.showback import GROUPS, EntryRange, add_up, showback_view
-from shared.model.budget import Accounts, ChargeEntry, ShowbackView
+from shared.model.balance import balance
+from shared.model.budget import (
+    Accounts,
+    Balance,
+    Budget,
+    BudgetsView,
+    BudgetView,
+    ChargeEntry,
+    ReportView,
+    minutes,
+)
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.request_reply import (
     GrantReply,
@@ -66,6 +76,49 @@ from shared.model.views import (
 from shared.nats.bus import Bus
 from shared.runtime.span_files import TraceSpan, read_spans, read_trace, span_views
 from shared.runtime.telemetry import trace_id_of
+
+
+def balances(found: Accounts) -> list[Balance]:
+    """Return the balance of each account that has a window."""
+    return [
+        balance(each, each.budget or Budget(namespace=each.namespace), found.now_ms)
+        for each in found.accounts
+        if each.windows
+    ]
+
+
+def budget_view(found: Balance) -> BudgetView:
+    """Return a balance."""
+    allowed, remaining = found.allowed_units, found.remaining_units
+    return BudgetView(
+        namespace=found.namespace,
+        state=found.state,
+        window=found.window.id,
+        window_start_ms=found.window.start_ms,
+        window_end_ms=found.window.end_ms,
+        used_units=str(found.used_units),
+        allowed_units=None if allowed is None else str(allowed),
+        remaining_units=None if remaining is None else str(remaining),
+        used_gpu_minutes=minutes(found.used_units),
+        current_rate_milli_gpu=found.current_rate_milli_gpu,
+        leases=found.leases,
+        problem=found.problem,
+        exhausted_at=None if found.exhausted_at_ms is None else found.exhausted_at_ms / 1000,
+    )
+
+
+def uncharged_minutes(found: Iterable[Balance], window: str) -> dict[Namespace, str]:
+    """Return the GPU-minutes of running leases that reports do not contain yet, by namespace.
+
+    Only of open windows, and of those only `window` unless it is empty.
+    """
+    uncharged = {
+        each.namespace: each.window_used_units - each.window.used_units
+        for each in found
+        if window in {"", each.window.id}
+    }
+    return {name: minutes(units) for name, units in uncharged.items() if units}
+
 
 _UID = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGNORECASE)
 T = TypeVar("T")
@@ -252,11 +305,13 @@ class ReadApi:
         totals = self.service.projection.totals.values()
         return ManifestView(manifest=first_pod(name for one in totals for name in one.node.served))
 
-    async def budgets_of(self, call: ApiCall) -> Accounts:
-        """Return the budget accounts of the namespaces that the viewer may see."""
-        return await self.budgets.all_accounts(await self._charged_namespaces(call))
+    async def budgets_of(self, call: ApiCall) -> BudgetsView:
+        """Return the budgets of the namespaces that the viewer may see."""
+        accounts = await self.budgets.all_accounts(await self._charged_namespaces(call))
+        found = tuple(map(budget_view, balances(accounts)))
+        return BudgetsView(read_at=accounts.now_ms / 1000, budgets=found)
 
-    async def showback(self, call: ApiCall) -> ShowbackView:
+    async def showback(self, call: ApiCall) -> ReportView:
         """Sum up the GPU time of the namespaces that the viewer may see."""
         within = EntryRange(
             window=call.query.get("window", ""),
@@ -265,7 +320,11 @@ class ReadApi:
         )
         names = await self._charged_namespaces(call)
         group_by = [part for part in call.query.get("groupBy", "").split(",") if part] or GROUPS
-        return showback_view(await add_up(self.budgets, names, within, group_by))
+        rows = showback_view(await add_up(self.budgets, names, within, group_by)).rows
+        if within.to_ms is not None:
+            return ReportView(rows=rows, not_charged={})
+        now = balances(await self.budgets.all_accounts(names))
+        return ReportView(rows=rows, not_charged=uncharged_minutes(now, within.window))
 
     async def _charged_namespaces(self, call: ApiCall) -> list[Namespace]:
         names = await self.budgets.revisions()

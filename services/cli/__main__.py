@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from services.cli.parser import NO_FILES, build_parser, candidates, parse
-from services.cli.program import program_name
+from services.cli.terminal import program_name
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.runtime.variables import check_variables
 

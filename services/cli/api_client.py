@@ -17,8 +17,8 @@ import msgspec
 
 from services.cli.arguments import ApiArguments
 from services.cli.pod_summary import PodSummary, summary_of
-from services.cli.program import program
 from services.cli.state_dir import StateDir, load_state, optional_path, supervisor_pid
+from services.cli.terminal import program
 from shared.credentials.tokens import VIEWER_COOKIE
 from shared.kubernetes.errors import (
     ForbiddenError,

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from services.cli.program import program
+from services.cli.terminal import program
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 
 FORMAT = 1

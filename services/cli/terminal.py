@@ -1,7 +1,9 @@
 """Output of the commands: JSON, YAML, or coloured text in the width of the terminal."""
 
+import shlex
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,6 +12,28 @@ from shared.model.bounds import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+NAME = "leasehold"
+PLUGIN = "kubectl-leasehold"
+"""kubectl runs a program of this name as `kubectl leasehold`."""
+
+
+def program_name() -> str:
+    """Return the name of the command, as in its help."""
+    return "kubectl leasehold" if Path(sys.argv[0]).name == PLUGIN else NAME
+
+
+def program() -> str:
+    """Return the command as a shell finds it: with the typed path if PATH has another or none."""
+    typed = Path(sys.argv[0])
+    if typed.name != NAME:
+        return program_name()
+    found = shutil.which(NAME)
+    if found is not None and typed.exists() and Path(found).samefile(typed):
+        return NAME
+    return shlex.quote(str(typed))
+
 
 DEFAULT_WIDTH = 120
 UNBROKEN_WIDTH = 4_000

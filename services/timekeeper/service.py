@@ -17,7 +17,6 @@ from services.timekeeper.accounts.accrual import (
     restore_update,
     trim_windows,
 )
-from services.timekeeper.accounts.balance import balance
 from services.timekeeper.accounts.windows import retained_since_ms
 from services.timekeeper.config.budget_sources import ConfiguredBudgets
 from services.timekeeper.journal_reader import JournalReader
@@ -26,6 +25,7 @@ from services.timekeeper.report.budget_reports import budget_changed, is_reporta
 from services.timekeeper.report.status_publisher import StatusPublisher
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
+from shared.model.balance import balance
 from shared.model.budget import Account, Balance, PolicyType, minutes
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, RequestError

@@ -359,3 +359,35 @@ class ShowbackView(msgspec.Struct, frozen=True, kw_only=True):
         writer.writeheader()
         writer.writerows(map(msgspec.to_builtins, self.rows))
         return text.getvalue()
+
+
+class BudgetView(msgspec.Struct, frozen=True, kw_only=True):
+    """A namespace's budget; units are text, since JSON numbers lose precision."""
+
+    namespace: Namespace
+    state: BudgetState
+    window: str
+    window_start_ms: int
+    window_end_ms: int | None
+    used_units: str
+    allowed_units: str | None
+    remaining_units: str | None
+    used_gpu_minutes: str
+    current_rate_milli_gpu: int
+    leases: int
+    problem: str
+    exhausted_at: float | None
+    """When it was, or will be at the current rate."""
+
+
+class BudgetsView(msgspec.Struct, frozen=True, kw_only=True):
+    """The budgets of the namespaces that the viewer may see."""
+
+    read_at: float
+    budgets: tuple[BudgetView, ...]
+
+
+class ReportView(ShowbackView, frozen=True, kw_only=True):
+    """GPU time, and the GPU-minutes of running leases that it does not contain yet."""
+
+    not_charged: dict[Namespace, str]

@@ -4,13 +4,14 @@ Amounts are MiB, percent of one device and Unix seconds. Of a namespace that the
 a share has its amounts and the state of its lease: no names, no times and no measured usage.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from shared.model.bounds import MessageText, Mib, Percent, ShortText
-from shared.model.lease import ClaimAllocation, MigPlacement, ShareSize
+from shared.model.lease import ClaimAllocation, MigPlacement, Share, ShareSize
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.placement import NodeVerdict, Refusal
 
@@ -438,11 +439,25 @@ class PreemptionsView(View, frozen=True, kw_only=True):
 
 
 class PlannedShare(View, frozen=True, kw_only=True):
-    """A share that the pod would get."""
+    """A share that a pod would get."""
 
     device: DeviceUuid
     index: int
     memory_mib: int
+    cores_percent: int
+
+    @classmethod
+    def of(cls, shares: Iterable[Share]) -> "tuple[PlannedShare, ...]":
+        """Return the shares of a placement."""
+        return tuple(
+            cls(
+                device=each.device,
+                index=each.index,
+                memory_mib=each.memory_mib,
+                cores_percent=each.cores_percent,
+            )
+            for each in shares
+        )
 
 
 class PlannedVictim(View, frozen=True, kw_only=True):

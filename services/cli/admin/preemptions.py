@@ -21,7 +21,7 @@ from services.cli import terminal
 from services.cli.api_client import ApiClient, locate
 from services.cli.commands import PreemptionsArguments
 from services.cli.formats import timestamp
-from services.cli.program import program, program_name
+from services.cli.terminal import program, program_name
 from shared.kubernetes.client import KubernetesClient
 from shared.model.errors import RequestError
 from shared.model.ledger import WaitingPod
@@ -173,10 +173,7 @@ async def _list_pods(
 def _plan_view(found: PreemptionPlan) -> PlanView:
     return PlanView(
         node=found.node,
-        shares=tuple(
-            PlannedShare(device=each.device, index=each.index, memory_mib=each.memory_mib)
-            for each in found.shares
-        ),
+        shares=PlannedShare.of(found.shares),
         victims=tuple(
             PlannedVictim(
                 pod=f"{each.lease.namespace}/{each.lease.name}",

@@ -5,7 +5,7 @@ import sys
 from services.cli import terminal
 from services.cli.api_client import ApiClient, locate
 from services.cli.commands import Resize
-from services.cli.program import program_name
+from services.cli.terminal import program_name
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, ShareSize
 from shared.model.quantity import parse_quantity

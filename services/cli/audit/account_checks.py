@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from services.cli.audit.differences import BIND_S, Difference, pod_name
-from services.cli.audit.snapshot import Snapshot, WindowTotals
+from services.cli.audit.snapshot import BIND_S, Difference, Snapshot, WindowTotals, pod_name
 from services.timekeeper.accounts.accrual import RESTORED
 from shared.model.budget import BudgetWindow, ChargeEntry
 from shared.model.fair_share import GpuAmount, fair_share_of

@@ -16,10 +16,9 @@ from rich.text import Text
 from services.cli import terminal
 from services.cli.arguments import own_schedulers
 from services.cli.audit.account_checks import window_totals
-from services.cli.audit.differences import Difference, lasting_differences
 from services.cli.audit.invariants import differences, unread_checkpoints
 from services.cli.audit.lease_checks import unexplained
-from services.cli.audit.snapshot import Snapshot, WindowTotals
+from services.cli.audit.snapshot import Difference, Snapshot, WindowTotals, lasting_differences
 from services.cli.audit.snapshot_reader import (
     LedgerLocation,
     SnapshotReader,

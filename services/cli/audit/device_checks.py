@@ -3,8 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from services.cli.audit.differences import BIND_S, Difference, device_difference, pod_name
-from services.cli.audit.snapshot import Snapshot, shares_on
+from services.cli.audit.snapshot import (
+    BIND_S,
+    Difference,
+    Snapshot,
+    device_difference,
+    pod_name,
+    shares_on,
+)
 from shared.model.device import Device, DeviceUse
 from shared.model.lease import Booking, Lease, Share, allocated_shares, bookings
 from shared.model.ledger import counted_use

@@ -10,7 +10,6 @@ from services.cli.audit.device_checks import (
     node_totals,
     over_commitment,
 )
-from services.cli.audit.differences import BIND_S, OUTLIVE_S, Difference
 from services.cli.audit.lease_checks import (
     agents,
     annotation_views,
@@ -19,7 +18,7 @@ from services.cli.audit.lease_checks import (
     one_lease,
     outlived,
 )
-from services.cli.audit.snapshot import Snapshot
+from services.cli.audit.snapshot import BIND_S, OUTLIVE_S, Difference, Snapshot
 from shared.model.claim import LEASED, device_name
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.lease import Lease, LeaseState

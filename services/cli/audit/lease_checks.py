@@ -3,15 +3,15 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from services.cli.audit.differences import (
+from services.cli.audit.snapshot import (
     BIND_S,
     EXPIRE_S,
     EXPLAIN_S,
     OUTLIVE_S,
     Difference,
+    Snapshot,
     pod_name,
 )
-from services.cli.audit.snapshot import Snapshot
 from shared.dialects import DIALECTS
 from shared.model.errors import RequestError
 from shared.model.events.node_events import Allocation

@@ -8,18 +8,51 @@ from pathlib import Path
 
 import msgspec
 
-from services.cli.audit.cluster_objects import ClusterObjects
 from services.cli.audit.snapshot import Snapshot
 from services.cli.commands import Audit
-from services.cli.program import program
+from services.cli.pod_summary import PodSummary, summary_of
 from services.cli.state_dir import StateDir, load_state, optional_path, supervisor_pid
+from services.cli.terminal import program
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
+from shared.kubernetes.resource_claims import CLAIMS_PATH, ApiResourceClaim, allocated_claim
+from shared.kubernetes.types import ApiObject, ApiPod
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import RequestError, UnavailableError
+from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.node_events import Allocation
 from shared.model.names import SYSTEM_NAMESPACE, NodeName
+
+ALL_PODS = "/api/v1/pods"
+
+
+class ClusterObjects:
+    """Reads with the permissions of the client."""
+
+    def __init__(self, kubernetes: KubernetesClient) -> None:
+        self.kubernetes = kubernetes
+
+    async def pods(self) -> tuple[PodSummary, ...]:
+        """Return every pod of the cluster."""
+        pages = self.kubernetes.pages(ALL_PODS)
+        return tuple([summary_of(pod) async for page in pages for pod in page.read(ApiPod)])
+
+    async def node_names(self) -> frozenset[NodeName]:
+        """Return the names of the nodes that the API server has."""
+        pages = self.kubernetes.pages("/api/v1/nodes")
+        return frozenset(
+            {NodeName(each.metadata.name) async for page in pages for each in page.read(ApiObject)}
+        )
+
+    async def claims(self) -> tuple[AllocatedClaim, ...] | None:
+        """Return the ResourceClaims with devices of our driver; None: they cannot be read."""
+        try:
+            pages = [page async for page in self.kubernetes.pages(CLAIMS_PATH)]
+        except RequestError:
+            return None
+        claims = (claim for page in pages for claim in page.read(ApiResourceClaim))
+        return tuple(filter(None, map(allocated_claim, claims)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 from cryptography import x509
 
 from services.cli.doctor import cluster_checks as judge
-from services.cli.doctor import running_settings
 from services.webhook.registration import CLAIMS_WEBHOOK
 from shared.credentials.logins import ClientCredentials
 from shared.kubernetes.client import KubernetesClient
@@ -175,8 +174,8 @@ class ClusterProbes:
 
     async def settings(self) -> Finding:
         """Compare the settings in heartbeats with those of the cluster's workloads."""
-        wanted = await running_settings.read_settings(self.kubernetes)
-        return running_settings.judge(wanted, await self._heartbeats())
+        wanted = await judge.read_settings(self.kubernetes)
+        return judge.settings(wanted, await self._heartbeats())
 
     async def rights(self) -> Finding:
         """Review the rights of our account at the API server."""

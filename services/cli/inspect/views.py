@@ -14,7 +14,7 @@ from services.cli import terminal
 from services.cli.api_client import ApiClient, RefusedError, locate
 from services.cli.arguments import own_schedulers
 from services.cli.commands import Explain, Gpus, Ps, Top, Topology, Trace
-from services.cli.program import program, program_name
+from services.cli.terminal import program, program_name
 from shared.model.bounds import printable
 from shared.model.views import GpusView, LeasesView, PodView, SpanView, TraceView
 
@@ -78,7 +78,7 @@ def _leases(api: ApiClient, flags: Ps | Top, name: str = "") -> LeasesView:
 
 def top(flags: Top) -> int:
     """Show the usage of every share beside its lease, until interrupted."""
-    from services.cli.inspect.top import top_rows, top_table, top_view
+    from services.cli.inspect.render import top_rows, top_table, top_view
 
     api = ApiClient(locate(flags))
 

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from services.binder.observations import DisruptionBudget, PodSnapshot
@@ -12,14 +12,14 @@ from services.binder.preempt.rules import PreemptionRules, exclusion_reason
 from services.cli import terminal
 from services.cli.api_client import ApiClient, locate
 from services.cli.commands import Defrag, ReplayArguments, WhatIf
-from services.cli.plan import render, replay_render
-from services.cli.plan.moves import MovePlan, plan_moves
+from services.cli.plan import render
+from services.cli.plan.moves import DefragView, MovePlan, plan_moves
 from services.cli.plan.replay import replay
 from services.cli.plan.trace import idle_in_parts, read_nodes, read_pods
 from services.cli.plan.what_if import TriedPod, forecast
-from services.cli.program import program
-from services.cli.request.manifest_report import load_watcher_rules
+from services.cli.request.command import load_watcher_rules
 from services.cli.request.manifests import ManifestPod, load, pods_in
+from services.cli.terminal import program
 from shared.dialects.dialect import Rules
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.types import ApiPod
@@ -29,6 +29,7 @@ from shared.model.ledger import LedgerNode
 from shared.model.names import PodUid
 from shared.model.preemption import EvictionOutcome, PlacingView, PreemptionState
 from shared.model.request import NodeOrder, PodRequest
+from shared.model.views import ProtectedPod
 from shared.pods.pod_parser import PodParser
 
 
@@ -44,9 +45,9 @@ def replay_trace(flags: ReplayArguments) -> int:
     pods = [replace(pod, created_s=pod.created_s / flags.load) for pod in pods]
     results = [replay(pods, nodes, NodeOrder(policy)) for policy in flags.policies]
     if flags.output:
-        terminal.print_document(replay_render.replay_shape(results), flags.output)
+        terminal.print_document(render.replay_shape(results), flags.output)
     else:
-        terminal.print_text(replay_render.replay_text(results))
+        terminal.print_text(render.replay_text(results))
     return 0
 
 
@@ -90,7 +91,7 @@ def what_if(flags: WhatIf) -> int:
     placing = ApiClient(locate(flags)).get("/api/v1/placing", PlacingView)
     found = forecast(pods, placing.nodes, now=time.time())
     if flags.output:
-        terminal.print_document(render.forecast_shape(found), flags.output)
+        terminal.print_document(found, flags.output)
     else:
         terminal.print_text(render.forecast_text(found))
     return 1 if found.waiting else 0
@@ -128,34 +129,33 @@ async def _defrag(flags: Defrag) -> int:
         evictions = PodClient(kubernetes)
         pods, budgets = await evictions.list_pods()
         rules = PreemptionRules(min_runtime_s=flags.min_runtime_s)
-        nodes, staying = placing.nodes, dict[PodUid, str]()
-        leases = {lease.pod: lease for totals in nodes for lease in totals.leases}
-        for lease in leases.values():
-            reason = _stays(lease, pods, budgets, placing.preemptions, rules, now)
-            if reason:
-                staying[lease.pod] = reason
+        leases = {lease.pod: lease for totals in placing.nodes for lease in totals.leases}
+        staying = {
+            lease.pod: reason
+            for lease in leases.values()
+            if (reason := _stays(lease, pods, budgets, placing.preemptions, rules, now))
+        }
         watcher_rules = load_watcher_rules(flags.volcano_conf)
         requests = await read_requests(kubernetes, leases.keys() - staying.keys(), watcher_rules)
-        plan = plan_moves(waiting[0].queued.request, nodes, requests, now=now)
-        kept = [(leases[uid], reason) for uid, reason in staying.items()]
-        _print_moves(flags, name, plan, kept, now)
+        plan = plan_moves(waiting[0].queued.request, placing.nodes, requests, now=now)
+        _print_moves(flags, DefragView(pod=name, plan=plan, stays=_kept(leases, staying)))
         if plan is None:
             return 1
         return await _evict(plan, pods, evictions) if flags.evict else 0
 
 
-def _print_moves(
-    flags: Defrag,
-    name: str,
-    plan: MovePlan | None,
-    kept: Iterable[tuple[Lease, str]],
-    now: float,
-) -> None:
-    named = sorted((f"{lease.namespace}/{lease.name}", reason) for lease, reason in kept)
+def _kept(
+    leases: Mapping[PodUid, Lease], staying: Mapping[PodUid, str]
+) -> tuple[ProtectedPod, ...]:
+    named = [(f"{leases[uid].namespace}/{leases[uid].name}", why) for uid, why in staying.items()]
+    return tuple(ProtectedPod(pod=pod, reason=reason) for pod, reason in sorted(named))
+
+
+def _print_moves(flags: Defrag, found: DefragView) -> None:
     if flags.output:
-        terminal.print_document(render.moves_shape(name, plan, named, now), flags.output)
+        terminal.print_document(found, flags.output)
     else:
-        terminal.print_text(render.moves_text(name, plan, named, now))
+        terminal.print_text(render.moves_text(found))
 
 
 def _refuse(reason: str) -> int:
@@ -187,7 +187,7 @@ def _stays(  # noqa: PLR0917 - each is a different kind
 
 async def _evict(plan: MovePlan, pods: Mapping[PodUid, PodSnapshot], evictions: PodClient) -> int:
     """Evict the pods of a plan: none of them if a dry run refuses one."""
-    moved = [pods[move.lease.pod] for move in plan.moves]
+    moved = [pods[move.uid] for move in plan.moves]
     for dry_run in (True, False):
         for pod in moved:
             outcome, reason = await evictions.evict(pod, dry_run=dry_run)

@@ -1,14 +1,14 @@
 """The fewest pods to move so that a waiting pod fits; pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
-from shared.model.lease import Lease, Share
+from shared.model.lease import Lease
 from shared.model.ledger import NodeTotals
 from shared.model.names import NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
+from shared.model.views import PlannedShare, ProtectedPod, View
 from shared.placing.room import ClusterTrials, Room, rooms_by_few
 from shared.placing.trial_cluster import TrialCluster
 
@@ -17,24 +17,36 @@ MAX_ROOMS = 500
 _WANTED = PodUid("the waiting pod")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class Move(View, frozen=True, kw_only=True, rename={"from_": "from"}):
     """A pod that is evicted, and where its replacement fits."""
 
-    lease: Lease
-    to: Placement
+    pod: str
+    """Its namespace and name."""
+    uid: PodUid
+    from_: NodeName
+    to: NodeName
+    shares: tuple[PlannedShare, ...]
+    running_s: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MovePlan:
+class MovePlan(View, frozen=True, kw_only=True):
     """What the waiting pod gets on a node once pods have moved."""
 
     node: NodeName
-    shares: tuple[Share, ...]
-    moves: tuple[Move, ...]
-    """Empty: it fits as it is."""
-    used_gpu_s: float = 0.0
+    shares: tuple[PlannedShare, ...]
+    moves: tuple[Move, ...] = ()
+    """Empty if it fits as it is."""
+    gpu_s_used: float = 0.0
     """GPU-seconds that the moved pods have used."""
+
+
+class DefragView(View, frozen=True, kw_only=True):
+    """The moves for a waiting pod."""
+
+    pod: str
+    plan: MovePlan | None
+    stays: tuple[ProtectedPod, ...]
+    """Pods that are not moved."""
 
 
 def plan_moves(
@@ -52,19 +64,27 @@ def plan_moves(
     trials = ClusterTrials(nodes)
     found = trials.cluster.place(_WANTED, request)
     if isinstance(found, Placement):
-        return MovePlan(node=found.node, shares=found.shares, moves=())
+        return MovePlan(node=found.node, shares=PlannedShare.of(found.shares))
     rooms = rooms_by_few(request, trials, lambda lease: lease.pod in requests, now=now)
     for room in islice(rooms, MAX_ROOMS):
-        moves = _moves(request, room, requests, trials.cluster)
+        moves = _moves(request, room, requests, trials.cluster, now=now)
         if moves is not None:
             return MovePlan(
-                node=room.node, shares=room.shares, moves=moves, used_gpu_s=room.used_gpu_s
+                node=room.node,
+                shares=PlannedShare.of(room.shares),
+                moves=moves,
+                gpu_s_used=round(room.used_gpu_s, 3),
             )
     return None
 
 
 def _moves(
-    request: PodRequest, room: Room, requests: Mapping[PodUid, PodRequest], cluster: TrialCluster
+    request: PodRequest,
+    room: Room,
+    requests: Mapping[PodUid, PodRequest],
+    cluster: TrialCluster,
+    *,
+    now: float,
 ) -> tuple[Move, ...] | None:
     """Place the pods that would end elsewhere, or return None if not all of them fit.
 
@@ -76,7 +96,16 @@ def _moves(
         found = cluster.place(lease.pod, requests[lease.pod])
         if isinstance(found, Refusal):
             break
-        moves.append(Move(lease=lease, to=found))
+        moves.append(
+            Move(
+                pod=f"{lease.namespace}/{lease.name}",
+                uid=lease.pod,
+                from_=lease.node,
+                to=found.node,
+                shares=PlannedShare.of(found.shares),
+                running_s=round(now - lease.created_at),
+            )
+        )
     for pod in (_WANTED, *(lease.pod for lease in room.leases)):
         cluster.remove(pod)
     return tuple(moves) if len(moves) == len(room.leases) else None

@@ -1,59 +1,143 @@
-"""Forecasts and plans of moves, as text and as JSON; pure.
-
-`what-if --json`: {"pods": [{"origin", "pod", "node", "shares": [SHARE], "refusal", "room": null or
-{"node", "leases": [{"pod", "gpu_s_used"}]}}], "add_nodes": [{"like", "gpus", "count", "pods"}]}.
-`defrag --json`: {"pod", "plan": null or {"node", "shares": [SHARE], "moves": [{"pod", "from", "to",
-"shares": [SHARE], "running_s"}], "gpu_s_used"}, "stays": [{"pod", "reason"}]}.
-SHARE: {"device", "index", "memory_mib", "cores_percent"}.
-"""
+"""Forecasts and plans of moves as text; pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from statistics import fmean
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from services.cli.formats import age
-from services.cli.plan.moves import Move, MovePlan
+from services.cli.formats import age, new_table
+from services.cli.plan.moves import DefragView, Move
+from services.cli.plan.replay import Replay
 from services.cli.plan.what_if import AddedNodes, Forecast, TriedOutcome
-from shared.model.device import Device
-from shared.model.lease import Lease, Share
-from shared.model.placement import Placement, Refusal
+from shared.model.views import PlannedShare
+
+INTERVALS = 12
+
+
+def replay_shape(results: Sequence[Replay]) -> dict[str, Any]:
+    """Return the JSON form of replays."""
+    return {"policies": [_policy_shape(result) for result in results]}
+
+
+def _policy_shape(result: Replay) -> dict[str, Any]:
+    waits = sorted(result.waits_s)
+    means = result.means(*result.arrivals_s)
+    return {
+        "policy": result.policy.value,
+        "gpus": result.gpus,
+        "idle_gpus": round(means.idle_gpus, 2),
+        "idle_gpus_while_waiting": round(means.idle_while_waiting, 2),
+        "started": len(waits),
+        "waited": sum(wait > 0 for wait in waits) + result.never,
+        "wait_s": {
+            "mean": round(fmean(waits or [0.0]), 1),
+            "p50": _quantile(waits, 0.5),
+            "p99": _quantile(waits, 0.99),
+            "max": _quantile(waits, 1),
+        },
+        "never": result.never,
+        "impossible": result.impossible,
+        "intervals": _intervals(result),
+    }
+
+
+def _quantile(ordered: Sequence[float], part: float) -> float:
+    return round(ordered[int(part * (len(ordered) - 1))], 1) if ordered else 0.0
+
+
+def _intervals(result: Replay) -> list[dict[str, float]]:
+    begin_s, end_s = result.arrivals_s
+    length_s = (end_s - begin_s) / INTERVALS
+    found = []
+    for number in range(INTERVALS):
+        from_s = begin_s + number * length_s
+        means = result.means(from_s, from_s + length_s)
+        found.append(
+            {
+                "from_s": round(from_s - begin_s, 1),
+                "idle_gpus": round(means.idle_gpus, 2),
+                "idle_gpus_while_waiting": round(means.idle_while_waiting, 2),
+                "waiting": round(means.waiting, 2),
+            }
+        )
+    return found
+
+
+def replay_text(results: Sequence[Replay]) -> RenderableType:
+    """Format replays for people."""
+    shapes = [_policy_shape(result) for result in results]
+    begin_s, end_s = results[0].arrivals_s
+    title = f"{shapes[0]['gpus']} GPUs, pods arrive for {age(end_s - begin_s)}"
+    table = new_table(
+        *("POLICY", "GPUS IDLE", "WHILE PODS WAIT", "STARTED", "WAITED", "MEAN", "P50", "P99"),
+        *("MAX", "NEVER"),
+    )
+    for shape in shapes:
+        waits = shape["wait_s"]
+        table.add_row(
+            shape["policy"],
+            f"{shape['idle_gpus']:.1f}",
+            f"{shape['idle_gpus_while_waiting']:.1f}",
+            *(str(shape[name]) for name in ("started", "waited")),
+            *(age(waits[name]) for name in ("mean", "p50", "p99", "max")),
+            str(shape["never"]),
+        )
+    lines = [Text(title, style="bold"), table, Text(), _timeline(shapes)]
+    if shapes[0]["impossible"]:
+        text = f"left out, as no node fits them even when idle: {shapes[0]['impossible']} pods"
+        lines.append(Text(text, style="red"))
+    return Group(*lines)
+
+
+def _timeline(shapes: Sequence[dict[str, Any]]) -> RenderableType:
+    titles = (
+        title
+        for shape in shapes
+        for title in (f"IDLE, {shape['policy']}", f"PODS WAITING, {shape['policy']}")
+    )
+    table = new_table("FROM", *titles)
+    for rows in zip(*(shape["intervals"] for shape in shapes), strict=True):
+        figures = (
+            text for row in rows for text in (f"{row['idle_gpus']:.1f}", f"{row['waiting']:.1f}")
+        )
+        table.add_row(age(rows[0]["from_s"]), *figures)
+    return table
+
 
 SHOWN = 10
 """Places, and pods that are not moved, that the text lists."""
-Kept = Sequence[tuple[str, str]]
-"""Pods that are not moved, each with the reason."""
 
 
 def forecast_text(found: Forecast) -> RenderableType:
     """Format a forecast for people."""
     lines: list[Text] = []
-    for origin, members in groupby(found.outcomes, key=lambda each: each.pod.origin):
+    for origin, members in groupby(found.pods, key=lambda each: each.origin):
         lines += _origin_lines(origin, list(members))
     if found.waiting:
-        lines += [_addition_line(added, len(found.waiting)) for added in found.added[:3]]
-        if not found.added:
+        lines += [_addition_line(added, len(found.waiting)) for added in found.add_nodes[:3]]
+        if not found.add_nodes:
             lines.append(Text("more nodes of the kinds that the cluster has would not help"))
     lines.append(Text("Budgets, quotas and pods that wait already are not counted.", style="dim"))
     return Group(*lines)
 
 
 def _origin_lines(origin: str, members: Sequence[TriedOutcome]) -> list[Text]:
-    places = [_place(each.found) for each in members if isinstance(each.found, Placement)]
+    places = [f"{each.node}: {shares_text(each.shares)}" for each in members if each.node]
     lines = [Text(f"{origin}: {len(places)} of {len(members)} would run", style="bold")]
     lines += [Text(f"  {place}") for place in places[:SHOWN]]
     if len(places) > SHOWN:
         lines.append(Text(f"  and {len(places) - SHOWN} more; -o json lists all"))
-    refusals = Counter(each.found.text for each in members if isinstance(each.found, Refusal))
+    refusals = Counter(each.refusal for each in members if not each.node)
     lines += [
         Text(f"  {count} would wait: {text}", style="red") for text, count in refusals.items()
     ]
     room = next((each.room for each in members if each.room), None)
     if room is not None:
-        names = ", ".join(_name(lease) for lease in room.leases)
+        names = ", ".join(room.leases)
         lines.append(Text(f"  one more would run on {room.node} without {names}"))
     return lines
 
@@ -61,123 +145,41 @@ def _origin_lines(origin: str, members: Sequence[TriedOutcome]) -> list[Text]:
 def _addition_line(added: AddedNodes, waiting: int) -> Text:
     nodes = "node" if added.count == 1 else "nodes"
     whom = "all" if added.pods == waiting else f"{added.pods}"
+    kinds = Counter(zip(added.gpus, added.memory_mib, strict=True))
+    devices = ", ".join(f"{n}x {model} of {mib} MiB" for (model, mib), n in kinds.items())
     return Text(
-        f"{added.count} more {nodes} like {added.like} ({_devices_text(added.devices)}) would run "
+        f"{added.count} more {nodes} like {added.like} ({devices or 'no GPUs'}) would run "
         f"{whom} of the {waiting} that would wait"
     )
 
 
-def _devices_text(devices: Iterable[Device]) -> str:
-    kinds = Counter((device.model, device.memory_mib) for device in devices)
-    listed = ", ".join(f"{n}x {model} of {mib} MiB" for (model, mib), n in kinds.items())
-    return listed or "no GPUs"
-
-
-def _place(placement: Placement) -> str:
-    return f"{placement.node}: {_shares_text(placement.shares)}"
-
-
-def _shares_text(shares: Iterable[Share]) -> str:
+def shares_text(shares: Iterable[PlannedShare]) -> str:
+    """Format what a pod would get."""
     return ", ".join(f"{share.memory_mib} MiB of GPU {share.index}" for share in shares)
 
 
-def _name(lease: Lease) -> str:
-    return f"{lease.namespace}/{lease.name}"
-
-
-def forecast_shape(found: Forecast) -> dict[str, Any]:
-    """Return the JSON form of a forecast."""
-    return {
-        "pods": [_outcome_shape(each) for each in found.outcomes],
-        "add_nodes": [
-            {
-                "like": added.like,
-                "gpus": [device.model for device in added.devices],
-                "count": added.count,
-                "pods": added.pods,
-            }
-            for added in found.added
-        ],
-    }
-
-
-def _outcome_shape(each: TriedOutcome) -> dict[str, Any]:
-    placement = each.found if isinstance(each.found, Placement) else None
-    room = each.room
-    return {
-        "origin": each.pod.origin,
-        "pod": each.pod.name,
-        "node": placement.node if placement else "",
-        "shares": _shares_shape(placement.shares if placement else ()),
-        "refusal": each.found.text if isinstance(each.found, Refusal) else "",
-        "room": room
-        and {
-            "node": room.node,
-            "leases": [_name(lease) for lease in room.leases],
-            "gpu_s_used": round(room.used_gpu_s, 3),
-        },
-    }
-
-
-def _shares_shape(shares: Iterable[Share]) -> list[dict[str, Any]]:
-    return [
-        {
-            "device": share.device,
-            "index": share.index,
-            "memory_mib": share.memory_mib,
-            "cores_percent": share.cores_percent,
-        }
-        for share in shares
-    ]
-
-
-def moves_text(name: str, plan: MovePlan | None, kept: Kept, now: float) -> RenderableType:
+def moves_text(found: DefragView) -> RenderableType:
     """Format a plan of moves for people."""
-    lines = [f"pod         {name}"]
+    lines, plan = [f"pod         {found.pod}"], found.plan
     if plan is None:
         lines.append("plan        none: no move of up to four pods makes room for it")
     elif not plan.moves:
         lines.append(f"plan        it fits on {plan.node} as it is")
     else:
-        lines.append(f"plan        {_shares_text(plan.shares)} on {plan.node}, after these moves:")
-        lines += [f"            {_move_text(move, now)}" for move in plan.moves]
+        lines.append(f"plan        {shares_text(plan.shares)} on {plan.node}, after these moves:")
+        lines += [f"            {_move_text(move)}" for move in plan.moves]
         lines.append(
             "cost        each restarts, and loses what it has not saved of its part of "
-            f"{plan.used_gpu_s:.0f} GPU-seconds"
+            f"{plan.gpu_s_used:.0f} GPU-seconds"
         )
-    lines += [f"stays       {pod}: {reason}" for pod, reason in kept[:SHOWN]]
-    if len(kept) > SHOWN:
-        lines.append(f"            and {len(kept) - SHOWN} more; -o json lists all")
+    lines += [f"stays       {each.pod}: {each.reason}" for each in found.stays[:SHOWN]]
+    if len(found.stays) > SHOWN:
+        lines.append(f"            and {len(found.stays) - SHOWN} more; -o json lists all")
     return Text("\n".join(lines))
 
 
-def _move_text(move: Move, now: float) -> str:
-    lease = move.lease
+def _move_text(move: Move) -> str:
     return (
-        f"{_name(lease)}, which has run for {age(now - lease.created_at)}, from {lease.node} "
-        f"to {_place(move.to)}"
+        f"{move.pod}, which has run for {age(move.running_s)}, from {move.from_} "
+        f"to {move.to}: {shares_text(move.shares)}"
     )
-
-
-def moves_shape(name: str, plan: MovePlan | None, kept: Kept, now: float) -> dict[str, Any]:
-    """Return the JSON form of a plan of moves."""
-    return {
-        "pod": name,
-        "plan": plan
-        and {
-            "node": plan.node,
-            "shares": _shares_shape(plan.shares),
-            "moves": [
-                {
-                    "pod": _name(move.lease),
-                    "from": move.lease.node,
-                    "to": move.to.node,
-                    "shares": _shares_shape(move.to.shares),
-                    "running_s": round(now - move.lease.created_at),
-                }
-                for move in plan.moves
-            ],
-            "gpu_s_used": round(plan.used_gpu_s, 3),
-        },
-        "stays": [{"pod": pod, "reason": reason} for pod, reason in kept],
-    }

@@ -1,14 +1,17 @@
 """Whether pods would fit on the cluster as it is now, and what is missing if not; pure."""
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from shared.model.device import Device, DeviceUse
+from msgspec import structs
+
+from shared.model.device import DeviceUse
 from shared.model.ledger import LedgerNode, NodeTotals
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
-from shared.placing.room import ClusterTrials, Room, rooms_by_few
+from shared.model.views import PlannedShare, View
+from shared.placing.room import ClusterTrials, rooms_by_few
 from shared.placing.trial_cluster import TrialCluster
 
 MAX_ADDED = 1000
@@ -26,62 +29,87 @@ class TriedPod:
     request: PodRequest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TriedOutcome:
+class RoomView(View, frozen=True, kw_only=True):
+    """What would have to end on a node for a pod that would wait."""
+
+    node: NodeName
+    leases: tuple[str, ...]
+    """Namespaces and names."""
+    gpu_s_used: float
+
+
+class TriedOutcome(View, frozen=True, kw_only=True):
     """Where a pod would run, or why it would wait."""
 
-    pod: TriedPod
-    found: Placement | Refusal
-    room: Room | None = None
-    """What would have to end for a pod that would wait. None if it would run, or nothing helps."""
+    origin: str
+    pod: str
+    """Its namespace and name."""
+    node: str = ""
+    """Empty if it would wait."""
+    shares: tuple[PlannedShare, ...] = ()
+    refusal: str = ""
+    room: RoomView | None = None
+    """Null if it would run, or nothing helps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddedNodes:
+class AddedNodes(View, frozen=True, kw_only=True):
     """Nodes whose addition would let pods run that would wait."""
 
     like: NodeName
     """A node of the cluster of the same kind."""
-    devices: tuple[Device, ...]
-    """Those of each node."""
+    gpus: tuple[str, ...]
+    """The models of each node's devices."""
+    memory_mib: tuple[int, ...]
+    """Their memory."""
     count: int
     pods: int
     """How many of the pods would run on them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class Forecast(View, frozen=True, kw_only=True):
     """The result for all pods, in their order."""
 
-    outcomes: tuple[TriedOutcome, ...]
-    added: tuple[AddedNodes, ...] = ()
+    pods: tuple[TriedOutcome, ...]
+    add_nodes: tuple[AddedNodes, ...] = ()
     """The alternatives, those for most of the pods with fewest GPUs first."""
 
     @property
     def waiting(self) -> tuple[TriedOutcome, ...]:
         """Those that would wait."""
-        return tuple(each for each in self.outcomes if isinstance(each.found, Refusal))
+        return tuple(each for each in self.pods if not each.node)
 
 
 def forecast(pods: Sequence[TriedPod], nodes: Sequence[NodeTotals], *, now: float) -> Forecast:
     """Place the pods one after the other; budgets and quotas are not counted."""
     trials = ClusterTrials(nodes)
-    rooms: dict[Hashable, Room | None] = {}
+    rooms: dict[str, RoomView | None] = {}
     outcomes: list[TriedOutcome] = []
+    waiting: list[PodRequest] = []
     for number, pod in enumerate(pods):
-        found, room = trials.cluster.place(_uid(number), pod.request), None
-        if isinstance(found, Refusal):
-            key = pod.origin
-            if key not in rooms:
-                found_rooms = rooms_by_few(
-                    pod.request, trials, lambda lease: not lease.claim, now=now
-                )
-                rooms[key] = next(found_rooms, None)
-                trials.restore()
-            room = rooms[key]
-        outcomes.append(TriedOutcome(pod=pod, found=found, room=room))
-    waiting = [each.pod.request for each in outcomes if isinstance(each.found, Refusal)]
-    return Forecast(outcomes=tuple(outcomes), added=tuple(_additions(waiting, nodes)))
+        found = trials.cluster.place(_uid(number), pod.request)
+        outcome = TriedOutcome(origin=pod.origin, pod=pod.name)
+        if isinstance(found, Placement):
+            shares = PlannedShare.of(found.shares)
+            outcomes.append(structs.replace(outcome, node=found.node, shares=shares))
+            continue
+        waiting.append(pod.request)
+        if pod.origin not in rooms:
+            rooms[pod.origin] = _room(pod.request, trials, now)
+        room = rooms[pod.origin]
+        outcomes.append(structs.replace(outcome, refusal=found.text, room=room))
+    return Forecast(pods=tuple(outcomes), add_nodes=tuple(_additions(waiting, nodes)))
+
+
+def _room(request: PodRequest, trials: ClusterTrials, now: float) -> RoomView | None:
+    found = next(rooms_by_few(request, trials, lambda lease: not lease.claim, now=now), None)
+    trials.restore()
+    if found is None:
+        return None
+    return RoomView(
+        node=found.node,
+        leases=tuple(f"{lease.namespace}/{lease.name}" for lease in found.leases),
+        gpu_s_used=round(found.used_gpu_s, 3),
+    )
 
 
 def _additions(waiting: Sequence[PodRequest], nodes: Iterable[NodeTotals]) -> list[AddedNodes]:
@@ -89,7 +117,7 @@ def _additions(waiting: Sequence[PodRequest], nodes: Iterable[NodeTotals]) -> li
     for totals in nodes:
         kinds.setdefault(_kind(totals.node), totals.node)
     found = [each for example in kinds.values() if (each := _addition(waiting, example)).pods]
-    return sorted(found, key=lambda each: (-each.pods, each.count * len(each.devices), each.like))
+    return sorted(found, key=lambda each: (-each.pods, each.count * len(each.gpus), each.like))
 
 
 def _addition(waiting: Sequence[PodRequest], example: LedgerNode) -> AddedNodes:
@@ -107,7 +135,8 @@ def _addition(waiting: Sequence[PodRequest], example: LedgerNode) -> AddedNodes:
         added, left = added + 1, still
     return AddedNodes(
         like=example.facts.name,
-        devices=tuple(device for device, _ in example.devices),
+        gpus=tuple(device.model for device, _ in example.devices),
+        memory_mib=tuple(device.memory_mib for device, _ in example.devices),
         count=added,
         pods=len(waiting) - len(left),
     )
@@ -148,10 +177,3 @@ def _idle_copy(node: LedgerNode, number: int) -> LedgerNode:
 
 def _uid(number: int) -> PodUid:
     return PodUid(f"tried-{number}")
-
-
-def runs(outcomes: Iterable[TriedOutcome]) -> Iterator[tuple[TriedOutcome, Placement]]:
-    """Yield those that would run, with their places."""
-    for each in outcomes:
-        if isinstance(each.found, Placement):
-            yield each, each.found

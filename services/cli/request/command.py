@@ -2,120 +2,253 @@
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 
-from rich.console import Group, RenderableType
+from msgspec import UNSET, UnsetType, field, structs
+from rich.console import Group
 from rich.text import Text
 
 from services.cli import terminal
 from services.cli.arguments import own_schedulers
 from services.cli.commands import Explain
-from services.cli.request.example_node import parse_example_node
-from services.cli.request.manifest_report import (
-    ContainerGrant,
-    PodReport,
-    load_watcher_rules,
-    report_of,
-)
-from services.cli.request.manifests import load, pods_in
-from shared.model.request import GpuRequest, SharingPolicy
+from services.cli.request.manifests import ManifestPod, load, pods_in
+from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
+from services.node_agent.mig.gpu_models import GPU_MODELS
+from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
+from shared.dialects import DIALECTS
+from shared.dialects.dialect import Mount, Paths, Rules
+from shared.dialects.hami_core import LIBRARY
+from shared.model.device import Device, DeviceMode, DeviceUse
+from shared.model.errors import RequestError
+from shared.model.lease import Lease, Share
+from shared.model.ledger import LedgerNode
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts
+from shared.model.placement import Refusal
+from shared.model.request import GpuRequest, NodeRequirements, PodRequest, SharingPolicy
+from shared.model.views import View
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.mirror.cluster_mirror import ClusterMirror
+from shared.placing.placement import place
+from shared.pods.pod_parser import PodParser
+from shared.runtime.request_settings import RequestSettings, load_rules
+
+EXAMPLE_GPUS = 8
+EXAMPLE_SLOTS = 10
 
 
-def report_text(reports: Sequence[PodReport]) -> RenderableType:
-    """Format each pod: its request, its Binding, its containers."""
-    return Group(*(line for report in reports for line in _lines(report)))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleNode:
+    """The idle node on which requests are tried."""
 
+    model: str
+    """Key of `services.node_agent.mig.gpu_models.GPU_MODELS`."""
+    paths: Paths
+    now_s: float
+    mig: bool = False
+    """Its devices are in MIG mode."""
 
-def _lines(report: PodReport) -> Iterable[Text]:
-    yield Text(report.origin, style="bold")
-    if not report.is_ours:
-        yield Text(
-            f"  schedulerName is {report.scheduler!r}: change it for Leasehold to schedule the pod",
-            style="yellow",
+    @property
+    def description(self) -> str:
+        """The node as text."""
+        profile = GPU_MODELS[self.model]
+        mode = ", in MIG mode" if self.mig else ""
+        return f"{EXAMPLE_GPUS} idle {profile.product} of {profile.memory_mib} MiB{mode}"
+
+    def for_request(self, request: PodRequest) -> "ExampleNode":
+        """Return the same node, in MIG mode if the pod requires it and the model has it."""
+        required = request.selection.mode == DeviceMode.MIG or any(
+            one.strict and one.sharing is not SharingPolicy.EXCLUSIVE for one in request.containers
         )
-    if report.fault:
-        yield Text(f"  invalid request: {report.fault}", style="red")
-        return
-    request = report.request
-    if request is None or not request.containers:
-        yield Text("  requests no GPU in any known dialect")
-        return
-    yield Text(f"  dialect     {request.dialect}")
-    for container in request.containers:
-        yield Text(f"  container   {container.container}: {request_text(container)}")
-    yield Text(f"  tried on    {report.node}")
-    if report.refusal is not None:
-        yield Text(f"  refused     {report.refusal.text}", style="red")
-        return
-    yield Text("  Binding carries")
-    for key, value in (report.annotations or {}).items():
-        yield Text(f"    {key}: {value}")
-    for grant in report.grants:
-        yield from _grant_lines(grant)
+        return replace(self, mig=self.mig or (required and bool(GPU_MODELS[self.model].mig)))
 
 
-def _grant_lines(grant: ContainerGrant) -> Iterable[Text]:
-    yield Text(f"  container {grant.container} gets")
-    for name, value in grant.setup.environment.items():
-        yield Text(f"    {name}={value}")
-    for mount in grant.setup.mounts:
-        mode = "read-only" if mount.read_only else "read-write"
-        yield Text(f"    mount {mount.host_path} at {mount.container_path}, {mode}")
+def parse_example_node(text: str, *, now_s: float) -> ExampleNode:
+    """Parse `MODEL` or `MODEL:mig`.
+
+    Raises RequestError for an unknown model, and for MIG mode of one that has no MIG.
+    """
+    model, _, mode = text.partition(":")
+    if model not in GPU_MODELS:
+        raise RequestError(f"there is no GPU model {model!r}; there are {', '.join(GPU_MODELS)}")
+    if mode and (mode != DeviceMode.MIG or not GPU_MODELS[model].mig):
+        able = ", ".join(f"{name}:mig" for name, profile in GPU_MODELS.items() if profile.mig)
+        raise RequestError(f"{model} has no mode {mode!r}; there are {able}")
+    paths = Paths.below(PurePosixPath("/var/lib/leasehold"), PurePosixPath(LIBRARY))
+    return ExampleNode(model=model, paths=paths, now_s=now_s, mig=bool(mode))
 
 
-def report_shape(reports: Sequence[PodReport]) -> dict[str, Any]:
-    """Return the JSON form."""
-    return {"pods": [_shape(report) for report in reports]}
+def ledger_node(request: PodRequest, example: ExampleNode) -> LedgerNode:
+    """Return the example node as the ledger would have it, serving what the pod requests."""
+    profile = GPU_MODELS[example.model]
+    layouts, _ = (
+        layouts_for(profile.product, profile.mig, KNOWN_GEOMETRIES) if example.mig else ((), ())
+    )
+    devices = tuple(
+        Device(
+            uuid=DeviceUuid(f"GPU-{'abcdefgh'[index] * 8}-0000-0000-0000-000000000000"),
+            index=index,
+            model=profile.product,
+            memory_mib=profile.memory_mib,
+            slots=EXAMPLE_SLOTS,
+            mode=DeviceMode.MIG if example.mig else DeviceMode.HAMI_CORE,
+            layouts=layouts,
+        )
+        for index in range(EXAMPLE_GPUS)
+    )
+    return LedgerNode(
+        facts=NodeFacts(name=NodeName("the-node")),
+        devices=tuple((device, DeviceUse()) for device in devices),
+        served=request.triggers,
+    )
 
 
-def _shape(report: PodReport) -> dict[str, Any]:
-    request = report.request
-    grants = {grant.container: grant for grant in report.grants}
-    return {
-        "origin": report.origin,
-        "scheduler": report.scheduler,
-        "ours": report.is_ours,
-        "fault": report.fault,
-        "refusal": "" if report.refusal is None else report.refusal.text,
-        "dialect": "" if request is None else request.dialect,
-        "example_node": report.node,
-        "containers": [
-            {
-                "container": container.container,
-                "request": request_text(container),
-                **_grant_shape(grants.get(container.container)),
-            }
-            for container in (request.containers if request else ())
-        ],
-        "binding": dict(report.annotations or {}),
+class GrantedShare(View, frozen=True, kw_only=True):
+    """A container's share of a device of the example node."""
+
+    device: DeviceUuid
+    index: int
+    memory_mib: int
+    limit_bytes: int
+    cores_percent: int
+
+
+class ContainerReport(View, frozen=True, kw_only=True):
+    """What a container requests, and what it would get on the example node."""
+
+    container: str
+    request: str
+    devices: tuple[GrantedShare, ...] | UnsetType = UNSET
+    environment: dict[str, str] | UnsetType = UNSET
+    mounts: tuple[Mount, ...] | UnsetType = UNSET
+
+
+class PodReport(View, frozen=True, kw_only=True):
+    """One pod of a manifest: its request and its result on the example node."""
+
+    origin: str
+    scheduler: str
+    ours: bool
+    """Its schedulerName is one of Leasehold's."""
+    fault: str = ""
+    """Why the request is invalid, with container, field, value and rule."""
+    refusal: str = ""
+    """Why a valid request does not fit the example node."""
+    dialect: str = ""
+    example_node: str = ""
+    containers: tuple[ContainerReport, ...] = ()
+    binding: dict[str, str] = field(default_factory=dict)
+    """The annotations of the Binding."""
+
+
+class ManifestReport(View, frozen=True, kw_only=True):
+    """The pods of a manifest."""
+
+    pods: tuple[PodReport, ...]
+
+
+def load_watcher_rules(volcano_conf: Path | None) -> Rules:
+    """Return the rules of a watcher with this configuration."""
+    return load_rules(RequestSettings(volcano_conf=volcano_conf))
+
+
+def report_of(
+    written: ManifestPod, rules: Rules, schedulers: frozenset[str], example: ExampleNode
+) -> PodReport:
+    """Parse one pod's request, and place it on the example node."""
+    scheduler = written.pod.spec.scheduler_name or "default-scheduler"
+    parsed = PodParser(frozenset({written.pod.spec.scheduler_name}), rules).parse(written.pod)
+    report = PodReport(origin=written.origin, scheduler=scheduler, ours=scheduler in schedulers)
+    if parsed.request_error or parsed.request is None:
+        return structs.replace(report, fault=parsed.request_error)
+    containers = tuple(
+        ContainerReport(container=each.container, request=request_text(each))
+        for each in parsed.request.containers
+    )
+    report = structs.replace(report, dialect=parsed.request.dialect, containers=containers)
+    if not containers:
+        return report
+    return _place_and_grant(report, parsed.request, parsed.namespace, parsed.name, example)
+
+
+def _place_and_grant(
+    report: PodReport, request: PodRequest, namespace: Namespace, name: str, example: ExampleNode
+) -> PodReport:
+    example = example.for_request(request)
+    report = structs.replace(report, example_node=example.description)
+    request = structs.replace(request, node_requirements=NodeRequirements(), resources={})
+    node = ledger_node(request, example)
+    placed = _place(request, node)
+    if isinstance(placed, Refusal):
+        return structs.replace(report, refusal=placed.text)
+    lease = Lease(
+        pod=PodUid("the-uid-of-the-pod"),
+        namespace=namespace,
+        name=name,
+        node=node.facts.name,
+        shares=placed,
+        dialect=request.dialect,
+        memo=request.memo,
+        created_at=example.now_s,
+    )
+    try:
+        return structs.replace(
+            report,
+            binding=dict(DIALECTS[lease.dialect].binding_annotations(lease, example.now_s)),
+            containers=tuple(_granted(each, lease, node, example) for each in report.containers),
+        )
+    except RequestError as error:
+        return structs.replace(report, fault=str(error))
+
+
+def _place(request: PodRequest, node: LedgerNode) -> tuple[Share, ...] | Refusal:
+    """Place the pod as a placer would; each share gets the first slot, as on an idle device."""
+    mirror = ClusterMirror()
+    mirror.put_node(node)
+    result = place(request, NodeIndex(mirror), lambda: 0.0)
+    if isinstance(result, Refusal):
+        return result
+    return tuple(
+        structs.replace(share, slot=_first_slot(share), fence=1) for share in result[0].shares
+    )
+
+
+def _first_slot(share: Share) -> int | None:
+    if share.mig:
+        return share.mig.position
+    return 0 if share.slotted else None
+
+
+def _granted(
+    report: ContainerReport, lease: Lease, node: LedgerNode, example: ExampleNode
+) -> ContainerReport:
+    """Return the report with what the container gets, if it has a share."""
+    shares = lease.shares_of(report.container)
+    if not shares:
+        return report
+    snapshot = NodeSnapshot(
+        name=node.facts.name,
+        devices={device.uuid: device for device, _ in node.devices},
+        served={},
+        paths=example.paths,
+    )
+    instances = {
+        (share.device, share.mig.position): f"MIG-(the UUID of this {share.mig.profile})"
+        for share in lease.shares
+        if share.mig
     }
-
-
-def _grant_shape(grant: ContainerGrant | None) -> dict[str, Any]:
-    if grant is None:
-        return {}
-    return {
-        "devices": [
-            {
-                "device": share.device,
-                "index": share.index,
-                "memory_mib": share.memory_mib,
-                "limit_bytes": share.limit_bytes,
-                "cores_percent": share.cores_percent,
-            }
-            for share in grant.shares
-        ],
-        "environment": dict(grant.setup.environment),
-        "mounts": [
-            {
-                "container_path": mount.container_path,
-                "host_path": mount.host_path,
-                "read_only": mount.read_only,
-            }
-            for mount in grant.setup.mounts
-        ],
-    }
+    setup = container_setup(lease, report.container, snapshot, instances)
+    return structs.replace(
+        report,
+        devices=tuple(
+            GrantedShare(**{name: getattr(share, name) for name in GrantedShare.__struct_fields__})
+            for share in shares
+        ),
+        environment=dict(setup.environment),
+        mounts=tuple(setup.mounts),
+    )
 
 
 def request_text(container: GpuRequest) -> str:
@@ -141,15 +274,54 @@ def request_text(container: GpuRequest) -> str:
     return f"{count}, of {'each' if container.gpus > 1 else 'it'} {memory}, {cores}{exclusivity}"
 
 
+def _lines(report: PodReport) -> Iterable[Text]:
+    yield Text(report.origin, style="bold")
+    if not report.ours:
+        yield Text(
+            f"  schedulerName is {report.scheduler!r}: change it for Leasehold to schedule the pod",
+            style="yellow",
+        )
+    if report.fault:
+        yield Text(f"  invalid request: {report.fault}", style="red")
+        return
+    if not report.containers:
+        yield Text("  requests no GPU in any known dialect")
+        return
+    yield Text(f"  dialect     {report.dialect}")
+    for container in report.containers:
+        yield Text(f"  container   {container.container}: {container.request}")
+    yield Text(f"  tried on    {report.example_node}")
+    if report.refusal:
+        yield Text(f"  refused     {report.refusal}", style="red")
+        return
+    yield Text("  Binding carries")
+    for key, value in report.binding.items():
+        yield Text(f"    {key}: {value}")
+    for container in report.containers:
+        yield from _grant_lines(container)
+
+
+def _grant_lines(granted: ContainerReport) -> Iterable[Text]:
+    if not granted.devices:
+        return
+    yield Text(f"  container {granted.container} gets")
+    for name, value in (granted.environment or {}).items():
+        yield Text(f"    {name}={value}")
+    for mount in granted.mounts or ():
+        mode = "read-only" if mount.read_only else "read-write"
+        yield Text(f"    mount {mount.host_path} at {mount.container_path}, {mode}")
+
+
 def explain_manifest(flags: Explain) -> int:
     """Report on a manifest's pods; return 1 if one of them would not be granted as written."""
     source, text = load(flags.request, sys.stdin)
     example = parse_example_node(flags.gpu, now_s=time.time())
     rules = load_watcher_rules(flags.volcano_conf)
     schedulers = own_schedulers(flags.schedulers)
-    reports = [report_of(pod, rules, schedulers, example) for pod in pods_in(text, source)]
+    pods = pods_in(text, source)
+    found = ManifestReport(pods=tuple(report_of(pod, rules, schedulers, example) for pod in pods))
     if flags.output:
-        terminal.print_document(report_shape(reports), flags.output)
+        terminal.print_document(found, flags.output)
     else:
-        terminal.print_text(report_text(reports))
-    return 1 if any(report.fault or report.refusal for report in reports) else 0
+        terminal.print_text(Group(*(line for report in found.pods for line in _lines(report))))
+    return 1 if any(report.fault or report.refusal for report in found.pods) else 0

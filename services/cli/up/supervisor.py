@@ -1,16 +1,327 @@
 """Runs all components: starts each after its dependencies, restarts it, stops in reverse order."""
 
 import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from services.cli.state_dir import ComponentState, StateDir
-from services.cli.up.component_process import (
-    ComponentProcess,
-    RestartPolicy,
-    StartError,
-    SupervisionTiming,
+from services.cli.state_dir import SUPERVISED_VARIABLE, ComponentState, StateDir
+from services.cli.up.components import (
+    Component,
+    FileCheck,
+    ReadinessCheck,
+    RunFileCheck,
+    TcpCheck,
+    stages_of,
 )
-from services.cli.up.components import Component, stages_of
+from services.cli.up.servers import HOST
+from shared.model.clock import wait_for_event
+from shared.model.errors import LeaseholdError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPolicy:
+    """How often and how fast the supervisor restarts a component that keeps exiting."""
+
+    first_pause_s: float = 0.2
+    """Pause before the first restart; each further exit in a row doubles it."""
+    max_pause_s: float = 5.0
+    stable_s: float = 10.0
+    """After a run of this length the next restart has the first pause again."""
+    max_starts: int = 4
+    """A component that exited this often and was never ready is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartHistory:
+    """The exits of one component so far."""
+
+    restarts: int = 0
+    exits_in_row: int = 0
+    ever_ready: bool = False
+
+
+def after_exit(history: RestartHistory, policy: RestartPolicy, *, ran_s: float) -> RestartHistory:
+    """Count an exit of a component that ran for `ran_s` seconds."""
+    in_row = 1 if ran_s >= policy.stable_s else history.exits_in_row + 1
+    return replace(history, restarts=history.restarts + 1, exits_in_row=in_row)
+
+
+def pause_s(history: RestartHistory, policy: RestartPolicy) -> float:
+    """Return the pause before the next restart."""
+    doublings = min(max(history.exits_in_row - 1, 0), 30)
+    return min(policy.first_pause_s * 2.0**doublings, policy.max_pause_s)
+
+
+def is_given_up(history: RestartHistory, policy: RestartPolicy) -> bool:
+    """Return whether the component is not restarted, since it has never been ready."""
+    return not history.ever_ready and history.restarts >= policy.max_starts
+
+
+TCP_TIMEOUT_S = 1.0
+
+
+async def is_ready(component: Component, pid: int) -> bool:
+    """Return whether every check of the component's process passes now."""
+    for check in component.checks:
+        if not await _passes(check, pid):
+            return False
+    return True
+
+
+def address_of(component: Component) -> str:
+    """Return the address to show: the component's own, else the one in its run file."""
+    if component.address:
+        return component.address
+    contents = (
+        _read_run_file(check.path) for check in component.checks if isinstance(check, RunFileCheck)
+    )
+    return next((f"http://{content['http']}" for content in contents if content.get("http")), "")
+
+
+async def _passes(check: ReadinessCheck, pid: int) -> bool:
+    match check:
+        case FileCheck(path=path):
+            return path.exists()
+        case RunFileCheck(path=path):
+            return _read_run_file(path).get("pid") == pid
+        case TcpCheck():
+            return await _responds(check)
+
+
+async def _responds(check: TcpCheck) -> bool:
+    try:
+        async with asyncio.timeout(TCP_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(HOST, check.port)
+            try:
+                writer.write(check.send)
+                received = await reader.readexactly(len(check.expect)) if check.expect else b""
+            finally:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return False
+    return received == check.expect
+
+
+def _read_run_file(path: Path) -> dict[str, object]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+class StartError(LeaseholdError):
+    """A component does not become ready; the message ends with the last lines of its log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisionTiming:
+    """The times of a supervisor, in seconds."""
+
+    ready_s: float = 60.0
+    """All components must be ready within this time."""
+    poll_s: float = 0.02
+    """Between two readiness checks; ten times as long once a start has lasted 5 s."""
+    terminate_s: float = 5.0
+    """Between SIGTERM and SIGKILL."""
+
+
+class ComponentProcess:
+    """One component and its current process, if it has one."""
+
+    def __init__(
+        self,
+        component: Component,
+        directory: StateDir,
+        *,
+        policy: RestartPolicy,
+        timing: SupervisionTiming,
+        report: Callable[[str], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.component = component
+        self.directory = directory
+        self.policy = policy
+        self.timing = timing
+        self.report = report
+        self.on_change = on_change
+        self.history = RestartHistory()
+        self.pid: int | None = None
+        self._is_started = False
+        self.ready = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._finished = asyncio.Event()
+
+    @property
+    def log(self) -> Path:
+        """The file with the component's output."""
+        return self.directory.log(self.component.name)
+
+    def state(self) -> ComponentState:
+        """Return the component's entry of `state.json`."""
+        return ComponentState(
+            name=self.component.name,
+            pid=self.pid,
+            address=address_of(self.component),
+            log=str(self.log),
+            ready=self.ready.is_set(),
+            restarts=self.history.restarts,
+        )
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Run the component in `tasks` until `stop`; StartError if it never becomes ready."""
+        self._is_started = True
+        tasks.create_task(self._run())
+
+    async def _run(self) -> None:
+        self._remove_check_files()
+        try:
+            while not self._stopping.is_set():
+                started_at_s = time.monotonic()
+                code = await self._run_once(started_at_s)
+                if not self._stopping.is_set():
+                    await self._pause_after_exit(code, time.monotonic() - started_at_s)
+        finally:
+            self._finished.set()
+
+    async def stop(self) -> None:
+        """Terminate the process, and return when it has exited."""
+        self._stopping.set()
+        if self._is_started:
+            await self._finished.wait()
+
+    def log_tail(self, lines: int = 12) -> str:
+        """Return the last lines of the log, indented."""
+        with contextlib.suppress(OSError):
+            text = self.log.read_text(encoding="utf-8", errors="replace")
+            return "\n".join(f"  {line}" for line in text.splitlines()[-lines:]) or "  (empty)"
+        return "  (no log)"
+
+    async def _run_once(self, started_at_s: float) -> int:
+        process = await self._spawn()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watchers = [
+                    tasks.create_task(self._await_readiness(process.pid, started_at_s)),
+                    tasks.create_task(self._terminate_on_stop(process)),
+                ]
+                await process.wait()
+                for task in watchers:
+                    task.cancel()
+        finally:
+            await self._terminate(process)
+            self.pid = None
+            self.ready.clear()
+            self.on_change()
+        return process.returncode or 0
+
+    async def _terminate_on_stop(self, process: Process) -> None:
+        await self._stopping.wait()
+        await self._terminate(process)
+
+    async def _spawn(self) -> Process:
+        marker = {SUPERVISED_VARIABLE: str(self.directory.root)}
+        try:
+            with self.log.open("ab") as log:
+                process = await asyncio.create_subprocess_exec(
+                    *self.component.argv,
+                    stdin=DEVNULL,
+                    stdout=log,
+                    stderr=STDOUT,
+                    env={**os.environ, **self.component.environment, **marker},
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent(),
+                )
+        except OSError as error:
+            raise StartError(f"{self.component.name} cannot be started: {error}") from error
+        self.pid = process.pid
+        self.on_change()
+        return process
+
+    async def _await_readiness(self, pid: int, started_at_s: float) -> None:
+        poll_s = self.timing.poll_s
+        while not await is_ready(self.component, pid):
+            is_recent = time.monotonic() - started_at_s < 5
+            await asyncio.sleep(poll_s if is_recent else poll_s * 10)
+        again = " again" if self.history.ever_ready else ""
+        self.history = replace(self.history, ever_ready=True)
+        took_s = time.monotonic() - started_at_s
+        name, address = self.component.name, address_of(self.component)
+        self.report(f"  {name:<14} {address:<34} ready{again} after {took_s:.1f} s")
+        self.ready.set()
+        self.on_change()
+
+    async def _pause_after_exit(self, code: int, ran_s: float) -> None:
+        name = self.component.name
+        self.history = after_exit(self.history, self.policy, ran_s=ran_s)
+        if is_given_up(self.history, self.policy):
+            raise StartError(
+                f"{name} exited {self.history.restarts} times ({describe_exit(code)}) and was "
+                f"never ready; the end of {self.log}:\n{self.log_tail()}"
+            )
+        pause = pause_s(self.history, self.policy)
+        self.report(
+            f"  {name:<14} exited ({describe_exit(code)}) after {ran_s:.1f} s, "
+            f"restarts in {pause:g} s"
+        )
+        await wait_for_event(self._stopping, pause)
+
+    async def _terminate(self, process: Process) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if process.returncode is not None:
+                return
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.timing.terminate_s):
+                    await process.wait()
+
+    def _remove_check_files(self) -> None:
+        for check in self.component.checks:
+            if isinstance(check, FileCheck | RunFileCheck):
+                check.path.unlink(missing_ok=True)
+
+
+def describe_exit(code: int) -> str:
+    """Describe how a process exited."""
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"killed by {signal.Signals(-code).name}"
+    return f"killed by signal {-code}"
+
+
+def _die_with_parent() -> Callable[[], None]:
+    """Return the `preexec_fn` with which the kernel kills a child when this process ends.
+
+    The library is loaded here, since a child between fork and exec should do as little as
+    possible.
+    """
+    if not sys.platform.startswith("linux"):
+        return lambda: None
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def set_parent_death_signal() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it exited before prctl took effect
+            os._exit(1)
+
+    return set_parent_death_signal
 
 
 class Supervisor:

@@ -17,7 +17,6 @@ import yaml
 from services.cli import credentials
 from services.cli.commands import Up
 from services.cli.credentials import CredentialFiles
-from services.cli.program import program
 from services.cli.simulated_nodes import load_simulated_nodes
 from services.cli.state_dir import (
     ComponentState,
@@ -30,6 +29,7 @@ from services.cli.state_dir import (
     wipe,
     write_supervisor_pid,
 )
+from services.cli.terminal import program
 from services.cli.up import servers
 from services.cli.up.components import Component, components_of, with_credentials
 from services.cli.up.down import kill_leftovers

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from services.timekeeper.accounts.balance import LEASE_CLASSES, balance, level_at, uncharged_units
 from services.timekeeper.accounts.windows import open_window, rollover_units, window_shape
+from shared.model.balance import LEASE_CLASSES, balance, level_at, uncharged_units
 from shared.model.budget import (
     HOUR_MS,
     UNITS_PER_GPU_MINUTE,

@@ -2,8 +2,8 @@
 
 import datetime
 
-from services.timekeeper.accounts.balance import consequence
 from services.timekeeper.config.budget_spec import SPEC_IN_FORCE
+from shared.model.balance import consequence
 from shared.model.budget import (
     Account,
     Balance,

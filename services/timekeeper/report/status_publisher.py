@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from services.timekeeper.accounts.balance import consequence
 from services.timekeeper.config.budget_sources import PATH, BudgetObjects
 from services.timekeeper.config.budget_spec import KIND
 from services.timekeeper.report.budget_reports import budget_status, stamp
 from shared.kubernetes.custom_kinds import API_VERSION
+from shared.model.balance import consequence
 from shared.model.bounds import cut
 from shared.model.budget import Account, Balance, Budget, BudgetState, LeaseClass, minutes
 from shared.model.errors import ConflictError, RequestError, UnavailableError

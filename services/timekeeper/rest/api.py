@@ -12,7 +12,6 @@ import msgspec
 from aiohttp import web
 
 from services.timekeeper.accounts.accrual import parse_gpu_minutes
-from services.timekeeper.accounts.balance import OUT_OF_BUDGET, consequence
 from services.timekeeper.config.budget_sources import ConfiguredBudgets
 from services.timekeeper.metrics import TimekeeperMetrics
 from services.timekeeper.report.budget_reports import stamp
@@ -30,6 +29,7 @@ from shared.ledger.showback import (
     entry_json,
     showback_view,
 )
+from shared.model.balance import OUT_OF_BUDGET, consequence
 from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance, Budget, minutes
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.names import Namespace

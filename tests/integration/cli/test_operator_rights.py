@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.cli.audit.cluster_objects import ClusterObjects
+from services.cli.audit.snapshot_reader import ClusterObjects
 from services.cli.doctor.cluster_probes import ClusterProbes
 from services.cli.doctor.doctor import AGENT_ONLY_CHECKS, CLUSTER_CHECKS, run_check
 from shared.credentials.logins import NO_CREDENTIALS

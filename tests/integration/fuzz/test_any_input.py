@@ -23,7 +23,6 @@ from services.api.legacy_metrics import legacy_metrics_application
 from services.api.read_api import ROUTES as API
 from services.node_agent.usage.usage_metrics import metrics_app
 from services.timekeeper.accounts.accrual import advance, apply_update
-from services.timekeeper.accounts.balance import balance
 from services.timekeeper.config.budget_spec import parse_spec
 from services.timekeeper.metrics import TimekeeperMetrics
 from services.timekeeper.report.budget_reports import budget_changed
@@ -42,6 +41,7 @@ from shared.dialects.nvidia.annotations import CORDON, REGISTER, cordoned_device
 from shared.dialects.volcano.device_register import parse_register
 from shared.kubernetes.errors import ErrorResponse, NotFoundError
 from shared.kubernetes.types import ApiPod
+from shared.model.balance import balance
 from shared.model.budget import Account
 from shared.model.errors import RequestError
 from shared.model.events.event import Event

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 from rich.console import Console, RenderableType
 
+from services.api.read_api import budget_view
 from services.cli.admin.budget import budget_table
 from services.timekeeper.config.budget_sources import (
     PATH,
@@ -123,7 +124,7 @@ async def test_a_new_invalid_budget_lets_no_new_pod_in_and_says_so(
         labels = {"namespace": str(TEAM)}
         assert REGISTRY.get_sample_value("leasehold_budget_invalid", labels) == 1
         assert balance.state is BudgetState.INVALID
-        assert "team-a is invalid: " in shown(budget_table([balance]))
+        assert "team-a is invalid: " in shown(budget_table([budget_view(balance)], 0.0))
 
         await kube.patch_merge(f"{PATH}/team-a", {"spec": {"policy": {"timeZone": "UTC"}}})
         await until(lambda: TEAM not in objects.problems)

@@ -8,10 +8,9 @@ from rich.console import Console
 
 from services.cli.audit.audit import render as render_audit
 from services.cli.audit.audit import shape as audit_shape
-from services.cli.audit.differences import Difference, lasting_differences
 from services.cli.audit.invariants import differences, unread_checkpoints
 from services.cli.audit.lease_checks import unexplained
-from services.cli.audit.snapshot import Snapshot
+from services.cli.audit.snapshot import Difference, Snapshot, lasting_differences
 from shared.model.device import DeviceUse
 from shared.model.events.node_events import Allocation
 from shared.model.lease import LeaseState

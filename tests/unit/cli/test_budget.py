@@ -1,8 +1,9 @@
 """What the commands about GPU time show."""
 
+from services.api.read_api import budget_view, uncharged_minutes
 from services.cli.admin import budget
 from shared.ledger.showback import ShowbackRow
-from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance, BudgetState, BudgetWindow
+from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance, BudgetState, BudgetWindow, ReportView
 from shared.model.names import Namespace
 from tests.support.snapshots import drawn
 
@@ -31,17 +32,19 @@ def used(minutes: int, *, charged: int, window: str = "2026-11") -> Balance:
 def test_a_report_says_what_a_budget_counts_and_it_does_not_yet() -> None:
     row = ShowbackRow(window="2026-11", namespace="team-a", units=2 * UNITS_PER_GPU_MINUTE)
 
-    uncharged = budget.uncharged_minutes([used(5, charged=2)], "")
+    uncharged = uncharged_minutes([used(5, charged=2)], "")
 
     assert uncharged == {"team-a": "3.000"}
-    shown = " ".join(drawn(budget.report_table([row.view()], uncharged)).split())
+    shown = " ".join(
+        drawn(budget.report_table(ReportView(rows=(row.view(),), not_charged=uncharged))).split()
+    )
     assert "not charged yet are team-a 3.000 GPU-minutes" in shown
-    assert budget.uncharged_minutes([used(5, charged=5)], "") == {}
-    assert budget.uncharged_minutes([used(5, charged=2)], "2026-10") == {}
+    assert uncharged_minutes([used(5, charged=5)], "") == {}
+    assert uncharged_minutes([used(5, charged=2)], "2026-10") == {}
 
 
 def test_amounts_of_budgets_are_not_shortened_on_a_narrow_terminal() -> None:
-    shown = drawn(budget.budget_table([used(123_456, charged=0)]), 110)
+    shown = drawn(budget.budget_table([budget_view(used(123_456, charged=0))], 0.0), 110)
 
     assert all(text in shown for text in ("team-a", "exhausted", "123456.000", "-123454.000"))
     assert all(len(line) <= 110 for line in shown.splitlines())

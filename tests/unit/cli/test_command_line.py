@@ -13,7 +13,6 @@ import yaml
 
 from services.cli.__main__ import main
 from services.cli.parser import build_parser
-from services.cli.program import program
 from services.cli.state_dir import (
     MAX_ROOT_BYTES,
     ComponentState,
@@ -23,6 +22,7 @@ from services.cli.state_dir import (
     save_state,
     short_root,
 )
+from services.cli.terminal import program
 from services.cli.up import servers
 from services.cli.up.up import EXAMPLE, next_steps
 from shared.model.errors import RequestError, UnavailableError

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from services.api.visible_cluster import VisibleCluster
 from services.cli.admin import idle
-from services.cli.inspect import render, top
+from services.cli.inspect import render
 from shared.model.names import Namespace, PodUid
 from shared.model.views import LeasesView
 from tests.support.snapshots import LEASE, MEASURED, NODE, POD, cluster_of, drawn, explained
@@ -29,7 +29,7 @@ def test_an_idle_lease_is_marked_everywhere_with_how_long() -> None:
     assert "in use: 1200 MiB, 0%, idle 2h" in drawn(render.gpus(cluster.gpus(), 160), 160)
     assert "active, idle 2h" in drawn(render.ps(view), 160)
     assert "idle        for 2h, since 1970-01-01T00:13:20Z" in lines
-    assert "2h idle" in drawn(top.top_table(top.top_rows(view, sort="idle"), view))
+    assert "2h idle" in drawn(render.top_table(render.top_rows(view, sort="idle"), view))
     measured = view.leases[0].shares[0].measured
     assert measured is not None
     assert (measured.idle, measured.idle_since) == (True, 800.0)

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from services.cli.formats import age, new_table
-from services.cli.inspect import render, top
+from services.cli.inspect import render
 from services.cli.terminal import print_text
 from shared.model.device import DeviceUse
 from shared.model.names import Namespace, PodUid
@@ -194,15 +194,15 @@ def test_top_sorts_by_usage_and_filters_by_node() -> None:
     cluster = cluster_of(replace(NODE, leases=(other, LEASE)), measured=[MEASURED])
     view = cluster.leases()
 
-    by_memory = top.top_rows(view, sort="memory")
-    by_pod = top.top_rows(view, sort="pod")
-    of_b = top.top_rows(cluster.leases("b"), sort="cores")
+    by_memory = render.top_rows(view, sort="memory")
+    by_pod = render.top_rows(view, sort="pod")
+    of_b = render.top_rows(cluster.leases("b"), sort="cores")
 
     assert [row.name for row in by_memory] == ["first", "second"]
     assert [row.name for row in by_pod] == ["second", "first"]
     assert [row.name for row in of_b] == ["second"]
-    assert top.top_rows(view, sort="idle", node="elsewhere") == []
-    text = drawn(top.top_table(by_memory, view))
+    assert render.top_rows(view, sort="idle", node="elsewhere") == []
+    text = drawn(render.top_table(by_memory, view))
     assert "1200 of 3000  0% of 30%  2          10m idle" in text
     assert "- of 3000     - of 30%   -          -" in text
-    assert [share.measured for share in top.top_view(of_b, view).shares] == [None]
+    assert [share.measured for share in render.top_view(of_b, view).shares] == [None]

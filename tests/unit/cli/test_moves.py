@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from services.cli.plan.moves import MovePlan, plan_moves
-from services.cli.plan.render import moves_shape
 from shared.model.ledger import NodeTotals
 from shared.model.names import PodUid
 from shared.model.request import NodeRequirements, NodeTerm, PodRequest
@@ -28,7 +27,7 @@ def plan(
 
 def moved(found: MovePlan | None) -> list[tuple[str, str]]:
     assert found is not None
-    return [(move.lease.pod, move.to.node) for move in found.moves]
+    return [(move.uid, move.to) for move in found.moves]
 
 
 HALVES = [
@@ -68,8 +67,8 @@ def test_several_pods_move_where_one_is_not_enough_and_all_fit_elsewhere() -> No
 
     assert moved(found) == [("a", "n2"), ("b", "n2")]
     assert plan(32_000, [nodes[0]], of) is None
-    shown = moves_shape("default/p", found, [], NOW)
-    assert [move["pod"] for move in shown["plan"]["moves"]] == ["default/a", "default/b"]
+    assert found is not None
+    assert [move.pod for move in found.moves] == ["default/a", "default/b"]
 
 
 def test_a_pod_that_fits_needs_no_move() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.cli.doctor.running_settings import WorkloadSettings, judge
+from services.cli.doctor.cluster_checks import WorkloadSettings, settings
 from shared.model.events.pod_events import Heartbeat
 from shared.model.findings import Outcome
 from shared.runtime.settings import settings_digests
@@ -46,7 +46,7 @@ def heartbeat(service: str, **settings: str) -> Heartbeat:
 def test_components_with_other_settings_than_new_pods_are_named(
     replica: Heartbeat, outcome: Outcome, shown: str
 ) -> None:
-    finding = judge(WANTED, [replica])
+    finding = settings(WANTED, [replica])
 
     assert finding.outcome is outcome
     assert shown in finding.text

@@ -6,16 +6,16 @@ import pytest
 
 from services.cli.commands import Up
 from services.cli.state_dir import StateDir
-from services.cli.up.component_process import (
+from services.cli.up.components import Component, components_of, stages_of
+from services.cli.up.plan import Plan, layouts_of, plan_of
+from services.cli.up.servers import is_free
+from services.cli.up.supervisor import (
     RestartHistory,
     RestartPolicy,
     after_exit,
     is_given_up,
     pause_s,
 )
-from services.cli.up.components import Component, components_of, stages_of
-from services.cli.up.plan import Plan, layouts_of, plan_of
-from services.cli.up.servers import is_free
 from shared.model.errors import RequestError
 from tests.support.servers.nats import free_port
 

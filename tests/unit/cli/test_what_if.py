@@ -1,11 +1,9 @@
 """Forecasts: what fits on the nodes of now, what would have to end, what could be added."""
 
-from services.cli.plan.render import forecast_shape
 from services.cli.plan.what_if import Forecast, TriedPod, forecast
 from services.cli.request.manifests import pods_in
 from shared.model.lease import Lease
 from shared.model.ledger import NodeTotals, counted_use
-from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
 from tests.support.build import V100_MIB, device, gpu, lease, ledger_node, request, share
 
@@ -30,7 +28,7 @@ def tried(wanted: PodRequest, count: int = 1) -> list[TriedPod]:
 
 
 def places(found: Forecast) -> list[str]:
-    return [each.found.node if isinstance(each.found, Placement) else "" for each in found.outcomes]
+    return [each.node for each in found.pods]
 
 
 def test_each_pod_counts_for_those_after_it() -> None:
@@ -40,9 +38,7 @@ def test_each_pod_counts_for_those_after_it() -> None:
 
     assert sorted(places(found)) == ["", "n1", "n2"]
     assert len(found.waiting) == 1
-    refused = found.waiting[0].found
-    assert isinstance(refused, Refusal)
-    assert "2 Insufficient GPU memory" in refused.text
+    assert "2 Insufficient GPU memory" in found.waiting[0].refusal
 
 
 def test_the_fewest_leases_are_named_and_of_equal_ones_those_that_used_least() -> None:
@@ -55,8 +51,7 @@ def test_the_fewest_leases_are_named_and_of_equal_ones_those_that_used_least() -
 
     [waiting] = found.waiting
     assert waiting.room is not None
-    assert [each.pod for each in waiting.room.leases] == ["new"]
-    assert forecast_shape(found)["pods"][0]["room"]["leases"] == ["default/new"]
+    assert waiting.room.leases == ("default/new",)
 
 
 def test_nodes_to_add_are_of_the_kinds_of_the_cluster_and_as_few_as_possible() -> None:
@@ -64,7 +59,7 @@ def test_nodes_to_add_are_of_the_kinds_of_the_cluster_and_as_few_as_possible() -
 
     found = forecast(tried(request(gpu(memory=V100_MIB // 2)), 5), nodes, now=NOW)
 
-    [added] = found.added
+    [added] = found.add_nodes
     assert (added.like, added.count, added.pods) == ("small", 3, 5)
 
 
@@ -72,7 +67,7 @@ def test_a_pod_that_fits_on_no_kind_of_node_needs_another_kind() -> None:
     found = forecast(tried(request(gpu(gpus=2, memory=1))), [totals("n1", 1)], now=NOW)
 
     assert len(found.waiting) == 1
-    assert not found.added
+    assert not found.add_nodes
     assert found.waiting[0].room is None
 
 

@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from services.timekeeper.accounts.accrual import advance, apply_update
-from services.timekeeper.accounts.balance import balance
 from services.timekeeper.config.budget_sources import BudgetFile, ConfiguredBudgets, load_file
 from services.timekeeper.config.budget_spec import parse_factors, parse_spec, parse_status
 from services.timekeeper.report.budget_reports import budget_status
+from shared.model.balance import balance
 from shared.model.budget import (
     Budget,
     BudgetPolicy,

@@ -19,10 +19,9 @@ from services.cli.state_dir import (
     supervisor_pid,
     wipe,
 )
-from services.cli.up.component_process import RestartPolicy, StartError, SupervisionTiming
 from services.cli.up.components import Component, RunFileCheck
 from services.cli.up.down import down, kill_leftovers, leftovers
-from services.cli.up.supervisor import Supervisor
+from services.cli.up.supervisor import RestartPolicy, StartError, SupervisionTiming, Supervisor
 from shared.model.errors import RequestError
 from tests.support.servers.supervised import STUBBORN, WITH_CHILD, dummy
 from tests.support.waiting import until
