@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from shared.dialects import DIALECTS
 from shared.dialects.vocabulary import WORDS, Place
@@ -230,11 +230,21 @@ def shown_by() -> dict[tuple[str, int], list[str]]:
     return shown
 
 
+LEVELS = ("unit", "contract", "integration", "..", "e2e")
+
+
+def proofs(names: Iterable[str], files: Mapping[str, str]) -> list[str]:
+    """Return the tests of the lowest level that there is, and those of whole stacks."""
+    levels = {name: LEVELS.index(files[name].partition("/")[0]) for name in names}
+    lowest = min(levels.values(), default=0)
+    return [name for name, level in levels.items() if LEVELS[level] in {LEVELS[lowest], "e2e"}]
+
+
 def checklist_table(checklist: str) -> str:
     shown, files = shown_by(), all_tests()
     rows = ["| no. | shown by |", "|---|---|"]
     for number in LISTS[checklist]:
-        names = shown.get((checklist, number), [])
+        names = proofs(shown.get((checklist, number), ()), files)
         links = "; ".join(f"[{sentence(name)}]({files[name]})" for name in names)
         why = NOT_SHOWN[checklist].get(number, "")
         rows.append(f"| {number} | {links}{'not shown: ' if why else ''}{why} |")
