@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from services.node_agent.files import replace_file
 from services.node_agent.gpus.inventory import SharingConfig
-from services.node_agent.metrics import config_errors_shown
+from services.node_agent.metrics import CONFIG_ERRORS
 from services.node_agent.node import Node
 from services.node_agent.settings import AgentSettings
 from shared.dialects.strict_json import load_json
@@ -124,9 +124,8 @@ class DeviceConfigLoader:
             return previous.get(name)
 
     def _choose(self, name: str, text: str | None, valid: str | None) -> str | None:
-        """Return the text that is in force: the last valid one, if there is one."""
         errors = self._config_of({name: text}).errors
-        config_errors_shown(name, len(errors))
+        CONFIG_ERRORS.labels(name).set(len(errors))
         if not errors:
             return text
         in_force = "its last valid version" if valid else "what is valid of it"
@@ -151,7 +150,6 @@ class DeviceConfigLoader:
         return self.flags.merged(config, split=self.split, unit=self.unit)
 
     def _save_cache(self, texts: dict[str, str | None]) -> None:
-        """Cache the texts for a start without the API server; a full disk is only logged."""
         try:
             replace_file(self.cache_file, json.dumps(texts).encode())
         except OSError as error:

@@ -111,7 +111,6 @@ class DeviceWatcher:
         await self._record()
 
     def _recorded(self, config: SharingConfig) -> tuple[Device, ...]:
-        """Return the devices that the checkpoint knows."""
         given = devices_of_records(self.node.checkpoint.entries, config.split_count)
         known = {device.uuid: device for device in (*given, *self.node.checkpoint.devices)}
         return tuple(known.values())
@@ -129,7 +128,6 @@ class DeviceWatcher:
         return held_slots(self.node.checkpoint.entries, self.node.leases.leases.values())
 
     async def _mark_silent(self, config: SharingConfig, fault: Fault) -> None:
-        """Mark the known devices as unhealthy: the driver does not respond."""
         self.health.update((), fault)
         self._observed = None
         if self.node.devices:

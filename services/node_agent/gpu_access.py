@@ -1,10 +1,7 @@
 """The GPUs of a node: what reads and changes them, and what measures their processes."""
 
-import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from services.node_agent.gpus.device_faults import DISABLE_VARIABLE, ENABLE_VARIABLE, XidRules
 from services.node_agent.gpus.device_health import HealthPolicy
 from services.node_agent.gpus.driver import GpuDriver, UsageSource
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
@@ -13,8 +10,6 @@ from services.node_agent.mig.partitioner import Partitioner
 from services.node_agent.partition.layout_reconciler import LayoutPartitioner
 from services.node_agent.partition.partition_client import RemoteMigGpus, RemotePartitioner
 from services.node_agent.settings import AgentSettings
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +41,3 @@ def with_partitioner(gpus: GpuDriver, settings: AgentSettings) -> GpuDriver | Re
     if settings.partition_socket is None:
         return gpus
     return RemoteMigGpus(gpus, RemotePartitioner(settings.partition_socket))
-
-
-def read_xid_rules(environ: Mapping[str, str]) -> XidRules:
-    """Return which XIDs make a GPU unhealthy, by the environment; log its invalid entries."""
-    rules = XidRules.from_environment(environ)
-    if rules.invalid_words:
-        words = ", ".join(rules.invalid_words)
-        logger.warning(
-            "%s and %s list XIDs by number, not %s", DISABLE_VARIABLE, ENABLE_VARIABLE, words
-        )
-    return rules

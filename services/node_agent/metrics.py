@@ -3,13 +3,11 @@
 import logging
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
-from enum import StrEnum
 
 from opentelemetry.trace import Span
 from prometheus_client import Counter, Gauge, Histogram
 
 from shared.model.lease import Lease
-from shared.model.names import DeviceUuid
 from shared.runtime import telemetry
 
 logger = logging.getLogger(__name__)
@@ -47,23 +45,6 @@ HEALTH = Gauge(
 )
 
 
-_exported: dict[tuple[DeviceUuid, int], tuple[StrEnum, ...]] = {}
-"""The states that are exported, by device and index."""
-
-
-def health_shown(device: DeviceUuid, index: int, state: StrEnum) -> None:
-    """Export the state of a device."""
-    _exported[device, index] = tuple(type(state))
-    for each in type(state):
-        HEALTH.labels(device, str(index), str(each)).set(float(each is state))
-
-
-def health_forgotten(device: DeviceUuid, index: int) -> None:
-    """Stop to export the state of a device."""
-    for state in _exported.pop((device, index), ()):
-        HEALTH.remove(device, str(index), str(state))
-
-
 LIBRARY = Gauge(
     "leasehold_library_info",
     "1 for the HAMi-core library that new containers mount; no series without a usable one.",
@@ -83,11 +64,6 @@ CONFIG_ERRORS = Gauge(
     "Errors in the latest version of a device configuration, which is then not in force.",
     ["config"],
 )
-
-
-def config_errors_shown(name: str, count: int) -> None:
-    """Export the number of errors in a configuration."""
-    CONFIG_ERRORS.labels(name).set(count)
 
 
 PODS_UNREADABLE = Gauge(

@@ -15,7 +15,7 @@ from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.device_config import DeviceConfigLoader
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.dra.driver import ClaimDriver
-from services.node_agent.gpu_access import NodeGpus, read_xid_rules
+from services.node_agent.gpu_access import NodeGpus
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.instance_lock import instance_lock
 from services.node_agent.isolation.container_files import ContainerFiles
@@ -140,7 +140,7 @@ def _build_agent(node: Node, settings: AgentSettings, gpus: NodeGpus) -> NodeAge
         health=HealthMonitor(
             node.name,
             xids=gpus.driver,
-            rules=read_xid_rules(os.environ),
+            environ=os.environ,
             policy=gpus.health_policy,
             leases=node.leases,
             checkpoint=node.checkpoint,

@@ -279,7 +279,6 @@ class NodeProbes:
         return judge.library_loads(str(current.path), await unusable_reason(current.path))
 
     def _library(self) -> tuple[Path, StoredLibrary]:
-        """Return the source file of the library, and the installed library."""
         source = self.settings.library_origin
         if source is None:
             raise SkipError(

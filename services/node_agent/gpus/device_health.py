@@ -131,21 +131,14 @@ class HealthPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceBaseline:
-    """Properties of a device when it last responded; a change of them is a fault."""
-
-    memory_mib: int
-    mode: DeviceMode
-    ecc_errors: int | None
-    """The latest count that was reported; None: none was."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceHealth:
-    """One device."""
+    """The health of a device, and what it was like when it last responded: a change is a fault."""
 
     record: HealthRecord
-    baseline: DeviceBaseline
+    memory_mib: int
+    mode: DeviceMode
+    ecc_errors: int | None = None
+    """The latest count that was reported, if any was."""
 
 
 def update_health(
@@ -184,30 +177,21 @@ def update_health(
 def _probed(
     before: DeviceHealth | None, gpu: Gpu, xid_fault: Fault | None, policy: HealthPolicy, now: float
 ) -> DeviceHealth:
-    """Return the health of a device that a probe found."""
     fault = xid_fault or gpu.fault
     if before is None:
-        record = policy.next_record(HealthRecord(since=now), fault, now)
-        return DeviceHealth(record=record, baseline=_baseline(gpu, None))
-    fault = fault or _change_fault(before.baseline, gpu)
+        before = DeviceHealth(
+            record=HealthRecord(since=now), memory_mib=gpu.memory_mib, mode=gpu.mode
+        )
+    record = policy.next_record(before.record, fault or _change_fault(before, gpu), now)
+    if gpu.fault is not None:
+        return replace(before, record=record)
+    ecc_errors = before.ecc_errors if gpu.ecc_errors is None else gpu.ecc_errors
     return DeviceHealth(
-        record=policy.next_record(before.record, fault, now),
-        baseline=_baseline(gpu, before.baseline),
+        record=record, memory_mib=gpu.memory_mib, mode=gpu.mode, ecc_errors=ecc_errors
     )
 
 
-def _baseline(gpu: Gpu, before: DeviceBaseline | None) -> DeviceBaseline:
-    """Return the new baseline; that of a GPU with a fault stays as it was."""
-    if gpu.fault is not None and before is not None:
-        return before
-    ecc_errors = gpu.ecc_errors
-    if ecc_errors is None and before is not None:
-        ecc_errors = before.ecc_errors
-    return DeviceBaseline(memory_mib=gpu.memory_mib, mode=gpu.mode, ecc_errors=ecc_errors)
-
-
-def _change_fault(before: DeviceBaseline, gpu: Gpu) -> Fault | None:
-    """Return a fault if the device's memory, mode or error count has changed."""
+def _change_fault(before: DeviceHealth, gpu: Gpu) -> Fault | None:
     if gpu.memory_mib != before.memory_mib:
         text = f"its memory was {before.memory_mib} MiB and is now {gpu.memory_mib} MiB"
         return Fault(code="MemoryChanged", text=text, severe=True)

@@ -6,9 +6,14 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from services.node_agent.gpus.device_faults import NOT_LISTED, Fault, XidRules
+from services.node_agent.gpus.device_faults import (
+    DISABLE_VARIABLE,
+    ENABLE_VARIABLE,
+    NOT_LISTED,
+    Fault,
+    XidRules,
+)
 from services.node_agent.gpus.device_health import (
-    DeviceBaseline,
     DeviceHealth,
     HealthPolicy,
     HealthRecord,
@@ -17,7 +22,7 @@ from services.node_agent.gpus.device_health import (
 )
 from services.node_agent.gpus.driver import XidSource
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.metrics import health_forgotten, health_shown
+from services.node_agent.metrics import HEALTH
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
 from shared.model.clock import Clock
@@ -38,7 +43,7 @@ class HealthMonitor:
         node: NodeName,
         *,
         xids: XidSource,
-        rules: XidRules,
+        environ: Mapping[str, str],
         policy: HealthPolicy,
         leases: KnownLeases,
         checkpoint: Checkpoint,
@@ -46,7 +51,8 @@ class HealthMonitor:
     ) -> None:
         self.node = node
         self.xids = xids
-        self.rules = rules
+        self.rules = XidRules.from_environment(environ)
+        """Which XIDs make a GPU unhealthy."""
         self.policy = policy
         self.leases = leases
         self.checkpoint = checkpoint
@@ -56,6 +62,13 @@ class HealthMonitor:
         """As the last probe found them."""
         self._indices: dict[DeviceUuid, int] = {}
         self._queue: asyncio.Queue[list[HealthChanged]] = asyncio.Queue(MAX_QUEUED)
+        if self.rules.invalid_words:
+            logger.warning(
+                "%s and %s list XIDs by number, not %s",
+                DISABLE_VARIABLE,
+                ENABLE_VARIABLE,
+                ", ".join(self.rules.invalid_words),
+            )
 
     @property
     def faults(self) -> Mapping[DeviceUuid, str]:
@@ -94,17 +107,19 @@ class HealthMonitor:
             streak=self.policy.failure_threshold - 1,
         )
         for device in devices:
-            baseline = DeviceBaseline(
-                memory_mib=device.memory_mib, mode=device.mode, ecc_errors=None
-            )
             self._indices[device.uuid] = device.index
-            self.devices[device.uuid] = DeviceHealth(record=found_before, baseline=baseline)
+            self.devices[device.uuid] = DeviceHealth(
+                record=found_before, memory_mib=device.memory_mib, mode=device.mode
+            )
 
     def forget(self, devices: Iterable[DeviceUuid]) -> None:
         """Forget devices that an operator has removed."""
         for uuid in devices:
             self.devices.pop(uuid, None)
-            health_forgotten(uuid, self._indices.pop(uuid, -1))
+            index = self._indices.pop(uuid, -1)
+            for state in HealthState:
+                with contextlib.suppress(KeyError):  # it was never shown
+                    HEALTH.remove(uuid, str(index), state)
 
     def update(self, gpus: Sequence[Gpu], driver_fault: Fault | None = None) -> None:
         """Apply one probe; with `driver_fault`, the driver did not respond."""
@@ -129,7 +144,8 @@ class HealthMonitor:
             state_before = before[uuid].record.state if uuid in before else None
             if record.state is not state_before:
                 index = self._indices.get(uuid, -1)
-                health_shown(uuid, index, record.state)
+                for each in HealthState:
+                    HEALTH.labels(uuid, str(index), each).set(float(each is record.state))
                 _log_change(uuid, index, state_before, record)
                 if _is_reported(state_before, record.state):
                     events.append(self._event(uuid, index, record, now))

@@ -51,7 +51,10 @@ class GpuProber:
         """
         self._count_calls.start({_COUNT: self.count})
         self._read_calls.start(reads := self._reads(self._count))
-        count = await self._count_gpus()
+        try:
+            count = await self._count_calls.call(_COUNT, self.count, self.limit_s)
+        except TimeoutError as error:
+            raise self._no_response() from error
         if count != self._count:
             self._read_calls.start(reads := self._reads(count))
         self._count = count
@@ -74,12 +77,6 @@ class GpuProber:
                 )
         self.unreadable = unreadable
 
-    async def _count_gpus(self) -> int:
-        try:
-            return await self._count_calls.call(_COUNT, self.count, self.limit_s)
-        except TimeoutError as error:
-            raise self._no_response() from error
-
     def _reads(self, count: int) -> dict[int, Callable[[], Gpu | None]]:
         return {number: functools.partial(self.read, number) for number in range(count)}
 
@@ -87,7 +84,8 @@ class GpuProber:
         if isinstance(found, TimeoutError):
             found = self._no_response()
         if isinstance(found, Gpu) and found != self._known.get(number):
-            found = _plausible(found)
+            problem = problem_of(found)
+            found = UnavailableError(problem) if problem else found
         if isinstance(found, UnavailableError):
             known = self._known.get(number)
             return found if known is None else replace(known, fault=no_response(str(found)))
@@ -119,9 +117,3 @@ def _unique_gpus(gpus: list[Gpu]) -> tuple[Gpu, ...]:
         gpu if gpu.fault or first[gpu.index] == gpu.uuid else replace(gpu, fault=SAME_INDEX)
         for gpu in found.values()
     )
-
-
-def _plausible(gpu: Gpu) -> Gpu | UnavailableError:
-    """Return the GPU, or why it cannot be served as its driver describes it."""
-    problem = problem_of(gpu)
-    return UnavailableError(problem) if problem else gpu

@@ -27,6 +27,35 @@ OPTIONS = api_pb2.DevicePluginOptions(
 )
 
 
+START_S = 3.0
+"""A container that is not started within this time may pull its image, or follow another one."""
+REPLY_S = 0.2
+"""By this time, a reply has reached the kubelet."""
+
+
+class ContainerStarts:
+    """Which containers start.
+
+    The kubelet calls PreStartContainer once the pod's sandbox exists, some time after Allocate. If
+    the plugin is gone by then, the container fails, and the kubelet tries again after 10 s only.
+    """
+
+    def __init__(self) -> None:
+        self._until: dict[tuple[str, frozenset[str]], float] = {}
+        """Until when each container counts, by resource and device IDs."""
+
+    def any_due(self) -> bool:
+        """Return whether the kubelet is soon to call PreStartContainer, or to get its reply."""
+        now = time.monotonic()
+        self._until = {key: until for key, until in self._until.items() if now < until}
+        return bool(self._until)
+
+    def note(self, resource: str, device_ids: Sequence[str], for_s: float) -> None:
+        """Count the container with these IDs for this time from now on."""
+        self.any_due()  # forgets those that no longer count
+        self._until[resource, frozenset(device_ids)] = time.monotonic() + for_s
+
+
 class DevicePluginHandler(Protocol):
     """Handles the kubelet's calls. The texts of its errors reach the pod's owner."""
 
@@ -90,6 +119,7 @@ class PluginServer:
         socket: Path,
         handler: DevicePluginHandler,
         devices: bytes,
+        starts: ContainerStarts,
         *,
         on_watched: Callable[[], None],
     ) -> None:
@@ -101,6 +131,7 @@ class PluginServer:
         self.end_reason = "the kubelet ended the stream"
         self._handler = handler
         self._devices = devices
+        self._starts = starts
         self._on_watched = on_watched
         self._changed = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -207,7 +238,9 @@ class PluginServer:
             )
         try:
             ids = list(request.container_requests[0].devices_ids)
-            return encode_setup(await self._handler.allocate(self.resource, ids))
+            setup = await self._handler.allocate(self.resource, ids)
+            self._starts.note(self.resource, ids, START_S)
+            return encode_setup(setup)
         except (RequestError, ConflictError) as error:
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except UnavailableError as error:
@@ -216,12 +249,15 @@ class PluginServer:
     async def _pre_start(
         self, request: api_pb2.PreStartContainerRequest, context: grpc.aio.ServicerContext
     ) -> api_pb2.PreStartContainerResponse:
+        ids = list(request.devices_ids)
         try:
-            await self._handler.pre_start_container(self.resource, list(request.devices_ids))
+            await self._handler.pre_start_container(self.resource, ids)
         except (RequestError, ConflictError) as error:
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except UnavailableError as error:
             await _abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
+        finally:
+            self._starts.note(self.resource, ids, REPLY_S)
         return api_pb2.PreStartContainerResponse()
 
 

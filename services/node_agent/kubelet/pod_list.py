@@ -71,7 +71,6 @@ def _pod(pod: FullPod) -> KubeletPod:
 
 
 def _container_ids(status: PodStatus) -> dict[str, str]:
-    """Return the names of the containers that the runtime has created, by its ids of them."""
     return {
         created.container_id.rpartition("/")[2]: created.name
         for created in (

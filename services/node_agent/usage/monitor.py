@@ -282,7 +282,6 @@ class UsageMonitor(Collector):
         return living_pids(users, [*origins.values(), *found.values()], pods)
 
     async def _processes_of(self, pods: Set[PodUid]) -> dict[int, ProcessOrigin] | None:
-        """Return the processes of pods by PID on the node, or None if they are not known."""
         if not self.processes_in_pods:
             return None
         return await self._known(asyncio.to_thread(processes_of, pods, self.proc), None)
@@ -303,7 +302,6 @@ class UsageMonitor(Collector):
     async def _list_instances(
         self, containers: Sequence[LeasedContainer]
     ) -> dict[str, MigInstance]:
-        """Return the MIG instances of the devices that the containers lease, by UUID."""
         shares = (share for one in containers if one.instances for share in one.shares)
         devices = sorted({share.device for share in shares if share.mig is not None})
         found = [await self._known(self.list_instances(device), ()) for device in devices]
@@ -390,7 +388,6 @@ class UsageMonitor(Collector):
 def _altered_containers(
     containers: Iterable[LeasedContainer], regions: Regions
 ) -> frozenset[ContainerKey]:
-    """Return the containers whose limits were changed, or whose region is gone."""
     return frozenset(
         one.key
         for one in containers

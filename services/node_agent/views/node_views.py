@@ -86,14 +86,12 @@ class ViewWriter:
 
     def show_allocated(self, lease: Lease, containers: frozenset[str]) -> None:
         """Annotate the pod: these containers have their devices."""
-        dialect = DIALECTS.get(lease.dialect)
-        if dialect is not None:
+        if dialect := DIALECTS.get(lease.dialect):
             self._annotate(lease, dialect.allocated_annotations(lease, containers))
 
     def show_failed(self, lease: Lease) -> None:
         """Annotate the pod: its allocation failed."""
-        dialect = DIALECTS.get(lease.dialect)
-        if dialect is not None:
+        if dialect := DIALECTS.get(lease.dialect):
             self._annotate(lease, dialect.failed_annotations(lease))
 
     def _annotate(self, lease: Lease, annotations: Mapping[str, str]) -> None:
@@ -276,7 +274,6 @@ class ViewWriter:
 
 
 def _metadata_changes(current: ObjectMeta, wanted: NodeAdvertisement) -> dict[str, object]:
-    """Return the merge patch of the metadata; empty if it is up to date."""
     entries = merge_own_entries(current.annotations, wanted.annotation_entries)
     annotations = {**_stale(current.annotations, wanted.annotations), **entries}
     labels = _stale(current.labels, wanted.labels)
@@ -293,7 +290,6 @@ def _stale(current: Mapping[str, str], wanted: Mapping[str, str | None]) -> dict
 
 
 def _status_changes(current: NodeStatus, wanted: NodeAdvertisement) -> dict[str, dict[str, str]]:
-    """Return the patch of the status; empty if it is up to date."""
     parts = {"capacity": current.capacity, "allocatable": current.allocatable}
     missing = {
         part: {

@@ -245,8 +245,8 @@ def handler_of(agent: NodeAgent | None) -> AllocationHandler:
     """Return the handler of the kubelet's calls."""
     assert agent is not None
     assert isinstance(agent.plugins, DevicePlugins)
-    assert isinstance(agent.plugins.starts.handler, AllocationHandler)
-    return agent.plugins.starts.handler
+    assert isinstance(agent.plugins.handler, AllocationHandler)
+    return agent.plugins.handler
 
 
 @asynccontextmanager

@@ -216,7 +216,6 @@ def _uuids(handle: Any) -> Iterator[tuple[tuple[int, int], str]]:
 
 
 def _busy(handle: Any) -> frozenset[int]:
-    """Return the IDs of GPU instances that a process uses."""
     found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     return frozenset(int(one.gpuInstanceId) for one in found if one.gpuInstanceId is not None)
 
@@ -229,7 +228,6 @@ def _first(options: Iterator[Any]) -> Any:
 
 
 def _first_supported(*functions: Callable[[], Any]) -> Any:
-    """Return the value of the first function that the driver supports, or None."""
     for function in functions:
         with _none_if_unsupported():
             return function()

@@ -115,7 +115,6 @@ def _memory_bytes(listed: list[Any]) -> dict[int, int | None]:
 
 
 def _instances(listed: list[Any]) -> dict[int, int]:
-    """Return the ID of the MIG instance of each process that uses one."""
     ids = ((int(one.pid), getattr(one, "gpuInstanceId", None)) for one in listed)
     return {pid: int(number) for pid, number in ids if number not in (None, NO_INSTANCE)}
 

@@ -158,7 +158,6 @@ def _address_in(info: Any) -> str:
 
 
 def _read_sysfs(address: str) -> tuple[int | None, str]:
-    """Return the NUMA node and the root complex that the kernel reports."""
     device = SYSFS / address
     try:
         numa = int((device / "numa_node").read_text())

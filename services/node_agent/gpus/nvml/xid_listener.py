@@ -67,7 +67,6 @@ class XidListener:
                 time.sleep(RETRY_S)
 
     def _listen_once(self, device: DeviceUuid) -> None:
-        """Listen for a minute."""
         with event_set(device) as events:
             until = time.monotonic() + REOPEN_S
             while time.monotonic() < until:

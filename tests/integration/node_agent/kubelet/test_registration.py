@@ -5,7 +5,7 @@ import logging
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -15,13 +15,13 @@ import pytest
 
 from proto.deviceplugin import api_pb2, api_pb2_grpc
 from services.node_agent.agent_timing import AgentTiming
-from services.node_agent.kubelet import registration
-from services.node_agent.kubelet.device_plugin import PluginServer, encode_list
+from services.node_agent.kubelet import device_plugin, registration
+from services.node_agent.kubelet.device_plugin import ContainerStarts, PluginServer, encode_list
 from services.node_agent.kubelet.registration import DevicePlugins
 from shared.dialects.advertised import PluginDeviceId
+from shared.dialects.dialect import ContainerSetup
 from shared.dialects.volcano.gpushare import unit_id
 from shared.model.errors import RequestError
-from tests.support.node_agent.plugin_handler import FakeHandler
 from tests.support.waiting import until
 
 RESOURCE = "volcano.sh/vgpu-number"
@@ -85,6 +85,29 @@ class ScriptedKubelet(api_pb2_grpc.RegistrationServicer):  # type: ignore[misc]
                 self.lists.append([(device.ID, device.health) for device in message.devices])
         except grpc.aio.AioRpcError:
             self.ended += 1
+
+
+class FakeHandler:
+    """Accepts every device ID but `bad`."""
+
+    def __init__(self) -> None:
+        self.preferences: list[tuple[str, int]] = []
+
+    async def get_preferred_allocation(
+        self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> Sequence[str]:
+        self.preferences.append((resource, len(available)))
+        return list(available)[:size]
+
+    async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
+        if "bad" in device_ids:
+            raise RequestError("Leasehold refuses: a reason")
+        names = {f"V{number}": "x" for number in range(20)}
+        return ContainerSetup(environment=names)
+
+    async def pre_start_container(self, resource: str, device_ids: Sequence[str]) -> None:
+        if "bad" in device_ids:
+            raise RequestError("not allocated")
 
 
 def ids(*names: str, healthy: bool = True) -> dict[str, PluginDeviceId]:
@@ -239,9 +262,7 @@ async def test_a_list_of_180_000_units_is_accepted_and_gets_a_preference(directo
 
 
 async def test_23_equal_requests_get_byte_identical_responses(directory: Path) -> None:
-    request = api_pb2.AllocateRequest(
-        container_requests=[api_pb2.ContainerAllocateRequest(devices_ids=["a"])]
-    )
+    request = allocate("a")
     async with ScriptedKubelet(directory) as kubelet, plugins_in(directory):
         await until(lambda: kubelet.lists, limit_s=5)
         async with _channel(kubelet, "vgpu-number") as channel:
@@ -270,6 +291,47 @@ async def test_a_refusal_reaches_the_kubelet_with_its_message(directory: Path) -
     assert refused.value.details() == "Leasehold refuses: a reason"
     assert "2 containers at once" in str(doubled.value.details())
     assert stopped.value.details() == "not allocated"
+
+
+def allocate(*ids: str) -> api_pb2.AllocateRequest:
+    return api_pb2.AllocateRequest(
+        container_requests=[api_pb2.ContainerAllocateRequest(devices_ids=ids)]
+    )
+
+
+async def test_a_container_starts_from_its_allocation_to_the_reply_to_its_start(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_plugin, "START_S", 600.0)
+    async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
+        await until(lambda: kubelet.lists, limit_s=5)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await kubelet.plugin.Allocate(allocate("bad"))
+        refused = plugins.starts.any_due()
+        await kubelet.plugin.Allocate(allocate("b", "a"))
+        allocated = plugins.starts.any_due()
+        await kubelet.plugin.PreStartContainer(
+            api_pb2.PreStartContainerRequest(devices_ids=["a", "b"])
+        )
+        await until(lambda: not plugins.starts.any_due())
+
+    assert (refused, allocated) == (False, True)
+
+
+async def test_each_container_starts_for_itself_and_not_for_long(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_plugin, "START_S", 1.0)
+    monkeypatch.setattr(device_plugin, "REPLY_S", 0.0)
+    async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
+        await until(lambda: kubelet.lists, limit_s=5)
+        await kubelet.plugin.Allocate(allocate("a"))
+        await kubelet.plugin.Allocate(allocate("b"))
+        await kubelet.plugin.PreStartContainer(api_pb2.PreStartContainerRequest(devices_ids=["a"]))
+        other = plugins.starts.any_due()
+        await until(lambda: not plugins.starts.any_due())
+
+    assert other
 
 
 async def test_a_directory_too_long_for_a_socket_is_refused_with_the_flag_to_change() -> None:
@@ -308,7 +370,12 @@ async def test_a_socket_whose_start_is_cancelled_is_closed(steps: int) -> None:
     with tempfile.TemporaryDirectory(prefix="lh-") as root:
         path = Path(root) / "plugin.sock"
         server = PluginServer(
-            RESOURCE, path, FakeHandler(), encode_list({}), on_watched=asyncio.Event().set
+            RESOURCE,
+            path,
+            FakeHandler(),
+            encode_list({}),
+            ContainerStarts(),
+            on_watched=asyncio.Event().set,
         )
         start = asyncio.create_task(server.start())
         for _ in range(steps):
