@@ -163,12 +163,8 @@ class AgentSettings(ServiceSettings):
 
     @property
     def sharing(self) -> SharingConfig:
-        """How GPUs are shared by the flags."""
-        usual = SharingConfig()
-        split, unit = self.device_split_count, self.memory_factor
+        """How GPUs are shared by the flags that no file overrides."""
         return SharingConfig(
-            split_count=usual.split_count if split is None else split,
-            unit_mib=usual.unit_mib if unit is None else unit,
             strategy=self.gpu_strategy,
             may_partition=self.partitions,
             isolation=Isolation(self.isolation),

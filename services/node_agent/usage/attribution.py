@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from services.node_agent.gpus.inventory import DeviceSample, GpuProcess
+from services.node_agent.gpus.inventory import GpuProcess
 from services.node_agent.kubelet.pods import ClaimHolding, KubeletPod, ProcessOrigin
-from services.node_agent.usage.leased_containers import ContainerKey, LeasedContainer
+from services.node_agent.usage.leased_containers import ContainerKey, LeasedContainer, Scan
 from shared.model.claim import device_name
 from shared.model.names import DeviceUuid, PodUid
 
@@ -34,32 +34,26 @@ class Attribution:
     """Processes whose container is not known (yet)."""
 
 
-def attribute_processes(
-    containers: Sequence[LeasedContainer],
-    devices: Sequence[DeviceSample],
-    origins: Mapping[int, ProcessOrigin],
-    pods: Mapping[PodUid, KubeletPod],
-    claims: Set[ClaimHolding] = frozenset(),
-) -> Attribution:
+def attribute_processes(scan: Scan) -> Attribution:
     """Find the container of each process; one without an origin has ended and is skipped.
 
     A process on a device of which its container has no share uses a ResourceClaim of its pod. If
     several requests have shares of the device, which one the container uses is not known. A pod
-    that has the device by one of `claims` without a lease has administrative access.
+    that has the device by one of its claims without a lease has administrative access.
     """
-    names_by_pod = _names_by_pod(container.key for container in containers)
-    by_pod = _by_pod(containers)
+    names_by_pod = _names_by_pod(container.key for container in scan.containers)
+    by_pod = _by_pod(scan.containers)
     leased: list[AttributedProcess] = []
     unleased: list[AttributedProcess] = []
     unattributed = 0
     running = [
-        (sample.device, process, origins[process.pid])
-        for sample in devices
+        (sample.device, process, scan.origins[process.pid])
+        for sample in scan.devices
         for process in sample.processes
-        if process.pid in origins
+        if process.pid in scan.origins
     ]
     for device, process, origin in running:
-        pod = pods.get(origin.pod) if origin.pod else None
+        pod = scan.pods.get(origin.pod) if origin.pod else None
         container = _container_name(origin, pod, names_by_pod)
         usable = by_pod.get(origin.pod, []) if origin.pod else []
         shares = _shares_of(container, device, usable)
@@ -76,7 +70,9 @@ def attribute_processes(
         )
         (leased if shares else unleased).append(found)
     return Attribution(
-        leased=tuple(leased), unleased=_without_access(unleased, claims), unattributed=unattributed
+        leased=tuple(leased),
+        unleased=_without_access(unleased, scan.claims),
+        unattributed=unattributed,
     )
 
 

@@ -1,10 +1,14 @@
 """The containers of the node that lease shares of devices; pure."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import PurePath
 
+from services.node_agent.gpus.inventory import DeviceSample
+from services.node_agent.isolation.region import Region, Tampered
 from services.node_agent.isolation.region_image import RegionSeed, region_path_of, seed_of
+from services.node_agent.kubelet.pods import ClaimHolding, KubeletPod, ProcessOrigin
+from services.node_agent.mig.instances import MigInstance
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share
@@ -12,6 +16,9 @@ from shared.model.names import PodUid
 
 ContainerKey = tuple[PodUid, str]
 """Pod and name of a container; ResourceClaim and name of a request."""
+
+
+Regions = Mapping[ContainerKey, Region | Tampered | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +69,34 @@ class LeasedContainer:
     def leases_device(self, device: str) -> bool:
         """Whether one of its shares is of this device."""
         return any(share.device == device for share in self.shares)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """What regions, driver, `/proc` and kubelet showed at one moment."""
+
+    containers: Sequence[LeasedContainer]
+    regions: Regions
+    devices: Sequence[DeviceSample]
+    origins: Mapping[int, ProcessOrigin]
+    """By PID on the node, without processes that ended since the driver listed them."""
+    pods: Mapping[PodUid, KubeletPod]
+    complete: bool
+    """Otherwise there may be more leases than those of `containers`: no process is unleased."""
+    scanned_at: float = 0.0
+    instances: Mapping[str, MigInstance] = field(default_factory=dict)
+    """MIG instances by UUID."""
+    living: Mapping[ContainerKey, Set[int]] | None = None
+    """The PIDs of each container's processes in its own namespace, if they are known."""
+    stuck: Mapping[ContainerKey, str] = field(default_factory=dict)
+    """Why processes of a container hang."""
+    uncapped: Set[ContainerKey] = frozenset()
+    """Containers with a process whose cores are not limited."""
+    claims: Set[ClaimHolding] = frozenset()
+
+    def living_in(self, container: ContainerKey) -> Set[int] | None:
+        """Return the PIDs of a container's processes, or None if they are not known."""
+        return None if self.living is None else self.living.get(container, frozenset())
 
 
 def leased_containers(

@@ -5,17 +5,16 @@ container can forge the first, and the second does not include memory held in re
 value counts.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from services.node_agent.gpus.inventory import GpuProcess
 from services.node_agent.isolation.region import DeviceSums, Region, Tampered, sums
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.usage.attribution import AttributedProcess
-from services.node_agent.usage.leased_containers import LeasedContainer
+from services.node_agent.usage.leased_containers import LeasedContainer, Scan
 from shared.model.bounds import MOST_MIB
 from shared.model.lease import MIB, Share, ShareKey, share_key
-from shared.model.names import DeviceUuid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,26 +86,17 @@ class MeasuredContainer:
 
 
 def measure_container(
-    container: LeasedContainer,
-    region: Region | Tampered | None,
-    processes: Sequence[AttributedProcess],
-    sampled: set[DeviceUuid],
-    instances: Mapping[str, MigInstance],
-    *,
-    living: Set[int] | None = None,
-    stuck: str = "",
-    uncapped: bool = False,
+    container: LeasedContainer, processes: Sequence[AttributedProcess], scan: Scan
 ) -> MeasuredContainer:
-    """Measure one container by its region and by its `processes` on `sampled` devices.
-
-    `living` has the PIDs of its processes in its own namespace; None: they are not known.
-    """
+    """Measure one container by its region and by its processes on its devices."""
+    region, living = scan.regions.get(container.key), scan.living_in(container.key)
     readable = region if isinstance(region, Region) else None
+    sampled = {sample.device for sample in scan.devices}
     shares = container.shares
     places = region_positions(readable, shares) if readable is not None else ()
     measured = []
     for position, share in enumerate(shares):
-        instance = instances.get(container.instance_of(share))
+        instance = scan.instances.get(container.instance_of(share))
         running = _processes_of(share, processes, instance) if share.device in sampled else None
         one = _by_driver(share, position, running, instance)
         if readable is not None:
@@ -121,8 +111,8 @@ def measure_container(
         lost_pids=()
         if readable is None
         else tuple(sorted(slot.pid for slot in readable.lost(living))),
-        stuck=stuck,
-        uncapped=uncapped,
+        stuck=scan.stuck.get(container.key, ""),
+        uncapped=container.key in scan.uncapped,
     )
 
 

@@ -16,7 +16,7 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from services.node_agent.gpus.driver import UsageSource
-from services.node_agent.isolation.region import Region, Tampered
+from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import altered_limits
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.isolation.region_writer import seed_region
@@ -29,6 +29,8 @@ from services.node_agent.usage.idle_shares import IdleShares, LastUseFile
 from services.node_agent.usage.leased_containers import (
     ContainerKey,
     LeasedContainer,
+    Regions,
+    Scan,
     leased_containers,
 )
 from services.node_agent.usage.measurements import MeasuredContainer
@@ -45,7 +47,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 D = TypeVar("D")
-Regions = Mapping[ContainerKey, Region | Tampered | None]
 
 MAX_QUEUED = 256
 SCAN_S = 5.0
@@ -214,12 +215,12 @@ class UsageMonitor(Collector):
         instances = await self._list_instances(containers)
         living = await self._living_pids(containers, regions, origins, pods or {})
         stuck, uncapped = self._symptoms.observe(regions, living, self.clock.ticks())
-        snapshot = build_snapshot(
-            containers,
-            regions,
-            devices,
-            origins,
-            pods or {},
+        scan = Scan(
+            containers=containers,
+            regions=regions,
+            devices=devices,
+            origins=origins,
+            pods=pods or {},
             complete=complete and pods is not None,
             scanned_at=began,
             instances=instances,
@@ -228,6 +229,7 @@ class UsageMonitor(Collector):
             uncapped=uncapped,
             claims=await self._list_claims(containers, origins.values()),
         )
+        snapshot = build_snapshot(scan)
         await self._restore(_altered_containers(containers, regions), complete=complete)
         self.snapshot = replace(snapshot, scan_s=max(0.0, self.clock.now() - began))
         self._idle.observe(snapshot.containers, began)

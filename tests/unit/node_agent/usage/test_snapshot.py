@@ -14,7 +14,7 @@ from services.node_agent.isolation.region import Region, Tampered, decode
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod, ProcessOrigin
-from services.node_agent.usage.leased_containers import LeasedContainer
+from services.node_agent.usage.leased_containers import LeasedContainer, Scan
 from services.node_agent.usage.snapshot import UsageSnapshot, build_snapshot
 from shared.model.events.node_events import ViolationReason
 from shared.model.lease import ClaimAllocation
@@ -99,7 +99,16 @@ def snapshot_of(
 ) -> UsageSnapshot:
     regions = {one.key: found for one in tenants if one.region_path is not None}
     by_uid = {pod.uid: pod for pod in pods}
-    return build_snapshot(tenants, regions, samples, origins, by_uid, complete=complete)
+    return build_snapshot(
+        Scan(
+            containers=tenants,
+            regions=regions,
+            devices=samples,
+            origins=origins,
+            pods=by_uid,
+            complete=complete,
+        )
+    )
 
 
 def rules(snapshot: UsageSnapshot) -> list[tuple[ViolationReason, str, str]]:
