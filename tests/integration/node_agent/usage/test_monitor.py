@@ -84,11 +84,22 @@ async def test_the_limits_of_a_container_are_set_before_it_starts() -> None:
     )
 
 
-async def test_metrics_show_a_container_while_its_lease_is_live(address: str) -> None:
+async def test_metrics_show_a_container_while_its_lease_is_live_and_limits_are_restored(
+    address: str,
+) -> None:
     async with one_node_cluster(monitor_http=address, rate=100) as cluster, cluster.running():
         lease = await cluster.run_pod("one", share(0, 1000))
-        use(region_of(cluster, lease), 300 * MIB)
+        place = region_of(cluster, lease)
+        use(place, 300 * MIB)
         page = await until_scraped(address, lambda page: page.get(USED) == {"one": 300 * MIB})
+        with place.open("r+b") as file:
+            file.seek(V1_2.memory_limits)
+            file.write(struct.pack("<Q", 80_000 * MIB))
+        (violation,) = await until(lambda: cluster.events_of(ViolationFound))
+        await until_scraped(
+            address, lambda page: page["leasehold_limits_restored_total"].get("") == 1
+        )
+        region = read_region(place)
         await cluster.push_lease(_ended(lease))
         cluster.ledger.leases.clear()
         after = await until_scraped(address, lambda page: USED not in page)
@@ -96,29 +107,11 @@ async def test_metrics_show_a_container_while_its_lease_is_live(address: str) ->
     assert page[LIMIT] == {"one": 1000 * MIB}
     assert page["leasehold_container_memory_measured_bytes"] == {"one": 300 * MIB}
     assert page["leasehold_container_isolation_lost"] == {"one": 0}
-    assert set(page["HostGPUMemoryUsage"]) == {"0", "1"}
-    assert set(after["HostGPUMemoryUsage"]) == {"0", "1"}
-
-
-async def test_an_altered_limit_is_restored_and_reported(address: str) -> None:
-    async with one_node_cluster(monitor_http=address, rate=100) as cluster, cluster.running():
-        lease = await cluster.run_pod("one", share(0, 1000))
-        place = region_of(cluster, lease)
-        await until_scraped(address, lambda page: LIMIT in page)
-        with place.open("r+b") as file:
-            file.seek(V1_2.memory_limits)
-            file.write(struct.pack("<Q", 80_000 * MIB))
-        (violation,) = await until(lambda: cluster.events_of(ViolationFound))
-        page = await until_scraped(
-            address, lambda page: page["leasehold_limits_restored_total"].get("") == 1
-        )
-        region = read_region(place)
-
     assert isinstance(region, Region)
     assert region.memory_limits[0] == 1000 * MIB
     assert (violation.pod, violation.name, violation.container) == (lease.pod, "one", "main")
     assert violation.reason == "GpuLimitTampered"
-    assert page
+    assert set(page["HostGPUMemoryUsage"]) == set(after["HostGPUMemoryUsage"]) == {"0", "1"}
 
 
 async def test_hami_core_28_a_restarted_container_has_an_empty_region_with_its_limits() -> None:

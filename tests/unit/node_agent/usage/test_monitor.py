@@ -14,7 +14,7 @@ from services.node_agent.usage.usage_metrics import render_metrics
 from shared.dialects.dialect import ContainerSetup
 from shared.model.bounds import MOST_MIB
 from shared.model.events.request_reply import UsageReply
-from shared.model.lease import ClaimAllocation, MigPlacement, share_key
+from shared.model.lease import ClaimAllocation, Lease, MigPlacement, share_key
 from shared.model.names import PodUid
 from shared.nats import wire
 from tests.support.build import allocation_of
@@ -177,39 +177,21 @@ async def test_a_killed_process_uses_nothing(world: MonitorWorld) -> None:
     assert await world.monitor.living_pids(tenant.key) == frozenset()
 
 
+CLAIM = lease_of("claim", claim=ClaimAllocation(generation="g", consumers=(PodUid(UID),)))
+
+
+@pytest.mark.parametrize("lease", [None, CLAIM], ids=["of a pod", "of a claim"])
 async def test_a_process_that_the_driver_does_not_list_counts_while_it_lives(
-    world: MonitorWorld,
+    world: MonitorWorld, lease: Lease | None
 ) -> None:
-    tenant = computing(world)
+    tenant = computing(world, lease)
     world.driver.broken = True
-
     await world.monitor.scan()
 
     (use,) = world.monitor.snapshot.containers
     assert use.shares[0].region is not None
     assert use.shares[0].region.total == 300 * MIB
     assert await world.monitor.living_pids(tenant.key) == frozenset({7})
-
-
-async def test_a_process_in_a_pod_of_a_claim_counts_while_it_lives(world: MonitorWorld) -> None:
-    allocation = ClaimAllocation(generation="g", consumers=(PodUid(UID),))
-    tenant = computing(world, lease_of("claim", claim=allocation))
-    world.driver.broken = True
-
-    await world.monitor.scan()
-
-    (use,) = world.monitor.snapshot.containers
-    assert use.shares[0].region is not None
-    assert use.shares[0].region.total == 300 * MIB
-    assert await world.monitor.living_pids(tenant.key) == frozenset({7})
-
-
-async def test_without_a_driver_regions_are_still_read(world: MonitorWorld) -> None:
-    computing(world)
-    world.driver.broken = True
-
-    await world.monitor.scan()
-
     found = read(render_metrics(world.monitor).decode())
     assert list(found["hami_vgpu_memory_used_bytes"].values()) == [300 * MIB]
     assert "leasehold_container_memory_drift_bytes" not in found
