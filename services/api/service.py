@@ -7,9 +7,8 @@ so nothing depends on receiving every event once and in order. A periodic resync
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 from uuid import uuid4
 
 from services.api.cluster_metrics import export_cluster, observe_bound
@@ -17,6 +16,8 @@ from services.api.history import INTERVAL_S, UsageHistory
 from services.api.missing_components import ComponentMonitor
 from services.api.projection import MISSING, ChangeKey, Projection
 from services.api.recent_events import PodEvent
+from shared.ledger.leases import RedisLeases
+from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock, wait_for_event
 from shared.model.events.node_events import ShareActivated
 from shared.model.events.pod_events import (
@@ -34,9 +35,8 @@ from shared.model.events.pod_events import (
 )
 from shared.model.events.request_reply import GrantRequest, ResizeRequest, UsageRequest
 from shared.model.lease import IDLE_AFTER_S, ShareMeasurement
-from shared.model.ledger import LedgerChange, LedgerSnapshot, NodeTotals, WaitingPod
+from shared.model.ledger import LedgerChange, LedgerSnapshot
 from shared.model.names import NodeName, PodUid
-from shared.model.preemption import PreemptionState
 from shared.model.quantity import parse_decimal
 from shared.model.views import MissingComponent
 from shared.runtime.service import loops, observes, publishes
@@ -115,60 +115,10 @@ class ApiTiming:
     """A share that has not been used for so long is marked as idle."""
 
 
-class ApiLedger(Protocol):
-    """The ledger, as the API reads it."""
-
-    async def snapshot(self) -> LedgerSnapshot:
-        """Return all nodes, and the position in the change feed."""
-        ...
-
-    def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
-        """Yield changes after a position, for ever."""
-        ...
-
-    @property
-    def totals(self) -> "ApiTotals":
-        """Nodes with their leases."""
-        ...
-
-    @property
-    def waiting_pods(self) -> "ApiWaitingPods":
-        """The waiting pods."""
-        ...
-
-
-class ApiTotals(Protocol):
-    """Nodes' totals, as the API reads them."""
-
-    async def of_nodes(self, names: Sequence[NodeName]) -> list[NodeTotals]:
-        """Return nodes with their leases."""
-        ...
-
-
-class ApiWaitingPods(Protocol):
-    """Waiting pods, as the API reads them."""
-
-    async def load(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
-        """Return the waiting pods: all, or those among `pods`."""
-        ...
-
-
-class UsageOfNodes(Protocol):
-    """The node agents, as the API requests the usage of shares from them."""
-
-    async def __call__(
-        self, nodes: Iterable[NodeName]
-    ) -> Mapping[NodeName, Iterable[ShareMeasurement] | None]:
-        """Return the usage of each node's shares; None: its agent did not reply."""
-        ...
-
-
-class PreemptionJournal(Protocol):
-    """Preemptions, as the API reads them."""
-
-    async def state(self, *, now: float, past_s: float) -> PreemptionState:
-        """Return the evictions of the last `past_s`, and the states of budgets."""
-        ...
+ReadUsage = Callable[
+    [Iterable[NodeName]], Awaitable[Mapping[NodeName, Iterable[ShareMeasurement] | None]]
+]
+"""Returns the usage of each node's shares, or None where its agent did not reply."""
 
 
 @publishes(UsageRequest, ResizeRequest, GrantRequest)
@@ -177,11 +127,11 @@ class ApiService:
 
     def __init__(
         self,
-        ledger: ApiLedger,
+        ledger: RedisLeases,
         clock: Clock,
         *,
-        read_usage: UsageOfNodes,
-        preemptions: PreemptionJournal,
+        read_usage: ReadUsage,
+        preemptions: Preemptions,
         timing: ApiTiming | None = None,
     ) -> None:
         self.ledger = ledger

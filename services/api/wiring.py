@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from services.api.http_server import HttpServer
 from services.api.legacy_metrics import legacy_metrics_application
 from services.api.read_api import ReadApi, SpanDirectory
-from services.api.service import ApiService, ApiTiming, UsageOfNodes
+from services.api.service import ApiService, ApiTiming, ReadUsage
 from services.api.settings import ApiSettings
 from shared.credentials.authorization import (
     AnonymousAuthenticator,
@@ -96,7 +96,7 @@ async def serve_api(settings: ApiSettings) -> None:
         )
 
 
-def _usage_reader(bus: Bus) -> UsageOfNodes:
+def _usage_reader(bus: Bus) -> ReadUsage:
     async def read(
         nodes: Iterable[NodeName],
     ) -> Mapping[NodeName, Iterable[ShareMeasurement] | None]:
