@@ -15,7 +15,7 @@ from services.auth.settings import ABOUT, EXAMPLES, AuthSettings
 from services.topology import roles
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
-from shared.kubernetes.token_reviews import review_token
+from shared.kubernetes.tokens import review_token
 from shared.model.clock import SystemClock
 from shared.nats.bus import Bus
 from shared.runtime.run import Nats, run, serve

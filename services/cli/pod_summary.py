@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from shared.kubernetes.types import ApiPod
 from shared.model.names import Namespace, PodUid
-from shared.pods.rejections import rejection_of
+from shared.pods.observed_pod import rejection_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from services.node_agent.gpus.inventory import SharingConfig
 from services.node_agent.metrics import CONFIG_ERRORS
 from services.node_agent.node import Node
 from services.node_agent.settings import AgentSettings
-from shared.dialects.strict_json import load_json
+from shared.dialects.strict_values import load_json
 from shared.dialects.volcano.device_config import (
     DEVICE_KEY,
     DEVICE_MAP,

@@ -9,13 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
-from services.webhook.handover import SCHEDULER, SchedulerChoice
-from services.webhook.largest_device import DeviceMaximum, excess_memory
 from services.webhook.patches import (
     ANNOTATIONS,
     PatchOperation,
     add,
     add_annotation,
+    add_label,
     add_variable,
     complete_limits,
     remove,
@@ -40,10 +39,133 @@ from shared.dialects.reserved import (
 from shared.dialects.vocabulary import find_misplaced, find_unread
 from shared.model.bounds import cut
 from shared.model.claim import EXTENDED_RESOURCES
+from shared.model.device import MIB
 from shared.model.errors import RequestError
-from shared.model.request import PodRequest
+from shared.model.events.pod_events import LargestDeviceReported
+from shared.model.names import DEFAULT_SCHEDULER, HANDED_OVER
+from shared.model.request import GpuRequest, PodRequest
 from shared.pods.pod_policy import Check, PolicySubject, device_names, violations
 from shared.pods.pod_view import PodContainer, PodView
+
+STALE_S = 30.0
+"""How long a report counts: a node that is briefly absent does not lower the maximum."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMaximum:
+    """The largest memory of any device; the two amounts may be of different devices."""
+
+    memory_mib: int
+    memory_units: int
+
+
+class LargestDevice:
+    """The largest device by the placers' recent reports."""
+
+    def __init__(self) -> None:
+        self._reported_at: dict[tuple[int, int], float] = {}
+        """When each pair of MiB and units was last reported."""
+
+    def note(self, report: LargestDeviceReported, received_at: float) -> None:
+        """Record a report and when it was received (on this process' monotonic clock, seconds)."""
+        self._reported_at[report.memory_mib, report.memory_units] = received_at
+
+    def now(self, now: float) -> DeviceMaximum | None:
+        """Return the maximum of the reports that count at `now` (on the same clock), if any."""
+        recent = {key: at for key, at in self._reported_at.items() if now - at <= STALE_S}
+        self._reported_at = recent
+        if not recent:
+            return None
+        return DeviceMaximum(
+            memory_mib=max(mib for mib, _ in recent),
+            memory_units=max(units for _, units in recent),
+        )
+
+
+def excess_memory(
+    requests: Iterable[GpuRequest],
+    containers: Iterable[PodContainer],
+    largest: DeviceMaximum,
+) -> str:
+    """Return which container requests more of one device than the largest has; empty: none."""
+    amounts = {each.name: {**each.requests, **each.limits} for each in containers}
+    for request in requests:
+        excess = _excess(request, largest)
+        if excess:
+            written = _written(amounts.get(request.container, {}))
+            return (
+                f'container "{request.container}": {written} is {excess}; request less memory, or '
+                "a whole device"
+            )
+    return ""
+
+
+def _excess(request: GpuRequest, largest: DeviceMaximum) -> str:
+    if request.whole or request.memory_percent is not None:
+        return ""
+    if request.memory_bytes is not None:
+        mib = -(-request.memory_bytes // MIB)
+        if mib > largest.memory_mib:
+            return (
+                f"{mib} MiB of one device, and the cluster's largest has {largest.memory_mib} MiB"
+            )
+    elif request.memory_units is not None and request.memory_units > largest.memory_units:
+        return (
+            f"{request.memory_units} units of one device, and the cluster's largest has "
+            f"{largest.memory_units} ({largest.memory_mib} MiB)"
+        )
+    return ""
+
+
+def _written(amounts: Mapping[str, int]) -> str:
+    return ", ".join(f"{key}={amounts[key]}" for key in sorted(amounts) if key in GPU_RESOURCES)
+
+
+SCHEDULER = "/spec/schedulerName"
+"""Its path in patches."""
+ALL_PODS = "all-pods"
+"""The label's value where kube-scheduler gets all pods."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerChoice:
+    """The operator's schedulers, by `schedulerName`."""
+
+    placer: str = "leasehold"
+    """Set on GPU pods that do not choose a scheduler."""
+    served: frozenset[str] = frozenset({"leasehold"})
+    """All that Leasehold serves."""
+    handover: str = ""
+    """That of kube-scheduler with the extender; empty: it is not installed."""
+    all_pods: bool = False
+    """All pods are handed over."""
+
+    def has(self, pod: PodView) -> bool:
+        """Return whether a pod names a scheduler that Leasehold serves."""
+        return pod.scheduler in self.served
+
+    def serves(self, pod: PodView) -> bool:
+        """Return whether a pod has no scheduler yet, or one that Leasehold serves."""
+        return self.has(pod) or pod.scheduler in {"", DEFAULT_SCHEDULER}
+
+    def unsupported(self, pod: PodView) -> Iterator[str]:
+        """Yield the fields that no installed scheduler of GPU pods supports, and what to do."""
+        if not self.handover:
+            for found in pod.handed_over:
+                yield (
+                    f"{found.path}: only kube-scheduler supports it, and the scheduler extender is "
+                    "not installed: remove the field, or have an administrator install the extender"
+                )
+
+    def patches(self, pod: PodView) -> Iterator[PatchOperation]:
+        """Yield the patches of an admitted pod: its scheduler, and a label with why it is that."""
+        reasons = [found.row.reason for found in pod.handed_over] + [ALL_PODS] * self.all_pods
+        if self.handover and reasons and pod.scheduler != self.handover:
+            yield add(SCHEDULER, self.handover)
+            yield add_label(pod, HANDED_OVER, reasons[0])
+        elif pod.scheduler in {"", DEFAULT_SCHEDULER}:
+            yield add(SCHEDULER, self.placer)
+
 
 BAD_REQUEST, FORBIDDEN, UNPROCESSABLE, TOO_MANY = 400, 403, 422, 429
 

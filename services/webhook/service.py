@@ -16,6 +16,7 @@ from services.webhook.admission import (
     UNPROCESSABLE,
     AdmissionDecision,
     AdmissionPolicy,
+    LargestDevice,
     decide,
     decide_update,
     decide_without_gpu,
@@ -25,9 +26,8 @@ from services.webhook.admission_review import (
     decode_request,
     encode_response,
     late_response,
+    new_allocation,
 )
-from services.webhook.claim_review import new_allocation
-from services.webhook.largest_device import LargestDevice
 from services.webhook.metrics import WebhookMetrics
 from services.webhook.patches import add_annotation, add_gate
 from shared.model.clock import Clock

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.webhook.admission import AdmissionPolicy
-from services.webhook.handover import SchedulerChoice
+from services.webhook.admission import AdmissionPolicy, SchedulerChoice
 from shared.dialects import DIALECTS, KUBE_SCHEDULER, SCHEDULERS
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from shared.credentials.tokens import EVERYTHING, AccessTokens
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.token_reviews import TokenUser, review_token
+from shared.kubernetes.tokens import TokenUser, review_token
 from shared.kubernetes.types import AccessReview
 from shared.model.clock import Clock
 from shared.model.errors import RequestError

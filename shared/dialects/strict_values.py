@@ -6,12 +6,30 @@ where there was none, in the pod's condition.
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from shared.model.bounds import NAME as LONGEST_NAME
 from shared.model.bounds import SHORT
 from shared.model.errors import RequestError
+
+
+def load_json(text: str) -> Any:
+    """Decode a document. Raises ValueError, also for a key that is there twice."""
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+
+
+def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} is there twice")
+        found[key] = value
+    return found
+
 
 SHOWN = 100
 """Characters of a value that messages show."""

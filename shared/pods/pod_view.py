@@ -11,13 +11,38 @@ from itertools import islice
 
 import msgspec
 
+from shared.dialects import GPU_RESOURCES
 from shared.dialects.dialect import ContainerManifest, PodManifest
-from shared.dialects.requested import parse_requested, requests_gpu
+from shared.dialects.nvidia.dialect import PRIORITY
 from shared.kubernetes.full_pods import FullContainer, FullPodSpec, FullVolume, decode_pod
 from shared.kubernetes.types import ApiPod, ApiPodSpec, Container, SecurityContext
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
+from shared.model.quantity import parse_quantity, parse_resources
 from shared.placing.pod_fields import FoundField, handed_over
+
+LEVELS = frozenset({PRIORITY})
+"""Resources whose 0 is a value. They request nothing by themselves."""
+
+
+def parse_requested(resources: Mapping[str, str | int | float]) -> dict[str, int]:
+    """Parse amounts into integers, without those that are 0.
+
+    Raises RequestError with the resource for a malformed quantity and one too large to count, and
+    for an amount of GPUs that is negative or not a whole number.
+    """
+    amounts = parse_resources(resources)
+    for name in amounts.keys() & GPU_RESOURCES:
+        exact = parse_quantity(resources[name])
+        if exact < 0 or exact.denominator != 1:
+            raise RequestError(f"{name} must be a whole number of 0 or more, got {resources[name]}")
+    return {name: amount for name, amount in amounts.items() if amount or name in LEVELS}
+
+
+def requests_gpu(amounts: Mapping[str, int]) -> bool:
+    """Return whether some amount is of a resource of a dialect."""
+    return any(amount and name in GPU_RESOURCES for name, amount in amounts.items())
+
 
 SIDECAR = "Always"
 """`restartPolicy` of an init container that keeps running beside those that follow."""

@@ -24,7 +24,7 @@ from services.cli.commands import NodeKeys
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError, UnauthorizedError
 from shared.kubernetes.kubeconfig import ClusterCredentials, load_credentials
-from shared.kubernetes.token_requests import IssuedToken, request_token
+from shared.kubernetes.tokens import IssuedToken, request_token
 from shared.kubernetes.types import RawObject
 from shared.model.errors import RequestError
 

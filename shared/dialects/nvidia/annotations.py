@@ -3,8 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from shared.dialects.hami_core import encode_share, shares_by_index
-from shared.dialects.lease_memo import decode_memo
+from shared.dialects.hami_core import decode_memo, encode_share, shares_by_index
 from shared.model.device import Device
 from shared.model.lease import Lease
 

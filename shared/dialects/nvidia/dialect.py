@@ -21,8 +21,8 @@ from shared.dialects.dialect import (
     PodManifest,
     Rules,
 )
+from shared.dialects.hami_core import decode_memo, encode_memo
 from shared.dialects.koordinator.amounts import NVIDIA_GPUS, reads_nvidia_gpus
-from shared.dialects.lease_memo import decode_memo, encode_memo
 from shared.dialects.nvidia.annotations import (
     PHASE,
     REGISTER,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from shared.dialects.strict_json import load_json
+from shared.dialects.strict_values import load_json
 from shared.model.bounds import MOST, SHORT, check_bounds
 from shared.model.errors import RequestError
 from shared.model.names import Namespace

@@ -24,7 +24,7 @@ from shared.dialects.dialect import (
     PodManifest,
     Rules,
 )
-from shared.dialects.lease_memo import decode_memo, encode_memo
+from shared.dialects.hami_core import decode_memo, encode_memo
 from shared.dialects.strict_values import parse_whole_number
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError

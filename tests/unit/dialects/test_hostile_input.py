@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.webhook.admission import AdmissionPolicy, decide
-from services.webhook.largest_device import DeviceMaximum
+from services.webhook.admission import AdmissionPolicy, DeviceMaximum, decide
 from shared.dialects import DIALECTS, GPU_RESOURCES
 from shared.dialects.volcano.device_register import parse_register
 from shared.model.errors import RequestError

@@ -11,9 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from shared.kubernetes.auth import RequestAuthentication
-from shared.kubernetes.exec_plugin import API_VERSIONS, ExecPluginError
-from shared.kubernetes.kubeconfig import ClusterCredentials, load_credentials, read_kubeconfig
+from shared.kubernetes.client import RequestAuthentication
+from shared.kubernetes.kubeconfig import (
+    API_VERSIONS,
+    ClusterCredentials,
+    ExecPluginError,
+    load_credentials,
+    read_kubeconfig,
+)
 
 V1 = API_VERSIONS[0]
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.webhook.admission import AdmissionDecision
+from services.webhook.admission import AdmissionDecision, SchedulerChoice
 from services.webhook.admission_review import ReviewRequest, decode_request, encode_response
-from services.webhook.handover import SchedulerChoice
 from shared.dialects.tencent.vcuda import DENIAL
 from shared.model.errors import RequestError
 from tests.support.webhook.reviews import applied, container, decided, gpu, pod, reviewed

@@ -6,8 +6,7 @@ import jsonpatch
 import msgspec
 import pytest
 
-from services.webhook.admission import AdmissionDecision, AdmissionPolicy, decide
-from services.webhook.handover import SchedulerChoice
+from services.webhook.admission import AdmissionDecision, AdmissionPolicy, SchedulerChoice, decide
 from services.webhook.settings import WebhookSettings
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiPod

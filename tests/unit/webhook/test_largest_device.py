@@ -4,8 +4,14 @@ from typing import Any
 
 import pytest
 
-from services.webhook.admission import AdmissionDecision, AdmissionPolicy, decide
-from services.webhook.largest_device import STALE_S, DeviceMaximum, LargestDevice
+from services.webhook.admission import (
+    STALE_S,
+    AdmissionDecision,
+    AdmissionPolicy,
+    DeviceMaximum,
+    LargestDevice,
+    decide,
+)
 from shared.model.events.pod_events import LargestDeviceReported
 from tests.support.webhook.reviews import reviewed
 
