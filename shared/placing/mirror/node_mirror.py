@@ -1,7 +1,6 @@
 """Mirrored nodes and devices: mutable, with sums that make frequent checks cheap; pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -36,16 +35,23 @@ class SharingConstraints(msgspec.Struct, frozen=True, kw_only=True):
     """Taken positions of that layout, as bits."""
 
 
-@dataclass(slots=True, eq=False)
 class TentativeDeviceUse:
     """A tentative reservation's use of one device."""
 
-    memory_mib: int
-    cores_percent: int
-    shares: int
-    fence: int
-    """The device's fence once the lease is counted; 0 until the ledger has replied."""
-    constraints: SharingConstraints | None
+    def __init__(
+        self,
+        memory_mib: int,
+        cores_percent: int,
+        shares: int,
+        fence: int,
+        constraints: SharingConstraints | None,
+    ) -> None:
+        self.memory_mib = memory_mib
+        self.cores_percent = cores_percent
+        self.shares = shares
+        self.fence = fence
+        """The device's fence once the lease is counted; 0 until the ledger has replied."""
+        self.constraints = constraints
 
 
 def tentative_uses(
@@ -349,13 +355,18 @@ class MirroredNode:
             free[name] = free.get(name, 0) + amount
 
 
-@dataclass(slots=True, eq=False)
 class TentativeReservation:
     """The use of one placement until the ledger's totals contain it."""
 
-    node: MirroredNode
-    uses: list[tuple[MirroredDevice, TentativeDeviceUse]]
-    resources: dict[str, int]
+    def __init__(
+        self,
+        node: MirroredNode,
+        uses: list[tuple[MirroredDevice, TentativeDeviceUse]],
+        resources: dict[str, int],
+    ) -> None:
+        self.node = node
+        self.uses = uses
+        self.resources = resources
 
     @classmethod
     def add(

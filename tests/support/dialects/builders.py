@@ -1,18 +1,46 @@
 """Pods, devices and leases for the tests of dialects, with defaults for everything."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from shared.dialects.dialect import ContainerManifest, Paths, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
 from shared.model.device import Device, required_cores_percent, required_memory_mib
-from shared.model.lease import Lease, Share
+from shared.model.lease import Lease, RequestedUnits, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.request import GpuRequest, PodRequest
 
 Amount = TypeVar("Amount", int, int | str)
+Limits = Callable[..., dict[str, int]]
+WORDS = {
+    "node": "hami.io/node-scheduler-policy",
+    "devices": "hami.io/gpu-scheduler-policy",
+    "weights": "hami.io/device-scoring-weights",
+    "numa": "nvidia.com/numa-bind",
+    "mode": "nvidia.com/vgpu-mode",
+    "use": "nvidia.com/use-gputype",
+    "nouse": "nvidia.com/nouse-gputype",
+    "uuid": "nvidia.com/use-gpuuuid",
+    "nouuid": "nvidia.com/nouse-gpuuuid",
+    "vgpu_uuid": "volcano.sh/vgpu-use-gpuuuid",
+    "vgpu_nouuid": "volcano.sh/vgpu-nouse-gpuuuid",
+    "spread": "volcano.sh/vgpu-podgroup-policy",
+    "group": "scheduling.k8s.io/group-name",
+    "limit": "tencent.com/vcuda-core-limit",
+}
 PATHS = Paths(library="/opt/l/libvgpu.so", preload="/opt/l/preload", containers="/var/c")
 RULES = Rules()
+
+
+def _limits(prefix: str, /, **amounts: int) -> dict[str, int]:
+    return {f"{prefix}{key.replace('_', '-')}": amount for key, amount in amounts.items()}
+
+
+vgpu: Limits = partial(_limits, "volcano.sh/vgpu-")
+gpushare: Limits = partial(_limits, "volcano.sh/gpu-")
+vcuda: Limits = partial(_limits, "tencent.com/vcuda-")
+hami: Limits = partial(_limits, "nvidia.com/")
 
 
 def koord(**amounts: Amount) -> dict[str, Amount]:
@@ -32,41 +60,89 @@ def container_with(name: str = "c", /, **facts: Any) -> ContainerManifest:
     return ContainerManifest(name=name, **facts)
 
 
+def noted(**words: str) -> dict[str, Any]:
+    """Annotations, by short names, as an argument of `pod` and `read`."""
+    return {"notes": {WORDS[name]: text for name, text in words.items()}}
+
+
+Asked = Mapping[str, int] | tuple[ContainerManifest | Mapping[str, int], ...]
+
+
+def each(asked: Asked) -> Iterable[ContainerManifest | Mapping[str, int]]:
+    """The containers of a row of a table: one by its limits, or several."""
+    return asked if isinstance(asked, tuple) else (asked,)
+
+
 def pod(
-    *containers: ContainerManifest, notes: Mapping[str, str] | None = None, scheduler: str = ""
+    *asked: ContainerManifest | Mapping[str, int],
+    notes: Mapping[str, str] | None = None,
+    **facts: Any,
 ) -> PodManifest:
-    """A pod, init containers first."""
-    return PodManifest(
-        namespace=Namespace("ns"),
-        containers=containers,
-        annotations=notes or {},
-        scheduler=scheduler,
+    """A pod, init containers first; limits stand for a container `c`, or for `a`, `b` and so on."""
+    names = "c" if len(asked) == 1 else "abcdef"
+    containers = (
+        one if isinstance(one, ContainerManifest) else container_with(name, limits=one)
+        for name, one in zip(names, asked, strict=False)
     )
+    known = {"namespace": Namespace("ns"), "annotations": notes or {}}
+    return PodManifest(containers=tuple(containers), **(known | facts))
+
+
+def read(
+    *asked: ContainerManifest | Mapping[str, int], rules: Rules = RULES, **facts: Any
+) -> PodRequest:
+    """The request of a pod."""
+    return parse_pod_request(pod(*asked, **facts), rules)
+
+
+def koordinated(
+    *asked: ContainerManifest | Mapping[str, int], rules: Rules = RULES, **facts: Any
+) -> PodRequest:
+    """The request of a pod for Koordinator's scheduler."""
+    return read(*asked, rules=rules, scheduler="koord-scheduler", **facts)
 
 
 def device(index: int = 0, memory_mib: int = 16384, **facts: Any) -> Device:
     """A device whose UUID ends in its index."""
-    known: dict[str, Any] = {"model": "Tesla T4", "slots": 10}
-    return Device(
-        uuid=DeviceUuid(f"GPU-{index}"), index=index, memory_mib=memory_mib, **(known | facts)
-    )
+    known: dict[str, Any] = {"model": "Tesla T4", "slots": 10, "uuid": DeviceUuid(f"GPU-{index}")}
+    return Device(index=index, memory_mib=memory_mib, **(known | facts))
 
 
 def share_of(request: GpuRequest, on: Device, **facts: Any) -> Share:
     """The share of one device that a placer would choose for a container's request."""
+    memory_mib = required_memory_mib(request, on)
+    units = RequestedUnits(
+        memory_mib=memory_mib,
+        memory_bytes=request.memory_bytes,
+        memory_percent=request.memory_percent,
+    )
     return Share(
         container=request.container,
         device=on.uuid,
         index=on.index,
         device_mib=on.memory_mib,
         device_model=on.model,
-        memory_mib=required_memory_mib(request, on),
+        memory_mib=memory_mib,
         cores_percent=required_cores_percent(request),
         unit_mib=on.unit_mib,
         whole=request.whole,
         slotted=request.slotted,
         init=request.init,
         sharing=request.sharing,
+        requested_units=units if request.records_requested_units else None,
+        **facts,
+    )
+
+
+def share(container: str, gpu: str, memory: int, cores: int, index: int = 0, **facts: Any) -> Share:
+    """A share as a ledger has it."""
+    return Share(
+        container=container,
+        device=DeviceUuid(gpu),
+        index=index,
+        device_mib=11_178,
+        memory_mib=memory,
+        cores_percent=cores,
         **facts,
     )
 
@@ -74,24 +150,27 @@ def share_of(request: GpuRequest, on: Device, **facts: Any) -> Share:
 def leased(manifest: PodManifest, *places: tuple[int, ...], rules: Rules = RULES) -> Lease:
     """A pod's lease, with its containers' devices by index, one tuple for each with GPUs."""
     wanted = parse_pod_request(manifest, rules)
-    return lease_of(
-        wanted,
-        *(
-            share_of(request, device(index))
-            for request, indices in zip(wanted.containers, places, strict=True)
-            for index in indices
-        ),
+    devices = (tuple(map(device, indices)) for indices in places)
+    return leased_on(wanted, *devices)
+
+
+def leased_on(wanted: PodRequest, *places: tuple[Device, ...]) -> Lease:
+    """The lease for a request on these devices, one tuple for each container with GPUs."""
+    shares = (
+        share_of(request, each)
+        for request, devices in zip(wanted.containers, places, strict=True)
+        for each in devices
     )
+    return lease_of(*shares, dialect=wanted.dialect, memo=wanted.memo)
 
 
-def lease_of(wanted: PodRequest, *shares: Share) -> Lease:
-    """The lease for a request."""
+def lease_of(*shares: Share, **facts: Any) -> Lease:
+    """A lease of these shares."""
     return Lease(
         pod=PodUid("u1"),
         namespace=Namespace("ns"),
         name="train",
         node=NodeName("gpu-a"),
         shares=shares,
-        dialect=wanted.dialect,
-        memo=wanted.memo,
+        **facts,
     )

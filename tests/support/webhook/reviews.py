@@ -6,7 +6,12 @@ from typing import Any
 import jsonpatch
 import msgspec
 
-from services.webhook.admission import AdmissionDecision, AdmissionPolicy, decide
+from services.webhook.admission import (
+    AdmissionDecision,
+    AdmissionPolicy,
+    DeviceMaximum,
+    decide,
+)
 from shared.pods.pod_view import PodView, decode_view
 
 VGPU = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "3000"}
@@ -27,8 +32,14 @@ def gpu(name: str = "main", **fields: Any) -> Obj:
     return container(name, VGPU, **fields)
 
 
-def pod(*containers: Obj, notes: dict[str, str] | None = None, **spec: Any) -> Obj:
-    meta: Obj = {"name": "pod"} | ({"annotations": notes} if notes else {})
+def pod(
+    *containers: Obj,
+    notes: dict[str, str] | None = None,
+    labels: dict[str, str] | None = None,
+    **spec: Any,
+) -> Obj:
+    given = {"annotations": notes, "labels": labels}
+    meta: Obj = {"name": "pod"} | {name: value for name, value in given.items() if value}
     return {"metadata": meta, "spec": {"containers": list(containers), **spec}}
 
 
@@ -38,10 +49,15 @@ def env(name: str, value: str | None = None) -> Obj:
 
 
 def decided(
-    obj: Obj, *, has_budget: bool = True, exempt: bool = False, **policy: Any
+    obj: Obj,
+    *,
+    has_budget: bool = True,
+    exempt: bool = False,
+    largest: DeviceMaximum | None = None,
+    **policy: Any,
 ) -> AdmissionDecision:
     made = AdmissionPolicy(**policy)
-    return decide(reviewed(obj), made, has_budget=has_budget, exempt=exempt)
+    return decide(reviewed(obj), made, has_budget=has_budget, exempt=exempt, largest=largest)
 
 
 def applied(obj: Obj, decision: AdmissionDecision) -> Any:

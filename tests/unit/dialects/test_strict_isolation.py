@@ -8,9 +8,7 @@ from services.node_agent.gpus.inventory import (
     SharingConfig,
     devices_of,
 )
-from services.webhook.admission import AdmissionPolicy, decide
 from shared.dialects.dialect import Rules
-from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.strict_isolation import ISOLATION
 from shared.model.device import DeviceMode, Isolation, MigLayout, MigProfile
 from shared.model.errors import RequestError
@@ -20,9 +18,10 @@ from shared.model.request import GpuRequest, PodRequest, SharingPolicy
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from simcluster.node_agent.gpus import SimulatedGpus
 from tests.support.build import device, ledger_node, request, use
-from tests.support.dialects.builders import container_with, pod
+from tests.support.dialects import builders
 from tests.support.placer.placing import Cluster
-from tests.support.webhook.reviews import reviewed
+from tests.support.webhook import reviews
+from tests.support.webhook.reviews import container, decided
 
 NOTES = {ISOLATION: "strict"}
 PART = {"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 3000}
@@ -37,10 +36,7 @@ MIG = device("GPU-m", 0, memory_mib=40960, mode=DeviceMode.MIG, layouts=(LAYOUT,
 def read(
     *limits: dict[str, int], notes: dict[str, str] | None = None, rules: Rules | None = None
 ) -> PodRequest:
-    containers = [container_with(f"c{n}", limits=one) for n, one in enumerate(limits)]
-    return parse_pod_request(
-        pod(*containers, notes=NOTES if notes is None else notes), rules or Rules()
-    )
+    return builders.read(*limits, notes=NOTES if notes is None else notes, rules=rules or Rules())
 
 
 def strict_part() -> PodRequest:
@@ -96,7 +92,7 @@ def test_a_part_that_cannot_be_an_instance_is_refused_with_what_to_do(
 ) -> None:
     assert read(*limits, notes=notes)
 
-    with pytest.raises(RequestError, match=r"container c0 requests a part of a GPU.*request whole"):
+    with pytest.raises(RequestError, match=r"container c requests a part of a GPU.*request whole"):
         read(*limits, notes={**NOTES, **notes})
 
 
@@ -196,9 +192,7 @@ async def test_an_agent_reports_what_its_operator_and_its_library_allow() -> Non
 
 
 def admitted(limits: dict[str, Any], notes: dict[str, str], **policy: Any) -> tuple[bool, str]:
-    main = {"name": "main", "image": "i", "resources": {"limits": limits}}
-    obj = {"metadata": {"name": "p", "annotations": notes}, "spec": {"containers": [main]}}
-    decision = decide(reviewed(obj, "team-a"), AdmissionPolicy(**policy))
+    decision = decided(reviews.pod(container("main", limits), notes=notes), **policy)
     return decision.allowed, decision.message
 
 

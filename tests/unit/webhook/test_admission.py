@@ -10,6 +10,7 @@ from services.webhook.admission import AdmissionDecision, SchedulerChoice
 from services.webhook.admission_review import ReviewRequest, decode_request, encode_response
 from shared.dialects.tencent.vcuda import DENIAL
 from shared.model.errors import RequestError
+from tests.support.dialects.builders import koord
 from tests.support.webhook.reviews import applied, container, decided, gpu, pod, reviewed
 
 CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
@@ -21,24 +22,6 @@ def answer(decision: AdmissionDecision) -> Any:
 
 def patched(obj: Any, **policy: Any) -> Any:
     return applied(obj, decided(obj, **policy))
-
-
-@pytest.mark.parametrize("cores", [1, 99])
-def test_gpusharing_2_shares_of_a_card_are_admitted(cores: int) -> None:
-    assert decided(pod(container("main", {CORE: str(cores), MEMORY: "4"}))).allowed
-
-
-@pytest.mark.parametrize("cores", [100, 200])
-def test_gpusharing_2_whole_cards_are_admitted(cores: int) -> None:
-    assert decided(pod(container("main", {CORE: str(cores)}))).allowed
-
-
-def test_gpusharing_2_cores_that_are_not_whole_cards_are_denied_with_their_number() -> None:
-    decision = decided(pod(container("cuda", {CORE: "150", MEMORY: "4"})))
-
-    assert not decision.allowed
-    assert 'container "cuda"' in decision.message
-    assert "150" in decision.message
 
 
 @pytest.mark.parametrize("one", [{CORE: "50"}, {MEMORY: "4"}])
@@ -149,29 +132,26 @@ def test_a_pod_of_a_foreign_scheduler_is_left_alone_with_a_warning() -> None:
     assert "theirs" in decision.warnings[0]
 
 
-def test_koordinator_2_the_shorthand_becomes_core_ratio_and_a_card_count() -> None:
-    spec = patched(pod(container("main", {"koordinator.sh/gpu": "50"})))["spec"]
+@pytest.mark.parametrize(
+    ("asked", "completed"),
+    [
+        ({"koordinator.sh/gpu": "50"}, koord(core="50", ratio="50", shared="1")),
+        (
+            {"nvidia.com/gpumem": "3000"},
+            {"nvidia.com/gpumem": "3000", "nvidia.com/gpu": "1"},
+        ),
+        (
+            {"volcano.sh/gpu-memory": "1024"},
+            {"volcano.sh/gpu-memory": "1024", "leasehold.dev/share": "1"},
+        ),
+    ],
+)
+def test_koordinator_2_amounts_are_completed_in_limits_and_requests(
+    asked: dict[str, str], completed: dict[str, str]
+) -> None:
+    spec = patched(pod(container("main", asked)))["spec"]
 
-    expected = {
-        "koordinator.sh/gpu-core": "50",
-        "koordinator.sh/gpu-memory-ratio": "50",
-        "koordinator.sh/gpu.shared": "1",
-    }
-    assert spec["containers"][0]["resources"] == {"limits": expected, "requests": expected}
-
-
-def test_hamis_count_is_added_where_only_memory_is_requested() -> None:
-    spec = patched(pod(container("main", {"nvidia.com/gpumem": "3000"})))["spec"]
-
-    assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
-
-
-def test_the_trigger_is_added_to_limits_and_requests_of_containers_with_gpu_memory() -> None:
-    memory = container("one", {"volcano.sh/gpu-memory": "1024"})
-    spec = patched(pod(memory))["spec"]
-
-    expected = {"volcano.sh/gpu-memory": "1024", "leasehold.dev/share": "1"}
-    assert spec["containers"][0]["resources"] == {"limits": expected, "requests": expected}
+    assert spec["containers"][0]["resources"] == {"limits": completed, "requests": completed}
 
 
 @pytest.mark.parametrize(("has_budget", "name"), [(True, "in"), (False, "out")])

@@ -2,18 +2,17 @@
 
 from typing import Any
 
-import jsonpatch
 import msgspec
 import pytest
 
-from services.webhook.admission import AdmissionDecision, AdmissionPolicy, SchedulerChoice, decide
+from services.webhook.admission import AdmissionDecision, SchedulerChoice
 from services.webhook.settings import WebhookSettings
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiPod
 from shared.model.errors import RequestError
 from shared.placing.pod_fields import FIELDS, Effect
 from shared.pods.pod_parser import PodParser
-from tests.support.webhook.reviews import reviewed
+from tests.support.webhook import reviews
 
 FULL, LABEL = "leasehold-full", "leasehold.dev/handed-over"
 INSTALLED = SchedulerChoice(served=frozenset({"leasehold", FULL}), handover=FULL)
@@ -102,18 +101,16 @@ HARMLESS: tuple[dict[str, Any], ...] = (
 )
 
 
-def pod(spec: dict[str, Any], **metadata: Any) -> dict[str, Any]:
-    return {"metadata": {"name": "pod", **metadata}, "spec": {"containers": [GPU], **spec}}
+def pod(spec: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return reviews.pod(**({"containers": [GPU]} | spec), **more)
 
 
 def decided(obj: dict[str, Any], choice: SchedulerChoice) -> AdmissionDecision:
-    return decide(reviewed(obj, "team-a"), AdmissionPolicy(schedulers=choice))
+    return reviews.decided(obj, schedulers=choice)
 
 
 def patched(obj: dict[str, Any], choice: SchedulerChoice) -> Any:
-    decision = decided(obj, choice)
-    assert decision.allowed, decision.message
-    return jsonpatch.apply_patch(obj, msgspec.to_builtins(decision.patches))
+    return reviews.applied(obj, decided(obj, choice))
 
 
 def test_every_field_that_is_handed_over_has_a_case() -> None:

@@ -7,13 +7,11 @@ import pytest
 from services.webhook.admission import (
     STALE_S,
     AdmissionDecision,
-    AdmissionPolicy,
     DeviceMaximum,
     LargestDevice,
-    decide,
 )
 from shared.model.events.pod_events import LargestDeviceReported
-from tests.support.webhook.reviews import reviewed
+from tests.support.webhook.reviews import container, decided, pod
 
 CARD = DeviceMaximum(memory_mib=16_384, memory_units=1638)
 """One device of 16 GiB, and one on a node that counts in units of 10 MiB."""
@@ -21,18 +19,10 @@ CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 KOORDINATOR = {"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-core": "50"}
 
 
-def decided(
-    limits: dict[str, str],
-    largest: DeviceMaximum | None = CARD,
-    kind: str = "containers",
-    **policy: Any,
+def asked(
+    limits: dict[str, str], largest: DeviceMaximum | None = CARD, **policy: Any
 ) -> AdmissionDecision:
-    plain = {"name": "log", "image": "app"}
-    gpu = {"name": "cuda", "image": "app", "resources": {"limits": limits}}
-    spec: dict[str, Any] = {"containers": [plain]}
-    spec[kind] = [*spec.get(kind, []), gpu]
-    pod = reviewed({"metadata": {"name": "pod"}, "spec": spec})
-    return decide(pod, AdmissionPolicy(**policy), largest=largest)
+    return decided(pod(container("log"), container("cuda", limits)), largest=largest, **policy)
 
 
 FITTING = {
@@ -62,7 +52,7 @@ TOO_LARGE = {
 
 @pytest.mark.parametrize("limits", FITTING.values(), ids=FITTING)
 def test_gpusharing_2_as_much_as_the_largest_device_has_is_admitted(limits: dict[str, str]) -> None:
-    decision = decided(limits)
+    decision = asked(limits)
 
     assert (decision.allowed, decision.warnings) == (True, ()), decision.message
 
@@ -71,7 +61,7 @@ def test_gpusharing_2_as_much_as_the_largest_device_has_is_admitted(limits: dict
 def test_gpusharing_2_more_than_the_largest_device_has_is_denied_with_container_and_field(
     limits: dict[str, str], text: str
 ) -> None:
-    decision = decided(limits)
+    decision = asked(limits)
 
     assert not decision.allowed
     assert decision.message.startswith('container "cuda": ')
@@ -79,7 +69,9 @@ def test_gpusharing_2_more_than_the_largest_device_has_is_denied_with_container_
 
 
 def test_an_init_container_larger_than_the_largest_device_is_denied() -> None:
-    decision = decided(TOO_LARGE["blocks"][0], kind="initContainers")
+    decision = decided(
+        pod(initContainers=[container("cuda", TOO_LARGE["blocks"][0])]), largest=CARD
+    )
 
     assert not decision.allowed
     assert TOO_LARGE["blocks"][1] in decision.message
@@ -87,11 +79,11 @@ def test_an_init_container_larger_than_the_largest_device_is_denied() -> None:
 
 @pytest.mark.parametrize(("limits", "_"), TOO_LARGE.values(), ids=TOO_LARGE)
 def test_before_any_device_is_known_every_size_is_admitted(limits: dict[str, str], _: str) -> None:
-    assert decided(limits, None).allowed
+    assert asked(limits, None).allowed
 
 
 def test_where_larger_requests_are_allowed_the_pod_is_admitted_with_a_warning() -> None:
-    decision = decided(TOO_LARGE["blocks"][0], allow_larger_requests=True)
+    decision = asked(TOO_LARGE["blocks"][0], allow_larger_requests=True)
 
     assert decision.allowed
     assert any("the pod waits for a node" in text for text in decision.warnings)

@@ -4,21 +4,17 @@ from typing import Any
 
 import pytest
 
-from services.webhook.admission import AdmissionPolicy, decide
 from shared.dialects import DIALECTS, GPU_RESOURCES, RESOURCE_PREFIXES
 from shared.dialects.vocabulary import PREFIXES, WORDS, Place
-from tests.support.webhook.reviews import reviewed
+from tests.support.webhook.reviews import container, decided, pod
 
 SHARE = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
 WHOLE = {"nvidia.com/gpu": "1"}
 
 
-def decided(limits: dict[str, str], notes: Any = None, labels: Any = None, **more: Any) -> Any:
-    resources = {"limits": limits, "requests": limits | more}
-    spec = {"containers": [{"name": "main", "image": "app", "resources": resources}]}
-    meta = {"name": "p", "annotations": notes or {}, "labels": labels or {}}
-    pod = reviewed({"metadata": meta, "spec": spec})
-    return decide(pod, AdmissionPolicy())
+def written(limits: dict[str, str], notes: Any = None, labels: Any = None, **more: Any) -> Any:
+    main = container("main") | {"resources": {"limits": limits, "requests": limits | more}}
+    return decided(pod(main, notes=notes, labels=labels))
 
 
 @pytest.mark.parametrize("name", sorted(GPU_RESOURCES - {"leasehold.dev/share"}))
@@ -26,7 +22,7 @@ def decided(limits: dict[str, str], notes: Any = None, labels: Any = None, **mor
 def test_an_amount_outside_the_limits_denies_a_pod_that_would_get_a_whole_gpu(
     name: str, place: str
 ) -> None:
-    whole, part = decided(WHOLE, **{place: {name: "1"}}), decided(SHARE, **{place: {name: "1"}})
+    whole, part = written(WHOLE, **{place: {name: "1"}}), written(SHARE, **{place: {name: "1"}})
 
     assert (whole.allowed, part.allowed) == (False, True)
     assert f"{name} is a resource: write it into the container's limits" in whole.message
@@ -54,14 +50,14 @@ def test_an_amount_outside_the_limits_denies_a_pod_that_would_get_a_whole_gpu(
     ],
 )
 def test_a_word_without_effect_is_warned_of(found: dict[str, Any], text: str) -> None:
-    decision = decided(SHARE, **found)
+    decision = written(SHARE, **found)
 
     assert decision.allowed, decision.message
     assert any(text in warning for warning in decision.warnings), decision.warnings
 
 
 def test_an_amount_in_other_letters_denies_a_pod_that_would_get_a_whole_gpu() -> None:
-    decision = decided(WHOLE | {"nvidia.com/gpuMem": "3000"})
+    decision = written(WHOLE | {"nvidia.com/gpuMem": "3000"})
 
     assert not decision.allowed
     assert "nvidia.com/gpumem is a resource" in decision.message
@@ -71,11 +67,11 @@ def test_words_where_they_belong_are_not_warned_of() -> None:
     notes = {"nvidia.com/use-gputype": "A100", "team": "x", "example.org/gpu": "y"}
     labels = {"scheduling.x-k8s.io/pod-group": "training", "app": "x"}
 
-    assert decided(SHARE, notes=notes, labels=labels).warnings == ()
+    assert written(SHARE, notes=notes, labels=labels).warnings == ()
 
 
 def test_many_unknown_words_take_no_time_and_few_warnings() -> None:
-    decision = decided(SHARE, notes={f"hami.io/unknown-{n}": "" for n in range(5000)})
+    decision = written(SHARE, notes={f"hami.io/unknown-{n}": "" for n in range(5000)})
 
     assert decision.allowed
     assert len(decision.warnings) == 10
@@ -100,7 +96,7 @@ def test_many_unknown_words_take_no_time_and_few_warnings() -> None:
     ],
 )
 def test_a_malformed_value_is_denied_with_its_key(notes: dict[str, str], text: str) -> None:
-    decision = decided(SHARE, notes=notes)
+    decision = written(SHARE, notes=notes)
 
     assert (decision.allowed, decision.code) == (False, 400)
     assert text in decision.message

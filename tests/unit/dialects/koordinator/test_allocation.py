@@ -1,4 +1,4 @@
-"""The Koordinator dialect: allocation annotation and container setup."""
+"""Koordinator's annotation of a pod's GPUs: its bytes, and what the audit finds of it."""
 
 import json
 
@@ -11,8 +11,8 @@ from services.cli.audit import lease_checks as audit
 from services.cli.audit.snapshot import Snapshot
 from services.cli.pod_summary import PodSummary
 from services.node_agent.isolation.region_image import region_path_of, seed_of
-from shared.dialects.dialect import Paths
 from shared.dialects.koordinator import dialect
+from shared.dialects.koordinator.amounts import parse_part
 from shared.dialects.koordinator.annotation import (
     AllocatedGpu,
     binary_text,
@@ -21,52 +21,24 @@ from shared.dialects.koordinator.annotation import (
     parse_allocated,
     ratio_of,
 )
-from shared.model.device import Device, required_cores_percent, required_memory_mib
+from shared.model.device import Device
 from shared.model.errors import RequestError
-from shared.model.lease import MIB, Lease, LeaseState, RequestedUnits, Share
+from shared.model.lease import MIB, Lease, LeaseState
 from shared.model.lease_copy import dump_lease, load_lease
 from shared.model.ledger import NodeTotals
-from shared.model.names import Namespace
 from shared.model.quantity import parse_count
-from shared.model.request import GpuRequest
 from tests.support import build
-from tests.unit.dialects.koordinator.test_requests import GI, container, read
+from tests.support.dialects.builders import PATHS, container_with, device, koord, leased_on, read
 
-PATHS = Paths(library="/opt/l/libvgpu.so", preload="/opt/l/preload", containers="/var/c")
+GI = 1 << 30
 CORE, MEMORY, RATIO = (
     f"koordinator.sh/gpu-{name}" for name in ("core", "memory", "memory-ratio")
 )  # fmt: skip
 
 
-def card(minor: int = 0, mib: int = 81920, uuid: str = "", **facts: object) -> Device:
-    return build.device(uuid or f"GPU-{minor}", minor, memory_mib=mib, **facts)
-
-
-def share_of(request: GpuRequest, device: Device) -> Share:
-    """Return the share of `device` that `request` gets."""
-    memory = required_memory_mib(request, device)
-    return Share(
-        container=request.container,
-        device=device.uuid,
-        index=device.index,
-        device_mib=device.memory_mib,
-        memory_mib=memory,
-        cores_percent=required_cores_percent(request),
-        whole=request.whole,
-        sharing=request.sharing,
-        requested_units=RequestedUnits(
-            memory_mib=memory,
-            memory_bytes=request.memory_bytes,
-            memory_percent=request.memory_percent,
-        ),
-    )
-
-
 def leased(*devices: Device, **amounts: int) -> Lease:
     """Return the lease of a pod of one container on these devices."""
-    request = read(container(**amounts)).containers[0]
-    assert request.gpus == len(devices)
-    return build.lease("uid-1", "n1", *(share_of(request, device) for device in devices))
+    return leased_on(read(koord(**amounts)), devices)
 
 
 def written(*devices: Device, **amounts: int) -> str:
@@ -81,9 +53,9 @@ def resources(*devices: Device, **amounts: int) -> dict[str, str]:
 
 
 def test_koordinator_10_the_annotation_is_the_published_one_byte_for_byte() -> None:
-    device = card(3, 46068, "GPU-57047317-c2d0-b5bd-37b9-522cf6d24591")
+    card = device(3, 46068, uuid="GPU-57047317-c2d0-b5bd-37b9-522cf6d24591")
 
-    assert written(device, shared=1, core=50, ratio=50) == (
+    assert written(card, shared=1, core=50, ratio=50) == (
         '{"gpu":[{"minor":3,"resources":{"koordinator.sh/gpu-core":"50",'
         '"koordinator.sh/gpu-memory":"23034Mi","koordinator.sh/gpu-memory-ratio":"50"},'
         '"id":"GPU-57047317-c2d0-b5bd-37b9-522cf6d24591"}]}'
@@ -91,20 +63,19 @@ def test_koordinator_10_the_annotation_is_the_published_one_byte_for_byte() -> N
 
 
 def test_two_whole_gpus_are_the_published_annotation() -> None:
-    devices = card(0, uuid="GPU-aaaa"), card(1, uuid="GPU-bbbb")
+    devices = device(0, 81920), device(1, 81920)
     all_of_it = (
         '"resources":{"koordinator.sh/gpu-core":"100","koordinator.sh/gpu-memory":"80Gi",'
         '"koordinator.sh/gpu-memory-ratio":"100"}'
     )
 
     assert written(*devices, shared=2, core=200, ratio=200) == (
-        f'{{"gpu":[{{"minor":0,{all_of_it},"id":"GPU-aaaa"}},'
-        f'{{"minor":1,{all_of_it},"id":"GPU-bbbb"}}]}}'
+        f'{{"gpu":[{{"minor":0,{all_of_it},"id":"GPU-0"}},{{"minor":1,{all_of_it},"id":"GPU-1"}}]}}'
     )
 
 
 def test_entries_are_in_the_order_of_choice_with_the_ratio_derived() -> None:
-    text = written(card(5), card(4), shared=2, core=100, memory=16 * GI)
+    text = written(device(5, 81920), device(4, 81920), shared=2, core=100, memory=16 * GI)
 
     assert [entry["minor"] for entry in json.loads(text)["gpu"]] == [5, 4]
     assert '"koordinator.sh/gpu-memory":"8Gi","koordinator.sh/gpu-memory-ratio":"10"' in text
@@ -125,13 +96,13 @@ def test_entries_are_in_the_order_of_choice_with_the_ratio_derived() -> None:
 def test_koordinator_11_bytes_of_a_ratio_are_those_of_the_published_table(
     mib: int, texts: list[str]
 ) -> None:
-    found = [resources(card(0, mib), shared=1, ratio=ratio)[MEMORY] for ratio in (10, 25, 33, 50)]
+    found = [resources(device(0, mib), shared=1, ratio=ratio)[MEMORY] for ratio in (10, 25, 33, 50)]
 
     assert found == texts
 
 
 def test_koordinator_12_decimal_gigabytes_become_kibibytes() -> None:
-    assert resources(card(), shared=1, memory=parse_count("8G"))[MEMORY] == "7812500Ki"
+    assert resources(device(0, 81920), shared=1, memory=parse_count("8G"))[MEMORY] == "7812500Ki"
 
 
 @pytest.mark.parametrize(("percent", "ratio"), [(29, 28), (57, 56), (58, 57), (50, 50), (10, 10)])
@@ -143,7 +114,7 @@ def test_koordinator_13_a_derived_ratio_is_truncated(percent: int, ratio: int) -
 
 
 def test_koordinator_14_compute_that_was_not_requested_is_left_out() -> None:
-    assert resources(card(0, 46068), shared=1, memory=8 * GI) == {MEMORY: "8Gi", RATIO: "17"}
+    assert resources(device(0, 46068), shared=1, memory=8 * GI) == {MEMORY: "8Gi", RATIO: "17"}
 
 
 def test_koordinator_15_annotations_of_other_writers_are_parsed() -> None:
@@ -170,7 +141,7 @@ def test_koordinator_15_annotations_of_other_writers_are_parsed() -> None:
 
 
 def test_koordinator_16_the_gpu_count_is_never_written() -> None:
-    text = written(card(0), card(1), shared=2, core=100, ratio=100)
+    text = written(device(0, 81920), device(1, 81920), shared=2, core=100, ratio=100)
 
     assert "shared" not in text
     assert set(json.loads(text)["gpu"][0]["resources"]) == {CORE, MEMORY, RATIO}
@@ -178,7 +149,7 @@ def test_koordinator_16_the_gpu_count_is_never_written() -> None:
 
 @given(st.integers(1, 99), st.integers(1, 200_000))
 def test_the_enforced_limit_never_exceeds_the_annotated_amount(ratio: int, mib: int) -> None:
-    lease = leased(card(0, mib), shared=1, ratio=ratio)
+    lease = leased(device(0, mib), shared=1, ratio=ratio)
     shown = parse_allocated(encode_allocated(lease))[0].resources or {}
 
     assert shown[RATIO] == ratio
@@ -188,7 +159,7 @@ def test_the_enforced_limit_never_exceeds_the_annotated_amount(ratio: int, mib: 
 @given(st.integers(1, 200_000), st.data())
 def test_bytes_are_written_and_enforced_exactly(mib: int, data: st.DataObject) -> None:
     requested = data.draw(st.integers(1, mib * MIB))
-    lease = leased(card(0, mib), shared=1, memory=requested)
+    lease = leased(device(0, mib), shared=1, memory=requested)
     shown = parse_allocated(encode_allocated(lease))[0].resources or {}
 
     assert shown[MEMORY] == requested == lease.shares[0].limit_bytes
@@ -204,131 +175,46 @@ def test_quantities_parse_back_to_the_same_amount(number: int) -> None:
 def test_koordinator_31_limits_of_shares_that_fit_a_gpu_never_exceed_it(
     ratios: list[int], mib: int
 ) -> None:
-    shares = [leased(card(0, mib), shared=1, ratio=ratio).shares[0] for ratio in ratios]
+    shares = [leased(device(0, mib), shared=1, ratio=ratio).shares[0] for ratio in ratios]
 
     if sum(ratios) <= 100:
         assert sum(share.memory_mib for share in shares) <= mib
     assert all(share.limit_bytes <= share.memory_mib * MIB for share in shares)
 
 
-def test_koordinator_26_a_half_gpu_gets_exactly_koordinators_variables_and_mounts() -> None:
-    setup = dialect.container_setup(
-        leased(card(3, 32768, "GPU-x"), shared=1, core=50, ratio=50), "main", {}, PATHS
-    )
-
-    assert dict(setup.environment) == {
-        "NVIDIA_VISIBLE_DEVICES": "GPU-x",
-        "CUDA_DEVICE_MEMORY_LIMIT": "17179869184",
-        "CUDA_DEVICE_SM_LIMIT": "50",
-        "LD_PRELOAD": "/usr/local/vgpu/libvgpu.so",
-        "CUDA_DEVICE_MEMORY_SHARED_CACHE": "/usr/local/vgpu/uid-1_main.cache",
-        "LIBCUDA_LOG_LEVEL": "1",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    }
-    assert [(m.container_path, m.host_path, m.read_only) for m in setup.mounts] == [
-        ("/usr/local/vgpu", "/var/c/uid-1_main", False),
-        ("/usr/local/vgpu/libvgpu.so", "/opt/l/libvgpu.so", True),
-        ("/tmp/vgpulock", "/var/c/uid-1_main.lock", False),
-        ("/overrideEnv", "/var/c/uid-1_main.env", True),
-    ]
-
-
-@pytest.mark.parametrize(
-    "amounts", [{"shared": 1, "core": 100, "ratio": 100}, {"shared": 1, "ratio": 100}]
-)
-def test_koordinator_27_a_whole_gpu_gets_only_the_visible_devices(amounts: dict[str, int]) -> None:
-    setup = dialect.container_setup(leased(card(uuid="GPU-x"), **amounts), "main", {}, PATHS)
-
-    assert dict(setup.environment) == {"NVIDIA_VISIBLE_DEVICES": "GPU-x"}
-    assert setup.mounts == ()
-
-
-def test_compute_is_limited_beside_all_of_the_memory() -> None:
-    lease = leased(card(0, 32768), shared=1, core=30, ratio=100)
-
-    variables = dialect.container_setup(lease, "main", {}, PATHS).environment
-
-    assert variables["CUDA_DEVICE_SM_LIMIT"] == "30"
-    assert variables["CUDA_DEVICE_MEMORY_LIMIT"] == str(32768 * MIB)
-
-
-def test_memory_alone_sets_no_compute_limit() -> None:
-    lease = leased(card(), shared=1, memory=8_000_000_001)
-
-    variables = dialect.container_setup(lease, "main", {}, PATHS).environment
-
-    assert "CUDA_DEVICE_SM_LIMIT" not in variables
-    assert variables["CUDA_DEVICE_MEMORY_LIMIT"] == "8000000001"
-
-
-def test_koordinator_28_devices_are_named_by_uuid_whatever_their_minor_numbers() -> None:
-    lease = leased(card(7, uuid="GPU-x"), card(2, uuid="GPU-y"), shared=2, ratio=100)
-
-    variables = dialect.container_setup(lease, "main", {}, PATHS).environment
-
-    assert variables["NVIDIA_VISIBLE_DEVICES"] == "GPU-x,GPU-y"
-
-
-def test_koordinator_31_containers_are_limited_each_to_its_own_share() -> None:
-    request = read(container("a", shared=1, ratio=20), container("b", shared=1, ratio=30))
-    shares = [share_of(c, card(n, 10000)) for n, c in enumerate(request.containers)]
-    lease = build.lease("uid-1", "n1", *shares)
-
-    limits = [
-        int(dialect.container_setup(lease, c, {}, PATHS).environment["CUDA_DEVICE_MEMORY_LIMIT"])
-        for c in ("a", "b")
-    ]
-
-    assert limits == [2000 * MIB, 3000 * MIB]
-    assert sum(limits) == sum(share.memory_mib for share in shares) * MIB
-
-
-def test_a_ratio_of_different_gpus_is_limited_by_the_smaller_one() -> None:
-    lease = leased(card(0, 40000), card(1, 20000), shared=2, ratio=100)
-
-    variables = dialect.container_setup(lease, "main", {}, PATHS).environment
-
-    assert variables["CUDA_DEVICE_MEMORY_LIMIT"] == str(10000 * MIB)
-
-
 def test_the_region_that_is_seeded_before_the_start_has_the_limit_of_every_gpu() -> None:
-    lease = leased(card(0), card(1), shared=2, core=60, memory=16 * GI)
-    setup = dialect.container_setup(lease, "main", {}, PATHS)
+    lease = leased(device(0, 81920), device(1, 81920), shared=2, core=60, memory=16 * GI)
+    setup = dialect.container_setup(lease, "c", {}, PATHS)
 
     seed, place = seed_of(setup.environment), region_path_of(setup)
 
     assert set(seed.memory_limits) == {8 * GI}
     assert set(seed.core_limits) == {30}
-    assert str(place) == "/var/c/uid-1_main/uid-1_main.cache"
-
-
-def test_a_share_without_memory_is_refused() -> None:
-    bare = build.lease("uid-1", "n1", build.share(memory_mib=0))
-
-    with pytest.raises(RequestError, match="no memory leased"):
-        dialect.container_setup(bare, "main", {}, PATHS)
+    assert str(place) == "/var/c/u1_c/u1_c.cache"
 
 
 def test_koordinator_22_a_lease_that_is_rebuilt_from_its_pod_has_the_same_annotation() -> None:
-    lease = leased(card(0, 46068), card(1, 46068), shared=2, core=100, memory=16 * GI)
+    lease = leased(device(0, 46068), device(1, 46068), shared=2, core=100, memory=16 * GI)
 
-    copied = load_lease(dump_lease(lease), namespace=Namespace("default"), name="uid-1")
+    copied = load_lease(dump_lease(lease), namespace=lease.namespace, name=lease.name)
 
     assert encode_allocated(copied) == encode_allocated(lease)
-    assert [s.sharing for s in copied.shares] == [s.sharing for s in lease.shares]
+    assert copied.shares == lease.shares
 
 
 def test_a_gpu_of_an_init_container_is_one_entry_with_the_larger_amount() -> None:
-    first = share_of(read(container("init", shared=1, ratio=60)).containers[0], card())
-    then = share_of(read(container("main", shared=1, ratio=40)).containers[0], card())
+    request = read(
+        container_with("init", limits=koord(shared=1, ratio=60), init=True),
+        container_with("main", limits=koord(shared=1, ratio=40)),
+    )
 
-    found = parse_allocated(encode_allocated(build.lease("uid-1", "n1", first, then)))
+    found = parse_allocated(encode_allocated(leased_on(request, (device(),), (device(),))))
 
     assert [(entry.minor, (entry.resources or {})[RATIO]) for entry in found] == [(0, 60)]
 
 
 def test_the_audit_finds_a_changed_allocation() -> None:
-    held = leased(card(3, uuid="GPU-x"), shared=1, core=50, ratio=50)
+    held = leased(device(3, uuid="GPU-x"), shared=1, core=50, ratio=50)
     held = structs.replace(held, dialect="koordinator", state=LeaseState.ACTIVE)
     true = dialect.binding_annotations(held, 1.0)
     forged = {key: text.replace("GPU-x", "GPU-y") for key, text in true.items()}
@@ -350,3 +236,35 @@ def test_the_audit_finds_a_changed_allocation() -> None:
     assert "lists GPU 3 (GPU-y) instead of the lease" in found(forged)[0]
     assert "lists no GPU" in found({})[0]
     assert "is malformed" in found(dict.fromkeys(true, "x"))[0]
+
+
+legal = st.one_of(
+    st.fixed_dictionaries(
+        {"shared": st.integers(1, 8)},
+        optional={"core": st.integers(1, 800)},
+    ).flatmap(
+        lambda known: st.one_of(
+            st.builds(lambda r: {**known, "ratio": r}, st.integers(1, 800)),
+            st.builds(lambda m: {**known, "memory": m}, st.integers(8, 640 * GI)),
+        )
+    )
+)
+
+
+@given(legal)
+def test_the_parts_of_a_container_sum_up_to_its_request(amounts: dict[str, int]) -> None:
+    try:
+        found = parse_part("main", koord(**amounts))
+    except RequestError:
+        per_card = [
+            amounts[name] / amounts["shared"] for name in ("core", "ratio") if name in amounts
+        ]
+        assert any(amount > 100 or amount % 1 for amount in per_card)
+        return
+
+    assert found is not None
+    assert found.gpus == amounts["shared"]
+    assert found.gpus * (found.core_percent or 0) == amounts.get("core", 0)
+    assert found.gpus * (found.ratio_percent or 0) == amounts.get("ratio", 0)
+    rest = amounts.get("memory", 0) - found.gpus * (found.memory_bytes or 0)
+    assert 0 <= rest < found.gpus

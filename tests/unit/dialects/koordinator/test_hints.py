@@ -4,17 +4,15 @@ import json
 
 import pytest
 
-from shared.dialects.dialect import ContainerManifest
 from shared.dialects.koordinator.hints import HINT, JOINT, PARTITION
 from shared.model.errors import RequestError
 from shared.model.request import PodRequest, TopologyScope
-from tests.support.dialects.builders import koord
-from tests.unit.dialects.koordinator.test_requests import container, read
+from tests.support.dialects.builders import koord, koordinated
 
 
 def hinted(hint: object, **amounts: int) -> PodRequest:
     notes = {HINT: json.dumps({"gpu": hint})}
-    return read(container(**(amounts or {"shared": 2, "ratio": 200})), annotations=notes)
+    return koordinated(koord(**(amounts or {"shared": 2, "ratio": 200})), notes=notes)
 
 
 @pytest.mark.parametrize(
@@ -77,29 +75,25 @@ def test_a_strategy_for_other_devices_has_no_effect_on_a_gpu() -> None:
 @pytest.mark.parametrize("key", [HINT, JOINT, PARTITION])
 def test_malformed_annotations_are_named(key: str) -> None:
     with pytest.raises(RequestError, match="is not JSON") as refused:
-        read(container(shared=1, ratio=50), annotations={key: "{gpu"})
+        koordinated(koord(shared=1, ratio=50), notes={key: "{gpu"})
 
     assert key in str(refused.value)
 
 
 def test_a_joint_allocation_ignores_devices_that_are_not_requested() -> None:
     joint = {JOINT: '{"deviceTypes":["gpu","rdma"],"requiredScope":"SamePCIe"}'}
-    near = ContainerManifest(
-        name="main", limits={**koord(shared=1, ratio=100), "koordinator.sh/rdma": 1}
-    )
+    near = {**koord(shared=1, ratio=100), "koordinator.sh/rdma": 1}
 
-    assert (
-        read(container(shared=1, ratio=100), annotations=joint).topology_scope is TopologyScope.NODE
-    )
+    assert koordinated(koord(shared=1, ratio=100), notes=joint).topology_scope is TopologyScope.NODE
     with pytest.raises(RequestError, match="SamePCIe of gpu and rdma is not supported"):
-        read(near, annotations=joint)
-    assert read(near, annotations={JOINT: '{"deviceTypes":["gpu","rdma"]}'}).prefer_links
+        koordinated(near, notes=joint)
+    assert koordinated(near, notes={JOINT: '{"deviceTypes":["gpu","rdma"]}'}).prefer_links
 
 
 def test_partitions_are_best_effort() -> None:
     restricted = {PARTITION: '{"allocatePolicy":"Restricted","ringBusBandwidth":"200Gi"}'}
 
-    assert read(container(shared=2, ratio=200), annotations={PARTITION: "{}"}).prefer_links
+    assert koordinated(koord(shared=2, ratio=200), notes={PARTITION: "{}"}).prefer_links
     with pytest.raises(RequestError, match="Restricted is not supported"):
-        read(container(shared=2, core=200, ratio=200), annotations=restricted)
-    assert read(container(shared=1, ratio=50), annotations=restricted).prefer_links
+        koordinated(koord(shared=2, core=200, ratio=200), notes=restricted)
+    assert koordinated(koord(shared=1, ratio=50), notes=restricted).prefer_links

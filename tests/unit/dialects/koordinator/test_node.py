@@ -1,43 +1,16 @@
 """What a node advertises to Koordinator's users: amounts, labels, and its `Device`."""
 
 from shared.dialects.advertised import NodeSoftware
-from shared.dialects.koordinator import dialect
 from shared.dialects.koordinator.dialect import describe_node
-from shared.model.device import DeviceMode
-from shared.model.lease import MIB
-from tests.unit.dialects.koordinator.test_allocation import CORE, MEMORY, RATIO, card
-
-
-def test_the_node_shows_sums_over_healthy_gpus_and_a_hundred_shares_of_each() -> None:
-    devices = card(0, 15360), card(1, 15360), card(2, 15360, healthy=False)
-    mig = card(3, 81920, mode=DeviceMode.MIG)
-
-    shown = dialect.advertise((*devices, mig), "auto")
-
-    ids = shown.served["koordinator.sh/gpu.shared"]
-    assert len(ids) == 300
-    assert sum(entry.healthy for entry in ids) == 200
-    assert shown.node_status == {
-        "koordinator.sh/gpu": 200,
-        CORE: 200,
-        MEMORY: 2 * 15360 * MIB,
-        RATIO: 200,
-    }
-
-
-def test_an_id_of_a_real_uuid_is_short_enough_for_a_kubelet() -> None:
-    device = card(uuid="GPU-57047317-c2d0-b5bd-37b9-522cf6d24591")
-
-    ids = dialect.advertise((device,), "auto").served["koordinator.sh/gpu.shared"]
-
-    assert max(len(entry.id) for entry in ids) <= 63
+from tests.support.dialects.builders import device
+from tests.unit.dialects.koordinator.test_allocation import CORE, MEMORY, RATIO
 
 
 def test_labels_name_vendor_model_driver_and_isolation() -> None:
-    device = card(model="NVIDIA H100 80GB HBM3")
+    one = device(model="NVIDIA H100 80GB HBM3")
 
     assert describe_node(
-        (device,), NodeSoftware(driver_version="550.54.15", isolation_available=True)
+        (one,), NodeSoftware(driver_version="550.54.15", isolation_available=True)
     ).labels == {
         "node.koordinator.sh/gpu-vendor": "nvidia",
         "node.koordinator.sh/gpu-model": "H100-80GB-HBM3",
@@ -49,15 +22,15 @@ def test_labels_name_vendor_model_driver_and_isolation() -> None:
 def test_koordinator_29_without_the_library_the_label_is_removed() -> None:
     label = "koordinator.sh/gpu-isolation-provider"
 
-    assert describe_node((card(),), NodeSoftware(isolation_available=False)).labels[label] is None
+    assert describe_node((device(),), NodeSoftware(isolation_available=False)).labels[label] is None
     assert describe_node((), NodeSoftware(isolation_available=True)).labels[label] is None
 
 
 def test_the_device_object_has_upstreams_fields() -> None:
     place = {"numa": 1, "pcie": "pci0000:3a", "bus": "0000:3b:00.0"}
-    device = card(0, 81920, "GPU-1111", model="NVIDIA A100-SXM4-80GB", **place)
+    one = device(0, 81920, uuid="GPU-1111", model="NVIDIA A100-SXM4-80GB", **place)
 
-    shown = describe_node((device,), NodeSoftware()).objects[0]
+    shown = describe_node((one,), NodeSoftware()).objects[0]
 
     assert shown.collection.startswith("/apis/scheduling.koordinator.sh/v1alpha1/")
     assert shown.devices == (
@@ -82,7 +55,7 @@ def test_the_device_object_has_upstreams_fields() -> None:
 
 
 def test_koordinator_20_an_unhealthy_gpu_has_a_condition_in_its_object() -> None:
-    shown = describe_node((card(0, healthy=False), card(1)), NodeSoftware()).objects[0].devices
+    shown = describe_node((device(0, healthy=False), device(1)), NodeSoftware()).objects[0].devices
 
     assert shown[0]["health"] is False
     assert shown[0]["conditions"][0]["type"] == "Healthy"

@@ -1,1 +1,0 @@
-"""Tests: unit, dialects, tencent."""
