@@ -37,7 +37,7 @@ Limits = Mapping[str, int]
 GI = 1 << 30
 EXCLUSIVE, SHARED = SharingPolicy.EXCLUSIVE, SharingPolicy.SHARED
 MOST, LEAST = DeviceOrder.MOST_ALLOCATED, DeviceOrder.LEAST_ALLOCATED
-KOORD = {"scheduler": "koord-scheduler"}
+KOORD: dict[str, Any] = {"scheduler": "koord-scheduler"}
 LABEL = "koordinator.sh/gpu-isolation-provider"
 ISOLATED = {"pod.node_requirements.selector": ((LABEL, "HAMi-core"),)}
 CARDS, PART = hami(gpu=2), hami(gpu=1, gpumem=1000)
@@ -413,7 +413,7 @@ def test_gpusharing_1_half_a_gpu_fits_what_is_left_of_it(
     assert (refusal is None) is fits
 
 
-ADDED: dict[str, tuple[Limits, dict[str, int | None]]] = {
+ADDED: dict[str, tuple[Limits, Mapping[str, int | None]]] = {
     "memory of gpushare": (gpushare(memory=1024), {"leasehold.dev/share": 1}),
     "with its trigger": (gpushare(memory=1024) | {"leasehold.dev/share": 1}, {}),
     "with a trigger of 0": (gpushare(memory=1024) | {"leasehold.dev/share": 0}, {}),
@@ -440,7 +440,7 @@ ADDED: dict[str, tuple[Limits, dict[str, int | None]]] = {
 
 @pytest.mark.parametrize(("limits", "changes"), ADDED.values(), ids=ADDED)
 def test_admission_adds_what_the_vendors_webhook_would(
-    limits: Limits, changes: dict[str, int | None]
+    limits: Limits, changes: Mapping[str, int | None]
 ) -> None:
     assert amount_changes(limits) == changes
 

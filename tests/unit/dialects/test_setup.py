@@ -1,5 +1,6 @@
 """What a container gets in each dialect: variables, mounts and the runtime's annotations."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -168,7 +169,7 @@ def test_a_container_without_limits_gets_its_devices_and_no_mounts(
 
 
 MEMORY, CORES = "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT"
-VARIABLES: dict[str, tuple[str, Lease, str, dict[str, str | None]]] = {
+VARIABLES: dict[str, tuple[str, Lease, str, Mapping[str, str | None]]] = {
     "limits are in the order in which cuda numbers devices": (
         "volcano-vgpu",
         lease_of(share("c", "GPU-b", 4000, 30, 1), share("c", "GPU-a", 2000, 30, 0)),
@@ -251,7 +252,7 @@ VARIABLES: dict[str, tuple[str, Lease, str, dict[str, str | None]]] = {
     ("dialect", "lease", "container", "variables"), VARIABLES.values(), ids=VARIABLES
 )
 def test_a_limit_is_that_of_the_containers_own_share(
-    dialect: str, lease: Lease, container: str, variables: dict[str, str | None]
+    dialect: str, lease: Lease, container: str, variables: Mapping[str, str | None]
 ) -> None:
     given = DIALECTS[dialect].container_setup(lease, container, {}, PATHS).environment
 
