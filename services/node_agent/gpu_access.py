@@ -7,7 +7,7 @@ from services.node_agent.gpus.driver import GpuDriver, UsageSource
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.mig.partitioner import Partitioner
-from services.node_agent.partition.layout_reconciler import LayoutPartitioner
+from services.node_agent.partition.layout_reconciler import Partitioners
 from services.node_agent.partition.partition_client import RemoteMigGpus, RemotePartitioner
 from services.node_agent.settings import AgentSettings
 
@@ -22,7 +22,7 @@ class NodeGpus:
     has_processes: bool = True
     """Whether the node's `/proc` shows the processes of its GPUs."""
 
-    def partitioner(self, settings: AgentSettings, step_s: float) -> LayoutPartitioner | None:
+    def partitioner(self, settings: AgentSettings, step_s: float) -> Partitioners | None:
         """Return what changes MIG layouts, or None if they are not changed."""
         if not settings.partitions:
             return None

@@ -11,7 +11,6 @@ from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.allocate.grants import Grants
 from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.dra.preparation import ClaimPreparation
-from services.node_agent.dra.resource_claims import ClaimReader
 from services.node_agent.node import Node as AgentNode
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
@@ -141,7 +140,7 @@ class Agent:
         self.reconciler = CheckpointReconciler(self.known, kubelet, self.mig)
         grants = Grants(self.known, self.mig, self.reconciler)
         self.handler = AllocationHandler(self.known, kubelet, grants, host)
-        self.preparation = ClaimPreparation(self.known, grants, ClaimReader(self.known), host)
+        self.preparation = ClaimPreparation(self.known, grants, host)
         self.limits = ModelLimits(node, self)
 
     def admit_binds(self, leases: Sequence[Lease]) -> BindReply:

@@ -72,10 +72,8 @@ def check_present(shares: Iterable[Share], node: NodeSnapshot) -> None:
             )
 
 
-def shares_for(
-    lease: Lease | None, candidate: ContainerCandidate, node: NodeName
-) -> tuple[Share, ...]:
-    """Return the shares that the lease gives the container.
+def valid_lease(lease: Lease | None, candidate: ContainerCandidate, node: NodeName) -> Lease:
+    """Return the lease, by which the container gets its shares.
 
     Raises RequestError, naming what is missing, unless there is a live lease of exactly this pod on
     this node with shares for this container; also if the pod sets a variable reserved for leases.
@@ -92,8 +90,7 @@ def shares_for(
         )
     if lease.state not in HONOURED_STATES:
         raise RequestError(f"the lease of pod {candidate} on node {node} is {lease.state}")
-    shares = lease.shares_of(candidate.container.name)
-    if not shares:
+    if not lease.shares_of(candidate.container.name):
         raise RequestError(f"the lease of pod {candidate} has no share for this container")
     variable = next(filter(is_reserved, candidate.container.variables), "")
     if variable:
@@ -101,7 +98,7 @@ def shares_for(
             f"container {candidate.container.name} of pod {pod.namespace}/{pod.name} sets "
             f"{variable}, which only its lease may set: remove it from the pod"
         )
-    return shares
+    return lease
 
 
 def check_sources(candidate: ContainerCandidate, strategies: DeviceListStrategies) -> None:
@@ -151,11 +148,9 @@ def preferred_device_ids(
 
     Raises RequestError if its lease gives it nothing.
     """
-    shares = shares_for(lease, candidate, node.name)
-    if lease is None:
-        raise AssertionError("shares_for refuses pods without a lease")
+    lease = valid_lease(lease, candidate, node.name)
     return preferred_ids(
-        shares,
+        lease.shares_of(candidate.container.name),
         node.served.get(resource, {}),
         _ids_of(lease, resource),
         available=available,
@@ -181,7 +176,8 @@ def grant(
     `reusable` are IDs of the pod's init containers, which the kubelet reuses regardless of the
     lease: the container's limits come from its lease, not from the names of IDs.
     """
-    shares, container = shares_for(lease, candidate, node.name), candidate.container
+    container = candidate.container
+    shares = valid_lease(lease, candidate, node.name).shares_of(container.name)
     check_sources(candidate, node.device_list_strategies)
     ids_of = _ids_of(lease, resource)
     check_fences(shares, lease.pod, honoured)

@@ -7,7 +7,6 @@ Libraries for graphics and video are left out, since HAMi-core does not limit th
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from services.node_agent.gpus.inventory import Gpu
@@ -44,43 +43,28 @@ PROGRAMS = ("nvidia-smi",)
 _MOUNTED = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostDriver:
-    """The driver's files on the host; paths are those of its root."""
-
-    root: str = "/"
-    """Path of that root on the host."""
-    nodes: tuple[str, ...] = ()
-    """Those of `CONTROL_NODES` that exist."""
-    files: tuple[str, ...] = ()
-    """Libraries and programs; containers get them at the same paths."""
-    folder: str = ""
-    """The directory of the libraries."""
-    hook: str = ""
-    """NVIDIA's program that completes a container's file system, on the host."""
-
-
 def qualified_name(device: str) -> str:
     """Return the qualified CDI name of a GPU or an instance."""
     return f"{KIND}={device}"
 
 
 def build_specification(
-    gpus: Iterable[Gpu], minors: Mapping[str, int], driver: HostDriver | None
+    gpus: Iterable[Gpu], minors: Mapping[str, int], common: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return the specification of all GPUs and MIG instances.
 
     `minors` are the numbers of the device nodes of MIG's capabilities; an instance without all its
-    numbers is left out. Without a driver, as with simulated GPUs, there are no device nodes.
+    numbers is left out. `common` are the driver's edits; without a driver, as with simulated GPUs,
+    there are no device nodes.
     """
     devices = [
-        {"name": name, "containerEdits": _edits(nodes if driver is not None else ())}
+        {"name": name, "containerEdits": _edits(nodes if common is not None else ())}
         for gpu in gpus
         for name, nodes in _devices_of(gpu, minors)
-        if driver is None or all(nodes)
+        if common is None or all(nodes)
     ]
     found: dict[str, Any] = {"cdiVersion": VERSION, "kind": KIND, "devices": devices}
-    return found if driver is None else {**found, "containerEdits": _common(driver)}
+    return found if common is None else {**found, "containerEdits": common}
 
 
 def encode_specification(specification: Mapping[str, Any]) -> bytes:
@@ -138,18 +122,28 @@ def _node(path: str) -> dict[str, str]:
     return {"path": path, "permissions": "rw"}
 
 
-def _common(driver: HostDriver) -> dict[str, Any]:
-    root = driver.root.rstrip("/")
-    link = f"libcuda.so.1::{driver.folder}/libcuda.so"
+def driver_edits(
+    root: str, *, nodes: Iterable[str], files: Iterable[str], folder: str, hook: str
+) -> dict[str, Any]:
+    """Return what every container gets of the driver, by paths below its root on the host.
+
+    `folder` is the directory of its libraries; `hook` is the path of NVIDIA's program, on the host,
+    that completes a container's file system.
+    """
+    link = f"libcuda.so.1::{folder}/libcuda.so"
     return {
-        "deviceNodes": [_node(f"/dev/{name}") for name in driver.nodes],
+        "deviceNodes": list(map(_node, nodes)),
         "mounts": [
-            {"hostPath": f"{root}{path}", "containerPath": path, "options": list(_MOUNTED)}
-            for path in driver.files
+            {
+                "hostPath": f"{root.rstrip('/')}{path}",
+                "containerPath": path,
+                "options": list(_MOUNTED),
+            }
+            for path in files
         ],
         "hooks": [
-            _hook(driver.hook, "create-symlinks", "--link", link),
-            _hook(driver.hook, "update-ldcache", "--folder", driver.folder),
+            _hook(hook, "create-symlinks", "--link", link),
+            _hook(hook, "update-ldcache", "--folder", folder),
         ],
     }
 

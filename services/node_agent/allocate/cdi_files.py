@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from services.node_agent.allocate.cdi import (
     FILE,
     LIBRARIES,
     PROGRAMS,
-    HostDriver,
     build_specification,
+    driver_edits,
     encode_specification,
     names_in,
     parse_minors,
@@ -184,8 +184,8 @@ def write_specification(path: Path, specification: Mapping[str, Any]) -> None:
     logger.info("CDI devices are in %s", path)
 
 
-def find_driver(places: DriverPlaces, version: str) -> HostDriver:
-    """Find the files of a driver's version on the host.
+def find_driver(places: DriverPlaces, version: str) -> dict[str, Any]:
+    """Return what containers get of a driver's version, by its files on the host.
 
     Raises UnavailableError naming the missing file: no container could use a GPU.
     """
@@ -198,17 +198,14 @@ def find_driver(places: DriverPlaces, version: str) -> HostDriver:
             "has the driver, --nvidia-driver-root is its root on the host"
         )
     libraries = (f"{folder}/{name}.{version}" for name in LIBRARIES)
-    return HostDriver(
-        root=str(places.root),
-        nodes=_existing((f"dev/{name}" for name in CONTROL_NODES), root, "/dev/"),
-        files=_existing((*libraries, *(f"usr/bin/{name}" for name in PROGRAMS)), root, ""),
+    files = (*libraries, *(f"usr/bin/{name}" for name in PROGRAMS))
+    return driver_edits(
+        str(places.root),
+        nodes=[f"/dev/{name}" for name in CONTROL_NODES if (root / "dev" / name).exists()],
+        files=[f"/{path}" for path in files if (root / path).exists()],
         folder=f"/{folder}",
         hook=_hook(places),
     )
-
-
-def _existing(paths: Iterable[str], root: Path, before: str) -> tuple[str, ...]:
-    return tuple(f"/{path}".removeprefix(before) for path in paths if (root / path).exists())
 
 
 def _hook(places: DriverPlaces) -> str:

@@ -18,7 +18,7 @@ from services.node_agent.allocate.allocation import (
     grant,
     preferred_device_ids,
     refusal_text,
-    shares_for,
+    valid_lease,
 )
 from services.node_agent.allocate.grants import Grants
 from services.node_agent.allocate.pod_resolution import (
@@ -147,10 +147,8 @@ class AllocationHandler:
     ) -> ContainerSetup:
         """Give the container what its lease says; a repeated call gets the same setup."""
         node, container, ids = self.node, candidate.container, compact(device_ids)
-        lease = await self._lease_of(candidate)
-        check_present(shares_for(lease, candidate, node.name), node.require_snapshot())
-        if lease is None:
-            raise AssertionError("shares_for refuses pods without a lease")
+        lease = valid_lease(await self._lease_of(candidate), candidate, node.name)
+        check_present(lease.shares_of(container.name), node.require_snapshot())
         previous = node.checkpoint.find(candidate.pod.uid, container.name, resource)
         if previous is not None and previous.allocation.device_ids == ids:
             await self.grants.prepare_again(previous)

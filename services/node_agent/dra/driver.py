@@ -2,14 +2,12 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from services.node_agent.allocate.grants import Grants
 from services.node_agent.dra.claim_files import ClaimFiles
 from services.node_agent.dra.claim_plugin import ClaimPlugin
 from services.node_agent.dra.preparation import ClaimPreparation
-from services.node_agent.dra.resource_claims import ClaimReader
 from services.node_agent.dra.slice_writer import SliceWriter
 from services.node_agent.kubelet.pods import KubeletPod
 from services.node_agent.node import Node
@@ -26,29 +24,41 @@ RETRY_S = 2.0
 """After this time, and after pauses that double from it, a pod is annotated again."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Retry:
-    """The next retry of a pod's claims."""
+class ClaimDriver:
+    """All of it; the slices are written soon after each change of the node's devices."""
 
-    at: float
-    pause_s: float
-
-
-class KubeletRetries:
-    """Makes the kubelet try again to start pods that wait although their claims have leases.
-
-    The kubelet reads a pod's claims before it calls the driver. If it may not yet read them (the
-    API server authorizes it once it has seen the Binding), or has not registered the driver again,
-    it tries again only after 60 to 90 s, or once the pod changes: so we change an annotation.
-    """
-
-    def __init__(self, node: Node, preparation: ClaimPreparation) -> None:
+    def __init__(self, node: Node, grants: Grants, settings: AgentSettings) -> None:
         self.node = node
-        self.preparation = preparation
-        self._retries: dict[PodUid, _Retry] = {}
+        self.preparation = ClaimPreparation(node, grants, ClaimFiles(settings.cdi_directory))
+        self.slices = SliceWriter(node, grants.mig, taint_effect=settings.dra_taint_effect)
+        self.plugin = ClaimPlugin(
+            node, settings.kubelet_dir, self.preparation, on_registered=self.slices.write_anew
+        )
+        node.on_devices.append(self.slices.request)
+        self._retries: dict[PodUid, tuple[float, float]] = {}
+        """When a pod is retried, and the pause before that."""
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Serve until cancelled."""
+        await self.preparation.restore()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.slices.run())
+            group.create_task(self.plugin.run())
+            group.create_task(self._retry_unprepared())
+
+    def unready_reason(self) -> str | None:
+        """Return why claims cannot be allocated here, or None if they can."""
+        reasons = (self.slices.unwritten_reason, self.plugin.unregistered_reason)
+        return "; ".join(filter(None, reasons)) or None
+
+    async def _retry_unprepared(self) -> None:
+        """Make the kubelet try again to start pods that wait although their claims have leases.
+
+        The kubelet reads a pod's claims before it calls the driver. If it may not yet read them
+        (the API server authorizes it once it has seen the Binding), or has not registered the
+        driver again, it tries again only after 60 to 90 s, or once the pod changes: so we change an
+        annotation.
+        """
         while True:
             await self.node.clock.sleep(until_tick(RETRY_S))
             try:
@@ -65,13 +75,11 @@ class KubeletRetries:
         for pod in pods:
             if pod.uid not in consumers or pod.container_ids or pod.terminal:
                 continue
-            retry = self._retries.get(pod.uid)
-            if retry is None:
-                retry = _Retry(now, RETRY_S)
-            elif now >= retry.at:
+            at, pause_s = self._retries.get(pod.uid, (now, RETRY_S))
+            if pod.uid in self._retries and now >= at:
                 await self._retry(pod)
-                retry = _Retry(now + 2 * retry.pause_s, 2 * retry.pause_s)
-            retries[pod.uid] = retry
+                at, pause_s = now + 2 * pause_s, 2 * pause_s
+            retries[pod.uid] = at, pause_s
         self._retries = retries
 
     async def _retry(self, pod: KubeletPod) -> None:
@@ -83,33 +91,3 @@ class KubeletRetries:
             logger.debug("pod %s/%s is not annotated: %s", pod.namespace, pod.name, error)
         else:
             logger.info("pod %s/%s waits for its claims: annotated", pod.namespace, pod.name)
-
-
-class ClaimDriver:
-    """All of it; the slices are written soon after each change of the node's devices."""
-
-    def __init__(self, node: Node, grants: Grants, settings: AgentSettings) -> None:
-        self.node = node
-        claims = ClaimReader(node)
-        self.preparation = ClaimPreparation(
-            node, grants, claims, ClaimFiles(settings.cdi_directory)
-        )
-        self.slices = SliceWriter(node, grants.mig, claims, taint_effect=settings.dra_taint_effect)
-        self.retries = KubeletRetries(node, self.preparation)
-        self.plugin = ClaimPlugin(
-            node, settings.kubelet_dir, self.preparation, on_registered=self.slices.write_anew
-        )
-        node.on_devices.append(self.slices.request)
-
-    async def run(self) -> None:
-        """Serve until cancelled."""
-        await self.preparation.restore()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.slices.run())
-            group.create_task(self.plugin.run())
-            group.create_task(self.retries.run())
-
-    def unready_reason(self) -> str | None:
-        """Return why claims cannot be allocated here; None: they can."""
-        reasons = (self.slices.unwritten_reason, self.plugin.unregistered_reason)
-        return "; ".join(filter(None, reasons)) or None

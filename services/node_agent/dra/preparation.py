@@ -21,9 +21,9 @@ from services.node_agent.allocate.cdi import qualified_name
 from services.node_agent.allocate.grants import Grants, LeaseEndedError
 from services.node_agent.dra.claim_files import ClaimFiles, cdi_names
 from services.node_agent.dra.resource_claims import (
-    ClaimReader,
     ClaimReference,
     generation_of_claim,
+    read_claim,
     results_on,
 )
 from services.node_agent.mig.instances import InstanceUuids
@@ -52,12 +52,9 @@ have ended may still run."""
 class ClaimPreparation:
     """Prepares and unprepares the claims of one node."""
 
-    def __init__(
-        self, node: Node, grants: Grants, claims: ClaimReader, claim_files: ClaimFiles
-    ) -> None:
+    def __init__(self, node: Node, grants: Grants, claim_files: ClaimFiles) -> None:
         self.node = node
         self.grants = grants
-        self.claims = claims
         self.claim_files = claim_files
         self._locks: WeakValueDictionary[PodUid, asyncio.Lock] = WeakValueDictionary()
 
@@ -120,7 +117,7 @@ class ClaimPreparation:
         return self._locks.setdefault(claim.uid, asyncio.Lock())
 
     async def _prepare(self, claim: ClaimReference) -> Sequence[dra.Device]:
-        stored = await self.claims.read(claim)
+        stored = await read_claim(self.node, claim)
         results, generation = results_on(stored, self.node.name), generation_of_claim(stored)
         entries: tuple[CheckpointEntry, ...] = ()
         if generation:
@@ -223,7 +220,7 @@ class ClaimPreparation:
             return f"{error}; are the binder and NATS running?"
         leases = [lease for lease in fetched if lease.pod == claim.uid]
         if any(each.claim and each.claim.generation != generation for each in leases):
-            if generation_of_claim(await self.claims.read(claim)) != generation:
+            if generation_of_claim(await read_claim(self.node, claim)) != generation:
                 raise UnavailableError(f"ResourceClaim {claim} has been allocated again")
             return "its lease is for another allocation"
         return f"its lease is {leases[0].state}" if leases else ""

@@ -42,61 +42,47 @@ def results_on(
 
 
 def generation_of_claim(claim: ApiResourceClaim) -> str:
-    """Return which allocation a claim has; empty: none that needs a lease."""
+    """Return which allocation a claim has, or nothing if it has none that needs a lease."""
     allocated = allocated_claim(claim)
     return allocated.generation if allocated and allocated.devices else ""
 
 
-class ClaimReader:
-    """Reads claims of one node from the API server."""
+async def read_claim(node: Node, claim: ClaimReference) -> ApiResourceClaim:
+    """Return a claim with devices of this node.
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    Raises RequestError if it was deleted, is another one of the same name, or has no such device.
+    """
+    found = await _find(node, claim.namespace, claim.name)
+    if found is None or found.metadata.uid != claim.uid:
+        there = f"has uid {found.metadata.uid} now" if found else "does not exist"
+        raise RequestError(
+            f"ResourceClaim {claim} with uid {claim.uid} was deleted: the one of that name {there}"
+        )
+    if not results_on(found, node.name):
+        raise RequestError(
+            f"ResourceClaim {claim} has no device of {DRIVER} on node {node.name} allocated"
+        )
+    return found
 
-    async def read(self, claim: ClaimReference) -> ApiResourceClaim:
-        """Return a claim with devices of this node.
 
-        Raises RequestError if it was deleted, is another one of the same name, or has no such
-        device.
-        """
-        found = await self._find(claim)
-        if found is None or found.metadata.uid != claim.uid:
-            there = f"has uid {found.metadata.uid} now" if found else "does not exist"
-            raise RequestError(
-                f"ResourceClaim {claim} with uid {claim.uid} was deleted: the one of that name "
-                f"{there}"
-            )
-        if not results_on(found, self.node.name):
-            raise RequestError(
-                f"ResourceClaim {claim} has no device of {DRIVER} on node {self.node.name} "
-                "allocated"
-            )
-        return found
+async def list_deallocated(node: Node) -> frozenset[HeldAllocation]:
+    """Return the allocations that leases on the node are for, and that claims no longer have.
 
-    async def list_deallocated(self) -> frozenset[HeldAllocation]:
-        """Return the allocations that leases on the node are for, and that claims no longer have.
+    Reads every claim with a lease, so it is called only before a claim is refused.
+    """
+    gone: set[HeldAllocation] = set()
+    for lease in tuple(node.leases.leases.values()):
+        if lease.claim is None:
+            continue
+        found = await _find(node, lease.namespace, lease.name)
+        held = lease.claim.generation
+        if found is None or (found.metadata.uid, generation_of_claim(found)) != (lease.pod, held):
+            gone.add((lease.pod, held))
+    return frozenset(gone)
 
-        Reads every claim with a lease, so it is called only before a claim is refused.
-        """
-        gone: set[HeldAllocation] = set()
-        for lease in tuple(self.node.leases.leases.values()):
-            if lease.claim is None:
-                continue
-            claim = ClaimReference(uid=lease.pod, namespace=lease.namespace, name=lease.name)
-            found = await self._find(claim)
-            held = lease.claim.generation
-            if (
-                found is None
-                or found.metadata.uid != lease.pod
-                or generation_of_claim(found) != held
-            ):
-                gone.add((lease.pod, held))
-        return frozenset(gone)
 
-    async def _find(self, claim: ClaimReference) -> ApiResourceClaim | None:
-        try:
-            return await self.node.kubernetes.read(
-                claim_path(claim.namespace, claim.name), ApiResourceClaim
-            )
-        except NotFoundError:
-            return None
+async def _find(node: Node, namespace: Namespace, name: str) -> ApiResourceClaim | None:
+    try:
+        return await node.kubernetes.read(claim_path(namespace, name), ApiResourceClaim)
+    except NotFoundError:
+        return None

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from typing import Any
 from urllib.parse import quote
 
-from services.node_agent.dra.resource_claims import ClaimReader
+from services.node_agent.dra.resource_claims import list_deallocated
 from services.node_agent.dra.slices import (
     ClaimableNode,
     HeldAllocation,
@@ -51,13 +51,10 @@ class UnsupportedError(RequestError):
 class SliceWriter:
     """Writes the slices of one node."""
 
-    def __init__(
-        self, node: Node, mig: LayoutReconciler, claims: ClaimReader, *, taint_effect: TaintEffect
-    ) -> None:
+    def __init__(self, node: Node, mig: LayoutReconciler, *, taint_effect: TaintEffect) -> None:
         self.node = node
         self.client = node.kubernetes
         self.mig = mig
-        self.list_deallocated = claims.list_deallocated
         self.taint_effect = taint_effect
         self.clock = node.clock
         self.selector = f"spec.driver={DRIVER},spec.nodeName={node.name}"
@@ -96,7 +93,7 @@ class SliceWriter:
         them until their leases have ended.
         """
         try:
-            self._deallocated = await self.list_deallocated()
+            self._deallocated = await list_deallocated(self.node)
             await self._write()
         except LeaseholdError as error:
             return str(error)
@@ -124,7 +121,7 @@ class SliceWriter:
             await self.clock.sleep(until_tick(RECHECK_S))
             if self._deallocated:
                 with contextlib.suppress(LeaseholdError):
-                    self._deallocated = await self.list_deallocated()
+                    self._deallocated = await list_deallocated(self.node)
                     self.request()
 
     async def _write(self) -> None:

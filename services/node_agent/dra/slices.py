@@ -7,6 +7,7 @@ https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,40 +27,11 @@ from shared.model.claim import (
     device_name,
 )
 from shared.model.device import LABEL_LENGTH, Device, DeviceMode, Isolation, MigProfile
-from shared.model.lease import Lease, MigPlacement, bookings
+from shared.model.lease import Booking, Lease, MigPlacement, bookings
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.request import SharingPolicy
 
 Instance = tuple[MigPlacement, MigProfile]
-
-
-class LeasedInstances:
-    """The instances of a node's devices that leases have."""
-
-    def __init__(self) -> None:
-        self.layouts: dict[DeviceUuid, str] = {}
-        """The layout that leases require."""
-        self.unknown: set[tuple[DeviceUuid, int]] = set()
-        """Positions that the scheduler does not know as allocated."""
-
-    def add(self, lease: Lease, *, known: bool) -> None:
-        """Add a lease, whose claim the scheduler knows or not."""
-        for share in lease.shares:
-            if share.mig is not None:
-                self.layouts[share.device] = share.mig.layout
-                if not known:
-                    self.unknown.add((share.device, share.mig.position))
-
-    def offered(self, device: Device) -> dict[str, Instance]:
-        """Return the instances that claims may be allocated, by name of their slice's device."""
-        layout = self.layouts.get(device.uuid)
-        return {
-            name: instance
-            for name, instance in claimable(device).items()
-            if instance is not None
-            and layout in {None, instance[0].layout}
-            and (device.uuid, instance[0].position) not in self.unknown
-        }
 
 
 def counter_set(device: Device, profiles: Iterable[InstanceProfile]) -> dict[str, Any]:
@@ -143,10 +115,10 @@ def build_slices(
     left = _Left(node.leases, deallocated)
     devices: list[dict[str, Any]] = []
     for device in node.devices:
-        offered = left.offer(device)
-        if offered is not None:
-            devices.append(_device(device, offered, node, groups))
-        for name, instance in left.instances.offered(device).items():
+        capacity = left.capacity(device)
+        if capacity is not None:
+            devices.append(_device(device, capacity, node, groups))
+        for name, instance in left.instances(device).items():
             devices.append(_instance(name, instance, device, node))
     counters = [
         counter_set(device, node.profiles.get(device.uuid, ()))
@@ -194,99 +166,94 @@ def _slice(
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Offer:
-    """What the scheduler may allocate of a device, for all claims together."""
-
-    memory_mib: int
-    cores_percent: int
-    slots: int
-    shared: bool
-
-
 class _Left:
     """What leases leave of devices."""
 
     def __init__(self, leases: Iterable[Lease], deallocated: Collection[HeldAllocation]) -> None:
-        self.all: dict[DeviceUuid, _Use] = {}
-        self.unknown: dict[DeviceUuid, _Use] = {}
+        self.cores_given: Counter[DeviceUuid] = Counter()
+        self.unknown: dict[DeviceUuid, list[Booking]] = {}
         """What the scheduler does not subtract itself."""
-        self.instances = LeasedInstances()
+        self.layouts: dict[DeviceUuid, str] = {}
+        """The MIG layouts that leases require."""
+        self.unknown_positions: set[tuple[DeviceUuid, int]] = set()
+        """MIG instances that the scheduler does not know as allocated."""
         for lease in leases:
-            is_known = (
+            known = (
                 lease.claim is not None and (lease.pod, lease.claim.generation) not in deallocated
             )
-            self.instances.add(lease, known=is_known)
+            for place, device in ((s.mig, s.device) for s in lease.shares if s.mig is not None):
+                self.layouts[device] = place.layout
+                if not known:
+                    self.unknown_positions.add((device, place.position))
             for booking in bookings(lease.shares):
-                use = _Use(
-                    memory_mib=booking.memory_mib,
-                    cores_percent=booking.cores_percent,
-                    slots=booking.shares,
-                    exclusive=booking.sharing is SharingPolicy.EXCLUSIVE,
-                )
-                _add(self.all, booking.device, use)
-                if not is_known:
-                    _add(self.unknown, booking.device, use)
+                self.cores_given[booking.device] += booking.cores_percent
+                if not known:
+                    self.unknown.setdefault(booking.device, []).append(booking)
 
-    def offer(self, device: Device) -> _Offer | None:
-        """Return what is offered of a device; None: it is left out."""
+    def capacity(self, device: Device) -> dict[str, Any] | None:
+        """Return what of a device all claims together may be allocated, or None if nothing."""
+        unknown = self.unknown.get(device.uuid, [])
         if device.mode is DeviceMode.MIG:
             return None
-        unknown = self.unknown.get(device.uuid)
-        if device.isolation is not Isolation.SHARED:
-            return _whole(device) if unknown is None else None
-        unknown = unknown or _Use()
-        cores_given = self.all.get(device.uuid, unknown).cores_percent
-        if unknown.exclusive or cores_given >= ALL_CORES:  # the ledger leases no more of it
+        if device.isolation is Isolation.SHARED:
+            return self._shared_capacity(device, unknown)
+        whole = {"value": mib_quantity(device.memory_mib)}
+        return None if unknown else {MEMORY: whole, CORES: {"value": str(ALL_CORES)}}
+
+    def _shared_capacity(self, device: Device, unknown: Sequence[Booking]) -> dict[str, Any] | None:
+        exclusive = any(each.sharing is SharingPolicy.EXCLUSIVE for each in unknown)
+        if exclusive or self.cores_given[device.uuid] >= ALL_CORES:  # the ledger leases no more
             return None
-        memory_mib = device.memory_mib - unknown.memory_mib
-        slots = device.slots - unknown.slots
+        memory_mib = device.memory_mib - sum(each.memory_mib for each in unknown)
+        slots = device.slots - sum(each.shares for each in unknown)
+        cores_percent = ALL_CORES - sum(each.cores_percent for each in unknown)
         if memory_mib < LEAST_MIB or slots < 1:
             return None
-        return _Offer(
-            memory_mib=memory_mib,
-            cores_percent=ALL_CORES - unknown.cores_percent,
-            slots=slots,
-            shared=True,
-        )
+        most = {"min": "0", "max": str(cores_percent), "step": "1"}
+        return {
+            MEMORY: {
+                "value": mib_quantity(memory_mib),
+                "requestPolicy": {
+                    "default": mib_quantity(device.memory_mib),
+                    "validRange": {"min": "1Mi", "step": "1Mi"},
+                },
+            },
+            CORES: {
+                "value": str(cores_percent),
+                "requestPolicy": {
+                    "default": "0",
+                    **({"validRange": most} if cores_percent > 0 else {}),
+                },
+            },
+            SLOTS: {"value": str(slots), "requestPolicy": {"default": "1", "validValues": ["1"]}},
+        }
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Use:
-    memory_mib: int = 0
-    cores_percent: int = 0
-    slots: int = 0
-    exclusive: bool = False
-
-
-def _whole(device: Device) -> _Offer:
-    return _Offer(
-        memory_mib=device.memory_mib, cores_percent=ALL_CORES, slots=device.slots, shared=False
-    )
-
-
-def _add(uses: dict[DeviceUuid, _Use], device: DeviceUuid, more: _Use) -> None:
-    use = uses.get(device, _Use())
-    uses[device] = _Use(
-        memory_mib=use.memory_mib + more.memory_mib,
-        cores_percent=use.cores_percent + more.cores_percent,
-        slots=use.slots + more.slots,
-        exclusive=use.exclusive or more.exclusive,
-    )
+    def instances(self, device: Device) -> dict[str, Instance]:
+        """Return the instances that claims may be allocated, by name of their slice's device."""
+        layout = self.layouts.get(device.uuid)
+        return {
+            name: instance
+            for name, instance in claimable(device).items()
+            if instance is not None
+            and layout in {None, instance[0].layout}
+            and (device.uuid, instance[0].position) not in self.unknown_positions
+        }
 
 
 def _device(
-    device: Device, offer: _Offer, node: ClaimableNode, groups: Mapping[DeviceUuid, int]
+    device: Device,
+    capacity: dict[str, Any],
+    node: ClaimableNode,
+    groups: Mapping[DeviceUuid, int],
 ) -> dict[str, Any]:
-    described = {
+    shared = {"allowMultipleAllocations": True} if device.isolation is Isolation.SHARED else {}
+    return {
         "name": device_name(device.uuid),
         "attributes": _attributes(device, node, groups),
-        "capacity": _capacity(device, offer),
+        "capacity": capacity,
         **_guarded(device, node.taint_effect),
+        **shared,
     }
-    if offer.shared:
-        described["allowMultipleAllocations"] = True
-    return described
 
 
 def _instance(name: str, instance: Instance, device: Device, node: ClaimableNode) -> dict[str, Any]:
@@ -345,29 +312,6 @@ def _attributes(
 def _semantic(version: re.Match[str]) -> str:
     """Return a version with three numbers without leading zeros: `535.104.05` is 535.104.5."""
     return ".".join(str(int(number or 0)) for number in version.groups())
-
-
-def _capacity(device: Device, offer: _Offer) -> dict[str, Any]:
-    if not offer.shared:
-        return {
-            MEMORY: {"value": mib_quantity(offer.memory_mib)},
-            CORES: {"value": str(offer.cores_percent)},
-        }
-    cores: dict[str, Any] = {"default": "0"}
-    if offer.cores_percent > 0:
-        most = str(offer.cores_percent)
-        cores["validRange"] = {"min": "0", "max": most, "step": "1"}
-    return {
-        MEMORY: {
-            "value": mib_quantity(offer.memory_mib),
-            "requestPolicy": {
-                "default": mib_quantity(device.memory_mib),
-                "validRange": {"min": "1Mi", "step": "1Mi"},
-            },
-        },
-        CORES: {"value": str(offer.cores_percent), "requestPolicy": cores},
-        SLOTS: {"value": str(offer.slots), "requestPolicy": {"default": "1", "validValues": ["1"]}},
-    }
 
 
 def mib_quantity(mib: int) -> str:

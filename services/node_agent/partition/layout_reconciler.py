@@ -7,8 +7,7 @@ driver shows no process on it.
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from services.node_agent.allocate.allocation import HONOURED_STATES
 from services.node_agent.gpus.inventory import Gpu
@@ -21,7 +20,9 @@ from services.node_agent.mig.instances import (
     instance_at,
     is_laid_out,
 )
+from services.node_agent.mig.partitioner import Partitioner
 from services.node_agent.node import Node
+from services.node_agent.partition.partition_client import RemotePartitioner
 from shared.model.device import Device, MigLayout
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.lease import Lease, Share
@@ -36,25 +37,15 @@ LIST_TIMEOUT_S = 5.0
 DRIVER_SLOW = "the driver takes longer"
 
 
-class LayoutPartitioner(Protocol):
-    """Changes layouts: in this process, or in the partitioner's."""
-
-    async def partition(
-        self,
-        device: DeviceUuid,
-        layout: MigLayout,
-        profiles: Sequence[InstanceProfile],
-        in_use: Collection[str],
-    ) -> tuple[MigInstance, ...]:
-        """Give a device a layout without touching instances `in_use`; return its instances."""
-        ...
+Partitioners = Partitioner | RemotePartitioner
+"""What changes layouts: in this process, or in the partitioner's."""
 
 
 class LayoutReconciler:
     """The MIG instances of one node's devices."""
 
     def __init__(
-        self, node: Node, list_device: ListInstances, partitioner: LayoutPartitioner | None
+        self, node: Node, list_device: ListInstances, partitioner: Partitioners | None
     ) -> None:
         self.node = node
         self.list_device = list_device
@@ -101,12 +92,11 @@ class LayoutReconciler:
         Waits until the devices are partitioned. Raises RequestError or UnavailableError with the
         reason if the container cannot have one.
         """
-        shares = [share for share in lease.shares_of(container) if share.mig is not None]
-        uuids: dict[tuple[DeviceUuid, int], str] = {}
-        for share in shares:
-            instance = await self._instance(lease, share)
-            uuids[share.device, _position(share)] = instance.uuid
-        return uuids
+        return {
+            (share.device, share.mig.position): (await self._instance(lease, share)).uuid
+            for share in lease.shares_of(container)
+            if share.mig is not None
+        }
 
     async def list_instances(self) -> dict[DeviceUuid, tuple[MigInstance, ...]]:
         """Return the current instances of each device in MIG mode."""
@@ -117,18 +107,10 @@ class LayoutReconciler:
         }
 
     async def _instance(self, lease: Lease, share: Share) -> MigInstance:
-        layout, position = self._layout(share), _position(share)
+        layout = self._layout(share)
         await self._check_newest(lease, share)
-        try:
-            async with asyncio.timeout(self.timing.instances_ready_s):
-                instances = await self._lay_out(share.device, layout)
-        except TimeoutError as error:
-            raise UnavailableError(
-                f"device {share.device} was not laid out as {layout.name} within "
-                f"{self.timing.instances_ready_s:g} s: "
-                f"{self._blocked_by.get(share.device, DRIVER_SLOW)}"
-            ) from error
-        instance = instance_at(layout, position, instances)
+        instances = await self._lay_out_in_time(share.device, layout)
+        instance = instance_at(layout, _position(share), instances)
         await self._wait_until_released(instance, lease.pod)
         return instance
 
@@ -203,19 +185,24 @@ class LayoutReconciler:
 
     async def _lay_out_early(self, lease: Lease, share: Share) -> None:
         try:
-            async with asyncio.timeout(self.timing.instances_ready_s):
-                await self._lay_out(share.device, self._layout(share))
-        except TimeoutError:
-            logger.warning(
-                "device %s is not laid out for pod %s/%s after %g s: %s",
-                *(share.device, lease.namespace, lease.name, self.timing.instances_ready_s),
-                self._blocked_by.get(share.device, DRIVER_SLOW),
-            )
+            await self._lay_out_in_time(share.device, self._layout(share))
         except LeaseholdError as error:
             logger.warning(
                 "device %s is not ready for pod %s/%s: %s",
                 *(share.device, lease.namespace, lease.name, error),
             )
+
+    async def _lay_out_in_time(
+        self, device: DeviceUuid, layout: MigLayout
+    ) -> tuple[MigInstance, ...]:
+        try:
+            async with asyncio.timeout(self.timing.instances_ready_s):
+                return await self._lay_out(device, layout)
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"device {device} was not laid out as {layout.name} within "
+                f"{self.timing.instances_ready_s:g} s: {self._blocked_by.get(device, DRIVER_SLOW)}"
+            ) from error
 
     async def _lay_out(self, device: DeviceUuid, layout: MigLayout) -> tuple[MigInstance, ...]:
         async with self._locks.setdefault(device, asyncio.Lock()):
@@ -239,7 +226,7 @@ class LayoutReconciler:
             return instances
 
     async def _partition(
-        self, partitioner: LayoutPartitioner, device: DeviceUuid, layout: MigLayout
+        self, partitioner: Partitioners, device: DeviceUuid, layout: MigLayout
     ) -> tuple[MigInstance, ...]:
         """Partition; retry while an instance in use blocks it, until the caller times out."""
         while True:
