@@ -1,10 +1,12 @@
 """Settings of all tests."""
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler.loadfile import LoadFileScheduling
 
 # No test may reach a cluster of whoever runs it.
 os.environ.pop("KUBECONFIG", None)
@@ -26,3 +28,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.servers)
             if os.environ.get("CI"):
                 item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
+
+
+class ByFile(LoadFileScheduling):  # type: ignore[misc]
+    """Gives a worker all tests of a file, or of a folder of end-to-end tests: it has one stack."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = PurePosixPath(super()._split_scope(nodeid))
+        return str(file.parent if file.parent.parent.name == "e2e" else file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    return ByFile(config, log)

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import pytest_asyncio
 import redis.asyncio
 
@@ -25,7 +24,7 @@ from tests.support.stack import (
 )
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), *NEEDS_KUBECTL]
+pytestmark = NEEDS_KUBECTL
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 HOST = "kubernetes.io/hostname"
@@ -57,7 +56,7 @@ CLAIM = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def cluster() -> AsyncIterator[Stack]:
     env = {"LEASEHOLD_DRA": "conditions"}
     async with stack("--nodes", "1", "--gpus", "1xT4", webhook=True, env=env) as up:

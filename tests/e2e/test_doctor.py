@@ -6,19 +6,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import pytest_asyncio
 import redis.asyncio
 
 from tests.support.simcluster.kubelet import ScriptedPlugin, healthy
 from tests.support.stack import LEASEHOLD, Done, Stack, gpu_pod, run, running, stack, vgpu
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 NUMBER = "volcano.sh/vgpu-number"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def up() -> AsyncIterator[Stack]:
     async with stack("--nodes", "1", "--gpus", "2xT4", webhook=True) as running_stack:
         yield running_stack

@@ -12,11 +12,11 @@ from shared.model.names import Namespace
 from tests.support.stack import NEEDS_KUBECTL, Stack, stack, succeeded
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), *NEEDS_KUBECTL]
+pytestmark = NEEDS_KUBECTL
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def up() -> AsyncIterator[Stack]:
     async with stack("--nodes", "2", "--gpus", "4xA100-40GB", webhook=True) as started:
         yield started

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import pytest_asyncio
 import yaml
 
@@ -24,10 +23,7 @@ from tests.support.dialects.checklist import node_allocatable
 from tests.support.stack import NEEDS_KUBECTL, Stack, stack, succeeded
 from tests.support.waiting import until
 
-pytestmark = [
-    *NEEDS_KUBECTL,
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = NEEDS_KUBECTL
 
 BASE = Path(__file__).parents[2] / "k8s" / "base"
 QUICKLY = {
@@ -52,7 +48,7 @@ def budget(namespace: str, minutes: int, **spec: Any) -> dict[str, Any]:
     }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def up() -> AsyncIterator[Stack]:
     """One node with two cards, of which one may be used for three seconds for each GPU-minute."""
     with tempfile.TemporaryDirectory() as directory:
@@ -74,7 +70,7 @@ async def kubectl(up: Stack, *arguments: str, stdin: str = "") -> str:
     return done.out
 
 
-@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+@pytest_asyncio.fixture(autouse=True, loop_scope="session")
 async def deleted_pods(up: Stack) -> AsyncIterator[None]:
     """Delete the pods of a test when it ends, also when it failed: the next needs the devices."""
     yield

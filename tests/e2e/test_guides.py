@@ -25,7 +25,6 @@ from tests.support.waiting import until
 pytestmark = [
     *NEEDS_KUBECTL,
     pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on PATH"),
-    pytest.mark.asyncio(loop_scope="module"),
 ]
 
 TERMINAL = (sys.executable, "-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)")
@@ -53,7 +52,7 @@ class Terminal:
         assert "created" in applied.out, applied
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def terminal() -> AsyncIterator[Terminal]:
     """One node with the guide's eight cards of 11178 MiB, and the ports of both sets of metrics."""
     scheduler, usage = f"127.0.0.1:{free_port()}", free_port()
@@ -74,7 +73,7 @@ async def terminal() -> AsyncIterator[Terminal]:
         )
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def up(terminal: Terminal) -> AsyncIterator[Stack]:
     """With no pod left over."""
     yield terminal.up

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping
 
-import pytest
 import pytest_asyncio
 
 from shared.dialects import DIALECTS
@@ -24,17 +23,14 @@ from tests.support.dialects.checklist import (
 )
 from tests.support.stack import NEEDS_KUBECTL, Stack, gpu_pod, running, stack, vgpu
 
-pytestmark = [
-    *NEEDS_KUBECTL,
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = NEEDS_KUBECTL
 
 MIB = 1 << 20
 CARD_MIB = 23028
 NODE = "node-0"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def whole() -> AsyncIterator[Stack]:
     """One node with one A10, and the webhook."""
     async with stack("--nodes", "1", "--gpus", "1xA10", webhook=True) as started:

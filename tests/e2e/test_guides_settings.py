@@ -25,16 +25,13 @@ from tests.support.dialects.checklist import (
 from tests.support.stack import NEEDS_KUBECTL, Stack, gpu_pod, running, stack, vgpu
 from tests.support.waiting import until
 
-pytestmark = [
-    *NEEDS_KUBECTL,
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = NEEDS_KUBECTL
 
 CONF = "volcano-scheduler-configmap"
 CARDS, PARTITIONED = "node-0", "node-1"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """Eight cards with one share each, a card in MIG mode; the watcher reads `conf.yaml`."""
     conf = tmp_path_factory.mktemp("volcano") / "conf.yaml"

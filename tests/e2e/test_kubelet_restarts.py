@@ -3,7 +3,6 @@
 import re
 from collections.abc import AsyncIterator
 
-import pytest
 import pytest_asyncio
 
 from tests.support.dialects.checklist import (
@@ -21,8 +20,6 @@ from tests.support.dialects.checklist import (
 )
 from tests.support.stack import Stack, running, stack, vgpu
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 VGPU = "volcano.sh/vgpu-number"
 UNSERVED = re.compile(
     "1 node.s. did not serve volcano.sh/vgpu-number"
@@ -30,7 +27,7 @@ UNSERVED = re.compile(
 )
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def whole() -> AsyncIterator[Stack]:
     own = (f"agent-{SPARE}",)
     async with stack("--nodes", "2", "--gpus", GPUS, without=own) as started:

@@ -18,12 +18,9 @@ from shared.model.errors import UnavailableError
 from shared.model.lease import Lease
 from shared.model.lease_copy import ANNOTATION, load_lease
 from shared.model.names import Namespace
-from tests.e2e.test_work_faults import readiness
 from tests.support.dialects.checklist import condition_text, leases
 from tests.support.stack import PODS, Stack, gpu_pod, running, stack, succeeded, vgpu
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HEALED_S = 25.0
 DEVICE_MIB = 40960
@@ -119,7 +116,7 @@ def over_committed(pods: Any) -> list[str]:
     return [device for device, mib in used.items() if mib > DEVICE_MIB]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def damaged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Damaged]:
     files = tmp_path_factory.mktemp("limits")
     (files / "quotas").write_text(LIMITS.format(kind="Quota", spec="maxMemory: 60Gi"))
@@ -207,9 +204,9 @@ def evicts(text: str) -> bool:
 async def test_no_pod_is_placed_while_the_server_may_evict_keys(damaged: Damaged) -> None:
     up = damaged.up
     await damaged.redis.config_set("maxmemory-policy", "allkeys-lru")
-    await until(lambda: asyncio.to_thread(readiness, up, "binder"), evicts)
+    await until(lambda: asyncio.to_thread(up.readiness, "binder"), evicts)
     await up.create(gpu_pod("meanwhile", vgpu(memory=500)))
-    await until(lambda: asyncio.to_thread(readiness, up, "placer-0"), evicts)
+    await until(lambda: asyncio.to_thread(up.readiness, "placer-0"), evicts)
     pods = {pod["metadata"]["name"]: pod for pod in await up.pods()}
     assert all(running(pods[name]) for name in KEPT)
     assert "nodeName" not in pods["meanwhile"]["spec"]

@@ -28,7 +28,6 @@ from tests.support.stack import LEASEHOLD, Stack, gpu_pod, running, stack, vgpu
 from tests.support.waiting import until
 
 pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(compiler() is None, reason="simulated GPUs' driver needs a C compiler"),
 ]
 
@@ -38,12 +37,12 @@ USED_MIB = 2048 + 256
 MIB = 1 << 20
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def metrics_port() -> int:
     return free_port()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def whole(metrics_port: int) -> AsyncIterator[Stack]:
     ports = ("--scheduler-metrics", f"127.0.0.1:{metrics_port}")
     async with stack("--nodes", "1", "--gpus", "1xT4+1xA100-40GB:mig", *ports) as one:

@@ -4,7 +4,6 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
 import pytest_asyncio
 
 from shared.model.device import DeviceMode
@@ -12,13 +11,11 @@ from shared.model.names import NodeName
 from simcluster.node_agent.gpus import uuid_of
 from tests.support.stack import Stack, gpu_pod, running, stack, succeeded, vgpu
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 IDS = "volcano.sh/vgpu-ids-new"
 MODE = "volcano.sh/vgpu-mode"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def whole() -> AsyncIterator[Stack]:
     async with stack("--gpus", "1xA100-40GB:mig,1xA100-80GB:mig+1xT4") as one:
         yield one

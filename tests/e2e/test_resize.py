@@ -24,13 +24,11 @@ from tests.support.node_agent.regions import limit_mib, use_memory
 from tests.support.stack import Done, Stack, gpu_pod, running, stack, succeeded, vgpu
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 MIB = 1 << 20
 IDS = "volcano.sh/vgpu-ids-new"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def whole() -> AsyncIterator[Stack]:
     async with stack("--nodes", "1", "--gpus", "1xT4") as running_stack:
         yield running_stack

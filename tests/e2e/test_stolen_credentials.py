@@ -26,15 +26,13 @@ from tests.support.samples import NODE, POD, SAMPLES
 from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 STOLEN, OTHER = NodeName("node-0"), NodeName("node-1")
 USERS = {user.name: user for user in all_users([STOLEN, OTHER])}
 SERVICES = sorted(name for name in USERS if not name.startswith("node-agent"))
 EVENTS = "/api/v1/namespaces/default/events"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def up() -> AsyncIterator[Stack]:
     async with stack("--nodes", "2", "--gpus", "2xT4") as running_stack:
         yield running_stack

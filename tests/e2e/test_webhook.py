@@ -16,10 +16,8 @@ from tests.support.waiting import until
 ROUNDS = 20
 CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def whole() -> AsyncIterator[Stack]:
     flags = ("--nodes", "1", "--gpus", "2xT4", "--kube-scheduler")
     async with stack(*flags, webhook=True) as started:

@@ -14,10 +14,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
 from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.kubeconfig import load_credentials
 from tests.support.simcluster.websocket_exec import websocket_exec
 from tests.support.waiting import until
@@ -156,10 +158,27 @@ class Stack:
         return found
 
     async def clear(self) -> None:
-        """Delete every pod of the default namespace and wait until they are gone."""
-        names = [pod["metadata"]["name"] for pod in await self.pods()]
-        await asyncio.gather(*(self.kube.delete(f"{PODS}/{name}") for name in names))
-        await until(self.pods, lambda pods: not pods)
+        """Delete every pod of every namespace and wait until they are gone."""
+
+        async def delete(pod: dict[str, Any]) -> None:
+            with contextlib.suppress(NotFoundError):
+                await self.kube.delete("/api/v1/namespaces/{namespace}/pods/{name}".format_map(pod))
+
+        async def left() -> list[dict[str, Any]]:
+            pods: list[dict[str, Any]] = json.loads(await self.kube.read("/api/v1/pods"))["items"]
+            return [pod["metadata"] for pod in pods]
+
+        await asyncio.gather(*map(delete, await left()))
+        await until(left, lambda pods: not pods)
+
+    def readiness(self, service: str) -> str:
+        """Return the text of a service's /readyz."""
+        address = json.loads((self.root / "run" / f"{service}.json").read_text())["http"]
+        try:
+            with urlopen(f"http://{address}/readyz") as response:
+                return str(response.read().decode())
+        except OSError as error:
+            return str(error.read().decode()) if hasattr(error, "read") else repr(error)
 
     async def until(
         self, name: str, wanted: Callable[[dict[str, Any]], object], limit_s: float = 60.0

@@ -8,28 +8,16 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-import pytest_asyncio
-
 from services.node_agent.allocate.admission_window import MAX_IN_FLIGHT
-from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
+from tests.support.dialects.checklist import asking
+from tests.support.stack import Stack, running, vgpu
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PODS = 50
 RESTARTS = 2
 UNBOUND = 5
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def whole() -> AsyncIterator[Stack]:
-    """One node with eight GPUs."""
-    async with stack("--nodes", "1", "--gpus", "8xA100-80GB") as started:
-        yield started
 
 
 async def test_every_pod_of_a_burst_runs_while_agents_restart(up: Stack) -> None:
@@ -50,7 +38,7 @@ async def test_few_pods_of_a_burst_fail_when_an_agent_is_killed(up: Stack) -> No
     names = [f"p{n}" for n in range(PODS)]
     async with asyncio.TaskGroup() as tasks:
         for name in names:
-            tasks.create_task(up.create(gpu_pod(name, vgpu(memory=1000))))
+            tasks.create_task(up.create(asking(name, vgpu(memory=1000))))
         tasks.create_task(killed_at(up, before, bound=5))
     phases = await until(
         lambda: phases_of(up), lambda found: found["Running"] + found["Failed"] >= PODS
@@ -85,7 +73,7 @@ async def arrive(up: Stack, names: list[str]) -> None:
     """Create pods, each one when few of those before it are not bound."""
     for name in names:
         await until(up.pods, lambda pods: len(pods) - count_bound(pods) < UNBOUND)
-        await up.create(gpu_pod(name, vgpu(memory=1000)))
+        await up.create(asking(name, vgpu(memory=1000)))
 
 
 async def restarted(up: Stack, part: str) -> None:

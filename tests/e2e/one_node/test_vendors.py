@@ -3,11 +3,10 @@
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from tests.support.dialects.checklist import (
     NODE,
@@ -20,11 +19,10 @@ from tests.support.dialects.checklist import (
     runs,
     uuid,
 )
-from tests.support.stack import KUBECTL, Stack, running, stack
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+from tests.support.stack import KUBECTL, Stack, running
 
 CARD_MIB = 15360
+CARDS = 4
 CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 INDEX = "tencent.com/predicate-gpu-idx-"
 GPU = "nvidia.com/gpu"
@@ -49,13 +47,6 @@ spec:
           nvidia.com/gpucores: 30 # identify 30% GPU core each physical GPU allocates to the pod
           nvidia.com/priority: 0
 """
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def whole() -> AsyncIterator[Stack]:
-    """One node with three T4."""
-    async with stack("--nodes", "1", "--gpus", "3xT4") as started:
-        yield started
 
 
 def vcuda(core: int, memory: int = 0) -> dict[str, int]:
@@ -90,18 +81,18 @@ async def test_the_node_shows_every_dialects_amounts_of_its_cards(up: Stack) -> 
         up,
         NODE,
         {
-            CORE: 300,
-            MEMORY: 3 * CARD_MIB // 256,
-            GPU: 30,
-            "nvidia.com/gpumem": 3 * CARD_MIB,
-            "nvidia.com/gpucores": 300,
-            "volcano.sh/vgpu-number": 30,
+            CORE: 100 * CARDS,
+            MEMORY: CARDS * CARD_MIB // 256,
+            GPU: 10 * CARDS,
+            "nvidia.com/gpumem": CARDS * CARD_MIB,
+            "nvidia.com/gpucores": 100 * CARDS,
+            "volcano.sh/vgpu-number": 10 * CARDS,
         },
     )
 
     register = json.loads(annotation_of(node, "hami.io/node-nvidia-register"))
     assert [(r["id"], r["count"], r["devmem"], r["health"]) for r in register] == [
-        (uuid(index), 10, CARD_MIB, True) for index in range(3)
+        (uuid(index), 10, CARD_MIB, True) for index in range(CARDS)
     ]
 
 
@@ -152,7 +143,7 @@ async def test_gpusharing_4_200_cores_are_two_whole_cards_also_in_the_kubelet(up
 async def test_memory_requested_beside_whole_cards_is_limited_by_the_nodes_allocatable(
     up: Stack,
 ) -> None:
-    blocks = 3 * CARD_MIB // 256
+    blocks = CARDS * CARD_MIB // 256
     await runs(up, asking("large", vcuda(100, blocks - 20)))
 
     reason = await refused(up, asking("further", vcuda(100, 21)))

@@ -1,33 +1,25 @@
-"""Whatever dies in the middle, every pod is bound, and the audit is clean."""
+"""Whatever dies or hangs in the middle, every pod is bound in time, and the audit is clean."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import os
+import signal
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import redis.asyncio
 
 from shared.model.errors import ConflictError, UnavailableError
-from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
+from tests.support.dialects.checklist import delete_all_pods
+from tests.support.stack import Stack, gpu_pod, running, vgpu
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-PODS = 100
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def whole() -> AsyncIterator[Stack]:
-    async with stack("--nodes", "3", "--gpus", "8xA100-80GB", placers=2) as running_stack:
-        yield running_stack
+PODS, WORK = 100, 20
+BOUND_S = 15.0
+"""A pending pod is bound within this time."""
 
 
-@pytest.mark.parametrize(
-    "victim",
-    ["watcher", "placer-0", "binder", "agent-node-0", "nats", "valkey", "simcluster"],
-)
+@pytest.mark.parametrize("victim", ["agent-node-0", "valkey", "simcluster"])
 async def test_a_hundred_pods_are_bound_although_a_service_is_killed(
     up: Stack, victim: str
 ) -> None:
@@ -44,7 +36,7 @@ async def test_a_hundred_pods_are_bound_although_a_service_is_killed(
 
     await all_bound(up, refused_too=victim in {"agent-node-0", "simcluster"})
     await up.audit()
-    await up.clear()
+    await delete_all_pods(up)
     await up.audit()
 
 
@@ -97,7 +89,7 @@ async def test_p6_an_emptied_redis_is_rebuilt_and_nothing_is_over_committed(up: 
 
     await up.until("after", running, limit_s=60)
     await up.audit()
-    await up.clear()
+    await delete_all_pods(up)
     await up.audit()
 
 
@@ -115,7 +107,7 @@ async def test_a_ledger_of_an_older_format_is_rebuilt_while_its_pods_run(up: Sta
         assert int(await client.hget("lh:ledger", "format")) == earlier + 1
         assert await client.hlen("lh:leases") == 6
     await up.audit()
-    await up.clear()
+    await delete_all_pods(up)
     await up.audit()
 
 
@@ -136,5 +128,63 @@ async def test_leases_of_pods_that_a_restored_api_server_does_not_know_end_withi
     await up.create(gpu_pod("after", vgpu(number=8, memory=70000)))
     await up.until("after", running, limit_s=30)
     await up.audit()
-    await up.clear()
+    await delete_all_pods(up)
+    await up.audit()
+
+
+async def work_created(up: Stack, prefix: str) -> None:
+    for number in range(WORK):
+        await up.create(gpu_pod(f"{prefix}-{number}", vgpu(memory=1000)))
+
+
+async def work_is_bound(up: Stack) -> bool:
+    pods = await up.pods()
+    return len(pods) == WORK and all(pod["spec"].get("nodeName") for pod in pods)
+
+
+@pytest.mark.parametrize("victim", ["placer-0", "binder", "nats", "watcher"])
+async def test_pods_are_bound_in_time_although_a_process_dies_with_work(
+    up: Stack, victim: str
+) -> None:
+    before = len(up.names)
+    creating = asyncio.create_task(work_created(up, f"killed-{victim}"))
+    await until(lambda: len(up.names) > before + WORK // 3)
+    up.kill(victim)
+    await creating
+
+    await until(lambda: work_is_bound(up), limit_s=BOUND_S)
+
+    await delete_all_pods(up)
+    await up.audit()
+
+
+async def test_pods_are_bound_in_time_although_one_of_two_placers_hangs(up: Stack) -> None:
+    placer = up.pid("placer-0")
+    os.kill(placer, signal.SIGSTOP)
+    try:
+        await work_created(up, "hung")
+
+        await until(lambda: work_is_bound(up), limit_s=BOUND_S)
+    finally:
+        os.kill(placer, signal.SIGCONT)
+    await delete_all_pods(up)
+    await up.audit()
+
+
+async def test_while_no_placer_runs_the_watcher_says_so_and_pods_are_bound_afterwards(
+    up: Stack,
+) -> None:
+    placers = [up.pid(f"placer-{number}") for number in range(2)]
+    for placer in placers:
+        os.kill(placer, signal.SIGSTOP)
+    try:
+        await work_created(up, "early")
+
+        await until(lambda: "no replica receives pod.queued.v1" in up.readiness("watcher"))
+    finally:
+        for placer in placers:
+            os.kill(placer, signal.SIGCONT)
+    await until(lambda: work_is_bound(up), limit_s=BOUND_S)
+    await until(lambda: up.readiness("watcher") == "ok\n")
+    await delete_all_pods(up)
     await up.audit()

@@ -3,33 +3,24 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
-import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from proto.deviceplugin.api_pb2 import ContainerAllocateResponse
 from shared.model.device import MIB
 from simcluster.gpu_driver.build import compiler
-from tests.support.stack import PODS, Stack, gpu_pod, running, stack, vgpu
+from tests.support.stack import PODS, Stack, gpu_pod, running, vgpu
 from tests.support.waiting import until
 
 CONTEXT_MIB = 256
 """What a program takes of a simulated GPU beside its allocations."""
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-ROUNDS = 10
+ROUNDS = 5
 """How often thirty pods are admitted at once on one node."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def whole() -> AsyncIterator[Stack]:
-    async with stack("--nodes", "1", "--gpus", "4xT4") as running_stack:
-        yield running_stack
 
 
 async def environments(up: Stack) -> dict[str, dict[str, str]]:

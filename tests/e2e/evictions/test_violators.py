@@ -1,0 +1,55 @@
+"""A container raises its own limit: the limit is restored and the pod is evicted."""
+
+import json
+import struct
+from pathlib import Path
+
+from services.node_agent.isolation.region import Region
+from services.node_agent.isolation.region_layouts import V1_2
+from services.node_agent.isolation.region_reader import read_region
+from shared.kubernetes.errors import NotFoundError
+from tests.support.stack import PODS, Stack, gpu_pod, running, vgpu
+from tests.support.waiting import until
+
+MIB = 1 << 20
+
+
+def limit_of(region: Path) -> int:
+    found = read_region(region)
+    assert isinstance(found, Region)
+    return found.memory_limits[0]
+
+
+async def until_deleted(up: Stack, name: str) -> None:
+    async def is_deleted() -> bool:
+        try:
+            await up.kube.read(f"{PODS}/{name}")
+        except NotFoundError:
+            return True
+        return False
+
+    await until(is_deleted)
+
+
+async def test_a_pod_that_raises_its_own_limit_is_evicted_and_its_neighbour_stays(
+    up: Stack,
+) -> None:
+    for name in ("good", "bad"):
+        await up.create(gpu_pod(name, vgpu(memory=2000)))
+    pods = {name: await up.until(name, running) for name in ("good", "bad")}
+    uid = pods["bad"]["metadata"]["uid"]
+    (region,) = up.root.glob(f"agents/*/containers/{uid}_*/*.cache")
+    with region.open("r+b") as file:
+        file.seek(V1_2.memory_limits)
+        file.write(struct.pack("<Q", 16_000 * MIB))
+    await until(lambda: limit_of(region) == 2000 * MIB, limit_s=30)
+    await until_deleted(up, "bad")
+    events = json.loads(await up.kube.read("/api/v1/namespaces/default/events"))["items"]
+    journal = (await up.leasehold("preemptions")).out
+    good = json.loads(await up.kube.read(f"{PODS}/good"))
+
+    reasons = {one["reason"] for one in events if one["involvedObject"]["uid"] == uid}
+    assert {"GpuLimitTampered", "GPUViolationEvict"} <= reasons
+    assert "default/bad" in journal
+    assert "violation" in journal
+    assert "deletionTimestamp" not in good["metadata"]
