@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 
@@ -15,17 +14,6 @@ from tests.model.runs import Run, model_on_server, run_seeds
 
 CHUNK = 100
 """Runs of a process on one server."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The command line."""
-
-    runs: int
-    seed: int
-    steps: int
-    processes: int
-    shorten_s: float
 
 
 def main() -> None:
@@ -42,14 +30,13 @@ def main() -> None:
     parser.add_argument(
         "--mutations", nargs="*", metavar="NAME", help="take checks out: each must be found"
     )
-    found = parser.parse_args()
-    options = Options(found.runs, found.seed, found.steps, found.processes, found.shorten)
-    if found.mutations is None:
+    options = parser.parse_args()
+    if options.mutations is None:
         sys.exit(find_violations(options))
-    find_mutations(found.mutations or MUTATIONS, options)
+    find_mutations(options.mutations or MUTATIONS, options)
 
 
-def find_violations(options: Options) -> bool:
+def find_violations(options: argparse.Namespace) -> bool:
     """Run the model; print each violation with its story, and what happened in all runs."""
     began, figures, violations = time.monotonic(), Counter[str](), 0
     for chunk in _chunks(options):
@@ -66,10 +53,10 @@ def find_violations(options: Options) -> bool:
     return violations > 0
 
 
-def _chunks(options: Options) -> Iterator[list[tuple[int, Run]]]:
+def _chunks(options: argparse.Namespace) -> Iterator[list[tuple[int, Run]]]:
     """Yield the runs of each chunk, with their seeds, as they end."""
     end = options.seed + options.runs
-    work = partial(run_seeds, steps=options.steps, shorten_s=options.shorten_s)
+    work = partial(run_seeds, steps=options.steps, shorten_s=options.shorten)
     chunks = [range(first, min(first + CHUNK, end)) for first in range(options.seed, end, CHUNK)]
     if options.processes == 1:
         yield from map(work, chunks)
@@ -79,7 +66,7 @@ def _chunks(options: Options) -> Iterator[list[tuple[int, Run]]]:
             yield done.result()
 
 
-def find_mutations(names: Iterable[str], options: Options) -> None:
+def find_mutations(names: Iterable[str], options: argparse.Namespace) -> None:
     """Print after how many runs each mutation was found, and by which invariant."""
     for name in names:
         began, found, number = time.monotonic(), "NOT FOUND", 0

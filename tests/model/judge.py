@@ -18,7 +18,7 @@ from tests.model.claims import Claim
 from tests.model.kubelet import KubeletRecord, limit_mib
 from tests.model.mig import LAYOUTS, SLICE_MIB, parse_instance
 from tests.model.node import Node
-from tests.model.world import DEVICE_MIB, SLOTS, World
+from tests.model.world import DEVICE_MIB, SLOTS, Watches, World
 from tests.proof import liveness, safety
 from tests.proof.history import History, Outstanding, Violation
 from tests.proof.ledger import checkpoint_grants, copied, decode
@@ -46,7 +46,7 @@ HIGHEST = 2.0**43
 Running = list[tuple[Node, KubeletRecord]]
 
 
-class Judge:
+class Judge(Watches):
     """Looks at a world after each step."""
 
     def __init__(self, world: World) -> None:

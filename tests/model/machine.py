@@ -39,11 +39,7 @@ class Machine:
         """Adds a line to the story of the run."""
         self.figures: Counter[str] = Counter()
         self.world = World(server, folder, tell)
-        self.judge = Judge(self.world)
-        self.world.check_given = self.judge.check_given
-        self.world.check_destroyed = self.judge.check_destroyed
-        self.world.check_gangs = self.judge.check_gangs
-        self.world.note_handled = self.judge.note_handled
+        self.judge = self.world.watches = Judge(self.world)
 
     def count(self, what: str) -> None:
         self.figures[what] += 1

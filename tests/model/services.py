@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from services.binder.agent_client import NodeAgentClient
 from services.binder.claim_client import ClaimClient
@@ -34,28 +34,18 @@ from tests.model.virtual_time import LedgerTime, VirtualLoop
 from tests.support.build import dice
 from tests.support.placer.placers import FakePlacerMetrics
 
+if TYPE_CHECKING:
+    from tests.model.world import World
+
 TTL_S = 30.0
 """How long a reservation waits for its binder."""
 Handler = Callable[[Sequence[Any]], Awaitable[Sequence[Event] | None]]
-Publish = Callable[[Sequence[Event]], None]
-
-
-class Observer(Protocol):
-    """What the services report to the model."""
-
-    def publish(self, events: Sequence[Event]) -> None:
-        """Put events into the bag."""
-        ...
-
-    def fail(self, what: str) -> None:
-        """Note what must not happen."""
-        ...
 
 
 class Service:
     """One replica: its link, its clock, its tasks."""
 
-    def __init__(self, name: str, server: RedisServer, loop: VirtualLoop, world: Observer) -> None:
+    def __init__(self, name: str, server: RedisServer, loop: VirtualLoop, world: "World") -> None:
         self.name = name
         self.server = server
         self.loop = loop
@@ -95,16 +85,11 @@ class BinderReplica(Service):
         name: str,
         server: RedisServer,
         loop: VirtualLoop,
-        world: Observer,
-        *,
-        pods: object,
-        claims: Any,
-        agents: object,
+        world: "World",
     ) -> None:
         super().__init__(name, server, loop, world)
-        self.pods = cast(PodClient, pods)
-        self.claims = ClaimClient(claims, self.clock)
-        self.agents = cast(NodeAgentClient, agents)
+        api: Any = world.claims
+        self.claims = ClaimClient(api, self.clock)
         self.start()
 
     def start(self) -> None:
@@ -113,9 +98,9 @@ class BinderReplica(Service):
         self.binder: Binder = build_binder(
             BinderPorts(
                 ledger=RedisLeases(self.connection),
-                pods=self.pods,
+                pods=cast(PodClient, self.world.api),
                 claims=self.claims,
-                agents=self.agents,
+                agents=cast(NodeAgentClient, self.world),
                 publish=self._publish,
                 clock=self.clock,
                 host_clock=self.clock,
@@ -124,10 +109,12 @@ class BinderReplica(Service):
         )
         self.running: dict[str, asyncio.Task[Any]] = {}
         self.rounds: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
-            "expire": self._expire,
-            "offer": self._offer,
-            "end vanished": self._end_vanished,
-            "end unwritten": self._end_unwritten,
+            "expire": lambda: self._publish_of(self.binder.sync.sweeper.expire()),
+            "offer": lambda: self._publish_of(self.binder.sync.sweeper.offer()),
+            "end vanished": lambda: self._publish_of(self.binder.sync.updater.end_confirmed()),
+            "end unwritten": lambda: self._publish_of(
+                self.binder.binding.claim_leaser.end_unwritten()
+            ),
             "cordon": self.binder.binding.cordons.step,
             "rebuild": self._rebuild,
             "resizes": self.binder.resizer.finish,
@@ -161,29 +148,19 @@ class BinderReplica(Service):
     async def _publish(self, events: Sequence[Event]) -> None:
         self.world.publish(events)
 
-    async def _expire(self) -> None:
-        self.world.publish(await self.binder.sync.sweeper.expire())
-
-    async def _offer(self) -> None:
-        self.world.publish(await self.binder.sync.sweeper.offer())
-
-    async def _end_vanished(self) -> None:
-        self.world.publish(await self.binder.sync.updater.end_confirmed())
-
-    async def _end_unwritten(self) -> None:
-        self.world.publish(await self.binder.binding.claim_leaser.end_unwritten())
+    async def _publish_of(self, work: Awaitable[Sequence[Event]]) -> None:
+        self.world.publish(await work)
 
     async def _rebuild(self) -> None:
-        self.world.publish(await self.binder.sync.records.step())
-        events = await self.binder.sync.rebuild.step()
-        self.world.publish(events)
+        await self._publish_of(self.binder.sync.records.step())
+        await self._publish_of(self.binder.sync.rebuild.step())
 
 
 class PlacerReplica(Service):
     """A placer that reads the ledger's feed when the model says so."""
 
     def __init__(
-        self, name: str, server: RedisServer, loop: VirtualLoop, world: Observer, *, seed: int
+        self, name: str, server: RedisServer, loop: VirtualLoop, world: "World", *, seed: int
     ) -> None:
         super().__init__(name, server, loop, world)
         self.seed = seed

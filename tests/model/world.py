@@ -70,6 +70,15 @@ class Message:
         return f"{type(event).__name__}({about})"
 
 
+class Watches:
+    """What a judge does when something happens; by default nothing."""
+
+    def check_given(self, node: NodeName, record: KubeletRecord) -> None: ...
+    def check_destroyed(self, node: NodeName, uuid: str) -> None: ...
+    def check_gangs(self) -> None: ...
+    def note_handled(self, event: Event) -> None: ...
+
+
 class World:
     """All actors; nothing in it moves by itself."""
 
@@ -90,18 +99,7 @@ class World:
         self.watcher_clock = ActorClock(self.loop)
         self.claims = Claims(self.publish)
         self.api = ApiServer(self.publish, self.watcher_clock, self.claims)
-        self.binders = [
-            BinderReplica(
-                f"binder {n}",
-                server,
-                self.loop,
-                self,
-                pods=self.api,
-                claims=self.claims,
-                agents=self,
-            )
-            for n in range(2)
-        ]
+        self.binders = [BinderReplica(f"binder {n}", server, self.loop, self) for n in range(2)]
         self.placers = [
             PlacerReplica(f"placer {n}", server, self.loop, self, seed=n) for n in range(2)
         ]
@@ -125,10 +123,7 @@ class World:
             for index, name in enumerate(NODES)
         }
         self.scheduler = KubeScheduler(self.claims, self.api, self.nodes, self.lease_claim)
-        self.check_given: Callable[[NodeName, KubeletRecord], None] = lambda _, __: None
-        self.check_destroyed: Callable[[NodeName, str], None] = lambda _, __: None
-        self.check_gangs: Callable[[], None] = lambda: None
-        self.note_handled: Callable[[Event], None] = lambda _: None
+        self.watches: Watches = Watches()
         self.rounds = 0
         self.locks: dict[tuple[Service, type], asyncio.Lock] = {}
         self._begin()
@@ -232,9 +227,9 @@ class World:
         except Exception as error:  # noqa: BLE001 - a bug of the product, which the model reports
             self.fail(f"{service.name} raises {error!r} on {message}")
         else:
-            self.note_handled(message.event)
+            self.watches.note_handled(message.event)
             if isinstance(message.event, PodQueued):
-                self.check_gangs()
+                self.watches.check_gangs()
             self.publish(events or ())
 
     def flow(self) -> None:
@@ -318,11 +313,11 @@ class World:
         what = f"{limit_mib(record)} MiB of {record.visible}"
         self.note(f"agent {node} gives {record.pod.uid} {what}")
         self.given.add((record.pod.uid, node))
-        self.check_given(node, record)
+        self.watches.check_given(node, record)
 
     def on_destroy(self, node: NodeName, uuid: str) -> None:
         self.note(f"partitioner {node} destroys {uuid}")
-        self.check_destroyed(node, uuid)
+        self.watches.check_destroyed(node, uuid)
 
     # What is requested of binders
 

@@ -111,6 +111,28 @@ def _agents(names: Iterable[str]) -> Peers:
     return tuple(home | peer for peer in _pods(names))
 
 
+def table() -> str:
+    """Return a table of the connections that the policies allow."""
+    rows = ["| pods | ports | from |", "|---|---|---|"]
+    for policy in policies():
+        selector = policy["spec"]["podSelector"].get("matchLabels", {})
+        for rule in policy["spec"]["ingress"]:
+            ports = ", ".join(str(each["port"]) for each in rule["ports"])
+            peers = "; ".join(map(_shown, rule.get("from", ()))) or "any address"
+            rows.append(f"| {selector.get(NAME, 'all of ours')} | {ports} | {peers} |")
+    return "\n".join(dict.fromkeys(rows))
+
+
+def _shown(peer: Json) -> str:
+    labels = peer.get("namespaceSelector", {}).get("matchLabels", {})
+    names = [
+        ", ".join(each["values"])
+        for each in peer.get("podSelector", {}).get("matchExpressions", ())
+    ]
+    where = [f"namespaces with `{key}={value}`" for key, value in labels.items()]
+    return " in ".join([*names, *where]) or "any pod"
+
+
 def manifest() -> str:
     """Return the policies as the manifest of `k8s/base`."""
     head = "# Generated from the topology: python -m tools.generate\n"

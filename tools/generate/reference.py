@@ -20,6 +20,7 @@ from shared.placing.pod_fields import FIELDS, Effect
 from shared.placing.refusal.refusals import HINTS
 from shared.runtime.settings import LedgerSettings, ServiceSettings
 from simcluster.node_agent.agent import SimulatedAgentSettings
+from tools.generate import network_policies
 from tools.generate.compatibility import resources_table, words_table
 from tools.generate.component_tries import table as tries_table
 from tools.generate.pages import DOCS, ROOT, filled
@@ -52,6 +53,7 @@ def pieces() -> dict[str, str]:
         "privileges": privileges(),
         "rights": rights(),
         "tries": tries_table(),
+        "connections": network_policies.table(),
         "nats users": nats_users(),
         "redis users": redis_users(),
     }

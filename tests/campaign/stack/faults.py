@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from shared.model.names import NodeName
 from simcluster.node_agent.gpus import uuid_of
 from tests.campaign.hostile import NAMESPACE as HOSTILE_NAMESPACE
 from tests.campaign.hostile import hostile_pods
-from tests.campaign.schedule import NODES, SERVERS_OF, SERVICES, Fault
+from tests.campaign.schedule import FAULTS, NODES, SERVERS_OF, SERVICES, Fault
 from tests.campaign.stack.cluster import CampaignCluster
 from tests.campaign.stack.impersonation import impersonate
 
@@ -33,6 +34,9 @@ NAMESPACE = "default"
 HOSTILE_PODS = f"/api/v1/namespaces/{HOSTILE_NAMESPACE}/pods"
 REFUSALS = frozenset({"redis-full", "redis-readonly", "redis-misconf", "redis-busy"})
 """States of Redis in which it refuses writes, or all calls, and which end when it is killed."""
+
+
+_Handler = Callable[["FaultInjector", Fault], Awaitable[None]]
 
 
 class FaultInjector:
@@ -84,18 +88,6 @@ class FaultInjector:
         if fault.target == "valkey":
             self._redis_killed_at = time.time()
 
-    async def _pause(self, fault: Fault) -> None:
-        self.cluster.send_signal(fault.target, signal.SIGSTOP)
-
-    async def _continue(self, fault: Fault) -> None:
-        self.cluster.send_signal(fault.target, signal.SIGCONT)
-
-    async def _cut(self, fault: Fault) -> None:
-        self.cluster.link(*fault.target.split(":")).cut()
-
-    async def _heal(self, fault: Fault) -> None:
-        self.cluster.link(*fault.target.split(":")).heal()
-
     async def _shift_clock(self, fault: Fault) -> None:
         """Shift a part's clock, and change each node, so that a time of that clock is stored."""
         self.cluster.clocks.shift(fault.target, float(fault.detail))
@@ -107,9 +99,6 @@ class FaultInjector:
 
     # Redis
 
-    async def _flush(self, _fault: Fault) -> None:
-        await self._redis("FLUSHALL")
-
     async def _roll_back(self, _fault: Fault) -> None:
         """Swap the file below the running server, and kill it: it starts with the older one."""
         if self._older is None:
@@ -119,19 +108,6 @@ class FaultInjector:
         self._older.rename(store / "appendonlydir")
         self._older = None
         await self._kill(Fault(kind="kill", target="valkey", at_s=0.0))
-
-    async def _fill(self, _fault: Fault) -> None:
-        await self._redis("CONFIG", "SET", "maxmemory", TINY)
-
-    async def _empty(self, _fault: Fault) -> None:
-        await self._redis("CONFIG", "SET", "maxmemory", "0")
-
-    async def _become_replica(self, _fault: Fault) -> None:
-        """Follow a server that does not exist: writes are refused, reads go on."""
-        await self._redis("REPLICAOF", "127.0.0.1", "1")
-
-    async def _become_primary(self, _fault: Fault) -> None:
-        await self._redis("REPLICAOF", "NO", "ONE")
 
     async def _fail_snapshot(self, _fault: Fault) -> None:
         """A snapshot that cannot be written stops writes with MISCONF."""
@@ -176,9 +152,8 @@ class FaultInjector:
         for proxy in self.cluster.api.values():
             proxy.fault, proxy.delay_s = fault.kind, float(fault.detail or 0.0)
 
-    async def _mend_api(self, _fault: Fault) -> None:
-        for proxy in self.cluster.api.values():
-            proxy.fault = ""
+    async def _mend_api(self, fault: Fault) -> None:
+        await self._spoil_api(replace(fault, kind="", detail=""))
 
     async def _delete_node(self, fault: Fault) -> None:
         await self._until_done(lambda: self.cluster.kube.delete(f"/api/v1/nodes/{fault.target}"))
@@ -216,12 +191,6 @@ class FaultInjector:
         for binder in ("binder", "scheduler"):
             self.cluster.send_signal(binder, signal.SIGKILL)
 
-    async def _cordon(self, fault: Fault) -> None:
-        await self._patch_node(fault.target, {"spec": {"unschedulable": True}})
-
-    async def _uncordon(self, fault: Fault) -> None:
-        await self._patch_node(fault.target, {"spec": {"unschedulable": None}})
-
     async def _patch_node(self, node: str, patch: Mapping[str, object]) -> None:
         path = f"/api/v1/nodes/{node}"
         await self._until_done(lambda: self.cluster.kube.patch_merge(path, patch))
@@ -239,12 +208,6 @@ class FaultInjector:
         other = NODES[(NODES.index(node) + 1) % len(NODES)]
         uuid = uuid_of(NodeName(other), int(index))
         self._write_device_faults(node, {index: uuid})
-
-    async def _create_quota(self, _fault: Fault) -> None:
-        await self._create_object("gpuquotas", "GPUQuota", {"maxMilliGPU": 1500})
-
-    async def _create_budget(self, _fault: Fault) -> None:
-        await self._create_object("gpubudgets", "GPUBudget", {"limitGPUMinutes": 1})
 
     async def _create_hostile_pods(self, fault: Fault) -> None:
         """Create pods that harm others if a field of a pod can."""
@@ -264,9 +227,10 @@ class FaultInjector:
     async def _stop_impersonating(self, fault: Fault) -> None:
         await end(self._others.pop(fault))
 
-    async def _create_object(self, plural: str, kind: str, spec: Mapping[str, int]) -> None:
+    async def _create_object(self, kind: str, spec: Mapping[str, int]) -> None:
         text = {"apiVersion": API, "kind": kind, "metadata": {"name": NAMESPACE}, "spec": spec}
-        await self._until_done(lambda: self.cluster.kube.create(f"/apis/{API}/{plural}", text))
+        path = f"/apis/{API}/{kind.lower()}s"
+        await self._until_done(lambda: self.cluster.kube.create(path, text))
 
     async def _delete_object(self, fault: Fault) -> None:
         path = f"/apis/{API}/gpu{fault.kind}s/{NAMESPACE}"
@@ -287,44 +251,67 @@ class FaultInjector:
                 return
             await asyncio.sleep(RETRY_S)
 
-    _Handler = Callable[["FaultInjector", Fault], Awaitable[None]]
-    _API = ("slow", "409", "410", "429", "500", "after-write")
+    @staticmethod
+    def _signal(number: signal.Signals) -> "_Handler":
+        async def send(self: "FaultInjector", fault: Fault) -> None:
+            self.cluster.send_signal(fault.target, number)
+
+        return send
+
+    @staticmethod
+    def _link(verb: str) -> "_Handler":
+        async def change(self: "FaultInjector", fault: Fault) -> None:
+            getattr(self.cluster.link(*fault.target.split(":")), verb)()
+
+        return change
+
+    @staticmethod
+    def _in_redis(*command: str) -> "_Handler":
+        return lambda self, _: self._redis(*command)
+
+    @staticmethod
+    def _cordoned(value: bool | None) -> "_Handler":
+        return lambda self, fault: self._patch_node(
+            fault.target, {"spec": {"unschedulable": value}}
+        )
+
+    _API = tuple(kind for kind in FAULTS if kind.startswith("api-"))
     _BEGIN: Mapping[str, _Handler] = {
         "kill": _kill,
-        "pause": _pause,
-        "cut": _cut,
+        "pause": _signal(signal.SIGSTOP),
+        "cut": _link("cut"),
         "clock": _shift_clock,
-        "redis-flush": _flush,
+        "redis-flush": _in_redis("FLUSHALL"),
         "redis-rollback": _roll_back,
-        "redis-full": _fill,
-        "redis-readonly": _become_replica,
+        "redis-full": _in_redis("CONFIG", "SET", "maxmemory", TINY),
+        "redis-readonly": _in_redis("REPLICAOF", "127.0.0.1", "1"),  # which does not exist
         "redis-misconf": _fail_snapshot,
         "redis-busy": _keep_busy,
-        **dict.fromkeys((f"api-{each}" for each in _API), _spoil_api),
+        **dict.fromkeys(_API, _spoil_api),
         "node-gone": _delete_node,
-        "cordon": _cordon,
+        "cordon": _cordoned(value=True),
         "device": _break_device,
         "kubelet-restart": _restart_kubelet,
         "kubelet-cut": _cut_kubelet,
         "plugin-link": _spoil_plugins,
         "node-gone-unseen": _delete_node_unseen,
         "device-twice": _double_device,
-        "quota": _create_quota,
-        "budget": _create_budget,
+        "quota": lambda self, _: self._create_object("GPUQuota", {"maxMilliGPU": 1500}),
+        "budget": lambda self, _: self._create_object("GPUBudget", {"limitGPUMinutes": 1}),
         "tenant": _create_hostile_pods,
         "agent": _impersonate_agent,
     }
     _END: Mapping[str, _Handler] = {
-        "pause": _continue,
-        "cut": _heal,
+        "pause": _signal(signal.SIGCONT),
+        "cut": _link("heal"),
         "clock": _reset_clock,
-        "redis-full": _empty,
-        "redis-readonly": _become_primary,
+        "redis-full": _in_redis("CONFIG", "SET", "maxmemory", "0"),
+        "redis-readonly": _in_redis("REPLICAOF", "NO", "ONE"),
         "redis-misconf": _forget_snapshot,
         "redis-busy": _stop_spinning,
-        **dict.fromkeys((f"api-{each}" for each in _API), _mend_api),
+        **dict.fromkeys(_API, _mend_api),
         "node-gone": _restart_kubelet,
-        "cordon": _uncordon,
+        "cordon": _cordoned(value=None),
         "device": _mend_device,
         "kubelet-cut": _heal_kubelet,
         "plugin-link": _mend_plugins,
