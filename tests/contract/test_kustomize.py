@@ -1,12 +1,9 @@
 """The manifests for a cluster, as kubectl builds them: rights, privileges, roll-outs, deletion."""
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from tests.support.packaging import (
@@ -16,10 +13,10 @@ from tests.support.packaging import (
     WORKLOADS,
     Json,
     built,
-    kustomize,
+    kustomize_overlay,
     needs_kubectl,
     objects,
-    with_component,
+    part,
 )
 from tools.generate import security
 from tools.generate.manifests import WEBHOOK
@@ -38,7 +35,7 @@ WRITTEN = [
 
 
 def kinds(directory: str, *wanted: str) -> list[Json]:
-    return [found for found in built(K8S / directory) if found["kind"] in wanted]
+    return [found for found in built(directory) if found["kind"] in wanted]
 
 
 def pods(directory: str) -> list[Json]:
@@ -128,7 +125,7 @@ RESTRICTED_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "project
 def test_all_pods_but_the_agents_comply_with_the_restricted_profile(directory: str) -> None:
     """By the controls of https://kubernetes.io/docs/concepts/security/pod-security-standards."""
     found = {it["metadata"]["name"]: it for it in kinds(directory, *WORKLOADS)}
-    labels = {it["metadata"]["name"]: it["metadata"]["labels"] for it in built(K8S / "persistent")}
+    labels = {it["metadata"]["name"]: it["metadata"]["labels"] for it in built("persistent")}
     assert found.pop("node-agent")["metadata"]["namespace"] == AGENTS_NAMESPACE
     assert labels[AGENTS_NAMESPACE]["pod-security.kubernetes.io/enforce"] == "privileged"
     assert labels[SYSTEM_NAMESPACE]["pod-security.kubernetes.io/enforce"] == "restricted"
@@ -169,15 +166,13 @@ SETTINGS_READERS = {
 }
 
 
-def test_a_change_of_settings_replaces_the_pods_that_have_them(tmp_path: Path) -> None:
+def test_a_change_of_settings_replaces_the_pods_that_have_them() -> None:
     patch = {
         "target": {"kind": "ConfigMap", "name": "leasehold-settings"},
         "patch": "- {op: replace, path: /data/LEASEHOLD_LOG_LEVEL, value: debug}",
     }
-    parts = {"resources": [os.path.relpath(K8S / "base", tmp_path)], "patches": [patch]}
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(parts))
 
-    before, after = (objects(kustomize(it)) for it in (K8S / "base", tmp_path))
+    before, after = (objects(kustomize_overlay("base", patches=it)) for it in ([], [patch]))
 
     replaced = {
         (it["kind"], it["metadata"]["name"])
@@ -196,7 +191,7 @@ def named_by(roles: list[Json]) -> Iterator[str]:
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_roles_name_their_objects_as_written(name: str) -> None:
     """Kustomize also replaces names of generated ConfigMaps in rules, whatever kind they name."""
-    assert {*named_by(built(K8S / "overlays" / name))} <= {*named_by(WRITTEN)}
+    assert {*named_by(built(f"overlays/{name}"))} <= {*named_by(WRITTEN)}
 
 
 # Deletion
@@ -205,14 +200,9 @@ WITH_USERS_OBJECTS = {"CustomResourceDefinition", "Namespace", "PersistentVolume
 """Kinds of objects whose deletion deletes objects or data of users."""
 
 
-@pytest.mark.parametrize("part", [*OVERLAYS, *COMPONENTS])
-def test_deleting_an_overlay_or_component_deletes_no_objects_of_users(
-    part: str, tmp_path: Path
-) -> None:
-    is_overlay = part in OVERLAYS
-    found = built(K8S / "overlays" / part) if is_overlay else with_component(part, tmp_path)
-
-    assert WITH_USERS_OBJECTS.isdisjoint(it["kind"] for it in found)
+@pytest.mark.parametrize("name", [*OVERLAYS, *COMPONENTS])
+def test_deleting_an_overlay_or_component_deletes_no_objects_of_users(name: str) -> None:
+    assert WITH_USERS_OBJECTS.isdisjoint(it["kind"] for it in part(name))
 
 
 def test_the_volume_of_redis_outlives_its_stateful_set_and_nats_has_none() -> None:
@@ -226,7 +216,7 @@ def test_the_volume_of_redis_outlives_its_stateful_set_and_nats_has_none() -> No
 
 
 def test_what_is_kept_has_a_directory_of_its_own_that_is_installed_first() -> None:
-    kept = {(it["kind"], it["metadata"]["name"]) for it in built(K8S / "persistent")}
+    kept = {(it["kind"], it["metadata"]["name"]) for it in built("persistent")}
     install = (K8S.parent / "docs" / "install.md").read_text()
 
     assert kept == {

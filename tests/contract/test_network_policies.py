@@ -1,12 +1,11 @@
 """Which pods reach which ports of ours, by the policies that kubectl builds of the manifests."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from services.topology import SERVICES
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from tests.contract.test_pods_start import ours
-from tests.support.packaging import K8S, WORKLOADS, Json, built, needs_kubectl, with_component
+from tests.support.packaging import WORKLOADS, Json, built, needs_kubectl, part
 from tests.support.simcluster.installed import namespace_of
 from tools.generate.network_policies import (
     METRICS,
@@ -86,7 +85,7 @@ def reached(found: list[Json], pod: Labels | None, namespace: Labels) -> set[tup
 
 
 def test_a_tenants_pod_reaches_only_what_is_for_all_pods() -> None:
-    found = built(K8S / "overlays" / "ha")
+    found = built("overlays/ha")
     tenants, claims = {"app": "train"}, {PART_OF: "leasehold", "app.kubernetes.io/name": "binder"}
 
     for pod, namespaces in ((tenants, (TENANT, SYSTEM, AGENTS)), (claims, (TENANT, AGENTS))):
@@ -96,7 +95,7 @@ def test_a_tenants_pod_reaches_only_what_is_for_all_pods() -> None:
 
 
 def test_each_service_reaches_nats_and_only_those_with_a_user_reach_redis() -> None:
-    found = built(K8S / "overlays" / "ha")
+    found = built("overlays/ha")
     labels = {name: it["metadata"]["labels"] for name, it in workloads(found).items()}
     with_redis = {
         container["name"] for pod, container in ours(found) if "'redis-" in str(pod["volumes"])
@@ -112,19 +111,17 @@ def test_each_service_reaches_nats_and_only_those_with_a_user_reach_redis() -> N
         assert ports == FOR_ALL_PODS | NATS | (REDIS if name in with_redis else set()), name
 
 
-def test_prometheus_needs_a_label_and_keda_reaches_only_watchers(tmp_path: Path) -> None:
-    found, keda = with_component("kube-scheduler", tmp_path), tmp_path / "keda"
-    keda.mkdir()
+def test_prometheus_needs_a_label_and_keda_reaches_only_watchers() -> None:
+    found, with_keda = part("kube-scheduler"), part("keda")
 
     metrics = {(service.name, "http") for service in SERVICES}
     metrics |= {("api", "old-metrics"), ("node-agent", "usage")}
     assert reached(found, {}, {METRICS: "true"}) - FOR_ALL_PODS == metrics
-    with_keda = with_component("keda", keda)
     assert reached(with_keda, {}, {NAMESPACE_NAME: "keda"}) - FOR_ALL_PODS == {("watcher", "http")}
 
 
-def test_only_its_kube_scheduler_reaches_the_extender(tmp_path: Path) -> None:
-    found = with_component("kube-scheduler", tmp_path)
+def test_only_its_kube_scheduler_reaches_the_extender() -> None:
+    found = part("kube-scheduler")
 
     def reaches(name: str) -> bool:
         labels = {"app.kubernetes.io/name": name, PART_OF: "leasehold"}
@@ -136,7 +133,7 @@ def test_only_its_kube_scheduler_reaches_the_extender(tmp_path: Path) -> None:
 def test_the_servers_open_no_connections_of_their_own() -> None:
     policies = {
         it["metadata"]["name"]: it["spec"]
-        for it in built(K8S / "base")
+        for it in built("base")
         if it["kind"] == "NetworkPolicy" and "Egress" in it["spec"]["policyTypes"]
     }
 

@@ -24,10 +24,13 @@ from tests.support.packaging import (
     WORKLOADS,
     Json,
     built,
+    kustomize,
+    kustomize_overlay,
     needs_kubectl,
+    objects,
     one,
-    with_component,
-    with_components,
+    part,
+    without_hashes,
 )
 from tests.support.simcluster.installed import namespace_of
 from tools.generate import manifests
@@ -43,7 +46,7 @@ pytestmark = needs_kubectl
 
 
 def overlay(name: str) -> list[Json]:
-    return built(K8S / "overlays" / name)
+    return part(name)
 
 
 def key(it: Json) -> tuple[str, str]:
@@ -57,7 +60,7 @@ def container(workload: Json) -> Json:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_an_overlay_builds_in_two_namespaces_with_every_object_of_the_base(name: str) -> None:
-    base, found = built(K8S / "base"), overlay(name)
+    base, found = built("base"), overlay(name)
 
     known = {key(it) for it in found}
     assert {key(it) for it in base} <= known
@@ -161,18 +164,16 @@ def test_an_overlay_itself_may_list_a_component_that_changes_its_deployments(
     with (tmp_path / "k8s" / "overlays" / overlay / "kustomization.yaml").open("a") as file:
         file.write(f"components: [../../components/{name}]\n")
 
-    found = {key(it) for it in built(tmp_path / "k8s" / "overlays" / overlay)}
+    found = {key(it) for it in objects(kustomize(tmp_path / "k8s" / "overlays" / overlay))}
 
     assert (("Deployment", "placer") in found) == (name == "keda")
 
 
 @pytest.mark.parametrize("over", ["base", "overlays/ha"])
-def test_the_combined_scheduler_has_logins_and_permissions_of_all_its_services(
-    tmp_path: Path, over: str
-) -> None:
-    found = with_components(["combined-scheduler", "dra"], tmp_path, over=over)
+def test_the_combined_scheduler_has_logins_and_permissions_of_all_its_services(over: str) -> None:
+    found = built(over, "combined-scheduler", "dra")
     scheduler = one(found, "Deployment", "binder")
-    before = one(built(K8S / over), "Deployment", "binder")
+    before = one(built(over), "Deployment", "binder")
 
     names = {
         it["metadata"]["name"] for it in found if it["kind"] not in {"ServiceAccount", "Secret"}
@@ -206,20 +207,18 @@ def test_the_combined_scheduler_has_logins_and_permissions_of_all_its_services(
 
 @pytest.mark.parametrize("over", ["base", "overlays/ha"])
 @pytest.mark.parametrize("first", ["keda", "combined-scheduler"])
-def test_keda_and_the_combined_scheduler_exclude_each_other(
-    tmp_path: Path, over: str, first: str
-) -> None:
+def test_keda_and_the_combined_scheduler_exclude_each_other(over: str, first: str) -> None:
     names = sorted(["keda", "combined-scheduler"], key=lambda name: name != first)
 
     with pytest.raises(subprocess.CalledProcessError) as failed:
-        with_components(names, tmp_path, over=over)
+        built(over, *names)
 
     assert "placer" in failed.value.stderr or "scaleTargetRef" in failed.value.stderr
 
 
-def test_the_mig_component_gives_only_the_partitioner_capabilities(tmp_path: Path) -> None:
-    found = with_component("mig", tmp_path)
-    before = {o["metadata"]["name"]: o for o in built(K8S / "base") if o["kind"] in WORKLOADS}
+def test_the_mig_component_gives_only_the_partitioner_capabilities() -> None:
+    found = part("mig")
+    before = {o["metadata"]["name"]: o for o in built("base") if o["kind"] in WORKLOADS}
 
     for workload in (o for o in found if o["kind"] in WORKLOADS):
         if workload["metadata"]["name"] != "node-agent":
@@ -240,8 +239,8 @@ def test_the_mig_component_gives_only_the_partitioner_capabilities(tmp_path: Pat
     assert agent_values["LEASEHOLD_PARTITION_SOCKET"].startswith(shared["mountPath"])
 
 
-def test_the_cdi_component_lets_the_agent_write_there_and_see_the_driver(tmp_path: Path) -> None:
-    agent = one(with_component("cdi", tmp_path), "DaemonSet", "node-agent")
+def test_the_cdi_component_lets_the_agent_write_there_and_see_the_driver() -> None:
+    agent = one(part("cdi"), "DaemonSet", "node-agent")
 
     values = {env["name"]: env.get("value") for env in container(agent)["env"]}
     mounts = {it["mountPath"]: it for it in container(agent)["volumeMounts"]}
@@ -259,10 +258,8 @@ def test_the_cdi_component_lets_the_agent_write_there_and_see_the_driver(tmp_pat
     assert seen["readOnly"] is True
 
 
-def test_the_hami_core_component_copies_the_library_to_where_the_agent_looks(
-    tmp_path: Path,
-) -> None:
-    agent = one(with_component("hami-core", tmp_path), "DaemonSet", "node-agent")
+def test_the_hami_core_component_copies_the_library_to_where_the_agent_looks() -> None:
+    agent = one(part("hami-core"), "DaemonSet", "node-agent")
     (copying,) = agent["spec"]["template"]["spec"]["initContainers"]
     values = {env["name"]: env.get("value") for env in container(agent)["env"]}
     source = values["LEASEHOLD_LIBRARY_SOURCE"]
@@ -275,8 +272,8 @@ def test_the_hami_core_component_copies_the_library_to_where_the_agent_looks(
 
 
 @pytest.mark.parametrize("over", ["base", "overlays/ha"])
-def test_with_keda_nothing_else_sets_the_number_of_placers(tmp_path: Path, over: str) -> None:
-    found = with_component("keda", tmp_path, over=over)
+def test_with_keda_nothing_else_sets_the_number_of_placers(over: str) -> None:
+    found = built(over, "keda")
 
     scaled = one(found, "ScaledObject", "placer")["spec"]
     assert scaled["scaleTargetRef"] == {
@@ -297,10 +294,10 @@ def test_with_keda_nothing_else_sets_the_number_of_placers(tmp_path: Path, over:
     assert {each["targetPort"] for each in service["spec"]["ports"]} <= ports
 
 
-def test_the_prometheus_operator_scrapes_every_component_under_the_job_names_of_the_alerts(
-    tmp_path: Path,
-) -> None:
-    found = with_component("prometheus-operator", tmp_path)
+def test_the_prometheus_operator_scrapes_every_component_under_the_job_names_of_the_alerts() -> (
+    None
+):
+    found = part("prometheus-operator")
     monitor = one(found, "PodMonitor", "leasehold")["spec"]
     ports = {end["port"] for end in monitor["podMetricsEndpoints"]}
 
@@ -317,14 +314,12 @@ def test_the_prometheus_operator_scrapes_every_component_under_the_job_names_of_
     assert jobs in manifests.ALERTS.read_text()
 
 
-def test_an_external_redis_is_configured_as_documented(tmp_path: Path) -> None:
+def test_an_external_redis_is_configured_as_documented() -> None:
     page = (K8S.parent / "docs" / "install.md").read_text()
     section = page.partition("## A Redis of your own")[2]
     patches = yaml.safe_load(section.partition("```yaml\n")[2].partition("```")[0])
-    own = {"resources": [os.path.relpath(K8S / "overlays" / "ha", tmp_path)], **patches}
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(own))
 
-    found = built(tmp_path)
+    found = objects(without_hashes(kustomize_overlay("overlays/ha", **patches)))
 
     values = one(found, "ConfigMap", "leasehold-settings")["data"]
     assert values["LEASEHOLD_REDIS_URL"].startswith("rediss://redis.example.org")

@@ -10,20 +10,18 @@ import os
 import runpy
 import sys
 import warnings
-from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from tests.support.packaging import (
     COMPONENTS,
-    K8S,
     OVERLAYS,
     Json,
     built,
     needs_kubectl,
     one,
-    with_component,
+    part,
 )
 
 pytestmark = needs_kubectl
@@ -76,18 +74,15 @@ def _fault(args: list[str], given: dict[str, str]) -> str:
     return f"{args[0]}: {unknown} {errors.getvalue()[-200:]}" if ended.value.code or unknown else ""
 
 
-@pytest.mark.parametrize("part", [*OVERLAYS, *COMPONENTS])
-def test_every_service_accepts_its_flags_and_variables(part: str, tmp_path: Path) -> None:
-    is_overlay = part in OVERLAYS
-    found = built(K8S / "overlays" / part) if is_overlay else with_component(part, tmp_path)
-
-    assert len(ours(found)) >= 6
-    assert refused(found) == []
+@pytest.mark.parametrize("name", [*OVERLAYS, *COMPONENTS])
+def test_every_service_accepts_its_flags_and_variables(name: str) -> None:
+    assert len(ours(part(name))) >= 6
+    assert refused(part(name)) == []
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_containers_have_a_tmp_in_memory_and_probes(name: str) -> None:
-    for pod, container in ours(built(K8S / "overlays" / name)):
+    for pod, container in ours(part(name)):
         at = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
         volume = {each["name"]: each for each in pod["volumes"]}[at["/tmp"]]
 
@@ -99,7 +94,7 @@ def test_containers_have_a_tmp_in_memory_and_probes(name: str) -> None:
 
 
 def test_nats_clients_use_a_service_with_a_cluster_ip() -> None:
-    found = built(K8S / "base")
+    found = built("base")
     url = one(found, "ConfigMap", "leasehold-settings")["data"]["LEASEHOLD_NATS_URL"]
     name = url.removeprefix("nats://").partition(":")[0]
     args = one(found, "Deployment", "auth")["spec"]["template"]["spec"]["containers"][0]["args"]

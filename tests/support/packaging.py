@@ -66,7 +66,6 @@ def components() -> dict[str, str]:
     return {re.sub("-(.)", lambda match: match[1].upper(), name): name for name in COMPONENTS}
 
 
-@cache
 def kustomize(directory: Path) -> str:
     """Return the text that kubectl makes of a directory."""
     return subprocess.run(
@@ -74,25 +73,28 @@ def kustomize(directory: Path) -> str:
     ).stdout
 
 
+def kustomize_overlay(root: str, names: Collection[str] = (), **more: Any) -> str:
+    """Return what kubectl makes of an overlay with components, as an operator would write it."""
+    with tempfile.TemporaryDirectory() as made:
+        parts = {
+            "resources": [os.path.relpath(K8S / root, made)],
+            "components": [os.path.relpath(K8S / "components" / name, made) for name in names],
+            **more,
+        }
+        (Path(made) / "kustomization.yaml").write_text(yaml.safe_dump(parts))
+        return kustomize(Path(made))
+
+
 @cache
-def built(directory: Path) -> list[Json]:
-    """Return what kubectl makes of a directory, with the plain names of ConfigMaps."""
-    return objects(without_hashes(kustomize(directory)))
+def built(root: str, *names: str) -> list[Json]:
+    """Return a directory's objects with components, with the plain names of ConfigMaps."""
+    text = kustomize_overlay(root, names) if names else kustomize(K8S / root)
+    return objects(without_hashes(text))
 
 
-def with_components(names: Collection[str], directory: Path, *, over: str = "base") -> list[Json]:
-    """Return an overlay of another with components, as an operator would write it."""
-    parts = {
-        "resources": [os.path.relpath(K8S / over, directory)],
-        "components": [os.path.relpath(K8S / "components" / name, directory) for name in names],
-    }
-    (directory / "kustomization.yaml").write_text(yaml.safe_dump(parts))
-    return built(directory)
-
-
-def with_component(name: str, directory: Path, *, over: str = "base") -> list[Json]:
-    """Return the same with one component."""
-    return with_components([name], directory, over=over)
+def part(name: str) -> list[Json]:
+    """Return the objects of an overlay, or of the base with a component."""
+    return built(f"overlays/{name}") if name in OVERLAYS else built("base", name)
 
 
 def one(found: Collection[Json], kind: str, name: str) -> Json:
@@ -104,19 +106,13 @@ def one(found: Collection[Json], kind: str, name: str) -> Json:
 def kustomized(parts: Collection[str]) -> dict[Key, Json]:
     """Return the objects that kubectl makes with these parts, named as the values of the chart."""
     root = "overlays/ha" if HIGHLY_AVAILABLE in parts else "base"
-    resources = [K8S / root, K8S / "base" / "crds"]
-    wanted = [K8S / "components" / it for part, it in components().items() if part in parts]
-    with tempfile.TemporaryDirectory() as made:
-        kustomization = {
-            "resources": [os.path.relpath(path, made) for path in resources],
-            "components": [os.path.relpath(path, made) for path in wanted],
-        }
-        (Path(made) / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-        found = built(Path(made))
+    wanted = [it for each, it in components().items() if each in parts]
+    found = objects(without_hashes(kustomize_overlay(root, wanted)))
     added = [K8S / "persistent" / "namespaces.yaml"]
     if KOORDINATOR in parts:
         added.append(K8S / "base" / "crds" / "koordinator-device.yaml")
-    return by_key([*found, *(it for path in added for it in objects(path.read_text()))])
+    found += [*built("base/crds"), *(it for path in added for it in objects(path.read_text()))]
+    return by_key(found)
 
 
 def charted(values: Mapping[str, Any], namespace: str = SYSTEM_NAMESPACE) -> dict[Key, Json]:

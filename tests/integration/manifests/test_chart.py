@@ -84,10 +84,10 @@ def test_helm_makes_what_kustomize_makes(chosen: Collection[str]) -> None:
 @with_helm
 def test_the_dev_overlay_equals_the_chart_with_other_values() -> None:
     dev = yaml.safe_load((CHART / "values-dev.yaml").read_text())
-    persistent = built(K8S / "persistent")
+    persistent = built("persistent")
 
     found = comparable(charted(dev))
-    overlay = comparable(by_key(built(K8S / "overlays" / "dev")))
+    overlay = comparable(by_key(built("overlays/dev")))
     assert {key: it for key, it in found.items() if key in overlay} == overlay
     assert found.keys() - overlay.keys() == comparable(by_key(persistent)).keys()
 
