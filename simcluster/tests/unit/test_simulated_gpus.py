@@ -7,9 +7,10 @@ import pytest
 
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.mig.gpu_models import GPU_MODELS
-from shared.model.errors import RequestError
-from shared.model.names import NodeName
+from shared.model.errors import RequestError, UnavailableError
+from shared.model.names import DeviceUuid, NodeName
 from simcluster.node_agent.gpus import SimulatedGpus, parse_layout, uuid_of
+from simcluster.node_agent.mig import SimulatedMig
 
 
 def test_a_layout_may_mix_models() -> None:
@@ -76,3 +77,23 @@ async def test_a_slow_machine_is_not_mistaken_for_a_hanging_simulated_gpu(
     assert [gpu.fault for gpu in slow] == [None, None]
     assert hanging[1].fault is not None
     assert hanging[1].fault.code == "NoResponse"
+
+
+def test_instances_survive_the_process_and_obey_the_placement_rules(tmp_path: Path) -> None:
+    gpu = DeviceUuid("GPU-m")
+
+    def opened() -> SimulatedMig:
+        return SimulatedMig(tmp_path / "mig.json", {gpu: GPU_MODELS["A100-40GB"].mig})
+
+    device = opened()
+    gi = device.create_instance(gpu, 9, 0)
+    device.create_compute(gpu, gi)
+
+    for profile, start, fault in ((9, 2, "Invalid Argument"), (14, 2, "Insufficient Resources")):
+        with pytest.raises(UnavailableError, match=fault):
+            device.create_instance(gpu, profile, start)
+    with pytest.raises(UnavailableError, match="In use"):
+        device.destroy_instance(gpu, gi)
+    device.create_instance(gpu, 14, 4)
+    assert opened().instances(gpu) == device.instances(gpu)
+    assert [one.uuid[:4] for one in device.instances(gpu)] == ["MIG-", ""]

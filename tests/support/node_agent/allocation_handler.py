@@ -107,6 +107,11 @@ class HandlerUnderTest:
         self.kubelet.pods.append(pod)
         return pod
 
+    def add_leased(self, name: str, *shares: Any) -> KubeletPod:
+        """Add a pod that waits for what its lease gives it."""
+        self.lease(name, *shares)
+        return self.add(name)
+
     def add_holding(self, name: str, container: str, *ids: str) -> None:
         holding = Holding("default", name, container, NUMBER, frozenset(ids))
         self.kubelet.holdings.append(holding)

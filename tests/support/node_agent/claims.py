@@ -1,13 +1,16 @@
 """ResourceClaims with an allocation on the test's node, and their leases."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from proto.dra import api_pb2 as dra
+from services.node_agent.dra.resource_claims import ClaimReference
+from services.node_agent.service import NodeAgent
 from shared.model.claim import DRIVER, DraMode, device_name, generation_of
 from shared.model.lease import ClaimAllocation, Lease, MigPlacement, Share
-from shared.model.names import NodeName
+from shared.model.names import NodeName, PodUid
 from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.settings import NodeSettings
 from simcluster.node_agent.gpus import uuid_of
@@ -43,6 +46,29 @@ async def registered(cluster: OneNodeCluster) -> None:
         return cluster.agent.probes["dra"]() is None
 
     await until(is_ready)
+
+
+@asynccontextmanager
+async def serving_claims(
+    gpus: str = "2xT4", **changes: Any
+) -> AsyncIterator[tuple[OneNodeCluster, NodeAgent]]:
+    """Run an agent that the kubelet has registered, whose slices are written."""
+    async with cluster_with_claims(gpus, **changes) as cluster, cluster.running() as agent:
+        await registered(cluster)
+        yield cluster, agent
+
+
+async def prepare(agent: NodeAgent, lease: Lease, uid: str = "") -> Sequence[dra.Device]:
+    """Prepare the claim of a lease, as the kubelet does; another uid is of a later claim."""
+    assert agent.claims is not None
+    claim = ClaimReference(uid=PodUid(uid or lease.pod), namespace=lease.namespace, name=lease.name)
+    return await agent.claims.preparation.prepare(claim)
+
+
+def pod_and_claim(cluster: OneNodeCluster, *results: Json) -> tuple[Json, Json]:
+    """Create the claim `shares`, and the pod `one` that uses it."""
+    pod = cluster.node.create(pod_with_claim("one", "shares"))
+    return pod, create_claim(cluster, "shares", *(results or (result(),)), pods=(pod,))
 
 
 def result(index: int = 0, *, request: str = "gpu", **more: Any) -> Json:

@@ -1,28 +1,12 @@
-"""Pods with many containers, GPUs with many slots, and a blocked kubelet socket."""
+"""GPUs with many slots, and a blocked kubelet socket."""
 
 import shutil
 
 from shared.model.names import NodeName
 from simcluster.node_agent.gpus import uuid_of
 from tests.support.node_agent.agent import NUMBER, one_node_cluster, share
-from tests.support.simcluster.kubelet import NODE, container, pod
+from tests.support.simcluster.kubelet import NODE
 from tests.support.waiting import until
-
-
-async def test_each_of_twenty_containers_of_one_pod_gets_its_own_limits() -> None:
-    names = [f"c{n}" for n in range(20)]
-    async with one_node_cluster("2xA100-80GB") as cluster, cluster.running():
-        cluster.bind(
-            pod("many", containers=[container(name, limits={NUMBER: 1}) for name in names]),
-            *(
-                share(n % 2, 1000 + n, container=name, slot=n // 2, fence=n + 1, cores_percent=1)
-                for n, name in enumerate(names)
-            ),
-        )
-        await cluster.node.phase("many", "Running")
-        given = [cluster.env("many", name)["CUDA_DEVICE_MEMORY_LIMIT_0"] for name in names]
-
-    assert given == [f"{1000 + n}m" for n in range(20)]
 
 
 async def test_a_gpu_may_have_2000_slots() -> None:

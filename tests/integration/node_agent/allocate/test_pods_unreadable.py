@@ -53,28 +53,6 @@ async def test_equal_pods_are_bound_one_by_one_and_each_gets_its_own_limits() ->
         )
 
 
-async def test_pods_with_different_requests_do_not_wait_for_each_other() -> None:
-    two = [share(0, 500, slot=1), share(1, 500, slot=0)]
-    async with one_node_cluster() as cluster:
-        set_permissions(cluster)
-        async with cluster.running() as agent:
-            await until(lambda: agent.pods.unreadable_reason and agent.leases.synced)
-            one, other = (
-                reserve(cluster, 0, share(0, 1000)),
-                reserve(cluster, 1, *two, limits={NUMBER: 2}),
-            )
-            reply = agent.window.admit_binds(
-                [one, other], None, unreadable_reason="it cannot be read"
-            )
-            for lease in (one, other):
-                await Binder(cluster).bind(lease)
-            for n in range(2):
-                await cluster.node.phase(f"p{n}", "Running")
-
-        assert reply.deferred_pods == ()
-        assert cluster.env("p1")["CUDA_DEVICE_MEMORY_LIMIT_1"] == "500m"
-
-
 async def test_an_ambiguous_allocation_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,23 +9,26 @@ from msgspec import structs
 
 from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.allocate.cdi import qualified_name
-from services.node_agent.dra.resource_claims import ClaimReference
+from services.node_agent.records.device_guard import OvercommitError
 from shared.model.claim import DRIVER, LEASED, RETRIED_AT
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import SlicesRequest, TerminationRequest
-from shared.model.lease import LeaseState
-from shared.model.names import Namespace, NodeName, PodUid
-from simcluster.apimachinery.objects import Json
+from shared.model.lease import ClaimAllocation, LeaseState
+from shared.model.names import NodeName, PodUid
 from tests.support.node_agent.agent import OneNodeCluster, lease_of, share
 from tests.support.node_agent.claims import (
+    ALLOCATED_AT,
     claim_lease,
     cluster_with_claims,
     create_claim,
     instance_result,
+    pod_and_claim,
     pod_with_claim,
+    prepare,
     registered,
     result,
+    serving_claims,
     slices_of,
 )
 from tests.support.node_agent.mig import instances_by_start, mig_share
@@ -39,14 +42,8 @@ def events(cluster: OneNodeCluster, reason: str) -> list[str]:
     return [e["message"] for e in cluster.api.store.list("events") if e["reason"] == reason]
 
 
-def pod_and_claim(cluster: OneNodeCluster, *results: Json) -> tuple[Json, Json]:
-    pod = cluster.node.create(pod_with_claim("one", "shares"))
-    return pod, create_claim(cluster, "shares", *(results or (result(),)), pods=(pod,))
-
-
 async def test_a_container_gets_the_limits_of_its_claims_lease() -> None:
-    async with cluster_with_claims() as cluster, cluster.running():
-        await registered(cluster)
+    async with serving_claims() as (cluster, _):
         _, claim = pod_and_claim(cluster)
         own = share(container="gpu", memory_mib=3000, cores_percent=30, share_id="share-gpu-0")
         lease = cluster.ledger.grant(claim_lease(claim, own))
@@ -63,8 +60,7 @@ async def test_a_container_gets_the_limits_of_its_claims_lease() -> None:
 
 
 async def test_a_claim_waits_for_its_lease_and_is_refused_with_a_sentence_without_one() -> None:
-    async with cluster_with_claims() as cluster, cluster.running():
-        await registered(cluster)
+    async with serving_claims() as (cluster, _):
         _, claim = pod_and_claim(cluster)
 
         await until(lambda: events(cluster, "FailedPrepareDynamicResources"))
@@ -78,8 +74,7 @@ async def test_a_claim_waits_for_its_lease_and_is_refused_with_a_sentence_withou
 
 async def test_a_kubelet_that_could_not_read_a_claim_is_made_to_try_again() -> None:
     """On its own it tries again after a minute."""
-    async with cluster_with_claims(kubelet=FAST) as cluster, cluster.running():
-        await registered(cluster)
+    async with serving_claims(kubelet=FAST) as (cluster, _):
         pod = cluster.node.create(pod_with_claim("one", "shares"))
         await until(lambda: events(cluster, "FailedPrepareDynamicResources"))
 
@@ -94,8 +89,7 @@ async def test_a_kubelet_that_could_not_read_a_claim_is_made_to_try_again() -> N
 
 
 async def test_a_lease_that_the_ledger_has_lost_is_restored_for_its_claim() -> None:
-    async with cluster_with_claims() as cluster, cluster.running():
-        await registered(cluster)
+    async with serving_claims() as (cluster, _):
         _, claim = pod_and_claim(cluster)
         lease = claim_lease(claim)
         cluster.ledger.lost[lease.pod] = lease
@@ -107,8 +101,7 @@ async def test_a_lease_that_the_ledger_has_lost_is_restored_for_its_claim() -> N
 
 
 async def test_a_lease_that_came_back_is_used_although_its_end_was_received() -> None:
-    async with cluster_with_claims() as cluster, cluster.running():
-        await registered(cluster)
+    async with serving_claims() as (cluster, _):
         pod, claim = pod_and_claim(cluster)
         lease = claim_lease(claim)
         await cluster.push_lease(structs.replace(lease, state=LeaseState.RELEASED, version=9))
@@ -120,8 +113,7 @@ async def test_a_lease_that_came_back_is_used_although_its_end_was_received() ->
 
 @pytest.mark.parametrize("conditions", [[], [LEASED]])
 async def test_administrative_access_is_prepared_without_a_lease(conditions: list[str]) -> None:
-    async with cluster_with_claims() as cluster, cluster.running():
-        await registered(cluster)
+    async with serving_claims() as (cluster, _):
         pod_and_claim(cluster, result(adminAccess=True, bindingConditions=conditions))
 
         await cluster.node.phase("one", "Running")
@@ -131,8 +123,7 @@ async def test_administrative_access_is_prepared_without_a_lease(conditions: lis
 
 
 async def test_all_devices_of_a_request_are_named_by_its_first_in_order_of_their_index() -> None:
-    async with cluster_with_claims() as cluster, cluster.running():
-        await registered(cluster)
+    async with serving_claims() as (cluster, _):
         _, claim = pod_and_claim(cluster, result(0), result(1))
         shares = [
             share(index, 1000 + index, container="gpu", share_id=f"share-gpu-{index}")
@@ -165,7 +156,7 @@ async def test_a_claim_is_kept_over_restarts_and_released_after_its_pod() -> Non
 
             cluster.api.store.delete("pods", "default", "one", grace_s=0)
             await until(lambda: not agent.checkpoint.claims)
-            await until(lambda: not last_report(cluster).allocations)
+            await until(lambda: not cluster.reported[-1].allocations)
 
             assert not list(cluster.node.kubelet.files.cdi.glob("*claim*"))
 
@@ -174,19 +165,16 @@ async def test_an_agent_killed_before_its_answer_prepares_the_same_devices_again
     async with cluster_with_claims() as cluster:
         claim = create_claim(cluster, "shares", result())
         lease = cluster.ledger.grant(claim_lease(claim))
-        reference = ClaimReference(uid=lease.pod, namespace=Namespace("default"), name="shares")
         async with cluster.running() as agent:
             await registered(cluster)
-            assert agent.claims is not None
-            first = await agent.claims.preparation.prepare(reference)
+            first = await prepare(agent, lease)
         [file] = cluster.node.kubelet.files.cdi.glob("*claim*")
         written = file.read_bytes()
         file.unlink()
 
         async with cluster.running() as agent:
             await registered(cluster)
-            assert agent.claims is not None
-            second = await agent.claims.preparation.prepare(reference)
+            second = await prepare(agent, lease)
 
         assert second == first
         assert file.read_bytes() == written
@@ -220,11 +208,7 @@ async def test_claims_are_known_again_after_the_checkpoint_is_lost() -> None:
 async def test_a_claim_gets_the_mig_instance_at_its_position_until_it_is_unprepared() -> None:
     """Its instances stay meanwhile, whatever layout a later lease requires."""
     timing = AgentTiming(instances_ready_s=1.0)
-    async with (
-        cluster_with_claims("1xA100-40GB:mig", timing=timing) as cluster,
-        cluster.running() as agent,
-    ):
-        await registered(cluster)
+    async with serving_claims("1xA100-40GB:mig", timing=timing) as (cluster, agent):
         devices, counters = slices_of(cluster)
         offered = instance_result("group3", 1, "3g.20gb")["device"]
         assert offered in {each["name"] for each in devices["spec"]["devices"]}
@@ -248,59 +232,34 @@ async def test_a_claim_gets_the_mig_instance_at_its_position_until_it_is_unprepa
         other = create_claim(cluster, "other", instance_result("group1", 0, "1g.5gb"))
         late = claim_lease(other, mig_share("group1", 0, container="gpu", fence=2))
         cluster.ledger.grant(late)
-        reference = ClaimReference(uid=late.pod, namespace=Namespace("default"), name="other")
-        assert agent.claims is not None
         with pytest.raises(UnavailableError, match=r"3g\.20gb at slice 4 of the device is in use"):
-            await agent.claims.preparation.prepare(reference)
+            await prepare(agent, late)
         assert await instances_by_start(cluster) == instances
 
 
-def last_report(cluster: OneNodeCluster) -> DeviceReported:
-    return cluster.reported[-1]
-
-
 async def test_a_claim_of_the_same_name_with_another_uid_is_refused() -> None:
-    async with cluster_with_claims() as cluster, cluster.running() as agent:
-        await registered(cluster)
-        assert agent.claims is not None
-        claim = create_claim(cluster, "shares", result())
-        cluster.ledger.grant(claim_lease(claim))
-        other = ClaimReference(uid=PodUid("another"), namespace=Namespace("default"), name="shares")
+    async with serving_claims() as (cluster, agent):
+        lease = cluster.ledger.grant(claim_lease(create_claim(cluster, "shares", result())))
 
         with pytest.raises(RequestError, match="with uid another was deleted: the one of that"):
-            await agent.claims.preparation.prepare(other)
+            await prepare(agent, lease, uid="another")
 
 
 async def test_the_device_holds_no_more_than_it_has_whatever_the_leases_say() -> None:
     """A device report follows each refusal: a holder's lease may have been lost."""
-    async with cluster_with_claims() as cluster, cluster.running():
-        await registered(cluster)
+    async with serving_claims() as (cluster, agent):
         _, claim = pod_and_claim(cluster)
         other = create_claim(cluster, "other", result())
         cluster.ledger.grant(claim_lease(claim, share(container="gpu", memory_mib=10_000)))
         await cluster.node.phase("one", "Running")
 
-        pod = cluster.node.create(pod_with_claim("two", "other"))
-        reserved = [{"resource": "pods", "name": "two", "uid": pod["metadata"]["uid"]}]
-        cluster.api.store.patch(
-            "resourceclaims",
-            "default",
-            "other",
-            {"status": {"reservedFor": reserved}},
-            subresource="status",
-        )
         second = share(container="gpu", memory_mib=10_000, slot=1, fence=2)
-        cluster.ledger.grant(claim_lease(other, second))
-
-        await until(lambda: events(cluster, "FailedPrepareDynamicResources"))
-        [message, *_] = events(cluster, "FailedPrepareDynamicResources")
-        assert "would be over-committed: it has 15360 MiB, and 20000 would be given out" in message
+        late = cluster.ledger.grant(claim_lease(other, second))
+        over = "would be over-committed: it has 15360 MiB, and 20000 would be given out"
+        with pytest.raises(OvercommitError, match=over):
+            await prepare(agent, late)
         [refused, *_] = await until(lambda: cluster.refused)
-        assert (refused.pod, refused.name, refused.claim) == (
-            other["metadata"]["uid"],
-            "other",
-            True,
-        )
+        assert (refused.pod, refused.name, refused.claim) == (late.pod, "other", True)
         after = cluster.events.index(refused)
         await until(
             lambda: any(isinstance(e, DeviceReported) for e in cluster.events[after:]), limit_s=3
@@ -310,8 +269,7 @@ async def test_the_device_holds_no_more_than_it_has_whatever_the_leases_say() ->
 async def test_a_claim_of_a_device_that_has_left_the_node_is_refused_so_that_its_lease_ends() -> (
     None
 ):
-    async with cluster_with_claims() as cluster, cluster.running():
-        await registered(cluster)
+    async with serving_claims() as (cluster, _):
         _, claim = pod_and_claim(cluster)
         cluster.ledger.grant(claim_lease(claim, share(container="gpu", device="GPU-elsewhere")))
 
@@ -323,17 +281,14 @@ async def test_a_claim_of_a_device_that_has_left_the_node_is_refused_so_that_its
 
 async def test_a_claim_whose_lease_ends_while_its_device_is_full_requests_one_again() -> None:
     """It ends when a pod that runs gets back its lease, which the ledger had lost."""
-    async with cluster_with_claims(rate=1) as cluster, cluster.running() as agent:
-        await registered(cluster)
+    async with serving_claims(rate=1) as (cluster, agent):
         _, claim = pod_and_claim(cluster)
         cluster.ledger.grant(claim_lease(claim, share(container="gpu", memory_mib=10_000)))
         await cluster.node.phase("one", "Running")
         other = create_claim(cluster, "other", result())
         second = share(container="gpu", memory_mib=10_000, slot=1, fence=2)
         lease = cluster.ledger.grant(claim_lease(other, second))
-        reference = ClaimReference(uid=lease.pod, namespace=Namespace("default"), name="other")
-        assert agent.claims is not None
-        preparing = asyncio.create_task(agent.claims.preparation.prepare(reference))
+        preparing = asyncio.create_task(prepare(agent, lease))
         await until(lambda: agent.leases.find(lease.pod))
 
         del cluster.ledger.leases[lease.pod]
@@ -346,8 +301,7 @@ async def test_a_claim_whose_lease_ends_while_its_device_is_full_requests_one_ag
 
 
 async def test_a_claim_does_not_wait_for_the_next_cleanup_of_ended_pods() -> None:
-    async with cluster_with_claims(rate=1) as cluster, cluster.running():
-        await registered(cluster)
+    async with serving_claims(rate=1) as (cluster, _):
         whole = share(memory_mib=15_000)
         before = await cluster.run_pod("before", whole)
         cluster.node.store.delete("pods", "default", "before", grace_s=0)
@@ -363,8 +317,7 @@ async def test_a_claim_does_not_wait_for_the_next_cleanup_of_ended_pods() -> Non
 
 
 async def test_slices_are_written_for_the_ledgers_leases_before_a_claim_is_refused() -> None:
-    async with cluster_with_claims() as cluster, cluster.running() as agent:
-        await registered(cluster)
+    async with serving_claims() as (cluster, agent):
         cluster.ledger.grant(lease_of("a-pod", share(memory_mib=1000)))
 
         reply = await agent.write_slices(SlicesRequest(node=NodeName(NODE)))
@@ -372,3 +325,33 @@ async def test_slices_are_written_for_the_ledgers_leases_before_a_claim_is_refus
         assert reply.written
         [device, _] = cluster.api.store.list("resourceslices")[0]["spec"]["devices"]
         assert device["capacity"]["memory"]["value"] == "14360Mi"
+
+
+async def test_a_lease_of_an_earlier_allocation_does_not_count() -> None:
+    async with serving_claims() as (cluster, _):
+        _, claim = pod_and_claim(cluster)
+        cluster.ledger.grant(claim_lease(claim, claim=ClaimAllocation(generation="earlier")))
+
+        await until(lambda: events(cluster, "FailedPrepareDynamicResources"))
+
+        assert not cluster.activated
+
+
+async def test_a_claim_that_is_allocated_again_does_not_wait_for_its_earlier_lease() -> None:
+    async with serving_claims(rate=1) as (cluster, agent):
+        claim = create_claim(cluster, "shares", result())
+        preparing = asyncio.create_task(prepare(agent, claim_lease(claim)))
+        await until(lambda: any(request.claim for request in cluster.ledger.requests))
+
+        again = {"devices": {"results": [result(1)]}, "allocationTimestamp": ALLOCATED_AT}
+        for allocation in (None, again):
+            status = {"status": {"allocation": allocation}}
+            claim = cluster.api.store.patch(
+                "resourceclaims", "default", "shares", status, subresource="status"
+            )
+        lease = cluster.ledger.grant(claim_lease(claim, share(1, container="gpu")))
+
+        with pytest.raises(UnavailableError, match="has been allocated again"):
+            await preparing
+        [device] = await prepare(agent, lease)
+        assert device.device_name == result(1)["device"]

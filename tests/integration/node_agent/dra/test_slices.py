@@ -17,6 +17,7 @@ from tests.support.node_agent.claims import (
     create_claim,
     registered,
     result,
+    serving_claims,
     slices_of,
 )
 from tests.support.simcluster.kubelet import NODE
@@ -35,8 +36,7 @@ def memory(cluster: OneNodeCluster) -> list[str]:
 
 
 async def test_devices_are_offered_with_what_leases_of_pods_leave() -> None:
-    async with cluster_with_claims() as cluster, cluster.running():
-        await registered(cluster)
+    async with serving_claims() as (cluster, _):
         assert memory(cluster) == ["15Gi", "15Gi"]
 
         lease = cluster.ledger.grant(lease_of("a-pod", share(memory_mib=5000)))
@@ -51,8 +51,7 @@ async def test_devices_are_offered_with_what_leases_of_pods_leave() -> None:
 
 
 async def test_a_claim_that_is_leased_before_its_allocation_is_written_counts_once() -> None:
-    async with cluster_with_claims() as cluster, cluster.running() as agent:
-        await registered(cluster)
+    async with serving_claims() as (cluster, agent):
         stored = create_claim(cluster, "claim", result())
         lease = cluster.ledger.grant(claim_lease(stored, share(container="gpu", memory_mib=5000)))
         status = stored["status"]
@@ -67,8 +66,7 @@ async def test_a_claim_that_is_leased_before_its_allocation_is_written_counts_on
 
 
 async def test_a_deleted_slice_is_written_again_and_a_changed_one_too() -> None:
-    async with cluster_with_claims() as cluster, cluster.running():
-        await registered(cluster)
+    async with serving_claims() as (cluster, _):
         [first] = slices_of(cluster)
         name = first["metadata"]["name"]
 
@@ -85,8 +83,7 @@ async def test_a_deleted_slice_is_written_again_and_a_changed_one_too() -> None:
 
 
 async def test_slices_are_back_after_a_kubelet_that_starts_has_deleted_them() -> None:
-    async with cluster_with_claims() as cluster, cluster.running():
-        await registered(cluster)
+    async with serving_claims() as (cluster, _):
         [first] = slices_of(cluster)
 
         await cluster.node.kubelet.restart()
@@ -101,22 +98,14 @@ async def test_slices_are_back_after_a_kubelet_that_starts_has_deleted_them() ->
         assert len(devices(cluster)) == 2
 
 
-@pytest.mark.parametrize("effect", list(TaintEffect))
-async def test_an_unhealthy_device_is_tainted_with_the_effect_of_the_settings(
-    effect: TaintEffect,
-) -> None:
-    async with cluster_with_claims() as cluster:
-        cluster.changes["dra_taint_effect"] = effect
-        async with cluster.running():
-            await registered(cluster)
+async def test_an_unhealthy_device_is_tainted_with_the_effect_of_the_settings() -> None:
+    async with serving_claims(dra_taint_effect=TaintEffect.NO_EXECUTE) as (cluster, _):
+        cluster.settings.fault_file.write_text(json.dumps({"0": "xid-79"}))  # type: ignore[union-attr]
+        await until(lambda: devices(cluster)[0].get("taints"))
 
-            cluster.settings.fault_file.write_text(json.dumps({"0": "xid-79"}))  # type: ignore[union-attr]
-            await until(lambda: devices(cluster)[0].get("taints"))
-
-            [taint] = devices(cluster)[0]["taints"]
-            assert taint["key"] == "leasehold.dev/unhealthy"
-            assert taint["effect"] == effect
-            assert "taints" not in devices(cluster)[1]
+        [taint] = devices(cluster)[0]["taints"]
+        assert taint["effect"] == "NoExecute"
+        assert "taints" not in devices(cluster)[1]
 
 
 @pytest.mark.parametrize("field", ["bindingConditions", "allowMultipleAllocations"])

@@ -18,10 +18,10 @@ from services.node_agent.partition.partition_client import RemotePartitioner
 from services.node_agent.partition.partition_server import PartitionServer
 from shared.model.device import MigLayout, MigProfile
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.lease import MigPlacement, RequestedUnits, Share
 from shared.model.names import DeviceUuid, NodeName
 from simcluster.node_agent.gpus import SimulatedGpus, uuid_of
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
+from tests.support.node_agent.mig import mig_share
 from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
 
@@ -32,19 +32,6 @@ LAYOUTS = {
         GPU_MODELS["A100-40GB"].product, GPU_MODELS["A100-40GB"].mig, KNOWN_GEOMETRIES
     )[0]
 }
-
-
-def mig_share(layout: str, profile: str, memory_mib: int, **changes: object) -> Share:
-    place = MigPlacement(layout=layout, position=0, profile=profile)
-    terms = RequestedUnits(memory_mib=3000)
-    facts: dict[str, object] = {
-        "slot": 0,
-        "cores_percent": 0,
-        "mig": place,
-        "device_mib": 40960,
-        "requested_units": terms,
-    }
-    return share(0, memory_mib, **(facts | changes))
 
 
 @asynccontextmanager
@@ -76,7 +63,7 @@ async def node() -> AsyncIterator[OneNodeCluster]:
 
 async def test_the_partitioner_partitions_devices_for_an_unprivileged_agent() -> None:
     async with node() as cluster, partitioner(cluster.root), cluster.running():
-        await cluster.run_pod("one", mig_share("group3", "3g.20gb", 20480))
+        await cluster.run_pod("one", mig_share("group3"))
         seen = await RemotePartitioner(cluster.root / "p.sock").read_device(A100)
 
     assert [one.profile for one in seen.instances] == ["3g.20gb", "3g.20gb"]
@@ -88,13 +75,13 @@ async def test_without_the_partitioner_devices_are_kept_and_pods_fail_with_the_r
         async with partitioner(cluster.root):
             await until(lambda: len(agent.node.devices) == 2 and agent.node.devices[0].layouts)
             await until(lambda: agent.plugins.unready_reason() is None)
-        cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group3", "3g.20gb", 20480))
+        cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group3"))
         cluster.bind(pod("share", limits={NUMBER: 1}), share(1, 2000))
         await cluster.node.phase("one", "Failed")
         await cluster.node.phase("share", "Running")
         kept = agent.node.devices[0].layouts
         async with partitioner(cluster.root):
-            await cluster.run_pod("two", mig_share("group3", "3g.20gb", 20480, fence=2))
+            await cluster.run_pod("two", mig_share("group3", fence=2))
 
     assert kept
     assert "no partitioner responds" in cluster.message("one")
@@ -102,6 +89,7 @@ async def test_without_the_partitioner_devices_are_kept_and_pods_fail_with_the_r
 
 @asynccontextmanager
 async def served(tmp_path: Path, *, uid: int | None = None) -> AsyncIterator[RemotePartitioner]:
+    tmp_path.mkdir(exist_ok=True)
     gpus = SimulatedGpus(
         NodeName(NODE), "1xA100-40GB:mig+1xT4", tmp_path / "faults.json", tmp_path / "mig.json"
     )
@@ -173,32 +161,21 @@ async def test_invalid_lines_are_refused_and_the_next_request_is_served(tmp_path
         assert (await remote.read_device(A100)).state is not None
 
 
-async def test_a_started_change_is_finished_if_the_agent_disconnects(tmp_path: Path) -> None:
-    async with served(tmp_path) as remote:
-        change = asyncio.create_task(remote.partition(A100, LAYOUTS["group1"], (), ()))
-        async with asyncio.timeout(30):
-            while not (tmp_path / "mig.json").exists():
-                await asyncio.sleep(0)
-        change.cancel()
-        await asyncio.gather(change, return_exceptions=True)
-
-    gpus = SimulatedGpus(NodeName(NODE), "1xA100-40GB:mig", None, tmp_path / "mig.json")
-    assert len(uuids(await gpus.instances(A100))) == 7
-
-
-async def test_instances_are_listed_after_a_change_whose_caller_has_given_up(
+async def test_a_started_change_whose_caller_has_given_up_is_finished_before_instances_are_listed(
     tmp_path: Path,
 ) -> None:
-    async with served(tmp_path) as remote:
-        change = asyncio.create_task(remote.partition(A100, LAYOUTS["group1"], (), ()))
-        async with asyncio.timeout(30):
-            while not (tmp_path / "mig.json").exists():
-                await asyncio.sleep(0)
-        change.cancel()
-
-        found = await remote.instances(A100)
-
-    assert len(uuids(found)) == 7
+    for name in ("listed", "closed"):
+        file = tmp_path / name / "mig.json"
+        async with served(file.parent) as remote:
+            change = asyncio.create_task(remote.partition(A100, LAYOUTS["group1"], (), ()))
+            async with asyncio.timeout(30):
+                while not file.exists():
+                    await asyncio.sleep(0)
+            change.cancel()
+            if name == "listed":
+                assert len(uuids(await remote.instances(A100))) == 7
+        gpus = SimulatedGpus(NodeName(NODE), "1xA100-40GB:mig", None, file)
+        assert len(uuids(await gpus.instances(A100))) == 7
 
 
 def uuids(instances: tuple[MigInstance, ...]) -> set[str]:

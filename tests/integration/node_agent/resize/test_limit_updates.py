@@ -58,13 +58,13 @@ def region_of(cluster: OneNodeCluster, lease: Lease) -> Path:
 @asynccontextmanager
 async def running(
     cluster: OneNodeCluster, *, mib: int = 4_000
-) -> AsyncIterator[tuple[NodeAgent, Lease]]:
-    """Run an agent and, on it, a pod whose lease is active."""
+) -> AsyncIterator[tuple[NodeAgent, Lease, Path]]:
+    """Run an agent and, on it, a pod whose lease is active; yield its region, too."""
     async with cluster.running() as agent:
         lease = await cluster.run_pod("one", share(0, mib))
         lease = cluster.ledger.grant(structs.replace(lease, state=LeaseState.ACTIVE, version=3))
         await cluster.push_lease(lease)
-        yield agent, lease
+        yield agent, lease, region_of(cluster, lease)
 
 
 async def update_limits_of(
@@ -75,8 +75,7 @@ async def update_limits_of(
 
 
 async def test_hami_core_12_a_larger_lease_raises_the_limit_of_the_running_container() -> None:
-    async with one_node_cluster() as cluster, running(cluster) as (agent, lease):
-        place = region_of(cluster, lease)
+    async with one_node_cluster() as cluster, running(cluster) as (agent, lease, place):
         use_memory(place, 3_000)
         before = place.read_bytes()
         started = cluster.node.container("one").started_at
@@ -95,8 +94,8 @@ async def test_hami_core_12_a_larger_lease_raises_the_limit_of_the_running_conta
 
 
 async def test_a_larger_lease_raises_no_limit_before_a_binder_has_written_its_copy() -> None:
-    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease):
-        place, larger = region_of(cluster, lease), cluster.ledger.grant(sized(lease, 6_000))
+    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease, place):
+        larger = cluster.ledger.grant(sized(lease, 6_000))
         await cluster.push_lease(larger)
         await agent.limits._follow()
         before = limit_mib(place), agent.checkpoint.allocations[0].lease.shares
@@ -108,12 +107,12 @@ async def test_a_larger_lease_raises_no_limit_before_a_binder_has_written_its_co
 
 
 async def test_a_size_that_the_ledger_lost_and_gave_again_is_set() -> None:
-    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease):
+    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease, place):
         await cluster.push_lease(cluster.ledger.grant(sized(lease, 6_000, later=4)))
 
         assert (await update_limits_of(agent, sized(lease, 6_000))).applied
 
-        assert limit_mib(region_of(cluster, lease)) == 6_000
+        assert limit_mib(place) == 6_000
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,6 @@ async def test_containers_of_every_dialect_that_hami_core_limits_are_resized(
         shares = [share(0, 4_000, **fields)]
         lease = cluster.bind(pod("one", limits={resource: count}), *shares, dialect=dialect)
         await cluster.node.phase("one", "Running")
-        place = region_of(cluster, lease)
         request = ResizeRequest(pod=lease.pod, memory_mib=2_000, cores_percent=None)
         node = LedgerNode(
             facts=NodeFacts(name=lease.node),
@@ -150,6 +148,7 @@ async def test_containers_of_every_dialect_that_hami_core_limits_are_resized(
         change = decide(structs.replace(lease, state=LeaseState.ACTIVE), request, node)
         assert isinstance(change, SizeChange), change
 
+        place = region_of(cluster, lease)
         assert (await update_limits_of(agent, change.lease, "resize")).applied
         assert limit_mib(place) == 2_000
         now = cluster.ledger.grant(structs.replace(change.lease, version=9))
@@ -180,11 +179,9 @@ async def test_a_resized_container_starts_again_with_its_new_limits() -> None:
 async def test_a_restarted_agent_applies_a_resize_made_while_it_was_down(earlier_s: float) -> None:
     """A rebuild of the ledger with a clock that was set back lowers the lease's creation time."""
     async with one_node_cluster() as cluster:
-        async with running(cluster) as (_, lease):
-            place = region_of(cluster, lease)
-        created_at = lease.created_at - earlier_s
-        larger = structs.replace(sized(lease, 6_000), created_at=created_at)
-        cluster.ledger.grant(larger)
+        async with running(cluster) as (_, lease, place):
+            earlier = structs.replace(lease, created_at=lease.created_at - earlier_s)
+        larger = cluster.ledger.grant(sized(earlier, 6_000))
         async with cluster.running() as agent:
             assert (await update_limits_of(agent, larger)).applied
             assert agent.checkpoint.allocations[0].lease.shares[0].memory_mib == 6_000
@@ -194,8 +191,7 @@ async def test_a_restarted_agent_applies_a_resize_made_while_it_was_down(earlier
 
 
 async def test_a_limit_below_the_memory_in_use_is_refused() -> None:
-    async with one_node_cluster() as cluster, running(cluster) as (agent, lease):
-        place = region_of(cluster, lease)
+    async with one_node_cluster() as cluster, running(cluster) as (agent, lease, place):
         use_memory(place, 3_000)
 
         refused = await update_limits_of(agent, sized(lease, 2_999, later=0), "resize")
@@ -214,9 +210,8 @@ async def test_a_limit_below_the_memory_in_use_is_refused() -> None:
 async def test_memory_allocated_while_a_limit_is_lowered_restores_the_limit() -> None:
     async with (
         one_node_cluster(timing=AgentTiming(limit_settle_s=1.0)) as cluster,
-        running(cluster) as (agent, lease),
+        running(cluster) as (agent, lease, place),
     ):
-        place = region_of(cluster, lease)
         resize = asyncio.create_task(
             update_limits_of(agent, sized(lease, 1_000, later=0), "resize")
         )
@@ -233,8 +228,7 @@ async def test_memory_allocated_while_a_limit_is_lowered_restores_the_limit() ->
 
 
 async def test_an_abandoned_resize_restores_the_limit() -> None:
-    async with one_node_cluster() as cluster, running(cluster) as (agent, lease):
-        place = region_of(cluster, lease)
+    async with one_node_cluster() as cluster, running(cluster) as (agent, lease, place):
         smaller = sized(lease, 1_000, later=0)
         await update_limits_of(agent, smaller, "resize")
         await update_limits_of(agent, lease, "another", finished=True)
@@ -245,37 +239,38 @@ async def test_an_abandoned_resize_restores_the_limit() -> None:
         assert limit_mib(place) == 4_000
 
 
-async def test_a_lowered_limit_stays_until_the_ledger_replies_that_the_lease_is_unchanged() -> None:
-    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease):
-        place = region_of(cluster, lease)
+@pytest.mark.parametrize(
+    ("ledger", "mib"),
+    [("has it unchanged", 4_000), ("has lost it", 1_000), ("has it smaller", 1_000)],
+)
+async def test_a_lowered_limit_stays_until_the_ledger_replies_what_the_lease_is(
+    ledger: str, mib: int
+) -> None:
+    """Another pod may have the rest of the device: a lost lease is restored as it is reported."""
+    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease, place):
+        known = agent.checkpoint.allocations[0].lease
+        smaller = sized(lease, 1_000, later=0)
+        if ledger == "has lost it":
+            cluster.ledger.leases.clear()
+            known = smaller
+        elif ledger == "has it smaller":
+            known = cluster.ledger.grant(sized(lease, 1_000))
         cluster.ledger.unavailable = True
         before = len(cluster.ledger.requests)
-        await update_limits_of(agent, sized(lease, 1_000, later=0), "resize")
+        assert (await update_limits_of(agent, smaller, "resize")).applied
         await until(lambda: len(cluster.ledger.requests) > before + 5)
         assert limit_mib(place) == 1_000, "the outcome of the resize is unknown"
 
         cluster.ledger.unavailable = False
-
-        await until(lambda: limit_mib(place) == 4_000)
-
-
-async def test_a_lowered_limit_is_that_of_the_allocation_if_the_ledger_has_lost_the_lease() -> None:
-    """Another pod may have the rest of the device: the lease is restored as it is reported."""
-    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease):
-        place = region_of(cluster, lease)
-        cluster.ledger.leases.clear()
-        assert (await update_limits_of(agent, sized(lease, 1_000, later=0), "resize")).applied
-
         await until(lambda: agent.checkpoint.entries[0].lowered is None)
 
-        assert agent.checkpoint.allocations[0].lease == sized(lease, 1_000, later=0)
-        assert limit_mib(place) == 1_000
+        assert agent.checkpoint.allocations[0].lease == known
+        await until(lambda: limit_mib(place) == mib)
 
 
 async def test_a_lowered_limit_stays_if_others_have_the_rest_whatever_the_ledger_says() -> None:
     """The ledger was rolled back to before the resize, and to before the other pod."""
-    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease):
-        place = region_of(cluster, lease)
+    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease, place):
         cluster.ledger.unavailable = True
         await update_limits_of(agent, sized(lease, 1_000, later=0), "resize")
         await cluster.run_pod("two", share(0, 14_000, slot=1, fence=2))
@@ -291,8 +286,7 @@ async def test_a_lowered_limit_stays_if_others_have_the_rest_whatever_the_ledger
 
 async def test_a_size_beyond_what_others_leave_can_be_taken_back_without_a_larger_limit() -> None:
     """The ledger had lost the other pod's lease when the first one grew."""
-    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease):
-        place = region_of(cluster, lease)
+    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease, place):
         other = await cluster.run_pod("two", share(0, 8_000, slot=1, fence=2))
         grown = cluster.ledger.grant(sized(lease, 12_000))
 
@@ -309,22 +303,9 @@ async def test_a_size_beyond_what_others_leave_can_be_taken_back_without_a_large
         assert limit_mib(place) == 4_000
 
 
-async def test_a_smaller_lease_is_requested_if_its_event_is_lost() -> None:
-    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease):
-        place = region_of(cluster, lease)
-        cluster.ledger.grant(sized(lease, 1_000))
-        assert (await update_limits_of(agent, sized(lease, 1_000, later=0), "resize")).applied
-
-        await until(lambda: agent.checkpoint.entries[0].lowered is None)
-
-        assert agent.checkpoint.allocations[0].lease == sized(lease, 1_000)
-        assert limit_mib(place) == 1_000
-
-
 async def test_a_restarted_agent_keeps_a_lowered_limit() -> None:
     async with one_node_cluster(rate=5) as cluster:
-        async with running(cluster) as (agent, lease):
-            place = region_of(cluster, lease)
+        async with running(cluster) as (agent, lease, place):
             assert (await update_limits_of(agent, sized(lease, 1_000, later=0), "resize")).applied
         async with cluster.running() as agent:
             await until(lambda: agent.leases.synced and agent.usage.snapshot.containers)
@@ -338,8 +319,7 @@ async def test_a_restarted_agent_keeps_a_lowered_limit() -> None:
 
 
 async def test_a_resize_is_not_reported_as_tampering() -> None:
-    async with one_node_cluster(rate=50) as cluster, running(cluster) as (agent, lease):
-        place = region_of(cluster, lease)
+    async with one_node_cluster(rate=50) as cluster, running(cluster) as (agent, lease, place):
         for step in range(1, 21):
             mib = 4_000 + 100 * (step % 5)
             proposed = sized(lease, mib - 50, later=step - 1)
@@ -358,7 +338,7 @@ async def test_a_resize_is_not_reported_as_tampering() -> None:
 async def test_memory_freed_by_a_smaller_lease_is_allocatable() -> None:
     async with (
         one_node_cluster(gpus="1xT4") as cluster,
-        running(cluster, mib=12_000) as (agent, lease),
+        running(cluster, mib=12_000) as (agent, lease, _),
     ):
         await cluster.node.allocatable(MEMORY, T4_MIB)
         small = pod("two", limits={NUMBER: 1, MEMORY: 10_000})
@@ -372,8 +352,7 @@ async def test_memory_freed_by_a_smaller_lease_is_allocatable() -> None:
 
 
 async def test_memory_of_a_killed_process_does_not_prevent_a_lower_limit() -> None:
-    async with one_node_cluster() as cluster, running(cluster) as (agent, lease):
-        place = region_of(cluster, lease)
+    async with one_node_cluster() as cluster, running(cluster) as (agent, _, place):
         use_memory(place, 3_000)
         region, entry = read_region(place), agent.checkpoint.entries[0]
         assert isinstance(region, Region)

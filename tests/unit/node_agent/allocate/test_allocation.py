@@ -20,9 +20,9 @@ from services.node_agent.kubelet.pods import KubeletContainer
 from services.node_agent.records.checkpoint_entry import Fence, slot_key
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import ContainerSetup, Paths
-from shared.model.device import Device, Isolation
+from shared.model.device import Device, DeviceMode, Isolation
 from shared.model.errors import RequestError
-from shared.model.lease import Lease, LeaseState, Share
+from shared.model.lease import Lease, LeaseState, MigPlacement, Share
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.request import SharingPolicy
 from tests.support.node_agent.agent import lease_of
@@ -68,6 +68,9 @@ def share(device: DeviceUuid = A, **changes: Any) -> Share:
 
 def lease(*shares: Share, **changes: Any) -> Lease:
     return lease_of("uid", *(shares or (share(),)), **changes)
+
+
+PLACE = MigPlacement(layout="group1", position=0, profile="1g.5gb")
 
 
 def units(device: DeviceUuid, memory_mib: int, **changes: Any) -> Lease:
@@ -130,6 +133,11 @@ def test_a_strict_node_grants_whole_gpus_only() -> None:
         granted(node=strict)
 
 
+def test_a_part_of_a_device_in_mig_mode_is_refused() -> None:
+    with pytest.raises(RequestError, match="in mig mode, and the lease is for a part of it"):
+        granted(node=changed(mode=DeviceMode.MIG))
+
+
 def test_08_gpushare_sets_three_variables_in_mib_for_any_unit_factor() -> None:
     by_tens = changed(memory_mib=11170, unit_mib=10)
     ids = [f"0-{n}" for n in range(9)]
@@ -155,6 +163,7 @@ def test_08_gpushare_sets_three_variables_in_mib_for_any_unit_factor() -> None:
         ({"shares": (share(memory_mib=0),)}, "0 MiB"),
         ({"shares": (share(DeviceUuid("GPU-cccc")),)}, "1 of GPU-cccc"),
         ({"dialect": "unknown"}, "has dialect 'unknown'"),
+        ({"shares": (share(mig=PLACE),)}, "in hami-core mode, and the lease is for an instance"),
     ],
 )
 def test_a_lease_that_is_not_valid_for_the_container_is_refused(

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from proto.deviceplugin import api_pb2
-from services.node_agent.allocate.cdi import FILE, build_specification, encode_specification
-from services.node_agent.allocate.cdi_files import CdiFiles, DriverPlaces, find_driver
+from services.node_agent.allocate.cdi import FILE
+from services.node_agent.allocate.cdi_files import CdiFiles, DriverPlaces
 from services.node_agent.allocate.device_list_strategies import (
+    DeviceListStrategies,
     DeviceListStrategy,
     cdi_names_of,
     name_devices,
@@ -104,9 +105,7 @@ class FakeNode:
         (self.root / path).write_text(text)
 
     def record(self, setup: ContainerSetup) -> None:
-        lease = lease_of("u1")
-        allocation = allocation_of(lease)
-        entry = CheckpointEntry(allocation=allocation, setup=setup)
+        entry = CheckpointEntry(allocation=allocation_of(lease_of("u1")), setup=setup)
         self.checkpoint.by_key[entry.key] = entry
 
 
@@ -121,35 +120,39 @@ def node(tmp_path: Path) -> FakeNode:
     return fake
 
 
-def decoded(setup: ContainerSetup) -> tuple[dict[str, str], list[tuple[str, str]], list[str]]:
-    """Return the variables, mounts and CDI names of the Allocate response."""
+PLACE = "/var/run/nvidia-container-devices"
+NAMES = ["leasehold.dev/gpu=GPU-a", "leasehold.dev/gpu=GPU-b"]
+LIMIT = {"CUDA_DEVICE_MEMORY_LIMIT_0": "1m"}
+
+
+@pytest.mark.parametrize(
+    ("strategies", "variables", "mounts", "names"),
+    [
+        ((ENVVAR,), SETUP.environment, [], []),
+        (
+            (VOLUME_MOUNTS,),
+            {**LIMIT, "NVIDIA_VISIBLE_DEVICES": PLACE},
+            [(f"{PLACE}/GPU-a", "/dev/null"), (f"{PLACE}/GPU-b", "/dev/null")],
+            [],
+        ),
+        ((CDI_CRI,), LIMIT, [], NAMES),
+        ((ENVVAR, CDI_CRI), SETUP.environment, [], NAMES),
+    ],
+)
+def test_each_strategy_names_devices_in_the_response_to_allocate(
+    strategies: DeviceListStrategies,
+    variables: dict[str, str],
+    mounts: list[tuple[str, str]],
+    names: list[str],
+) -> None:
+    setup = name_devices(SETUP, ["GPU-a", "GPU-b"], strategies, "u/c")
+
     answer = api_pb2.AllocateResponse.FromString(encode_setup(setup)).container_responses[0]
-    mounts = [(mount.container_path, mount.host_path) for mount in answer.mounts]
-    return dict(answer.envs), mounts, [device.name for device in answer.cdi_devices]
-
-
-def test_the_envvar_strategy_changes_nothing() -> None:
-    assert name_devices(SETUP, ["GPU-a", "GPU-b"], (ENVVAR,), "u/c") == SETUP
-
-
-def test_the_volume_mounts_strategy_sets_the_variable_to_the_mount_directory() -> None:
-    env, mounts, names = decoded(name_devices(SETUP, ["GPU-a", "GPU-b"], (VOLUME_MOUNTS,), "u/c"))
-
-    assert env["NVIDIA_VISIBLE_DEVICES"] == "/var/run/nvidia-container-devices"
-    assert mounts == [
-        ("/m", "/h"),
-        ("/var/run/nvidia-container-devices/GPU-a", "/dev/null"),
-        ("/var/run/nvidia-container-devices/GPU-b", "/dev/null"),
-    ]
-    assert names == []
-
-
-def test_the_cdi_cri_strategy_names_devices_and_removes_the_variable() -> None:
-    env, mounts, names = decoded(name_devices(SETUP, ["GPU-a", "GPU-b"], (CDI_CRI,), "u/c"))
-
-    assert env == {"CUDA_DEVICE_MEMORY_LIMIT_0": "1m"}
-    assert mounts == [("/m", "/h")]
-    assert names == ["leasehold.dev/gpu=GPU-a", "leasehold.dev/gpu=GPU-b"]
+    assert dict(answer.envs) == variables
+    given = [(mount.container_path, mount.host_path) for mount in answer.mounts]
+    assert given == [("/m", "/h"), *mounts]
+    assert [device.name for device in answer.cdi_devices] == names
+    assert dict(answer.annotations) == SETUP.annotations
 
 
 def test_the_cdi_annotations_strategy_adds_one_annotation() -> None:
@@ -162,13 +165,6 @@ def test_the_cdi_annotations_strategy_adds_one_annotation() -> None:
     assert setup.annotations["tencent.com/vcuda-core"] == "10"
     assert setup == name_devices(SETUP, ["GPU-a", "GPU-b"], (CDI_ANNOTATIONS,), "u/c")
     assert cdi_names_of(setup) == set(setup.annotations[key].split(","))
-
-
-def test_several_strategies_apply_together() -> None:
-    both = name_devices(SETUP, ["GPU-a"], (ENVVAR, CDI_CRI), "u/c")
-
-    assert both.environment == SETUP.environment
-    assert both.cdi_devices == ("leasehold.dev/gpu=GPU-a",)
 
 
 def test_an_unknown_strategy_is_refused_by_name() -> None:
@@ -185,11 +181,9 @@ async def test_the_specification_lists_the_device_nodes_of_each_device(node: Fak
     await files.update([gpu("GPU-a", 0), mig_gpu(instance(3, "MIG-x"))])
 
     found = cdi_specification(node.path)
-    nodes = {
-        name: [one["path"] for one in edits["deviceNodes"]]
-        for name, edits in cdi_devices(node.path).items()
-    }
-    assert nodes == {
+    edits = cdi_devices(node.path)
+    assert {tuple(one["env"]) for one in edits.values()} == {("NVIDIA_VISIBLE_DEVICES=void",)}
+    assert {name: [n["path"] for n in one["deviceNodes"]] for name, one in edits.items()} == {
         "leasehold.dev/gpu=GPU-a": ["/dev/nvidia0"],
         "leasehold.dev/gpu=MIG-x": [
             "/dev/nvidia1",
@@ -211,13 +205,6 @@ async def test_the_specification_lists_the_device_nodes_of_each_device(node: Fak
         ["nvidia-ctk", "hook", "create-symlinks"],
         ["nvidia-ctk", "hook", "update-ldcache"],
     ]
-
-
-async def test_the_specification_sets_the_visible_devices_to_void(node: FakeNode) -> None:
-    await node.files().update([gpu("GPU-a", 0)])
-
-    (edits,) = cdi_devices(node.path).values()
-    assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
 
 
 async def test_the_specification_is_rewritten_only_when_devices_change(node: FakeNode) -> None:
@@ -298,9 +285,7 @@ async def test_without_cdi_the_specification_is_removed_once_no_container_uses_i
 
 
 async def test_without_cdi_no_driver_is_needed_and_nothing_is_written(tmp_path: Path) -> None:
-    empty = FakeNode(tmp_path)
-
-    await empty.files(ENVVAR, VOLUME_MOUNTS).update([gpu("GPU-a", 0)])
+    await FakeNode(tmp_path).files(ENVVAR, VOLUME_MOUNTS).update([gpu("GPU-a", 0)])
 
     assert not list(tmp_path.iterdir())
 
@@ -310,9 +295,7 @@ async def test_simulated_gpus_are_specified_without_device_nodes(tmp_path: Path)
 
     await fake.files(simulated=True).update([gpu("GPU-a", 0)])
 
-    assert cdi_devices(fake.path) == {
-        "leasehold.dev/gpu=GPU-a": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
-    }
+    assert cdi_devices(fake.path) == {NAMES[0]: {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}}
 
 
 @pytest.mark.parametrize(
@@ -332,16 +315,12 @@ async def test_a_missing_driver_file_is_reported_with_the_flag_to_set(
     assert not node.path.exists()
 
 
-def test_a_configured_hook_path_is_used_as_given(node: FakeNode) -> None:
-    named = replace(node.places, hook="/opt/nvidia-cdi-hook")
+async def test_a_configured_hook_path_is_used_as_given(node: FakeNode) -> None:
+    files = node.files()
+    files.places = replace(node.places, hook="/opt/nvidia-cdi-hook")
 
-    found = build_specification([gpu("GPU-a", 0)], {}, find_driver(named, VERSION))
+    await files.update([gpu("GPU-a", 0)])
 
-    assert [hook["path"] for hook in found["containerEdits"]["hooks"]] == 2 * [named.hook]
-    assert found["containerEdits"]["hooks"][1]["args"] == [
-        "nvidia-cdi-hook",
-        "update-ldcache",
-        "--folder",
-        f"/{FOLDER}",
-    ]
-    assert encode_specification(found).endswith(b"\n")
+    links, cache = cdi_specification(node.path)["containerEdits"]["hooks"]
+    assert links["path"] == cache["path"] == "/opt/nvidia-cdi-hook"
+    assert cache["args"] == ["nvidia-cdi-hook", "update-ldcache", "--folder", f"/{FOLDER}"]

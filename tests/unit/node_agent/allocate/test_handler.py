@@ -24,8 +24,7 @@ async def under_test(tmp_path: Path) -> HandlerUnderTest:
 async def test_allocate_fails_with_the_error_of_the_pod_resources_api(
     under_test: HandlerUnderTest,
 ) -> None:
-    under_test.add("a")
-    under_test.lease("a", share(0, 1000))
+    under_test.add_leased("a", share(0, 1000))
     under_test.kubelet.error = "PodResources: no answer within 10 s"
 
     with pytest.raises(UnavailableError, match="no answer within 10 s"):
@@ -36,8 +35,7 @@ async def test_a_call_that_the_kubelet_cancels_does_not_count_as_refused(
     under_test: HandlerUnderTest,
 ) -> None:
     for name in ("a", "b"):
-        under_test.add(name)
-        under_test.lease(name, share(0, 1000))
+        under_test.add_leased(name, share(0, 1000))
 
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(under_test.handler.allocate(NUMBER, [SLOT]), 0.05)
@@ -49,8 +47,7 @@ async def test_equal_pods_are_listed_again_and_then_refused_by_name(
     under_test: HandlerUnderTest,
 ) -> None:
     for name in ("a", "b"):
-        under_test.add(name)
-        under_test.lease(name, share(0, 1000))
+        under_test.add_leased(name, share(0, 1000))
 
     with pytest.raises(RequestError, match=r"default/a, container main; default/b"):
         await under_test.handler.allocate(NUMBER, [SLOT])
@@ -74,8 +71,7 @@ async def test_no_id_is_preferred_while_the_pod_is_ambiguous(under_test: Handler
 async def test_38_a_device_mismatch_is_refused_published_and_annotated(
     under_test: HandlerUnderTest,
 ) -> None:
-    under_test.add("a")
-    under_test.lease("a", share(1, 1000))
+    under_test.add_leased("a", share(1, 1000))
 
     with pytest.raises(RequestError, match="the lease is for 1 of"):
         await under_test.handler.allocate(NUMBER, [SLOT])
@@ -89,14 +85,12 @@ async def test_38_a_device_mismatch_is_refused_published_and_annotated(
 async def test_allocate_refuses_to_overcommit_a_device_whatever_the_lease(
     under_test: HandlerUnderTest,
 ) -> None:
-    under_test.add("a")
-    under_test.lease("a", share(0, 10_000, slot=0))
+    under_test.add_leased("a", share(0, 10_000, slot=0))
     await under_test.handler.allocate(NUMBER, [SLOT])
     under_test.add_holding("a", "main", SLOT)
     await under_test.node.outbox.take()
 
-    under_test.add("b")
-    under_test.lease("b", share(0, 10_000, slot=1, fence=2))
+    under_test.add_leased("b", share(0, 10_000, slot=1, fence=2))
     with pytest.raises(RequestError, match="over-committed") as refused:
         await under_test.handler.allocate(NUMBER, [f"{SLOT[:-1]}1"])
 
@@ -113,16 +107,14 @@ async def test_allocate_refuses_to_overcommit_a_device_whatever_the_lease(
 async def test_a_pod_that_has_just_ended_does_not_count_against_the_device(
     under_test: HandlerUnderTest, phase: str
 ) -> None:
-    ended = under_test.add("a")
-    under_test.lease("a", share(0, 10_000, slot=0))
+    ended = under_test.add_leased("a", share(0, 10_000, slot=0))
     await under_test.handler.allocate(NUMBER, [SLOT])
     under_test.kubelet.pods = [replace(ended, phase=phase)] if phase else []
     if phase:
         under_test.add_holding("a", "main", SLOT)
     del under_test.ledger.leases[ended.uid]
 
-    under_test.add("b")
-    under_test.lease("b", share(0, 10_000, slot=1, fence=2))
+    under_test.add_leased("b", share(0, 10_000, slot=1, fence=2))
     await under_test.handler.allocate(NUMBER, [f"{SLOT[:-1]}1"])
 
     assert [each.pod for each in under_test.checkpoint.allocations] == ["uid-b"]
@@ -132,8 +124,7 @@ async def test_allocate_waits_for_the_rebuild_of_a_lost_checkpoint(
     under_test: HandlerUnderTest,
 ) -> None:
     under_test.checkpoint.lost = True
-    under_test.add("a")
-    under_test.lease("a", share(0, 1000))
+    under_test.add_leased("a", share(0, 1000))
 
     with pytest.raises(UnavailableError, match="has lost its records"):
         await under_test.handler.allocate(NUMBER, [SLOT])
@@ -146,8 +137,7 @@ async def test_allocate_waits_for_the_rebuild_of_a_lost_checkpoint(
 async def test_27_a_start_is_refused_when_another_container_holds_the_devices(
     under_test: HandlerUnderTest,
 ) -> None:
-    under_test.add("a")
-    under_test.lease("a", share(0, 1000))
+    under_test.add_leased("a", share(0, 1000))
     await under_test.handler.allocate(NUMBER, [SLOT])
 
     under_test.add_holding("b", "main", SLOT)
@@ -195,8 +185,7 @@ async def test_a_call_that_waits_for_mig_instances_does_not_hold_up_others(
     under_test.lease("a", structs.replace(share(0, 1000), mig=placed))
     first = asyncio.create_task(under_test.handler.allocate(NUMBER, [SLOT]))
     await waiting.wait()
-    under_test.add("b")
-    under_test.lease("b", share(1, 1000))
+    under_test.add_leased("b", share(1, 1000))
 
     async with asyncio.timeout(10):
         setup = await under_test.handler.allocate(NUMBER, [OTHER])

@@ -14,12 +14,13 @@ from services.node_agent.dra.slices import (
     mib_quantity,
     nvlink_groups,
 )
+from services.node_agent.mig.instances import InstanceProfile
 from shared.model.claim import TaintEffect
-from shared.model.device import Device, DeviceMode, Isolation
-from shared.model.lease import ClaimAllocation, Lease
-from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.device import Device, DeviceMode, Isolation, MigLayout, MigProfile
+from shared.model.lease import ClaimAllocation, Lease, MigPlacement
+from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.request import SharingPolicy
-from tests.support.node_agent.agent import share
+from tests.support.node_agent.agent import lease_of, share
 
 GPU = Device(
     uuid=DeviceUuid("GPU-A"),
@@ -31,32 +32,23 @@ GPU = Device(
 )
 
 
+NODE = ClaimableNode(
+    name=NodeName("node"), uid="uid", devices=(GPU,), leases=(), driver_version="535.104.05"
+)
+
+
 def lease(*, claim: bool = False, generation: str = "g", **changes: Any) -> Lease:
-    return Lease(
-        pod=PodUid("holder"),
-        namespace=Namespace("default"),
-        name="holder",
-        node=NodeName("node"),
-        shares=(share(device=GPU.uuid, **changes),),
-        claim=ClaimAllocation(generation=generation) if claim else None,
-    )
+    allocation = ClaimAllocation(generation=generation) if claim else None
+    return lease_of("holder", share(device=GPU.uuid, **changes), claim=allocation)
 
 
 def offered(
     device: Device = GPU,
     *leases: Lease,
     deallocated: Sequence[tuple[PodUid, str]] = (),
-    driver_version: str = "535.104.05",
     taint_effect: TaintEffect = TaintEffect.NO_SCHEDULE,
 ) -> list[dict[str, Any]]:
-    node = ClaimableNode(
-        name=NodeName("node"),
-        uid="uid",
-        devices=(device,),
-        leases=leases,
-        driver_version=driver_version,
-        taint_effect=taint_effect,
-    )
+    node = replace(NODE, devices=(device,), leases=leases, taint_effect=taint_effect)
     [found] = build_slices(node, generation=1, deallocated=deallocated)
     devices: list[dict[str, Any]] = found["spec"]["devices"]
     return devices
@@ -100,30 +92,29 @@ def test_the_default_stays_the_whole_memory_so_that_no_whole_device_is_promised(
     assert device["capacity"]["cores"]["requestPolicy"]["validRange"]["max"] == "1"
 
 
+STRICT = replace(GPU, isolation=Isolation.STRICT)
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [{"memory_mib": 15_359}, {"cores_percent": 100}, {"sharing": SharingPolicy.EXCLUSIVE}],
+    ("device", "held"),
+    [
+        (GPU, lease(memory_mib=15_359)),
+        (GPU, lease(cores_percent=100)),
+        (GPU, lease(sharing=SharingPolicy.EXCLUSIVE)),
+        (GPU, lease(claim=True, cores_percent=100)),
+        (STRICT, lease(memory_mib=1)),
+        (replace(GPU, mode=DeviceMode.MIG), lease(claim=True)),
+    ],
 )
-def test_a_device_of_which_nothing_can_be_leased_is_left_out(changes: dict[str, Any]) -> None:
-    assert offered(GPU, lease(**changes)) == []
+def test_a_device_of_which_nothing_can_be_leased_is_left_out(device: Device, held: Lease) -> None:
+    assert offered(device, held) == []
 
 
-def test_a_device_is_left_out_when_claims_have_all_its_cores() -> None:
-    assert offered(GPU, lease(claim=True, cores_percent=100)) == []
-
-
-def test_a_device_of_strict_isolation_is_offered_whole_or_not_at_all() -> None:
-    strict = replace(GPU, isolation=Isolation.STRICT)
-
-    [device] = offered(strict)
+def test_a_device_of_strict_isolation_is_offered_whole() -> None:
+    [device] = offered(STRICT)
 
     assert "allowMultipleAllocations" not in device
-    assert "requestPolicy" not in device["capacity"]["memory"]
-    assert offered(strict, lease(memory_mib=1)) == []
-
-
-def test_a_device_in_mig_mode_is_no_shared_device() -> None:
-    assert offered(replace(GPU, mode=DeviceMode.MIG)) == []
+    assert device["capacity"] == {"memory": {"value": "15Gi"}, "cores": {"value": "100"}}
 
 
 @pytest.mark.parametrize("effect", ["NoSchedule", "NoExecute"])
@@ -179,3 +170,104 @@ def test_dropped_fields_are_found_and_a_taints_time_is_no_difference() -> None:
     del stored_device["bindingConditions"]
     assert find_dropped_fields(wanted, stored) == {"bindingConditions"}
     assert not is_current(wanted, stored)
+
+
+# MIG instances
+
+SMALL, LARGE = (
+    MigProfile(name="1g.5gb", memory_mib=5120, count=2),
+    MigProfile(name="3g.20gb", memory_mib=20_480, count=1),
+)
+A100 = replace(
+    GPU,
+    memory_mib=40_960,
+    mode=DeviceMode.MIG,
+    layouts=(
+        MigLayout(name="group1", profiles=(SMALL,)),
+        MigLayout(name="group2", profiles=(LARGE, replace(SMALL, count=1))),
+    ),
+)
+PROFILES = tuple(
+    InstanceProfile(
+        id=number,
+        name=name,
+        memory_mib=1,
+        compute_slices=compute,
+        memory_slices=slices,
+        count=2,
+        starts=starts,
+    )
+    for number, (name, compute, slices, starts) in enumerate(
+        [("1g.5gb", 1, 1, tuple(range(7))), ("3g.20gb", 3, 4, (0, 4))]
+    )
+)
+NAMES = ["gpu-a-group1-0", "gpu-a-group1-1", "gpu-a-group2-0", "gpu-a-group2-1"]
+
+
+def slices(*leases: Lease, devices: tuple[Device, ...] = (A100,)) -> list[dict[str, Any]]:
+    profiles = {device.uuid: PROFILES for device in devices}
+    node = replace(NODE, devices=devices, leases=leases, profiles=profiles)
+    return [each["spec"] for each in build_slices(node, generation=1)]
+
+
+def names(*leases: Lease) -> list[str]:
+    return [device["name"] for device in slices(*leases)[0]["devices"]]
+
+
+def instance(layout: str, position: int, *, claim: bool = False) -> Lease:
+    place = MigPlacement(layout=layout, position=position, profile="1g.5gb")
+    return lease(claim=claim, mig=place)
+
+
+def test_every_instance_of_every_layout_takes_its_memory_slices() -> None:
+    devices, counters = slices()
+
+    assert devices["pool"] == counters["pool"]
+    assert devices["pool"]["resourceSliceCount"] == 2
+    [shared] = counters["sharedCounters"]
+    assert shared["name"] == "gpu-a"
+    assert shared["counters"].keys() == {f"memory-slice-{number}" for number in range(8)}
+    taken = {
+        device["name"]: sorted(device["consumesCounters"][0]["counters"])
+        for device in devices["devices"]
+    }
+    assert taken == {
+        "gpu-a-group1-0": ["memory-slice-0"],
+        "gpu-a-group1-1": ["memory-slice-1"],
+        "gpu-a-group2-0": [f"memory-slice-{number}" for number in range(4)],
+        "gpu-a-group2-1": ["memory-slice-4"],
+    }
+    large = devices["devices"][2]
+    assert large["attributes"]["profile"] == {"string": "3g.20gb"}
+    assert large["attributes"]["type"] == {"string": "mig"}
+    assert large["capacity"] == {"memory": {"value": "20Gi"}}
+    assert large["bindingConditions"] == ["leasehold.dev/Leased"]
+    assert "allowMultipleAllocations" not in large
+
+
+def test_a_lease_leaves_the_other_instances_of_its_layout() -> None:
+    assert names() == NAMES
+    assert names(instance("group2", 1)) == ["gpu-a-group2-0"]
+    assert names(instance("group1", 0, claim=True)) == ["gpu-a-group1-0", "gpu-a-group1-1"]
+
+
+def test_layouts_without_known_starts_have_no_counters() -> None:
+    present = replace(A100, layouts=(MigLayout(name="present", profiles=(SMALL,)),))
+
+    [only] = build_slices(replace(NODE, devices=(present,)), generation=1)
+
+    assert [device["name"] for device in only["spec"]["devices"]] == [
+        "gpu-a-present-0",
+        "gpu-a-present-1",
+    ]
+    assert "consumesCounters" not in only["spec"]["devices"][0]
+
+
+def test_a_slice_has_at_most_64_devices_and_8_sets_of_counters() -> None:
+    gpus = tuple(replace(A100, uuid=DeviceUuid(f"GPU-{n}"), index=n) for n in range(17))
+
+    found = slices(devices=gpus)
+
+    assert [len(each.get("devices", ())) for each in found] == [64, 4, 0, 0, 0]
+    assert [len(each.get("sharedCounters", ())) for each in found] == [0, 0, 8, 8, 1]
+    assert {each["pool"]["resourceSliceCount"] for each in found} == {5}

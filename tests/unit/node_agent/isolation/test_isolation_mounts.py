@@ -8,9 +8,9 @@ from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
 from shared.dialects.hami_core import FALLBACK_REGION, LIBRARY
 from shared.model.lease import Lease
-from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import GpuRequest
 from tests.support.dialects.builders import PATHS, device, share_of
+from tests.support.node_agent.agent import lease_of
 
 HELD = ("volcano-vgpu", "tencent", "nvidia", "koordinator")
 """Dialects whose shares HAMi-core holds to their limits."""
@@ -18,23 +18,9 @@ CARD = device(0)
 
 
 def lease(pod: str, *containers: str, cores: int = 50) -> Lease:
-    requests = [
-        GpuRequest(
-            container=name,
-            gpus=1,
-            memory_units=3000,
-            cores_percent=cores,
-            records_requested_units=True,
-        )
-        for name in containers
-    ]
-    return Lease(
-        pod=PodUid(pod),
-        namespace=Namespace("ns"),
-        name=pod,
-        node=NodeName("n"),
-        shares=tuple(share_of(one, CARD) for one in requests),
-    )
+    facts = {"memory_units": 3000, "cores_percent": cores, "records_requested_units": True}
+    requests = [GpuRequest(container=name, gpus=1, **facts) for name in containers]  # type: ignore[arg-type]
+    return lease_of(pod, *(share_of(one, CARD) for one in requests))
 
 
 def setup_of(dialect: str, held: Lease, container: str) -> ContainerSetup:
@@ -46,28 +32,18 @@ def writable(setup: ContainerSetup) -> set[str]:
 
 
 @pytest.mark.parametrize("dialect", HELD)
-def test_hami_core_33_no_two_containers_can_write_to_the_same_path(dialect: str) -> None:
+def test_hami_core_33_no_two_containers_can_write_to_the_same_path_or_to_the_library(
+    dialect: str,
+) -> None:
     one, other = lease("u1", "a", "b"), lease("u2", "a")
-
-    setups = [
-        setup_of(dialect, one, "a"),
-        setup_of(dialect, one, "b"),
-        setup_of(dialect, other, "a"),
-    ]
+    setups = [setup_of(dialect, *held) for held in ((one, "a"), (one, "b"), (other, "a"))]
 
     for first, second in combinations(setups, 2):
         assert writable(first)
         assert not writable(first) & writable(second)
-
-
-@pytest.mark.parametrize("dialect", HELD)
-def test_hami_core_33_the_library_and_what_loads_it_are_read_only(dialect: str) -> None:
-    setup = setup_of(dialect, lease("u1", "a"), "a")
-
-    read_only = {mount.container_path for mount in setup.mounts if mount.read_only}
-
-    assert read_only >= {LIBRARY}
-    assert read_only >= {m.container_path for m in setup.mounts if m.container_path[:5] == "/etc/"}
+    read_only = {mount.container_path for mount in setups[0].mounts if mount.read_only}
+    loads = {m.container_path for m in setups[0].mounts if m.container_path[:5] == "/etc/"}
+    assert read_only >= {LIBRARY, *loads}
 
 
 @pytest.mark.parametrize("dialect", ["volcano-vgpu", "tencent", "nvidia"])

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.node_agent.mig.gpu_models import GPU_MODELS
-from services.node_agent.mig.instances import InUseError, MigInstance, instance_at, is_laid_out
+from services.node_agent.mig.instances import (
+    InUseError,
+    MigInstance,
+    find_layout,
+    instance_at,
+    is_laid_out,
+)
 from services.node_agent.mig.layout_plan import (
     CompleteInstance,
     CreateInstance,
@@ -25,8 +31,9 @@ from services.node_agent.mig.layouts import (
     layouts_for,
 )
 from shared.dialects.volcano.device_config import MigGeometries
-from shared.model.device import MigLayout, MigProfile
+from shared.model.device import Device, MigLayout, MigProfile
 from shared.model.errors import RequestError, UnavailableError
+from shared.model.lease import MigPlacement
 from shared.model.names import DeviceUuid
 from simcluster.node_agent.mig import SimulatedMig
 
@@ -42,6 +49,12 @@ def layouts(model: str = "A100-40GB") -> dict[str, MigLayout]:
     )
     assert warnings == ()
     return {layout.name: layout for layout in found}
+
+
+PLACE = MigPlacement(layout="group2", position=3, profile="1g.5gb")
+MIG_DEVICE = Device(
+    uuid=GPU, index=0, model="A100", memory_mib=40960, slots=7, layouts=tuple(layouts().values())
+)
 
 
 def instance(profile: str, start: int, gi: int = 0, **changes: object) -> MigInstance:
@@ -76,18 +89,21 @@ def carry_out(device: SimulatedMig, steps: Sequence[PlanStep]) -> None:
                 device.create_compute(GPU, device.create_instance(GPU, profile.id, start))
 
 
-def test_a_large_instance_is_placed_where_small_ones_still_fit() -> None:
-    three, one = BY_NAME["3g.20gb"], BY_NAME["1g.5gb"]
+@pytest.mark.parametrize(
+    ("wanted", "kept", "starts"),
+    [
+        ("3g.20gb 1g.5gb 1g.5gb 1g.5gb 1g.5gb", "", (4, 0, 1, 2, 3)),
+        ("3g.20gb 1g.5gb 1g.5gb 1g.5gb 1g.5gb", "3g.20gb", None),
+        ("4g.20gb 3g.20gb", "", (0, 4)),
+        ("4g.20gb 3g.20gb 1g.5gb", "", None),  # compute slices run out although memory is left
+    ],
+)
+def test_instances_are_arranged_where_all_fit(
+    wanted: str, kept: str, starts: tuple[int, ...] | None
+) -> None:
+    there = [instance(name, 0) for name in kept.split()]
 
-    assert arrange([three, one, one, one, one], (), 7) == (4, 0, 1, 2, 3)
-    assert arrange([three, one, one, one, one], (instance("3g.20gb", 0),), 7) is None
-
-
-def test_compute_slices_run_out_although_memory_is_left() -> None:
-    four, three, one = BY_NAME["4g.20gb"], BY_NAME["3g.20gb"], BY_NAME["1g.5gb"]
-
-    assert arrange([four, three], (), 7) == (0, 4)
-    assert arrange([four, three, one], (), 7) is None
+    assert arrange([BY_NAME[name] for name in wanted.split()], there, 7) == starts
 
 
 @pytest.mark.parametrize("model", [name for name, profile in GPU_MODELS.items() if profile.mig])
@@ -156,16 +172,6 @@ def test_item_45_a_position_is_an_instance_by_placement_and_not_by_listing_order
         instance_at(layouts()["group1"], 0, listed)
 
 
-def test_listing_order_does_not_change_positions(tmp_path: Path) -> None:
-    device = hardware(tmp_path)
-    carry_out(device, plan_layout(layouts()["group1"], A100.mig, ()))
-
-    starts = [one.start for one in device.instances(GPU)]
-
-    assert starts != sorted(starts)
-    assert sorted(starts) == list(range(7))
-
-
 def test_item_46_an_instance_in_use_is_never_removed() -> None:
     there = [instance("1g.5gb", start) for start in range(7)]
     used = [*there[:3], instance("1g.5gb", 3, busy=True), *there[4:]]
@@ -232,8 +238,8 @@ def test_the_published_tables_are_offered_in_their_order() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("model", ["H100-80GB", "H200", "B200"])
-def test_hopper_and_blackwell_have_the_same_pattern_of_layouts(model: str) -> None:
+@pytest.mark.parametrize("model", ["A100-40GB", "H100-80GB", "H200", "B200"])
+def test_devices_with_seven_slices_have_the_same_pattern_of_layouts(model: str) -> None:
     counts = [[p.count for p in layout.profiles] for layout in layouts(model).values()]
 
     assert counts == [[7], [3, 1], [2], [1]]
@@ -305,16 +311,21 @@ def test_without_partitioning_the_existing_instances_are_the_layout() -> None:
     assert current_layouts([], known, A100.mig) == ()
 
 
-def test_simulated_instances_survive_the_agent_and_obey_the_placement_rules(tmp_path: Path) -> None:
-    device = hardware(tmp_path)
-    gi = device.create_instance(GPU, 9, 0)
-    device.create_compute(GPU, gi)
+@pytest.mark.parametrize(
+    ("place", "device"),
+    [
+        (replace(PLACE, layout="old"), MIG_DEVICE),
+        (replace(PLACE, profile="2g.10gb"), MIG_DEVICE),
+        (PLACE, replace(MIG_DEVICE, layouts=())),
+        (PLACE, None),
+    ],
+)
+def test_a_placement_whose_layout_the_device_does_not_have_is_refused(
+    place: MigPlacement, device: Device | None
+) -> None:
+    with pytest.raises(RequestError, match=f"at position 3 of layout {place.layout} .*were the"):
+        find_layout(place, GPU, device)
 
-    for profile, start, warnings in ((9, 2, "Invalid Argument"), (14, 2, "Insufficient Resources")):
-        with pytest.raises(UnavailableError, match=warnings):
-            device.create_instance(GPU, profile, start)
-    with pytest.raises(UnavailableError, match="In use"):
-        device.destroy_instance(GPU, gi)
-    device.create_instance(GPU, 14, 4)
-    assert hardware(tmp_path).instances(GPU) == device.instances(GPU)
-    assert [one.uuid[:4] for one in device.instances(GPU)] == ["MIG-", ""]
+
+def test_a_placement_is_found_in_the_layouts_of_its_device() -> None:
+    assert find_layout(PLACE, GPU, MIG_DEVICE).name == "group2"

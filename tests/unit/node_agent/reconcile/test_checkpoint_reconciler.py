@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.node_agent.kubelet.pods import ClaimHolding, KubeletContainer
+from services.node_agent.kubelet.pods import ClaimHolding, KubeletContainer, PodResources
 from services.node_agent.node import Node
+from services.node_agent.reconcile.checkpoint_rebuild import ended_pods
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
@@ -86,3 +87,18 @@ async def test_without_the_driver_a_claim_ends_once_no_container_uses_it(
     await reconciler(node, serves_claims=serves_claims).forget_ended(None)
 
     assert bool(node.checkpoint.claims) is kept
+
+
+@pytest.mark.parametrize(
+    ("listed", "leased", "has_ended"),
+    [(True, False, False), (False, True, False), (False, False, True)],
+)
+def test_a_pod_has_ended_once_kubelet_and_ledger_no_longer_list_it(
+    listed: bool, leased: bool, has_ended: bool
+) -> None:
+    lease = lease_of("u1")
+    pods, leases = [kubelet_pod("pod", "u1")] * listed, {lease.pod: lease} if leased else {}
+
+    ended = ended_pods([allocation_of(lease)], pods, PodResources(), leases, frozenset())
+
+    assert bool(ended) is has_ended

@@ -68,35 +68,21 @@ async def test_an_interrupted_write_does_not_affect_later_ones(
     assert second.pods == {"u2"}
 
 
-async def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ['{"v": 1, "entr', '{"v": 1, "node": "node-1"}', None])
+async def test_a_checkpoint_that_is_damaged_of_another_node_or_missing_is_lost(
+    tmp_path: Path, text: str | None
+) -> None:
     path = tmp_path / "checkpoint.json"
-    path.write_text('{"v": 1, "entr')
+    if text is not None:
+        path.write_text(text)
     record = Checkpoint(path, "node-0")
 
     await record.load()
 
     assert record.lost
-    assert (tmp_path / "checkpoint.damaged").exists()
     assert record.allocations == ()
-
-
-async def test_a_missing_checkpoint_counts_as_possibly_lost(tmp_path: Path) -> None:
-    record = Checkpoint(tmp_path / "agent" / "checkpoint.json", "node-0")
-
-    await record.load()
-
-    assert record.lost
-    assert not list(tmp_path.iterdir())
-
-
-async def test_a_checkpoint_of_another_node_is_set_aside(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.json"
-    await Checkpoint(path, "node-1").save(entry())
-    record = Checkpoint(path, "node-0")
-
-    await record.load()
-
-    assert record.lost
+    aside = [] if text is None else [path.with_suffix(".damaged")]
+    assert list(tmp_path.iterdir()) == aside
 
 
 async def test_fences_are_kept_after_their_pod_is_removed(tmp_path: Path) -> None:
