@@ -5,6 +5,7 @@ import ipaddress
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -80,15 +81,28 @@ def serving(tmp_path: Path, server: Issued, *, clients_of: Issued | None = None)
     return context
 
 
-async def test_a_server_of_the_named_authority_is_trusted(
-    tmp_path: Path, authority: Issued
+@pytest.mark.parametrize(
+    ("ours", "sans", "options"),
+    [
+        (True, (LOCAL,), {}),
+        (False, (), {"ca_pem": None, "insecure_skip_tls_verify": True}),
+        (True, (x509.DNSName("inner"),), {"tls_server_name": "inner"}),
+    ],
+    ids=["of the named authority", "unverified", "of another name than the address"],
+)
+async def test_a_server_is_trusted(
+    tmp_path: Path,
+    authority: Issued,
+    sans: tuple[x509.GeneralName, ...],
+    options: dict[str, Any],
+    *,
+    ours: bool,
 ) -> None:
-    tls = serving(tmp_path, issue("api", by=authority, sans=(LOCAL,)))
-    async with (
-        ScriptedApiserver(answers(200), tls=tls) as server,
-        KubernetesClient(ClusterCredentials(server=server.url, ca_pem=authority.cert_pem)) as kube,
-    ):
-        await kube.read("/x")
+    tls = serving(tmp_path, issue("api", by=authority if ours else issue("stranger"), sans=sans))
+    async with ScriptedApiserver(answers(200), tls=tls) as server:
+        given = {"ca_pem": authority.cert_pem} | options
+        async with KubernetesClient(ClusterCredentials(server=server.url, **given)) as kube:
+            await kube.read("/x")
 
     assert len(server.requests) == 1
 
@@ -105,30 +119,6 @@ async def test_a_server_of_another_authority_is_refused_and_the_error_names_the_
             await kube.read("/x")
 
     assert server.requests == []
-
-
-async def test_verification_can_be_switched_off(tmp_path: Path) -> None:
-    tls = serving(tmp_path, issue("api", by=issue("stranger")))
-    async with ScriptedApiserver(answers(200), tls=tls) as server:
-        credentials = ClusterCredentials(server=server.url, insecure_skip_tls_verify=True)
-        async with KubernetesClient(credentials) as kube:
-            await kube.read("/x")
-
-    assert len(server.requests) == 1
-
-
-async def test_a_certificate_may_carry_another_name_than_the_address(
-    tmp_path: Path, authority: Issued
-) -> None:
-    tls = serving(tmp_path, issue("api", by=authority, sans=(x509.DNSName("inner"),)))
-    async with ScriptedApiserver(answers(200), tls=tls) as server:
-        credentials = ClusterCredentials(
-            server=server.url, ca_pem=authority.cert_pem, tls_server_name="inner"
-        )
-        async with KubernetesClient(credentials) as kube:
-            await kube.read("/x")
-
-    assert len(server.requests) == 1
 
 
 async def test_a_client_certificate_is_sent(tmp_path: Path, authority: Issued) -> None:

@@ -1,13 +1,19 @@
 """The reflector against a scripted API server: lists, watches, bookmarks, 410 and reconnects."""
 
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import pytest
 
+from shared.kubernetes.errors import ForbiddenError
 from shared.kubernetes.reflector import BATCH
 from tests.support.kubernetes.followed import PODS, following, has
 from tests.support.kubernetes.scripted_apiserver import (
     Object,
     Step,
     added,
+    answers,
     bookmark,
     deleted,
     failed,
@@ -19,11 +25,251 @@ from tests.support.kubernetes.scripted_apiserver import (
     resets,
     streams,
 )
+from tests.support.waiting import until
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the server answers, and what the reflector yields and does."""
+
+    steps: Sequence[Step]
+    changes: str
+    watched: str = ""
+    """The versions that watches start from."""
+    continued: str = ""
+    """The pages that lists request."""
+    pauses: Sequence[float] | None = None
+    checks: Sequence[Step] = ()
+    requests: int = 0
+    """How many to wait for; 0: until the last change."""
+    silence_s: float = 30.0
+
+
+def watch(*chunks: bytes | Object) -> Step:
+    """A watch that stays open."""
+    return streams(*chunks, then="silence")
+
+
+EMPTY, EXPIRED, ERROR = lists(version=7), refuses(410, "Expired"), refuses(500, "InternalError")
+A8, B9 = added(pod("a", 8)), added(pod("b", 9))
+GAP = lists(pod("kept", 1), pod("moved", 12), pod("new", 11), version=20)
+BEFORE_GAP = lists(pod("kept", 1), pod("moved", 2), pod("ended", 3), version=7)
+BEFORE, AFTER = "+kept@1 +moved@2 +ended@3 =7", "~moved@12 +new@11 -ended@20 =20"
+RESTORED = lists(pod("a", 3), version=40)
+"""The list of an API server whose etcd was restored to a state before pod b."""
+B80, FROM_B80 = lists(pod("b", 80), version=90), "+b@80 =90 +a@3"
+HALF = b'{"type":"ADDED","object":{"metadata":{"name":"b","resourceV'
+LINE = b'{"type":"ADDED","object":{"metadata":{"name":"a","resourceVersion":"8"}}}\n'
+
+
+def opaque(version: str) -> Object:
+    return {"metadata": {"name": "a", "uid": "u", "resourceVersion": version}}
+
+
+CASES = {
+    "all pages of a list are read": Case(
+        (lists(pod("a", 1), version=7, next_page="p2"), lists(pod("b", 2), version=7)),
+        "+a@1 +b@2 =7",
+        continued="- p2",
+    ),
+    "an expired continue token starts the list again": Case(
+        (
+            lists(pod("a", 1), version=7, next_page="old"),
+            EXPIRED,
+            lists(pod("a", 1), pod("b", 2), version=9),
+        ),
+        "+a@1 +b@2 =9",
+        continued="- old -",
+    ),
+    "an interrupted list is started again and repeats no change": Case(
+        (
+            lists(pod("a", 1), pod("b", 2), version=7, next_page="p2"),
+            ERROR,
+            lists(pod("a", 1), version=9, next_page="p2"),
+            lists(pod("c", 8), version=9),
+        ),
+        "+a@1 +b@2 +c@8 -b@9 =9",
+        continued="- p2 - p2",
+    ),
+    "events become changes": Case(
+        (lists(pod("a", 1), version=7), watch(modified(pod("a", 8)), deleted(pod("a", 9)))),
+        "+a@1 =7 ~a@8 -a@9",
+    ),
+    "a watch that ends regularly is resumed without a pause": Case(
+        (EMPTY, streams(A8), streams(B9, then="")), "=7 +a@8 +b@9", watched="7 8", pauses=()
+    ),
+    "a watch that ends at once is resumed after a pause": Case(
+        (EMPTY, *[streams()] * 4), "=7", requests=6, pauses=(0.2, 0.4, 0.8, 1.6)
+    ),
+    "a bookmark advances the version": Case(
+        (EMPTY, streams(bookmark(42)), watch(added(pod("a", 43)))), "=7 +a@43", watched="7 42"
+    ),
+    "an hour of bookmarks yields no change and advances the version": Case(
+        (EMPTY, watch(*(bookmark(100 + minute) for minute in range(60))), hang),
+        "=7",
+        requests=3,
+        watched="7 159",
+        silence_s=0.2,
+    ),
+    "410 at connect lists again": Case((BEFORE_GAP, EXPIRED, GAP), f"{BEFORE} {AFTER}", pauses=()),
+    "410 mid stream lists again": Case(
+        (BEFORE_GAP, streams(modified(pod("ended", 9)), failed(410, "Expired")), GAP),
+        f"{BEFORE} ~ended@9 {AFTER}",
+    ),
+    "repeated 410 responses pause between lists": Case(
+        (EMPTY, *(EXPIRED, EMPTY) * 3), "=7 =7 =7 =7", pauses=(0.4, 0.8)
+    ),
+    "a server whose store was emptied is listed again": Case(
+        (
+            lists(pod("a", 90), version=90),
+            refuses(504, "Timeout", causes=["ResourceVersionTooLarge"]),
+            lists(pod("a", 2, uid="other"), version=3),
+            streams(modified(pod("a", 4, uid="other")), then=""),
+        ),
+        "+a@90 =90 -a@2 +a@2 =3 restored ~a@4",
+    ),
+    "a pod replaced during a gap is removed before it is added": Case(
+        (
+            lists(pod("a", 1, uid="first"), version=7),
+            EXPIRED,
+            lists(pod("a", 15, uid="second"), version=20),
+        ),
+        "+a@1 =7 -a@15 +a@15 =20",
+    ),
+    **{
+        f"a lower version in a watch lists anew at once: {name}": Case(
+            (lists(pod("a", 5), pod("b", 80), version=90), streams(event, then=""), RESTORED),
+            "+a@5 +b@80 =90 ~a@3 -b@40 =40 restored",
+            pauses=(),
+        )
+        for name, event in {
+            "bookmark": bookmark(41),
+            "new": added(pod("c", 41)),
+            "changed": modified(pod("a", 41)),
+            "gone": deleted(pod("b", 41)),
+            "unreadable": added({**pod("bad", 41), "spec": []}),
+        }.items()
+    },
+    **{
+        f"a store at a lower version than the watch is listed anew: {then}": Case(
+            (B80, streams(bookmark(95), then=then), RESTORED),
+            f"{FROM_B80} -b@40 =40 restored",
+            checks=(lists(version=40),),
+        )
+        for then in ("end", "reset")
+    },
+    **{
+        f"an api server that was away is listed anew whatever its version: {name}": Case(
+            (B80, streams(then="reset"), lists(pod("a", 3), version=200)),
+            f"{FROM_B80} -b@200 =200 restored",
+            checks=(away, away),  # a request on a closed connection is sent once more
+        )
+        for name, away in {"reset": resets, "503": refuses(503, "ServiceUnavailable")}.items()
+    },
+    "an api server that throttles is not listed anew": Case(
+        (EMPTY, streams(then="reset"), watch(A8)),
+        "=7 +a@8",
+        checks=(refuses(429, "TooManyRequests", Retry_After="3"),),
+        pauses=(0.2, 3.0),
+    ),
+    "versions that are not numbers pass through": Case(
+        (EMPTY, watch(added(opaque("x1")), added(opaque("x1")), modified(opaque("w9")))),
+        "=7 +a@x1 ~a@w9",
+    ),
+    "retry-after is honoured for a list and for a watch": Case(
+        (
+            refuses(429, "TooManyRequests", Retry_After="3"),
+            EMPTY,
+            refuses(429, "TooManyRequests", Retry_After="12"),
+            hang,
+        ),
+        "=7",
+        requests=4,
+        pauses=(3.0, 12.0),
+    ),
+    "500 is retried with growing pauses from the last version": Case(
+        (EMPTY, *[ERROR] * 8, watch(A8)),
+        "=7 +a@8",
+        watched=" ".join("7" * 9),
+        pauses=(0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0),
+    ),
+    "an error event of 500 is retried from the last version": Case(
+        (EMPTY, streams(A8, failed(500, "InternalError")), watch(B9)),
+        "=7 +a@8 +b@9",
+        watched="7 8",
+    ),
+    "pauses start small again after success": Case(
+        (EMPTY, ERROR, ERROR, streams(A8, then="reset"), hang),
+        "=7 +a@8",
+        requests=5,
+        pauses=(0.2, 0.4, 0.2),
+    ),
+    "a reset at connect and mid stream is resumed": Case(
+        (EMPTY, resets, resets, streams(A8, then="reset"), watch(B9)),
+        "=7 +a@8 +b@9",
+        watched="7 7 7 8",
+    ),
+    **{
+        f"an incomplete line is dropped and the event is received again: {then}": Case(
+            (EMPTY, streams(A8, HALF, then=then), watch(B9)), "=7 +a@8 +b@9", watched="7 8"
+        )
+        for then in ("end", "reset")
+    },
+    "a line that arrives in pieces is put together": Case(
+        (EMPTY, watch(LINE[:9], LINE[9:40], LINE[40:])), "=7 +a@8"
+    ),
+    "a silent connection is closed and the watch resumed": Case(
+        (EMPTY, watch(A8), watch(B9)), "=7 +a@8 +b@9", watched="7 8", silence_s=0.2
+    ),
+    "a known pod that is unreadable in a list is not removed": Case(
+        (lists(pod("a", 1), version=7), EXPIRED, lists(pod("a", 8, spec=[]), version=9)),
+        "+a@1 =7 =9",
+    ),
+    **{
+        f"a line that cannot be read leads to a new list: {junk[:9]!r}": Case(
+            (
+                lists(pod("a", 1), version=7),
+                watch(modified(pod("a", 8)), junk),
+                lists(pod("a", 9), version=10),
+            ),
+            "+a@1 =7 ~a@8 ~a@9 =10",
+            pauses=(0.2,),
+        )
+        for junk in (b"not json\n", b"x" * (9 << 20), b'{"type":"ADDED"}\n')
+    },
+    "a permission lost later leads to a new list after a pause": Case(
+        (EMPTY, refuses(403, "Forbidden"), lists(pod("a", 8), version=9)),
+        "=7 +a@8 =9",
+        pauses=(0.2,),
+    ),
+    "a truncated response is requested again": Case(
+        (answers(200, b'{"items":[{"metadata"'), lists(pod("a", 1), version=7)), "+a@1 =7"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+async def test_changes_follow_what_the_server_answers(case: Case) -> None:
+    async with following(*case.steps, silence_s=case.silence_s) as followed:
+        followed.server.checks = list(case.checks)
+        if case.requests:
+            changes = await followed.changes_by_request(case.requests)
+        else:
+            count = len(case.changes)
+            changes = await followed.changes_until(lambda so_far: len(" ".join(so_far)) >= count)
+
+    assert " ".join(changes) == case.changes
+    if case.watched:
+        assert " ".join(followed.watched_from()) == case.watched
+    if case.continued:
+        queries = [request.query for request in followed.server.requests]
+        assert " ".join(query.get("continue", "-") for query in queries) == case.continued
+    if case.pauses is not None:
+        assert followed.pauses == list(case.pauses)
 
 
 async def test_a_list_is_yielded_and_the_watch_starts_from_its_version() -> None:
-    steps = (lists(pod("a", 1), version=7), streams(added(pod("b", 8)), then="silence"))
-    async with following(*steps) as followed:
+    async with following(lists(pod("a", 1), version=7), watch(added(pod("b", 8)))) as followed:
         changes = await followed.changes_until(has("+b@8"))
 
     listed, watched = followed.server.requests
@@ -38,214 +284,14 @@ async def test_a_list_is_yielded_and_the_watch_starts_from_its_version() -> None
     }
 
 
-async def test_all_pages_of_a_list_are_read() -> None:
-    pages = (lists(pod("a", 1), version=7, next_page="p2"), lists(pod("b", 2), version=7))
-    async with following(*pages) as followed:
-        changes = await followed.changes_until(has("=7"))
-
-    assert changes == ["+a@1", "+b@2", "=7"]
-    assert followed.server.requests[1].query["continue"] == "p2"
-
-
-async def test_an_expired_continue_token_starts_the_list_again() -> None:
-    steps = (
-        lists(pod("a", 1), version=7, next_page="old"),
-        refuses(410, "Expired"),
-        lists(pod("a", 1), pod("b", 2), version=9),
-    )
-    async with following(*steps) as followed:
-        changes = await followed.changes_until(has("=9"))
-
-    assert changes == ["+a@1", "+b@2", "=9"]
-    assert "continue" not in followed.server.requests[2].query
-
-
-async def test_an_interrupted_list_is_started_again_and_repeats_no_change() -> None:
-    steps = (
-        lists(pod("a", 1), pod("b", 2), version=7, next_page="p2"),
-        refuses(500, "InternalError"),
-        lists(pod("a", 1), version=9, next_page="p2"),
-        lists(pod("c", 8), version=9),
-    )
-    async with following(*steps) as followed:
-        changes = await followed.changes_until(has("=9"))
-
-    assert changes == ["+a@1", "+b@2", "+c@8", "-b@9", "=9"]
-    assert "continue" not in followed.server.requests[2].query
-
-
-async def test_watch_events_become_changes_with_the_previous_object() -> None:
-    events = streams(modified(pod("a", 8)), deleted(pod("a", 9)), then="silence")
-    async with following(lists(pod("a", 1), version=7), events) as followed:
-        changes = await followed.changes_until(has("-a@9"))
-
-    assert changes == ["+a@1", "=7", "~a@8", "-a@9"]
-
-
-async def test_a_watch_that_ends_regularly_is_resumed_without_a_pause() -> None:
-    steps = (lists(version=7), streams(added(pod("a", 8))), streams(added(pod("b", 9)), then=""))
-    async with following(*steps) as followed:
-        changes = await followed.changes_until(has("+b@9"))
-
-    assert changes == ["=7", "+a@8", "+b@9"]
-    assert followed.watched_from() == ["7", "8"]
-    assert followed.pauses == []
-
-
-async def test_a_watch_that_ends_at_once_is_resumed_after_a_pause() -> None:
-    async with following(lists(version=7), *[streams()] * 4) as followed:
-        await followed.changes_by_request(6)
-
-    assert followed.pauses == [0.2, 0.4, 0.8, 1.6]
-
-
-async def test_a_bookmark_advances_the_version() -> None:
-    steps = (lists(version=7), streams(bookmark(42)), streams(added(pod("a", 43)), then="silence"))
-    async with following(*steps) as followed:
-        changes = await followed.changes_until(has("+a@43"))
-
-    assert changes == ["=7", "+a@43"]
-    assert followed.watched_from() == ["7", "42"]
-
-
-async def test_an_hour_of_bookmarks_yields_no_change_and_advances_the_version() -> None:
-    hour = [bookmark(100 + minute) for minute in range(60)]
-    steps = (lists(version=7), streams(*hour), hang)
-    async with following(*steps) as followed:
-        changes = await followed.changes_by_request(3)
-
-    assert changes == ["=7"]
-    assert followed.watched_from() == ["7", "159"]
-    assert followed.reflector.resource_version == "159"
-    assert followed.reflector.counts.undecodable == 0
-
-
-GAP = lists(pod("kept", 1), pod("moved", 12), pod("new", 11), version=20)
-
-
-BEFORE_GAP = lists(pod("kept", 1), pod("moved", 2), pod("ended", 3), version=7)
-
-
-AFTER_GAP = ["~moved@12", "+new@11", "-ended@20", "=20"]
-
-
-async def test_410_at_connect_lists_again_and_yields_only_the_difference() -> None:
-    async with following(BEFORE_GAP, refuses(410, "Expired"), GAP) as followed:
-        changes = await followed.changes_until(has("=20"))
-
-    assert changes[4:] == AFTER_GAP
-    assert followed.pauses == []
-
-
-async def test_410_mid_stream_lists_again_and_yields_only_the_difference() -> None:
-    broken = streams(modified(pod("ended", 9)), failed(410, "Expired"))
-    async with following(BEFORE_GAP, broken, GAP) as followed:
-        changes = await followed.changes_until(has("=20"))
-
-    assert changes[4:] == ["~ended@9", *AFTER_GAP]
-
-
-async def test_repeated_410_responses_pause_between_lists() -> None:
-    expired = (refuses(410, "Expired"), lists(version=7))
-    async with following(lists(version=7), *expired, *expired, *expired) as followed:
-        await followed.changes_by_request(7)
-
-    assert followed.pauses[:2] == [0.4, 0.8]
-
-
-async def test_a_server_whose_store_was_emptied_is_listed_again() -> None:
-    future = refuses(504, "Timeout", causes=["ResourceVersionTooLarge"])
-    steps = (lists(pod("a", 90), version=90), future, lists(pod("a", 2, uid="other"), version=3))
-    async with following(*steps, streams(modified(pod("a", 4, uid="other")), then="")) as followed:
-        changes = await followed.changes_until(has("~a@4"))
-
-    assert changes == ["+a@90", "=90", "-a@2", "+a@2", "=3 restored", "~a@4"]
-
-
-async def test_a_pod_replaced_under_its_name_during_a_gap_is_removed_before_it_is_added() -> None:
-    steps = (
-        lists(pod("a", 1, uid="first"), version=7),
-        refuses(410, "Expired"),
-        lists(pod("a", 15, uid="second"), version=20),
-    )
-    async with following(*steps) as followed:
-        changes = await followed.changes_until(has("=20"))
-
-    assert changes == ["+a@1", "=7", "-a@15", "+a@15", "=20"]
-
-
 async def test_repeated_events_are_ignored() -> None:
     a, gone = modified(pod("a", 12)), deleted(pod("b", 13))
-    events = streams(a, a, gone, gone, added(pod("c", 14)), then="silence")
+    events = watch(a, a, gone, gone, added(pod("c", 14)))
     async with following(lists(pod("a", 1), pod("b", 2), version=7), events) as followed:
         changes = await followed.changes_until(has("+c@14"))
 
     assert changes == ["+a@1", "+b@2", "=7", "~a@12", "-b@13", "+c@14"]
     assert followed.reflector.ignored == 2
-
-
-RESTORED = lists(pod("a", 3), version=40)
-"""The list of an API server whose etcd was restored to a state before pod b."""
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        bookmark(41),
-        added(pod("c", 41)),
-        modified(pod("a", 41)),
-        deleted(pod("b", 41)),
-        added({**pod("bad", 41), "spec": []}),
-    ],
-)
-async def test_a_lower_version_in_a_watch_lists_anew_at_once(event: Object) -> None:
-    steps = (lists(pod("a", 5), pod("b", 80), version=90), streams(event, then=""), RESTORED)
-    async with following(*steps) as followed:
-        changes = await followed.changes_until(has("=40 restored"))
-
-    assert changes == ["+a@5", "+b@80", "=90", "~a@3", "-b@40", "=40 restored"]
-    assert followed.pauses == []
-
-
-@pytest.mark.parametrize("then", ["end", "reset"])
-async def test_a_store_at_a_lower_version_than_the_watch_is_listed_anew(then: str) -> None:
-    watch = streams(bookmark(95), then=then)
-    async with following(lists(pod("b", 80), version=90), watch, RESTORED) as followed:
-        followed.server.checks = [lists(version=40)]
-        changes = await followed.changes_until(has("=40 restored"))
-
-    assert changes == ["+b@80", "=90", "+a@3", "-b@40", "=40 restored"]
-
-
-@pytest.mark.parametrize("away", [resets, refuses(503, "ServiceUnavailable")])
-async def test_an_api_server_that_was_away_is_listed_anew_whatever_its_version(away: Step) -> None:
-    caught_up = lists(pod("a", 3), version=200)
-    async with following(lists(pod("b", 80), version=90), streams(then="reset"), caught_up) as at:
-        at.server.checks = [away, away]  # a request on a closed connection is sent once more
-        changes = await at.changes_until(has("=200 restored"))
-
-    assert changes == ["+b@80", "=90", "+a@3", "-b@200", "=200 restored"]
-
-
-async def test_an_api_server_that_throttles_is_not_listed_anew() -> None:
-    steps = (lists(version=7), streams(then="reset"), streams(added(pod("a", 8)), then="silence"))
-    async with following(*steps) as followed:
-        followed.server.checks = [refuses(429, "TooManyRequests", Retry_After="3")]
-        changes = await followed.changes_until(has("+a@8"))
-
-    assert changes == ["=7", "+a@8"]
-    assert 3.0 in followed.pauses
-
-
-async def test_versions_that_are_not_numbers_pass_through() -> None:
-    opaque = pod("a", 1)
-    opaque["metadata"] = {"name": "a", "uid": "u", "resourceVersion": "x1"}
-    later = {**opaque, "metadata": {"name": "a", "uid": "u", "resourceVersion": "w9"}}
-    events = streams(added(opaque), added(opaque), modified(later), then="silence")
-    async with following(lists(version=7), events) as followed:
-        changes = await followed.changes_until(has("~a@w9"))
-
-    assert changes == ["=7", "+a@x1", "~a@w9"]
 
 
 BURST = b"".join(
@@ -254,19 +300,9 @@ BURST = b"".join(
 )
 
 
-async def test_many_events_at_once_come_in_batches_of_at_most_256() -> None:
-    async with following(lists(version=7), streams(BURST, then="silence")) as followed:
-        changes = await followed.changes_until(has("+p999@1007"))
-
-    assert len(changes) == 1001
-    assert max(map(len, followed.batches)) == BATCH
-    assert len(followed.batches) < 30
-
-
-async def test_a_consumer_that_stops_and_resumes_misses_no_change() -> None:
+async def test_a_consumer_that_stops_and_resumes_misses_no_change_of_many_in_batches() -> None:
     items = [pod(f"old{n}", 1) for n in range(300)]
-    steps = (lists(*items, version=7), streams(BURST, then="silence"), hang)
-    async with following(*steps) as followed:
+    async with following(lists(*items, version=7), watch(BURST), hang) as followed:
         await followed.changes_until(lambda _: True)
         assert len(followed.batches) == 1
         await followed.changes_until(has("+p0@8"))
@@ -274,3 +310,31 @@ async def test_a_consumer_that_stops_and_resumes_misses_no_change() -> None:
 
     assert sorted(followed.changes()) == sorted(set(followed.changes()))
     assert len(followed.changes()) == 1301
+    assert max(map(len, followed.batches)) == BATCH
+    assert len(followed.batches) < 30
+
+
+async def test_one_unreadable_pod_is_reported_and_the_stream_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.ERROR)
+    bad_listed, bad = pod("bad", 5, spec={"priority": "high"}), pod("a", 8, spec=[])
+    events = watch(modified(bad), deleted(pod("a", 9, spec=[])))
+    async with following(lists(bad_listed, pod("a", 1), version=7), events) as followed:
+        changes = await followed.changes_until(has("-a@9"))
+
+    assert changes == ["+a@1", "=7", "-a@9"]
+    assert followed.reflector.counts.undecodable == 3
+    assert "default/bad at version 5" in caplog.text
+
+
+async def test_a_missing_permission_is_raised_before_the_first_list() -> None:
+    async with following(refuses(403, "Forbidden", "cannot list pods")) as followed:
+        with pytest.raises(ForbiddenError, match="cannot list pods"):
+            await followed.changes_until(has("never"))
+
+
+async def test_a_connection_is_closed_as_soon_as_its_consumer_stops() -> None:
+    async with following(EMPTY, watch(A8)) as followed:
+        await followed.changes_until(has("+a@8"))
+        await until(lambda: not followed.server.open_connections, limit_s=30)
