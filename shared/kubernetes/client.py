@@ -60,20 +60,15 @@ class RequestAuthentication:
         self.certificate: tuple[str, str] | None = None
         """The certificate and key of the plugin, PEM; None: it returned none."""
 
-    async def token(self) -> str | None:
-        """Return the bearer token, or None. Raises KubeconfigError or ExecPluginError."""
+    async def headers(self) -> dict[str, str]:
+        """Return the header, or none; raises KubeconfigError or ExecPluginError."""
         if self._file is not None and self._clock() - self._read_at >= TOKEN_AGE_S:
             self._read(self._file)
         if self._plugin is not None:
             async with self._running:
                 if time.time() >= self._expires_at:
                     await self._run(self._plugin)
-        return self._token
-
-    async def headers(self) -> dict[str, str]:
-        """Return the header, or none; raises KubeconfigError or ExecPluginError."""
-        token = await self.token()
-        return {} if token is None else {"Authorization": f"Bearer {token}"}
+        return {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
 
     async def headers_after_refusal(self) -> dict[str, str]:
         """Return the header with the token that the file has now, or the plugin returns now."""
@@ -222,13 +217,6 @@ class KubernetesClient:
         self.credentials = credentials
         self._authentication = RequestAuthentication(credentials, clock=self._clock)
 
-    async def bearer_token(self) -> str | None:
-        """Return the token that the API server is sent; None: it is sent none.
-
-        Raises KubeconfigError or ExecPluginError.
-        """
-        return await self._authentication.token()
-
     def _use_certificate(self, certificate: tuple[str, str] | None) -> None:
         """Use the client certificate of a credential plugin from now on."""
         if certificate is None or certificate == self._tls_certificate or self._tls is None:
@@ -294,19 +282,6 @@ class KubernetesClient:
     async def read(self, path: str, kind: type[T] | None = None) -> T | bytes:
         """Return the object at `path`, decoded into `kind` if one is given."""
         return _as(kind, await self._send("GET", path))
-
-    async def read_service(self, service: str, path: str, *, cookie: str) -> bytes:
-        """Return what an HTTPS service replies to a GET, through the API server's proxy.
-
-        `service` is `NAMESPACE/NAME` with a port `page`. The API server removes our Authorization
-        header, passes the cookie on, and does not verify the service's certificate.
-        https://kubernetes.io/docs/tasks/access-application-cluster/access-cluster-services/
-        """
-        namespace, _, name = service.partition("/")
-        proxy = f"{quote(namespace, safe='')}/services/https:{quote(name, safe='')}:page/proxy"
-        return await self._send(
-            "GET", f"/api/v1/namespaces/{proxy}{path}", extra={"Cookie": cookie}
-        )
 
     @overload
     async def create(self, path: str, body: object) -> bytes: ...

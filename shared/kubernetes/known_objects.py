@@ -85,7 +85,6 @@ class KnownObjects(Generic[R]):
 
     def __init__(self) -> None:
         self.resource_version = ""
-        self.ignored = 0
         self._objects: dict[Key, _Known] = {}
         self._missing: dict[Key, None] = {}
         self._listed_at = ""
@@ -137,7 +136,6 @@ class KnownObjects(Generic[R]):
         self._record_deletion(named)
         known = self._objects.get(_key(named))
         if known is None or known.uid != named.uid:
-            self.ignored += 1
             return ()
         return (self._delete(_key(named), named.resource_version),)
 
@@ -163,9 +161,7 @@ class KnownObjects(Generic[R]):
             floor = known.resource_version
         else:
             floor = self._tombstones.get(named.uid, self._listed_at)
-        old = not newer(named.resource_version, floor)
-        self.ignored += old
-        return old
+        return not newer(named.resource_version, floor)
 
     def _store(self, item: R) -> tuple[Change[R], ...]:
         metadata = item.metadata

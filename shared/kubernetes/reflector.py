@@ -14,7 +14,6 @@ import logging
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
@@ -67,16 +66,6 @@ class RestoredError(ConflictError):
         )
 
 
-@dataclass(slots=True)
-class ReflectorCounts:
-    """Counts for metrics."""
-
-    lists: int = 0
-    watches: int = 0
-    interruptions: int = 0
-    undecodable: int = 0
-
-
 def pause_s(failures: int, *, jitter: float, retry_after_s: float | None = None) -> float:
     """Return the backoff after this many consecutive failures; `jitter` is from 0.5 to 1.
 
@@ -101,7 +90,6 @@ class Reflector(Generic[R]):
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         uniform: Uniform = _UNIFORM,
     ) -> None:
-        self.counts = ReflectorCounts()
         self._kube = kube
         self._path = path
         self._selectors = {
@@ -128,11 +116,6 @@ class Reflector(Generic[R]):
         """Resource version of the last change."""
         return self._known.resource_version
 
-    @property
-    def ignored(self) -> int:
-        """Number of stale events."""
-        return self._known.ignored
-
     async def batches(self) -> AsyncGenerator[list[Change[R]], None]:
         """Yield batches of changes for ever, at most 256 at once.
 
@@ -156,7 +139,6 @@ class Reflector(Generic[R]):
         """Wait according to the error; after a first expiry list at once."""
         expired = isinstance(error, ExpiredError | RestoredError)
         self._must_list |= expired or isinstance(error, UnreadableLineError | RequestError)
-        self.counts.interruptions += 1
         self._failures = 1 if self._watched_s() > LONGEST_PAUSE_S else self._failures + 1
         if expired and self._failures == 1:
             logger.info("%s: listing again: %s", self._path, error)
@@ -201,7 +183,6 @@ class Reflector(Generic[R]):
         return asyncio.get_running_loop().time() - self._watching_since_s
 
     async def _list(self) -> AsyncGenerator[list[Change[R]], None]:
-        self.counts.lists += 1
         self._watching_since_s = float("inf")
         self._known.begin_list()
         token, restored = "", self._was_away
@@ -224,7 +205,6 @@ class Reflector(Generic[R]):
 
     async def _watch(self) -> AsyncGenerator[list[Change[R]], None]:
         """Yield the changes of one watch; an incomplete line at its end is dropped."""
-        self.counts.watches += 1
         self._watching_since_s = asyncio.get_running_loop().time()
         lines = Lines()
         async with self._kube.watch(
@@ -290,7 +270,6 @@ class Reflector(Generic[R]):
         return error_for(error_response_of("GET", self._path, status, code=status.code))
 
     def _report(self, found: Undecodable) -> None:
-        self.counts.undecodable += 1
         logger.error(
             "%s: ignored %s/%s at version %s, which cannot be decoded: %s",
             self._path,

@@ -454,18 +454,6 @@ class NodeAddress(Struct, frozen=True, gc=False):
     address: str = ""
 
 
-class DaemonEndpoint(Struct, frozen=True, gc=False):
-    """A port that the kubelet listens on."""
-
-    port: int = field(name="Port", default=0)
-
-
-class DaemonEndpoints(Struct, frozen=True, rename="camel", gc=False):
-    """The node's daemons."""
-
-    kubelet_endpoint: DaemonEndpoint = DaemonEndpoint()
-
-
 class NodeStatus(Struct, frozen=True, rename="camel", gc=False):
     """NodeStatus."""
 
@@ -473,7 +461,6 @@ class NodeStatus(Struct, frozen=True, rename="camel", gc=False):
     capacity: Quantities = {}
     conditions: tuple[Condition, ...] = ()
     addresses: tuple[NodeAddress, ...] = ()
-    daemon_endpoints: DaemonEndpoints = DaemonEndpoints()
 
 
 class ApiNode(Struct, frozen=True, gc=False):

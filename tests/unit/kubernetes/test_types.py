@@ -141,7 +141,7 @@ def test_a_node_is_read() -> None:
         "status": {"allocatable": {"cpu": "8"}, "capacity": {"cpu": "9"},
           "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
           "addresses": [{"type": "InternalIP", "address": "10.0.0.2"}],
-          "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}}, "images": [{"names": []}]}}""",
+          "images": [{"names": []}]}}""",
         type=ApiNode,
     )
 
@@ -149,7 +149,6 @@ def test_a_node_is_read() -> None:
     assert (node.status.allocatable, node.status.capacity) == ({"cpu": "8"}, {"cpu": "9"})
     assert node.status.conditions[0].type == "Ready"
     assert node.status.addresses[0].address == "10.0.0.2"
-    assert node.status.daemon_endpoints.kubelet_endpoint.port == 10250
 
 
 @pytest.mark.parametrize("kind", [ApiPod, ApiNode])
