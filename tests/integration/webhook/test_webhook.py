@@ -9,27 +9,6 @@ from shared.model.names import BUDGET_GATE, Namespace
 from tests.support.webhook.replica import NOW, PODS, VGPU, cluster, created, pod, replica
 
 
-async def test_a_pod_is_completed_on_its_way_into_the_cluster(tmp_path: Path) -> None:
-    async with cluster() as (api, kube, client), replica(api, kube, tmp_path):
-        status, made = await created(client, pod(limits=VGPU))
-
-    assert status == 201
-    assert made["spec"]["schedulerName"] == "leasehold"
-
-
-async def test_gpusharing_2_the_api_server_returns_the_denial_of_a_malformed_pod(
-    tmp_path: Path,
-) -> None:
-    limits = {"tencent.com/vcuda-core": "150", "tencent.com/vcuda-memory": "4"}
-    async with cluster() as (api, kube, client), replica(api, kube, tmp_path):
-        status, denial = await created(client, pod(limits=limits))
-
-    assert status == 400
-    prefix = 'admission webhook "pods.leasehold.dev" denied the request: '
-    assert denial["message"].startswith(prefix)
-    assert "150 must be 1..99 or a multiple of 100" in denial["message"]
-
-
 async def test_the_default_priority_class_counts_as_none(tmp_path: Path) -> None:
     classes = [("everybody", 1, True), ("mine", 2, False), ("in-budget", 3, False)]
     async with cluster() as (api, kube, client):
@@ -54,9 +33,10 @@ async def test_pods_without_a_gpu_never_reach_the_webhook(tmp_path: Path) -> Non
             pass
 
         status, _ = await created(client, pod("plain", {"cpu": "1"}))
+        zero, _ = await created(client, pod("zero", {"nvidia.com/gpu": "0k"}))
         refused, denial = await created(client, pod("gpu", VGPU))
 
-    assert status == 201, "the webhook is away, and the pod is none of its business"
+    assert (status, zero) == (201, 201), "the webhook is away, and they are not its business"
     assert refused == 500, "a GPU pod is not let in unseen"
     assert 'failed calling webhook "pods.leasehold.dev"' in denial["message"]
 

@@ -54,17 +54,6 @@ async def test_admission_leaves_it_as_it_is(tmp_path: Path, zero: Any) -> None:
             assert made["metadata"].keys().isdisjoint({"annotations", "labels"})
 
 
-async def test_it_is_admitted_while_no_webhook_replies(tmp_path: Path) -> None:
-    async with cluster() as (api, kube, client):
-        async with replica(api, kube, tmp_path):
-            pass
-
-        zero, _ = await created(client, pod("zero", {"nvidia.com/gpu": "0k"}))
-        one, _ = await created(client, pod("one", {"nvidia.com/gpu": "1"}))
-
-    assert (zero, one) == (201, 500)
-
-
 async def test_zeros_of_other_vendors_beside_a_request_change_nothing(tmp_path: Path) -> None:
     zeros = dict.fromkeys(sorted(GPU_RESOURCES - VGPU.keys() - {"nvidia.com/priority"}), "0")
     async with cluster() as (api, kube, client), replica(api, kube, tmp_path):

@@ -2,6 +2,7 @@
 
 import base64
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -37,16 +38,6 @@ def encoded(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-def test_the_current_context_names_server_user_and_namespace(tmp_path: Path) -> None:
-    context = {"name": "main", "context": {"cluster": "c", "user": "u", "namespace": "team"}}
-    path = write(tmp_path / "config", user={"token": "t-1"}, top={"contexts": [context]})
-
-    credentials = read_kubeconfig(path)
-
-    assert (credentials.server, credentials.token) == ("https://one:6443", "t-1")
-    assert credentials.namespace == "team"
-
-
 def test_secrets_do_not_show_in_logs(tmp_path: Path) -> None:
     user: dict[str, object] = {
         "token": "hush-token",
@@ -59,27 +50,58 @@ def test_secrets_do_not_show_in_logs(tmp_path: Path) -> None:
     assert "hush" not in shown
 
 
-def test_data_fields_are_decoded_and_precede_files(tmp_path: Path) -> None:
-    cluster: dict[str, object] = {
-        "certificate-authority-data": encoded(PEM),
-        "certificate-authority": "absent.crt",
-    }
-    user: dict[str, object] = {
-        "client-certificate-data": encoded("cert"),
-        "client-key-data": encoded("key"),
-    }
+WRAPPED = "\n".join(encoded(PEM)[at : at + 20] for at in range(0, len(encoded(PEM)), 20))
+TEAM = {"cluster": "c", "user": "u", "namespace": "team"}
+OTHER = {"cluster": "d", "user": "u"}
+READ: dict[str, tuple[dict[str, Any], dict[str, object]]] = {
+    "server, user and namespace": (
+        {"user": {"token": "t-1"}, "top": {"contexts": [{"name": "main", "context": TEAM}]}},
+        {"server": "https://one:6443", "token": "t-1", "namespace": "team"},
+    ),
+    "data precede files": (
+        {
+            "cluster": {
+                "certificate-authority-data": encoded(PEM),
+                "certificate-authority": "absent.crt",
+            },
+            "user": {
+                "client-certificate-data": encoded("cert"),
+                "client-key-data": encoded("key"),
+            },
+        },
+        {"ca_pem": PEM, "client_cert_pem": "cert", "client_key_pem": "key"},
+    ),
+    "data wrapped over lines": (
+        {"cluster": {"certificate-authority-data": WRAPPED}},
+        {"ca_pem": PEM},
+    ),
+    "a token file precedes a token": (
+        {"user": {"token": "old", "tokenFile": "/run/token"}},
+        {"token": None, "token_file": Path("/run/token")},
+    ),
+    "how TLS is verified": (
+        {"cluster": {"insecure-skip-tls-verify": True, "tls-server-name": "inner"}},
+        {"insecure_skip_tls_verify": True, "tls_server_name": "inner"},
+    ),
+}
 
-    credentials = read_kubeconfig(write(tmp_path / "config", cluster=cluster, user=user))
 
-    assert credentials.ca_pem == PEM
-    assert (credentials.client_cert_pem, credentials.client_key_pem) == ("cert", "key")
+@pytest.mark.parametrize(("written", "fields"), READ.values(), ids=READ)
+def test_a_kubeconfig_is_read(
+    tmp_path: Path, written: dict[str, Any], fields: dict[str, object]
+) -> None:
+    credentials = read_kubeconfig(write(tmp_path / "config", **written))
+
+    assert {name: getattr(credentials, name) for name in fields} == fields
 
 
-def test_data_wrapped_over_lines_is_decoded(tmp_path: Path) -> None:
-    wrapped = "\n".join(encoded(PEM)[at : at + 20] for at in range(0, len(encoded(PEM)), 20))
-    path = write(tmp_path / "config", cluster={"certificate-authority-data": wrapped})
+def test_another_context_can_be_chosen(tmp_path: Path) -> None:
+    two = {"name": "d", "cluster": {"server": "https://two:6443"}}
+    top = {"contexts": [{"name": "other", "context": OTHER}], "clusters": [two]}
 
-    assert read_kubeconfig(path).ca_pem == PEM
+    found = read_kubeconfig(write(tmp_path / "config", top=top), context="other")
+
+    assert found.server == "https://two:6443"
 
 
 def test_relative_paths_start_at_the_files_folder(
@@ -95,41 +117,6 @@ def test_relative_paths_start_at_the_files_folder(
 
     assert credentials.ca_pem == PEM
     assert credentials.token_file == tmp_path / "token"
-
-
-def test_a_token_file_precedes_a_token(tmp_path: Path) -> None:
-    path = write(tmp_path / "config", user={"token": "old", "tokenFile": "/run/token"})
-
-    credentials = read_kubeconfig(path)
-
-    assert (credentials.token, credentials.token_file) == (None, Path("/run/token"))
-
-
-def test_another_context_can_be_chosen(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "config",
-        top={
-            "contexts": [
-                {"name": "main", "context": {"cluster": "c", "user": "u"}},
-                {"name": "other", "context": {"cluster": "d", "user": "u"}},
-            ],
-            "clusters": [
-                {"name": "c", "cluster": {"server": "https://one:6443"}},
-                {"name": "d", "cluster": {"server": "https://two:6443"}},
-            ],
-        },
-    )
-
-    assert read_kubeconfig(path, context="other").server == "https://two:6443"
-
-
-def test_tls_may_be_left_unverified_or_check_another_name(tmp_path: Path) -> None:
-    cluster: dict[str, object] = {"insecure-skip-tls-verify": True, "tls-server-name": "inner"}
-
-    credentials = read_kubeconfig(write(tmp_path / "config", cluster=cluster))
-
-    assert credentials.insecure_skip_tls_verify
-    assert credentials.tls_server_name == "inner"
 
 
 @pytest.mark.parametrize(
@@ -192,18 +179,25 @@ def test_a_missing_kubeconfig_is_named_in_the_error(tmp_path: Path) -> None:
         load_credentials(tmp_path / "absent", environ={})
 
 
-def test_a_named_file_comes_before_the_environment(tmp_path: Path) -> None:
-    named = write(tmp_path / "named", cluster={"server": "https://named"})
-    other = write(tmp_path / "other", cluster={"server": "https://other"})
+@pytest.mark.parametrize(
+    ("named", "listed", "found"),
+    [("one", "two", "one"), (None, "absent:two", "two"), (None, None, "home")],
+)
+def test_a_named_file_precedes_the_environment_and_that_the_home_directory(
+    tmp_path: Path, named: str | None, listed: str | None, found: str
+) -> None:
+    for name, path in (("one", "one"), ("two", "two"), ("home", ".kube/config")):
+        write(tmp_path / path, cluster={"server": f"https://{name}"})
+    paths = ":".join(str(tmp_path / each) for each in (listed or "").split(":"))
 
-    assert load_credentials(named, environ={"KUBECONFIG": str(other)}).server == "https://named"
+    credentials = load_credentials(
+        tmp_path / named if named else None,
+        environ={"KUBECONFIG": paths} if listed else {},
+        home=tmp_path,
+        service_account=tmp_path / "none",
+    )
 
-
-def test_the_first_existing_file_of_the_environments_list_is_read(tmp_path: Path) -> None:
-    path = write(tmp_path / "second", cluster={"server": "https://second"})
-    listed = f"{tmp_path / 'absent'}:{path}"
-
-    assert load_credentials(None, environ={"KUBECONFIG": listed}).server == "https://second"
+    assert credentials.server == f"https://{found}"
 
 
 def account(folder: Path) -> Path:
@@ -225,16 +219,6 @@ def test_a_pod_uses_its_service_account(tmp_path: Path, host: str, server: str) 
 
     assert (credentials.server, credentials.namespace) == (server, "team")
     assert (credentials.ca_pem, credentials.token_file) == (PEM, folder / "token")
-
-
-def test_the_kubeconfig_in_the_home_directory_comes_last(tmp_path: Path) -> None:
-    write(tmp_path / ".kube" / "config", cluster={"server": "https://home"})
-
-    credentials = load_credentials(
-        None, environ={}, home=tmp_path, service_account=tmp_path / "none"
-    )
-
-    assert credentials.server == "https://home"
 
 
 def test_the_error_without_any_kubeconfig_names_every_path_tried(tmp_path: Path) -> None:

@@ -111,27 +111,11 @@ def test_the_refusal_has_the_words_of_kube_scheduler_and_names_the_domain() -> N
     assert not refusal.permanent
     assert ("ExistingAntiAffinity", 1) in refusal.counts
     assert "1 node(s) didn't satisfy existing pods anti-affinity rules" in refusal.reason
+    assert refusal.nearest_nodes[0].reason.endswith(f"anti-affinity rules ({HOST}=n1)")
 
 
 def at(name: str) -> NodeRequirements:
     return NodeRequirements(required=((NodeTerm(key=HOST, operator="In", values=(name,)),),))
-
-
-def test_a_verdict_follows_the_pods_that_come_and_go() -> None:
-    choices, repelling = Choices(node("n1"), node("n2")), term(is_app("noisy"))
-    assert choices.choose(pod()) == {"n1", "n2"}
-
-    choices.mirror.put_node(node("n1", repelling))
-    assert choices.choose(pod()) == {"n2"}
-    choices.mirror.put_node(node("n2", repelling))
-    refusal = choices.choose(pod())
-    assert isinstance(refusal, Refusal)
-    assert refusal.nearest_nodes[0].reason.endswith(f"anti-affinity rules ({HOST}=n1)")
-    choices.mirror.put_node(node("n1"))
-    assert choices.choose(pod()) == {"n1"}
-    choices.mirror.remove_node(NodeName("n2"))
-    choices.mirror.put_node(node("n2"))
-    assert choices.choose(pod()) == {"n1", "n2"}
 
 
 def test_no_preemption_is_planned_on_a_node_that_repels_the_pod() -> None:

@@ -1,7 +1,6 @@
 """The policy fragmentation: what is learned, what is weighed, and what is chosen."""
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,19 +102,6 @@ def test_containers_of_other_names_are_of_the_same_kind() -> None:
     )
 
 
-def test_idle_gpu_counts_as_usable_as_far_as_typical_pods_fit_beside_cpu() -> None:
-    usable = UsableGpu(learned(*[pod(500, cpu=10_000)] * 20).typical, device(memory_mib=1000))
-
-    def value(cpu: int, *free: int) -> float:
-        return usable.value(cpu, 256 * GIB, tuple(sorted(free)))
-
-    assert value(64_000, 1000) == 1000
-    assert value(64_000, 400, 400) == 0
-    assert value(64_000, 700) == 0.5 * 700 + 0.5 * 500
-    assert value(12_000, 1000) == 0.5 * 1000 + 0.5 * 500
-    assert value(9_000, 1000) == 0
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
@@ -161,13 +147,6 @@ def test_costs_of_nodes_that_changed_are_computed_again() -> None:
 
 def _costs(weighed: str) -> list[str]:
     return re.findall(r"-?[0-9.]+(?= on )", weighed)
-
-
-def test_a_tenth_of_the_idle_cpu_is_left_to_other_pods() -> None:
-    usable = UsableGpu(learned(pod(500, cpu=10_000)).typical, device(memory_mib=1000))
-
-    assert usable.value(11_000, GIB, (500,)) == 0
-    assert usable.value(11_200, GIB, (500,)) == 500
 
 
 def test_the_pod_goes_where_it_leaves_most_to_the_pods_that_usually_arrive() -> None:
@@ -222,14 +201,6 @@ def test_the_only_node_that_fits_is_found_and_a_pod_that_fits_nowhere_is_refused
     refusal = place(pod(600), index, dice(1))
     assert isinstance(refusal, Refusal)
     assert refusal.counts == (("InsufficientGpuMemory", 81),)
-
-
-def test_a_changed_node_is_weighed_anew() -> None:
-    index = index_of(learned(*[pod(600)] * 50), node("one", 400), node("two", 400))
-    first = chosen(pod(100), index)
-    index.mirror.put_node(replace(node(first, 600), version=2))
-
-    assert chosen(pod(300), index) == first
 
 
 def test_each_pod_is_learned_once_though_it_is_offered_capacity_again() -> None:

@@ -52,33 +52,38 @@ def resources(*devices: Device, **amounts: int) -> dict[str, str]:
     return found
 
 
-def test_koordinator_10_the_annotation_is_the_published_one_byte_for_byte() -> None:
-    card = device(3, 46068, uuid="GPU-57047317-c2d0-b5bd-37b9-522cf6d24591")
-
-    assert written(card, shared=1, core=50, ratio=50) == (
+ALL_OF_IT = (
+    '"resources":{"koordinator.sh/gpu-core":"100","koordinator.sh/gpu-memory":"80Gi",'
+    '"koordinator.sh/gpu-memory-ratio":"100"}'
+)
+EIGHT_GI = '"resources":{"koordinator.sh/gpu-core":"50","koordinator.sh/gpu-memory":"8Gi",'
+EIGHT_GI += '"koordinator.sh/gpu-memory-ratio":"10"}'
+PUBLISHED: dict[str, tuple[tuple[Device, ...], dict[str, int], str]] = {
+    "half of a gpu": (
+        (device(3, 46068, uuid="GPU-57047317-c2d0-b5bd-37b9-522cf6d24591"),),
+        {"shared": 1, "core": 50, "ratio": 50},
         '{"gpu":[{"minor":3,"resources":{"koordinator.sh/gpu-core":"50",'
         '"koordinator.sh/gpu-memory":"23034Mi","koordinator.sh/gpu-memory-ratio":"50"},'
-        '"id":"GPU-57047317-c2d0-b5bd-37b9-522cf6d24591"}]}'
-    )
+        '"id":"GPU-57047317-c2d0-b5bd-37b9-522cf6d24591"}]}',
+    ),
+    "two whole gpus": (
+        (device(0, 81920), device(1, 81920)),
+        {"shared": 2, "core": 200, "ratio": 200},
+        f'{{"gpu":[{{"minor":0,{ALL_OF_IT},"id":"GPU-0"}},{{"minor":1,{ALL_OF_IT},"id":"GPU-1"}}]}}',
+    ),
+    "in the order of choice, with the ratio derived": (
+        (device(5, 81920), device(4, 81920)),
+        {"shared": 2, "core": 100, "memory": 16 * GI},
+        f'{{"gpu":[{{"minor":5,{EIGHT_GI},"id":"GPU-5"}},{{"minor":4,{EIGHT_GI},"id":"GPU-4"}}]}}',
+    ),
+}
 
 
-def test_two_whole_gpus_are_the_published_annotation() -> None:
-    devices = device(0, 81920), device(1, 81920)
-    all_of_it = (
-        '"resources":{"koordinator.sh/gpu-core":"100","koordinator.sh/gpu-memory":"80Gi",'
-        '"koordinator.sh/gpu-memory-ratio":"100"}'
-    )
-
-    assert written(*devices, shared=2, core=200, ratio=200) == (
-        f'{{"gpu":[{{"minor":0,{all_of_it},"id":"GPU-0"}},{{"minor":1,{all_of_it},"id":"GPU-1"}}]}}'
-    )
-
-
-def test_entries_are_in_the_order_of_choice_with_the_ratio_derived() -> None:
-    text = written(device(5, 81920), device(4, 81920), shared=2, core=100, memory=16 * GI)
-
-    assert [entry["minor"] for entry in json.loads(text)["gpu"]] == [5, 4]
-    assert '"koordinator.sh/gpu-memory":"8Gi","koordinator.sh/gpu-memory-ratio":"10"' in text
+@pytest.mark.parametrize(("devices", "amounts", "text"), PUBLISHED.values(), ids=PUBLISHED)
+def test_koordinator_10_and_16_the_annotation_is_the_published_one_byte_for_byte(
+    devices: tuple[Device, ...], amounts: dict[str, int], text: str
+) -> None:
+    assert written(*devices, **amounts) == text
 
 
 @pytest.mark.parametrize(
@@ -138,13 +143,6 @@ def test_koordinator_15_annotations_of_other_writers_are_parsed() -> None:
     )
     with pytest.raises(RequestError, match="device-allocated is malformed"):
         parse_allocated('{"gpu":[{"id":"GPU-a"}]}')
-
-
-def test_koordinator_16_the_gpu_count_is_never_written() -> None:
-    text = written(device(0, 81920), device(1, 81920), shared=2, core=100, ratio=100)
-
-    assert "shared" not in text
-    assert set(json.loads(text)["gpu"][0]["resources"]) == {CORE, MEMORY, RATIO}
 
 
 @given(st.integers(1, 99), st.integers(1, 200_000))
