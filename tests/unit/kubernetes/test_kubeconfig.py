@@ -97,7 +97,7 @@ def test_a_kubeconfig_is_read(
 
 def test_another_context_can_be_chosen(tmp_path: Path) -> None:
     two = {"name": "d", "cluster": {"server": "https://two:6443"}}
-    top = {"contexts": [{"name": "other", "context": OTHER}], "clusters": [two]}
+    top: dict[str, object] = {"contexts": [{"name": "other", "context": OTHER}], "clusters": [two]}
 
     found = read_kubeconfig(write(tmp_path / "config", top=top), context="other")
 
