@@ -69,7 +69,7 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
         26: (
             "test_every_dialect_grants_exactly_the_requested_shares_and_sets_the_container_up_for_them",
         ),
-        30: ("test_a_sidecar_that_requests_a_gpu_is_booked_beside_the_others",),
+        30: ("test_init_containers_and_sidecars_are_those_of_the_pod",),
         31: ("test_plain_nvidia_pods_get_whole_cards_and_only_the_visible_devices",),
         32: (
             "test_what_would_let_a_pod_exceed_its_limits_is_denied",
