@@ -6,13 +6,12 @@ from services.auth.auth_callout import (
     ServiceNamespaces,
 )
 from services.auth.managed_servers import ManagedServers
-from services.auth.metrics import PrometheusAuthMetrics, export_expiration
+from services.auth.metrics import EXPIRATION
 from services.auth.nats_users import AUTH_CALLOUT_SUBJECT
 from services.auth.object_store import RootSecretStore
 from services.auth.root_secret import AUTH
 from services.auth.service import AuthService, TokenReviewer
 from services.auth.settings import ABOUT, EXAMPLES, AuthSettings
-from services.topology import roles
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.tokens import review_token
@@ -54,14 +53,8 @@ async def serve_auth(settings: AuthSettings) -> None:
             servers,
             token_reviewer(client, settings.audience),
             SystemClock(),
-            namespaces=namespaces,
-            server_names=settings.names,
-            nats_directory=settings.nats_files,
-            roles=roles(),
-            metrics=PrometheusAuthMetrics(),
-            combined_scheduler=settings.combined_scheduler,
         )
-        export_expiration(lambda: auth.expires_at)
+        EXPIRATION.set_function(lambda: auth.expires_at)
         async with Bus.connect_later(
             settings.nats_url, name=AUTH, credentials=servers.nats_credentials
         ) as bus:

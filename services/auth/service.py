@@ -12,19 +12,18 @@ from services.auth import auth_callout, ca_rotation, root_secret
 from services.auth.auth_callout import (
     AuthorizationRefusedError,
     ReviewedToken,
-    ServiceNamespaces,
 )
 from services.auth.ca_rotation import NOTHING_OBSERVED, TRUSTED, Observed, Rotation
 from services.auth.managed_servers import ManagedServers
-from services.auth.metrics import PrometheusAuthMetrics
+from services.auth.metrics import REQUESTS
 from services.auth.nats_users import NatsUser, service_users
 from services.auth.nkeys import TokenIssuer
 from services.auth.object_store import RootSecretStore
 from services.auth.root_secret import AUTH, files_of_servers
-from services.topology import SERVICES
+from services.topology import SERVICES, roles
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, UnavailableError
-from shared.runtime.service import Role, loops
+from shared.runtime.service import loops
 
 logger = logging.getLogger(__name__)
 
@@ -63,25 +62,15 @@ class AuthService:
         servers: ManagedServers,
         review: TokenReviewer,
         clock: Clock,
-        *,
-        namespaces: ServiceNamespaces,
-        server_names: Sequence[str],
-        nats_directory: str,
-        roles: Mapping[str, tuple[Role, ...]],
-        metrics: PrometheusAuthMetrics,
-        combined_scheduler: bool = False,
         timing: AuthTiming | None = None,
     ) -> None:
         self.secret_store = secret_store
+        self.namespaces = secret_store.namespaces
         self.servers = servers
+        self.settings = servers.settings
         self.review = review
         self.clock = clock
-        self.namespaces = namespaces
-        self.server_names = tuple(server_names)
-        self.nats_directory = nats_directory
-        self.roles = roles
-        self.metrics = metrics
-        self.combined_scheduler = combined_scheduler
+        self.roles = roles()
         self.timing = timing or AuthTiming()
         self.expires_at = 0.0
         self._issuer: TokenIssuer | None = None
@@ -103,7 +92,7 @@ class AuthService:
             stored, version = await self.secret_store.load()
             data = root_secret.complete(
                 stored,
-                self.server_names,
+                self.settings.names,
                 self._now(),
                 secrets.token_bytes,
                 namespace=self.namespaces.system,
@@ -118,7 +107,9 @@ class AuthService:
             created = sorted(key for key in data if data[key] != stored.get(key))
             logger.info("created: %s", ", ".join(created))
         is_changed = files_of_servers(data) != self._written_files
-        for managed in root_secret.managed_objects(data, self._nats_user(), self.nats_directory):
+        for managed in root_secret.managed_objects(
+            data, self._nats_user(), self.settings.nats_files
+        ):
             if await self.secret_store.apply(managed):
                 is_changed = True
                 logger.info("%s updated", managed.name)
@@ -193,13 +184,13 @@ class AuthService:
                 parsed.user,
                 SERVICES,
                 self.roles,
-                combined_scheduler=self.combined_scheduler,
+                combined_scheduler=self.settings.combined_scheduler,
             )
         except AuthorizationRefusedError as error:
-            self.metrics.count("refused")
+            REQUESTS.labels("refused").inc()
             logger.debug("NATS refuses %s: %s", parsed.name or "an unnamed client", error)
             return auth_callout.encode_refusal(issuer, parsed, str(error), now_s=now_s).encode()
-        self.metrics.count("authorized")
+        REQUESTS.labels("authorized").inc()
         return auth_callout.encode_grant(
             issuer, parsed, user, now_s=now_s, life_s=self.timing.connection_s
         ).encode()

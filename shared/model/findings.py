@@ -19,14 +19,14 @@ class Outcome(StrEnum):
 class Finding:
     """The result of one check."""
 
+    check: str = ""
+    subject: str = ""
+    """The node, or an empty text for the cluster."""
     outcome: Outcome
     text: str
     """The result of the check, or why it was skipped."""
     fix: str = ""
     """The command, or what else to do, that fixes it."""
-    check: str = ""
-    subject: str = ""
-    """The node; empty: the cluster."""
 
 
 class SkipError(LeaseholdError):

@@ -6,6 +6,7 @@ import contextlib
 import ssl
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
@@ -56,38 +57,27 @@ POD_LISTS = ("pods", "proxy")
 """Subresources of nodes with the kubelet's pods: an agent needs the right to get either."""
 
 
+@dataclass(kw_only=True)
 class ClusterProbes:
     """NATS, Redis, the API server and its objects; a check without an address is skipped."""
 
-    def __init__(
-        self,
-        *,
-        kubernetes: KubernetesClient | LeaseholdError,
-        redis_url: str,
-        redis_credentials: ClientCredentials,
-        nats_url: str,
-        nats_credentials: ClientCredentials,
-        simulated: bool,
-        nodes: Mapping[NodeName, str] | None = None,
-    ) -> None:
-
-        self._kubernetes = kubernetes
-        self.redis_url = redis_url
-        self.redis_credentials = redis_credentials
-        self.nats_url = nats_url
-        self.nats_credentials = nats_credentials
-        self.simulated = simulated
-        self.nodes = nodes or {}
-        """Nodes with devices, and why each is cordoned; empty: it is not."""
-        """The nodes whose agents have reported devices."""
-        self._observing: asyncio.Task[tuple[Heartbeat, ...]] | None = None
+    api_server: KubernetesClient | LeaseholdError
+    """The API server, or why there is none."""
+    redis_url: str
+    redis_credentials: ClientCredentials
+    nats_url: str
+    nats_credentials: ClientCredentials
+    simulated: bool
+    nodes: Mapping[NodeName, str] = field(default_factory=dict)
+    """Nodes with devices, and why each is cordoned, which is empty if it is not."""
+    _observing: asyncio.Task[tuple[Heartbeat, ...]] | None = None
 
     @property
     def kubernetes(self) -> KubernetesClient:
         """The API server; raises the reason if there is none."""
-        if isinstance(self._kubernetes, LeaseholdError):
-            raise self._kubernetes
-        return self._kubernetes
+        if isinstance(self.api_server, LeaseholdError):
+            raise self.api_server
+        return self.api_server
 
     async def nats(self) -> Finding:
         """Connect as the given user."""

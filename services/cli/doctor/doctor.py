@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -164,7 +163,7 @@ def doctor(flags: Doctor) -> int:
     findings = asyncio.run(run_checks(target_of(flags)))
     failed = any(finding.outcome is Outcome.FAIL for finding in findings)
     if flags.output:
-        document = {"healthy": not failed, "findings": [shape(one) for one in findings]}
+        document = {"healthy": not failed, "findings": findings}
         terminal.print_document(document, flags.output)
     else:
         terminal.print_text(render(findings))
@@ -250,7 +249,7 @@ async def run_checks(target: DoctorTarget) -> list[Finding]:
         kubernetes = await _open_api_server(stack, target)
         node_totals = await _read_ledger(target)
         cluster = ClusterProbes(
-            kubernetes=kubernetes,
+            api_server=kubernetes,
             redis_url=target.redis_url,
             redis_credentials=target.redis_credentials,
             nats_url=target.nats_url,
@@ -330,17 +329,6 @@ async def _read_ledger(target: DoctorTarget) -> dict[NodeName, NodeTotals] | Non
             pages = [page async for page in ledger.totals.pages()]
             return {totals.node.facts.name: totals for page in pages for totals in page}
     return None
-
-
-def shape(finding: Finding) -> dict[str, Any]:
-    """Return the JSON form of a finding."""
-    return {
-        "check": finding.check,
-        "subject": finding.subject,
-        "outcome": str(finding.outcome),
-        "text": finding.text,
-        "fix": finding.fix,
-    }
 
 
 def render(findings: Sequence[Finding]) -> RenderableType:

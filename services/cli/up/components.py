@@ -92,7 +92,7 @@ def _servers(plan: Plan, directory: StateDir) -> list[Component]:
 
 def _simcluster(plan: Plan, directory: StateDir) -> Component:
     port, configuration = plan.ports["api"], directory.scheduler_configuration
-    scheduler = ("--scheduler-config", str(configuration)) if plan.kube_scheduler else ()
+    scheduler = ("--scheduler-config", str(configuration)) if plan.settings.kube_scheduler else ()
     return Component(
         name="simcluster",
         argv=(
@@ -113,21 +113,26 @@ def _simcluster(plan: Plan, directory: StateDir) -> Component:
     )
 
 
+def _flag(name: str, value: object) -> tuple[str, ...]:
+    """Return a flag with its value, or nothing without a value."""
+    return (name, str(value)) if value else ()
+
+
 def _services(plan: Plan, directory: StateDir) -> list[Component]:
+    settings = plan.settings
     redis = ("--redis-url", plan.redis_url)
-    budgets = ("--budgets", str(plan.budgets)) if plan.budgets else ()
-    quotas = ("--quotas", str(plan.quotas)) if plan.quotas else ()
-    volcano = ("--volcano-conf", str(plan.volcano_conf)) if plan.volcano_conf else ()
-    webhook: tuple[str, ...] = ("--tls-dir", str(directory.root / "webhook"))
-    webhook += ("--url", f"https://{servers.HOST}")
-    if plan.kube_scheduler:
-        webhook += ("--kube-scheduler",)
-    page: tuple[str, ...] = (
+    quotas = _flag("--quotas", settings.quotas)
+    volcano = _flag("--volcano-conf", settings.volcano_conf)
+    webhook = (
+        *("--tls-dir", str(directory.root / "webhook")),
+        *("--url", f"https://{servers.HOST}"),
+        *(("--kube-scheduler",) if settings.kube_scheduler else ()),
+    )
+    page = (
         *_as_account(directory, "api"),
         *("--listen", plan.page_url.removeprefix("http://")),
+        *_flag("--scheduler-metrics", settings.scheduler_metrics),
     )
-    if plan.scheduler_metrics:
-        page += ("--scheduler-metrics", plan.scheduler_metrics)
     binder = _as_account(directory, BINDER)
     pipeline = [
         _service(
@@ -139,26 +144,26 @@ def _services(plan: Plan, directory: StateDir) -> list[Component]:
         ),
         *(
             _service(f"placer-{number}", "placer", plan, directory, redis, after=("nats", "valkey"))
-            for number in range(plan.placers)
+            for number in range(plan.settings.placers)
         ),
         _service("binder", "binder", plan, directory, (*binder, *redis)),
     ]
     together = (*binder, *quotas, *volcano, *redis)
     combined = [_service(SCHEDULER, SCHEDULER, plan, directory, together)]
     return [
-        *(combined if plan.combined else pipeline),
+        *(combined if plan.settings.combined else pipeline),
         _service(
             "timekeeper",
             "timekeeper",
             plan,
             directory,
-            (*_as_account(directory, "timekeeper"), *redis, *budgets),
+            (*_as_account(directory, "timekeeper"), *redis, *_flag("--budgets", settings.budgets)),
         ),
         _service(
             "webhook", "webhook", plan, directory, (*_as_account(directory, "webhook"), *webhook)
         ),
         _service("api", "api", plan, directory, (*redis, *page), address=plan.page_url),
-        *([_extender(plan, directory, redis)] if plan.kube_scheduler else ()),
+        *([_extender(plan, directory, redis)] if plan.settings.kube_scheduler else ()),
     ]
 
 
@@ -179,7 +184,7 @@ def _extender(plan: Plan, directory: StateDir, flags: tuple[str, ...]) -> Compon
 
 
 def _agents(plan: Plan, directory: StateDir) -> list[Component]:
-    library = ("--library-source", str(plan.library_source)) if plan.library_source else ()
+    library = _flag("--library-source", plan.settings.library_source)
     return [
         _service(
             f"agent-{node}",
@@ -216,7 +221,7 @@ def _service(
     address: str = "",
 ) -> Component:
     run_file = directory.run_file(name)
-    tracing = ("--otlp-endpoint", plan.otlp_endpoint) if plan.otlp_endpoint else ()
+    tracing = _flag("--otlp-endpoint", plan.settings.otlp_endpoint)
     return Component(
         name=name,
         argv=(
@@ -226,7 +231,7 @@ def _service(
             *("--run-file", str(run_file)),
             *("--trace-dir", str(directory.traces)),
             *("--instance", name),
-            *("--log-level", plan.log_level),
+            *("--log-level", plan.settings.log_level),
             *tracing,
             *flags,
         ),

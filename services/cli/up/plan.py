@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from services.cli.commands import Up
 from services.cli.state_dir import State
@@ -18,33 +17,17 @@ DEFAULT_LAYOUT = "4xT4"
 class Plan:
     """The processes to run. A server whose program is empty runs elsewhere, at its URL."""
 
+    settings: Up
     nodes: Mapping[str, str]
     """GPU layout of each node, by name."""
-    placers: int
     ports: Mapping[str, int]
     """Of `nats`, `redis`, `api`, `page`, `extender`; of nodes' usage metrics, `usage-<node>`."""
     nats_program: str
     redis_program: str
     nats_url: str
     redis_url: str
-    python: tuple[str, ...]
+    python: tuple[str, ...] = (sys.executable, "-P", "-m")
     """Command that runs a Python module whose name is appended."""
-    combined: bool = False
-    """Watcher, placer and binder are one process."""
-    log_level: str = "info"
-    otlp_endpoint: str = ""
-    budgets: Path | None = None
-    """A file of GPUBudget objects."""
-    quotas: Path | None = None
-    """A file of GPUQuota objects."""
-    volcano_conf: Path | None = None
-    """A configuration of Volcano's scheduler, for the watcher."""
-    library_source: Path | None = None
-    """HAMi-core's library; None: the driver of the simulated GPUs enforces limits."""
-    kube_scheduler: bool = False
-    """The simulated cluster's scheduler also places pods with GPUs, with the extender."""
-    scheduler_metrics: str = ""
-    """HOST:PORT of the old schedulers' metrics; empty: not served."""
 
     def usage_address(self, node: str) -> str:
         """Return HOST:PORT of a node's usage metrics."""
@@ -88,23 +71,13 @@ def plan_of(settings: Up, nodes: Mapping[str, str], before: State | None) -> Pla
         last = before.ports.get(name, 0) if before else 0
         ports[name] = servers.choose_port(requested or last, taken=tuple(ports.values()))
     return Plan(
+        settings=settings,
         nodes=nodes,
-        placers=settings.placers,
-        combined=settings.combined,
         ports=ports,
         nats_program="" if settings.nats_url else servers.nats_program(),
         redis_program="" if settings.redis_url else servers.valkey_program(),
         nats_url=settings.nats_url or f"nats://{servers.HOST}:{ports['nats']}",
         redis_url=settings.redis_url or f"redis://{servers.HOST}:{ports['redis']}/0",
-        python=(sys.executable, "-P", "-m"),
-        log_level=settings.log_level,
-        otlp_endpoint=settings.otlp_endpoint,
-        budgets=settings.budgets,
-        quotas=settings.quotas,
-        volcano_conf=settings.volcano_conf,
-        library_source=settings.library_source,
-        kube_scheduler=settings.kube_scheduler,
-        scheduler_metrics=settings.scheduler_metrics,
     )
 
 

@@ -222,7 +222,7 @@ def _add_credentials(
     files = credentials.write(
         directory.credentials, nodes, nats=nats, redis=redis, names=servers.NAMES
     )
-    if plan.kube_scheduler:
+    if plan.settings.kube_scheduler:
         write_scheduler_configuration(plan, directory, files)
     return with_credentials(components, files, nats=nats, redis=redis)
 
@@ -282,7 +282,7 @@ def _state(
         nats_credentials=str(files.nats("operator")) if plan.nats_program else "",
         nats_ca=str(files.authority) if plan.nats_program else "",
         redis_credentials=str(files.redis("operator")) if plan.redis_program else "",
-        library_source=str(plan.library_source or ""),
+        library_source=str(plan.settings.library_source or ""),
         kubeconfig=str(directory.kubeconfig),
         nodes=plan.nodes,
         ports=plan.ports,

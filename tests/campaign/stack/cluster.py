@@ -8,7 +8,6 @@ import secrets
 import shutil
 import signal
 import ssl
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from services.cli import credentials
+from services.cli.commands import Up
 from services.cli.state_dir import ComponentState, State, StateDir, save_state
 from services.cli.up import servers
 from services.cli.up.components import Component, components_of, with_credentials
@@ -138,21 +138,21 @@ def _plan() -> Plan:
     for name in ("nats", "redis", "api", "page", *map(usage_port, NODES)):
         ports[name] = servers.choose_port(0, taken=tuple(ports.values()))
     return Plan(
+        settings=Up(placers=1),
         nodes=LAYOUTS,
-        placers=1,
         ports=ports,
         nats_program=servers.nats_program(),
         redis_program=servers.valkey_program(),
         nats_url=f"nats://{servers.HOST}:{ports['nats']}",
         redis_url=f"redis://{servers.HOST}:{ports['redis']}/0",
-        python=(sys.executable, "-P", "-m"),
     )
 
 
 def _components(plan: Plan, directory: StateDir) -> list[Component]:
     """Return what `up` starts apart and what it starts combined, each part once."""
     apart, combined = (
-        components_of(replace(plan, combined=combined), directory) for combined in (False, True)
+        components_of(replace(plan, settings=replace(plan.settings, combined=combined)), directory)
+        for combined in (False, True)
     )
     return list({each.name: each for each in (*apart, *combined)}.values())
 

@@ -12,7 +12,7 @@ import pytest
 
 from services.api.http_server import FILES
 from services.api.legacy_metrics import legacy_metrics_application
-from shared.credentials.authorization import TokenAuthenticator, make_token
+from shared.credentials.authorization import make_token
 from shared.credentials.tokens import VIEWER_COOKIE, load_access_tokens
 from shared.model.events.pod_events import (
     Heartbeat,
@@ -26,12 +26,14 @@ from shared.model.placement import Refusal
 from shared.nats.bus import Bus
 from shared.runtime import health
 from shared.runtime.heartbeat import sending_heartbeats
-from tests.support.api.running import RunningApi, reserve_lease, running_api
+from tests.support.api.running import RunningApi, reserve_lease
 from tests.support.clock import FakeClock
 from tests.support.kubernetes.reviews import Reviews, reviewed
 from tests.support.placer.ledger import queued, verdict
 from tests.support.servers.nats import nats_server
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 class Stream:
@@ -81,94 +83,93 @@ async def streamed(
         yield Stream(answer)
 
 
-async def test_leases_are_shown_until_they_end() -> None:
-    async with running_api() as shown:
-        lease = await reserve_lease(shown)
+async def test_leases_are_shown_until_they_end(shown: RunningApi) -> None:
+    lease = await reserve_lease(shown)
 
-        (one,) = await shown.until_shares(1)
-        assert (one["pod"], one["name"], one["state"]) == ("p1", "name-of-p1", "reserved")
+    (one,) = await shown.until_shares(1)
+    assert (one["pod"], one["name"], one["state"]) == ("p1", "name-of-p1", "reserved")
 
-        await shown.ledger.bind([lease])
-        await shown.publish(PodBound(lease=lease))
-        await until(shown.shares, lambda shares: shares[0]["state"] == "bound")
-        await shown.ledger.release([lease.pod], reason="test")
-        await shown.until_shares(0)
-
-
-async def test_changes_are_streamed_and_a_reader_that_reconnects_misses_nothing() -> None:
-    async with running_api() as shown:
-        begin = (await shown.state())["id"]
-        async with streamed(shown, after=begin) as stream:
-            await reserve_lease(shown, "p1", 0)
-            (device,) = await stream.until("devices")
-            assert device["shares"][0]["pod"] == "p1"
-            place = stream.id
-
-        await reserve_lease(shown, "p2", 1)
-        await shown.until_shares(2)
-
-        async with streamed(shown, after=begin, last=place) as stream:
-            devices = await stream.until("devices")
-            assert [one["uuid"] for one in devices] == ["GPU-a-1"]
+    await shown.ledger.bind([lease])
+    await shown.publish(PodBound(lease=lease))
+    await until(shown.shares, lambda shares: shares[0]["state"] == "bound")
+    await shown.ledger.release([lease.pod], reason="test")
+    await shown.until_shares(0)
 
 
-async def test_a_reader_with_an_unknown_position_must_start_anew() -> None:
-    async with running_api() as shown, streamed(shown, last="another-7") as stream:
+async def test_changes_are_streamed_and_a_reader_that_reconnects_misses_nothing(
+    shown: RunningApi,
+) -> None:
+    begin = (await shown.state())["id"]
+    async with streamed(shown, after=begin) as stream:
+        await reserve_lease(shown, "p1", 0)
+        (device,) = await stream.until("devices")
+        assert device["shares"][0]["pod"] == "p1"
+        place = stream.id
+
+    await reserve_lease(shown, "p2", 1)
+    await shown.until_shares(2)
+
+    async with streamed(shown, after=begin, last=place) as stream:
+        devices = await stream.until("devices")
+        assert [one["uuid"] for one in devices] == ["GPU-a-1"]
+
+
+async def test_a_reader_with_an_unknown_position_must_start_anew(shown: RunningApi) -> None:
+    async with streamed(shown, last="another-7") as stream:
         assert (await stream.next())[0] == "reset"
 
 
-async def test_a_waiting_pod_is_shown_with_position_and_reason_until_it_leaves() -> None:
-    async with running_api() as shown:
-        event = queued("w1", units=99_000)
-        await shown.ledger.waiting_pods.enqueue([verdict(event, await shown.ledger.capacity())])
-        refused = PlacementRefused(
-            pod=event.pod,
-            namespace=event.namespace,
-            name=event.name,
-            refusal=Refusal(reason="full"),
-        )
-        begin = (await shown.state())["id"]
-        async with streamed(shown, after=begin) as stream:
-            await shown.publish(event, refused)
-            queue = await stream.until("waiting")
-            assert [(one["name"], one["position"], one["reason"]) for one in queue["pods"]] == [
-                ("w1", 1, "full")
-            ]
-        _, response = await shown.get("/api/v1/leases/w1")
-        assert response["lease"] is None
-        assert response["waiting"]["position"] == 1
+async def test_a_waiting_pod_is_shown_with_position_and_reason_until_it_leaves(
+    shown: RunningApi,
+) -> None:
+    event = queued("w1", units=99_000)
+    await shown.ledger.waiting_pods.enqueue([verdict(event, await shown.ledger.capacity())])
+    refused = PlacementRefused(
+        pod=event.pod,
+        namespace=event.namespace,
+        name=event.name,
+        refusal=Refusal(reason="full"),
+    )
+    begin = (await shown.state())["id"]
+    async with streamed(shown, after=begin) as stream:
+        await shown.publish(event, refused)
+        queue = await stream.until("waiting")
+        assert [(one["name"], one["position"], one["reason"]) for one in queue["pods"]] == [
+            ("w1", 1, "full")
+        ]
+    _, response = await shown.get("/api/v1/leases/w1")
+    assert response["lease"] is None
+    assert response["waiting"]["position"] == 1
 
-        await shown.ledger.waiting_pods.remove([event.pod])
-        await shown.publish(event)
-        await until(shown.state, lambda state: not state["waiting"]["total"])
-
-
-async def test_recent_events_are_copies_and_take_no_work_from_consumers() -> None:
-    async with running_api() as shown:
-        placed = await shown.bus.subscribe([PlacementChosen], group="binder-bind-pods")
-        lease = await reserve_lease(shown)
-
-        await shown.publish(queued("p1"), PlacementChosen(lease=lease))
-
-        await until(
-            shown.state,
-            lambda state: [one["kind"] for one in state["events"]] == ["queued", "placed"],
-        )
-        (work,) = await placed.batch()
-        assert work.events == [PlacementChosen(lease=lease)]
-        work.confirm()
+    await shown.ledger.waiting_pods.remove([event.pod])
+    await shown.publish(event)
+    await until(shown.state, lambda state: not state["waiting"]["total"])
 
 
-async def test_a_lease_without_an_event_is_found_by_its_change() -> None:
-    async with running_api() as shown:
-        lease = await reserve_lease(shown)
-        await shown.until_shares(1)
-        await shown.ledger.bind([lease])
+async def test_recent_events_are_copies_and_take_no_work_from_consumers(shown: RunningApi) -> None:
+    placed = await shown.bus.subscribe([PlacementChosen], group="binder-bind-pods")
+    lease = await reserve_lease(shown)
 
-        await shown.ledger.activate([(lease.pod, lease.node)])
-        await shown.publish(LeaseChanged(lease=lease))
+    await shown.publish(queued("p1"), PlacementChosen(lease=lease))
 
-        await until(shown.shares, lambda shares: shares[0]["state"] == "active")
+    await until(
+        shown.state,
+        lambda state: [one["kind"] for one in state["events"]] == ["queued", "placed"],
+    )
+    (work,) = await placed.batch()
+    assert work.events == [PlacementChosen(lease=lease)]
+    work.confirm()
+
+
+async def test_a_lease_without_an_event_is_found_by_its_change(shown: RunningApi) -> None:
+    lease = await reserve_lease(shown)
+    await shown.until_shares(1)
+    await shown.ledger.bind([lease])
+
+    await shown.ledger.activate([(lease.pod, lease.node)])
+    await shown.publish(LeaseChanged(lease=lease))
+
+    await until(shown.shares, lambda shares: shares[0]["state"] == "active")
 
 
 async def test_a_replica_sends_heartbeats_and_reports_when_it_stops() -> None:
@@ -191,57 +192,49 @@ async def test_a_replica_sends_heartbeats_and_reports_when_it_stops() -> None:
         assert (first.events[0].stopping, last.stopping) == (False, True)
 
 
-async def test_a_lease_has_its_trace_and_a_device_its_shares() -> None:
-    async with running_api() as shown:
-        await reserve_lease(shown, "7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
-        await shown.until_shares(1)
+async def test_a_lease_has_its_trace_and_a_device_its_shares(shown: RunningApi) -> None:
+    await reserve_lease(shown, "7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
+    await shown.until_shares(1)
 
-        _, lease = await shown.get("/api/v1/leases/7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
-        _, device = await shown.get("/api/v1/devices/GPU-a-0")
+    _, lease = await shown.get("/api/v1/leases/7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
+    _, device = await shown.get("/api/v1/devices/GPU-a-0")
 
-        assert lease["trace"]["url"] == "http://j/7f7c2c5e57a54d3c9d0e0d7e6c1f2a3b"
-        assert device["shares"][0]["name"] == lease["lease"]["name"]
-        assert (await shown.get("/api/v1/leases/unknown"))[0] == 404
-        assert (await shown.get("/api/v1/namespaces/default"))[1]["leases"] == 1
-
-
-async def test_without_a_token_only_loopback_hosts_are_served() -> None:
-    async with running_api() as shown:
-        headers = {"Host": "evil.example.org"}
-        async with shown.client.get(f"{shown.url}/api/v1/state", headers=headers) as answer:
-            assert answer.status == 403
+    assert lease["trace"]["url"] == "http://j/7f7c2c5e57a54d3c9d0e0d7e6c1f2a3b"
+    assert device["shares"][0]["name"] == lease["lease"]["name"]
+    assert (await shown.get("/api/v1/leases/unknown"))[0] == 404
+    assert (await shown.get("/api/v1/namespaces/default"))[1]["leases"] == 1
 
 
-async def test_every_response_has_security_headers() -> None:
-    async with running_api() as shown:
-        for path in ("/", "/static/page.js", "/api/v1/state", "/static/none", "/login"):
-            async with shown.client.get(shown.url + path) as answer:
-                policy = answer.headers["Content-Security-Policy"]
-                assert "default-src 'none'; script-src 'self'" in policy
-                assert "unsafe" not in policy
-                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+async def test_without_a_token_only_loopback_hosts_are_served(shown: RunningApi) -> None:
+    headers = {"Host": "evil.example.org"}
+    async with shown.client.get(f"{shown.url}/api/v1/state", headers=headers) as answer:
+        assert answer.status == 403
 
 
-async def test_the_whole_page_is_under_150_kb() -> None:
-    async with running_api() as shown:
-        names = list(FILES)
-        sizes = [
-            len(await (await shown.client.get(f"{shown.url}/static/{n}")).read()) for n in names
-        ]
-        _, text = await shown.get("/")
+async def test_every_response_has_security_headers(shown: RunningApi) -> None:
+    for path in ("/", "/static/page.js", "/api/v1/state", "/static/none", "/login"):
+        async with shown.client.get(shown.url + path) as answer:
+            policy = answer.headers["Content-Security-Policy"]
+            assert "default-src 'none'; script-src 'self'" in policy
+            assert "unsafe" not in policy
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
-        assert sum(sizes) + len(text) < 150_000
+
+async def test_the_whole_page_is_under_150_kb(shown: RunningApi) -> None:
+    names = list(FILES)
+    sizes = [len(await (await shown.client.get(f"{shown.url}/static/{n}")).read()) for n in names]
+    _, text = await shown.get("/")
+
+    assert sum(sizes) + len(text) < 150_000
 
 
 # Authentication
 
 
 async def test_a_token_shows_its_own_namespace_and_of_others_only_the_use(
-    tmp_path: Path,
+    serve: Any,
 ) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("everything *\nfor-b b\nfor-default default\n")
-    async with running_api(TokenAuthenticator(load_access_tokens(tokens))) as shown:
+    async with serve(tokens="everything *\nfor-b b\nfor-default default\n") as shown:
         await reserve_lease(shown)
         await until(lambda: shown.shares("everything"))
 
@@ -258,10 +251,8 @@ async def test_a_token_shows_its_own_namespace_and_of_others_only_the_use(
             assert (await shown.get(path))[0] == 401
 
 
-async def test_login_stores_the_token_where_scripts_cannot_read_it(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("secret *\n")
-    async with running_api(TokenAuthenticator(load_access_tokens(tokens))) as shown:
+async def test_login_stores_the_token_where_scripts_cannot_read_it(serve: Any) -> None:
+    async with serve(tokens="secret *\n") as shown:
         assert "Token" in (await shown.get("/"))[1]
 
         async with shown.client.post(f"{shown.url}/login", data={"token": "wrong"}) as answer:
@@ -293,9 +284,9 @@ async def test_a_token_is_created_once_and_only_its_owner_may_read_it(tmp_path: 
     assert load_access_tokens(path).scopes(f"Bearer {first.split()[0]}") == {"*"}
 
 
-async def test_without_the_right_to_get_pods_leases_are_shown_as_in_use() -> None:
+async def test_without_the_right_to_get_pods_leases_are_shown_as_in_use(serve: Any) -> None:
     reviews = Reviews()
-    async with reviewed(reviews, FakeClock()) as authenticator, running_api(authenticator) as shown:
+    async with reviewed(reviews, FakeClock()) as authenticator, serve(authenticator) as shown:
         await reserve_lease(shown)
         await until(lambda: shown.shares("token-of-root"))
 
@@ -331,10 +322,11 @@ async def test_a_revoked_right_ends_the_view() -> None:
 # The metrics of vendors' schedulers
 
 
-async def test_item_49_the_schedulers_metrics_come_and_end_with_their_pod() -> None:
+async def test_item_49_the_schedulers_metrics_come_and_end_with_their_pod(
+    shown: RunningApi,
+) -> None:
     name = "volcano_vgpu_device_memory_allocation_for_a_certain_pod{"
     async with (
-        running_api() as shown,
         health.served(
             legacy_metrics_application(shown.service.projection), "127.0.0.1:0"
         ) as address,
@@ -358,6 +350,5 @@ async def test_item_49_the_schedulers_metrics_come_and_end_with_their_pod() -> N
 
 
 @pytest.mark.parametrize("path", ["/static/..%2f__init__.py", "/static/page.html", "/api/v1/none"])
-async def test_unknown_paths_are_not_found(path: str) -> None:
-    async with running_api() as shown:
-        assert (await shown.get(path))[0] == 404
+async def test_unknown_paths_are_not_found(path: str, shown: RunningApi) -> None:
+    assert (await shown.get(path))[0] == 404

@@ -3,10 +3,10 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-import pytest_asyncio
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, expect
 
 from shared.model.budget import (
     UNITS_PER_GPU_MINUTE,
@@ -19,40 +19,28 @@ from shared.model.names import Namespace, PodUid
 from shared.model.preemption import Preemption
 from shared.runtime.telemetry import trace_id_of
 from tests.support.api.board import eviction
-from tests.support.api.browser import chromium, needed
-from tests.support.api.running import RunningApi, reserve_lease, running_api
+from tests.support.api.browser import needed, opened
+from tests.support.api.running import RunningApi, reserve_lease
 from tests.support.placer.ledger import queued, verdict
 from tests.support.waiting import until
 
 pytestmark = [*needed, pytest.mark.asyncio(loop_scope="module")]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser():  # type: ignore[no-untyped-def]
-    async with chromium() as started:
-        yield started
+async def test_the_steps_of_a_pod_are_drawn_as_a_waterfall(
+    browser: Browser, shown: RunningApi
+) -> None:
+    lease = await reserve_lease(shown)
+    for event in (queued("p1"), PlacementChosen(lease=lease), PodBound(lease=lease)):
+        await shown.publish(event)
+        await until(shown.state, lambda state: len(state["events"]) and bool(state["events"]))
 
+    page = await opened(browser, shown, "#lease/p1")
 
-async def opened(browser: Browser, shown: RunningApi, path: str = "") -> Page:
-    context = await browser.new_context(permissions=["clipboard-read", "clipboard-write"])
-    page = await context.new_page()
-    await page.goto(f"{shown.url}/{path}")
-    return page
-
-
-async def test_the_steps_of_a_pod_are_drawn_as_a_waterfall(browser: Browser) -> None:
-    async with running_api() as shown:
-        lease = await reserve_lease(shown)
-        for event in (queued("p1"), PlacementChosen(lease=lease), PodBound(lease=lease)):
-            await shown.publish(event)
-            await until(shown.state, lambda state: len(state["events"]) and bool(state["events"]))
-
-        page = await opened(browser, shown, "#lease/p1")
-
-        rows = page.locator(".waterfall tbody tr")
-        await expect(rows).to_have_count(2)
-        await expect(rows.first).to_contain_text("until placed")
-        await expect(rows.last).to_contain_text("until bound")
+    rows = page.locator(".waterfall tbody tr")
+    await expect(rows).to_have_count(2)
+    await expect(rows.first).to_contain_text("until placed")
+    await expect(rows.last).to_contain_text("until bound")
 
 
 def span(pod: str, name: str, parent: str, start_ms: int, end_ms: int, **more: object) -> str:
@@ -71,14 +59,14 @@ def span(pod: str, name: str, parent: str, start_ms: int, end_ms: int, **more: o
 
 
 async def test_spans_of_the_trace_are_drawn_where_they_can_be_read(
-    browser: Browser, tmp_path: Path
+    browser: Browser, serve: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "placer.jsonl").write_text(
         span("p1", "a", "", 1_000, 1_100)
         + span("p1", "b", "a", 1_050, 1_100, ok=False, text="no room")
         + span("other", "c", "", 0, 9_000)
     )
-    async with running_api(traces=tmp_path) as shown:
+    async with serve(traces=tmp_path) as shown:
         await reserve_lease(shown)
         await shown.until_shares(1)
 
@@ -98,58 +86,60 @@ async def test_spans_of_the_trace_are_drawn_where_they_can_be_read(
         assert second[1] > first[1]
 
 
-async def test_a_pod_that_has_ended_still_has_its_trace(browser: Browser) -> None:
-    async with running_api() as shown:
-        ended = PodTerminated(
-            pod=PodUid("p1"),
-            namespace=Namespace("default"),
-            name="p1",
-            node=None,
-            phase="Succeeded",
-        )
-        await shown.publish(queued("p1"))
-        await until(shown.state, lambda state: bool(state["events"]))
-        await shown.publish(ended)
-        page = await opened(browser, shown)
+async def test_a_pod_that_has_ended_still_has_its_trace(
+    browser: Browser, shown: RunningApi
+) -> None:
+    ended = PodTerminated(
+        pod=PodUid("p1"),
+        namespace=Namespace("default"),
+        name="p1",
+        node=None,
+        phase="Succeeded",
+    )
+    await shown.publish(queued("p1"))
+    await until(shown.state, lambda state: bool(state["events"]))
+    await shown.publish(ended)
+    page = await opened(browser, shown)
 
-        await page.locator("#events").get_by_role("link", name="default/p1").first.click()
+    await page.locator("#events").get_by_role("link", name="default/p1").first.click()
 
-        drawer = page.get_by_role("dialog")
-        await expect(drawer).to_contain_text("It has no lease.")
-        await expect(drawer.locator(".waterfall")).to_contain_text("until terminated")
+    drawer = page.get_by_role("dialog")
+    await expect(drawer).to_contain_text("It has no lease.")
+    await expect(drawer.locator(".waterfall")).to_contain_text("until terminated")
 
 
 async def test_a_device_and_its_namespace_have_the_history_of_the_last_day(
-    browser: Browser,
+    browser: Browser, shown: RunningApi
 ) -> None:
-    async with running_api() as shown:
-        lease = await reserve_lease(shown)
-        shown.usage.measure(lease, memory_mib=1_600, cores_percent=7)
-        await until(shown.shares, lambda shares: bool(shares and shares[0]["measured"]))
-        projection, now = shown.service.projection, time.time()
-        for age_s in (7_200, 3_600):
-            shown.service.history.sample(
-                projection.devices.values(), projection.namespaces(), now - age_s
-            )
+    lease = await reserve_lease(shown)
+    shown.usage.measure(lease, memory_mib=1_600, cores_percent=7)
+    await until(shown.shares, lambda shares: bool(shares and shares[0]["measured"]))
+    projection, now = shown.service.projection, time.time()
+    for age_s in (7_200, 3_600):
+        shown.service.history.sample(
+            projection.devices.values(), projection.namespaces(), now - age_s
+        )
 
-        page = await opened(browser, shown, "#device/GPU-a-0")
+    page = await opened(browser, shown, "#device/GPU-a-0")
 
-        legend = page.locator(".u-legend")
-        for text in ("Memory leased: 25 %", "Memory used: 10 %", "Cores used: 7 %"):
-            await expect(legend).to_contain_text(text.replace(": ", ""))
-        await expect(page.locator(".u-axis").first).to_be_attached()
-        assert await page.locator(".chart canvas").evaluate(IS_PAINTED)
-        _, history = await shown.get("/api/v1/devices/GPU-a-0/history")
-        assert history["memory"] == [25, 25, 25]
-        await page.goto(f"{shown.url}/#namespace/default")
-        await expect(legend).to_contain_text("Memory leased3.9 GiB")
+    legend = page.locator(".u-legend")
+    for text in ("Memory leased: 25 %", "Memory used: 10 %", "Cores used: 7 %"):
+        await expect(legend).to_contain_text(text.replace(": ", ""))
+    await expect(page.locator(".u-axis").first).to_be_attached()
+    assert await page.locator(".chart canvas").evaluate(IS_PAINTED)
+    _, history = await shown.get("/api/v1/devices/GPU-a-0/history")
+    assert history["memory"] == [25, 25, 25]
+    await page.goto(f"{shown.url}/#namespace/default")
+    await expect(legend).to_contain_text("Memory leased3.9 GiB")
 
 
 IS_PAINTED = """canvas => canvas.getContext("2d")
   .getImageData(0, 0, canvas.width, canvas.height).data.some((value) => value > 0)"""
 
 
-async def test_a_budget_has_its_limit_and_agrees_with_the_text(browser: Browser) -> None:
+async def test_a_budget_has_its_limit_and_agrees_with_the_text(
+    browser: Browser, shown: RunningApi
+) -> None:
     minute, now = UNITS_PER_GPU_MINUTE, time.time()
     window = BudgetWindow(
         id="w",
@@ -176,61 +166,59 @@ async def test_a_budget_has_its_limit_and_agrees_with_the_text(browser: Browser)
         current_rate_milli_gpu=2_000,
         exhausted_at=now + 1_800,
     )
-    async with running_api() as shown:
-        assert await shown.budgets.save(update)
-        await shown.preemptions.save_budget(event)
-        await until(shown.state, lambda state: bool(state["namespaces"]))
+    assert await shown.budgets.save(update)
+    await shown.preemptions.save_budget(event)
+    await until(shown.state, lambda state: bool(state["namespaces"]))
 
-        page = await opened(browser, shown, "#namespace/team")
+    page = await opened(browser, shown, "#namespace/team")
 
-        drawer = page.get_by_role("dialog")
-        await expect(drawer).to_contain_text("40.0 GPU-minutes")
-        legend = page.locator(".u-legend").first
-        await expect(legend).to_contain_text("Used40 min")
-        await expect(legend).to_contain_text("Limit100 min")
-        await expect(legend).to_contain_text("At the current rate40 min")
-
-
-async def test_evictions_are_among_the_recent_events(browser: Browser) -> None:
-    async with running_api() as shown:
-        page = await opened(browser, shown)
-        stored = Preemption(id="uid-for", victims=())
-        assert await shown.preemptions.open(stored)
-        (read,) = (await shown.preemptions.state(now=time.time())).open
-
-        await shown.preemptions.save(read, stored, [eviction("victim", time.time())])
-
-        events = page.locator("#events li")
-        await expect(events).to_have_count(1)
-        await expect(events).to_contain_text("evicted a/victim on n1 for b/urgent")
-        await expect(events).to_contain_text("a pod of higher priority needs its devices")
+    drawer = page.get_by_role("dialog")
+    await expect(drawer).to_contain_text("40.0 GPU-minutes")
+    legend = page.locator(".u-legend").first
+    await expect(legend).to_contain_text("Used40 min")
+    await expect(legend).to_contain_text("Limit100 min")
+    await expect(legend).to_contain_text("At the current rate40 min")
 
 
-async def test_without_a_lease_there_is_a_pod_to_try(browser: Browser) -> None:
-    async with running_api() as shown:
-        page = await opened(browser, shown)
-        first = page.get_by_role("region", name="First steps")
-        await expect(first).to_contain_text("volcano.sh/vgpu-number: 1")
+async def test_evictions_are_among_the_recent_events(browser: Browser, shown: RunningApi) -> None:
+    page = await opened(browser, shown)
+    stored = Preemption(id="uid-for", victims=())
+    assert await shown.preemptions.open(stored)
+    (read,) = (await shown.preemptions.state(now=time.time())).open
 
-        await first.get_by_role("button", name="Copy").click()
-        await expect(first.get_by_role("status")).to_have_text("Copied.")
-        copied = await page.evaluate("navigator.clipboard.readText()")
-        assert copied.startswith("kubectl apply -f - <<'EOF'\napiVersion: v1\n")
-        assert copied.endswith("\nEOF\n")
+    await shown.preemptions.save(read, stored, [eviction("victim", time.time())])
 
-        await reserve_lease(shown)
-        await expect(first).to_be_hidden()
+    events = page.locator("#events li")
+    await expect(events).to_have_count(1)
+    await expect(events).to_contain_text("evicted a/victim on n1 for b/urgent")
+    await expect(events).to_contain_text("a pod of higher priority needs its devices")
 
 
-async def test_a_waiting_pod_has_position_age_and_reason(browser: Browser) -> None:
-    async with running_api() as shown:
-        capacity = await shown.ledger.capacity()
-        await shown.ledger.waiting_pods.enqueue([verdict(queued("w1"), capacity)])
-        await shown.publish(queued("w1"))
-        page = await opened(browser, shown)
+async def test_without_a_lease_there_is_a_pod_to_try(browser: Browser, shown: RunningApi) -> None:
+    page = await opened(browser, shown)
+    first = page.get_by_role("region", name="First steps")
+    await expect(first).to_contain_text("volcano.sh/vgpu-number: 1")
 
-        row = page.locator("#waiting li:visible")
+    await first.get_by_role("button", name="Copy").click()
+    await expect(first.get_by_role("status")).to_have_text("Copied.")
+    copied = await page.evaluate("navigator.clipboard.readText()")
+    assert copied.startswith("kubectl apply -f - <<'EOF'\napiVersion: v1\n")
+    assert copied.endswith("\nEOF\n")
 
-        await expect(row).to_contain_text("1. default/w1")
-        await expect(row.locator("p")).to_have_text("full")
-        await expect(row.locator(".ms")).not_to_be_empty()
+    await reserve_lease(shown)
+    await expect(first).to_be_hidden()
+
+
+async def test_a_waiting_pod_has_position_age_and_reason(
+    browser: Browser, shown: RunningApi
+) -> None:
+    capacity = await shown.ledger.capacity()
+    await shown.ledger.waiting_pods.enqueue([verdict(queued("w1"), capacity)])
+    await shown.publish(queued("w1"))
+    page = await opened(browser, shown)
+
+    row = page.locator("#waiting li:visible")
+
+    await expect(row).to_contain_text("1. default/w1")
+    await expect(row.locator("p")).to_have_text("full")
+    await expect(row.locator(".ms")).not_to_be_empty()

@@ -4,39 +4,20 @@ import re
 from dataclasses import replace
 
 import pytest
-import pytest_asyncio
 from msgspec import structs
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, expect
 
 from shared.model.device import DeviceMode, MigLayout, MigProfile
 from shared.model.events.pod_events import PodQueued
-from shared.model.ledger import Reservation
-from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.placement import Placement
+from shared.model.names import Namespace
 from shared.model.request import Gang
-from tests.support.api.browser import chromium, needed
-from tests.support.api.running import RunningApi, running_api
-from tests.support.placer.ledger import device, queued, report, reserve, share, verdict
+from tests.support.api.browser import needed, opened
+from tests.support.api.running import RunningApi, reserve_lease
+from tests.support.placer.ledger import device, queued, report, verdict
 
 pytestmark = [*needed, pytest.mark.asyncio(loop_scope="module")]
 
 FAULT = "cordoned: XidError: Xid 79, the GPU has fallen off the bus"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser():  # type: ignore[no-untyped-def]
-    async with chromium() as started:
-        yield started
-
-
-async def lease(shown: RunningApi, name: str, namespace: str, gpu: int) -> None:
-    wanted = Reservation(
-        pod=PodUid(f"uid-{name}"),
-        namespace=Namespace(namespace),
-        name=name,
-        candidates=(Placement(node=NodeName("a"), shares=(share("a", gpu),)),),
-    )
-    await reserve(shown.ledger, wanted)
 
 
 async def wait(shown: RunningApi, name: str, namespace: str, *, gang: str = "") -> PodQueued:
@@ -48,156 +29,150 @@ async def wait(shown: RunningApi, name: str, namespace: str, *, gang: str = "") 
     return pod
 
 
-async def opened(browser: Browser, shown: RunningApi, path: str = "") -> Page:
-    page = await browser.new_page()
-    await page.goto(f"{shown.url}/{path}")
-    return page
+async def test_details_have_urls_and_the_back_button_leads_through_them(
+    browser: Browser, shown: RunningApi
+) -> None:
+    await reserve_lease(shown, "uid-train", 0, name="train", namespace="research")
+    page = await opened(browser, shown)
+    drawer = page.get_by_role("dialog")
+    await page.locator(".dev").first.click(position={"x": 20, "y": 8})
+    await expect(drawer).to_contain_text("GPU 0 of a")
+    await drawer.get_by_role("link", name="research/train").click()
+    await expect(drawer).to_contain_text("Pod UID")
+    await drawer.get_by_role("link", name="namespace research").click()
+    await expect(drawer).to_contain_text("Namespace research")
+    assert page.url == f"{shown.url}/#namespace/research"
+
+    await page.go_back()
+    await expect(drawer).to_contain_text("Pod UID")
+    await page.go_back()
+    await expect(drawer).to_contain_text("GPU 0 of a")
+    await page.go_back()
+    await expect(drawer).to_be_hidden()
+    await page.go_forward()
+    await expect(drawer).to_contain_text("GPU 0 of a")
+    await page.get_by_role("button", name="Close").click()
+    await expect(drawer).to_be_hidden()
+    assert page.url == f"{shown.url}/"
 
 
-async def test_details_have_urls_and_the_back_button_leads_through_them(browser: Browser) -> None:
-    async with running_api() as shown:
-        await lease(shown, "train", "research", 0)
-        page = await opened(browser, shown)
-        drawer = page.get_by_role("dialog")
-        await page.locator(".dev").first.click(position={"x": 20, "y": 8})
-        await expect(drawer).to_contain_text("GPU 0 of a")
-        await drawer.get_by_role("link", name="research/train").click()
-        await expect(drawer).to_contain_text("Pod UID")
-        await drawer.get_by_role("link", name="namespace research").click()
-        await expect(drawer).to_contain_text("Namespace research")
-        assert page.url == f"{shown.url}/#namespace/research"
+async def test_a_url_opens_its_details_at_once(browser: Browser, shown: RunningApi) -> None:
+    await reserve_lease(shown, "uid-train", 0, name="train", namespace="research")
+    await shown.until_shares(1)
 
-        await page.go_back()
-        await expect(drawer).to_contain_text("Pod UID")
-        await page.go_back()
-        await expect(drawer).to_contain_text("GPU 0 of a")
-        await page.go_back()
-        await expect(drawer).to_be_hidden()
-        await page.go_forward()
-        await expect(drawer).to_contain_text("GPU 0 of a")
-        await page.get_by_role("button", name="Close").click()
-        await expect(drawer).to_be_hidden()
-        assert page.url == f"{shown.url}/"
+    page = await opened(browser, shown, "#lease/uid-train")
 
-
-async def test_a_url_opens_its_details_at_once(browser: Browser) -> None:
-    async with running_api() as shown:
-        await lease(shown, "train", "research", 0)
-        await shown.until_shares(1)
-
-        page = await opened(browser, shown, "#lease/uid-train")
-
-        await expect(page.get_by_role("dialog")).to_contain_text("research/train")
+    await expect(page.get_by_role("dialog")).to_contain_text("research/train")
 
 
 async def test_a_waiting_pod_has_the_command_that_shows_what_would_make_room(
-    browser: Browser,
+    browser: Browser, shown: RunningApi
 ) -> None:
-    async with running_api() as shown:
-        await shown.publish(await wait(shown, "big", "vision", gang="vision/training"))
-        page = await opened(browser, shown)
-        await page.locator("#waiting").get_by_role("link", name="vision/big").click()
-        command = "kubectl get pod big -n vision -o yaml | leasehold what-if -"
-        await expect(page.get_by_role("dialog")).to_contain_text(command)
-        await expect(page.get_by_role("dialog")).to_contain_text("Gangvision/training")
+    await shown.publish(await wait(shown, "big", "vision", gang="vision/training"))
+    page = await opened(browser, shown)
+    await page.locator("#waiting").get_by_role("link", name="vision/big").click()
+    command = "kubectl get pod big -n vision -o yaml | leasehold what-if -"
+    await expect(page.get_by_role("dialog")).to_contain_text(command)
+    await expect(page.get_by_role("dialog")).to_contain_text("Gangvision/training")
 
-        await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        await page.get_by_role("dialog").get_by_role("button", name="Copy").click()
+    await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    await page.get_by_role("dialog").get_by_role("button", name="Copy").click()
 
-        await expect(page.get_by_role("status")).to_have_text("Copied.")
-        assert await page.evaluate("navigator.clipboard.readText()") == command
-
-
-async def test_the_filter_applies_to_all_lists(browser: Browser) -> None:
-    async with running_api() as shown:
-        await lease(shown, "train", "research", 0)
-        await lease(shown, "serve", "vision", 1)
-        page = await opened(browser, shown)
-        for name, namespace in (("first", "research"), ("second", "vision")):
-            await shown.publish(await wait(shown, name, namespace))
-        for part in ("#waiting", "#namespaces", "#events"):
-            await expect(page.locator(f"{part} li:visible")).to_have_count(2)
-
-        await page.get_by_label("Filter").fill("VISION")
-
-        await expect(page.locator(".dev:visible")).to_have_count(1)
-        await expect(page.locator(".dev:visible")).to_contain_text("serve")
-        for part, text in (
-            ("#waiting", "second"),
-            ("#namespaces", "vision"),
-            ("#events", "second"),
-        ):
-            await expect(page.locator(f"{part} li:visible")).to_have_count(1)
-            await expect(page.locator(f"{part} li:visible")).to_contain_text(text)
-        await page.get_by_label("Filter").fill("nothing has this name")
-        await expect(page.locator(".node:visible, .panels li:visible")).to_have_count(0)
-        await page.get_by_label("Filter").fill("")
-        await expect(page.locator(".dev:visible")).to_have_count(2)
+    await expect(page.get_by_role("status")).to_have_text("Copied.")
+    assert await page.evaluate("navigator.clipboard.readText()") == command
 
 
-async def test_an_unhealthy_device_has_its_fault_in_words(browser: Browser) -> None:
-    async with running_api() as shown:
-        bad = replace(device("a", 0), healthy=False, fault=FAULT)
-        await shown.ledger.save_devices([report("a", [bad])])
+async def test_the_filter_applies_to_all_lists(browser: Browser, shown: RunningApi) -> None:
+    await reserve_lease(shown, "uid-train", 0, name="train", namespace="research")
+    await reserve_lease(shown, "uid-serve", 1, name="serve", namespace="vision")
+    page = await opened(browser, shown)
+    for name, namespace in (("first", "research"), ("second", "vision")):
+        await shown.publish(await wait(shown, name, namespace))
+    for part in ("#waiting", "#namespaces", "#events"):
+        await expect(page.locator(f"{part} li:visible")).to_have_count(2)
 
-        page = await opened(browser, shown)
-        block = page.locator(".dev.bad")
-        await expect(block).to_contain_text("Xid 79, the GPU has fallen off the bus")
-        await block.hover()
-        await expect(block).to_have_attribute("title", re.compile(f"unhealthy: {FAULT}"))
-        await block.click()
-        await expect(page.get_by_role("dialog")).to_contain_text(f"UNHEALTHY: {FAULT}")
-        await page.goto(f"{shown.url}/?view=table")
-        await expect(page.get_by_role("table").first).to_contain_text(f"UNHEALTHY: {FAULT}")
+    await page.get_by_label("Filter").fill("VISION")
 
-
-async def test_a_device_in_mig_mode_is_marked_and_counts_instances(browser: Browser) -> None:
-    async with running_api() as shown:
-        profile = MigProfile(name="1g.10gb", memory_mib=9_728, count=7)
-        layouts = (MigLayout(name="small", profiles=(profile,)),)
-        mig = replace(device("a", 0), mode=DeviceMode.MIG, layouts=layouts)
-        await shown.ledger.save_devices([report("a", [mig])])
-
-        page = await opened(browser, shown)
-
-        block = page.locator(".dev").first
-        await expect(block).to_contain_text("Tesla T4, MIG")
-        await expect(block.locator(".amounts")).to_contain_text("0 of 7 instances")
+    await expect(page.locator(".dev:visible")).to_have_count(1)
+    await expect(page.locator(".dev:visible")).to_contain_text("serve")
+    for part, text in (
+        ("#waiting", "second"),
+        ("#namespaces", "vision"),
+        ("#events", "second"),
+    ):
+        await expect(page.locator(f"{part} li:visible")).to_have_count(1)
+        await expect(page.locator(f"{part} li:visible")).to_contain_text(text)
+    await page.get_by_label("Filter").fill("nothing has this name")
+    await expect(page.locator(".node:visible, .panels li:visible")).to_have_count(0)
+    await page.get_by_label("Filter").fill("")
+    await expect(page.locator(".dev:visible")).to_have_count(2)
 
 
-async def test_the_bar_of_cores_is_as_long_as_the_leased_cores(browser: Browser) -> None:
-    async with running_api() as shown:
-        wanted = Reservation(
-            pod=PodUid("p"),
-            namespace=Namespace("default"),
-            name="p",
-            candidates=(Placement(node=NodeName("a"), shares=(share("a", 0, cores=40),)),),
-        )
-        await reserve(shown.ledger, wanted)
-        page = await opened(browser, shown)
-        await expect(page.locator(".share")).to_have_count(1)
+async def test_an_unhealthy_device_has_its_fault_in_words(
+    browser: Browser, shown: RunningApi
+) -> None:
+    bad = replace(device("a", 0), healthy=False, fault=FAULT)
+    await shown.ledger.save_devices([report("a", [bad])])
 
-        bar = page.locator(".dev .cores").first
-        sizes = await bar.evaluate("one => getComputedStyle(one).backgroundSize")
+    page = await opened(browser, shown)
+    block = page.locator(".dev.bad")
+    await expect(block).to_contain_text("Xid 79, the GPU has fallen off the bus")
+    await block.hover()
+    await expect(block).to_have_attribute("title", re.compile(f"unhealthy: {FAULT}"))
+    await block.click()
+    await expect(page.get_by_role("dialog")).to_contain_text(f"UNHEALTHY: {FAULT}")
+    await page.goto(f"{shown.url}/?view=table")
+    await expect(page.get_by_role("table").first).to_contain_text(f"UNHEALTHY: {FAULT}")
 
-        assert sizes.split(", ")[1] == "40% 100%"
-        await expect(page.locator(".dev .amounts").first).to_contain_text("40 % cores")
+
+async def test_a_device_in_mig_mode_is_marked_and_counts_instances(
+    browser: Browser, shown: RunningApi
+) -> None:
+    profile = MigProfile(name="1g.10gb", memory_mib=9_728, count=7)
+    layouts = (MigLayout(name="small", profiles=(profile,)),)
+    mig = replace(device("a", 0), mode=DeviceMode.MIG, layouts=layouts)
+    await shown.ledger.save_devices([report("a", [mig])])
+
+    page = await opened(browser, shown)
+
+    block = page.locator(".dev").first
+    await expect(block).to_contain_text("Tesla T4, MIG")
+    await expect(block.locator(".amounts")).to_contain_text("0 of 7 instances")
+
+
+async def test_the_bar_of_cores_is_as_long_as_the_leased_cores(
+    browser: Browser, shown: RunningApi
+) -> None:
+    await reserve_lease(shown, cores=40)
+    page = await opened(browser, shown)
+    await expect(page.locator(".share")).to_have_count(1)
+
+    bar = page.locator(".dev .cores").first
+    sizes = await bar.evaluate("one => getComputedStyle(one).backgroundSize")
+
+    assert sizes.split(", ")[1] == "40% 100%"
+    await expect(page.locator(".dev .amounts").first).to_contain_text("40 % cores")
 
 
 @pytest.mark.parametrize("width", [390, 1440])
-async def test_the_table_breaks_no_word(browser: Browser, width: int) -> None:
-    async with running_api() as shown:
-        await lease(shown, "a-pod-with-a-rather-long-name-as-controllers-make-them", "research", 0)
-        await shown.until_shares(1)
-        page = await opened(browser, shown, "?view=table")
-        await page.set_viewport_size({"width": width, "height": 800})
+async def test_the_table_breaks_no_word(browser: Browser, width: int, shown: RunningApi) -> None:
+    await reserve_lease(
+        shown,
+        "uid-a-pod-with-a-rather-long-name-as-controllers-make-them",
+        0,
+        name="a-pod-with-a-rather-long-name-as-controllers-make-them",
+        namespace="research",
+    )
+    await shown.until_shares(1)
+    page = await opened(browser, shown, "?view=table")
+    await page.set_viewport_size({"width": width, "height": 800})
 
-        broken = await page.evaluate(BROKEN_WORDS)
-        wide = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    broken = await page.evaluate(BROKEN_WORDS)
+    wide = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
 
-        assert [word for word in broken if len(word) < 30] == []
-        assert wide <= 0
-        await expect(page.get_by_role("cell", name="16000 MiB").first).to_be_visible()
+    assert [word for word in broken if len(word) < 30] == []
+    assert wide <= 0
+    await expect(page.get_by_role("cell", name="16000 MiB").first).to_be_visible()
 
 
 BROKEN_WORDS = """() => {

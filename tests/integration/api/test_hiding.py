@@ -3,12 +3,11 @@
 import asyncio
 import time
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import aiohttp
+import pytest
 
-from shared.credentials.authorization import TokenAuthenticator
-from shared.credentials.tokens import load_access_tokens
 from shared.model.events.node_events import ViolationFound
 from shared.model.events.pod_events import (
     BudgetChanged,
@@ -20,9 +19,11 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
 from shared.model.preemption import Preemption
 from tests.support.api.board import eviction
-from tests.support.api.running import RunningApi, reserve_lease, running_api
+from tests.support.api.running import RunningApi, reserve_lease
 from tests.support.placer.ledger import device, queued, report, verdict
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 THEIRS = ("p1", "1234567", "w1", "default", "reason-of-theirs", "window-of-theirs")
 """Words of a namespace, its pods, and their messages."""
@@ -44,11 +45,9 @@ async def streamed_until(shown: RunningApi, after: str, token: str, expected: st
 
 
 async def test_neither_stream_nor_api_nor_pages_name_a_namespace_that_the_viewer_may_not_see(
-    tmp_path: Path,
+    serve: Any,
 ) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("for-b b\nfor-default default\n")
-    async with running_api(TokenAuthenticator(load_access_tokens(tokens))) as shown:
+    async with serve(tokens="for-b b\nfor-default default\n") as shown:
         begin = (await shown.state("for-b"))["id"]
         lease = await reserve_lease(shown)
         shown.usage.measure(lease, memory_mib=1_234_567)
@@ -118,11 +117,9 @@ async def test_neither_stream_nor_api_nor_pages_name_a_namespace_that_the_viewer
 
 
 async def test_a_viewer_sees_neither_the_steps_of_pods_that_are_gone_nor_for_which_one_was_evicted(
-    tmp_path: Path,
+    serve: Any,
 ) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("for-a a\nfor-b b\n")
-    async with running_api(TokenAuthenticator(load_access_tokens(tokens))) as shown:
+    async with serve(tokens="for-a a\nfor-b b\n") as shown:
         stored = Preemption(id="uid-for", victims=())
         assert await shown.preemptions.open(stored)
         (read,) = (await shown.preemptions.state(now=time.time())).open
@@ -136,10 +133,8 @@ async def test_a_viewer_sees_neither_the_steps_of_pods_that_are_gone_nor_for_whi
         assert (await shown.get("/api/v1/leases/victim", "for-b"))[0] == 404
 
 
-async def test_the_fault_of_a_device_names_no_pod_of_another_namespace(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("for-all *\nfor-b b\n")
-    async with running_api(TokenAuthenticator(load_access_tokens(tokens))) as shown:
+async def test_the_fault_of_a_device_names_no_pod_of_another_namespace(serve: Any) -> None:
+    async with serve(tokens="for-all *\nfor-b b\n") as shown:
         unrecorded = replace(device("a", 0), healthy=False, fault="pods a/theirs use parts of it")
         sick = replace(device("a", 1), healthy=False, fault="cordoned: XidError: Xid 79")
         await shown.ledger.save_devices([report("a", [unrecorded, sick])])

@@ -16,10 +16,12 @@ from shared.model.events.request_reply import (
 )
 from shared.model.lease import ShareSize
 from shared.nats.bus import Bus
-from tests.support.api.running import RunningApi, reserve_lease, running_api
+from tests.support.api.running import RunningApi, reserve_lease
 from tests.support.clock import FakeClock
 from tests.support.kubernetes.reviews import Reviews, reviewed
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RESIZE = "/api/v1/leases/p1/resize"
 GRANT = "/api/v1/budgets/default/grants"
@@ -46,9 +48,11 @@ class Receivers:
 
 
 @asynccontextmanager
-async def api(authenticator: Authenticator) -> AsyncIterator[tuple[RunningApi, Receivers]]:
+async def api(
+    serve: Any, authenticator: Authenticator
+) -> AsyncIterator[tuple[RunningApi, Receivers]]:
     receivers = Receivers()
-    async with running_api(authenticator) as shown, Bus.connect(shown.nats_url, name="x") as bus:
+    async with serve(authenticator) as shown, Bus.connect(shown.nats_url, name="x") as bus:
         await bus.reply(ResizeRequest, "binder", "", receivers.resize)
         await bus.reply(GrantRequest, "timekeeper", "", receivers.grant)
         await reserve_lease(shown)
@@ -67,10 +71,12 @@ async def send(
 
 
 @pytest.mark.parametrize("anonymous", [True, False])
-async def test_orders_are_done_for_those_who_may_and_nobody_else(anonymous: bool) -> None:
+async def test_orders_are_done_for_those_who_may_and_nobody_else(
+    serve: Any, anonymous: bool
+) -> None:
     async with reviewed(Reviews(), FakeClock()) as of_tokens:
         authenticator = AnonymousAuthenticator(of_tokens) if anonymous else of_tokens
-        async with api(authenticator) as (shown, receivers):
+        async with api(serve, authenticator) as (shown, receivers):
             refused = [
                 (await send(shown, path, body, token))[0]
                 for token in ("", "member", "nobody")
@@ -95,10 +101,10 @@ async def test_orders_are_done_for_those_who_may_and_nobody_else(anonymous: bool
     assert (grant.namespace, grant.actor, grant.reason) == ("default", "root", "deadline")
 
 
-async def test_what_another_site_or_a_mistake_sends_does_nothing() -> None:
+async def test_what_another_site_or_a_mistake_sends_does_nothing(serve: Any) -> None:
     async with (
         reviewed(Reviews(), FakeClock()) as authenticator,
-        api(authenticator) as (shown, receivers),
+        api(serve, authenticator) as (shown, receivers),
     ):
         form = await send(shown, RESIZE, SIZE, "root", **{"Content-Type": "text/plain"})
         negative = await send(shown, RESIZE, {"memory_mib": -1}, "root")
@@ -113,10 +119,10 @@ async def test_what_another_site_or_a_mistake_sends_does_nothing() -> None:
     assert no_number == (400, {"error": "no is not a number"})
 
 
-async def test_without_a_binder_the_outcome_is_said_to_be_unknown() -> None:
+async def test_without_a_binder_the_outcome_is_said_to_be_unknown(serve: Any) -> None:
     async with (
         reviewed(Reviews(), FakeClock()) as authenticator,
-        running_api(authenticator) as shown,
+        serve(authenticator) as shown,
     ):
         await reserve_lease(shown)
         await until(shown.service.projection.leased_nodes)

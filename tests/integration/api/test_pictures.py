@@ -48,12 +48,6 @@ OVERFLOW = "document.documentElement.scrollWidth - innerWidth"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser():  # type: ignore[no-untyped-def]
-    async with chromium() as started:
-        yield started
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def url():  # type: ignore[no-untyped-def]
     async with fixed_page() as served:
         yield served

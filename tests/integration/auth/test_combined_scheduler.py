@@ -39,7 +39,7 @@ async def test_the_binders_account_is_watcher_and_placer_only_where_they_are_in_
     with pytest.raises(nats.errors.Error):
         await denied(world, token, name, USERS[name])
     assert await denied(world, token, "binder", USERS["binder"]) == []
-    world.auth.combined_scheduler = True
+    world.combine_scheduler()
 
     assert await denied(world, token, name, USERS[name]) == []
     assert await denied(world, token, name, USERS["binder"]) != []
@@ -48,7 +48,7 @@ async def test_the_binders_account_is_watcher_and_placer_only_where_they_are_in_
 
 
 async def test_other_accounts_stay_what_they_are(world: AuthWorld) -> None:
-    world.auth.combined_scheduler = True
+    world.combine_scheduler()
 
     for account, name in (("placer", "binder"), ("placer", "watcher"), ("watcher", "placer")):
         token = world.cluster.issue_token(account)

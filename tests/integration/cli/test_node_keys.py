@@ -175,7 +175,7 @@ async def test_the_doctor_on_a_node_finds_that_nats_accepts_its_agent(
 
     async def found(token: str) -> tuple[Outcome, str]:
         probes = ClusterProbes(
-            kubernetes=SkipError("not checked"),
+            api_server=SkipError("not checked"),
             redis_url="",
             redis_credentials=NO_CREDENTIALS,
             nats_url=hosts.world.url,

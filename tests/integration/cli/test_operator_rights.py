@@ -48,7 +48,7 @@ async def operator() -> AsyncIterator[KubernetesClient]:
 
 async def test_no_check_of_the_doctor_lacks_a_right(operator: KubernetesClient) -> None:
     probes = ClusterProbes(
-        kubernetes=operator,
+        api_server=operator,
         redis_url="",
         redis_credentials=NO_CREDENTIALS,
         nats_url="",

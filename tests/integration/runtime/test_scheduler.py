@@ -140,7 +140,7 @@ async def test_in_a_cluster_all_three_use_the_token_of_the_binder_once_the_auth_
             with service_process("scheduler", *flags) as scheduler:
                 async with asyncio.timeout(LIMIT_S):
                     await scheduler.until_unready("watcher nats: ", "placer nats: ")
-                    world.auth.combined_scheduler = True
+                    world.combine_scheduler()
                     await scheduler.until_ready()
                     await client.post("/api/v1/namespaces/default/pods", json=pod("p1"))
                     await until(lambda: node_of(api, "p1"), lambda node: node == "n1")

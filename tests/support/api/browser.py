@@ -5,7 +5,9 @@ import shutil
 from collections.abc import AsyncIterator
 
 import pytest
-from playwright.async_api import Browser, async_playwright, expect
+from playwright.async_api import Browser, Page, async_playwright, expect
+
+from tests.support.api.running import RunningApi
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = (
@@ -34,3 +36,18 @@ async def chromium() -> AsyncIterator[Browser]:
             yield browser
         finally:
             await browser.close()
+
+
+async def opened(
+    browser: Browser, shown: RunningApi, path: str = "", *, scripts: bool = True, token: str = ""
+) -> Page:
+    """Open the page in a context of its own, and sign in with a token, if any."""
+    context = await browser.new_context(
+        java_script_enabled=scripts, permissions=["clipboard-read", "clipboard-write"]
+    )
+    page = await context.new_page()
+    await page.goto(f"{shown.url}/{path}")
+    if token:
+        await page.get_by_label("Token").fill(token)
+        await page.get_by_role("button", name="Sign in").click()
+    return page

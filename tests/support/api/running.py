@@ -4,17 +4,24 @@ import asyncio
 import contextlib
 import json
 import ssl
+import tempfile
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import aiohttp
 
 from services.api.http_server import HttpServer
 from services.api.read_api import ReadApi, SpanDirectory
 from services.api.service import ApiService, ApiTiming
-from shared.credentials.authorization import AnonymousAuthenticator, Authenticator
+from shared.credentials.authorization import (
+    AnonymousAuthenticator,
+    Authenticator,
+    TokenAuthenticator,
+)
+from shared.credentials.tokens import load_access_tokens
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
@@ -98,48 +105,63 @@ class RunningApi:
 async def running_api(
     authenticator: Authenticator | None = None,
     *,
+    tokens: str = "",
     traces: Path | None = None,
     tls: ssl.SSLContext | None = None,
+    servers: tuple[str, str] | None = None,
 ) -> AsyncIterator[RunningApi]:
-    async with nats_server() as nats:
-        with valkey_server() as valkey:
+    """Run the API, by default on servers of its own; `tokens` are lines `TOKEN NAMESPACE`."""
+    async with contextlib.AsyncExitStack() as stack:
+        if tokens:
+            file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "tokens"
+            file.write_text(tokens)
+            authenticator = TokenAuthenticator(load_access_tokens(file))
+        enter = stack.enter_async_context
+        if servers is None:
+            valkey = stack.enter_context(valkey_server())
             await valkey.ready()
-            async with (
-                ledger(valkey.url, {"a": 2}) as leases,
-                Bus.connect(nats.url, name="test") as bus,
-                Budgets.connect(valkey.url) as store,
-                aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as client,
-            ):
-                usage, preemptions = NodesUsage(), Preemptions(leases._connection)
-                board = ApiService(
-                    leases,
-                    SystemClock(),
-                    read_usage=usage,
-                    preemptions=preemptions,
-                    timing=ApiTiming(round_s=0.02, usage_s=0.05, preemptions_s=0.05),
-                )
-                runner = Runner("api", board, bus, Tracing("api", None))
-                started = asyncio.Event()
-                task = asyncio.create_task(runner.run(started))
-                api = ReadApi(
-                    board,
-                    store,
-                    bus,
-                    trace_url="http://j/{trace}",
-                    spans=SpanDirectory(traces) if traces else None,
-                )
-                pages = HttpServer(api, authenticator or AnonymousAuthenticator())
-                async with health.served(pages.application(), "127.0.0.1:0", tls=tls) as address:
-                    await until(lambda: started.is_set() and not board.unready_reason())
-                    url = f"http{'s' if tls else ''}://{address}"
-                    yield RunningApi(
-                        board, leases, bus, url, client, usage, preemptions, store, nats.url
-                    )
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            servers = (await enter(nats_server())).url, valkey.url
+        nats_url, redis_url = servers
+        leases = await enter(ledger(redis_url, {"a": 2}))
+        bus = await enter(Bus.connect(nats_url, name="test"))
+        budgets = await enter(Budgets.connect(redis_url, prefix=f"lh-budget-{uuid4().hex}:"))
+        client = await enter(aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)))
+        usage, preemptions = NodesUsage(), leases.part(Preemptions)
+        service = ApiService(
+            leases,
+            SystemClock(),
+            read_usage=usage,
+            preemptions=preemptions,
+            timing=ApiTiming(round_s=0.02, usage_s=0.05, preemptions_s=0.05),
+        )
+        started = asyncio.Event()
+        runner = Runner("api", service, bus, Tracing("api", None))
+        task = asyncio.create_task(runner.run(started))
+        spans = SpanDirectory(traces) if traces else None
+        api = ReadApi(service, budgets, bus, trace_url="http://j/{trace}", spans=spans)
+        pages = HttpServer(api, authenticator or AnonymousAuthenticator()).application()
+        async with health.served(pages, "127.0.0.1:0", tls=tls) as address:
+            await until(lambda: started.is_set() and not service.unready_reason())
+            url = f"http{'s' if tls else ''}://{address}"
+            yield RunningApi(
+                service, leases, bus, url, client, usage, preemptions, budgets, nats_url
+            )
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
-async def reserve_lease(shown: RunningApi, pod: str = "p1", gpu: int = 0) -> Lease:
-    (lease,) = await reserve(shown.ledger, reservation(pod, share("a", gpu)))
+async def reserve_lease(
+    shown: RunningApi,
+    pod: str = "p1",
+    gpu: int = 0,
+    *,
+    node: str = "a",
+    cores: int | None = None,
+    **names: Any,
+) -> Lease:
+    """Reserve a share; `names` are its namespace and its pod's name."""
+    amounts = {} if cores is None else {"cores": cores}
+    wanted = reservation(pod, share(node, gpu, **amounts), node=node)
+    (lease,) = await reserve(shown.ledger, replace(wanted, **names))
     return lease

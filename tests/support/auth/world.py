@@ -4,6 +4,7 @@ import base64
 import contextlib
 import subprocess
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,11 @@ import nats
 from services.auth.__main__ import token_reviewer
 from services.auth.auth_callout import ServiceNamespaces
 from services.auth.managed_servers import ManagedServers
-from services.auth.metrics import PrometheusAuthMetrics
 from services.auth.nats_users import AUTH_CALLOUT_SUBJECT
 from services.auth.object_store import RootSecretStore
 from services.auth.root_secret import AUTH
 from services.auth.service import AuthService, AuthTiming
 from services.auth.settings import AuthSettings
-from services.topology import roles
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.kubernetes.client import KubernetesClient
@@ -74,14 +73,12 @@ class AuthWorld:
             self.servers,
             token_reviewer(self.kube, AUDIENCE),
             SystemClock(),
-            namespaces=NAMESPACES,
-            server_names=self.settings.names,
-            nats_directory=self.settings.nats_files,
-            roles=roles(),
-            metrics=PrometheusAuthMetrics(),
-            combined_scheduler=self.settings.combined_scheduler,
             timing=self.timing,
         )
+
+    def combine_scheduler(self) -> None:
+        """Let the binder's token authorize watcher and placer, too."""
+        self.auth.settings = replace(self.auth.settings, combined_scheduler=True)
 
     def mount(self, secret: str, directory: Path) -> None:
         """Write a Secret's data to files, as the kubelet does."""

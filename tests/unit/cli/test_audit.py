@@ -1,25 +1,32 @@
-"""The audit of devices and leases, and its output."""
+"""The audit: of devices and leases, waiting pods, gangs, nodes and accounts; and its output."""
 
 from dataclasses import replace
 from io import StringIO
 
+import pytest
 from msgspec import structs
 from rich.console import Console
 
+from services.cli.audit.account_checks import window_totals
 from services.cli.audit.audit import render as render_audit
 from services.cli.audit.audit import shape as audit_shape
 from services.cli.audit.invariants import differences, unread_checkpoints
 from services.cli.audit.lease_checks import unexplained
 from services.cli.audit.snapshot import Difference, Snapshot, lasting_differences
+from services.timekeeper.accounts.accrual import RESTORED
+from shared.model.budget import BudgetWindow, ChargeEntry
 from shared.model.device import DeviceUse
 from shared.model.events.node_events import Allocation
-from shared.model.lease import LeaseState
+from shared.model.fair_share import fair_share_of
+from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import ANNOTATION, dump_lease
 from shared.model.ledger import LedgerNode, NodeTotals
-from shared.model.names import NodeName
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.quota import Quota, QuotaLimits, QuotaTotals
 from tests.support.audit import (
     DEVICE,
+    GANG,
     GPU,
     NODE,
     NOW,
@@ -30,126 +37,204 @@ from tests.support.audit import (
     lease,
     pod,
     share,
+    waits,
     with_use,
+)
+from tests.support.placer.quotas import charge_of
+
+SOUND = account(lease("a"))
+OTHER = NodeName("node-1")
+ELSEWHERE = NodeTotals(node=LedgerNode(facts=NodeFacts(name=OTHER)), leases=(), reported=(GPU,))
+ACTIVE = structs.replace(lease("a"), state=LeaseState.ACTIVE)
+MEMBER = structs.replace(lease("a"), gang=GANG.name)
+PENDING = (pod("a", node="", phase="Pending"), pod("b", node="", phase="Pending"))
+GANG_WAITS = facts(
+    pods=PENDING,
+    waiting=tuple(waits(name, GANG) for name in ("a", "b")),
+    waiting_gangs={GANG.name: frozenset(each.pod for each in PENDING)},
 )
 
 
-def test_a_sound_ledger_has_no_differences() -> None:
-    two = (lease("a"), lease("b", share(slot=1, fence=2)))
-
-    assert found(facts(account(*two))) == []
+def two(first: Lease, second: Lease) -> Snapshot:
+    return facts(account(first, second))
 
 
-def test_a_total_that_is_not_the_sum_of_its_leases_is_found_with_both_numbers() -> None:
-    sound = account(lease("a"))
-    use = DeviceUse(memory_mib=4_000, cores_percent=30, shares=1, fence=1, slots_taken="1")
-    wrong = with_use(sound, use)
-
-    assert found(facts(wrong)) == [
-        ("S1", "the ledger counts 4000 MiB, its leases add up to 3000"),
-    ]
+def small(name: str, slot: int, cores: int = 30) -> Lease:
+    return lease(name, share(memory_mib=10, cores=cores, slot=slot, fence=slot + 1))
 
 
-def test_a_lease_copy_of_another_size_and_an_invalid_one_are_found() -> None:
-    held = lease("a")
-    other = structs.replace(held, shares=(share(memory_mib=2_000),))
-    lags = pod("a", annotations={ANNOTATION: dump_lease(other)})
+CASES: dict[str, tuple[Snapshot, list[tuple[str, str]]]] = {
+    "a sound ledger": (two(lease("a"), lease("b", share(slot=1, fence=2))), []),
+    "a total that is not the sum of its leases": (
+        facts(
+            with_use(
+                SOUND,
+                DeviceUse(memory_mib=4_000, cores_percent=30, shares=1, fence=1, slots_taken="1"),
+            )
+        ),
+        [("S1", "the ledger counts 4000 MiB, its leases add up to 3000")],
+    ),
+    "a lease copy of another size": (
+        facts(
+            SOUND,
+            pods=(
+                pod(
+                    "a",
+                    annotations={
+                        ANNOTATION: dump_lease(
+                            structs.replace(lease("a"), shares=(share(memory_mib=2_000),))
+                        )
+                    },
+                ),
+            ),
+        ),
+        [
+            (
+                "S7",
+                "its annotation has [('GPU-0', 2000, 30)] (device, MiB, %), its lease has "
+                "[('GPU-0', 3000, 30)]",
+            )
+        ],
+    ),
+    "a node's total that is not the sum of its leases": (
+        facts(replace(SOUND, node=replace(SOUND.node, used={"cpu": 700, "pods": 1}))),
+        [("S1", "the ledger counts 700 of cpu, its leases add up to 500")],
+    ),
+    "more memory than the device has": (
+        two(
+            lease("a", share(memory_mib=9_000)),
+            lease("b", share(memory_mib=9_000, slot=1, fence=2)),
+        ),
+        [("S1", "leases take 18000 MiB, it has 15000")],
+    ),
+    "more cores and slots than the device has": (
+        facts(account(*(small(f"p{slot}", slot) for slot in range(5)))),
+        [
+            ("S1", "leases take 150 % of its cores, it has 100"),
+            ("S1", "leases take 5 slots, it has 4"),
+            ("S1", "slot 4 is held, it has 4"),
+        ],
+    ),
+    "a slot that two containers hold": (
+        two(lease("a"), lease("b", share(fence=2))),
+        [("S1", "2 containers hold slot 0")],
+    ),
+    "a second lease on an exclusive device": (
+        two(small("a", 0, cores=100), small("b", 1, cores=0)),
+        [("S1", "pod default/a holds it exclusively, and 1 others hold it, too")],
+    ),
+    "a lease on a device that is not in the ledger": (
+        facts(replace(SOUND, node=replace(SOUND.node, devices=()))),
+        [("S1", "leases hold 3000 MiB of a device that is not in the ledger")],
+    ),
+    "a pod that we bound and that holds no lease": (
+        facts(account(), pods=(pod("a"),)),
+        [("S3", "it is bound to node-0 and holds no lease")],
+    ),
+    "pods that others bound and pods that ended": (
+        facts(account(), pods=(pod("a", annotations={}), pod("b", phase="Succeeded"))),
+        [],
+    ),
+    "a lease on another node than the pod's": (
+        facts(SOUND, pods=(pod("a", node="node-7"),)),
+        [("S3", "it is bound to node-7 and holds a lease on node-0")],
+    ),
+    "fences that repeat or pass the device's own": (
+        facts(
+            with_use(
+                account(lease("a"), lease("b", share(slot=1))),
+                structs.replace(
+                    account(lease("a"), lease("b", share(slot=1))).node.devices[0][1], fence=0
+                ),
+            )
+        ),
+        [
+            ("S4", "2 shares carry fence 1"),
+            ("S4", "a share carries fence 1, the device 0"),
+        ],
+    ),
+    "an allocation without a lease": (
+        facts(account(), pods=(), allocations={NODE: (allocation(lease("a")),)}),
+        [("S5", "container main has devices from the kubelet, and no live lease")],
+    ),
+    "an active lease without an allocation": (
+        facts(account(ACTIVE), allocations={NODE: ()}),
+        [("S5", "its lease is active, and the node's agent handed no device to the kubelet")],
+    ),
+    "a reservation past its expiry": (
+        facts(account(structs.replace(lease("a"), state=LeaseState.RESERVED, expires_at=NOW - 60))),
+        [("P2", "its reservation has expired and is still held")],
+    ),
+    "a device of one node": (facts(replace(account(), reported=(GPU,))), []),
+    "a device that two nodes report": (
+        facts(replace(account(), reported=(GPU,)), ELSEWHERE),
+        [("S1", "it is reported by 2 nodes: node-0, node-1")],
+    ),
+    "a gang": (facts(account(MEMBER), gangs={GANG.name: frozenset({MEMBER.pod})}), []),
+    "a gang counted with other pods than its leases": (
+        facts(account(MEMBER), gangs={"default/other": frozenset({MEMBER.pod})}),
+        [
+            ("P5", "1 of its pods hold a lease and are not counted"),
+            ("P5", "1 pods are counted that do not hold a lease"),
+        ],
+    ),
+    "a waiting gang": (GANG_WAITS, []),
+    "a gang counted with other pods than wait": (
+        replace(GANG_WAITS, waiting_gangs={GANG.name: frozenset({PodUid("uid-a"), PodUid("x")})}),
+        [
+            ("P5", "1 of its pods wait and are not counted"),
+            ("P5", "1 pods are counted that do not wait"),
+        ],
+    ),
+    "waiting pods that are gone, bound or terminated": (
+        facts(
+            pods=(
+                pod("waits", node="", phase="Pending"),
+                pod("bound", annotations={}),
+                pod("ended", node="", phase="Failed"),
+            ),
+            waiting=tuple(map(waits, ("waits", "bound", "ended", "gone"))),
+        ),
+        [
+            ("P2", f"the pod is bound to {NODE} and the ledger has it as waiting"),
+            ("P2", "the pod has failed and the ledger has it as waiting"),
+            ("P2", "the pod is gone and the ledger has it as waiting"),
+        ],
+    ),
+    "nodes that were not read": (facts(account(), api_nodes=None), []),
+    "a node that both have": (facts(account(), api_nodes=frozenset({NODE})), []),
+    "a node that neither knows": (
+        facts(replace(account(), known=False), api_nodes=frozenset()),
+        [],
+    ),
+    "nodes that only the ledger or only the API server has": (
+        facts(account(), api_nodes=frozenset({OTHER})),
+        [
+            ("O2", "the ledger has it, the API server does not"),
+            ("O2", "the API server has it, the ledger does not"),
+        ],
+    ),
+}
 
-    assert found(facts(account(held), pods=(lags,))) == [
-        (
-            "S7",
-            "its annotation has [('GPU-0', 2000, 30)] (device, MiB, %), its lease has "
-            "[('GPU-0', 3000, 30)]",
-        )
-    ]
-    (none,) = found(facts(account(held), pods=(pod("a", annotations={ANNOTATION: "{}"}),)))
+
+@pytest.mark.parametrize(("seen", "expected"), CASES.values(), ids=CASES)
+def test_each_difference_is_found_with_both_numbers(
+    seen: Snapshot, expected: list[tuple[str, str]]
+) -> None:
+    assert found(seen) == expected
+
+
+def test_an_annotation_that_is_no_lease_is_found() -> None:
+    (none,) = found(facts(SOUND, pods=(pod("a", annotations={ANNOTATION: "{}"}),)))
+
     assert none[0] == "S7"
     assert "is not a lease" in none[1]
 
 
-def test_a_node_total_that_is_not_the_sum_of_its_leases_is_found() -> None:
-    sound = account(lease("a"))
-    wrong = replace(sound, node=replace(sound.node, used={"cpu": 700, "pods": 1}))
-
-    assert found(facts(wrong)) == [("S1", "the ledger counts 700 of cpu, its leases add up to 500")]
-
-
-def test_more_memory_than_the_device_has_is_found() -> None:
-    over = account(
-        lease("a", share(memory_mib=9_000)), lease("b", share(memory_mib=9_000, slot=1, fence=2))
-    )
-
-    assert found(facts(over)) == [("S1", "leases take 18000 MiB, it has 15000")]
-
-
-def test_more_cores_and_more_slots_than_the_device_has_are_found() -> None:
-    many = [lease(f"p{slot}", share(memory_mib=10, slot=slot, fence=slot + 1)) for slot in range(5)]
-
-    assert found(facts(account(*many))) == [
-        ("S1", "leases take 150 % of its cores, it has 100"),
-        ("S1", "leases take 5 slots, it has 4"),
-        ("S1", "slot 4 is held, it has 4"),
-    ]
-
-
-def test_a_slot_that_two_containers_hold_is_found() -> None:
-    same = account(lease("a"), lease("b", share(fence=2)))
-
-    assert found(facts(same)) == [("S1", "2 containers hold slot 0")]
-
-
-def test_a_second_lease_on_an_exclusive_device_is_found() -> None:
-    beside = account(
-        lease("a", share(memory_mib=10, cores=100)), lease("b", share(cores=0, slot=1, fence=2))
-    )
-
-    assert found(facts(beside)) == [
-        ("S1", "pod default/a holds it exclusively, and 1 others hold it, too")
-    ]
-
-
-def test_a_lease_on_a_device_that_is_not_in_the_ledger_is_found() -> None:
-    sound = account(lease("a"))
-    gone = replace(sound, node=replace(sound.node, devices=()))
-
-    assert found(facts(gone)) == [
-        ("S1", "leases hold 3000 MiB of a device that is not in the ledger")
-    ]
-
-
 def test_a_second_live_lease_of_a_pod_is_found() -> None:
-    other = NodeName("node-1")
-    both = facts(account(lease("a")), account(lease("a", node=other), node=other))
+    both = facts(SOUND, account(lease("a", node=OTHER), node=OTHER))
 
     assert ("S2", "it holds 2 live leases, on node-0, node-1") in found(both)
-
-
-def test_a_pod_that_we_bound_and_that_holds_no_lease_is_found() -> None:
-    assert found(facts(account(), pods=(pod("a"),))) == [
-        ("S3", "it is bound to node-0 and holds no lease")
-    ]
-
-
-def test_pods_that_others_bound_and_pods_that_ended_need_no_lease() -> None:
-    pods = (pod("a", annotations={}), pod("b", phase="Succeeded"))
-
-    assert found(facts(account(), pods=pods)) == []
-
-
-def test_a_lease_on_another_node_than_the_pods_is_found() -> None:
-    elsewhere = facts(account(lease("a")), pods=(pod("a", node="node-7"),))
-
-    assert found(elsewhere) == [("S3", "it is bound to node-7 and holds a lease on node-0")]
-
-
-def test_fences_that_repeat_or_pass_the_devices_own_are_found() -> None:
-    sound = account(lease("a"), lease("b", share(slot=1)))
-    use = structs.replace(sound.node.devices[0][1], fence=0)
-
-    assert found(facts(with_use(sound, use))) == [
-        ("S4", "2 shares carry fence 1"),
-        ("S4", "a share carries fence 1, the device 0"),
-    ]
 
 
 def test_an_allocation_larger_than_its_lease_is_found() -> None:
@@ -162,22 +247,6 @@ def test_an_allocation_larger_than_its_lease_is_found() -> None:
     assert "3000" in text
 
 
-def test_an_allocation_without_a_lease_is_found() -> None:
-    reported = allocation(lease("a"))
-
-    assert found(facts(account(), pods=(), allocations={NODE: (reported,)})) == [
-        ("S5", "container main has devices from the kubelet, and no live lease")
-    ]
-
-
-def test_an_active_lease_without_an_allocation_is_found() -> None:
-    active = structs.replace(lease("a"), state=LeaseState.ACTIVE)
-
-    assert found(facts(account(active), allocations={NODE: ()})) == [
-        ("S5", "its lease is active, and the node's agent handed no device to the kubelet")
-    ]
-
-
 def test_a_lease_that_outlives_its_pod_is_found_and_may_last_thirty_seconds() -> None:
     (difference,) = differences(facts(account(lease("a")), pods=()))
 
@@ -186,12 +255,6 @@ def test_a_lease_that_outlives_its_pod_is_found_and_may_last_thirty_seconds() ->
     assert lasting_differences([difference], {}, NOW)[0] == ()
     assert lasting_differences([difference], {difference: NOW - 29}, NOW)[0] == ()
     assert lasting_differences([difference], {difference: NOW - 30}, NOW)[0] == (difference,)
-
-
-def test_a_reservation_past_its_expiry_is_found() -> None:
-    late = structs.replace(lease("a"), state=LeaseState.RESERVED, expires_at=NOW - 60)
-
-    assert found(facts(account(late))) == [("P2", "its reservation has expired and is still held")]
 
 
 def test_a_difference_that_settles_starts_again_when_it_returns() -> None:
@@ -235,31 +298,17 @@ def test_nodes_with_active_leases_and_no_readable_checkpoint_are_named() -> None
     assert not list(unread_checkpoints(facts(account(lease("a")))))
 
 
-def test_what_was_not_checked_is_listed() -> None:
-    found = replace(facts(account(lease("a"))), not_checked=("budgets: no right to them",))
+def test_the_output_counts_what_was_checked_and_lists_what_was_not() -> None:
+    seen = replace(facts(SOUND), not_checked=("budgets: no right to them",))
 
-    assert audit_shape(found, ())["not_checked"] == ["budgets: no right to them"]
-    text = StringIO()
-    Console(file=text).print(render_audit(found, ()))
-    assert "clean: 1 lease" in text.getvalue()
-    assert "not checked: budgets" in text.getvalue()
-
-
-def test_the_json_form_counts_what_was_checked() -> None:
-    shape = audit_shape(facts(account(lease("a"))), ())
+    shape, text = audit_shape(seen, ()), StringIO()
+    Console(file=text).print(render_audit(seen, ()))
 
     assert shape["clean"] is True
     assert shape["checked"] == {"nodes": 1, "devices": 1, "leases": 1, "pods": 1, "agents": 0}
-
-
-def test_a_device_that_two_nodes_report_is_found() -> None:
-    one = replace(account(), reported=(GPU,))
-    other = NodeTotals(
-        node=LedgerNode(facts=NodeFacts(name=NodeName("node-1"))), leases=(), reported=(GPU,)
-    )
-
-    assert found(facts(one)) == []
-    assert found(facts(one, other)) == [("S1", "it is reported by 2 nodes: node-0, node-1")]
+    assert shape["not_checked"] == ["budgets: no right to them"]
+    assert "clean: 1 lease" in text.getvalue()
+    assert "not checked: budgets" in text.getvalue()
 
 
 def test_an_agent_that_has_given_out_more_than_the_device_has_is_found() -> None:
@@ -289,3 +338,71 @@ def test_a_device_that_its_node_has_not_reported_since_a_rebuild_is_not_judged_y
 
     assert not [each for each in first if each.invariant == "S1"]
     assert [each.text for each in later if "slots" in each.text]
+
+
+def test_a_gang_that_counts_a_pod_that_is_gone_is_found() -> None:
+    member = structs.replace(lease("a"), gang=GANG.name)
+    uncounted = facts(account(member), pods=())
+    counted = replace(uncounted, gangs={GANG.name: frozenset({member.pod})})
+
+    assert [text for invariant, text in found(uncounted) if invariant == "P5"] == []
+    assert [text for invariant, text in found(counted) if invariant == "P5"] == [
+        "1 pods are counted that are gone, as if they hold a lease"
+    ]
+
+
+def test_a_quota_whose_usage_and_charges_differ_is_found() -> None:
+    one = lease("one")
+    team = one.namespace
+    charge = charge_of(one, {GPU: DEVICE.memory_mib})
+    sound = QuotaTotals(
+        quotas={team: Quota(namespace=team, limits=QuotaLimits(cards=1))},
+        used={team: {"": charge}},
+        charges={one.pod: (team, {"": charge})},
+    )
+    turns = fair_share_of([DEVICE], [one], {})
+    facts = Snapshot(
+        read_at=NOW, nodes=(account(one),), pods=(pod("one"),), quotas=sound, fair_share=turns
+    )
+
+    uncharged = replace(facts, quotas=replace(sound, charges={}))
+    orphaned = replace(facts, nodes=(account(),), fair_share=replace(turns, used={}))
+
+    assert not differences(facts)
+    assert [found.text for found in differences(uncharged)] == [
+        "its lease is not charged to its quota",
+        "the ledger counts 300 milli-GPU, 1 devices as used, charges add up to 0 on 0",
+    ]
+    assert "it is charged and has no lease" in [found.text for found in differences(orphaned)]
+
+
+def test_a_fair_share_usage_that_no_lease_has_is_found_with_both_numbers() -> None:
+    sound = facts(account(lease("a")))
+    wrong = replace(sound, fair_share=replace(sound.fair_share, used={}))
+
+    [difference] = differences(wrong)
+
+    assert difference.subject == "namespace default"
+    assert "counts 0 % of cores and 0 MiB for it, its leases take" in difference.text
+
+
+def test_a_budget_whose_usage_differs_from_its_entries_is_found_with_both_numbers() -> None:
+    window = BudgetWindow(id="2031-04", start_ms=1, used_units=30)
+    entries = [
+        ChargeEntry(
+            window="2031-04", kind="adjust", units=10, reason=f"{RESTORED} the status of 5"
+        ),
+        ChargeEntry(window="2031-04", kind="adjust", units=99, reason="the limit was 1 and is 100"),
+        ChargeEntry(window="2031-04", kind="charge", units=20),
+        ChargeEntry(window="2031-04", kind="grant", units=7),
+        ChargeEntry(window="2031-03", kind="charge", units=50),
+    ]
+    team = Namespace("team-a")
+    sound = replace(facts(account()), budget_windows=(window_totals(team, window, entries),))
+    wrong = replace(facts(account()), budget_windows=(window_totals(team, window, entries[1:]),))
+
+    assert differences(sound) == ()
+    [difference] = differences(wrong)
+    assert (difference.invariant, difference.subject) == ("S6", "budget team-a")
+    assert "has 30" in difference.text
+    assert "add up to 20" in difference.text

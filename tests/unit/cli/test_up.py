@@ -83,10 +83,11 @@ def test_zero_nodes_are_refused() -> None:
         layouts_of("", 0, before={}, check=str)
 
 
-def plan(**changes: object) -> Plan:
+def plan(settings: dict[str, object] | None = None, **changes: object) -> Plan:
+    settings = settings or {}
     values: dict[str, object] = {
+        "settings": Up(**{"placers": 3, **settings}),  # type: ignore[arg-type]
         "nodes": {"node-0": "4xT4", "node-1": "2xA10"},
-        "placers": 3,
         "ports": {"nats": 1, "redis": 2, "api": 3, "page": 4}
         | {"usage-node-0": 5, "usage-node-1": 6},
         "nats_program": "/bin/nats-server",
@@ -122,7 +123,7 @@ def test_the_plan_holds_every_service_once_each_placer_and_an_agent_per_node() -
 
 
 def test_a_combined_scheduler_replaces_watcher_placers_and_binder() -> None:
-    components = components_of(plan(combined=True), StateDir(Path("/s")))
+    components = components_of(plan({"combined": True}), StateDir(Path("/s")))
 
     names = [component.name for component in components]
     assert "scheduler" in names
@@ -176,7 +177,9 @@ def test_an_agent_gets_its_own_node_and_layout() -> None:
 
 
 def test_volcanos_configuration_reaches_the_watcher() -> None:
-    components = components_of(plan(volcano_conf=Path("/c/volcano.conf")), StateDir(Path("/s")))
+    components = components_of(
+        plan({"volcano_conf": Path("/c/volcano.conf")}), StateDir(Path("/s"))
+    )
 
     watcher = next(component for component in components if component.name == "watcher")
     assert watcher.argv[-2:] == ("--volcano-conf", "/c/volcano.conf")
