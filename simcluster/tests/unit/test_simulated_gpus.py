@@ -63,9 +63,7 @@ class OnASlowMachine(SimulatedGpus):
         return super()._read_gpu(index)
 
 
-async def test_a_slow_machine_is_not_mistaken_for_a_hanging_simulated_gpu(
-    tmp_path: Path,
-) -> None:
+async def test_a_slow_machine_is_not_mistaken_for_a_hanging_simulated_gpu(tmp_path: Path) -> None:
     node, faults = NodeName("node-0"), tmp_path / "faults.json"
     gpus = OnASlowMachine(node, "2xT4", faults, hang_limit_s=0.05)
 

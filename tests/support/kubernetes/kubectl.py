@@ -5,8 +5,14 @@
 
 import asyncio
 import os
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.support.simcluster.apiserver import ApiUnderTest
 
@@ -45,3 +51,17 @@ class Kubectl:
         text = await self.run("version --client -o yaml")
         minor = next(line for line in text.splitlines() if line.strip().startswith("minor:"))
         return int(minor.split(":")[1].strip().strip("\"'+"))
+
+
+def kubectl_on(server: Callable[[], AbstractAsyncContextManager[ApiUnderTest]]) -> Any:
+    """Return a fixture: each binary, pointed at a server of its own."""
+
+    @pytest.fixture(params=BINARIES)
+    async def kubectl(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Kubectl]:
+        binary = shutil.which(str(request.param))
+        if binary is None:
+            pytest.skip(f"no {request.param} in PATH: install kubectl to run this test")
+        async with server() as api:
+            yield Kubectl(binary, api, tmp_path)
+
+    return kubectl

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -15,6 +16,8 @@ from simcluster.apiserver.storage.store import DEFAULT_WINDOW, ObjectStore
 from simcluster.credentials import api_server_certificates, write_kubeconfig
 from simcluster.ports import ContainerRuntime
 
+Client = aiohttp.ClientSession
+MERGE = {"Content-Type": "application/merge-patch+json"}
 TOKEN = "a-token-for-tests"  # noqa: S105
 _CERTIFICATES: list[tempfile.TemporaryDirectory[str]] = []
 """Made once for all tests of a process, and removed when it ends."""
@@ -66,3 +69,30 @@ async def api_server(
             kubeconfig = Path(directory) / "kubeconfig"
             write_kubeconfig(kubeconfig, url, certs.ca.read_bytes(), TOKEN)
             yield ApiUnderTest(url, TOKEN, certs.ca, kubeconfig, held, server)
+
+
+async def body_of(response: aiohttp.ClientResponse, code: int = 200) -> Any:
+    """Return the body of a response that must have this status."""
+    found = await response.json()
+    assert response.status == code, found
+    return found
+
+
+async def read(client: Client, path: str, *, code: int = 200, **more: Any) -> Any:
+    """Read an object or a list."""
+    return await body_of(await client.get(path, **more), code)
+
+
+async def create(client: Client, path: str, body: Any, *, code: int = 201, **more: Any) -> Any:
+    """Create an object; return it, or why it is refused with another code."""
+    return await body_of(await client.post(path, json=body, **more), code)
+
+
+async def merge(client: Client, path: str, body: Any, *, code: int = 200) -> Any:
+    """Change an object by a merge patch; return it, or why it is refused with another code."""
+    return await body_of(await client.patch(path, json=body, headers=MERGE), code)
+
+
+async def refusal(client: Client, path: str, body: Any, *, code: int, **more: Any) -> str:
+    """Create an object that is refused; return the message."""
+    return str((await create(client, path, body, code=code, **more))["message"])

@@ -2,9 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
-
-import aiohttp
 
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.definitions import DEVICES, POD_GROUPS
@@ -34,9 +31,3 @@ async def custom_kinds() -> AsyncIterator[ApiUnderTest]:
         started.store.create("customresourcedefinitions", POD_GROUPS)
         started.store.create("customresourcedefinitions", DEVICES)
         yield started
-
-
-async def assert_status(response: aiohttp.ClientResponse, code: int = 200) -> Any:
-    found = await response.json()
-    assert response.status == code, found
-    return found

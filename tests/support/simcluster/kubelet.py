@@ -1,12 +1,8 @@
 """A simulated kubelet in this process, and a device plugin that does what a test sets.
 
-async with one_kubelet() as node:
-    async with ScriptedPlugin(node.device_plugins, "example.com/slot") as plugin:
-        plugin.report(healthy("a", "b"))
-        await plugin.register()
-        await node.allocatable("example.com/slot", 2)
-        node.create(pod("one", limits={"example.com/slot": 1}))
-        await node.phase("one", "Running")
+async with slots("a", "b") as (node, plugin):
+    node.create(pod("one", limits={SLOT: 1}))
+    await node.phase("one", "Running")
 """
 
 import asyncio
@@ -37,6 +33,8 @@ from tests.support.waiting import until
 
 WITHIN_S = 30.0
 NODE = "node-0"
+SLOT = "example.com/slot"
+"""The resource of plugins."""
 
 
 def pod(
@@ -212,7 +210,7 @@ class ScriptedPlugin(api_pb2_grpc.DevicePluginServicer):  # type: ignore[misc]
     def __init__(
         self,
         directory: Path,
-        resource: str,
+        resource: str = SLOT,
         *,
         endpoint: str = "scripted.sock",
         pre_start: bool = False,
@@ -265,6 +263,12 @@ class ScriptedPlugin(api_pb2_grpc.DevicePluginServicer):  # type: ignore[misc]
         ) as channel:
             stub = api_pb2_grpc.RegistrationStub(channel)
             await stub.Register(api_pb2.RegisterRequest(**fields))
+
+    async def serve(self, node: Node, *devices: str) -> None:
+        """Register with these healthy devices, and wait until they are allocatable."""
+        self.report(healthy(*devices))
+        await self.register()
+        await node.allocatable(self.resource, len(devices))
 
     def report(self, devices: Mapping[str, str]) -> None:
         """Send a complete list to every open stream, and to those that open later."""
@@ -337,3 +341,35 @@ async def _no_env(_devices: list[str]) -> Mapping[str, str]:
 
 async def _first_ones(request: Any) -> list[str]:
     return list(request.available_deviceIDs)[: request.allocation_size]
+
+
+@asynccontextmanager
+async def slots(
+    *devices: str, settings: NodeSettings = FAST, **options: Any
+) -> AsyncIterator[tuple[Node, ScriptedPlugin]]:
+    """Start a kubelet and a plugin of these devices; `options` are the plugin's."""
+    async with (
+        one_kubelet(settings) as node,
+        ScriptedPlugin(node.device_plugins, **options) as plugin,
+    ):
+        if devices:
+            await plugin.serve(node, *devices)
+        yield node, plugin
+
+
+def answering(variables: Mapping[str, str]) -> Hook:
+    """Return a hook that gives a container these variables."""
+
+    async def answer(_devices: list[str]) -> Mapping[str, str]:
+        return variables
+
+    return answer
+
+
+def refusing(text: str) -> Hook:
+    """Return a hook that refuses each call."""
+
+    async def refuse(_devices: list[str]) -> Mapping[str, str]:
+        raise PluginRefusalError(text)
+
+    return refuse

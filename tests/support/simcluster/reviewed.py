@@ -2,16 +2,12 @@
 
 from typing import Any
 
-import aiohttp
-
 from simcluster.apimachinery.objects import Json
-from tests.support.simcluster.admission_webhook import (
-    configuration,
-)
+from tests.support.simcluster.admission_webhook import configuration
+from tests.support.simcluster.apiserver import Client, create
 
 PODS = "/api/v1/namespaces/default/pods"
 CONFIGS = "/apis/admissionregistration.k8s.io/v1"
-MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
 def a_pod(name: str = "web", **labels: str) -> Json:
@@ -28,15 +24,6 @@ def rule(*resources: str, group: str = "", version: str = "v1", **more: Any) -> 
             "resources": list(resources), **more}  # fmt: skip
 
 
-async def assert_installed(
-    client: aiohttp.ClientSession, kind: str, *hooks: Json, name: str = "a"
-) -> None:
+async def assert_installed(client: Client, kind: str, *hooks: Json, name: str = "a") -> None:
     url = f"{CONFIGS}/{kind.lower()}webhookconfigurations"
-    response = await client.post(url, json=configuration(kind, name, *hooks))
-    assert response.status == 201, await response.text()
-
-
-async def assert_refused(response: aiohttp.ClientResponse, code: int) -> str:
-    body = await response.json()
-    assert response.status == code, body
-    return str(body["message"])
+    await create(client, url, configuration(kind, name, *hooks))

@@ -1,29 +1,19 @@
 """Stock kubectl against the simulated API server: the commands that the guides print."""
 
 import asyncio
-import shutil
-from collections.abc import AsyncIterator
-from pathlib import Path
+from functools import partial
 
 import pytest
 
 from simcluster.apimachinery.objects import Json
 from tests.support.dialects import guides
-from tests.support.kubernetes.kubectl import BINARIES, Kubectl
+from tests.support.kubernetes.kubectl import Kubectl, kubectl_on
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.echo_runtime import Echo
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.kubectl
-
-
-@pytest.fixture(params=BINARIES)
-async def kubectl(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Kubectl]:
-    binary = shutil.which(str(request.param))
-    if binary is None:
-        pytest.skip(f"no {request.param} in PATH: install kubectl to run this test")
-    async with api_server(runtime=Echo) as api:
-        yield Kubectl(binary, api, tmp_path)
+kubectl = kubectl_on(partial(api_server, runtime=Echo))
 
 
 def bind(api: ApiUnderTest, name: str) -> None:

@@ -1,27 +1,16 @@
 """Stock kubectl and custom kinds, webhooks, policies, quotas: applied, shown, waited for."""
 
 import json
-import shutil
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
-from tests.support.kubernetes.kubectl import BINARIES, Kubectl
+from tests.support.kubernetes.kubectl import Kubectl, kubectl_on
 from tests.support.simcluster.admission_webhook import configuration, deny, webhook_server
 from tests.support.simcluster.apiserver import api_server
 from tests.support.simcluster.definitions import DEVICES, POD_GROUPS, device, pod_group
 
 pytestmark = pytest.mark.kubectl
-
-
-@pytest.fixture(params=BINARIES)
-async def kubectl(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Kubectl]:
-    binary = shutil.which(str(request.param))
-    if binary is None:
-        pytest.skip(f"no {request.param} in PATH: install kubectl to run this test")
-    async with api_server() as api:
-        yield Kubectl(binary, api, tmp_path)
+kubectl = kubectl_on(api_server)
 
 
 async def test_a_definition_and_its_objects_are_applied(kubectl: Kubectl) -> None:

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 import yaml
 
+from tests.support.simcluster.apiserver import Client
 from tests.support.waiting import until
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -30,7 +31,7 @@ class Running:
     """The process, and a session with it."""
 
     process: asyncio.subprocess.Process
-    client: aiohttp.ClientSession
+    client: Client
     url: str
 
 

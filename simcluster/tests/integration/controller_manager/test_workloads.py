@@ -1,27 +1,16 @@
 """Workloads in the simulated cluster, as kubectl creates and changes them."""
 
 import json
-import shutil
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from simcluster.apimachinery.objects import Json, Objects, at_path, metadata, name_of
-from tests.support.kubernetes.kubectl import BINARIES, Kubectl
+from tests.support.kubernetes.kubectl import Kubectl, kubectl_on
 from tests.support.simcluster.workloads import template, workload, workload_cluster
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.kubectl
-
-
-@pytest.fixture(params=BINARIES)
-async def kubectl(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Kubectl]:
-    binary = shutil.which(str(request.param))
-    if binary is None:
-        pytest.skip(f"no {request.param} in PATH: install kubectl to run this test")
-    async with workload_cluster() as api:
-        yield Kubectl(binary, api, tmp_path)
+kubectl = kubectl_on(workload_cluster)
 
 
 async def apply(kubectl: Kubectl, obj: Json) -> None:

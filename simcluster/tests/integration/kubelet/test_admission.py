@@ -11,17 +11,15 @@ from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.settings import NodeSettings
 from tests.support.simcluster.kubelet import (
     FAST,
-    Node,
+    SLOT,
     PluginRefusalError,
-    ScriptedPlugin,
     container,
-    healthy,
     one_kubelet,
     pod,
+    refusing,
+    slots,
 )
 from tests.support.waiting import until
-
-SLOT = "example.com/slot"
 
 
 def requesting_containers(obj: Json) -> list[tuple[str, str]]:
@@ -33,14 +31,8 @@ def requesting_containers(obj: Json) -> list[tuple[str, str]]:
     ]
 
 
-async def ready(node: Node, plugin: ScriptedPlugin, *devices: str) -> None:
-    plugin.report(healthy(*devices))
-    await plugin.register()
-    await node.allocatable(SLOT, len(devices))
-
-
 async def test_thirty_pods_at_once_are_admitted_one_by_one_in_order() -> None:
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+    async with slots(*(f"d{number:02}" for number in range(30))) as (node, plugin):
         candidates: list[list[tuple[str, str]]] = []
 
         async def observe(_devices: list[str]) -> Mapping[str, str]:
@@ -55,7 +47,6 @@ async def test_thirty_pods_at_once_are_admitted_one_by_one_in_order() -> None:
             return {"NTH": str(len(candidates))}
 
         plugin.on_allocate = observe
-        await ready(node, plugin, *(f"d{number:02}" for number in range(30)))
         for number in range(30):
             node.create(pod(f"p{number:02}", limits={SLOT: 1}))
         for number in range(30):
@@ -66,7 +57,7 @@ async def test_thirty_pods_at_once_are_admitted_one_by_one_in_order() -> None:
 
 
 async def test_inside_allocate_pod_resources_shows_the_containers_served_before() -> None:
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+    async with slots("a", "b") as (node, plugin):
         seen: list[dict[tuple[str, str], set[str]]] = []
 
         async def observe(_devices: list[str]) -> Mapping[str, str]:
@@ -74,7 +65,6 @@ async def test_inside_allocate_pod_resources_shows_the_containers_served_before(
             return {}
 
         plugin.on_allocate = observe
-        await ready(node, plugin, "a", "b")
         both = [container("first", limits={SLOT: 1}), container("second", limits={SLOT: 1})]
         node.create(pod("one", containers=both))
         await node.phase("one", "Running")
@@ -86,16 +76,12 @@ async def test_inside_allocate_pod_resources_shows_the_containers_served_before(
 
 
 async def test_the_plugin_s_preference_decides_and_the_call_carries_one_container() -> None:
-    async with (
-        one_kubelet() as node,
-        ScriptedPlugin(node.device_plugins, SLOT, prefers=True) as plugin,
-    ):
+    async with slots("a", "b", "c", prefers=True) as (node, plugin):
 
         async def last_ones(request: Any) -> list[str]:
             return sorted(request.available_deviceIDs)[-request.allocation_size :]
 
         plugin.on_preferred = last_ones
-        await ready(node, plugin, "a", "b", "c")
         node.create(pod("one", limits={SLOT: 2}))
         await node.phase("one", "Running")
 
@@ -105,16 +91,12 @@ async def test_the_plugin_s_preference_decides_and_the_call_carries_one_containe
 
 
 async def test_an_incomplete_preference_is_filled_up() -> None:
-    async with (
-        one_kubelet() as node,
-        ScriptedPlugin(node.device_plugins, SLOT, prefers=True) as plugin,
-    ):
+    async with slots("a", "b", "c", prefers=True) as (node, plugin):
 
         async def odd(_request: Any) -> list[str]:
             return ["c", "c", "nonsense"]
 
         plugin.on_preferred = odd
-        await ready(node, plugin, "a", "b", "c")
         node.create(pod("one", limits={SLOT: 2}))
         await node.phase("one", "Running")
 
@@ -122,13 +104,8 @@ async def test_an_incomplete_preference_is_filled_up() -> None:
 
 
 async def test_a_refused_allocation_fails_the_pod_with_the_reason() -> None:
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
-
-        async def refuse(_devices: list[str]) -> Mapping[str, str]:
-            raise PluginRefusalError("no lease for this pod")
-
-        plugin.on_allocate = refuse
-        await ready(node, plugin, "a")
+    async with slots("a") as (node, plugin):
+        plugin.on_allocate = refusing("no lease for this pod")
         node.create(pod("one", limits={SLOT: 1}))
         failed = await node.phase("one", "Failed")
 
@@ -144,8 +121,7 @@ async def test_a_refused_allocation_fails_the_pod_with_the_reason() -> None:
 
 
 async def test_too_few_devices_are_counted_in_the_message() -> None:
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
-        await ready(node, plugin, "a", "b", "c")
+    async with slots("a", "b", "c") as (node, _plugin):
         node.create(pod("one", limits={SLOT: 2}))
         node.create(pod("two", limits={SLOT: 2}))
         failed = await node.phase("two", "Failed")
@@ -154,8 +130,7 @@ async def test_too_few_devices_are_counted_in_the_message() -> None:
 
 
 async def test_a_finished_pod_s_devices_serve_the_next_one() -> None:
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
-        await ready(node, plugin, "a")
+    async with slots("a") as (node, plugin):
         brief = {"sim.leasehold.dev/run-for": "50ms"}
         node.create(pod("one", limits={SLOT: 1}, annotations=brief, restartPolicy="Never"))
         await node.phase("one", "Succeeded")
@@ -167,8 +142,7 @@ async def test_a_finished_pod_s_devices_serve_the_next_one() -> None:
 
 
 async def test_containers_reuse_devices_of_finished_init_containers_but_not_of_sidecars() -> None:
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
-        await ready(node, plugin, "a", "b", "c")
+    async with slots("a", "b", "c") as (node, plugin):
         init = [
             container("prepare", limits={SLOT: 1}),
             container("beside", limits={SLOT: 1}, restartPolicy="Always"),
@@ -182,9 +156,7 @@ async def test_containers_reuse_devices_of_finished_init_containers_but_not_of_s
 
 
 async def test_devices_are_allocated_before_the_predicates_and_freed_if_those_fail() -> None:
-    settings = NodeSettings(cpu="2")
-    async with one_kubelet(settings) as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
-        await ready(node, plugin, "a")
+    async with slots("a", settings=NodeSettings(cpu="2")) as (node, plugin):
         node.create(pod("greedy", limits={SLOT: 1, "cpu": 3}))
         failed = await node.phase("greedy", "Failed")
         node.create(pod("modest", limits={SLOT: 1, "cpu": 1}))
@@ -218,14 +190,13 @@ async def test_a_pod_is_rejected_if_its_selector_does_not_match() -> None:
 
 
 async def test_a_pod_deleted_before_its_admission_is_never_admitted() -> None:
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+    async with slots("a", "b") as (node, plugin):
 
         async def delete_the_next(_devices: list[str]) -> Mapping[str, str]:
             node.store.delete("pods", "default", "two")
             return {}
 
         plugin.on_allocate = delete_the_next
-        await ready(node, plugin, "a", "b")
         node.create(pod("one", limits={SLOT: 1}))
         node.create(pod("two", limits={SLOT: 1}))
         await node.phase("one", "Running")
@@ -235,7 +206,7 @@ async def test_a_pod_deleted_before_its_admission_is_never_admitted() -> None:
 
 
 async def test_changes_in_lost_history_are_found_by_listing_again() -> None:
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+    async with slots("a", "b") as (node, plugin):
 
         async def much_happens(_devices: list[str]) -> Mapping[str, str]:
             if len(plugin.device_ids("Allocate")) == 2:
@@ -245,7 +216,6 @@ async def test_changes_in_lost_history_are_found_by_listing_again() -> None:
             return {}
 
         plugin.on_allocate = much_happens
-        await ready(node, plugin, "a", "b")
         node.create(pod("first", limits={SLOT: 1}))
         await node.phase("first", "Running")
         node.create(pod("second", limits={SLOT: 1}))
@@ -259,8 +229,7 @@ async def test_changes_in_lost_history_are_found_by_listing_again() -> None:
 
 
 async def test_pod_resources_answers_for_one_pod_and_for_all_healthy_devices() -> None:
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
-        await ready(node, plugin, "a", "b")
+    async with slots("a", "b") as (node, _plugin):
         node.create(pod("one", limits={SLOT: 1}))
         await node.phase("one", "Running")
         socket = f"unix:{node.kubelet.files.pod_resources_socket}"
@@ -281,8 +250,7 @@ async def test_pod_resources_answers_for_one_pod_and_for_all_healthy_devices() -
 
 @pytest.mark.parametrize(("lag_s", "seen"), [(0.0, "Failed"), (60.0, "Pending")])
 async def test_the_delay_of_statuses_in_pods_is_configurable(lag_s: float, seen: str) -> None:
-    settings = NodeSettings(pods_lag_s=lag_s)
-    async with one_kubelet(settings) as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+    async with slots("a", settings=NodeSettings(pods_lag_s=lag_s)) as (node, plugin):
         phases: list[str] = []
 
         async def refuse_the_first(_devices: list[str]) -> Mapping[str, str]:
@@ -292,7 +260,6 @@ async def test_the_delay_of_statuses_in_pods_is_configurable(lag_s: float, seen:
             return {}
 
         plugin.on_allocate = refuse_the_first
-        await ready(node, plugin, "a")
         node.create(pod("first", limits={SLOT: 1}))
         node.create(pod("second", limits={SLOT: 1}))
         await node.phase("second", "Running")

@@ -20,24 +20,18 @@ from simcluster.kubelet.settings import NodeSettings
 from simcluster.ports import LogOptions
 from tests.support.simcluster.kubelet import (
     FAST,
+    SLOT,
     Node,
     PluginRefusalError,
     ScriptedPlugin,
+    answering,
     container,
-    healthy,
     new_store,
     one_kubelet,
     pod,
+    slots,
 )
 from tests.support.waiting import until
-
-SLOT = "example.com/slot"
-
-
-async def ready(node: Node, plugin: ScriptedPlugin, *devices: str) -> None:
-    plugin.report(healthy(*devices))
-    await plugin.register()
-    await node.allocatable(SLOT, len(devices))
 
 
 class Terminal:
@@ -58,13 +52,8 @@ class Terminal:
 
 
 async def test_the_pods_environment_takes_precedence_over_the_plugins() -> None:
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
-
-        async def limits(_devices: list[str]) -> Mapping[str, str]:
-            return {"LIMIT": "1000m", "VISIBLE": "GPU-1"}
-
-        plugin.on_allocate = limits
-        await ready(node, plugin, "a")
+    async with slots("a") as (node, plugin):
+        plugin.on_allocate = answering({"LIMIT": "1000m", "VISIBLE": "GPU-1"})
         env = [{"name": "LIMIT", "value": "0"}, {"name": "COPY", "value": "$(VISIBLE)"}]
         node.create(pod("one", containers=[container("main", limits={SLOT: 1}, env=env)]))
         await node.phase("one", "Running")
@@ -76,13 +65,8 @@ async def test_the_pods_environment_takes_precedence_over_the_plugins() -> None:
 
 
 async def test_sources_of_variables_are_read_when_a_container_starts() -> None:
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
-
-        async def devices(_devices: list[str]) -> Mapping[str, str]:
-            return {"VISIBLE": "GPU-1", "A": "plugin", "B": "plugin"}
-
-        plugin.on_allocate = devices
-        await ready(node, plugin, "a")
+    async with slots("a") as (node, plugin):
+        plugin.on_allocate = answering({"VISIBLE": "GPU-1", "A": "plugin", "B": "plugin"})
         later = {"configMapRef": {"name": "later", "optional": True}}
         needed = {"prefix": "A", "secretRef": {"name": "needed"}}
         keys = {"secretKeyRef": {"name": "needed", "key": ""}}
@@ -110,10 +94,7 @@ async def test_sources_of_variables_are_read_when_a_container_starts() -> None:
 
 
 async def test_a_start_that_the_plugin_refuses_is_retried() -> None:
-    async with (
-        one_kubelet() as node,
-        ScriptedPlugin(node.device_plugins, SLOT, pre_start=True) as plugin,
-    ):
+    async with slots("a", pre_start=True) as (node, plugin):
         agreed = asyncio.Event()
 
         async def not_yet(_devices: list[str]) -> Mapping[str, str]:
@@ -122,7 +103,6 @@ async def test_a_start_that_the_plugin_refuses_is_retried() -> None:
             return {}
 
         plugin.on_pre_start = not_yet
-        await ready(node, plugin, "a")
         node.create(pod("one", limits={SLOT: 1}))
 
         def refused() -> Json | None:
@@ -140,10 +120,7 @@ async def test_a_start_that_the_plugin_refuses_is_retried() -> None:
 
 
 async def test_a_refused_sidecar_blocks_the_other_containers_and_a_refused_app_does_not() -> None:
-    async with (
-        one_kubelet() as node,
-        ScriptedPlugin(node.device_plugins, SLOT, pre_start=True) as plugin,
-    ):
+    async with slots("a", "b", pre_start=True) as (node, plugin):
         refused = {"a"}
 
         async def refuse(devices: list[str]) -> Mapping[str, str]:
@@ -156,7 +133,6 @@ async def test_a_refused_sidecar_blocks_the_other_containers_and_a_refused_app_d
             return [n for n, c in found.containers.items() if c.container_id] if found else []
 
         plugin.on_pre_start = refuse
-        await ready(node, plugin, "a", "b")
         side = container("side", limits={SLOT: 1}, restartPolicy="Always")
         apps = [container("slot", limits={SLOT: 1}), container("plain")]
         node.create(pod("one", initContainers=[side], containers=apps))
@@ -171,11 +147,7 @@ async def test_a_refused_sidecar_blocks_the_other_containers_and_a_refused_app_d
 
 
 async def test_pre_start_is_called_before_every_restart_and_allocate_only_once() -> None:
-    async with (
-        one_kubelet() as node,
-        ScriptedPlugin(node.device_plugins, SLOT, pre_start=True) as plugin,
-    ):
-        await ready(node, plugin, "a")
+    async with slots("a", pre_start=True) as (node, plugin):
         crashing = {"sim.leasehold.dev/run-for": "10ms", "sim.leasehold.dev/exit-code": "3"}
         node.create(pod("one", limits={SLOT: 1}, annotations=crashing))
         await until(lambda: len(plugin.device_ids("PreStartContainer")) >= 3)
@@ -273,8 +245,7 @@ async def test_a_pod_that_outlasts_its_grace_is_killed() -> None:
 
 
 async def test_a_force_deleted_pod_s_devices_are_free_at_once() -> None:
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
-        await ready(node, plugin, "a")
+    async with slots("a") as (node, _plugin):
         node.create(pod("one", limits={SLOT: 1}))
         await node.phase("one", "Running")
 
@@ -289,13 +260,13 @@ async def test_containers_survive_a_kill_of_the_whole_process() -> None:
     store, root = new_store(), Path(tempfile.mkdtemp(prefix="lh-"))
     try:
         async with one_kubelet(store=store, directory=root) as node:
-            async with ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+            async with ScriptedPlugin(node.device_plugins) as plugin:
 
                 async def limits(_devices: list[str]) -> Mapping[str, str]:
                     return {"LIMIT": "1000m"}
 
                 plugin.on_allocate = limits
-                await ready(node, plugin, "a")
+                await plugin.serve(node, "a")
                 node.create(pod("one", limits={SLOT: 1}))
                 await node.phase("one", "Running")
             before = node.container("one")
@@ -341,11 +312,11 @@ async def test_commands_in_a_container_see_its_environment_and_its_mounts() -> N
     try:
         async with KubeletFleet(store, root, nodes=1, settings=FAST) as fleet:
             node = Node(store, fleet.kubelets["node-0"])
-            async with ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+            async with ScriptedPlugin(node.device_plugins) as plugin:
                 plugin.mounts = [
                     api_pb2.Mount(container_path="/lease", host_path=str(mounted), read_only=True)
                 ]
-                await ready(node, plugin, "a")
+                await plugin.serve(node, "a")
                 node.create(pod("one", limits={SLOT: 1}))
                 await node.phase("one", "Running")
 

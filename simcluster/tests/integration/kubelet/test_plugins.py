@@ -9,17 +9,19 @@ import grpc
 import pytest
 
 from simcluster.kubelet.settings import NodeSettings
-from tests.support.simcluster.kubelet import FAST, ScriptedPlugin, healthy, one_kubelet, pod
+from tests.support.simcluster.kubelet import (
+    SLOT,
+    ScriptedPlugin,
+    healthy,
+    one_kubelet,
+    pod,
+    slots,
+)
 from tests.support.waiting import until
-
-SLOT = "example.com/slot"
 
 
 async def test_a_registered_plugin_s_devices_become_allocatable_and_serve_a_pod() -> None:
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
-        plugin.report(healthy("a", "b"))
-        await plugin.register()
-        await node.allocatable(SLOT, 2)
+    async with slots("a", "b") as (node, plugin):
         node.create(pod("one", limits={SLOT: 1}))
 
         await node.phase("one", "Running")
@@ -29,7 +31,7 @@ async def test_a_registered_plugin_s_devices_become_allocatable_and_serve_a_pod(
 
 
 async def test_the_kubelet_dials_back_and_reads_the_options_inside_register() -> None:
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+    async with slots() as (_node, plugin):
         await plugin.register()
 
         assert plugin.calls[0] == ("GetDevicePluginOptions", ())
@@ -44,7 +46,7 @@ async def test_the_kubelet_dials_back_and_reads_the_options_inside_register() ->
     ],
 )
 async def test_invalid_registrations_are_refused(changes: dict[str, str], text: str) -> None:
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+    async with slots() as (_node, plugin):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await plugin.register(**changes)
 
@@ -53,8 +55,7 @@ async def test_invalid_registrations_are_refused(changes: dict[str, str], text: 
 
 
 async def test_a_plugin_that_does_not_listen_is_refused() -> None:
-    settings = NodeSettings(plugin_dial_s=0.2)
-    async with one_kubelet(settings) as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+    async with slots(settings=NodeSettings(plugin_dial_s=0.2)) as (_node, plugin):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await plugin.register(endpoint="missing.sock")
 
@@ -62,11 +63,7 @@ async def test_a_plugin_that_does_not_listen_is_refused() -> None:
 
 
 async def test_changes_of_health_reach_the_node_status_within_a_moment() -> None:
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
-        plugin.report(healthy("a", "b"))
-        await plugin.register()
-        await node.allocatable(SLOT, 2)
-
+    async with slots("a", "b") as (node, plugin):
         changed_at = time.monotonic()
         plugin.report({"a": "Healthy", "b": "Unhealthy"})
         await node.allocatable(SLOT, 1)
@@ -80,11 +77,7 @@ async def test_changes_of_health_reach_the_node_status_within_a_moment() -> None
 async def test_when_the_stream_ends_nothing_is_allocatable_and_the_kubelet_does_not_reconnect() -> (
     None
 ):
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
-        plugin.report(healthy("a", "b"))
-        await plugin.register()
-        await node.allocatable(SLOT, 2)
-
+    async with slots("a", "b") as (node, plugin):
         plugin.end_streams()
         await node.allocatable(SLOT, 0)
         node.create(pod("late", limits={SLOT: 1}))
@@ -98,12 +91,7 @@ async def test_when_the_stream_ends_nothing_is_allocatable_and_the_kubelet_does_
 
 
 async def test_after_the_grace_period_a_lost_plugins_resource_reads_0() -> None:
-    settings = NodeSettings(plugin_grace_s=0.2)
-    async with one_kubelet(settings) as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
-        plugin.report(healthy("a"))
-        await plugin.register()
-        await node.allocatable(SLOT, 1)
-
+    async with slots("a", settings=NodeSettings(plugin_grace_s=0.2)) as (node, plugin):
         plugin.end_streams()
 
         await until(lambda: node.amount(SLOT, "capacity") == "0")
@@ -112,15 +100,11 @@ async def test_after_the_grace_period_a_lost_plugins_resource_reads_0() -> None:
 async def test_of_two_plugins_for_one_resource_the_later_registration_wins() -> None:
     async with (
         one_kubelet() as node,
-        ScriptedPlugin(node.device_plugins, SLOT, endpoint="old.sock") as old,
-        ScriptedPlugin(node.device_plugins, SLOT, endpoint="new.sock") as new,
+        ScriptedPlugin(node.device_plugins, endpoint="old.sock") as old,
+        ScriptedPlugin(node.device_plugins, endpoint="new.sock") as new,
     ):
-        old.report(healthy("old-1"))
-        await old.register()
-        await node.allocatable(SLOT, 1)
-        new.report(healthy("new-1", "new-2"))
-        await new.register()
-        await node.allocatable(SLOT, 2)
+        await old.serve(node, "old-1")
+        await new.serve(node, "new-1", "new-2")
 
         old.end_streams()
         node.create(pod("one", limits={SLOT: 2}))
@@ -134,15 +118,11 @@ async def test_with_the_race_enabled_the_end_of_an_old_stream_disconnects_the_ne
     settings = NodeSettings(stale_stream_race=True)
     async with (
         one_kubelet(settings) as node,
-        ScriptedPlugin(node.device_plugins, SLOT, endpoint="old.sock") as old,
-        ScriptedPlugin(node.device_plugins, SLOT, endpoint="new.sock") as new,
+        ScriptedPlugin(node.device_plugins, endpoint="old.sock") as old,
+        ScriptedPlugin(node.device_plugins, endpoint="new.sock") as new,
     ):
-        old.report(healthy("old-1"))
-        await old.register()
-        await node.allocatable(SLOT, 1)
-        new.report(healthy("new-1", "new-2"))
-        await new.register()
-        await node.allocatable(SLOT, 2)
+        await old.serve(node, "old-1")
+        await new.serve(node, "new-1", "new-2")
 
         old.end_streams()
 
@@ -150,7 +130,7 @@ async def test_with_the_race_enabled_the_end_of_an_old_stream_disconnects_the_ne
 
 
 async def test_a_device_list_above_4_mib_leaves_the_resource_at_zero() -> None:
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+    async with slots() as (node, plugin):
         plugin.report(healthy(*(f"{'x' * 50}-{number:06}" for number in range(70_000))))
 
         await plugin.register()
@@ -161,10 +141,7 @@ async def test_a_device_list_above_4_mib_leaves_the_resource_at_zero() -> None:
 
 async def test_patched_node_capacity_survives_a_restart() -> None:
     patch = {"status": {part: {"example.com/mib": "4096"} for part in ("capacity", "allocatable")}}
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
-        plugin.report(healthy("a"))
-        await plugin.register()
-        await node.allocatable(SLOT, 1)
+    async with slots("a") as (node, _plugin):
         node.store.patch("nodes", None, "node-0", patch, subresource="status")
 
         await node.kubelet.restart()
@@ -175,10 +152,8 @@ async def test_patched_node_capacity_survives_a_restart() -> None:
 
 async def test_a_restart_leaves_containers_alone_and_needs_a_new_registration() -> None:
     async with one_kubelet() as node:
-        async with ScriptedPlugin(node.device_plugins, SLOT) as plugin:
-            plugin.report(healthy("a", "b"))
-            await plugin.register()
-            await node.allocatable(SLOT, 2)
+        async with ScriptedPlugin(node.device_plugins) as plugin:
+            await plugin.serve(node, "a", "b")
             node.create(pod("one", limits={SLOT: 1}))
             await node.phase("one", "Running")
             before = node.container("one").container_id
@@ -188,10 +163,8 @@ async def test_a_restart_leaves_containers_alone_and_needs_a_new_registration() 
             assert status == 200
             assert not (node.device_plugins / plugin.endpoint).exists()
             assert node.amount(SLOT) == "0"
-        async with ScriptedPlugin(node.device_plugins, SLOT) as plugin:
-            plugin.report(healthy("a", "b"))
-            await plugin.register()
-            await node.allocatable(SLOT, 2)
+        async with ScriptedPlugin(node.device_plugins) as plugin:
+            await plugin.serve(node, "a", "b")
             node.create(pod("two", limits={SLOT: 1}))
             await node.phase("two", "Running")
 
@@ -201,7 +174,7 @@ async def test_a_restart_leaves_containers_alone_and_needs_a_new_registration() 
 
 
 async def test_a_restart_in_the_middle_of_an_allocation_fails_that_pod_only() -> None:
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+    async with slots("a") as (node, plugin):
         allocate_called = asyncio.Event()
 
         async def never(_devices: list[str]) -> dict[str, str]:
@@ -209,10 +182,7 @@ async def test_a_restart_in_the_middle_of_an_allocation_fails_that_pod_only() ->
             await asyncio.sleep(60)
             return {}
 
-        plugin.report(healthy("a"))
         plugin.on_allocate = never
-        await plugin.register()
-        await node.allocatable(SLOT, 1)
         node.create(pod("unlucky", limits={SLOT: 1}))
         async with asyncio.timeout(30):
             await allocate_called.wait()
@@ -224,10 +194,7 @@ async def test_a_restart_in_the_middle_of_an_allocation_fails_that_pod_only() ->
 
 
 async def test_the_checkpoint_has_the_format_of_a_real_kubelet() -> None:
-    async with one_kubelet(FAST) as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
-        plugin.report(healthy("a", "b"))
-        await plugin.register()
-        await node.allocatable(SLOT, 2)
+    async with slots("a", "b") as (node, _plugin):
         uid = node.create(pod("one", limits={SLOT: 1}))["metadata"]["uid"]
         await node.phase("one", "Running")
 
@@ -246,10 +213,8 @@ async def test_an_unreadable_checkpoint_is_ignored() -> None:
 
         await node.kubelet.restart()
 
-        async with ScriptedPlugin(node.device_plugins, SLOT, endpoint="again.sock") as plugin:
-            plugin.report(healthy("a"))
-            await plugin.register()
-            await node.allocatable(SLOT, 1)
+        async with ScriptedPlugin(node.device_plugins, endpoint="again.sock") as plugin:
+            await plugin.serve(node, "a")
 
 
 async def test_a_directory_too_long_for_sockets_is_refused() -> None:

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import json
 
-import aiohttp
 import pytest
 from aiohttp import web
 
@@ -16,21 +15,19 @@ from tests.support.simcluster.admission_webhook import (
     deny,
     label,
 )
-from tests.support.simcluster.apiserver import ApiUnderTest
+from tests.support.simcluster.apiserver import MERGE, ApiUnderTest, Client, create, read, refusal
 from tests.support.simcluster.definitions import POD_GROUPS, pod_group
 from tests.support.simcluster.reviewed import (
     CONFIGS,
-    MERGE,
     PODS,
     a_pod,
     assert_installed,
-    assert_refused,
     rule,
 )
 
 
 async def test_updates_deletions_and_bindings_are_reviewed(
-    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+    client: Client, hooks: WebhookUnderTest
 ) -> None:
     await assert_installed(client, "Validating", hooks.hook("all", allow, rules=[rule("*/*")]))
     await client.post(PODS, json=a_pod())
@@ -78,7 +75,7 @@ async def test_updates_deletions_and_bindings_are_reviewed(
     ],
 )  # fmt: skip
 async def test_only_matching_webhooks_are_called(
-    client: aiohttp.ClientSession, hooks: WebhookUnderTest, more: Json, is_called: bool
+    client: Client, hooks: WebhookUnderTest, more: Json, is_called: bool
 ) -> None:
     await assert_installed(client, "Validating", hooks.hook("some", allow, **more))
 
@@ -89,13 +86,13 @@ async def test_only_matching_webhooks_are_called(
 
 
 async def test_a_failing_match_condition_follows_the_failure_policy(
-    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+    client: Client, hooks: WebhookUnderTest
 ) -> None:
     broken = [{"name": "x", "expression": "object.metadata.labels.gpu == 'yes'"}]
     await assert_installed(
         client, "Validating", hooks.hook("strict", allow, matchConditions=broken)
     )
-    assert "resulted in error" in await assert_refused(await client.post(PODS, json=a_pod()), 403)
+    assert "resulted in error" in await refusal(client, PODS, a_pod(), code=403)
 
     await client.delete(f"{CONFIGS}/validatingwebhookconfigurations/a")
     lax = hooks.hook("lax", allow, matchConditions=broken, failurePolicy="Ignore")
@@ -105,7 +102,7 @@ async def test_a_failing_match_condition_follows_the_failure_policy(
 
 
 async def test_failed_calls_follow_the_failure_policy(
-    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+    client: Client, hooks: WebhookUnderTest
 ) -> None:
     async def slow(_request: Json) -> Json:
         await asyncio.sleep(30)
@@ -134,7 +131,7 @@ async def test_failed_calls_follow_the_failure_policy(
 
     for text, hook in cases.items():
         await assert_installed(client, "Validating", hook)
-        message = await assert_refused(await client.post(PODS, json=a_pod("web", a="b")), 500)
+        message = await refusal(client, PODS, a_pod("web", a="b"), code=500)
         name = hook["name"]
         assert message.startswith(f'Internal error occurred: failed calling webhook "{name}": '), (
             message
@@ -148,13 +145,13 @@ async def test_failed_calls_follow_the_failure_policy(
 
 
 async def test_a_service_is_resolved_to_its_endpoints(
-    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+    client: Client, hooks: WebhookUnderTest
 ) -> None:
     hook = hooks.hook("service", allow)
     service = {"name": "hook", "namespace": "default", "path": "/service"}
     hook["clientConfig"] = {"service": service, "caBundle": hooks.bundle}
     await assert_installed(client, "Validating", hook)
-    message = await assert_refused(await client.post(PODS, json=a_pod()), 500)
+    message = await refusal(client, PODS, a_pod(), code=500)
     assert message.endswith('failed to call webhook: service "hook" not found')
 
     await client.post(
@@ -162,7 +159,7 @@ async def test_a_service_is_resolved_to_its_endpoints(
         json={"metadata": {"name": "hook"},
               "spec": {"ports": [{"name": "https", "port": 443, "targetPort": 8443}]}},
     )  # fmt: skip
-    message = await assert_refused(await client.post(PODS, json=a_pod()), 500)
+    message = await refusal(client, PODS, a_pod(), code=500)
     assert message.endswith('no endpoints available for service "hook"')
 
     slices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
@@ -176,13 +173,13 @@ async def test_a_service_is_resolved_to_its_endpoints(
 
 
 async def test_configurations_are_defaulted_validated_and_exempt(
-    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+    client: Client, hooks: WebhookUnderTest
 ) -> None:
     everything = [rule("*/*", group="*", version="*")]
     await assert_installed(client, "Validating", hooks.hook("no", deny("no"), rules=everything))
     url = f"{CONFIGS}/validatingwebhookconfigurations"
 
-    shown = await (await client.get(f"{url}/a")).json()
+    shown = await read(client, f"{url}/a")
     first = shown["webhooks"][0]
     assert (first["failurePolicy"], first["timeoutSeconds"], first["rules"][0]["scope"]) == (
         "Fail", 10, "*")  # fmt: skip
@@ -191,7 +188,7 @@ async def test_configurations_are_defaulted_validated_and_exempt(
                      timeoutSeconds=60, clientConfig={"url": "http://x"},
                      matchConditions=[{"name": "x", "expression": "1 +"}])  # fmt: skip
     bad["name"] = "short"
-    answer = await (await client.post(url, json=configuration("Validating", "bad", bad))).json()
+    answer = await create(client, url, configuration("Validating", "bad", bad), code=422)
     assert {cause["field"] for cause in answer["details"]["causes"]} == {
         f"webhooks[0].{field}" for field in (
             "name", "sideEffects", "admissionReviewVersions", "timeoutSeconds", "clientConfig.url",
@@ -202,7 +199,7 @@ async def test_configurations_are_defaulted_validated_and_exempt(
 
 
 async def test_a_rule_for_one_version_matches_requests_in_another(
-    api: ApiUnderTest, client: aiohttp.ClientSession, hooks: WebhookUnderTest
+    api: ApiUnderTest, client: Client, hooks: WebhookUnderTest
 ) -> None:
     two = json.loads(json.dumps(POD_GROUPS))
     newer = {**two["spec"]["versions"][0], "name": "v1", "storage": False}
@@ -213,7 +210,7 @@ async def test_a_rule_for_one_version_matches_requests_in_another(
                   hooks.hook("exact", allow, rules=rules, matchPolicy="Exact"))  # fmt: skip
 
     url = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups"
-    created = await (await client.post(url, json=pod_group("gang"))).json()
+    created = await create(client, url, pod_group("gang"))
 
     [seen] = [request for _, request in hooks.received]
     assert (seen["kind"]["version"], seen["requestKind"]["version"]) == ("v1", "v1beta1")
@@ -223,7 +220,7 @@ async def test_a_rule_for_one_version_matches_requests_in_another(
 
 
 async def test_a_patch_that_conflicts_with_another_write_is_retried(
-    api: ApiUnderTest, client: aiohttp.ClientSession, hooks: WebhookUnderTest
+    api: ApiUnderTest, client: Client, hooks: WebhookUnderTest
 ) -> None:
     rivals = [{"metadata": {"labels": {"rival": "was-here"}}}]
 
@@ -246,7 +243,7 @@ async def test_a_patch_that_conflicts_with_another_write_is_retried(
 
 
 async def test_a_dry_run_with_side_effects_is_refused(
-    api: ApiUnderTest, client: aiohttp.ClientSession, hooks: WebhookUnderTest
+    api: ApiUnderTest, client: Client, hooks: WebhookUnderTest
 ) -> None:
     hook = hooks.hook("effects", allow, sideEffects="NoneOnDryRun")
     await assert_installed(client, "Validating", hook)
@@ -260,7 +257,7 @@ async def test_a_dry_run_with_side_effects_is_refused(
 
 
 async def test_exec_is_reviewed_as_connect(
-    api: ApiUnderTest, client: aiohttp.ClientSession, hooks: WebhookUnderTest
+    api: ApiUnderTest, client: Client, hooks: WebhookUnderTest
 ) -> None:
     rules = [rule("pods/exec", operations=["CONNECT"])]
     await assert_installed(client, "Validating", hooks.hook("door", deny("locked"), rules=rules))
@@ -268,7 +265,7 @@ async def test_exec_is_reviewed_as_connect(
     api.store.patch("pods", "default", "web", {"spec": {"nodeName": "n"}}, subresource="binding")
 
     query = [("command", "sh"), ("command", "-c"), ("stdin", "true")]
-    message = await assert_refused(await client.get(f"{PODS}/web/exec", params=query), 400)
+    message = (await read(client, f"{PODS}/web/exec", params=query, code=400))["message"]
 
     assert message.endswith("denied the request: locked")
     [seen] = hooks.requests("/door")

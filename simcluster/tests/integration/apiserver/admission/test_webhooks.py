@@ -2,8 +2,6 @@
 
 import asyncio
 
-import aiohttp
-
 from simcluster.apimachinery.objects import Json
 from tests.support.simcluster.admission_webhook import (
     WebhookUnderTest,
@@ -12,16 +10,16 @@ from tests.support.simcluster.admission_webhook import (
     label,
     patch,
 )
+from tests.support.simcluster.apiserver import Client, create, refusal
 from tests.support.simcluster.reviewed import (
     PODS,
     a_pod,
     assert_installed,
-    assert_refused,
 )
 
 
 async def test_a_webhook_sees_the_request_as_kubernetes_describes_it(
-    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+    client: Client, hooks: WebhookUnderTest
 ) -> None:
     await assert_installed(client, "Mutating", hooks.hook("see", allow))
 
@@ -41,7 +39,7 @@ async def test_a_webhook_sees_the_request_as_kubernetes_describes_it(
 
 
 async def test_mutations_apply_in_the_order_of_names_and_are_completed(
-    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+    client: Client, hooks: WebhookUnderTest
 ) -> None:
     sidecar = {"name": "side", "image": "example/side:1"}
     await assert_installed(client, "Mutating", hooks.hook("late", label("order", "late")), name="z")
@@ -52,7 +50,7 @@ async def test_mutations_apply_in_the_order_of_names_and_are_completed(
         hooks.hook("side", patch({"op": "add", "path": "/spec/containers/-", "value": sidecar})),
     )
 
-    created = await (await client.post(PODS, json=a_pod())).json()
+    created = await create(client, PODS, a_pod())
 
     assert [path for path, _ in hooks.received] == ["/early", "/side", "/late"]
     assert created["metadata"]["labels"] == {"order": "late"}
@@ -61,7 +59,7 @@ async def test_mutations_apply_in_the_order_of_names_and_are_completed(
 
 
 async def test_a_webhook_is_reinvoked_after_later_changes_if_configured(
-    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+    client: Client, hooks: WebhookUnderTest
 ) -> None:
     await assert_installed(
         client,
@@ -77,61 +75,55 @@ async def test_a_webhook_is_reinvoked_after_later_changes_if_configured(
     assert hooks.requests("/again")[1]["object"]["metadata"]["labels"] == {"a": "b"}
 
 
-async def test_a_mutated_object_is_validated(
-    client: aiohttp.ClientSession, hooks: WebhookUnderTest
-) -> None:
+async def test_a_mutated_object_is_validated(client: Client, hooks: WebhookUnderTest) -> None:
     bad = patch({"op": "replace", "path": "/spec/containers/0/image", "value": ""})
     await assert_installed(client, "Mutating", hooks.hook("bad", bad))
-    assert "spec.containers[0].image: Required value" in await assert_refused(
-        await client.post(PODS, json=a_pod()), 422
+    assert "spec.containers[0].image: Required value" in await refusal(
+        client, PODS, a_pod(), code=422
     )
 
     hooks.answers["/bad"] = patch({"op": "remove", "path": "/spec/nothing"})
-    message = await assert_refused(await client.post(PODS, json=a_pod()), 500)
+    message = await refusal(client, PODS, a_pod(), code=500)
     assert message.startswith("Internal error occurred: ")
 
 
 async def test_a_webhook_may_not_change_the_priority_class_only(
-    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+    client: Client, hooks: WebhookUnderTest
 ) -> None:
     high = {"metadata": {"name": "high"}, "value": 1000}
     await client.post("/apis/scheduling.k8s.io/v1/priorityclasses", json=high)
     named = {"op": "add", "path": "/spec/priorityClassName", "value": "high"}
     await assert_installed(client, "Mutating", hooks.hook("name", patch(named)))
 
-    message = await assert_refused(await client.post(PODS, json=a_pod()), 403)
+    message = await refusal(client, PODS, a_pod(), code=403)
     assert message == (
         'pods "web" is forbidden: the integer value of priority (0) must not be provided in pod '
         "spec; priority admission controller computed 1000 from the given PriorityClass name"
     )
     hooks.answers["/name"] = patch(named, {"op": "remove", "path": "/spec/priority"})
-    created = await (await client.post(PODS, json=a_pod())).json()
+    created = await create(client, PODS, a_pod())
     assert created["spec"]["priority"] == 1000
 
 
-async def test_a_denial_has_kubernetes_text(
-    client: aiohttp.ClientSession, hooks: WebhookUnderTest
-) -> None:
+async def test_a_denial_has_kubernetes_text(client: Client, hooks: WebhookUnderTest) -> None:
     await assert_installed(
         client, "Validating", hooks.hook("no", deny("no GPUs for you", code=403))
     )
-    assert await assert_refused(await client.post(PODS, json=a_pod()), 403) == (
+    assert await refusal(client, PODS, a_pod(), code=403) == (
         'admission webhook "no.leasehold.dev" denied the request: no GPUs for you'
     )
 
     hooks.answers["/no"] = deny()
-    assert await assert_refused(await client.post(PODS, json=a_pod()), 400) == (
+    assert await refusal(client, PODS, a_pod(), code=400) == (
         'admission webhook "no.leasehold.dev" denied the request without explanation'
     )
     hooks.answers["/no"] = deny(reason="Gone")
-    assert (await assert_refused(await client.post(PODS, json=a_pod()), 400)).endswith(
-        "request: Gone"
-    )
+    assert (await refusal(client, PODS, a_pod(), code=400)).endswith("request: Gone")
     assert (await client.get(f"{PODS}/web")).status == 404
 
 
 async def test_validating_webhooks_run_in_parallel_and_see_the_final_object(
-    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+    client: Client, hooks: WebhookUnderTest
 ) -> None:
     both = asyncio.Barrier(2)
 

@@ -2,27 +2,32 @@
 
 import json
 
-import aiohttp
 import pytest
 
 from simcluster.apimachinery.objects import Json
-from tests.support.simcluster.apiserver import ApiUnderTest
+from tests.support.simcluster.apiserver import (
+    MERGE,
+    ApiUnderTest,
+    Client,
+    body_of,
+    create,
+    merge,
+    read,
+)
 from tests.support.simcluster.custom_kinds import (
     APPLY,
     DEFINITIONS,
     DEVICE_LIST,
     GROUPS,
-    MERGE,
     TABLE,
-    assert_status,
 )
 from tests.support.simcluster.definitions import definition, device, pod_group
 
 
-async def test_an_object_is_completed_and_pruned(client: aiohttp.ClientSession) -> None:
+async def test_an_object_is_completed_and_pruned(client: Client) -> None:
     made = await client.post(GROUPS, json=pod_group("gang", surprise=1))
 
-    created = await assert_status(made, 201)
+    created = await body_of(made, 201)
     assert created["spec"] == {"minMember": 2, "queue": "default"}
     assert created["metadata"]["generation"] == 1
     assert made.headers.getall("Warning") == ['299 - "unknown field \\"spec.surprise\\""']
@@ -31,7 +36,7 @@ async def test_an_object_is_completed_and_pruned(client: aiohttp.ClientSession) 
     )
     assert (
         'strict decoding error: unknown field "spec.surprise"'
-        in (await assert_status(strict, 400))["message"]
+        in (await body_of(strict, 400))["message"]
     )
 
 
@@ -56,9 +61,9 @@ async def test_an_object_is_completed_and_pruned(client: aiohttp.ClientSession) 
     ],
 )  # fmt: skip
 async def test_schema_violations_are_refused_with_kubernetes_texts(
-    client: aiohttp.ClientSession, spec: Json, message: str
+    client: Client, spec: Json, message: str
 ) -> None:
-    refused = await assert_status(await client.post(GROUPS, json=pod_group("gang", **spec)), 422)
+    refused = await create(client, GROUPS, pod_group("gang", **spec), code=422)
 
     assert refused["reason"] == "Invalid"
     assert refused["message"].startswith('PodGroup.scheduling.volcano.sh "gang" is invalid: ')
@@ -66,71 +71,51 @@ async def test_schema_violations_are_refused_with_kubernetes_texts(
     assert refused["details"]["group"] == "scheduling.volcano.sh"
 
 
-async def test_status_and_spec_are_written_separately(client: aiohttp.ClientSession) -> None:
-    created = await assert_status(
-        await client.post(GROUPS, json=pod_group("gang") | {"status": {"phase": "Fake"}}), 201
-    )
+async def test_status_and_spec_are_written_separately(client: Client) -> None:
+    created = await create(client, GROUPS, pod_group("gang") | {"status": {"phase": "Fake"}})
     assert "status" not in created
 
-    status = await assert_status(
-        await client.patch(
-            f"{GROUPS}/gang/status",
-            json={"status": {"phase": "Running"}, "spec": {"minMember": 9},
-                  "metadata": {"labels": {"not": "here"}}},
-            headers=MERGE,
-        )
-    )  # fmt: skip
+    both = {"status": {"phase": "Running"}, "spec": {"minMember": 9}}
+    labelled = both | {"metadata": {"labels": {"not": "here"}}}
+    status = await merge(client, f"{GROUPS}/gang/status", labelled)
     assert (status["status"], status["spec"]["minMember"]) == ({"phase": "Running"}, 2)
     assert "labels" not in status["metadata"]
     assert status["metadata"]["generation"] == 1
 
-    main = await assert_status(
-        await client.patch(
-            f"{GROUPS}/gang",
-            json={"status": {"phase": "Fake"}, "spec": {"minMember": 3}},
-            headers=MERGE,
-        )
+    main = await merge(
+        client, f"{GROUPS}/gang", {"status": {"phase": "Fake"}, "spec": {"minMember": 3}}
     )
     assert (main["status"], main["spec"]["minMember"]) == ({"phase": "Running"}, 3)
     assert main["metadata"]["generation"] == 2
     wrong = await client.patch(
         f"{GROUPS}/gang/status", json={"status": {"phase": 3}}, headers=MERGE
     )
-    assert (
-        "status.phase in body must be of type string"
-        in (await assert_status(wrong, 422))["message"]
-    )
+    assert "status.phase in body must be of type string" in (await body_of(wrong, 422))["message"]
 
 
-async def test_without_a_status_subresource_status_is_a_field_like_others(
-    client: aiohttp.ClientSession,
-) -> None:
+async def test_without_a_status_subresource_status_is_a_field_like_others(client: Client) -> None:
     gpu = {"id": "GPU-1", "minor": 0, "resources": {"koordinator.sh/gpu-core": 100}}
-    created = await assert_status(
-        await client.post(DEVICE_LIST, json=device("node-1", gpu, status={"a": 1})), 201
-    )
+    created = await create(client, DEVICE_LIST, device("node-1", gpu, status={"a": 1}))
     assert created["status"] == {"a": 1}
     assert created["spec"]["devices"][0]["health"] is False
     assert "namespace" not in created["metadata"]
 
     assert (await client.get(f"{DEVICE_LIST}/node-1/status")).status == 404
-    changed = await assert_status(
-        await client.patch(f"{DEVICE_LIST}/node-1", json={"status": {"a": 2}}, headers=MERGE)
-    )
+    changed = await merge(client, f"{DEVICE_LIST}/node-1", {"status": {"a": 2}})
     assert (changed["status"], changed["metadata"]["generation"]) == ({"a": 2}, 2)
 
 
-async def test_objects_are_patched_applied_and_replaced(client: aiohttp.ClientSession) -> None:
+async def test_objects_are_patched_applied_and_replaced(client: Client) -> None:
     applied = pod_group("gang", tasks=[{"name": "a", "size": 1}])
     params = {"fieldManager": "test"}
     url = f"{GROUPS}/gang"
-    await assert_status(await client.patch(url, json=applied, headers=APPLY, params=params), 201)
+    await body_of(await client.patch(url, json=applied, headers=APPLY, params=params), 201)
     applied["spec"]["tasks"] = [{"name": "b"}, {"name": "a", "size": 2}]
 
-    both = await assert_status(await client.patch(url, json=applied, headers=APPLY, params=params))
+    both = await body_of(await client.patch(url, json=applied, headers=APPLY, params=params))
     assert both["spec"]["tasks"] == [{"name": "a", "size": 2}, {"name": "b"}]
     operations = [{"op": "replace", "path": "/spec/tasks/0/size", "value": 7}]
-    patched = await assert_status(
+    patched = await body_of(
         await client.patch(
             url,
             data=json.dumps(operations),
@@ -141,20 +126,18 @@ async def test_objects_are_patched_applied_and_replaced(client: aiohttp.ClientSe
     strategic = {"Content-Type": "application/strategic-merge-patch+json"}
     assert (await client.patch(url, json={}, headers=strategic)).status == 415
     stale = {**patched, "spec": {"minMember": 4}}
-    replaced = await assert_status(await client.put(url, json=stale))
+    replaced = await body_of(await client.put(url, json=stale))
     assert replaced["spec"] == {"minMember": 4, "queue": "default"}
     assert (await client.put(url, json=stale)).status == 409
 
 
-async def test_lists_support_selectors_pages_and_printer_columns(
-    client: aiohttp.ClientSession,
-) -> None:
+async def test_lists_support_selectors_pages_and_printer_columns(client: Client) -> None:
     for name, queue in (("a", "x"), ("b", "y"), ("c", "x")):
         await client.post(GROUPS, json=pod_group(name, queue=queue))
 
-    chosen = await assert_status(await client.get(GROUPS, params={"fieldSelector": "spec.queue=x"}))
-    page = await assert_status(await client.get(GROUPS, params={"limit": "2"}))
-    table = await assert_status(await client.get(GROUPS, headers=TABLE))
+    chosen = await read(client, GROUPS, params={"fieldSelector": "spec.queue=x"})
+    page = await read(client, GROUPS, params={"limit": "2"})
+    table = await read(client, GROUPS, headers=TABLE)
     unknown = await client.get(GROUPS, params={"fieldSelector": "spec.mode=Soft"})
 
     assert [item["metadata"]["name"] for item in chosen["items"]] == ["a", "c"]
@@ -166,9 +149,7 @@ async def test_lists_support_selectors_pages_and_printer_columns(
     assert unknown.status == 400
 
 
-async def test_values_that_violate_a_newer_rule_may_stay(
-    api: ApiUnderTest, client: aiohttp.ClientSession
-) -> None:
+async def test_values_that_violate_a_newer_rule_may_stay(api: ApiUnderTest, client: Client) -> None:
     await client.post(GROUPS, json=pod_group("gang", queue="long-name"))
     tighter = api.store.read("customresourcedefinitions", None, "podgroups.scheduling.volcano.sh")
     tighter = json.loads(json.dumps(tighter))
@@ -181,13 +162,11 @@ async def test_values_that_violate_a_newer_rule_may_stay(
                                  headers=MERGE)  # fmt: skip
 
     assert kept.status == 200
-    assert (
-        "Too long: may not be more than 8 bytes" in (await assert_status(changed, 422))["message"]
-    )
+    assert "Too long: may not be more than 8 bytes" in (await body_of(changed, 422))["message"]
 
 
 async def test_deleting_a_namespace_deletes_its_custom_objects(
-    api: ApiUnderTest, client: aiohttp.ClientSession
+    api: ApiUnderTest, client: Client
 ) -> None:
     api.store.create("namespaces", {"metadata": {"name": "team"}})
     there = pod_group("gang")
@@ -200,28 +179,21 @@ async def test_deleting_a_namespace_deletes_its_custom_objects(
     assert (await client.get("/api/v1/namespaces/team")).status == 404
 
 
-async def test_cel_rules_of_a_schema_are_enforced(client: aiohttp.ClientSession) -> None:
+async def test_cel_rules_of_a_schema_are_enforced(client: Client) -> None:
     rules = [
         {"rule": "self.used <= self.limit", "messageExpression": "'at most ' + string(self.limit)"},
         {"rule": "self.limit >= oldSelf.limit", "message": "never less", "fieldPath": ".limit"},
     ]
     numbers = {"limit": {"type": "integer"}, "used": {"type": "integer"}}
     spec = {"type": "object", "properties": numbers, "x-kubernetes-validations": rules}
-    await assert_status(
-        await client.post(
-            DEFINITIONS, json=definition("Box", "boxes", "example.com", {"spec": spec})
-        ),
-        201,
-    )
+    await create(client, DEFINITIONS, definition("Box", "boxes", "example.com", {"spec": spec}))
     url = "/apis/example.com/v1/namespaces/default/boxes"
     box = {"metadata": {"name": "b"}, "spec": {"limit": 5, "used": 9}}
 
-    too_much = await assert_status(await client.post(url, json=box), 422)
+    too_much = await create(client, url, box, code=422)
     box["spec"] = {"limit": 5, "used": 4}
-    await assert_status(await client.post(url, json=box), 201)
-    less = await assert_status(
-        await client.patch(f"{url}/b", json={"spec": {"limit": 4}}, headers=MERGE), 422
-    )
+    await create(client, url, box)
+    less = await merge(client, f"{url}/b", {"spec": {"limit": 4}}, code=422)
 
     assert too_much["message"] == 'Box.example.com "b" is invalid: spec: Invalid value: at most 5'
     assert (

@@ -6,7 +6,7 @@ import ssl
 import aiohttp
 import pytest
 
-from tests.support.simcluster.apiserver import ApiUnderTest
+from tests.support.simcluster.apiserver import ApiUnderTest, Client, create, read
 
 PODS = "/api/v1/namespaces/default/pods"
 CONFIGMAPS = "/api/v1/namespaces/default/configmaps"
@@ -36,7 +36,7 @@ async def test_requests_without_the_token_are_unauthorized(api: ApiUnderTest) ->
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"metadata": {"name": "\xff"}}'])
-async def test_a_malformed_json_body_is_refused(client: aiohttp.ClientSession, body: bytes) -> None:
+async def test_a_malformed_json_body_is_refused(client: Client, body: bytes) -> None:
     headers = {"Content-Type": "application/json"}
 
     refused = await client.post(PODS, data=body, headers=headers)
@@ -44,13 +44,13 @@ async def test_a_malformed_json_body_is_refused(client: aiohttp.ClientSession, b
     assert (refused.status, (await refused.json())["reason"]) == (400, "BadRequest")
 
 
-async def test_a_pod_lives_from_post_to_delete(client: aiohttp.ClientSession) -> None:
+async def test_a_pod_lives_from_post_to_delete(client: Client) -> None:
     created = await client.post(PODS, json=a_pod("web"))
     assert created.status == 201
     assert (await created.json())["status"]["phase"] == "Pending"
 
-    read = await (await client.get(f"{PODS}/web")).json()
-    assert read["metadata"]["namespace"] == "default"
+    shown = await read(client, f"{PODS}/web")
+    assert shown["metadata"]["namespace"] == "default"
     deleted = await client.delete(f"{PODS}/web")
 
     assert (await deleted.json())["kind"] == "Pod"
@@ -59,7 +59,7 @@ async def test_a_pod_lives_from_post_to_delete(client: aiohttp.ClientSession) ->
     assert (await missing.json())["details"] == {"name": "web", "kind": "pods"}
 
 
-async def test_refusals_are_statuses(client: aiohttp.ClientSession) -> None:
+async def test_refusals_are_statuses(client: Client) -> None:
     await client.post(PODS, json=a_pod("web"))
 
     cases = {
@@ -90,14 +90,14 @@ async def test_refusals_are_statuses(client: aiohttp.ClientSession) -> None:
     assert all(body["kind"] == "Status" and body["status"] == "Failure" for body in bodies)
 
 
-async def test_a_list_in_pages_is_consistent(client: aiohttp.ClientSession) -> None:
+async def test_a_list_in_pages_is_consistent(client: Client) -> None:
     for number in range(5):
         await client.post(PODS, json=a_pod(f"web-{number}"))
 
-    first = await (await client.get(PODS, params={"limit": "2"})).json()
+    first = await read(client, PODS, params={"limit": "2"})
     await client.delete(f"{PODS}/web-3")
     token = first["metadata"]["continue"]
-    rest = await (await client.get(PODS, params={"limit": "9", "continue": token})).json()
+    rest = await read(client, PODS, params={"limit": "9", "continue": token})
 
     names = [item["metadata"]["name"] for item in first["items"] + rest["items"]]
     assert names == [f"web-{number}" for number in range(5)]
@@ -107,12 +107,10 @@ async def test_a_list_in_pages_is_consistent(client: aiohttp.ClientSession) -> N
     assert "kind" not in first["items"][0]
 
 
-async def test_an_expired_continue_token_gets_410(
-    api: ApiUnderTest, client: aiohttp.ClientSession
-) -> None:
+async def test_an_expired_continue_token_gets_410(api: ApiUnderTest, client: Client) -> None:
     for number in range(3):
         await client.post(PODS, json=a_pod(f"web-{number}"))
-    first = await (await client.get(PODS, params={"limit": "2"})).json()
+    first = await read(client, PODS, params={"limit": "2"})
     await client.delete(f"{PODS}/web-2")
     api.store.compact()
 
@@ -122,13 +120,13 @@ async def test_an_expired_continue_token_gets_410(
     assert (await gone.json())["reason"] == "Expired"
 
 
-async def test_exact_and_future_versions_of_lists(client: aiohttp.ClientSession) -> None:
-    created = await (await client.post(PODS, json=a_pod("web"))).json()
+async def test_exact_and_future_versions_of_lists(client: Client) -> None:
+    created = await create(client, PODS, a_pod("web"))
     version = created["metadata"]["resourceVersion"]
     await client.delete(f"{PODS}/web")
 
     exact = {"resourceVersion": version, "resourceVersionMatch": "Exact"}
-    then = await (await client.get(PODS, params=exact)).json()
+    then = await read(client, PODS, params=exact)
     future = await client.get(PODS, params={"resourceVersion": "999999"})
 
     assert [item["metadata"]["name"] for item in then["items"]] == ["web"]
@@ -136,7 +134,7 @@ async def test_exact_and_future_versions_of_lists(client: aiohttp.ClientSession)
     assert (await future.json())["details"]["causes"][0]["reason"] == "ResourceVersionTooLarge"
 
 
-async def test_every_patch_type_reaches_the_object(client: aiohttp.ClientSession) -> None:
+async def test_every_patch_type_reaches_the_object(client: Client) -> None:
     await client.post(PODS, json=a_pod("web"))
     patches = {
         "application/merge-patch+json": '{"metadata":{"labels":{"a":"1"}}}',
@@ -153,7 +151,7 @@ async def test_every_patch_type_reaches_the_object(client: aiohttp.ClientSession
     assert (await answer.json())["metadata"]["labels"] == {"a": "1", "b": "2", "c": "3"}
 
 
-async def test_a_patch_with_an_old_version_is_a_conflict(client: aiohttp.ClientSession) -> None:
+async def test_a_patch_with_an_old_version_is_a_conflict(client: Client) -> None:
     await client.post(PODS, json=a_pod("web"))
 
     answer = await client.patch(
@@ -165,7 +163,7 @@ async def test_a_patch_with_an_old_version_is_a_conflict(client: aiohttp.ClientS
     assert answer.status == 409
 
 
-async def test_apply_creates_and_then_merges(client: aiohttp.ClientSession) -> None:
+async def test_apply_creates_and_then_merges(client: Client) -> None:
     headers = {"Content-Type": "application/apply-patch+yaml"}
     text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {%s: '1'}\n"
 
@@ -178,9 +176,7 @@ async def test_apply_creates_and_then_merges(client: aiohttp.ClientSession) -> N
     assert (await merged.json())["data"] == {"a": "1", "b": "1"}
 
 
-async def test_a_dry_run_returns_the_object_and_stores_nothing(
-    client: aiohttp.ClientSession,
-) -> None:
+async def test_a_dry_run_returns_the_object_and_stores_nothing(client: Client) -> None:
     created = await client.post(PODS, json=a_pod("web"), params={"dryRun": "All"})
 
     assert created.status == 201
@@ -188,9 +184,7 @@ async def test_a_dry_run_returns_the_object_and_stores_nothing(
     assert (await client.post(PODS, json=a_pod("x"), params={"dryRun": "Some"})).status == 400
 
 
-async def test_unknown_fields_are_refused_reported_or_dropped(
-    client: aiohttp.ClientSession,
-) -> None:
+async def test_unknown_fields_are_refused_reported_or_dropped(client: Client) -> None:
     mistyped = a_pod("web")
     mistyped["spec"] = {**mistyped["spec"], "schedulername": "volcano"}  # type: ignore[dict-item]
 
@@ -204,22 +198,22 @@ async def test_unknown_fields_are_refused_reported_or_dropped(
     assert "schedulername" not in (await warned.json())["spec"]
 
 
-async def test_a_collection_is_deleted_by_selector(client: aiohttp.ClientSession) -> None:
+async def test_a_collection_is_deleted_by_selector(client: Client) -> None:
     await client.post(PODS, json=a_pod("a", app="x"))
     await client.post(PODS, json=a_pod("b", app="y"))
 
     await client.delete(PODS, params={"labelSelector": "app=x"})
 
-    left = await (await client.get(PODS)).json()
+    left = await read(client, PODS)
     assert [item["metadata"]["name"] for item in left["items"]] == ["b"]
 
 
-async def test_tables_and_bare_metadata_are_served(client: aiohttp.ClientSession) -> None:
+async def test_tables_and_bare_metadata_are_served(client: Client) -> None:
     await client.post(PODS, json=a_pod("web"))
 
-    table = await (await client.get(PODS, headers={"Accept": TABLE})).json()
+    table = await read(client, PODS, headers={"Accept": TABLE})
     partial = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-    bare = await (await client.get(PODS, headers={"Accept": partial})).json()
+    bare = await read(client, PODS, headers={"Accept": partial})
 
     names = [column["name"] for column in table["columnDefinitions"]]
     assert names[:5] == ["Name", "Ready", "Status", "Restarts", "Age"]
@@ -228,20 +222,20 @@ async def test_tables_and_bare_metadata_are_served(client: aiohttp.ClientSession
     assert set(bare["items"][0]) == {"kind", "apiVersion", "metadata"}
 
 
-async def test_discovery_in_both_forms_names_the_same_kinds(client: aiohttp.ClientSession) -> None:
+async def test_discovery_in_both_forms_names_the_same_kinds(client: Client) -> None:
     new_form = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
-    old = await (await client.get("/api/v1")).json()
+    old = await read(client, "/api/v1")
     answer = await client.get("/api", headers={"Accept": f"{new_form},application/json"})
     new = await answer.json()
 
     kinds = {entry["name"] for entry in old["resources"] if "/" not in entry["name"]}
     assert answer.headers["Content-Type"] == new_form
     assert kinds == {entry["resource"] for entry in new["items"][0]["versions"][0]["resources"]}
-    groups = await (await client.get("/apis")).json()
+    groups = await read(client, "/apis")
     assert "coordination.k8s.io" in {group["name"] for group in groups["groups"]}
 
 
-async def test_faults_occur_as_often_as_configured(client: aiohttp.ClientSession) -> None:
+async def test_faults_occur_as_often_as_configured(client: Client) -> None:
     fault = {"path": PODS, "count": 1, "code": 429, "retry_after_s": 3}
     await client.post("/debug/faults", json=fault)
 
@@ -251,9 +245,7 @@ async def test_faults_occur_as_often_as_configured(client: aiohttp.ClientSession
     assert first.headers["Retry-After"] == "3"
 
 
-async def test_a_fault_can_reset_the_connection_or_delay_the_response(
-    client: aiohttp.ClientSession,
-) -> None:
+async def test_a_fault_can_reset_the_connection_or_delay_the_response(client: Client) -> None:
     await client.post("/debug/faults", json={"path": PODS, "code": 0, "method": "POST"})
     await client.post("/debug/faults", json={"path": PODS, "code": 200, "delay_s": 0.05})
 
@@ -264,9 +256,7 @@ async def test_a_fault_can_reset_the_connection_or_delay_the_response(
     assert (await client.get(f"{PODS}/web")).status == 404
 
 
-async def test_an_eviction_respects_the_budget(
-    api: ApiUnderTest, client: aiohttp.ClientSession
-) -> None:
+async def test_an_eviction_respects_the_budget(api: ApiUnderTest, client: Client) -> None:
     budget = {"metadata": {"name": "b"},
               "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "x"}}}}  # fmt: skip
     await client.post("/apis/policy/v1/namespaces/default/poddisruptionbudgets", json=budget)
@@ -285,7 +275,7 @@ async def test_an_eviction_respects_the_budget(
     assert api.store.read("poddisruptionbudgets", "default", "b")["status"]["currentHealthy"] == 1
 
 
-async def test_metrics_count_requests(client: aiohttp.ClientSession) -> None:
+async def test_metrics_count_requests(client: Client) -> None:
     await client.get(PODS)
 
     text = await (await client.get("/metrics")).text()

@@ -3,19 +3,18 @@
 import asyncio
 from typing import Any
 
-import aiohttp
 import pytest
 
-from tests.support.simcluster.apiserver import ApiUnderTest
+from tests.support.simcluster.apiserver import ApiUnderTest, Client, create, read
 
 PODS = "/api/v1/namespaces/default/pods"
 
 
 @pytest.fixture
-async def pod(client: aiohttp.ClientSession) -> Any:
+async def pod(client: Client) -> Any:
     meta = {"name": "web", "labels": {"app": "web"}, "annotations": {"a": "old", "b": "kept"}}
     spec = {"containers": [{"name": "main", "image": "example/image:1"}]}
-    return await (await client.post(PODS, json={"metadata": meta, "spec": spec})).json()
+    return await create(client, PODS, {"metadata": meta, "spec": spec})
 
 
 def a_binding(node: str = "node-0", **meta: object) -> dict[str, object]:
@@ -29,7 +28,7 @@ def a_binding(node: str = "node-0", **meta: object) -> dict[str, object]:
 
 
 async def test_a_binding_is_one_write_with_node_annotations_and_labels(
-    api: ApiUnderTest, client: aiohttp.ClientSession, pod: Any
+    api: ApiUnderTest, client: Client, pod: Any
 ) -> None:
     binding = a_binding(
         uid=pod["metadata"]["uid"], annotations={"a": "new", "c": "added"}, labels={"zone": "z"}
@@ -45,13 +44,13 @@ async def test_a_binding_is_one_write_with_node_annotations_and_labels(
     assert bound["metadata"]["labels"] == {"app": "web", "zone": "z"}
     condition = bound["status"]["conditions"][0]
     assert (condition["type"], condition["status"]) == ("PodScheduled", "True")
-    writes = await (await client.get("/debug/writes?prefix=pods/default/web")).json()
+    writes = await read(client, "/debug/writes?prefix=pods/default/web")
     assert writes == {"pods/default/web": {"create": 1, "create/binding": 1}}
     assert int(bound["metadata"]["resourceVersion"]) == int(pod["metadata"]["resourceVersion"]) + 1
 
 
 async def test_a_second_binding_is_a_conflict_even_to_the_same_node(
-    client: aiohttp.ClientSession, pod: Any
+    client: Client, pod: Any
 ) -> None:
     await client.post(f"{PODS}/web/binding", json=a_binding())
 
@@ -59,12 +58,12 @@ async def test_a_second_binding_is_a_conflict_even_to_the_same_node(
 
     assert again.status == 409
     assert 'already assigned to node "node-0"' in (await again.json())["message"]
-    writes = await (await client.get("/debug/writes?prefix=pods/default/web")).json()
+    writes = await read(client, "/debug/writes?prefix=pods/default/web")
     assert writes["pods/default/web"]["POST binding refused 409"] == 1
 
 
 async def test_one_of_many_concurrent_bindings_succeeds(
-    api: ApiUnderTest, client: aiohttp.ClientSession, pod: Any
+    api: ApiUnderTest, client: Client, pod: Any
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
         answers = [
@@ -77,9 +76,7 @@ async def test_one_of_many_concurrent_bindings_succeeds(
     assert api.store.writes.counts("pods", "default/web")["create/binding"] == 1
 
 
-async def test_a_binding_for_another_uid_is_a_conflict(
-    client: aiohttp.ClientSession, pod: Any
-) -> None:
+async def test_a_binding_for_another_uid_is_a_conflict(client: Client, pod: Any) -> None:
     answer = await client.post(f"{PODS}/web/binding", json=a_binding(uid="another"))
 
     assert answer.status == 409
@@ -87,7 +84,7 @@ async def test_a_binding_for_another_uid_is_a_conflict(
 
 
 async def test_a_pod_being_deleted_or_missing_is_not_bound(
-    api: ApiUnderTest, client: aiohttp.ClientSession, pod: Any
+    api: ApiUnderTest, client: Client, pod: Any
 ) -> None:
     api.store.patch("pods", "default", "web", {"metadata": {"finalizers": ["example.com/hold"]}})
     api.store.delete("pods", "default", "web")
@@ -100,7 +97,7 @@ async def test_a_pod_being_deleted_or_missing_is_not_bound(
 
 
 async def test_the_bindings_collection_binds_as_well(
-    api: ApiUnderTest, client: aiohttp.ClientSession, pod: Any
+    api: ApiUnderTest, client: Client, pod: Any
 ) -> None:
     answer = await client.post("/api/v1/namespaces/default/bindings", json=a_binding())
 
@@ -108,15 +105,13 @@ async def test_the_bindings_collection_binds_as_well(
     assert api.store.read("pods", "default", "web")["spec"]["nodeName"] == "node-0"
 
 
-async def test_a_binding_without_a_node_is_invalid(client: aiohttp.ClientSession, pod: Any) -> None:
+async def test_a_binding_without_a_node_is_invalid(client: Client, pod: Any) -> None:
     answer = await client.post(f"{PODS}/web/binding", json=a_binding(""))
 
     assert answer.status == 422
 
 
-async def test_a_dry_run_binds_nothing(
-    api: ApiUnderTest, client: aiohttp.ClientSession, pod: Any
-) -> None:
+async def test_a_dry_run_binds_nothing(api: ApiUnderTest, client: Client, pod: Any) -> None:
     answer = await client.post(f"{PODS}/web/binding?dryRun=All", json=a_binding())
 
     assert answer.status == 201

@@ -1,13 +1,12 @@
 """Events over HTTP."""
 
-import aiohttp
+from tests.support.simcluster.apiserver import Client, create, merge, read
+from tests.support.simcluster.custom_kinds import (
+    TABLE,
+)
 
-from tests.support.simcluster.custom_kinds import MERGE, TABLE, assert_status
 
-
-async def test_an_event_is_the_same_object_in_both_api_groups(
-    client: aiohttp.ClientSession,
-) -> None:
+async def test_an_event_is_the_same_object_in_both_api_groups(client: Client) -> None:
     new, old = ("/apis/events.k8s.io/v1/namespaces/default/events",
                 "/api/v1/namespaces/default/events")  # fmt: skip
     event = {"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "e"},
@@ -17,14 +16,10 @@ async def test_an_event_is_the_same_object_in_both_api_groups(
              "reportingInstance": "leasehold-0",
              "eventTime": "2026-01-01T00:00:00.000000Z"}  # fmt: skip
 
-    created = await assert_status(await client.post(new, json=event), 201)
-    shown = await assert_status(await client.get(f"{old}/e"))
-    chosen = await assert_status(
-        await client.get(new, params={"fieldSelector": "regarding.name=web"})
-    )
-    patched = await assert_status(
-        await client.patch(f"{new}/e", json={"note": "bound"}, headers=MERGE)
-    )
+    created = await create(client, new, event)
+    shown = await read(client, f"{old}/e")
+    chosen = await read(client, new, params={"fieldSelector": "regarding.name=web"})
+    patched = await merge(client, f"{new}/e", {"note": "bound"})
 
     assert (created["apiVersion"], created["note"]) == ("events.k8s.io/v1", event["note"])
     assert (shown["apiVersion"], shown["message"]) == ("v1", event["note"])
@@ -35,7 +30,7 @@ async def test_an_event_is_the_same_object_in_both_api_groups(
     assert [item["regarding"]["name"] for item in chosen["items"]] == ["web"]
     assert patched["note"] == "bound"
     old_fashioned = {**event, "metadata": {"name": "f"}, "deprecatedCount": 1, "action": ""}
-    refused = await assert_status(await client.post(new, json=old_fashioned), 422)
+    refused = await create(client, new, old_fashioned, code=422)
     assert {cause["field"] for cause in refused["details"]["causes"]} == {"action", "count"}
-    table = await assert_status(await client.get(new, headers=TABLE))
+    table = await read(client, new, headers=TABLE)
     assert table["rows"][0]["cells"][1:4] == ["Warning", "FailedScheduling", "pod/web"]

@@ -5,8 +5,9 @@ https://kubernetes.io/docs/concepts/scheduling-eviction/pod-scheduling-readiness
 
 from typing import Any
 
-import aiohttp
 import pytest
+
+from tests.support.simcluster.apiserver import Client
 
 PODS = "/api/v1/namespaces/default/pods"
 STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}
@@ -24,21 +25,19 @@ def pod(*gates: str, **spec: Any) -> dict[str, Any]:
     }
 
 
-async def create(client: aiohttp.ClientSession, obj: dict[str, Any]) -> tuple[int, Any]:
+async def create(client: Client, obj: dict[str, Any]) -> tuple[int, Any]:
     async with client.post(PODS, json=obj) as answer:
         return answer.status, await answer.json()
 
 
-async def remove_gate(client: aiohttp.ClientSession, gate: str, **meta: str) -> tuple[int, Any]:
+async def remove_gate(client: Client, gate: str, **meta: str) -> tuple[int, Any]:
     deleted = [{"$patch": "delete", "name": gate}]
     patch = {"metadata": meta, "spec": {"schedulingGates": deleted}}
     async with client.patch(f"{PODS}/web", json=patch, headers=STRATEGIC) as answer:
         return answer.status, await answer.json()
 
 
-async def test_a_gated_pod_has_its_condition_from_the_beginning(
-    client: aiohttp.ClientSession,
-) -> None:
+async def test_a_gated_pod_has_its_condition_from_the_beginning(client: Client) -> None:
     status, made = await create(client, pod("example.com/a"))
 
     assert status == 201
@@ -52,9 +51,7 @@ async def test_a_gated_pod_has_its_condition_from_the_beginning(
     ]
 
 
-async def test_gates_are_removed_one_by_one_and_the_condition_stays(
-    client: aiohttp.ClientSession,
-) -> None:
+async def test_gates_are_removed_one_by_one_and_the_condition_stays(client: Client) -> None:
     await create(client, pod("example.com/a", "example.com/b"))
 
     _, first = await remove_gate(client, "example.com/a")
@@ -65,9 +62,7 @@ async def test_gates_are_removed_one_by_one_and_the_condition_stays(
     assert second["status"]["conditions"][0]["reason"] == "SchedulingGated"
 
 
-async def test_a_gate_is_removed_from_the_pod_with_that_uid_only(
-    client: aiohttp.ClientSession,
-) -> None:
+async def test_a_gate_is_removed_from_the_pod_with_that_uid_only(client: Client) -> None:
     await create(client, pod("example.com/a"))
 
     status, body = await remove_gate(client, "example.com/a", uid="another")
@@ -75,7 +70,7 @@ async def test_a_gate_is_removed_from_the_pod_with_that_uid_only(
     assert status == 409, body
 
 
-async def test_no_gate_may_be_added_or_renamed_later(client: aiohttp.ClientSession) -> None:
+async def test_no_gate_may_be_added_or_renamed_later(client: Client) -> None:
     await create(client, pod("example.com/a"))
 
     for operation in (
@@ -100,16 +95,14 @@ async def test_no_gate_may_be_added_or_renamed_later(client: aiohttp.ClientSessi
         (pod("not a name!"), 'Invalid value: "not a name!"'),
     ],
 )
-async def test_invalid_gates_are_refused(
-    client: aiohttp.ClientSession, fields: dict[str, Any], text: str
-) -> None:
+async def test_invalid_gates_are_refused(client: Client, fields: dict[str, Any], text: str) -> None:
     status, body = await create(client, fields)
 
     assert status == 422
     assert text in body["message"]
 
 
-async def test_a_gated_pod_cannot_be_bound(client: aiohttp.ClientSession) -> None:
+async def test_a_gated_pod_cannot_be_bound(client: Client) -> None:
     await create(client, pod("example.com/a"))
     binding = {
         "metadata": {"name": "web"},

@@ -4,14 +4,20 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from shared.dialects import GPU_RESOURCES
 from simcluster.apimachinery.objects import Json
 from simcluster.apiserver.registry import open_store
 from simcluster.apiserver.storage.persistence import SqliteBackend
-from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+from tests.support.simcluster.apiserver import (
+    ApiUnderTest,
+    Client,
+    api_server,
+    create,
+    read,
+    refusal,
+)
 
 PODS = "/api/v1/namespaces/default/pods"
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
@@ -23,28 +29,17 @@ def a_pod(name: str, limits: Json | None = None, **spec: Any) -> Json:
     return {"metadata": {"name": name}, "spec": {"containers": [container], **spec}}
 
 
-async def status_of(client: aiohttp.ClientSession, name: str) -> Json:
-    found: Json = (await (await client.get(f"{QUOTAS}/{name}")).json())["status"]
+async def status_of(client: Client, name: str) -> Json:
+    found: Json = (await read(client, f"{QUOTAS}/{name}"))["status"]
     return found
 
 
-async def assert_refused(response: aiohttp.ClientResponse) -> str:
-    body = await response.json()
-    assert response.status == 403, body
-    return str(body["message"])
-
-
-async def assert_installed(
-    client: aiohttp.ClientSession, name: str, hard: Json, **spec: Any
-) -> None:
+async def assert_installed(client: Client, name: str, hard: Json, **spec: Any) -> None:
     body = {"metadata": {"name": name}, "spec": {"hard": hard, **spec}}
-    response = await client.post(QUOTAS, json=body)
-    assert response.status == 201, await response.text()
+    await create(client, QUOTAS, body)
 
 
-async def test_excess_over_a_quota_is_refused_with_kubernetes_texts(
-    client: aiohttp.ClientSession,
-) -> None:
+async def test_excess_over_a_quota_is_refused_with_kubernetes_texts(client: Client) -> None:
     await client.post(PODS, json=a_pod("first", {"nvidia.com/gpu": "3", "memory": "1Gi"}))
     await assert_installed(client, "gpus", {"requests.nvidia.com/gpu": "4", "pods": "5"})
     assert await status_of(client, "gpus") == {
@@ -52,9 +47,7 @@ async def test_excess_over_a_quota_is_refused_with_kubernetes_texts(
         "used": {"requests.nvidia.com/gpu": "3", "pods": "1"},
     }
 
-    message = await assert_refused(
-        await client.post(PODS, json=a_pod("second", {"nvidia.com/gpu": "2"}))
-    )
+    message = await refusal(client, PODS, a_pod("second", {"nvidia.com/gpu": "2"}), code=403)
 
     assert message == (
         'pods "second" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=2, '
@@ -68,17 +61,13 @@ async def test_excess_over_a_quota_is_refused_with_kubernetes_texts(
     assert (await status_of(client, "gpus"))["used"]["requests.nvidia.com/gpu"] == "4"
 
 
-async def test_the_usage_of_a_finished_pod_is_released(
-    api: ApiUnderTest, client: aiohttp.ClientSession
-) -> None:
+async def test_the_usage_of_a_finished_pod_is_released(api: ApiUnderTest, client: Client) -> None:
     await assert_installed(client, "cpu", {"requests.cpu": "2", "limits.memory": "2Gi"})
     limits = {"cpu": "1500m", "memory": "512Mi"}
     await client.post(PODS, json=a_pod("web", limits))
     assert (await status_of(client, "cpu"))["used"] == {
         "requests.cpu": "1500m", "limits.memory": "512Mi"}  # fmt: skip
-    assert "exceeded quota: cpu" in await assert_refused(
-        await client.post(PODS, json=a_pod("b", limits))
-    )
+    assert "exceeded quota: cpu" in await refusal(client, PODS, a_pod("b", limits), code=403)
 
     api.store.patch(
         "pods", "default", "web", {"status": {"phase": "Succeeded"}}, subresource="status"
@@ -90,7 +79,7 @@ async def test_the_usage_of_a_finished_pod_is_released(
     assert (await status_of(client, "cpu"))["used"]["requests.cpu"] == "0"
 
 
-async def test_many_writers_never_exceed_a_quota(client: aiohttp.ClientSession) -> None:
+async def test_many_writers_never_exceed_a_quota(client: Client) -> None:
     await assert_installed(client, "few", {"count/pods": "5"})
 
     answers = await asyncio.gather(
@@ -101,17 +90,15 @@ async def test_many_writers_never_exceed_a_quota(client: aiohttp.ClientSession) 
     assert (await status_of(client, "few"))["used"] == {"count/pods": "5"}
 
 
-async def test_a_quota_on_cpu_requires_cpu_of_every_container(
-    client: aiohttp.ClientSession,
-) -> None:
+async def test_a_quota_on_cpu_requires_cpu_of_every_container(client: Client) -> None:
     await assert_installed(client, "cpu", {"limits.cpu": "4"})
 
-    assert await assert_refused(await client.post(PODS, json=a_pod("web"))) == (
+    assert await refusal(client, PODS, a_pod("web"), code=403) == (
         'pods "web" is forbidden: failed quota: cpu: must specify limits.cpu for: main'
     )
 
 
-async def test_a_quota_for_a_priority_counts_only_its_pods(client: aiohttp.ClientSession) -> None:
+async def test_a_quota_for_a_priority_counts_only_its_pods(client: Client) -> None:
     await client.post(CLASSES, json={"metadata": {"name": "high"}, "value": 1000})
     chosen = {"scopeName": "PriorityClass", "operator": "In", "values": ["high"]}
     await assert_installed(
@@ -127,17 +114,15 @@ async def test_a_quota_for_a_priority_counts_only_its_pods(client: aiohttp.Clien
     assert (await status_of(client, "high"))["used"] == {"pods": "1"}
 
 
-async def test_other_objects_are_counted_and_invalid_quotas_refused(
-    client: aiohttp.ClientSession,
-) -> None:
+async def test_other_objects_are_counted_and_invalid_quotas_refused(client: Client) -> None:
     await assert_installed(client, "maps", {"configmaps": "1", "resourcequotas": "1"})
     maps = "/api/v1/namespaces/default/configmaps"
 
     assert (await client.post(maps, json={"metadata": {"name": "a"}})).status == 201
     assert (await client.post(maps, json={"metadata": {"name": "b"}})).status == 403
     assert (await status_of(client, "maps"))["used"] == {"configmaps": "1", "resourcequotas": "1"}
-    assert "exceeded quota: maps" in await assert_refused(
-        await client.post(QUOTAS, json={"metadata": {"name": "b"}, "spec": {"hard": {"pods": "1"}}})
+    assert "exceeded quota: maps" in await refusal(
+        client, QUOTAS, {"metadata": {"name": "b"}, "spec": {"hard": {"pods": "1"}}}, code=403
     )
     bad = {"metadata": {"name": "bad"}, "spec": {"hard": {"pods": "many"}, "scopes": ["Some"]}}
     assert (await client.post(QUOTAS, json=bad)).status == 422
@@ -156,28 +141,22 @@ async def test_a_changed_quota_is_counted_anew_also_after_a_restart(tmp_path: Pa
         api_server(store=open_store(SqliteBackend(path))) as second,
         second.client() as client,
     ):
-        assert "exceeded quota: all" in await assert_refused(
-            await client.post(PODS, json=a_pod("more", {"cpu": "1"}))
+        assert "exceeded quota: all" in await refusal(
+            client, PODS, a_pod("more", {"cpu": "1"}), code=403
         )
         second.store.close()
 
 
-async def test_priorities_come_from_classes_only(client: aiohttp.ClientSession) -> None:
+async def test_priorities_come_from_classes_only(client: Client) -> None:
     default = {"metadata": {"name": "usual"}, "value": 7, "globalDefault": True}
     await client.post(CLASSES, json=default)
 
-    usual = await (await client.post(PODS, json=a_pod("a"))).json()
-    critical = await (
-        await client.post(PODS, json=a_pod("b", priorityClassName="system-node-critical"))
-    ).json()
-    wrong = await assert_refused(await client.post(PODS, json=a_pod("c", priority=3)))
-    unknown = await assert_refused(
-        await client.post(PODS, json=a_pod("d", priorityClassName="none"))
-    )
-    never = await assert_refused(await client.post(PODS, json=a_pod("e", preemptionPolicy="Never")))
-    second = await assert_refused(
-        await client.post(CLASSES, json={**default, "metadata": {"name": "x"}})
-    )
+    usual = await create(client, PODS, a_pod("a"))
+    critical = await create(client, PODS, a_pod("b", priorityClassName="system-node-critical"))
+    wrong = await refusal(client, PODS, a_pod("c", priority=3), code=403)
+    unknown = await refusal(client, PODS, a_pod("d", priorityClassName="none"), code=403)
+    never = await refusal(client, PODS, a_pod("e", preemptionPolicy="Never"), code=403)
+    second = await refusal(client, CLASSES, {**default, "metadata": {"name": "x"}}, code=403)
     system = await client.post(CLASSES, json={"metadata": {"name": "system-mine"}, "value": 1})
 
     assert (usual["spec"]["priority"], usual["spec"]["priorityClassName"]) == (7, "usual")
@@ -190,10 +169,8 @@ async def test_priorities_come_from_classes_only(client: aiohttp.ClientSession) 
     assert system.status == 422
 
 
-async def test_a_pod_that_is_replaced_keeps_its_priority(client: aiohttp.ClientSession) -> None:
-    created = await (
-        await client.post(PODS, json=a_pod("web", priorityClassName="system-node-critical"))
-    ).json()
+async def test_a_pod_that_is_replaced_keeps_its_priority(client: Client) -> None:
+    created = await create(client, PODS, a_pod("web", priorityClassName="system-node-critical"))
     again = {**created, "metadata": {"name": "web", "labels": {"a": "b"}}}
     del again["spec"]["priority"], again["spec"]["preemptionPolicy"]
 
@@ -206,14 +183,12 @@ async def test_a_pod_that_is_replaced_keeps_its_priority(client: aiohttp.ClientS
 @pytest.mark.parametrize(
     "resource", sorted(name for name in GPU_RESOURCES if "kubernetes.io/" not in name)
 )
-async def test_every_gpu_resource_can_be_limited_by_a_quota(
-    client: aiohttp.ClientSession, resource: str
-) -> None:
+async def test_every_gpu_resource_can_be_limited_by_a_quota(client: Client, resource: str) -> None:
     # Names in kubernetes.io, Koordinator's oldest, are no extended resources: no quota counts them.
     await assert_installed(client, "gpus", {f"requests.{resource}": "3"})
     assert (await client.post(PODS, json=a_pod("two", {resource: "2"}))).status == 201
 
-    over = await client.post(PODS, json=a_pod("more", {resource: "2"}))
-    assert f"exceeded quota: gpus, requested: requests.{resource}=2" in await assert_refused(over)
+    over = await refusal(client, PODS, a_pod("more", {resource: "2"}), code=403)
+    assert f"exceeded quota: gpus, requested: requests.{resource}=2" in over
     assert (await client.post(PODS, json=a_pod("one", {resource: "1"}))).status == 201
     assert (await status_of(client, "gpus"))["used"] == {f"requests.{resource}": "3"}
