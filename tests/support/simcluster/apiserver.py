@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 
+from simcluster.apimachinery.objects import Json
 from simcluster.apiserver.http.server import ApiServer, ApiSettings, start_server
 from simcluster.apiserver.registry import open_store
 from simcluster.apiserver.storage.store import DEFAULT_WINDOW, ObjectStore
@@ -18,6 +19,7 @@ from simcluster.ports import ContainerRuntime
 
 Client = aiohttp.ClientSession
 MERGE = {"Content-Type": "application/merge-patch+json"}
+PODS = "/api/v1/namespaces/default/pods"
 TOKEN = "a-token-for-tests"  # noqa: S105
 _CERTIFICATES: list[tempfile.TemporaryDirectory[str]] = []
 """Made once for all tests of a process, and removed when it ends."""
@@ -44,6 +46,21 @@ class ApiUnderTest:
             connector=aiohttp.TCPConnector(ssl=context),
         ) as session:
             yield session
+
+
+def a_pod(
+    name: str = "web", limits: Json | None = None, *, labels: Json | None = None, **spec: Any
+) -> Json:
+    """Return a pod of one container."""
+    container: Json = {"name": "main", "image": "example/image:1"}
+    if limits is not None:
+        container["resources"] = {"limits": limits}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "labels": labels or {}},
+        "spec": {"containers": [container], **spec},
+    }
 
 
 @asynccontextmanager

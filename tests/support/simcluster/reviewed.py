@@ -6,17 +6,7 @@ from simcluster.apimachinery.objects import Json
 from tests.support.simcluster.admission_webhook import configuration
 from tests.support.simcluster.apiserver import Client, create
 
-PODS = "/api/v1/namespaces/default/pods"
 CONFIGS = "/apis/admissionregistration.k8s.io/v1"
-
-
-def a_pod(name: str = "web", **labels: str) -> Json:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, **({"labels": labels} if labels else {})},
-        "spec": {"containers": [{"name": "main", "image": "example/image:1"}]},
-    }
 
 
 def rule(*resources: str, group: str = "", version: str = "v1", **more: Any) -> Json:

@@ -15,12 +15,19 @@ from tests.support.simcluster.admission_webhook import (
     deny,
     label,
 )
-from tests.support.simcluster.apiserver import MERGE, ApiUnderTest, Client, create, read, refusal
+from tests.support.simcluster.apiserver import (
+    MERGE,
+    PODS,
+    ApiUnderTest,
+    Client,
+    a_pod,
+    create,
+    read,
+    refusal,
+)
 from tests.support.simcluster.definitions import POD_GROUPS, pod_group
 from tests.support.simcluster.reviewed import (
     CONFIGS,
-    PODS,
-    a_pod,
     assert_installed,
     rule,
 )
@@ -79,7 +86,7 @@ async def test_only_matching_webhooks_are_called(
 ) -> None:
     await assert_installed(client, "Validating", hooks.hook("some", allow, **more))
 
-    created = await client.post(PODS, json=a_pod(gpu="yes"))
+    created = await client.post(PODS, json=a_pod(labels={"gpu": "yes"}))
 
     assert created.status == 201, await created.text()
     assert bool(hooks.received) is is_called
@@ -131,7 +138,7 @@ async def test_failed_calls_follow_the_failure_policy(
 
     for text, hook in cases.items():
         await assert_installed(client, "Validating", hook)
-        message = await refusal(client, PODS, a_pod("web", a="b"), code=500)
+        message = await refusal(client, PODS, a_pod("web", labels={"a": "b"}), code=500)
         name = hook["name"]
         assert message.startswith(f'Internal error occurred: failed calling webhook "{name}": '), (
             message
@@ -139,7 +146,9 @@ async def test_failed_calls_follow_the_failure_policy(
         assert text in message
         await client.delete(f"{CONFIGS}/validatingwebhookconfigurations/a")
         await assert_installed(client, "Validating", {**hook, "failurePolicy": "Ignore"})
-        dry = await client.post(PODS, json=a_pod("web", a="b"), params={"dryRun": "All"})
+        dry = await client.post(
+            PODS, json=a_pod("web", labels={"a": "b"}), params={"dryRun": "All"}
+        )
         assert dry.status == 201, await dry.text()
         await client.delete(f"{CONFIGS}/validatingwebhookconfigurations/a")
 

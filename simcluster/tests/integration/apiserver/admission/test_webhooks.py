@@ -10,10 +10,14 @@ from tests.support.simcluster.admission_webhook import (
     label,
     patch,
 )
-from tests.support.simcluster.apiserver import Client, create, refusal
-from tests.support.simcluster.reviewed import (
+from tests.support.simcluster.apiserver import (
     PODS,
+    Client,
     a_pod,
+    create,
+    refusal,
+)
+from tests.support.simcluster.reviewed import (
     assert_installed,
 )
 

@@ -6,20 +6,17 @@ import ssl
 import aiohttp
 import pytest
 
-from tests.support.simcluster.apiserver import ApiUnderTest, Client, create, read
+from tests.support.simcluster.apiserver import (
+    PODS,
+    ApiUnderTest,
+    Client,
+    a_pod,
+    create,
+    read,
+)
 
-PODS = "/api/v1/namespaces/default/pods"
 CONFIGMAPS = "/api/v1/namespaces/default/configmaps"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
-
-
-def a_pod(name: str, **labels: str) -> dict[str, object]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {"containers": [{"name": "main", "image": "example/image:1"}]},
-    }
 
 
 async def test_requests_without_the_token_are_unauthorized(api: ApiUnderTest) -> None:
@@ -69,7 +66,9 @@ async def test_refusals_are_statuses(client: Client) -> None:
         "other namespace": await client.post(
             PODS, json={**a_pod("x"), "metadata": {"name": "x", "namespace": "kube-system"}}
         ),
-        "no namespace": await client.post("/api/v1/namespaces/none/pods", json=a_pod("x")),
+        "no namespace": await client.post(
+            "/api/v1/namespaces/none/pods", json={**a_pod("x"), "metadata": {"name": "x"}}
+        ),
         "no kind": await client.get("/apis/apps/v1/controllerrevisions"),
         "field": await client.get(PODS, params={"fieldSelector": "spec.volumes=x"}),
         "form": await client.get(PODS, headers={"Accept": "text/html"}),
@@ -186,7 +185,7 @@ async def test_a_dry_run_returns_the_object_and_stores_nothing(client: Client) -
 
 async def test_unknown_fields_are_refused_reported_or_dropped(client: Client) -> None:
     mistyped = a_pod("web")
-    mistyped["spec"] = {**mistyped["spec"], "schedulername": "volcano"}  # type: ignore[dict-item]
+    mistyped["spec"] = {**mistyped["spec"], "schedulername": "volcano"}
 
     strict = await client.post(PODS, json=mistyped, params={"fieldValidation": "Strict"})
     warned = await client.post(PODS, json=mistyped)
@@ -199,8 +198,8 @@ async def test_unknown_fields_are_refused_reported_or_dropped(client: Client) ->
 
 
 async def test_a_collection_is_deleted_by_selector(client: Client) -> None:
-    await client.post(PODS, json=a_pod("a", app="x"))
-    await client.post(PODS, json=a_pod("b", app="y"))
+    await client.post(PODS, json=a_pod("a", labels={"app": "x"}))
+    await client.post(PODS, json=a_pod("b", labels={"app": "y"}))
 
     await client.delete(PODS, params={"labelSelector": "app=x"})
 
@@ -262,7 +261,7 @@ async def test_an_eviction_respects_the_budget(api: ApiUnderTest, client: Client
     await client.post("/apis/policy/v1/namespaces/default/poddisruptionbudgets", json=budget)
     running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     for name in ("a", "b"):
-        await client.post(PODS, json=a_pod(name, app="x"))
+        await client.post(PODS, json=a_pod(name, labels={"app": "x"}))
         api.store.patch("pods", "default", name, {"status": running}, subresource="status")
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {}}
 

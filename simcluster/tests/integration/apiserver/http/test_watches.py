@@ -9,17 +9,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from simcluster.apimachinery.objects import Json
-from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+from tests.support.simcluster.apiserver import (
+    PODS,
+    ApiUnderTest,
+    a_pod,
+    api_server,
+)
 
-PODS = "/api/v1/namespaces/default/pods"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
-
-
-def a_pod(name: str, **labels: str) -> Json:
-    containers = [{"name": "main", "image": "example/image:1"}]
-    meta = {"name": name, "namespace": "default", "labels": labels}
-    return {"metadata": meta, "spec": {"containers": containers}}
 
 
 @pytest.fixture
@@ -103,8 +100,8 @@ async def test_a_version_too_old_is_an_error_event(api: ApiUnderTest) -> None:
 
 async def test_objects_enter_and_leave_a_watch_by_its_selector(api: ApiUnderTest) -> None:
     version = str(api.store.version)
-    api.store.create("pods", a_pod("web", app="a"))
-    api.store.create("pods", a_pod("other", app="b"))
+    api.store.create("pods", a_pod("web", labels={"app": "a"}))
+    api.store.create("pods", a_pod("other", labels={"app": "b"}))
     bound = {**api.store.read("pods", "default", "web")}
     bound["spec"] = {**bound["spec"], "nodeName": "node-0"}
     api.store.update("pods", bound, subresource="binding")

@@ -11,22 +11,18 @@ from simcluster.apimachinery.objects import Json
 from simcluster.apiserver.registry import open_store
 from simcluster.apiserver.storage.persistence import SqliteBackend
 from tests.support.simcluster.apiserver import (
+    PODS,
     ApiUnderTest,
     Client,
+    a_pod,
     api_server,
     create,
     read,
     refusal,
 )
 
-PODS = "/api/v1/namespaces/default/pods"
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
-
-
-def a_pod(name: str, limits: Json | None = None, **spec: Any) -> Json:
-    container = {"name": "main", "image": "example/image:1", "resources": {"limits": limits or {}}}
-    return {"metadata": {"name": name}, "spec": {"containers": [container], **spec}}
 
 
 async def status_of(client: Client, name: str) -> Json:
