@@ -1,22 +1,19 @@
 """The page with thousands of devices in Chromium: how long it takes to come up, and its frames.
 
-    python -m tests.benchmarks.page [DEVICES] [CHANGES_A_SECOND] [FOLDER...]
+    python -m tests.benchmarks.page [DEVICES] [CHANGES_A_SECOND]
 
 An API without NATS and Redis is filled with nodes of eight devices, each holding four leases;
 for ten seconds leases change, published in rounds as by the ledger, while the page is scrolled from
 top to bottom. Printed are the time until every block is drawn, the times between frames as
 requestAnimationFrame sees them (more than 50 ms is a stutter that one feels), tasks of more than
 50 ms, and how much of a CPU the page's main thread used, which means most on a busy machine.
-With folders of the page's files from elsewhere, those are measured in turn with ours.
 """
 
 import asyncio
 import itertools
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from playwright.async_api import CDPSession, expect
 
@@ -83,8 +80,8 @@ async def change(board: ApiService, nodes: int, changes: int) -> None:
         await asyncio.sleep(ROUND_S)
 
 
-async def measure(devices: int, changes: int, folder: Path | None) -> None:
-    """Print what one page saw, with our files or those of a folder."""
+async def measure(devices: int = 5000, changes: int = 500) -> None:
+    """Print what the page saw."""
     nodes = -(-devices // PER_NODE)
     usage = NodesUsage()
     board = ApiService(None, SystemClock(), read_usage=usage, preemptions=None)  # type: ignore[arg-type]
@@ -92,8 +89,6 @@ async def measure(devices: int, changes: int, folder: Path | None) -> None:
     board.synced = True
     api = ReadApi(board, None, None)  # type: ignore[arg-type]
     pages = HttpServer(api, AnonymousAuthenticator())
-    for file in folder.iterdir() if folder else ():
-        pages.files[file.name] = (file.read_bytes(), "")
     async with (
         health.served(pages.application(), "127.0.0.1:0") as address,
         chromium() as browser,
@@ -105,7 +100,7 @@ async def measure(devices: int, changes: int, folder: Path | None) -> None:
         first = time.monotonic() - began
         await expect(page.locator(".dev")).to_have_count(nodes * PER_NODE)
         print(
-            f"{folder or 'ours'}: {nodes * PER_NODE} devices, first block {first:.2f} s, "
+            f"{nodes * PER_NODE} devices, first block {first:.2f} s, "
             f"all {time.monotonic() - began:.2f} s"
         )
         thread = await page.context.new_cdp_session(page)
@@ -140,13 +135,5 @@ def _print(name: str, times: list[float], tasks: list[float]) -> None:
     )
 
 
-async def compare(devices: int, changes: int, folders: Sequence[Path]) -> None:
-    """Measure our files, and those of folders before and after them."""
-    for folder in (*folders, None, *folders):
-        await measure(devices, changes, folder)
-
-
 if __name__ == "__main__":
-    numbers = [int(text) for text in sys.argv[1:3]]
-    counts = numbers + [5000, 500][len(numbers) :]
-    asyncio.run(compare(counts[0], counts[1], [Path(text) for text in sys.argv[3:]]))
+    asyncio.run(measure(*map(int, sys.argv[1:3])))

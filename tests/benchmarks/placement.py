@@ -3,15 +3,14 @@
     python -m tests.benchmarks.placement [--quick] [--nodes 100 1000] [--kinds 1 32]
 
 Method: nodes of eight devices of 80 GiB; three in four devices carry one to four shares. Each
-placement is timed: `place` (`--candidates` with their shares), `reserve` of the first one, and
-keeping the index up to date with everything that changed. Between batches, not timed, the mirror
-gets totals as from the ledger, and the oldest pods are removed once there are 1,024.
-Kinds of pods differ in memory, cores, one or two GPUs, and cpu. Refused pods fit nowhere, a third
-each for lack of memory, of cores and of cpu; before each a device's use changes, so that
-no refusal is the same as before.
-CPU time of this process, which collects garbage as rarely as a service, median of batches of 64,
-and for refusals also the mean; the time of `sum(range(1000))` on the same machine beside it shows
-how quick, or how busy, the machine is.
+placement is timed: `place`, `reserve`, and keeping the index up to date with everything that
+changed. Between batches, not timed, the mirror gets totals as from the ledger, and the oldest pods
+are removed once there are 1,024. Kinds of pods differ in memory, cores, one or two GPUs, and cpu.
+Refused pods fit nowhere, a third each for lack of memory, of cores and of cpu; before each a
+device's use changes, so that no refusal is the same as before.
+CPU time of this process, which collects garbage as rarely as a service, median of batches of 64;
+the time of `sum(range(1000))` on the same machine beside it shows how quick, or how busy, the
+machine is.
 """
 
 import argparse
@@ -102,8 +101,7 @@ def _pod(order, gpus, memory, cores, cpu):
 class Load:
     """A mirror that pods come to and leave, and the totals that a ledger would publish."""
 
-    def __init__(self, nodes, kinds, *, full=False, candidates=1):
-        self.candidates = candidates
+    def __init__(self, nodes, kinds, *, full=False):
         self.dice = random.Random(1)  # noqa: S311
         held = cluster(nodes, self.dice, full=full)
         self.mirror = ClusterMirror()
@@ -121,7 +119,7 @@ class Load:
         """Place one pod and count it."""
         if wanted.node_order is NodeOrder.FRAGMENTATION:
             self.index.fragmentation.workload.learn(wanted)
-        answer = place(wanted, self.index, self.dice.random, self.candidates)
+        answer = place(wanted, self.index, self.dice.random, 1)
         if isinstance(answer, Refusal):
             self.refused += 1
             return
@@ -173,9 +171,9 @@ class Load:
         return self.dice.choices(self.kinds, k=BATCH)
 
 
-def placement_us(nodes, kinds, order, candidates, seconds):
+def placement_us(nodes, kinds, order, seconds):
     """Return the median time of a placement, and the number of pods refused meanwhile."""
-    load = Load(nodes, kinds_of_pods(kinds, order), candidates=candidates)
+    load = Load(nodes, kinds_of_pods(kinds, order))
     for one in load.kinds:
         load.step(one)
     load.report()
@@ -194,14 +192,14 @@ def placement_us(nodes, kinds, order, candidates, seconds):
 
 
 def refusal_us(nodes, kinds, seconds):
-    """Return the median and mean time of a refusal once every kind arrived, and of the first."""
+    """Return the median time of a refusal once every kind arrived, and that of the first."""
     load = Load(nodes, kinds_of_refused_pods(kinds), full=True)
     first = _refuse(load, load.kinds) / kinds * 1e6
     figures = []
     end = time.monotonic() + seconds
     while time.monotonic() < end or not figures:
         figures.append(_refuse(load, load.batch()) / BATCH * 1e6)
-    return statistics.median(figures), statistics.fmean(figures), first
+    return statistics.median(figures), first
 
 
 def _refuse(load, wanted):
@@ -233,18 +231,18 @@ def main():
     add("--nodes", type=int, nargs="+", default=[100, 1_000, 5_000, 50_000])
     add("--kinds", type=int, nargs="+", default=[1, 8, 32, 128, 1_000])
     add("--orders", nargs="*", default=[order.value for order in NodeOrder])
-    add("--candidates", type=int, default=1, help="3: while choices are contested")
     flags = parser.parse_args()
     seconds = 1.0 if flags.quick else 5.0
     gc.set_threshold(*GC_THRESHOLD)
     yardstick = timeit.repeat("sum(range(1000))", timer=time.process_time, number=2_000)
     for order, nodes, kinds in product(flags.orders, flags.nodes, flags.kinds):
-        us, refused = placement_us(nodes, kinds, NodeOrder(order), flags.candidates, seconds)
+        us, refused = placement_us(nodes, kinds, NodeOrder(order), seconds)
         print(f"placement order {order} nodes {nodes} kinds {kinds} us {us:.1f} refused {refused}")
     for nodes, kinds in product(flags.nodes, flags.kinds):
-        median, mean, first = refusal_us(nodes, kinds, seconds)
-        figures = f"us {median:.1f} mean_us {mean:.1f} first_us {first:.1f}"
-        print(f"refusal nodes {nodes} kinds {kinds} {figures}", flush=True)
+        median, first = refusal_us(nodes, kinds, seconds)
+        print(
+            f"refusal nodes {nodes} kinds {kinds} us {median:.1f} first_us {first:.1f}", flush=True
+        )
     print(f"sum(range(1000)) takes {min(yardstick) / 2_000 * 1e6:.1f} µs here")
 
 
