@@ -6,10 +6,11 @@ from typing import Any, TypeVar
 
 from shared.dialects.dialect import ContainerManifest, Paths, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
-from shared.model.device import Device, required_cores_percent, required_memory_mib
-from shared.model.lease import Lease, RequestedUnits, Share
+from shared.model.device import Device, required_memory_mib
+from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.request import GpuRequest, PodRequest
+from shared.model.request import PodRequest
+from shared.placing.choice.container_choice import share_of
 
 Amount = TypeVar("Amount", int, int | str)
 Limits = Callable[..., dict[str, int]]
@@ -108,32 +109,6 @@ def device(index: int = 0, memory_mib: int = 16384, **facts: Any) -> Device:
     return Device(index=index, memory_mib=memory_mib, **(known | facts))
 
 
-def share_of(request: GpuRequest, on: Device, **facts: Any) -> Share:
-    """The share of one device that a placer would choose for a container's request."""
-    memory_mib = required_memory_mib(request, on)
-    units = RequestedUnits(
-        memory_mib=memory_mib,
-        memory_bytes=request.memory_bytes,
-        memory_percent=request.memory_percent,
-    )
-    return Share(
-        container=request.container,
-        device=on.uuid,
-        index=on.index,
-        device_mib=on.memory_mib,
-        device_model=on.model,
-        memory_mib=memory_mib,
-        cores_percent=required_cores_percent(request),
-        unit_mib=on.unit_mib,
-        whole=request.whole,
-        slotted=request.slotted,
-        init=request.init,
-        sharing=request.sharing,
-        requested_units=units if request.records_requested_units else None,
-        **facts,
-    )
-
-
 def share(container: str, gpu: str, memory: int, cores: int, index: int = 0, **facts: Any) -> Share:
     """A share as a ledger has it."""
     return Share(
@@ -157,7 +132,7 @@ def leased(manifest: PodManifest, *places: tuple[int, ...], rules: Rules = RULES
 def leased_on(wanted: PodRequest, *places: tuple[Device, ...]) -> Lease:
     """The lease for a request on these devices, one tuple for each container with GPUs."""
     shares = (
-        share_of(request, each)
+        share_of(request, each, required_memory_mib(request, each))
         for request, devices in zip(wanted.containers, places, strict=True)
         for each in devices
     )

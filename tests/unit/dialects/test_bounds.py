@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.webhook.admission import AdmissionPolicy, decide
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiPod
 from shared.model.bounds import (
@@ -16,7 +15,7 @@ from shared.model.bounds import (
     MOST_SHARES,
 )
 from shared.pods.pod_parser import PodParser
-from tests.support.webhook.reviews import reviewed
+from tests.support.webhook import reviews
 
 GROUP = "scheduling.k8s.io/group-name"
 SPREAD = {"volcano.sh/group-policy": "spread"}
@@ -35,17 +34,10 @@ def pod(
     limits: dict[str, str] | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
-    container = {"name": "c", "resources": {"limits": limits or VGPU}}
-    return {
-        "metadata": {
-            "name": "p",
-            "namespace": "team-a",
-            "uid": "u-1",
-            "annotations": annotations or {},
-            "labels": labels or {},
-        },
-        "spec": {"schedulerName": "leasehold", "containers": [container, *more], **spec},
-    }
+    asked = {"name": "c", "resources": {"limits": limits or VGPU}}
+    made = reviews.pod(asked, *more, notes=annotations, labels=labels, **spec)
+    made["spec"].setdefault("schedulerName", "leasehold")
+    return made
 
 
 def affinity(names: int) -> dict[str, Any]:
@@ -87,8 +79,7 @@ ODD_NAMES = ("a0\nprod/train", "a|b", "a,b", "A", "..", "é", "a" * 254, "a\0b",
 
 
 def denial_of(obj: dict[str, Any]) -> str:
-    decision = decide(reviewed(obj), AdmissionPolicy())
-    return decision.message
+    return reviews.decided(obj).message
 
 
 def refusal_of(obj: dict[str, Any]) -> str:
@@ -97,16 +88,10 @@ def refusal_of(obj: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(("obj", "text"), LARGE.values(), ids=LARGE)
-def test_a_pod_beyond_a_bound_is_denied_with_the_limit_and_its_size(
+def test_a_pod_beyond_a_bound_is_denied_and_where_no_webhook_was_refused_with_the_limit(
     obj: dict[str, Any], text: str
 ) -> None:
     assert text in denial_of(obj)
-
-
-@pytest.mark.parametrize(("obj", "text"), LARGE.values(), ids=LARGE)
-def test_where_no_webhook_reviewed_it_such_a_pod_is_refused_with_the_same_words(
-    obj: dict[str, Any], text: str
-) -> None:
     assert text.partition(" has ")[0] in refusal_of(obj)
     assert len(refusal_of(obj)) <= 1024
 
@@ -137,8 +122,7 @@ def test_what_is_admitted_is_not_refused_later(obj: dict[str, Any]) -> None:
 def test_the_resources_of_a_pod_with_too_large_anti_affinity_are_counted() -> None:
     terms = [{**TERM, "namespaces": [f"{number:063}" for number in range(1000)]}]
     required = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
-    obj = pod(limits={"cpu": "2"}, affinity=required)
-    obj["spec"]["schedulerName"] = "default-scheduler"
+    obj = pod(limits={"cpu": "2"}, affinity=required, schedulerName="default-scheduler")
 
     seen = PARSER.parse(msgspec.json.decode(msgspec.json.encode(obj), type=ApiPod))
 
