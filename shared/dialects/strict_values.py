@@ -43,6 +43,15 @@ _BOOLEANS: Mapping[str, bool] = {
 }
 
 
+def check_range(
+    where: str, name: str, amount: int | None, least: int, most: int | None = None
+) -> None:
+    """Check the amount of a resource that a container requests; None: it requests none."""
+    if amount is not None and (amount < least or (most is not None and amount > most)):
+        allowed = f"{least} or more" if most is None else f"{least} to {most}"
+        raise RequestError(f"{where}: {name} must be {allowed}, got {amount}")
+
+
 def parse_whole_number(key: str, text: str, *, least: int, most: int) -> int:
     """Parse a whole number within bounds."""
     if not _NUMBER.fullmatch(text) or not least <= int(text) <= most:
@@ -73,7 +82,8 @@ def check_duration(key: str, text: str) -> None:
 def check_choice(key: str, text: str, choices: Collection[str]) -> None:
     """Check for one of several words, letter by letter."""
     if text not in choices:
-        raise _refused(key, text, " or ".join(choices))
+        few = len(choices) < 3
+        raise _refused(key, text, " or ".join(choices) if few else f"one of {', '.join(choices)}")
 
 
 def parse_name(key: str, text: str) -> str:

@@ -299,13 +299,9 @@ class KubernetesClient:
         """Apply a JSON merge patch (null deletes a field) and return the object as stored."""
         return _as(kind, await self._send("PATCH", path, self._encode(body), MERGE_PATCH))
 
-    @overload
-    async def patch_json(self, path: str, body: object) -> bytes: ...
-    @overload
-    async def patch_json(self, path: str, body: object, kind: type[T]) -> T: ...
-    async def patch_json(self, path: str, body: object, kind: type[T] | None = None) -> T | bytes:
-        """Apply JSON patch operations and return the object as stored."""
-        return _as(kind, await self._send("PATCH", path, self._encode(body), JSON_PATCH))
+    async def patch_json(self, path: str, operations: object) -> None:
+        """Apply JSON patch operations."""
+        await self._send("PATCH", path, self._encode(operations), JSON_PATCH)
 
     @overload
     async def patch_strategic(self, path: str, body: object) -> bytes: ...

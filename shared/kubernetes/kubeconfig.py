@@ -80,18 +80,16 @@ class ExecPlugin:
             )
         except OSError as error:
             hint = f". {self.install_hint.strip()}" if self.install_hint else ""
-            raise ExecPluginError(
-                f"the credential plugin {self.command} cannot be run ({error.strerror}): install "
-                f"it, or correct `exec` in the kubeconfig{hint}"
+            raise self._error(
+                f"cannot be run ({error.strerror}): install it, or correct `exec` in the "
+                f"kubeconfig{hint}"
             ) from error
         except subprocess.TimeoutExpired as error:
-            raise ExecPluginError(
-                f"the credential plugin {self.command} did not end within {MAX_RUN_S:g} s"
-            ) from error
+            raise self._error(f"did not end within {MAX_RUN_S:g} s") from error
         if done.returncode:
-            raise ExecPluginError(
-                f"the credential plugin {self.command} failed with exit code {done.returncode}: "
-                "run it, or `kubectl get pods`, to see why"
+            raise self._error(
+                f"failed with exit code {done.returncode}: run it, or `kubectl get pods`, to see "
+                "why"
             )
         return self._parse(done.stdout)
 
@@ -99,25 +97,22 @@ class ExecPlugin:
         try:
             credential = msgspec.json.decode(output, type=_ExecCredential)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ExecPluginError(
-                f"the output of the credential plugin {self.command} is no ExecCredential: {error}"
-            ) from error
+            raise self._error(f"wrote what is no ExecCredential: {error}") from error
         status = credential.status
         if credential.kind != "ExecCredential" or credential.api_version != self.api_version:
-            raise ExecPluginError(
-                f"the credential plugin {self.command} wrote {credential.kind or 'no kind'} of "
+            raise self._error(
+                f"wrote {credential.kind or 'no kind'} of "
                 f"{credential.api_version or 'no apiVersion'}, expected ExecCredential of "
                 f"{self.api_version}"
             )
         if status is None or not (status.token or status.client_certificate_data):
-            raise ExecPluginError(
-                f"the credential plugin {self.command} returned neither a token nor a certificate"
-            )
+            raise self._error("returned neither a token nor a certificate")
         if bool(status.client_certificate_data) != bool(status.client_key_data):
-            raise ExecPluginError(
-                f"the credential plugin {self.command} returned only one of certificate and key"
-            )
+            raise self._error("returned only one of certificate and key")
         return status
+
+    def _error(self, fault: str) -> ExecPluginError:
+        return ExecPluginError(f"the credential plugin {self.command} {fault}")
 
 
 def resolve_command(command: str, folder: Path) -> str:

@@ -73,6 +73,7 @@ from shared.dialects.koordinator.hints import (
     parse_hints,
 )
 from shared.dialects.reserved import DEVICE_ORDER, LIBRARY_DIRECTORY, VISIBLE
+from shared.dialects.strict_values import check_choice
 from shared.model.device import LABEL_LENGTH, Device, DeviceMode, model_label
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease, Share
@@ -366,10 +367,7 @@ def _isolation_selector(
 
 def check_scoring(rules: Rules) -> None:
     """Raise RequestError naming a scoring strategy that there is not."""
-    if rules.scoring_strategy not in ORDERS:
-        raise RequestError(
-            f"--koordinator-scoring must be {' or '.join(ORDERS)}, got {rules.scoring_strategy!r}"
-        )
+    check_choice("--koordinator-scoring", rules.scoring_strategy, ORDERS)
 
 
 def binding_annotations(lease: Lease, _: float) -> dict[str, str]:

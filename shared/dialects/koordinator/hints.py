@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.dialects.koordinator.amounts import DEPRECATED, PREFIX
-from shared.dialects.strict_values import check_fields, parse_object
+from shared.dialects.strict_values import check_choice, check_fields, parse_object
 from shared.model.errors import RequestError
 from shared.model.request import TopologyScope
 
@@ -48,7 +48,6 @@ BANDWIDTH = "ringBusBandwidth"
 PARTITION_FIELDS = ("allocatePolicy", BANDWIDTH)
 
 SCOPES: Mapping[str, TopologyScope] = {
-    "": TopologyScope.NODE,
     "Node": TopologyScope.NODE,
     "NUMANode": TopologyScope.NUMA,
     "PCIe": TopologyScope.PCIE,
@@ -86,11 +85,8 @@ def parse_hints(
     for name in ("vfSelector", "exclusivePolicy"):
         if hint.get(name):
             raise RequestError(f"{HINT}: {name} has no effect on a GPU; remove it from {GPU}")
-    scope = str(hint.get("requiredTopologyScope") or "")
-    if scope not in SCOPES:
-        raise RequestError(
-            f"{HINT}: requiredTopologyScope must be PCIe, NUMANode or Node, got {scope}"
-        )
+    scope = str(hint.get("requiredTopologyScope") or "Node")
+    check_choice(f"{HINT}: requiredTopologyScope", scope, SCOPES)
     return _selected(hint.get("selector") or {}, SCOPES[scope])
 
 
@@ -104,8 +100,8 @@ def _hints(text: str | None) -> Hints:
 
 def _check_joint(joint: Mapping[str, Any], hints: Hints, resources: frozenset[str]) -> None:
     scope = joint.get("requiredScope") or ""
-    if scope not in {"", SAME_PCIE}:
-        raise RequestError(f"{JOINT}: requiredScope must be {SAME_PCIE}, got {scope!r}")
+    if scope:
+        check_choice(f"{JOINT}: requiredScope", str(scope), (SAME_PCIE,))
     kinds = joint.get("deviceTypes") or ()
     if not isinstance(kinds, list | tuple):
         raise RequestError(f"{JOINT}: deviceTypes must be a list, got {json.dumps(kinds)}")
@@ -124,11 +120,8 @@ def _check_joint(joint: Mapping[str, Any], hints: Hints, resources: frozenset[st
 
 
 def _check_partition(spec: Mapping[str, Any], *, shared: bool) -> None:
-    policy = spec.get("allocatePolicy") or BEST_EFFORT
-    if policy not in {BEST_EFFORT, RESTRICTED}:
-        raise RequestError(
-            f"{PARTITION}: allocatePolicy must be {RESTRICTED} or {BEST_EFFORT}, got {policy!r}"
-        )
+    policy = str(spec.get("allocatePolicy") or BEST_EFFORT)
+    check_choice(f"{PARTITION}: allocatePolicy", policy, (RESTRICTED, BEST_EFFORT))
     if policy == RESTRICTED and not shared:
         raise RequestError(
             f"{PARTITION}: allocatePolicy {RESTRICTED} is not supported, because there are no "

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.dialects.dialect import Rules, list_entries
-from shared.dialects.strict_values import parse_boolean, parse_decimal
+from shared.dialects.strict_values import check_choice, parse_boolean, parse_decimal
 from shared.model.device import DeviceMode
 from shared.model.errors import RequestError
 from shared.model.request import DeviceOrder, DeviceSelection, NodeOrder, TopologyScope
@@ -37,7 +37,6 @@ ORDERS: Mapping[str, DeviceOrder] = {
     "spread": DeviceOrder.LEAST_ALLOCATED,
 }
 NODE_ORDERS: Mapping[str, NodeOrder] = {order.value: order for order in NodeOrder}
-NODE_POLICIES = ", ".join(NODE_ORDERS)
 POLICIES = (*ORDERS, NUMA, MUTEX, TOPOLOGY)
 PARTS = ("slot", "core", "memory")
 
@@ -72,8 +71,7 @@ def parse_device_choice(annotations: Mapping[str, str], rules: Rules, *, gpus: i
     default = _chain("--gpu-scheduler-policy", rules.gpu_scheduler_policy)
     policies = chain or default
     node_policy = annotations.get(NODE_POLICY, "").strip() or rules.node_scheduler_policy
-    if node_policy not in NODE_ORDERS:
-        raise RequestError(f"{NODE_POLICY} must be one of {NODE_POLICIES}, got {node_policy!r}")
+    check_choice(NODE_POLICY, node_policy, NODE_ORDERS)
     node_order = NODE_ORDERS[node_policy]
     orders = [ORDERS[policy] for policy in (*chain, *default, "spread") if policy in ORDERS]
     if node_order is NodeOrder.FRAGMENTATION and ORDERS.keys().isdisjoint(chain):
@@ -93,19 +91,14 @@ def parse_device_choice(annotations: Mapping[str, str], rules: Rules, *, gpus: i
 
 def check_policies(rules: Rules) -> None:
     """Raise RequestError naming the watcher's flag whose value is not a policy."""
-    if rules.node_scheduler_policy not in NODE_ORDERS:
-        raise RequestError(
-            f"--node-scheduler-policy must be one of {NODE_POLICIES}, got "
-            f"{rules.node_scheduler_policy!r}"
-        )
+    check_choice("--node-scheduler-policy", rules.node_scheduler_policy, NODE_ORDERS)
     _chain("--gpu-scheduler-policy", rules.gpu_scheduler_policy)
 
 
 def _chain(name: str, text: str) -> tuple[str, ...]:
     policies = list_entries(text)
     for policy in policies:
-        if policy not in POLICIES:
-            raise RequestError(f"{name}: {policy!r} must be one of {', '.join(POLICIES)}")
+        check_choice(name, policy, POLICIES)
     return policies
 
 
@@ -123,11 +116,7 @@ def _selection(annotations: Mapping[str, str]) -> DeviceSelection:
 def _mode(text: str) -> str | None:
     modes = set(list_entries(text))
     for mode in sorted(modes):
-        if mode not in set(DeviceMode):
-            raise RequestError(
-                f"{MODE} must be {' or '.join(DeviceMode)}, got {mode!r}: no device here is in "
-                "that mode"
-            )
+        check_choice(MODE, mode, tuple(DeviceMode))
     return modes.pop() if len(modes) == 1 else None
 
 

@@ -44,6 +44,7 @@ from shared.dialects.nvidia.device_choice import (
     parse_device_choice,
 )
 from shared.dialects.reserved import LIBRARY_DIRECTORY
+from shared.dialects.strict_values import check_range
 from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.lease import Lease
@@ -122,13 +123,9 @@ def _check(where: str, amounts: Amounts) -> None:
             f"{where}: {named} needs {COUNT} of 1 or more beside it in the limits (HAMi's webhook "
             f"would add {COUNT}: {DEFAULT_GPUS}); the kubelet would give the container no device"
         )
-    percent, cores = amounts.get(PERCENTAGE), amounts.get(CORES, 0)
-    if percent is not None and not 1 <= percent <= ALL:
-        raise RequestError(f"{where}: {PERCENTAGE} must be 1 to 100, got {percent}")
-    if not 0 <= cores <= ALL:
-        raise RequestError(f"{where}: {CORES} must be 0 to 100 percent of a GPU, got {cores}")
-    if amounts.get(MEMORY, 0) < 0:
-        raise RequestError(f"{where}: {MEMORY} must not be negative, got {amounts[MEMORY]}")
+    check_range(where, PERCENTAGE, amounts.get(PERCENTAGE), 1, ALL)
+    check_range(where, CORES, amounts.get(CORES), 0, ALL)
+    check_range(where, MEMORY, amounts.get(MEMORY), 0)
 
 
 def _request(container: ContainerManifest, choice: DeviceChoice) -> GpuRequest:

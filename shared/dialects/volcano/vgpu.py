@@ -19,7 +19,7 @@ from shared.dialects.dialect import (
 )
 from shared.dialects.nvidia.device_choice import NOT_TYPES, USE_TYPES
 from shared.dialects.pod_groups import VOLCANO_GROUPS, group_name
-from shared.dialects.strict_values import check_choice
+from shared.dialects.strict_values import check_choice, check_range
 from shared.dialects.volcano.device_register import (
     HANDSHAKE,
     NUMBER,
@@ -111,12 +111,9 @@ def _parse_container(container: ContainerManifest) -> GpuRequest | None:
     memory = limits.get(MEMORY, container.requests.get(MEMORY, 0))
     percent = limits.get(PERCENTAGE, container.requests.get(PERCENTAGE))
     cores = limits.get(CORES, container.requests.get(CORES, 0))
-    if percent is not None and not 1 <= percent <= 100:
-        raise RequestError(f"{where}: {PERCENTAGE} must be 1 to 100, got {percent}")
-    if not 0 <= cores <= 100:
-        raise RequestError(f"{where}: {CORES} must be 0 to 100 percent of a GPU, got {cores}")
-    if memory < 0:
-        raise RequestError(f"{where}: {MEMORY} must not be negative, got {memory}")
+    check_range(where, PERCENTAGE, percent, 1, 100)
+    check_range(where, CORES, cores, 0, 100)
+    check_range(where, MEMORY, memory, 0)
     return GpuRequest(
         container=container.name,
         gpus=limits[NUMBER],

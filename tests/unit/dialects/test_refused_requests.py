@@ -74,7 +74,7 @@ REFUSED: dict[str, tuple[Asked, dict[str, Any], str]] = {
     "101 cores": (
         hami(gpu=1, gpucores=101),
         {},
-        "container c: .*gpucores must be 0 to 100 percent of a GPU, got 101",
+        "container c: .*gpucores must be 0 to 100, got 101",
     ),
     "101 percent": (
         hami(gpu=1, gpumem_percentage=101),
@@ -82,10 +82,12 @@ REFUSED: dict[str, tuple[Asked, dict[str, Any], str]] = {
         "container c: .*gpumem-percentage must be 1 to 100, got 101",
     ),
     "negative memory": (
-        hami(gpu=1, gpumem=-1), {}, "container c: .*gpumem must not be negative",
+        hami(gpu=1, gpumem=-1), {}, "container c: .*gpumem must be 0 or more, got -1",
     ),
     "a policy of devices": (
-        PART, noted(devices="binpak"), "gpu-scheduler-policy: 'binpak' must be one of binpack, sp",
+        PART,
+        noted(devices="binpak"),
+        "gpu-scheduler-policy must be one of binpack, spread, .* got 'binpak'",
     ),
     "a policy of nodes": (
         PART, noted(node="pack"), "must be one of binpack, spread, fragmentation",

@@ -116,7 +116,7 @@ async def test_a_client_certificate_of_a_plugin_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        ("print('no json')", "is no ExecCredential"),
+        ("print('no json')", "no ExecCredential"),
         ("sys.exit(3)", "failed with exit code 3"),
         (credential(), "neither a token nor a certificate"),
         (credential(clientCertificateData="CERT"), "only one of certificate and key"),

@@ -235,7 +235,7 @@ def test_a_node_capacity_too_large_to_count_is_capped() -> None:
     [
         (
             RequestSettings(gpu_scheduler_policy="spraed"),
-            "--gpu-scheduler-policy: 'spraed' must be one of",
+            "--gpu-scheduler-policy must be one of .* got 'spraed'",
         ),
         (RequestSettings(node_scheduler_policy="numa"), "--node-scheduler-policy must be one of"),
         (RequestSettings(dialects=("nvida",)), "there is no dialect 'nvida'"),

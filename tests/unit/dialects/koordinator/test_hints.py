@@ -52,7 +52,7 @@ def test_a_selector_picks_devices_by_model() -> None:
 @pytest.mark.parametrize(
     ("hint", "text"),
     [
-        ({"requiredTopologyScope": "Device"}, "must be PCIe, NUMANode or Node, got Device"),
+        ({"requiredTopologyScope": "Device"}, "must be one of Node, NUMANode, PCIe, got 'Device'"),
         ({"exclusivePolicy": "PCIeLevel"}, "exclusivePolicy has no effect on a GPU"),
         ({"vfSelector": {"matchLabels": {}}}, "vfSelector has no effect"),
         ({"selector": {"matchLabels": {"rack": "7"}}}, "requires rack In 7, and no device"),
