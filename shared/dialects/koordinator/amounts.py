@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.dialects.dialect import PodManifest, Rules
+from shared.dialects.strict_values import check_range
 from shared.model.errors import RequestError
 
 NAME = "koordinator"
@@ -157,8 +158,7 @@ def _amounts(where: str, limits: Mapping[str, int]) -> dict[str, int]:
     amounts: dict[str, int] = {}
     for key, name in _ALIASES.items():
         amount = limits.get(key, 0)
-        if amount < 0:
-            raise RequestError(f"{where}: {key} must not be negative, got {amount}")
+        check_range(where, key, amount, 0)
         if amount and name in amounts:
             raise RequestError(f"{where}: {key} repeats {PREFIX}{name}; remove the old name")
         if amount:

@@ -91,7 +91,7 @@ def test_a_malformed_request_names_container_field_value_and_rule(
     )
 
     assert code == 1
-    assert "container cuda: volcano.sh/vgpu-cores must be 0 to 100 percent of a GPU, got 101" in out
+    assert "container cuda: volcano.sh/vgpu-cores must be 0 to 100, got 101" in out
 
 
 def test_a_request_that_no_such_device_fits_is_refused_with_the_numbers(

@@ -9,7 +9,8 @@ from shared.dialects.dialect import ContainerSetup
 from shared.dialects.hami_core import FALLBACK_REGION, LIBRARY
 from shared.model.lease import Lease
 from shared.model.request import GpuRequest
-from tests.support.dialects.builders import PATHS, device, share_of
+from shared.placing.choice.container_choice import share_of
+from tests.support.dialects.builders import PATHS, device
 from tests.support.node_agent.agent import lease_of
 
 HELD = ("volcano-vgpu", "tencent", "nvidia", "koordinator")
@@ -20,7 +21,7 @@ CARD = device(0)
 def lease(pod: str, *containers: str, cores: int = 50) -> Lease:
     facts = {"memory_units": 3000, "cores_percent": cores, "records_requested_units": True}
     requests = [GpuRequest(container=name, gpus=1, **facts) for name in containers]  # type: ignore[arg-type]
-    return lease_of(pod, *(share_of(one, CARD) for one in requests))
+    return lease_of(pod, *(share_of(one, CARD, 3000) for one in requests))
 
 
 def setup_of(dialect: str, held: Lease, container: str) -> ContainerSetup:
