@@ -1,12 +1,12 @@
 """Spans and counters of the node agent."""
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sized
 
-from opentelemetry.trace import Span
 from prometheus_client import Counter, Gauge, Histogram
 
+from shared.model.errors import LeaseholdError
 from shared.model.lease import Lease
 from shared.runtime import telemetry
 
@@ -72,47 +72,45 @@ PODS_UNREADABLE = Gauge(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TracedAllocation:
-    """A span, or none where tracing is off; the trace context continues either way."""
-
-    context: str
-    span: Span | None
-    facts: Mapping[str, str]
-
-    def end(self, error: str = "") -> None:
-        """End it, as failed if there is an error; log the outcome."""
-        logger.info(
-            "container %s of %s/%s %s",
-            self.facts.get("k8s.container.name"),
-            self.facts.get("k8s.namespace.name"),
-            self.facts.get("k8s.pod.name"),
-            f"is refused: {error}" if error else "has its shares",
-            extra={"pod": self.facts.get("k8s.pod.uid"), "trace": self.context},
-        )
-        if self.span is not None:
-            telemetry.end([self.span], RuntimeError(error) if error else None)
-
-
 class AgentMetrics:
     """Spans are exported with the service's own."""
 
     def __init__(self, tracing: telemetry.Tracing) -> None:
         self.tracing = tracing
 
-    def begin(self, lease: Lease, facts: Mapping[str, str]) -> TracedAllocation:
-        """Begin the span `node-agent allocate` below the lease's trace."""
-        pod = {
+    @contextlib.contextmanager
+    def traced(self, lease: Lease, container: str, resource: str) -> Iterator[str]:
+        """Trace an allocation by the span `node-agent allocate`; log its outcome.
+
+        Yields the trace context of the span, or of the lease where tracing is off.
+        """
+        facts = {
             "k8s.pod.uid": lease.pod,
             "k8s.pod.name": lease.name,
             "k8s.namespace.name": lease.namespace,
             "k8s.node.name": lease.node,
+            "k8s.container.name": container,
+            "leasehold.resource": resource,
         }
-        known = {**pod, **facts}
-        span = self.tracing.span("node-agent allocate", lease.trace, known)
-        return TracedAllocation(
-            lease.trace if span is None else telemetry.context_of(span), span, known
+        span = self.tracing.span("node-agent allocate", lease.trace, facts)
+        context = lease.trace if span is None else telemetry.context_of(span)
+        failure: LeaseholdError | None = None
+        try:
+            yield context
+        except LeaseholdError as error:
+            failure = error
+        logger.info(
+            "container %s of %s/%s %s",
+            container,
+            lease.namespace,
+            lease.name,
+            f"is refused: {failure}" if failure else "has its shares",
+            extra={"pod": lease.pod, "trace": context},
         )
+        if span is not None:
+            telemetry.end([span], failure)
+        if failure is not None:
+            raise failure
 
     def count_allocation(self, resource: str, outcome: str, seconds: float) -> None:
         """Count one Allocate."""

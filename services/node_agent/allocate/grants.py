@@ -70,10 +70,7 @@ class Grants:
         on a device that is full by the records; for none of these two beyond `until`.
         """
         node, ticks = self.node, self.node.clock.ticks
-        span = node.metrics.begin(
-            lease, {"k8s.container.name": container, "leasehold.resource": resource}
-        )
-        try:
+        with node.metrics.traced(lease, container, resource) as context:
             instances = NO_INSTANCES
             if any(share.mig for share in lease.shares_of(container)):
                 async with waiting or contextlib.nullcontext():
@@ -83,13 +80,7 @@ class Grants:
             entry = decide(snapshot, instances)
             await self._prepare(entry)
             await self._record(entry, snapshot, min(until, ticks() + room_s))
-        except LeaseholdError as error:
-            span.end(str(error))
-            raise
-        span.end()
-        node.outbox.add(
-            ShareActivated(node=node.name, allocation=entry.allocation, trace=span.context)
-        )
+        node.outbox.add(ShareActivated(node=node.name, allocation=entry.allocation, trace=context))
         return entry
 
     async def prepare_again(self, entry: CheckpointEntry, *, starting: bool = False) -> None:

@@ -8,7 +8,6 @@ https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocat
 import asyncio
 import contextlib
 import logging
-import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from proto.plugin_registration import api_pb2 as registration
 from proto.plugin_registration import api_pb2_grpc as registration_grpc
 from services.node_agent.dra.preparation import ClaimPreparation
 from services.node_agent.dra.resource_claims import ClaimReference
+from services.node_agent.kubelet.device_plugin import check_socket
 from services.node_agent.node import Node
 from shared.model.claim import DRIVER, claimable
 from shared.model.clock import until_tick, wait_for_event
@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 VERSIONS = ("v1.DRAPlugin", "v1alpha1.DRAResourceHealth")
 UID_LENGTH = 64
 UID = re.compile(rf"[A-Za-z0-9-]{{1,{UID_LENGTH}}}")
-MAX_SOCKET_PATH = 107
 UNREGISTERED = "the kubelet has not registered the DRA driver"
 LOOK_S = 1.0
 """How often it is checked that both sockets still exist."""
@@ -63,11 +62,7 @@ class ClaimPlugin:
         self.unregistered_reason: str | None = UNREGISTERED
         """Why the kubelet does not call the driver; None while it is registered."""
         for socket in (self.endpoint, self.registration_socket):
-            if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
-                raise RequestError(
-                    f"{socket} is longer than the {MAX_SOCKET_PATH} bytes a socket's path may "
-                    "have: set a shorter --kubelet-dir"
-                )
+            check_socket(socket)
 
     async def run(self) -> None:
         """Serve until cancelled; on new sockets whenever one of them has been removed."""

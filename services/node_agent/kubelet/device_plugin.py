@@ -5,6 +5,7 @@ Messages that can be large are made once and sent as bytes.
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 
 SERVICE = "v1beta1.DevicePlugin"
+MAX_SOCKET_PATH = 107
 MAX_RECEIVED_BYTES = 64 * 1024 * 1024
 """GetPreferredAllocation carries every ID that is free."""
 
@@ -74,6 +76,15 @@ class DevicePluginHandler(Protocol):
         ...
 
 
+def check_socket(path: Path) -> None:
+    """Raise RequestError if a path is too long for a socket."""
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+        raise RequestError(
+            f"{path} is longer than the {MAX_SOCKET_PATH} bytes a socket's path may have: set a "
+            "shorter --kubelet-dir"
+        )
+
+
 def encode_list(ids: Mapping[str, PluginDeviceId]) -> bytes:
     """Encode the complete list of devices, `ListAndWatchResponse`.
 
@@ -111,7 +122,7 @@ def encode_setup(setup: ContainerSetup) -> bytes:
 
 
 class PluginServer:
-    """Serves from `start` to `stop`; `ended` is set when the kubelet's stream ends, or by `end`."""
+    """Serves from `start` to `stop`; `ended` is set when the kubelet's stream ends."""
 
     def __init__(
         self,
@@ -128,7 +139,6 @@ class PluginServer:
         self.watched_at: float | None = None
         """When the kubelet was sent the first list of devices, by the monotonic clock."""
         self.ended = asyncio.Event()
-        self.end_reason = "the kubelet ended the stream"
         self._handler = handler
         self._devices = devices
         self._starts = starts
@@ -164,11 +174,6 @@ class PluginServer:
             await self._server.stop(None)
         with contextlib.suppress(OSError):  # the directory may be gone
             self.socket.unlink(missing_ok=True)
-
-    def end(self, reason: str) -> None:
-        """Have the server stopped for another reason than the end of the kubelet's stream."""
-        self.end_reason = reason
-        self.ended.set()
 
     def send(self, devices: bytes) -> None:
         """Send a new list."""

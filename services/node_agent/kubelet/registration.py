@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import grpc
@@ -22,20 +22,20 @@ from services.node_agent.kubelet.device_plugin import (
     ContainerStarts,
     DevicePluginHandler,
     PluginServer,
+    check_socket,
     encode_list,
 )
 from services.node_agent.kubelet.pods import STILL_PLUGIN, Unserved, explain_unserved
 from shared.dialects.advertised import PluginDeviceId
 from shared.model.clock import until_tick, wait_for_event
-from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.model.errors import LeaseholdError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
 VERSION = "v1beta1"
 KUBELET_SOCKET = "kubelet.sock"
-MAX_SOCKET_PATH = 107
 LOOK_S = 2.0
-"""Interval of looks at all sockets. A kubelet that stops ends its streams, which nobody polls."""
+"""Interval of looks at the sockets. A kubelet that stops ends its streams, which nobody polls."""
 LOOK_SOON_S = 0.05
 """While no kubelet listens: a starting one admits its pods 0.2 to 0.8 s after making its socket."""
 REGISTER_S = 10.0
@@ -51,8 +51,6 @@ AMOUNTS_S = 2.0
 NO_AMOUNTS: Mapping[str, frozenset[str]] = {}
 
 SocketIdentity = tuple[int, int]
-SocketCheck = Callable[[SocketIdentity | None], None]
-"""Ends a registration if a socket was replaced; the argument is the kubelet's as it is now."""
 
 
 def socket_identity(path: Path) -> SocketIdentity | None:
@@ -86,8 +84,6 @@ class DevicePlugins:
         self.amounts: Mapping[str, frozenset[str]] = {}
         """Amounts in node status that pods request beside a served resource, by the latter."""
         self.endpoints: dict[str, PluginEndpoint] = {}
-        self.checks: set[SocketCheck] = set()
-        """Of what is registered: one timer serves all."""
         self.served_changed = asyncio.Event()
         """Set when other resources are served, or the kubelet can allocate others than before."""
         self._changed = asyncio.Event()
@@ -119,7 +115,6 @@ class DevicePlugins:
         tasks: dict[PluginEndpoint, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch_amounts())
-            group.create_task(self._watch_sockets())
             while True:
                 self._changed.clear()
                 wanted = set(self.endpoints.values())
@@ -128,13 +123,6 @@ class DevicePlugins:
                 for endpoint in wanted - tasks.keys():
                     tasks[endpoint] = group.create_task(endpoint.run())
                 await self._changed.wait()
-
-    async def _watch_sockets(self) -> None:
-        while True:
-            await asyncio.sleep(until_tick(LOOK_S))
-            kubelet = socket_identity(self.kubelet)
-            for check in self.checks:
-                check(kubelet)
 
     async def _watch_amounts(self) -> None:
         """Watch which amounts in node status the kubelet allocates by device plugin."""
@@ -195,12 +183,7 @@ class PluginEndpoint:
         self._server: PluginServer | None = None
         self._stem = f"leasehold-{resource.rpartition('/')[2]}"
         self._kubelet = plugins.kubelet
-        longest = self._socket()
-        if len(os.fsencode(longest)) > MAX_SOCKET_PATH:
-            raise RequestError(
-                f"{longest} is longer than the {MAX_SOCKET_PATH} bytes a socket's path may have: "
-                "set a shorter --kubelet-dir"
-            )
+        check_socket(self._socket())
 
     @property
     def is_served(self) -> bool:
@@ -323,25 +306,22 @@ class PluginEndpoint:
         raise UnavailableError("the kubelet's socket was replaced, or ours removed")
 
     async def _watch(self, server: PluginServer, before: SocketIdentity) -> str:
+        """Return why the registration has ended, once it has."""
         began, own = time.monotonic(), socket_identity(server.socket)
-
-        def check(kubelet: SocketIdentity | None) -> None:
-            if kubelet != before:
-                server.end("the kubelet's socket was replaced")
-            elif socket_identity(server.socket) != own:
-                server.end("our own socket was removed")
-            elif server.watched_at is None and time.monotonic() - began > FIRST_LIST_S:
-                server.end(f"the kubelet did not request the list within {FIRST_LIST_S:g} s")
-
-        self._plugins.checks.add(check)
-        try:
-            check_s = self._plugins.timing.registration_check_s
-            while not await wait_for_event(server.ended, check_s + until_tick(LOOK_S)):
+        checked_at = began
+        while not await wait_for_event(server.ended, until_tick(LOOK_S)):
+            now = time.monotonic()
+            if socket_identity(self._kubelet) != before:
+                return "the kubelet's socket was replaced"
+            if socket_identity(server.socket) != own:
+                return "our own socket was removed"
+            if server.watched_at is None and now - began > FIRST_LIST_S:
+                return f"the kubelet did not request the list within {FIRST_LIST_S:g} s"
+            if now - checked_at >= self._plugins.timing.registration_check_s:
+                checked_at = now
                 if await self._is_unallocatable():
                     return "the node shows none of it as allocatable"
-        finally:
-            self._plugins.checks.remove(check)
-        return server.end_reason
+        return "the kubelet ended the stream"
 
     async def _is_unallocatable(self) -> bool:
         if self._plugins.allocatable is None or not any(

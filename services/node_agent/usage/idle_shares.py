@@ -133,10 +133,7 @@ def _kernel_time(measured: MeasuredContainer) -> float | None:
 
 
 class LastUseFile:
-    """Written every `save_s` and replaced in one step, but not flushed to the disk.
-
-    It survives a crash of the agent. After one of the machine nothing runs that could be idle.
-    """
+    """Written every `save_s`, so that it survives the agent."""
 
     def __init__(self, path: Path, *, save_s: float = SAVE_S) -> None:
         self.path = path

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from shared.dialects.advertised import NodeObject, NodeSoftware, PluginDeviceId
 from shared.dialects.dialect import Dialect
 from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.node import AGENT_ANNOTATION
+
+T = TypeVar("T")
 
 MAX_LIST_BYTES = 4_000_000
 """The kubelet receives at most 4 MiB in one message; this leaves a margin."""
@@ -50,34 +53,27 @@ def advertisement_of(
 
     Raises RequestError if a list or an ID is too long for the kubelet.
     """
-    served: dict[str, Mapping[str, PluginDeviceId]] = {}
-    amounts: dict[str, frozenset[str]] = {}
-    node_status: dict[str, int] = {}
-    annotations: dict[str, str | None] = {AGENT_ANNOTATION: "true"}
-    labels: dict[str, str | None] = {}
-    annotation_entries: dict[str, tuple[str, ...]] = {}
-    objects: list[NodeObject] = []
-    for dialect in dialects:
-        described = dialect.describe_node(devices, software)
-        for advertised in (dialect.advertise(devices, strategy), described):
-            for resource, ids in advertised.served.items():
-                check_list(resource, ids)
-                served[resource] = {entry.id: entry for entry in ids}
-                amounts[resource] = frozenset(advertised.node_status)
-            node_status |= advertised.node_status
-            annotations |= advertised.annotations
-            labels |= advertised.labels
-            annotation_entries |= advertised.annotation_entries
-            objects += advertised.objects
+    parts = [
+        part
+        for dialect in dialects
+        for part in (dialect.advertise(devices, strategy), dialect.describe_node(devices, software))
+    ]
+    lists = _merged(part.served for part in parts)
+    for resource, ids in lists.items():
+        check_list(resource, ids)
     return NodeAdvertisement(
-        served=served,
-        amounts=amounts,
-        node_status=node_status,
-        annotations=annotations,
-        labels=labels,
-        annotation_entries=annotation_entries,
-        objects=tuple(objects),
+        served={name: {entry.id: entry for entry in ids} for name, ids in lists.items()},
+        amounts={name: frozenset(part.node_status) for part in parts for name in part.served},
+        node_status=_merged(part.node_status for part in parts),
+        annotations={AGENT_ANNOTATION: "true"} | _merged(part.annotations for part in parts),
+        labels=_merged(part.labels for part in parts),
+        annotation_entries=_merged(part.annotation_entries for part in parts),
+        objects=tuple(each for part in parts for each in part.objects),
     )
+
+
+def _merged(maps: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    return {name: value for each in maps for name, value in each.items()}
 
 
 def check_list(resource: str, ids: Sequence[PluginDeviceId]) -> None:

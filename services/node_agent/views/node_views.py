@@ -139,11 +139,7 @@ class ViewWriter:
                 await self.wait(self._node_changed, COMPARE_S)
             except LeaseholdError as error:
                 self._failure = str(error)
-                logger.warning(
-                    "the node view could not be written, retrying in %g s: %s", backoff_s, error
-                )
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+                backoff_s = await _back_off("the node view", backoff_s, error)
 
     async def _watch_node(self) -> None:
         """Compare at once when somebody changes what is written here, such as a new kubelet."""
@@ -246,13 +242,7 @@ class ViewWriter:
                 except LeaseholdError as error:
                     _, newer = self.pods.get(pod, (lease, {}))
                     self.pods[pod] = (lease, {**annotations, **newer})
-                    logger.warning(
-                        "pod annotations could not be written, retrying in %g s: %s",
-                        backoff_s,
-                        error,
-                    )
-                    await asyncio.sleep(backoff_s)
-                    backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+                    backoff_s = await _back_off("pod annotations", backoff_s, error)
 
     async def _write_pod(self, lease: Lease, annotations: Mapping[str, str]) -> None:
         """Patch the pod, if it is still the one with the lease."""
@@ -271,6 +261,13 @@ class ViewWriter:
             except LeaseholdError as error:
                 logger.warning("the handshake was not written: %s", error)
             await asyncio.sleep(REPORT_S)
+
+
+async def _back_off(what: str, pause_s: float, error: LeaseholdError) -> float:
+    """Pause before the next try; return the pause after that."""
+    logger.warning("%s could not be written, retrying in %g s: %s", what, pause_s, error)
+    await asyncio.sleep(pause_s)
+    return min(2 * pause_s, MAX_BACKOFF_S)
 
 
 def _metadata_changes(current: ObjectMeta, wanted: NodeAdvertisement) -> dict[str, object]:

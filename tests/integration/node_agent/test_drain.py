@@ -144,23 +144,6 @@ async def test_a_draining_agent_waits_until_a_container_with_devices_starts(
     assert calls == 1
 
 
-async def test_binds_are_deferred_until_the_agent_is_registered() -> None:
-    async with one_node_cluster() as cluster, cluster.running() as agent:
-        lease = lease_of("some-uid")
-        request = BindRequest(node=NodeName(NODE), leases=(lease,))
-        before = await agent.admit_binds(request)
-        await cluster.node.kubelet._stop()
-        await until(lambda: agent.plugins.unready_reason() is not None)
-        without = await agent.admit_binds(request)
-        await cluster.node.kubelet._start()
-        await until(lambda: agent.plugins.unready_reason() is None)
-        after = await agent.admit_binds(request)
-
-    assert before.deferred_pods == after.deferred_pods == ()
-    assert without.deferred_pods == (lease.pod,)
-    assert "not registered with the kubelet" in without.reason
-
-
 async def test_a_draining_agent_does_not_wait_for_missing_binders() -> None:
     async with one_node_cluster() as cluster, cluster.running() as agent:
         cluster.ledger.unavailable = True

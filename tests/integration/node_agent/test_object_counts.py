@@ -41,8 +41,7 @@ async def cycle(cluster: OneNodeCluster, agent: NodeAgent, number: int) -> None:
     name = f"pod-{number}"
     lease = cluster.bind(pod(name, limits={NUMBER: 1}), share(0, 1000, fence=number + 1))
     await cluster.node.phase(name, "Running")
-    faults = '{"1": "vanish"}' if number % 2 else "{}"
-    (cluster.root / "faults.json").write_text(faults)
+    cluster.inject(**({"gpu1": "vanish"} if number % 2 else {}))
     registered = _registrations(agent)
     await cluster.node.kubelet.restart()
     await until(lambda: all(_registrations(agent)[one] > registered[one] for one in registered))

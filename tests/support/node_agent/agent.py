@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -185,6 +186,11 @@ class OneNodeCluster:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 self.agent = None
+
+    def inject(self, **faults: str) -> None:
+        """Give GPUs these faults, by index as in `gpu0`, and no other GPU any."""
+        named = {name.removeprefix("gpu"): text for name, text in faults.items()}
+        (self.root / "faults.json").write_text(json.dumps(named))
 
     async def _collect(self, source: Any) -> None:
         async for events in source():

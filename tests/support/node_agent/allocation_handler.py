@@ -1,6 +1,5 @@
 """An allocation handler with a fake kubelet and fake leases."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ from services.node_agent.allocate.grants import Grants
 from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.gpus.inventory import SharingConfig, devices_of
 from services.node_agent.kubelet.pods import Holding, KubeletContainer, KubeletPod
-from services.node_agent.metrics import AgentMetrics, TracedAllocation
+from services.node_agent.metrics import AgentMetrics
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.records.checkpoint import Checkpoint
@@ -20,6 +19,7 @@ from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup, Paths
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, NodeName
+from shared.runtime.telemetry import Tracing
 from simcluster.node_agent.gpus import SimulatedGpus, uuid_of
 from tests.support.clock import FastClock
 from tests.support.node_agent.agent import NUMBER, FakeLeaseReplies, lease_of
@@ -34,6 +34,7 @@ class Effects(AgentMetrics):
     """Records calls to the disk, the views, the traces and the metrics; there is no MIG."""
 
     def __init__(self) -> None:
+        super().__init__(Tracing("node-agent", None))
         self.calls: list[str] = []
 
     async def prepare(self, setup: ContainerSetup, *, starting: bool = False) -> None:
@@ -56,9 +57,6 @@ class Effects(AgentMetrics):
 
     def show_failed(self, lease: Lease) -> None:
         self.calls.append("shown as failed")
-
-    def begin(self, lease: Lease, facts: Mapping[str, str]) -> TracedAllocation:
-        return TracedAllocation(lease.trace, None, facts)
 
     def count_overcommit(self) -> None:
         self.calls.append("over-committed")

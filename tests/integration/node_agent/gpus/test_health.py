@@ -1,6 +1,5 @@
 """Faulty GPUs: what kubelet, ledger and lease owners see, and recovery."""
 
-import json
 from typing import Any
 
 import pytest
@@ -27,11 +26,6 @@ def state_shown(uuid: str, index: int) -> dict[str, float | None]:
     return {str(state): of(state) for state in HealthState if of(state)}
 
 
-def inject_faults(cluster: OneNodeCluster, **faults: str) -> None:
-    named = {name.removeprefix("gpu"): text for name, text in faults.items()}
-    (cluster.root / "faults.json").write_text(json.dumps(named))
-
-
 def device(cluster: OneNodeCluster, index: int) -> Device:
     found: Device = cluster.reported[-1].devices[index]
     return found
@@ -50,12 +44,12 @@ async def test_hami_core_41_an_xid_cordons_a_gpu_reports_its_leases_and_the_gpu_
         claim = cluster.ledger.grant(lease_of("claim", own, name="two", claim=allocation))
         agent.leases.observe([claim])
         lease = await cluster.run_pod("one", share(1))
-        inject_faults(cluster, gpu1="xid-79")
+        cluster.inject(gpu1="xid-79")
         await cluster.node.allocatable(NUMBER, 10)
         await cluster.node.allocatable("volcano.sh/vgpu-cores", 100)
         unhealthy = await until_unhealthy(cluster, 1, "cordoned")
         shown = state_shown(unhealthy.uuid, 1)
-        inject_faults(cluster)
+        cluster.inject()
         await cluster.node.allocatable(NUMBER, 20)
         changes = cluster.events_of(HealthChanged)
         running = cluster.node.pod("one")["status"]["phase"]
@@ -81,7 +75,7 @@ async def test_environment_variables_decide_which_xids_are_critical(
     monkeypatch.setenv("DP_ENABLE_HEALTHCHECKS", "31")
     monkeypatch.setenv("DP_DISABLE_HEALTHCHECKS", "79")
     async with one_node_cluster(**QUICK) as cluster, cluster.running():
-        inject_faults(cluster, gpu0="xid-79", gpu1="xid-31")
+        cluster.inject(gpu0="xid-79", gpu1="xid-31")
         await until_unhealthy(cluster, 1, "cordoned")
 
     assert all(report.devices[0].healthy for report in cluster.reported)
@@ -92,11 +86,11 @@ async def test_a_hanging_gpu_stalls_neither_allocate_nor_the_others_and_recovers
     hanging: tuple[str, ...],
 ) -> None:
     async with one_node_cluster(**QUICK) as cluster, cluster.running():
-        inject_faults(cluster, **dict.fromkeys(hanging, "hang"))
+        cluster.inject(**dict.fromkeys(hanging, "hang"))
         await cluster.run_pod("meanwhile", share(0))
         unhealthy = await until_unhealthy(cluster, 1, "cordoned")
         await cluster.node.allocatable(NUMBER, 20 - 10 * len(hanging))
-        inject_faults(cluster)
+        cluster.inject()
         await cluster.node.allocatable(NUMBER, 20)
 
     assert "NoResponse" in unhealthy.fault
@@ -115,10 +109,10 @@ async def test_a_changed_gpu_is_cordoned_and_returns(
 ) -> None:
     async with one_node_cluster(gpus, **QUICK) as cluster, cluster.running():
         before = device(cluster, 1)
-        inject_faults(cluster, gpu1=text)
+        cluster.inject(gpu1=text)
         unhealthy = await until_unhealthy(cluster, 1, "cordoned")
         if not after:
-            inject_faults(cluster)
+            cluster.inject()
         await until(lambda: device(cluster, 1).healthy)
         healed = device(cluster, 1)
 

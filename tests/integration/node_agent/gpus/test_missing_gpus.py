@@ -42,8 +42,7 @@ async def recorded(agent: NodeAgent) -> None:
 
 
 def inject(cluster: OneNodeCluster, **faults: str) -> None:
-    named = {name.removeprefix("gpu"): text for name, text in faults.items()}
-    (cluster.root / "faults.json").write_text(json.dumps(named))
+    cluster.inject(**faults)
     cluster.events.clear()
 
 

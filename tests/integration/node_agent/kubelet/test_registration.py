@@ -5,7 +5,7 @@ import logging
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -191,32 +191,32 @@ async def test_17_registers_at_once_with_a_kubelet_that_was_killed_and_started_a
             await until(lambda: kubelet.lists, limit_s=1)
 
 
-async def test_17_registers_again_after_its_own_socket_was_deleted(directory: Path) -> None:
-    async with ScriptedKubelet(directory) as kubelet, plugins_in(directory):
-        await until(lambda: kubelet.lists, limit_s=5)
-        (directory / kubelet.endpoints[0]).unlink()
-        await until(lambda: len(kubelet.endpoints) == 2, limit_s=5)
-
-    assert kubelet.endpoints[0] != kubelet.endpoints[1]
+async def delete_socket(kubelet: ScriptedKubelet, _: DevicePlugins) -> None:
+    (kubelet.directory / kubelet.endpoints[0]).unlink()
 
 
-async def test_18_registers_again_on_a_fresh_socket_after_the_stream_ended(directory: Path) -> None:
-    async with ScriptedKubelet(directory) as kubelet, plugins_in(directory):
-        await until(lambda: kubelet.lists, limit_s=5)
-        await kubelet.hang_up()
-        await until(lambda: len(kubelet.lists) == 2, limit_s=5)
-
-    assert len(set(kubelet.endpoints)) == 2
+async def end_streams(kubelet: ScriptedKubelet, _: DevicePlugins) -> None:
+    await kubelet.hang_up()
 
 
-async def test_the_agent_registers_again_while_nothing_is_allocatable(directory: Path) -> None:
+async def show_nothing_allocatable(_: ScriptedKubelet, plugins: DevicePlugins) -> None:
     async def nothing(_: str) -> int:
         return 0
 
+    plugins.allocatable = nothing
+    plugins.timing = AgentTiming(registration_check_s=0.3)
+
+
+@pytest.mark.parametrize("lose", [delete_socket, end_streams, show_nothing_allocatable])
+async def test_18_registers_again_on_a_fresh_socket_once_the_kubelet_has_lost_it(
+    directory: Path, lose: Callable[[ScriptedKubelet, DevicePlugins], Awaitable[None]]
+) -> None:
     async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
-        plugins.allocatable = nothing
-        plugins.timing = AgentTiming(registration_check_s=0.3)
-        await until(lambda: len(kubelet.endpoints) == 2, limit_s=5)
+        await until(lambda: kubelet.lists, limit_s=5)
+        await lose(kubelet, plugins)
+        await until(lambda: len(kubelet.lists) == 2, limit_s=5)
+
+    assert len(set(kubelet.endpoints)) == 2
 
 
 async def test_a_change_is_sent_as_the_complete_list(directory: Path) -> None:

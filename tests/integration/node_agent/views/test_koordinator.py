@@ -1,7 +1,6 @@
 """The Koordinator dialect on a node: real sockets, a simulated kubelet, a kind of its own."""
 
 import copy
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -131,12 +130,12 @@ async def test_koordinator_20_an_unhealthy_gpu_has_a_condition_with_its_transiti
 
     async with cluster.running():
         await until(lambda: shown(cluster))
-        (cluster.root / "faults.json").write_text('{"0": "unhealthy"}')
+        cluster.inject(gpu0="unhealthy")
         first = await until(lambda: condition(0))
-        (cluster.root / "faults.json").write_text('{"0": "unhealthy", "1": "unhealthy"}')
+        cluster.inject(gpu0="unhealthy", gpu1="unhealthy")
         await until(lambda: condition(1))
         later = condition(0)
-        (cluster.root / "faults.json").write_text("{}")
+        cluster.inject()
         await until(lambda: condition(0) is None and condition(1) is None)
 
     assert (first["type"], first["status"]) == ("Healthy", "False")
@@ -166,7 +165,7 @@ async def test_the_device_object_is_written_only_on_change_and_keeps_others_fiel
         monkeypatch.setattr(agent.node.kubernetes, "read", counted)
         await until(lambda: sum("devices/" in path for path in paths) > 3)
         after = shown(cluster)
-        (cluster.root / "faults.json").write_text(json.dumps({"0": "unhealthy"}))
+        cluster.inject(gpu0="unhealthy")
         changed = await until(
             lambda: (one := shown(cluster)) and not one["spec"]["devices"][0]["health"] and one
         )

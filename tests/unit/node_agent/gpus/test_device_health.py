@@ -1,11 +1,13 @@
 """Health states of devices, by example and by property; which XIDs are critical."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from services.node_agent.gpus.device_faults import (
     APPLICATION_XIDS,
@@ -23,9 +25,11 @@ from services.node_agent.gpus.device_health import (
     HealthState,
     update_health,
 )
+from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.mig.instances import MigState
 from shared.model.names import DeviceUuid
+from tests.support.node_agent.node import node_of
 
 POLICY = HealthPolicy(
     first_backoff_s=30,
@@ -227,3 +231,31 @@ def test_critical_xids_follow_the_variables_of_nvidias_plugin(
     assert all(rules.is_critical(xid) for xid in condemned)
     assert not any(rules.is_critical(xid) for xid in spared)
     assert rules.invalid_words == (("x",) if "x" in disable.split(",") else ())
+
+
+def test_a_removed_device_has_no_series_and_words_that_are_no_xids_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def shown() -> list[float]:
+        labels = ({"device": "GPU-m", "index": "7", "state": state} for state in HealthState)
+        values = (REGISTRY.get_sample_value("leasehold_device_health", each) for each in labels)
+        return [value for value in values if value is not None]
+
+    node = node_of()
+    driver: Any = SimpleNamespace(xids=tuple)
+    monitor = HealthMonitor(
+        node.name,
+        xids=driver,
+        environ={"DP_DISABLE_HEALTHCHECKS": "79,x"},
+        policy=POLICY,
+        leases=node.leases,
+        checkpoint=node.checkpoint,
+        clock=node.clock,
+    )
+    monitor.update([gpu(DeviceUuid("GPU-m"), index=7)])
+    before = shown()
+    monitor.forget([DeviceUuid("GPU-m"), DeviceUuid("never shown")])
+
+    assert sorted(before) == [0, 0, 0, 1]
+    assert shown() == []
+    assert "list XIDs by number, not x" in caplog.text

@@ -41,48 +41,35 @@ def observed(*scans: tuple[float, MeasuredContainer]) -> IdleShares:
     return shares
 
 
-def test_a_share_is_idle_from_the_scan_on_that_last_saw_it_in_use() -> None:
-    shares = observed((1_000, measured(30)), (1_005, measured(0)), (1_010, measured(0)))
-
-    assert shares.since == {KEY: 1_000}
-
-
-def test_a_share_in_use_is_not_idle() -> None:
-    assert observed((1_000, measured(0)), (1_005, measured(1))).since == {}
-
-
-def test_a_process_that_only_holds_memory_is_idle_and_a_change_of_memory_is_use() -> None:
-    held = measured(0, mib=500)
-
-    idle = observed((1_000, held), (1_005, held), (1_010, held))
-    grown = observed((1_000, held), (1_005, measured(0, mib=600)), (1_010, measured(0, mib=600)))
-
-    assert idle.since == {KEY: 1_000}
-    assert grown.since == {KEY: 1_005}
-
-
-def test_a_kernel_between_two_scans_is_use_although_the_driver_rounds_it_to_zero() -> None:
-    kernel = replace(REGION, last_kernel_at=1_003)
-
-    shares = observed((1_000, measured(0, region=REGION)), (1_005, measured(0, region=kernel)))
-
-    assert shares.since == {KEY: 1_003}
+HELD, GROWN = measured(mib=500), measured(mib=600)
+KERNEL, FORGED = (replace(REGION, last_kernel_at=at) for at in (1_003, 9_999))
+SCANS: list[tuple[str, list[MeasuredContainer], float | None]] = [
+    (
+        "idle from the last scan that saw use",
+        [measured(30), measured(), measured()],
+        1_000,
+    ),
+    ("in use", [measured(), measured(1)], None),
+    ("a process only holds memory", [HELD, HELD, HELD], 1_000),
+    ("a change of memory is use", [HELD, GROWN, GROWN], 1_005),
+    (
+        "a kernel that the driver rounds to zero is use",
+        [measured(region=REGION), measured(region=KERNEL)],
+        1_003,
+    ),
+    ("no kernel is in the future", [measured(region=FORGED)], None),
+    ("what is not reported counts as use", [measured(None), measured(None)], None),
+    ("the region shows kernels", 2 * [measured(None, region=REGION)], 1_000),
+]
 
 
-def test_a_container_cannot_date_its_last_kernel_into_the_future() -> None:
-    forged = replace(REGION, last_kernel_at=9_999)
+@pytest.mark.parametrize(("_", "scans", "since"), SCANS)
+def test_a_share_is_idle_since_its_last_use(
+    _: str, scans: list[MeasuredContainer], since: float | None
+) -> None:
+    found = observed(*zip(range(1_000, 2_000, 5), scans, strict=False)).since
 
-    assert observed((1_000, measured(0, region=forged))).since == {}
-
-
-def test_use_that_is_not_reported_counts_as_use_unless_the_region_shows_kernels() -> None:
-    blind, seen = measured(None), measured(None, region=REGION)
-
-    blind_shares = observed((1_000, blind), (1_005, blind))
-    seen_shares = observed((1_000, seen), (1_005, seen))
-
-    assert blind_shares.since == {}
-    assert seen_shares.since == {KEY: 1_000}
+    assert found == ({} if since is None else {KEY: since})
 
 
 def test_a_share_that_was_never_used_is_idle_since_its_allocation() -> None:

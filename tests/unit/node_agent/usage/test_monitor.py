@@ -192,6 +192,8 @@ async def test_a_process_that_the_driver_does_not_list_counts_while_it_lives(
     assert use.shares[0].region is not None
     assert use.shares[0].region.total == 300 * MIB
     assert await world.monitor.living_pids(tenant.key) == frozenset({7})
+    (reported,) = world.monitor.report().shares
+    assert (reported.memory_mib, reported.cores_percent) == (300, 25)
     found = read(render_metrics(world.monitor).decode())
     assert list(found["hami_vgpu_memory_used_bytes"].values()) == [300 * MIB]
     assert "leasehold_container_memory_drift_bytes" not in found

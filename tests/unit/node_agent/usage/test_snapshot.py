@@ -149,16 +149,46 @@ def test_a_value_that_the_driver_does_not_report_does_not_count() -> None:
         assert use.shares[0].measured_bytes == 900 * MIB
 
 
-@pytest.mark.parametrize(("mib", "broken"), [(1000 + 512, False), (1000 + 513, True)])
-def test_memory_beyond_the_lease_and_what_a_process_needs_itself_is_a_violation(
-    mib: int, *, broken: bool
+USED = {7: (300 * MIB,)}
+OWN = {70: origin("u1", 7)}
+OVERRUN, TAMPERED = ViolationReason.OVERRUN, ViolationReason.TAMPERED
+LOST, UNLEASED = ViolationReason.ISOLATION_LOST, ViolationReason.UNLEASED
+LINK = Tampered("it is a symbolic link")
+ALTERED = f"{99_000 * MIB} bytes instead of {1000 * MIB}"
+ONE_RULE: list[tuple[LeasedContainer, Region | Tampered | None, list[DeviceSample], Any, str]] = [
+    (tenant(), region(pids=USED), [sample(using(70, 1000 + 512))], None, ""),
+    (tenant(), region(pids=USED), [sample(using(70, 1000 + 513))], OVERRUN, "its lease allows"),
+    (tenant(), None, [], LOST, "has lost its region file"),
+    (tenant(), LINK, [], TAMPERED, "symbolic link"),
+    (tenant(), region(share(0, 99_000)), [], TAMPERED, ALTERED),
+    (tenant(held=False), None, [sample(using(70))], None, ""),
+    (tenant(), region(pids=USED), [sample(using(70), gpu=1)], UNLEASED, f"GPU {GPUS[1]} without"),
+    (tenant(), region(), [sample(using(71))], None, ""),
+]
+
+
+@pytest.mark.parametrize(("held", "found", "samples", "rule", "text"), ONE_RULE)
+def test_a_container_breaks_one_rule_or_none(
+    held: LeasedContainer,
+    found: Region | Tampered | None,
+    samples: list[DeviceSample],
+    rule: ViolationReason | None,
+    text: str,
 ) -> None:
-    held = region(pids={7: (300 * MIB,)})
+    snapshot = snapshot_of([held], found, samples, OWN)
 
-    snapshot = snapshot_of([tenant()], held, [sample(using(70, mib))], {70: origin("u1", 7)})
+    assert rules(snapshot) == ([] if rule is None else [(rule, "u1", "main")])
+    assert all(text in one.message for one in snapshot.violations)
+    isolated = held.region_path is None or isinstance(found, Region)
+    assert snapshot.containers[0].isolation_lost is not isolated
+    unleased = int(rule is UNLEASED)
+    assert (sum(snapshot.unleased.values()), snapshot.unattributed) == (unleased, 0)
 
-    assert rules(snapshot) == ([(ViolationReason.OVERRUN, "u1", "main")] if broken else [])
-    assert snapshot.containers[0].shares[0].overrun_bytes == (mib - 1000) * MIB
+
+def test_memory_beyond_the_lease_is_counted_to_the_byte() -> None:
+    (use,) = snapshot_of([tenant()], region(), [sample(using(70, 1513))], OWN).containers
+
+    assert use.shares[0].overrun_bytes == 513 * MIB
 
 
 def test_hami_core_35_a_process_without_a_slot_is_isolation_lost() -> None:
@@ -171,31 +201,6 @@ def test_hami_core_35_a_process_without_a_slot_is_isolation_lost() -> None:
     assert rules(snapshot) == [(ViolationReason.ISOLATION_LOST, "u1", "main")]
     assert snapshot.containers[0].uncounted_pids == (71,)
     assert "71" in snapshot.violations[0].message
-
-
-def test_a_missing_region_is_isolation_lost_and_a_broken_one_tampered() -> None:
-    gone = snapshot_of([tenant()], None, [], {})
-    broken = snapshot_of([tenant()], Tampered("it is a symbolic link"), [], {})
-
-    assert rules(gone) == [(ViolationReason.ISOLATION_LOST, "u1", "main")]
-    assert rules(broken) == [(ViolationReason.TAMPERED, "u1", "main")]
-    assert "symbolic link" in broken.violations[0].message
-    assert gone.containers[0].isolation_lost
-    assert broken.containers[0].isolation_lost
-
-
-def test_a_container_without_hami_core_has_no_isolation_violation() -> None:
-    snapshot = snapshot_of([tenant(held=False)], None, [sample(using(70))], {70: origin("u1")})
-
-    assert not snapshot.violations
-    assert not snapshot.containers[0].isolation_lost
-
-
-def test_altered_limits_are_a_violation() -> None:
-    snapshot = snapshot_of([tenant()], region(share(0, 99_000)), [], {})
-
-    assert rules(snapshot) == [(ViolationReason.TAMPERED, "u1", "main")]
-    assert f"{99_000 * MIB} bytes instead of {1000 * MIB}" in snapshot.violations[0].message
 
 
 def test_a_process_of_a_pod_without_a_lease_is_named_once_per_device() -> None:
@@ -211,15 +216,6 @@ def test_a_process_of_a_pod_without_a_lease_is_named_once_per_device() -> None:
     assert snapshot.unleased == {GPUS[0]: 2, GPUS[1]: 1}
 
 
-def test_a_leased_container_on_a_device_it_does_not_lease_is_without_a_lease_there() -> None:
-    held = region(pids={7: (MIB,)})
-
-    snapshot = snapshot_of([tenant()], held, [sample(using(70), gpu=1)], {70: origin("u1", 7)})
-
-    assert rules(snapshot) == [(ViolationReason.UNLEASED, "u1", "main")]
-    assert snapshot.violations[0].device == GPUS[1]
-
-
 def test_no_process_is_unleased_while_leases_are_incomplete() -> None:
     snapshot = snapshot_of([], None, [sample(using(90))], {90: origin("u9")}, complete=False)
 
@@ -232,13 +228,6 @@ def test_a_host_process_counts_and_is_no_violation_of_a_pod() -> None:
 
     assert not snapshot.violations
     assert snapshot.unleased == {GPUS[0]: 1}
-
-
-def test_a_process_that_has_ended_is_skipped() -> None:
-    snapshot = snapshot_of([tenant()], region(), [sample(using(70))], {})
-
-    assert not snapshot.violations
-    assert (snapshot.unleased, snapshot.unattributed) == ({GPUS[0]: 0}, 0)
 
 
 def test_the_runtimes_container_id_distinguishes_two_containers() -> None:
