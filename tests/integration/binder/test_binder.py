@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,32 +17,28 @@ from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
 from shared.model.events.event import Event
-from shared.model.events.node_events import Allocation, DeviceReported
+from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import (
     BindingFailed,
-    BoundPod,
-    ListedPods,
     NodeChanged,
     PlacementChosen,
-    PlacementRefused,
     PodBound,
-    PodQueued,
     PodsListed,
     QuotasUpdated,
     ResyncRequested,
 )
-from shared.model.lease import Lease, LeaseState, Share
+from shared.model.lease import Lease, Share
 from shared.model.lease_copy import ANNOTATION
-from shared.model.ledger import Reservation, Reserved, WaitingPod
+from shared.model.ledger import Reservation, Reserved
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.placement import Placement, Refusal
-from shared.model.request import Gang, GpuRequest, PodRequest
+from shared.model.placement import Placement
+from shared.model.request import Gang
 from shared.nats.bus import Bus
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.binder.claims import FakeClaims
 from tests.support.binder.world import PermissiveAgents
-from tests.support.build import allocation_of, devices, facts
+from tests.support.build import devices, facts
 from tests.support.servers.nats import nats_server
 from tests.support.servers.valkey import valkey_server
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
@@ -63,7 +59,6 @@ class Stage:
     binder: Binder
     runner: Runner
     devices: tuple[Any, ...]
-    allocations: tuple[Allocation, ...] = ()
 
     async def pod(self, name: str) -> dict[str, Any]:
         """Create a pod that waits."""
@@ -77,8 +72,6 @@ class Stage:
         self,
         pods: Sequence[dict[str, Any]],
         *,
-        mib: int = 100,
-        ttl_s: float = 30,
         gang: Gang | None = None,
     ) -> list[Lease]:
         """Reserve a share for each pod, on the devices in turn."""
@@ -88,53 +81,33 @@ class Stage:
                 namespace=Namespace("default"),
                 name=pod["metadata"]["name"],
                 resources={"pods": 1},
-                candidates=(self._candidate(number, mib),),
+                candidates=(self._candidate(number),),
                 gang=gang.name if gang else "",
             )
             for number, pod in enumerate(pods)
         ]
         now = time.time()
         if gang is None:
-            outcomes = await self.ledger.reserve(wanted, now=now, ttl_s=ttl_s)
+            outcomes = await self.ledger.reserve(wanted, now=now, ttl_s=30)
         else:
-            outcomes = await self.ledger.reserve_gang(gang, wanted, now=now, ttl_s=ttl_s)
+            outcomes = await self.ledger.reserve_gang(gang, wanted, now=now, ttl_s=30)
         return [outcome.lease for outcome in outcomes if isinstance(outcome, Reserved)]
 
-    def _candidate(self, number: int, mib: int) -> Placement:
+    def _candidate(self, number: int) -> Placement:
         device = self.devices[number % len(self.devices)]
         share = Share(
             container="c",
             device=device.uuid,
             index=device.index,
             device_mib=device.memory_mib,
-            memory_mib=mib,
+            memory_mib=100,
             cores_percent=0,
             slotted=False,
         )
         return Placement(node=NODE, shares=(share,))
 
     async def publish_all(self, request_ids: tuple[str, ...] = ()) -> None:
-        """Say what a watcher and a node agent would say."""
-        found = dict(await self.kube.read(PODS, dict))
-        bound = tuple(
-            BoundPod(
-                pod=PodUid(pod["metadata"]["uid"]),
-                namespace=Namespace("default"),
-                name=pod["metadata"]["name"],
-                node=NodeName(pod["spec"]["nodeName"]),
-                lease=pod["metadata"].get("annotations", {}).get(ANNOTATION, ""),
-            )
-            for pod in found["items"]
-            if pod["spec"].get("nodeName")
-        )
-        half = len(bound) // 2
-        listing = PodsListed(
-            listing_id=f"l{time.time()}",
-            chunk=0,
-            chunks=2,
-            pods=ListedPods(bound=bound[:half]),
-            request_ids=request_ids,
-        )
+        """Say what a watcher and a node agent would say of a node without pods."""
         await self.bus.publish([QuotasUpdated(read_at=time.time())])
         await self.bus.publish([NodeChanged(node=facts(NODE, allocatable={"pods": 1000}))])
         await self.bus.publish(
@@ -143,13 +116,16 @@ class Stage:
                     node=NODE,
                     devices=self.devices,
                     served=(),
-                    allocations=self.allocations,
                     reported_at=time.time(),
                 )
             ]
         )
         await self.bus.publish(
-            [listing, replace(listing, chunk=1, pods=ListedPods(bound=bound[half:]))]
+            [
+                PodsListed(
+                    listing_id="l", chunk=0, chunks=1, pods=ListedPods(), request_ids=request_ids
+                )
+            ]
         )
 
 
@@ -208,10 +184,6 @@ async def _background(runner: Runner, stage: Stage) -> AsyncIterator[None]:
 
 async def _is_ready(ledger: RedisLeases) -> bool:
     return await ledger.generation() is not None and bool((await ledger.snapshot()).nodes)
-
-
-async def _devices(ledger: RedisLeases) -> int:
-    return sum(len(node.devices) for node in (await ledger.snapshot()).nodes)
 
 
 async def _received(stage: Stage, kind: type[Event]) -> Any:
@@ -277,87 +249,3 @@ async def test_no_pod_of_a_gang_is_bound_if_one_was_deleted_since_they_were_coun
     async with asyncio.timeout(20):
         while names != {"p", "q", "r"}:
             names |= {event.lease.name for batch in await bound.batch() for event in batch.events}
-
-
-async def test_after_flushall_the_rebuild_restores_the_same_leases(stage: Stage) -> None:
-    pods = [await stage.pod(f"p{number}") for number in range(20)]
-    leases = await stage.reserve(pods)
-    await stage.bus.publish([PlacementChosen(lease=lease) for lease in leases])
-
-    async def all_bound() -> bool:
-        found = await stage.ledger.load([lease.pod for lease in leases])
-        items = dict(await stage.kube.read(PODS, dict))["items"]
-        in_cluster = all(pod["spec"].get("nodeName") for pod in items)
-        return in_cluster and all(each and each.state is LeaseState.BOUND for each in found)
-
-    await until(all_bound)
-    held = [each for each in await stage.ledger.load([lease.pod for lease in leases]) if each]
-    active = held[0]
-    stage.allocations = (allocation_of(active, container="c"),)
-    epoch = await stage.ledger.generation()
-    await stage.ledger._connection._redis.flushall()
-
-    async def rebuilt() -> bool:
-        return await stage.ledger.generation() not in {None, epoch}
-
-    await until(rebuilt)
-    again = [each for each in await stage.ledger.load([each.pod for each in held]) if each]
-    assert [each.shares for each in again] == [each.shares for each in held]
-    assert again[0].state is LeaseState.ACTIVE
-    assert {each.state for each in again[1:]} == {LeaseState.BOUND}
-
-
-async def test_an_expired_reservation_frees_its_capacity_for_waiting_pods(stage: Stage) -> None:
-    first, second = await stage.pod("first"), await stage.pod("second")
-    whole = stage.devices[0].memory_mib
-    queued = PodQueued(
-        pod=PodUid(second["metadata"]["uid"]),
-        namespace=Namespace("default"),
-        name="second",
-        resource_version="1",
-        request=PodRequest(
-            containers=(GpuRequest(container="c", gpus=1, memory_units=whole, slotted=False),)
-        ),
-    )
-    stage.devices = stage.devices[:1]
-    await stage.publish_all()
-    await until(lambda: _devices(stage.ledger), lambda devices: devices == 1)
-    capacity = await stage.ledger.capacity()
-    (lease,) = await stage.reserve([first], mib=whole, ttl_s=1.0)
-    verdict = WaitingPod(queued=queued, refusal=Refusal(reason="full"), capacity=capacity)
-    await stage.ledger.waiting_pods.enqueue(
-        [replace(verdict, capacity=await stage.ledger.capacity())]
-    )
-    offered = await _received(stage, PodQueued)
-
-    async with asyncio.timeout(30):
-        (delivered,) = await offered.batch()
-
-    assert [event.name for event in delivered.events] == ["second"]
-    assert delivered.events[0].requeue_number > 0
-    assert await stage.ledger.load([lease.pod]) == [None]
-
-
-async def test_a_refusal_is_visible_on_the_pod_within_seconds(stage: Stage) -> None:
-    pod = await stage.pod("waits")
-    refused = PlacementRefused(
-        pod=PodUid(pod["metadata"]["uid"]),
-        namespace=Namespace("default"),
-        name="waits",
-        refusal=Refusal(reason="0/1 nodes are available: 1 has no device with 99999 MiB free."),
-    )
-
-    await stage.bus.publish([refused])
-
-    async def visible() -> bool:
-        now = dict(await stage.kube.read(f"{PODS}/waits", dict))
-        events = dict(await stage.kube.read("/api/v1/namespaces/default/events", dict))["items"]
-        conditions = [c for c in now["status"].get("conditions", []) if c["type"] == "PodScheduled"]
-        return bool(
-            conditions
-            and conditions[0]["reason"] == "Unschedulable"
-            and conditions[0]["message"] == refused.refusal.reason
-            and any(event["reason"] == "FailedScheduling" for event in events)
-        )
-
-    await until(visible, limit_s=5)

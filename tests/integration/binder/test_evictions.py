@@ -51,9 +51,7 @@ async def test_gpusharing_28_a_protected_pod_stays_and_another_plan_is_made(
         await at.waiting("new")
 
         binder = at.binder(evictions=Unaware(at.kube))
-        await binder.step()
-        at.clock.advance(30)
-        await binder.step()
+        await at.evict(binder)
 
         assert await at.announced_for("kept") is None
         assert not await at.is_deleting("kept")
@@ -75,9 +73,7 @@ async def test_an_eviction_refused_by_an_admission_policy_blocks_no_other(
         await at.waiting("new")
 
         binder = at.binder()
-        await binder.step()
-        at.clock.advance(30)
-        await binder.step()
+        await at.evict(binder)
 
         assert not await at.is_deleting("kept")
         assert await at.is_deleting("other")
@@ -159,9 +155,7 @@ async def test_a_pod_is_not_evicted_before_a_conflicting_announcement_was_repeat
     binder = at.binder(evictions=conflicting)
 
     with pytest.raises(UnavailableError):
-        await binder.step()
-    at.clock.advance(30)
-    await binder.step()
+        await at.evict(binder)
 
     assert await at.announced_for("old")
     assert not await at.is_deleting("old")
@@ -217,9 +211,7 @@ async def test_gpusharing_32_no_pod_of_the_same_owner_is_evicted_during_the_cool
             await at.save_budget("a")
             await at.waiting(f"new{number}")
         at.clock.advance(lasts_s)
-        await binder.step()
-        at.clock.advance(30)
-        await binder.step()
+        await at.evict(binder)
 
         assert await at.is_deleting("old") is evicted
         if evicted:

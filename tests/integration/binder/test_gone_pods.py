@@ -1,6 +1,6 @@
 """Pods that are gone leave no record in the ledger, and no gang begins short; a real server."""
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -35,7 +35,7 @@ from tests.support.placer.ledger import (
     share,
     verdict,
 )
-from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.servers.valkey import ValkeyServer
 
 FORBIDDEN = ErrorResponse(
     method="GET",
@@ -71,12 +71,6 @@ class Binder(World):
 
     async def waiting(self) -> set[str]:
         return {each.queued.pod for each in await self.ledger.waiting_pods.load()}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
 
 
 @pytest.fixture

@@ -179,9 +179,7 @@ async def test_gpusharing_30_capacity_is_offered_to_others_once_the_pending_pod_
     await at.save_budget("a")
     await at.waiting("new", mib=12_000)
     binder = at.binder()
-    await binder.step()
-    at.clock.advance(30)
-    await binder.step()
+    await at.evict(binder)
     await at.terminate(old)
     other = await at.waiting("small", namespace="c", mib=4_000)
     assert not (await at.ledger.waiting_pods.choose_offers(now=at.clock.now())).pods
@@ -241,9 +239,7 @@ async def test_a_preemption_is_given_up_when_a_victim_does_not_terminate(at: Sce
     await at.save_budget("a")
     await at.waiting("new")
     binder = at.binder()
-    await binder.step()
-    at.clock.advance(30)
-    await binder.step()
+    await at.evict(binder)
 
     at.clock.advance(41)
     await binder.step()
@@ -261,9 +257,7 @@ async def test_a_pod_of_higher_priority_preempts_one_of_lower_priority(at: Scene
 
     pod = await at.waiting("high", priority=100)
     at.clock.advance(3)
-    await binder.step()
-    at.clock.advance(30)
-    await binder.step()
+    await at.evict(binder)
     await at.terminate(old)
     [chosen] = await binder.step()
 
@@ -275,9 +269,7 @@ async def test_what_is_preempted_for_a_pod_of_kube_scheduler_is_offered_to_it(at
     old = await at.running("old", mib=16_000)
     await at.waiting("high", priority=100, by_kube_scheduler=True)
     binder = at.binder()
-    await binder.step()
-    at.clock.advance(30)
-    await binder.step()
+    await at.evict(binder)
     await at.terminate(old)
 
     assert await binder.step() == []
@@ -302,9 +294,7 @@ async def test_what_was_freed_is_not_leased_beside_a_pod_that_repels_the_pending
         await at.save_budget("a")
         await at.waiting("new", labels={"app": "noisy"})
         binder = at.binder()
-        await binder.step()
-        at.clock.advance(30)
-        await binder.step()
+        await at.evict(binder)
 
         quiet = replace(reservation("quiet", share("a", 1, mib=1_000)), repels=(term,))
         await reserve(at.ledger, quiet, now=at.clock.now())

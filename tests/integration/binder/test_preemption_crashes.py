@@ -6,7 +6,6 @@ import pytest
 
 from services.binder.observations import PodSnapshot
 from services.binder.pod_client import PodClient
-from services.binder.preempt.preemption_controller import PreemptionController
 from shared.kubernetes.client import KubernetesClient
 from shared.model.ledger import Reserved
 from shared.model.names import NodeName
@@ -60,12 +59,12 @@ async def test_another_binder_continues_wherever_one_is_killed(
     pod = await at.waiting("new", mib=16_000)
     binder = at.binder(evictions=Mortal(at.kube, at=call, after=after))
     with pytest.raises(KilledError):
-        await _announce_and_evict(at, binder)
+        await at.evict(binder)
     successor = at.binder()
     assert await successor.step() == []  # the dead one's turn is not over
     await _turn_over(at)
 
-    await _announce_and_evict(at, successor)
+    await at.evict(successor)
     await at.terminate(one)
     await at.terminate(two)
     [chosen] = await successor.step()
@@ -83,9 +82,7 @@ async def test_a_lease_whose_event_was_lost_is_published_again(at: Scene) -> Non
     await at.save_budget("a")
     await at.waiting("new")
     binder = at.binder()
-    await binder.step()
-    at.clock.advance(30)
-    await binder.step()
+    await at.evict(binder)
     await at.terminate(old)
     [placement] = await binder.step()  # and killed before it is published
     await _turn_over(at)
@@ -140,12 +137,6 @@ async def test_a_rebuilt_ledger_cancels(at: Scene) -> None:
 
     assert await at.announced_for("old") is None
     assert not (await at.preemptions.state(now=at.clock.now())).open
-
-
-async def _announce_and_evict(at: Scene, binder: PreemptionController) -> None:
-    await binder.step()
-    at.clock.advance(30)
-    await binder.step()
 
 
 async def _turn_over(at: Scene) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -27,13 +26,6 @@ from tests.support.placer.ledger import (
     share,
     uuid,
 )
-from tests.support.servers.valkey import ValkeyServer, valkey_server
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
 
 
 async def test_a_claim_is_leased_exactly_as_it_was_allocated(binder: ClaimBinder) -> None:
@@ -46,8 +38,7 @@ async def test_a_claim_is_leased_exactly_as_it_was_allocated(binder: ClaimBinder
 
     await binder.lease(claim)
 
-    lease = await binder.lease_of(claim)
-    assert lease
+    lease = await binder.held(claim)
     assert lease.claim
     assert (lease.state, lease.claim.generation, lease.claim.consumers) == (
         LeaseState.BOUND,
@@ -73,9 +64,8 @@ async def test_the_answer_carries_a_copy_from_which_the_lease_is_restored(
 ) -> None:
     claim = binder.claims.put(allocated("c", on(GPU)))
     await binder.lease(claim)
-    lease = await binder.lease_of(claim)
+    lease = await binder.held(claim)
     [answer] = binder.claims.answers["c"]
-    assert lease
     assert answer.lease
 
     copy = json.dumps(answer.lease)
@@ -83,8 +73,7 @@ async def test_the_answer_carries_a_copy_from_which_the_lease_is_restored(
     assert load_lease(copy, namespace=lease.namespace, name=lease.name) == lease
     await binder.ledger.release([lease.pod], reason="its write was lost")
     await binder.lease(binder.claims.stored["c"])
-    again = await binder.lease_of(claim)
-    assert again
+    again = await binder.held(claim)
     assert again.shares == lease.shares
     assert binder.answered(claim) == [LEASED]
 
@@ -243,8 +232,7 @@ async def test_a_new_allocation_of_a_claim_needs_the_end_of_the_earlier_one(
     binder.agents.answers[first.claim] = True
     await binder.lease(second)
 
-    lease = await binder.lease_of(second)
-    assert lease
+    lease = await binder.held(second)
     assert lease.claim
     assert (lease.claim.generation, lease.shares[0].memory_mib) == ("g2", 5_000)
 
@@ -258,8 +246,7 @@ async def test_a_late_event_of_an_earlier_allocation_does_not_end_the_lease_of_t
 
     await binder.lease(first)
 
-    lease = await binder.lease_of(second)
-    assert lease
+    lease = await binder.held(second)
     assert lease.claim
     assert (lease.claim.generation, lease.state) == ("g2", LeaseState.BOUND)
 
@@ -285,8 +272,7 @@ async def test_the_last_consumers_leave_while_the_claim_is_deallocated(binder: C
     claim = binder.claims.put(replace(allocated("c", on(GPU)), consumers=(PodUid("p1"),)))
     await binder.lease(claim)
     binder.agents.answers[claim.claim] = True
-    lease = await binder.lease_of(claim)
-    assert lease
+    lease = await binder.held(claim)
     await binder.ledger.claims.set_consumers(lease, [])
 
     [ended] = await binder.ender.end(lease)
@@ -358,7 +344,6 @@ async def test_administrative_access_is_permitted_without_a_lease(binder: ClaimB
     assert (answer.condition, answer.lease) == (LEASED, None)
     assert binder.answered(beside) == [LEASED]
     assert await binder.lease_of(alone) is None
-    lease = await binder.lease_of(beside)
-    assert lease
+    lease = await binder.held(beside)
     assert [share.container for share in lease.shares] == ["gpu"]
     assert await binder.deallocate(alone) == []

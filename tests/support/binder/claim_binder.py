@@ -53,3 +53,9 @@ class ClaimBinder(World):
     async def lease_of(self, claim: AllocatedClaim) -> Lease | None:
         [lease] = await self.ledger.load([claim.claim])
         return lease
+
+    async def held(self, claim: AllocatedClaim) -> Lease:
+        """The lease of a claim that has one."""
+        lease = await self.lease_of(claim)
+        assert lease is not None
+        return lease

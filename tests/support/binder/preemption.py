@@ -255,6 +255,12 @@ class Scene:
         outcome = await self.reserve("thief", "thief", place, namespace="c", cpu=cpu)
         return outcome.reason if isinstance(outcome, NoCapacity) else ""
 
+    async def evict(self, binder: PreemptionController) -> None:
+        """Let a binder announce evictions, and evict once the notice is over."""
+        await binder.step()
+        self.clock.advance(30)
+        await binder.step()
+
     async def steps(self, binder: PreemptionController, count: int = 1) -> list[PlacementChosen]:
         placements: list[PlacementChosen] = []
         for _ in range(count):

@@ -22,7 +22,7 @@ from shared.model.events.pod_events import (
     PlacementChosen,
 )
 from shared.model.events.request_reply import BindReply
-from shared.model.lease import Lease, Share
+from shared.model.lease import Lease, LeaseState, Share
 from shared.model.ledger import LedgerStatus
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import AntiAffinityTerm
@@ -286,6 +286,15 @@ class World:
     def updater(self) -> LedgerUpdater:
         """The part that writes facts into the ledger."""
         return self.binder.sync.updater
+
+    async def bind_all(self, *leases: Lease) -> list[Any]:
+        """Bind pods that were placed so, while Bindings are sent."""
+        async with running(self.binder.send_bindings):
+            return [*await self.binder.bind_pods(chosen(*leases))]
+
+    async def states(self) -> dict[str, LeaseState]:
+        """The state of each pod's lease."""
+        return {each.name: each.state for each in (await self.leases()).values()}
 
     async def leases(self) -> dict[PodUid, Lease]:
         """All live leases."""

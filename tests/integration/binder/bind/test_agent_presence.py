@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -30,7 +30,7 @@ async def test_a_deferred_pod_is_not_committed_and_redelivered_with_the_reason(
     async with running(world.binder.send_bindings):
         with pytest.raises(UnavailableError, match=r"1 of 2 .* its agent is being stopped"):
             await world.binder.bind_pods(batch)
-        states = {each.name: each.state for each in (await world.leases()).values()}
+        states = await world.states()
         world.agents.replies[N1] = BindReply()
         await world.binder.bind_pods(batch)
 
@@ -54,7 +54,7 @@ async def test_a_pod_waits_for_a_resource_that_is_not_registered_and_another_is_
     async with running(world.binder.send_bindings):
         with pytest.raises(UnavailableError, match=waits.unserved_reason):
             await world.binder.bind_pods(chosen(lease("p1"), lease("p2")))
-        states = {each.name: each.state for each in (await world.leases()).values()}
+        states = await world.states()
         world.agents.replies = {N1: replace(waits, unserved_s=60.0)}
         events = await world.binder.bind_pods(chosen(lease("p1")))
 
@@ -90,7 +90,7 @@ async def test_a_batch_is_redelivered_if_its_pods_are_not_admitted_in_time(
         await world.binder.bind_pods(chosen(lease("p1")))
 
     assert BATCH.wait_s < clock.slept < 2 * BATCH.wait_s
-    assert [each.state for each in (await world.leases()).values()] == [LeaseState.RESERVED]
+    assert await world.states() == {"p1": LeaseState.RESERVED}
 
 
 async def test_a_reservation_that_ended_while_deferred_is_a_failed_binding(
@@ -123,151 +123,149 @@ class TurningClock(FakeClock):
         await asyncio.sleep(0)
 
 
-async def test_a_node_without_our_agent_defers_no_pod() -> None:
-    agents, clock = Agents(), FakeClock()
-    presence = AgentPresence(agents, agents.reported_by_agent, clock)
+@dataclass
+class Near:
+    """What a binder knows of the agents of nodes."""
 
-    deferrals = [await presence.deferrals([lease()]) for _ in range(3)]
-    clock.advance(PRESENCE.no_agent_s)
-    deferrals.append(await presence.deferrals([lease()]))
+    agents: Agents = field(default_factory=Agents)
+    clock: FakeClock = field(default_factory=FakeClock)
+
+    def __post_init__(self) -> None:
+        self.presence = AgentPresence(self.agents, self.agents.reported_by_agent, self.clock)
+
+
+@pytest.fixture
+def near() -> Near:
+    return Near()
+
+
+async def test_a_node_without_our_agent_defers_no_pod(near: Near) -> None:
+
+    deferrals = [await near.presence.deferrals([lease()]) for _ in range(3)]
+    near.clock.advance(PRESENCE.no_agent_s)
+    deferrals.append(await near.presence.deferrals([lease()]))
 
     assert deferrals == [{}] * 4
-    assert agents.requests == 2, "not a request for every pod"
+    assert near.agents.requests == 2, "not a request for every pod"
 
 
-async def test_pods_wait_for_an_agent_that_was_away_before_the_binder_started() -> None:
-    agents, clock = Agents(), FakeClock()
-    presence = AgentPresence(agents, agents.reported_by_agent, clock)
-    agents.reported.add(N1)
+async def test_pods_wait_for_an_agent_that_was_away_before_the_binder_started(near: Near) -> None:
+    near.agents.reported.add(N1)
 
     deferrals = []
     for _ in range(60):
-        deferrals.append(await presence.deferrals([lease()]))
-        clock.advance(PRESENCE.retry_s)
-    agents.there[N1] = BindReply()
-    clock.advance(PRESENCE.max_retry_s)
+        deferrals.append(await near.presence.deferrals([lease()]))
+        near.clock.advance(PRESENCE.retry_s)
+    near.agents.there[N1] = BindReply()
+    near.clock.advance(PRESENCE.max_retry_s)
 
     assert all("does not respond" in each[lease().pod].reason for each in deferrals)
-    assert await presence.deferrals([lease()]) == {}
+    assert await near.presence.deferrals([lease()]) == {}
 
 
-async def test_pods_wait_after_the_ledger_could_not_be_read_until_their_agent_replies() -> None:
-    agents, clock = Agents(), FakeClock()
-    presence = AgentPresence(agents, agents.reported_by_agent, clock)
-    agents.reported.add(N1)
-    agents.cut_off = True
+async def test_pods_wait_after_the_ledger_could_not_be_read_until_their_agent_replies(
+    near: Near,
+) -> None:
+    near.agents.reported.add(N1)
+    near.agents.cut_off = True
     with pytest.raises(UnavailableError):
-        await presence.deferrals([lease()])
+        await near.presence.deferrals([lease()])
 
-    agents.cut_off = False
-    deferrals = await presence.deferrals([lease()])
+    near.agents.cut_off = False
+    deferrals = await near.presence.deferrals([lease()])
 
     assert lease().pod in deferrals, "it may have been replaced while NATS was away"
 
 
-async def test_pods_of_an_agent_that_stops_wait_until_it_is_back() -> None:
-    agents, clock = Agents(), FakeClock()
-    presence = AgentPresence(agents, agents.reported_by_agent, clock)
-    agents.there[N1] = BindReply()
+async def test_pods_of_an_agent_that_stops_wait_until_it_is_back(near: Near) -> None:
+    near.agents.there[N1] = BindReply()
 
-    assert await presence.deferrals([lease()]) == {}
-    del agents.there[N1]
-    assert await presence.deferrals([lease()]) == {}, "it was there a moment ago"
-    clock.advance(PRESENCE.trusted_s)
-    deferrals = await presence.deferrals([lease()])
-    requests = agents.requests
-    await presence.deferrals([lease("p2")])
-    assert agents.requests == requests, "a batch is not to wait for it each time"
-    agents.there[N1] = BindReply()
-    clock.advance(PRESENCE.retry_s)
+    assert await near.presence.deferrals([lease()]) == {}
+    del near.agents.there[N1]
+    assert await near.presence.deferrals([lease()]) == {}, "it was there a moment ago"
+    near.clock.advance(PRESENCE.trusted_s)
+    deferrals = await near.presence.deferrals([lease()])
+    requests = near.agents.requests
+    await near.presence.deferrals([lease("p2")])
+    assert near.agents.requests == requests, "a batch is not to wait for it each time"
+    near.agents.there[N1] = BindReply()
+    near.clock.advance(PRESENCE.retry_s)
 
     assert "the agent of node n1 does not respond" in deferrals[lease().pod].reason
-    assert await presence.deferrals([lease()]) == {}
+    assert await near.presence.deferrals([lease()]) == {}
 
 
-async def test_a_silent_agent_gets_requests_at_growing_intervals() -> None:
-    agents, clock = Agents(), FakeClock()
-    presence = AgentPresence(agents, agents.reported_by_agent, clock)
-    agents.there[N1] = BindReply()
-    await presence.deferrals([lease()])
-    agents.there.clear()
-    clock.advance(PRESENCE.trusted_s)
+async def test_a_silent_agent_gets_requests_at_growing_intervals(near: Near) -> None:
+    near.agents.there[N1] = BindReply()
+    await near.presence.deferrals([lease()])
+    near.agents.there.clear()
+    near.clock.advance(PRESENCE.trusted_s)
 
     for _ in range(600):
-        assert_held = await presence.deferrals([lease()])
-        clock.advance(0.1)
-        assert not agents.there
+        assert_held = await near.presence.deferrals([lease()])
+        near.clock.advance(0.1)
+        assert not near.agents.there
         assert assert_held
 
-    asked_in_a_minute = agents.requests - 1
+    asked_in_a_minute = near.agents.requests - 1
     assert 60 / PRESENCE.max_retry_s <= asked_in_a_minute <= 60 / PRESENCE.max_retry_s + 4
 
 
-async def test_an_agent_with_a_closed_window_gets_a_request_each_time() -> None:
-    agents, clock = Agents(), FakeClock()
-    presence = AgentPresence(agents, agents.reported_by_agent, clock)
-    agents.there[N1] = BindReply(window_open=False)
+async def test_an_agent_with_a_closed_window_gets_a_request_each_time(near: Near) -> None:
+    near.agents.there[N1] = BindReply(window_open=False)
 
     for _ in range(3):
-        await asyncio.gather(presence.deferrals([lease(), lease("p2"), lease("p3", node="n2")]))
+        await asyncio.gather(
+            near.presence.deferrals([lease(), lease("p2"), lease("p3", node="n2")])
+        )
 
-    assert agents.requests == 4, "n1 three times, n2 once"
-
-
-async def test_a_subscribed_agent_without_a_reply_defers_from_the_first_request() -> None:
-    agents = Agents()
-    agents.hanging.add(N1)
-    presence = AgentPresence(agents, agents.reported_by_agent, FakeClock())
-
-    assert "does not respond" in (await presence.deferrals([lease()]))[lease().pod].reason
+    assert near.agents.requests == 4, "n1 three times, n2 once"
 
 
-async def test_without_nats_no_agent_counts_as_silent() -> None:
-    agents = Agents()
-    agents.there[N1], agents.cut_off = BindReply(), True
-    presence = AgentPresence(agents, agents.reported_by_agent, FakeClock())
+async def test_a_subscribed_agent_without_a_reply_defers_from_the_first_request(near: Near) -> None:
+    near.agents.hanging.add(N1)
+
+    assert "does not respond" in (await near.presence.deferrals([lease()]))[lease().pod].reason
+
+
+async def test_without_nats_no_agent_counts_as_silent(near: Near) -> None:
+    near.agents.there[N1], near.agents.cut_off = BindReply(), True
 
     for _ in range(3):
         with pytest.raises(UnavailableError, match="NATS is away"):
-            await presence.deferrals([lease()])
+            await near.presence.deferrals([lease()])
 
-    assert presence.cordon_changes() == {}
+    assert near.presence.cordon_changes() == {}
 
 
-async def test_an_agent_that_replaces_another_plugin_gets_requests_again() -> None:
-    agents, clock = Agents(), FakeClock()
-    presence = AgentPresence(agents, agents.reported_by_agent, clock)
-    presence.mark_absent([N1])
-    presence.mark_present([N1])
+async def test_an_agent_that_replaces_another_plugin_gets_requests_again(near: Near) -> None:
+    near.presence.mark_absent([N1])
+    near.presence.mark_present([N1])
 
-    deferrals = await presence.deferrals([lease()])
+    deferrals = await near.presence.deferrals([lease()])
 
     assert "does not respond" in deferrals[lease().pod].reason
 
 
-async def test_pods_wait_for_an_agent_that_reported_before_any_request() -> None:
-    agents, clock = Agents(), FakeClock()
-    presence = AgentPresence(agents, agents.reported_by_agent, clock)
-    presence.mark_present([N1])
+async def test_pods_wait_for_an_agent_that_reported_before_any_request(near: Near) -> None:
+    near.presence.mark_present([N1])
 
-    deferrals = await presence.deferrals([lease(), lease("p2", node="n2")])
+    deferrals = await near.presence.deferrals([lease(), lease("p2", node="n2")])
 
     assert list(deferrals) == [lease().pod]
 
 
 @pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
 async def test_a_changed_wall_clock_does_not_change_how_long_replies_are_trusted(
-    jump_s: float,
+    near: Near, jump_s: float
 ) -> None:
-    agents, clock = Agents(), FakeClock()
-    presence = AgentPresence(agents, agents.reported_by_agent, clock)
-    agents.there[N1] = BindReply()
-    await presence.deferrals([lease()])
+    near.agents.there[N1] = BindReply()
+    await near.presence.deferrals([lease()])
 
-    clock.set_by = jump_s
-    await presence.deferrals([lease()])
-    trusted = agents.requests
-    clock.advance(PRESENCE.trusted_s)
-    await presence.deferrals([lease()])
+    near.clock.set_by = jump_s
+    await near.presence.deferrals([lease()])
+    trusted = near.agents.requests
+    near.clock.advance(PRESENCE.trusted_s)
+    await near.presence.deferrals([lease()])
 
-    assert (trusted, agents.requests) == (1, 2)
+    assert (trusted, near.agents.requests) == (1, 2)

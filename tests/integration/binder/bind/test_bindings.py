@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from services.binder.observations import PodSnapshot
-from shared.model.errors import ConflictError, RequestError, UnavailableError
+from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged, PodBound
 from shared.model.lease import LeaseState
 from shared.model.lease_copy import ANNOTATION, load_lease
@@ -14,42 +14,33 @@ from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.binder.world import NewWorld, chosen, lease, running
 from tests.support.waiting import until
 
+POD, N1, N2 = lease().pod, NodeName("n1"), NodeName("n2")
+UNBOUND, BOUND = PodSnapshot(POD, None), PodSnapshot(POD, N1)
 
-async def test_a_placement_is_bound_with_all_annotations_in_one_binding(
+
+async def test_a_placement_is_bound_once_with_all_annotations_after_its_lease_is_published(
     new_world: NewWorld,
 ) -> None:
-    world = await new_world(lease())
-
-    async with running(world.binder.send_bindings):
-        events = await world.binder.bind_pods(chosen(lease()))
-
-    ((name, node, annotations),) = world.pods.bindings
-    copy = load_lease(annotations[ANNOTATION], namespace=Namespace("default"), name="p1")
-    assert (name, node, copy.shares) == ("p1", "n1", lease().shares)
-    assert [type(event) for event in events] == [PodBound]
-    assert (await world.leases())[lease().pod].state is LeaseState.BOUND
-
-
-async def test_the_lease_is_published_before_the_binding_is_sent(new_world: NewWorld) -> None:
     world = await new_world(lease())
     states: list[LeaseState] = []
     world.pods.before_binding = lambda: states.extend(
         event.lease.state for event in world.bus.published if isinstance(event, LeaseChanged)
     )
 
-    async with running(world.binder.send_bindings):
-        await world.binder.bind_pods(chosen(lease()))
+    events = await world.bind_all(lease())
 
+    ((name, node, annotations),) = world.pods.bindings
+    copy = load_lease(annotations[ANNOTATION], namespace=Namespace("default"), name="p1")
+    assert (name, node, copy.shares) == ("p1", "n1", lease().shares)
+    assert [type(event) for event in events] == [PodBound]
+    assert (await world.leases())[POD].state is LeaseState.BOUND
     assert states == [LeaseState.BOUND]
 
 
 async def test_an_expired_lease_is_not_bound_and_its_binding_fails(new_world: NewWorld) -> None:
     world = await new_world()
 
-    async with running(world.binder.send_bindings):
-        events = await world.binder.bind_pods(chosen(lease()))
-
-    assert [type(event) for event in events] == [BindingFailed]
+    assert [type(event) for event in await world.bind_all(lease())] == [BindingFailed]
     assert not world.pods.bindings
     assert not world.bus.published
 
@@ -66,41 +57,44 @@ async def test_the_same_batch_twice_is_one_binding(new_world: NewWorld) -> None:
     assert [type(event) for event in first] == [type(event) for event in again] == [PodBound] * 2
 
 
-async def test_a_batch_another_replica_has_bound_already_is_a_success(new_world: NewWorld) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [ConflictError("another replica has bound it"), UnavailableError("the response was lost")],
+)
+async def test_a_pod_that_is_bound_to_its_node_is_a_success_whatever_the_response(
+    new_world: NewWorld, error: LeaseholdError
+) -> None:
     world = await new_world(lease())
-    world.pods.seen["p1"] = PodSnapshot(lease().pod, NodeName("n1"))
+    world.pods.errors["p1"], world.pods.seen["p1"] = [error], BOUND
 
-    async with running(world.binder.send_bindings):
-        events = await world.binder.bind_pods(chosen(lease()))
-
-    assert [type(event) for event in events] == [PodBound]
-    assert (await world.leases())[lease().pod].state is LeaseState.BOUND
+    assert [type(event) for event in await world.bind_all(lease())] == [PodBound]
+    assert (await world.leases())[POD].state is LeaseState.BOUND
 
 
 @pytest.mark.parametrize(
-    ("seen", "word"),
+    ("error", "seen", "word"),
     [
-        (PodSnapshot(lease().pod, NodeName("n2")), "to node n2"),
-        (PodSnapshot(lease().pod, None, deleting=True), "being deleted"),
-        (PodSnapshot(lease().pod, None), "scheduling gates"),
-        (PodSnapshot(lease().pod, NodeName("n1"), terminal=True), "has terminated"),
+        (ConflictError("exists"), PodSnapshot(POD, N2), "to node n2"),
+        (ConflictError("exists"), PodSnapshot(POD, None, deleting=True), "being deleted"),
+        (ConflictError("the pod has scheduling gates"), UNBOUND, "scheduling gates"),
+        (ConflictError("exists"), PodSnapshot(POD, N1, terminal=True), "has terminated"),
+        (RequestError("403 Forbidden: pods/binding"), UNBOUND, "403 Forbidden"),
     ],
 )
-async def test_the_lease_of_a_pod_that_cannot_be_bound_is_released(
-    new_world: NewWorld, seen: PodSnapshot | None, word: str
+async def test_the_lease_of_a_pod_that_cannot_be_bound_is_released_and_no_other(
+    new_world: NewWorld, error: LeaseholdError, seen: PodSnapshot, word: str
 ) -> None:
-    world = await new_world(lease())
-    world.pods.errors["p1"] = [ConflictError("the pod has scheduling gates")]
-    world.pods.seen["p1"] = seen
+    world = await new_world(lease(), lease("good"))
+    world.pods.errors["p1"], world.pods.seen["p1"] = [error], seen
 
-    async with running(world.binder.send_bindings):
-        failed, changed = await world.binder.bind_pods(chosen(lease()))
+    events = await world.bind_all(lease(), lease("good"))
 
-    assert isinstance(failed, BindingFailed)
-    assert isinstance(changed, LeaseChanged)
+    [failed] = [event for event in events if isinstance(event, BindingFailed)]
+    [changed] = [event for event in events if isinstance(event, LeaseChanged)]
     assert word in failed.reason
-    assert changed.lease.state is LeaseState.RELEASED
-    assert not await world.leases()
+    assert (changed.lease.pod, changed.lease.state) == (POD, LeaseState.RELEASED)
+    assert [event.lease.name for event in events if isinstance(event, PodBound)] == ["good"]
+    assert [each.name for each in (await world.leases()).values()] == ["good"]
 
 
 @pytest.mark.parametrize(
@@ -110,47 +104,21 @@ async def test_the_lease_of_a_deleted_pod_stays_until_its_agent_confirms_that_it
     new_world: NewWorld, seen: PodSnapshot | None, word: str
 ) -> None:
     world = await new_world(lease())
-    world.pods.errors["p1"] = [RequestError("404")]
-    world.pods.seen["p1"] = seen
+    world.pods.errors["p1"], world.pods.seen["p1"] = [RequestError("404")], seen
 
-    async with running(world.binder.send_bindings):
-        (failed,) = await world.binder.bind_pods(chosen(lease()))
+    (failed,) = await world.bind_all(lease())
 
     assert isinstance(failed, BindingFailed)
     assert word in failed.reason
-    assert (await world.leases())[lease().pod].state is LeaseState.BOUND
-    assert await world.ledger.list_vanished() == [lease().pod]
-
-
-async def test_an_error_of_the_api_server_is_in_the_event(new_world: NewWorld) -> None:
-    world = await new_world(lease())
-    world.pods.errors["p1"] = [RequestError("403 Forbidden: pods/binding")]
-    world.pods.seen["p1"] = PodSnapshot(lease().pod, None)
-
-    async with running(world.binder.send_bindings):
-        failed, _ = await world.binder.bind_pods(chosen(lease()))
-
-    assert isinstance(failed, BindingFailed)
-    assert "403 Forbidden" in failed.reason
-
-
-async def test_a_lost_response_to_a_binding_that_happened_is_a_success(new_world: NewWorld) -> None:
-    world = await new_world(lease())
-    world.pods.errors["p1"] = [UnavailableError("connection lost")]
-    world.pods.seen["p1"] = PodSnapshot(lease().pod, NodeName("n1"))
-
-    async with running(world.binder.send_bindings):
-        events = await world.binder.bind_pods(chosen(lease()))
-
-    assert [type(event) for event in events] == [PodBound]
+    assert (await world.leases())[POD].state is LeaseState.BOUND
+    assert await world.ledger.list_vanished() == [POD]
 
 
 async def test_a_binding_that_did_not_happen_is_sent_again_with_the_next_delivery(
     new_world: NewWorld,
 ) -> None:
     world = await new_world(lease())
-    world.pods.errors["p1"] = [UnavailableError("503")]
-    world.pods.seen["p1"] = PodSnapshot(lease().pod, None)
+    world.pods.errors["p1"], world.pods.seen["p1"] = [UnavailableError("503")], UNBOUND
 
     async with running(world.binder.send_bindings):
         with pytest.raises(UnavailableError):
@@ -166,11 +134,10 @@ async def test_leases_stay_while_the_api_server_is_unavailable(new_world: NewWor
     world = await new_world(lease())
     world.pods.away = True
 
-    async with running(world.binder.send_bindings):
-        with pytest.raises(UnavailableError, match="1 of 1"):
-            await world.binder.bind_pods(chosen(lease()))
+    with pytest.raises(UnavailableError, match="1 of 1"):
+        await world.bind_all(lease())
 
-    assert (await world.leases())[lease().pod].state is LeaseState.BOUND
+    assert (await world.leases())[POD].state is LeaseState.BOUND
 
 
 async def test_a_hanging_binding_blocks_no_other_and_is_not_sent_twice(new_world: NewWorld) -> None:
@@ -190,27 +157,11 @@ async def test_a_hanging_binding_blocks_no_other_and_is_not_sent_twice(new_world
     assert sorted(name for name, _, _ in world.pods.bindings) == ["quick", "slow"]
 
 
-async def test_a_failed_binding_fails_no_other(new_world: NewWorld) -> None:
-    world = await new_world(lease("bad"), lease("good"))
-    world.pods.errors["bad"] = [RequestError("403")]
-    world.pods.seen["bad"] = PodSnapshot(lease("bad").pod, None)
-
-    async with running(world.binder.send_bindings):
-        events = await world.binder.bind_pods(chosen(lease("bad"), lease("good")))
-
-    bound = [event.lease.name for event in events if isinstance(event, PodBound)]
-    assert bound == ["good"]
-    assert [each.name for each in (await world.leases()).values()] == ["good"]
-
-
 async def test_an_active_lease_needs_no_binding(new_world: NewWorld) -> None:
     world = await new_world(structs.replace(lease(), state=LeaseState.ACTIVE))
 
-    async with running(world.binder.send_bindings):
-        events = await world.binder.bind_pods(chosen(lease()))
-
+    assert [type(event) for event in await world.bind_all(lease())] == [PodBound]
     assert not world.pods.bindings
-    assert [type(event) for event in events] == [PodBound]
 
 
 async def test_bindings_in_flight_when_the_sender_stops_are_unknown_not_lost(

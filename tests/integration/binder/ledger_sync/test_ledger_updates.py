@@ -218,13 +218,21 @@ async def test_a_lease_that_moved_on_while_it_was_ended_is_a_conflict(new_world:
     assert lease().pod in await world.leases()
 
 
-async def test_expired_reservations_are_failed_bindings(new_world: NewWorld) -> None:
-    world = await new_world(lease())
+async def test_an_expired_reservation_is_a_failed_binding_and_its_capacity_is_offered(
+    new_world: NewWorld,
+) -> None:
+    world = await new_world(lease(), lease("p2", node="n2", expires_at=NOW + 60))
+    waiting = await waits(world)
     world.clock.advance(31)
 
-    (failed,) = await world.binder.expire_reservations()
+    async with running(world.binder.offer_capacity):
+        (failed,) = await world.binder.expire_reservations()
+        await until(lambda: world.bus.published)
 
     assert isinstance(failed, BindingFailed)
+    [offered] = world.bus.published
+    assert isinstance(offered, PodQueued)
+    assert offered.pod == waiting.pod
 
 
 async def test_activations_are_saved_from_events_and_from_reports(new_world: NewWorld) -> None:
