@@ -20,6 +20,7 @@ from shared.model.events.event import Event
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import (
     BindingFailed,
+    ListedPods,
     NodeChanged,
     PlacementChosen,
     PodBound,
