@@ -4,11 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from shared.ledger.leases import RedisLeases
-from shared.model.ledger import (
-    Reservation,
-    ReservationOutcome,
-    Reserved,
-)
+from shared.model.ledger import Reservation, ReservationOutcome, Reserved
 from shared.model.request import Gang
 from shared.runtime import telemetry
 

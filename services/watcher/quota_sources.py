@@ -14,14 +14,13 @@ from pathlib import Path
 
 from prometheus_client import Gauge
 
+from services.watcher.followed import follow
 from services.watcher.quotas import KIND, merge_sources, parse_spec
 from shared.dialects.tencent import gpu_quota
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.custom_kinds import API_VERSION
 from shared.kubernetes.errors import NotFoundError
-from shared.kubernetes.known_objects import ObjectAdded, ObjectDeleted, ObjectUpdated
 from shared.kubernetes.object_files import load_objects
-from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import RawObject
 from shared.model.bounds import cut
 from shared.model.errors import RequestError
@@ -86,36 +85,20 @@ class QuotaReflectors:
 
     async def _watch(self, path: str, selector: str, apply: _Apply, synced: asyncio.Event) -> None:
         logged = ""
-        while True:
-            try:
-                await self._reflect(path, selector, apply, synced)
-            except NotFoundError as error:
-                logged = str(error)
-                if path == OBJECTS and self.objects:
-                    self.objects.clear()
-                    self._changed.set()
-            except RequestError as error:
-                if str(error) != logged:
-                    logger.warning("%s cannot be read: %s", path, error)
-                logged = str(error)
-            synced.set()
-            await asyncio.sleep(RETRY_S)
-
-    async def _reflect(
-        self, path: str, selector: str, apply: _Apply, synced: asyncio.Event
-    ) -> None:
-        """Apply changes for ever. Raises RequestError if the first list is refused."""
-        reflector = Reflector(self.client, path, RawObject, field_selector=selector)
-        async with aclosing(reflector.batches()) as batches:
+        found = follow(self.client, path, RawObject, retry_s=RETRY_S, field_selector=selector)
+        async with aclosing(found) as batches:
             async for batch in batches:
-                for change in batch:
-                    match change:
-                        case ObjectAdded(item=item) | ObjectUpdated(item=item):
-                            _apply_valid(apply, item.metadata.name, item)
-                        case ObjectDeleted(item=named):
-                            apply(named.name, None)
-                        case _:
-                            synced.set()
+                refusal = batch.refusal
+                if isinstance(refusal, NotFoundError):
+                    if path == OBJECTS:
+                        self.objects.clear()
+                elif refusal is not None and str(refusal) != logged:
+                    logger.warning("%s cannot be read: %s", path, refusal)
+                    logged = str(refusal)
+                for named, item in batch.changed:
+                    _apply_valid(apply, named.name, item)
+                if batch.listed or refusal is not None:
+                    synced.set()
                 self._changed.set()
 
     def _apply_object(self, name: str, item: RawObject | None) -> None:
@@ -133,7 +116,7 @@ class QuotaReflectors:
         self.config_map = gpu_quota.parse_config_map(item.data or {}) if item else {}
 
 
-def _apply_valid(apply: _Apply, name: str, item: RawObject) -> None:
+def _apply_valid(apply: _Apply, name: str, item: RawObject | None) -> None:
     try:
         apply(name, item)
         INVALID.labels(name).set(0)

@@ -5,9 +5,9 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Sequence
 
-from services.watcher.claim_sources import ClaimReflector
 from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.sources import (
+    ClaimReflector,
     NamespaceReflector,
     NodeReflector,
     OurPodLister,

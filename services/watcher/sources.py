@@ -11,7 +11,7 @@ from itertools import zip_longest
 
 import msgspec
 
-from services.watcher.claim_sources import ClaimReflector
+from services.watcher.followed import Batch, follow
 from services.watcher.pod_groups import PodGroupChanges, unreadable_groups
 from shared.dialects import LEDGER_RESOURCES
 from shared.dialects.pod_groups import PATHS, PodGroupKind
@@ -27,10 +27,9 @@ from shared.kubernetes.known_objects import (
     as_number,
 )
 from shared.kubernetes.reflector import Reflector
-from shared.kubernetes.types import ApiNode, ApiObject, ApiPod, ObjectMeta, PodGroup, PodOutline
-from shared.kubernetes.watch_events import ObjectIdentity
+from shared.kubernetes.resource_claims import CLAIMS_PATH, ApiResourceClaim, allocated_claim
+from shared.kubernetes.types import ApiNode, ApiObject, ApiPod, PodGroup, PodOutline
 from shared.model.bounds import MOST_FACTS, check_bounds, check_size
-from shared.model.clock import wait_for_event
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.node_events import DeviceReported
@@ -41,6 +40,76 @@ from shared.model.node import AGENT_ANNOTATION, NodeFacts, Taint
 from shared.model.quantity import parse_available
 from shared.pods.observed_pod import TERMINAL, ObservedPod
 from shared.pods.pod_parser import PodParser
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 30.0
+"""The interval at which a kind is requested that the API server does not know."""
+
+
+@dataclass(slots=True)
+class ClaimReflector:
+    """ResourceClaims; a cluster without `resource.k8s.io/v1` has none, which is logged once."""
+
+    client: KubernetesClient
+    retry_s: float = RETRY_S
+    unreadable: str = field(default="", init=False)
+    """Why claims cannot be read, although the API server has them; empty: they can."""
+    _logged: str = field(default="", init=False)
+
+    async def batches(self) -> AsyncIterator[list[tuple[PodUid, AllocatedClaim | None]]]:
+        """Yield every change: the claim's uid, and its allocation if it has one of ours."""
+        found = follow(self.client, CLAIMS_PATH, ApiResourceClaim, retry_s=self.retry_s)
+        async with aclosing(found) as batches:
+            async for batch in batches:
+                if isinstance(batch.refusal, NotFoundError):
+                    self._log_once(f"ResourceClaims are not watched: {batch.refusal}")
+                elif batch.refusal is not None:
+                    self._refused(batch.refusal)
+                else:
+                    if batch.listed:
+                        self.unreadable = ""
+                    yield [
+                        (PodUid(named.uid), self._parse(item) if item else None)
+                        for named, item in batch.changed
+                    ]
+
+    async def list_all(self) -> tuple[AllocatedClaim, ...]:
+        """List all claims with an allocation of ours; none without the API or the permission.
+
+        The ledger ends no lease of a claim for its absence in a list alone.
+        """
+        found: list[AllocatedClaim] = []
+        try:
+            async for page in self.client.pages(CLAIMS_PATH):
+                claims = page.read(ApiResourceClaim, skip=self._ignore)
+                found += filter(None, map(self._parse, claims))
+        except NotFoundError:
+            pass
+        except RequestError as error:
+            self._refused(error)
+            return ()
+        self.unreadable = ""
+        return tuple(found)
+
+    def _parse(self, claim: ApiResourceClaim) -> AllocatedClaim | None:
+        try:
+            return allocated_claim(claim)
+        except RequestError as error:
+            self._ignore(error)
+            return None
+
+    def _ignore(self, error: RequestError) -> None:
+        self._log_once(f"a claim is ignored: {error}")
+
+    def _refused(self, error: RequestError) -> None:
+        self.unreadable = f"ResourceClaims cannot be read: {error}"
+        self._log_once(self.unreadable)
+
+    def _log_once(self, text: str) -> None:
+        if text != self._logged:
+            logger.warning("%s", text)
+            self._logged = text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +168,6 @@ def foreign_devices(node: ApiNode, *, now_s: float) -> DeviceReported | None:
     return report
 
 
-logger = logging.getLogger(__name__)
-
-RETRY_S = 30.0
-"""The interval at which a kind is requested that the API server does not know."""
 APPEARANCE_CHECK_S = 1.0
 """The shortest such interval, while pods name groups of the kind."""
 CHUNK_BYTES = 256 * 1024
@@ -208,24 +273,17 @@ class NamespaceReflector:
 
     async def batches(self) -> AsyncIterator[dict[Namespace, Mapping[str, str] | None]]:
         """Yield the labels of changed namespaces, None of a deleted one."""
-        reflector = Reflector(self.client, "/api/v1/namespaces", ApiObject)
-        while True:
-            try:
-                async with aclosing(reflector.batches()) as batches:
-                    async for batch in batches:
-                        changes: dict[Namespace, Mapping[str, str] | None] = {}
-                        for change in batch:
-                            match change:
-                                case ObjectAdded(item=item) | ObjectUpdated(item=item):
-                                    changes[Namespace(item.metadata.name)] = item.metadata.labels
-                                case ObjectDeleted(item=named):
-                                    changes[Namespace(named.name)] = None
-                        yield changes
-                        self.synced.set()
-            except RequestError as error:
-                logger.warning("namespaces cannot be read: %s; retrying", error)
-            self.synced.set()
-            await asyncio.sleep(self.retry_s)
+        found = follow(self.client, "/api/v1/namespaces", ApiObject, retry_s=self.retry_s)
+        async with aclosing(found) as batches:
+            async for batch in batches:
+                if batch.refusal is not None:
+                    logger.warning("namespaces cannot be read: %s; retrying", batch.refusal)
+                else:
+                    yield {
+                        Namespace(named.name): item.metadata.labels if item else None
+                        for named, item in batch.changed
+                    }
+                self.synced.set()
 
 
 @dataclass(slots=True)
@@ -269,43 +327,30 @@ class PodGroupReflectors:
         return True
 
     async def _watch(self, kind: PodGroupKind, queue: asyncio.Queue[PodGroupChanges]) -> None:
-        published: PodGroupChanges | None = None
-        while True:
-            self._appeared[kind].clear()
-            try:
-                await self._reflect(kind, queue)
-            except NotFoundError:
-                found = PodGroupChanges(kind=kind, absent=True)
-            except RequestError as error:
-                found = unreadable_groups(kind, str(error))
-            if found != published:
-                if found.unreadable:
-                    logger.warning("%s; retrying every %g s", found.unreadable, self.retry_s)
-                await queue.put(found)
-                published = found
-            await wait_for_event(self._appeared[kind], self.retry_s)
-
-    async def _reflect(self, kind: PodGroupKind, queue: asyncio.Queue[PodGroupChanges]) -> None:
-        """Put changes for ever. Raises RequestError if the first list is refused."""
-        reflector = Reflector(self.client, PATHS[kind], PodGroup)
-        async with aclosing(reflector.batches()) as batches:
+        refused: PodGroupChanges | None = None
+        path, appeared = PATHS[kind], self._appeared[kind]
+        found = follow(self.client, path, PodGroup, retry_s=self.retry_s, appeared=appeared)
+        async with aclosing(found) as batches:
             async for batch in batches:
-                synced, sizes = False, dict[str, int | None]()
-                for change in batch:
-                    match change:
-                        case ObjectAdded(item=item) | ObjectUpdated(item=item):
-                            sizes[_key(item.metadata)] = item.spec.min_member
-                        case ObjectDeleted(item=named):
-                            sizes[_key(named)] = None
-                        case _:
-                            synced = True
-                await queue.put(
-                    PodGroupChanges(kind=kind, sizes=tuple(sizes.items()), synced=synced)
-                )
+                changes = _group_changes(kind, batch)
+                if batch.refusal is not None and changes == refused:
+                    continue
+                refused = changes if batch.refusal is not None else None
+                if changes.unreadable:
+                    logger.warning("%s; retrying every %g s", changes.unreadable, self.retry_s)
+                await queue.put(changes)
 
 
-def _key(group: ObjectMeta | ObjectIdentity) -> str:
-    return f"{group.namespace}/{group.name}"
+def _group_changes(kind: PodGroupKind, batch: Batch[PodGroup]) -> PodGroupChanges:
+    if isinstance(batch.refusal, NotFoundError):
+        return PodGroupChanges(kind=kind, absent=True)
+    if batch.refusal is not None:
+        return unreadable_groups(kind, str(batch.refusal))
+    sizes = {
+        f"{named.namespace}/{named.name}": item.spec.min_member if item else None
+        for named, item in batch.changed
+    }
+    return PodGroupChanges(kind=kind, sizes=tuple(sizes.items()), synced=batch.listed)
 
 
 @dataclass(slots=True)

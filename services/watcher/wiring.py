@@ -1,10 +1,10 @@
 """Builds the watcher from real clients and serves it."""
 
-from services.watcher.claim_sources import ClaimReflector
 from services.watcher.quota_sources import QuotaReflectors, load_file
 from services.watcher.service import Watcher
 from services.watcher.settings import WatcherSettings
 from services.watcher.sources import (
+    ClaimReflector,
     NamespaceReflector,
     NodeReflector,
     OurPodLister,

@@ -32,7 +32,7 @@ from shared.model.events.pod_events import (
 from tests.model.redis_links import Link, LinkedConnection, RedisServer
 from tests.model.virtual_time import LedgerTime, VirtualLoop
 from tests.support.build import dice
-from tests.support.placer.placers import FakePlacerMetrics
+from tests.support.placer.running import FakePlacerMetrics
 
 if TYPE_CHECKING:
     from tests.model.world import World

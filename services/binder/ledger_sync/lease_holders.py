@@ -12,13 +12,7 @@ from services.binder.pod_client import PodClient
 from services.binder.report.explanations import summarize
 from shared.model.errors import LeaseholdError
 from shared.model.events.claim_events import ClaimDeallocated
-from shared.model.events.pod_events import (
-    BoundPod,
-    ListedPods,
-    PodGated,
-    PodQueued,
-    PodTerminated,
-)
+from shared.model.events.pod_events import BoundPod, ListedPods, PodGated, PodQueued, PodTerminated
 from shared.model.lease import Lease
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName

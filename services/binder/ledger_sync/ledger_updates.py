@@ -9,13 +9,7 @@ from msgspec import structs
 
 from services.binder.agent_client import NodeAgentClient
 from services.binder.ledger_sync.lost_leases import LostLeases, LostOutcome
-from services.binder.ledger_sync.recovery import (
-    copy_for,
-    is_resized,
-    places_of,
-    sizes_of,
-    slots_of,
-)
+from services.binder.ledger_sync.recovery import copy_for, is_resized, places_of, sizes_of, slots_of
 from services.binder.metrics import count_anomaly
 from services.binder.observations import generation_of
 from services.binder.report.event_writer import EventRecorder

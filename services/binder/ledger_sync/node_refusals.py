@@ -12,12 +12,7 @@ from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import refused_event
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import LeaseholdError
-from shared.model.events.node_events import (
-    HealthChanged,
-    LeaseHolder,
-    ShareRefused,
-    ViolationFound,
-)
+from shared.model.events.node_events import HealthChanged, LeaseHolder, ShareRefused, ViolationFound
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 

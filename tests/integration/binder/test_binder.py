@@ -37,8 +37,7 @@ from shared.model.request import Gang
 from shared.nats.bus import Bus
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
-from tests.support.binder.claims import FakeClaims
-from tests.support.binder.world import PermissiveAgents
+from tests.support.binder.world import FakeClaims, PermissiveAgents
 from tests.support.build import devices, facts
 from tests.support.servers.nats import nats_server
 from tests.support.servers.valkey import valkey_server

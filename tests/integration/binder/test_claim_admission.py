@@ -17,7 +17,7 @@ from shared.model.lease import LeaseState
 from shared.model.lease_copy import copy_of
 from shared.model.names import PodUid
 from tests.support.binder.claim_binder import GPU, ClaimBinder
-from tests.support.binder.claims import allocated, on
+from tests.support.binder.world import allocated, on
 from tests.support.placer.ledger import assert_sound, reservation, reserve, share, uuid
 
 UNDECIDED = ClaimLeaseReply()

@@ -11,11 +11,7 @@ from shared.kubernetes.errors import ErrorResponse, KubernetesConflictError
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.errors import UnavailableError
 from shared.model.names import NodeName, PodUid
-from shared.model.preemption import (
-    EvictionOutcome,
-    PreemptionCause,
-    Victim,
-)
+from shared.model.preemption import EvictionOutcome, PreemptionCause, Victim
 from tests.support.binder.preemption import Scene, scene
 from tests.support.placer.ledger import uuid
 from tests.support.servers.valkey import ValkeyServer

@@ -16,9 +16,8 @@ from shared.model.lease import ClaimAllocation, Lease, LeaseState
 from shared.model.lease_copy import dump_lease, load_lease
 from shared.model.names import NodeName
 from tests.support.binder.claim_binder import GPU, ClaimBinder
-from tests.support.binder.claims import allocated, on
 from tests.support.binder.events import activation, in_state
-from tests.support.binder.world import NewWorld, lease
+from tests.support.binder.world import NewWorld, allocated, lease, on
 from tests.support.placer.ledger import assert_sound
 
 

@@ -16,7 +16,7 @@ from shared.model.lease import LeaseState, MigPlacement
 from shared.model.lease_copy import copy_of, load_lease
 from shared.model.names import PodUid
 from tests.support.binder.claim_binder import GPU, ClaimBinder
-from tests.support.binder.claims import allocated, on
+from tests.support.binder.world import allocated, on
 from tests.support.placer.ledger import (
     assert_sound,
     device,

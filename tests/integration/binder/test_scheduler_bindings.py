@@ -31,23 +31,10 @@ from shared.model.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
 from shared.model.placement import Placement, Refusal
 from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import GpuRequest, PodRequest
-from tests.support.binder.claims import FakeClaims
-from tests.support.binder.world import (
-    FakeAgents,
-    FakeBus,
-    running,
-)
+from tests.support.binder.world import FakeAgents, FakeBus, FakeClaims, running
 from tests.support.clock import FakeClock
-from tests.support.placer.ledger import (
-    NOW,
-    assert_sound,
-    facts,
-    ledger,
-    queued,
-    reservation,
-    share,
-)
-from tests.support.placer.placers import placers
+from tests.support.placer.ledger import NOW, assert_sound, facts, ledger, queued, reservation, share
+from tests.support.placer.running import placers
 from tests.support.simcluster.apiserver import api_server
 from tests.support.waiting import until
 

@@ -27,7 +27,7 @@ from tests.support.build import dice, facts, pod_queued
 from tests.support.dialects.mixes import ExpectedPod, mixed
 from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, assert_environment
 from tests.support.placer.ledger import assert_sound, ledger
-from tests.support.placer.placers import FakePlacerMetrics
+from tests.support.placer.running import FakePlacerMetrics
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.stateful import run_machine
 from tests.support.waiting import until

@@ -17,7 +17,7 @@ from shared.model.preemption import Preemption
 from shared.model.quota import Quota, QuotaLimits
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import NOW, ledger, reservation, reserve, share, uuid
-from tests.support.placer.placers import FakePlacerMetrics
+from tests.support.placer.running import FakePlacerMetrics
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 

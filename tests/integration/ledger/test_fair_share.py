@@ -35,7 +35,7 @@ from tests.support.placer.ledger import (
     uses,
     verdict,
 )
-from tests.support.placer.placers import placers
+from tests.support.placer.running import placers
 from tests.support.servers.valkey import ValkeyServer
 
 A, B, C = (Namespace(f"team-{letter}") for letter in "abc")

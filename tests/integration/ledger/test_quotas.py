@@ -18,6 +18,7 @@ from shared.model.placement import Refusal
 from shared.model.quota import Quota, QuotaLimits, QuotaUsage, total_of
 from shared.model.request import Gang
 from shared.placing.refusal import quota_refusals
+from tests.support.placer.gangs import charge_of
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
@@ -31,7 +32,6 @@ from tests.support.placer.ledger import (
     share,
     uuid,
 )
-from tests.support.placer.quotas import charge_of
 from tests.support.servers.valkey import ValkeyServer
 
 TEAM = Namespace("team")

@@ -15,6 +15,7 @@ from shared.model.lease import Lease, ShareSize, StaleLeaseError, bookings
 from shared.model.ledger import NoCapacity, Reserved
 from shared.model.names import Namespace, PodUid
 from shared.model.quota import Quota, QuotaExcess, QuotaLimits
+from tests.support.placer.gangs import charge_of
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
@@ -29,7 +30,6 @@ from tests.support.placer.ledger import (
     uuid,
     verdict,
 )
-from tests.support.placer.quotas import charge_of
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 

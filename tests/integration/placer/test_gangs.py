@@ -22,7 +22,7 @@ from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import assert_sound, ledger
-from tests.support.placer.placers import FakePlacerMetrics, placers
+from tests.support.placer.running import FakePlacerMetrics, placers
 from tests.support.servers.nats import NatsServer, nats_server
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until

@@ -31,7 +31,7 @@ from tests.support.placer.ledger import (
     share,
     uses,
 )
-from tests.support.placer.placers import FakePlacerMetrics, placers
+from tests.support.placer.running import FakePlacerMetrics, placers
 from tests.support.waiting import until
 
 SHARE = request(gpu(memory=4_000), resources={"cpu": 100, "pods": 1})

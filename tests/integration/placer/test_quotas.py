@@ -17,7 +17,7 @@ from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import Gang
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import NOW, assert_sound, device, facts, ledger, report
-from tests.support.placer.placers import FakePlacerMetrics
+from tests.support.placer.running import FakePlacerMetrics
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from services.watcher.claim_sources import ClaimReflector
 from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.service import Watcher
 from services.watcher.sources import (
+    ClaimReflector,
     NamespaceReflector,
     NodeReflector,
     OurPodLister,

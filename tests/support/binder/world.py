@@ -2,36 +2,108 @@
 
 import asyncio
 import contextlib
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import prometheus_client
 from msgspec import structs
 
 from services.binder.agent_client import NodeAgentClient, NoReply
+from services.binder.claim_client import ClaimAnswer, ClaimClient, RequestUse
+from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.metrics import ANOMALIES, EVICTIONS, RESIZES
 from services.binder.observations import PodSnapshot
+from services.binder.pod_client import PodClient
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
 from shared.ledger.leases import RedisLeases
+from shared.model.claim import device_name
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
+from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
 from shared.model.events.event import Event
-from shared.model.events.pod_events import (
-    PlacementChosen,
-)
-from shared.model.events.request_reply import BindReply
-from shared.model.lease import Lease, LeaseState, Share
+from shared.model.events.pod_events import PlacementChosen
+from shared.model.events.request_reply import BindReply, LimitsReply, LimitsRequest
+from shared.model.lease import Lease, LeaseState, Share, ShareSize
 from shared.model.ledger import LedgerStatus
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import AntiAffinityTerm
 from shared.runtime.runner import run_loop
 from shared.runtime.service import roles_of
-from tests.support.binder.claims import FakeClaims
-from tests.support.binder.resizing import FakeAnnotations, FakeLimits
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import ledger
+
+
+def allocated(
+    name: str, *devices: AllocatedDevice, node: str = "a", generation: str = "g1", version: int = 1
+) -> AllocatedClaim:
+    return AllocatedClaim(
+        claim=PodUid(f"uid-{name}"),
+        namespace=Namespace("default"),
+        name=name,
+        node=NodeName(node),
+        generation=generation,
+        devices=devices,
+        resource_version=str(version),
+    )
+
+
+def on(uuid: DeviceUuid, memory_mib: int | None = 4_000, **more: object) -> AllocatedDevice:
+    known: dict[str, object] = {"request": "gpu", "share_id": f"share-{memory_mib}"}
+    return AllocatedDevice(
+        device=device_name(uuid),
+        memory_mib=memory_mib,
+        **(known | more),  # type: ignore[arg-type]
+    )
+
+
+class FakeClaims(ClaimClient):
+    """Claims by name, whose versions rise with every write."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, AllocatedClaim] = {}
+        self.answers: dict[str, list[ClaimAnswer]] = {}
+        self.errors: list[LeaseholdError] = []
+        self.uses: dict[str, list[RequestUse]] = {}
+        """By name of the pod."""
+        self.unreadable: list[LeaseholdError] = []
+
+    def put(self, claim: AllocatedClaim) -> AllocatedClaim:
+        self.stored[claim.name] = claim
+        return claim
+
+    async def get_allocation(self, namespace: str, name: str) -> AllocatedClaim | None:
+        return self.stored.get(name)
+
+    async def list_uses(self, namespace: str, pod: str, uid: PodUid) -> list[RequestUse]:
+        if self.unreadable:
+            raise self.unreadable.pop(0)
+        return self.uses.get(pod, [])
+
+    async def answer(self, claim: AllocatedClaim, answer: ClaimAnswer) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        now = self.stored.get(claim.name)
+        if now is None:
+            raise RequestError("not found")
+        if now.resource_version != claim.resource_version:
+            raise ConflictError("the object has been modified")
+        self.answers.setdefault(claim.name, []).append(answer)
+        self.stored[claim.name] = replace(
+            now,
+            answer=answer.condition,
+            lease=json.dumps(answer.lease) if answer.lease else "",
+            resource_version=str(int(now.resource_version) + 1),
+        )
+
+
+def holders(pods: PodClient) -> LeaseHolders:
+    """Return the holders of leases in a cluster without claims."""
+    return LeaseHolders(pods, FakeClaims())
+
 
 NOW = 1_787_000_000.0
 
@@ -65,11 +137,19 @@ def chosen(*leases: Lease) -> list[PlacementChosen]:
     return [PlacementChosen(lease=each) for each in leases]
 
 
-class FakePods(FakeAnnotations):
+async def _nothing() -> None:
+    """Do nothing."""
+
+
+class FakePods(PodClient):
     """An API server whose responses a test chooses, pod by pod."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.seen: dict[str, PodSnapshot | None] = {}
+        self.conflicts = 0
+        self.writes = 0
+        self.before_read: Callable[[], Awaitable[None]] = _nothing
+        self.before_annotate: Callable[[], Awaitable[None]] = _nothing
         self.bindings: list[tuple[str, str, Mapping[str, str]]] = []
         self.errors: dict[str, list[LeaseholdError]] = {}
         self.unreadable: dict[str, LeaseholdError] = {}
@@ -120,6 +200,22 @@ class FakePods(FakeAnnotations):
             raise self.unreadable[name]
         return self.seen.get(name)
 
+    async def annotate(
+        self, namespace: str, name: str, read: PodSnapshot, annotations: Mapping[str, str]
+    ) -> None:
+        await self.before_annotate()
+        now = self.seen[name]
+        assert now is not None
+        if self.conflicts or now.resource_version != read.resource_version:
+            self.conflicts = max(0, self.conflicts - 1)
+            raise ConflictError("it has changed")
+        self.writes += 1
+        self.seen[name] = replace(
+            now,
+            resource_version=f"{now.resource_version}+",
+            annotations={**now.annotations, **annotations},
+        )
+
     async def remove_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
         return True
 
@@ -162,15 +258,15 @@ class FakeBus:
         self.published += events
 
 
-async def _nothing() -> None:
-    """Do nothing."""
-
-
-class FakeAgents(FakeLimits):
+class FakeAgents(NodeAgentClient):
     """Agents that reply as the test chooses: True, False, or not at all."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.limits: list[LimitsRequest] = []
+        self.in_use_mib = 0
+        self.away: set[NodeName] = set()
+        self.kept: ShareSize | None = None
+        """The most that its device can give a container."""
         self.answers: dict[PodUid, bool] = {}
         self.requested_pods: list[PodUid] = []
         self.requests = 0
@@ -179,6 +275,19 @@ class FakeAgents(FakeLimits):
         self.replies: dict[NodeName, BindReply] = {}
         """Replies to bind requests by node; without one, all pods may be bound."""
         self.before_reply: Callable[[], Awaitable[None]] = _nothing
+
+    async def set_limits(self, request: LimitsRequest) -> LimitsReply:
+        self.limits.append(request)
+        if request.node in self.away:
+            raise UnavailableError("no reply")
+        least = min(share.memory_mib for share in request.lease.shares)
+        if request.resize_id and not request.finished and least < self.in_use_mib:
+            reason = f"{self.in_use_mib} MiB are in use"
+            return LimitsReply(applied=False, reason=reason, in_use_mib=self.in_use_mib)
+        if self.kept is not None and least > self.kept.memory_mib:
+            reason = "it would be given out twice"
+            return LimitsReply(applied=False, reason=reason, container="c", kept=self.kept)
+        return LimitsReply(applied=True)
 
     async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
         await self.before_reply()

@@ -11,12 +11,7 @@ from shared.model.lease import Lease, MigPlacement, Share, bookings
 from shared.model.ledger import Reservation
 from shared.model.names import DeviceUuid
 from shared.model.request import SharingPolicy
-from tests.support.placer.ledger import (
-    NOW,
-    device,
-    share,
-    uuid,
-)
+from tests.support.placer.ledger import NOW, device, share, uuid
 
 NODES = ("a", "b")
 GPUS = 2

@@ -1,12 +1,15 @@
 """A placer that follows a real ledger, which a test can make disagree."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
 
+from services.placer.metrics import PrometheusPlacerMetrics
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
+from shared.model.clock import SystemClock
 from shared.model.events.node_events import DeviceReported
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.ledger import LedgerNode, LedgerSnapshot, Reservation, ReservationOutcome
@@ -14,8 +17,34 @@ from shared.model.names import Namespace, PodUid
 from tests.support.build import device, dice, ledger_node
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import NOW, ledger
-from tests.support.placer.placers import FakePlacerMetrics
 from tests.support.waiting import until
+
+
+class FakePlacerMetrics(PrometheusPlacerMetrics):
+    """Decisions by outcome."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def count(self, outcome: str, amount: int = 1) -> None:
+        self.counts[outcome] += amount
+
+
+@asynccontextmanager
+async def placers(leases: RedisLeases, count: int) -> AsyncIterator[list[Placer]]:
+    """Start independent placers; yield them once they can decide."""
+    several = [
+        Placer(leases, SystemClock(), FakePlacerMetrics(), dice(seed), ttl_s=30.0)
+        for seed in range(count)
+    ]
+    following = [asyncio.create_task(placer.follow_ledger()) for placer in several]
+    try:
+        await until(lambda: not any(placer.unready_reason() for placer in several))
+        yield several
+    finally:
+        for task in following:
+            task.cancel()
+        await asyncio.gather(*following, return_exceptions=True)
 
 
 class Clock(FakeClock):

@@ -40,7 +40,7 @@ from tests.support.audit import (
     waits,
     with_use,
 )
-from tests.support.placer.quotas import charge_of
+from tests.support.placer.gangs import charge_of
 
 SOUND = account(lease("a"))
 OTHER = NodeName("node-1")

@@ -9,7 +9,7 @@ from shared.model.events.claim_events import AllocatedClaim
 from shared.model.lease import ClaimAllocation, Lease
 from shared.model.names import PodUid
 from tests.support.audit import GPU, account, facts, found, lease, pod, share
-from tests.support.binder.claims import allocated, on
+from tests.support.binder.world import allocated, on
 from tests.support.snapshots import cluster_of, explained
 
 

@@ -1,15 +1,27 @@
 """Placing by example: the items of Volcano's acceptance list that placing decides."""
 
+import random
+from itertools import combinations
 from typing import Any
 
 import pytest
 
-from shared.model.device import DeviceMode
+from shared.model.device import Device, DeviceMode
 from shared.model.ledger import LedgerNode
+from shared.model.names import DeviceUuid, NodeName
 from shared.model.placement import Placement, Refusal
-from shared.model.request import DeviceOrder, DeviceSelection, PodRequest, SharingPolicy
-from tests.support.build import V100_MIB, device, devices, gpu, ledger_node, request
-from tests.support.placer.placing import Cluster
+from shared.model.request import (
+    DeviceOrder,
+    DeviceSelection,
+    PodRequest,
+    SharingPolicy,
+    TopologyScope,
+)
+from shared.placing.choice.container_choice import best_linked_set
+from shared.placing.mirror.node_mirror import MirroredNode
+from tests.support.build import V100_MIB, device, devices, gpu, ledger_node, request, use
+from tests.support.placer.placing import Cluster, index_of
+from tests.support.placer.placing import chosen_devices as chosen
 
 SHARED = {"slotted": False}
 
@@ -260,3 +272,183 @@ def test_a_pod_without_a_gpu_prefers_nodes_without_devices() -> None:
     assert isinstance(placement, Placement)
     assert placement.node == "bare"
     assert placement.shares == ()
+
+
+def one(order: DeviceOrder, weights: tuple[int, int, int] = (0, 0, 1), **fields: Any) -> PodRequest:
+    return request(gpu(memory=1000), device_order=order, allocation_weights=weights, **fields)
+
+
+def cards(*uses: Any) -> list[Any]:
+    return [(device(f"GPU-{n}", n), used) for n, used in enumerate(uses)]
+
+
+@pytest.mark.parametrize(
+    ("weights", "least", "most"),
+    [
+        pytest.param((0, 0, 1), 2, 0, id="memory"),
+        pytest.param((0, 1, 0), 0, 1, id="cores"),
+        pytest.param((1, 0, 0), 1, 2, id="slots"),
+        pytest.param((1, 1, 1), 2, 1, id="all alike"),
+    ],
+)
+def test_orders_by_allocated_fraction_weigh_slots_cores_and_memory(
+    weights: tuple[int, int, int], least: int, most: int
+) -> None:
+    node_devices = cards(use(16_000, 10, 2), use(8_000, 60, 1), use(1_000, 20, 3))
+
+    assert chosen(one(DeviceOrder.LEAST_ALLOCATED, weights), *node_devices) == [least]
+    assert chosen(one(DeviceOrder.MOST_ALLOCATED, weights), *node_devices) == [most]
+
+
+@pytest.mark.parametrize(
+    ("order", "indices"),
+    [
+        (DeviceOrder.LAST, [1, 1]),
+        (DeviceOrder.FIRST, [0, 0]),
+        (DeviceOrder.BINPACK, [0, 0]),
+        (DeviceOrder.SPREAD, [0, 1]),
+        (DeviceOrder.MOST_ALLOCATED, [0, 0]),
+        (DeviceOrder.LEAST_ALLOCATED, [0, 1]),
+        (DeviceOrder.TIGHTEST, [0, 0]),
+    ],
+)
+def test_item_29_the_order_for_the_second_container_counts_the_first(
+    order: DeviceOrder, indices: list[int]
+) -> None:
+    pair = request(gpu("a", memory=1000), gpu("b", memory=1000), device_order=order)
+
+    assert chosen(pair, *cards(use(0, 0, 0), use(0, 0, 0))) == indices
+
+
+def test_item_22_an_exclusive_container_shares_its_card_with_no_container_of_its_pod() -> None:
+    alone = {"cores_percent": 100, "sharing": SharingPolicy.EXCLUSIVE}
+    both = request(gpu("a", memory=10, **alone), gpu("b", memory=10))
+    late = request(gpu("b", memory=10), gpu("a", memory=10, **alone))
+
+    assert chosen(both, device("GPU-0", 0), device("GPU-1", 1)) == [1, 0]
+    assert chosen(late, device("GPU-0", 0), device("GPU-1", 1)) == [1, 0]
+    assert chosen(both, device("GPU-0", 0)) == []
+
+
+def test_item_23_containers_of_one_pod_take_a_slot_each() -> None:
+    pair = request(gpu("a", memory=10), gpu("b", memory=10))
+
+    assert chosen(pair, device("GPU-0", 0, slots=2)) == [0, 0]
+    assert chosen(pair, device("GPU-0", 0, slots=1)) == []
+
+
+def test_item_24_each_container_may_have_as_many_gpus_as_the_node_has_cards() -> None:
+    two = [device(f"GPU-{n}", n) for n in range(2)]
+
+    assert chosen(request(gpu("a", 2, 10), gpu("b", 2, 10)), *two) == [1, 0, 1, 0]
+    refusal = Cluster(ledger_node("n1", *two)).place(request(gpu("a", 1, 10), gpu("b", 3, 10)))
+    assert isinstance(refusal, Refusal)
+    assert refusal.counts == (("NotEnoughGpus", 1),)
+
+
+def test_item_28_containers_of_one_pod_of_a_spread_group_may_share_a_card() -> None:
+    pair = request(gpu("a", memory=10), gpu("b", memory=10), anti_affinity_groups=("default/g",))
+
+    assert chosen(pair, *cards(use(0, 0, 0), use(0, 0, 0))) == [1, 1]
+    assert chosen(pair, *cards(use(0, 0, 0), use(10, 0, 1, 1, "default/g"))) == [0, 0]
+
+
+def test_tightest_is_by_cores_then_by_memory_then_by_index() -> None:
+    tightest = DeviceOrder.TIGHTEST
+
+    assert chosen(one(tightest), *cards(use(9_000, 10), use(1_000, 50))) == [1]
+    assert chosen(one(tightest), *cards(use(1_000, 50), use(9_000, 50))) == [1]
+    assert chosen(one(tightest), *cards(use(1_000, 50), use(1_000, 50))) == [0]
+
+
+BRIDGE, SWITCH, NVLINK = 30, 50, 250
+
+
+def linked(count: int, links: dict[tuple[int, int], int], **fields: Any) -> list[Device]:
+    """Devices of which some pairs are linked better than by the host's bridge."""
+    return [
+        device(
+            f"GPU-{one}",
+            one,
+            links={
+                DeviceUuid(f"GPU-{other}"): links.get((min(one, other), max(one, other)), BRIDGE)
+                for other in range(count)
+                if other != one
+            },
+            **fields,
+        )
+        for one in range(count)
+    ]
+
+
+def asking(gpus: int, **fields: Any) -> PodRequest:
+    return request(gpu(gpus=gpus, memory=1000), **({"device_order": DeviceOrder.FIRST} | fields))
+
+
+def test_the_pair_with_the_best_link_comes_before_the_order_of_devices() -> None:
+    four = linked(4, {(1, 3): NVLINK, (0, 2): SWITCH})
+
+    assert chosen(asking(2), *four) == [1, 3]
+    assert chosen(asking(2, device_order=DeviceOrder.LAST), *four) == [3, 1]
+    assert chosen(asking(2, prefer_links=False), *four) == [0, 1]
+    assert chosen(asking(4), *four) == [0, 1, 2, 3]
+    assert chosen(asking(1), *four) == [0]
+
+
+def test_a_device_of_unknown_location_is_in_no_scope_and_the_refusal_names_it() -> None:
+    known, unknown = device("GPU-0", 0, numa=0), device("GPU-1", 1)
+
+    refusal = Cluster(ledger_node("n1", known, unknown)).place(
+        asking(2, topology_scope=TopologyScope.NUMA)
+    )
+
+    assert isinstance(refusal, Refusal)
+    assert refusal.permanent
+    assert [(v.index, v.reason) for v in refusal.nearest_nodes[0].devices] == [
+        (1, "its NUMA node is not known, and the pod requires all its GPUs on one")
+    ]
+    assert chosen(asking(1, topology_scope=TopologyScope.NUMA), known, unknown) == [0]
+    assert chosen(asking(1, topology_scope=TopologyScope.NUMA), unknown) == []
+
+
+def test_devices_that_fit_in_different_scopes_are_counted_in_the_refusal() -> None:
+    apart = [device(f"GPU-{n}", n, pcie=f"pci{n}") for n in range(2)]
+
+    refusal = Cluster(ledger_node("n1", *apart)).place(asking(2, topology_scope=TopologyScope.PCIE))
+
+    assert isinstance(refusal, Refusal)
+    assert refusal.counts == (("GpusDoNotFitTogether", 1),)
+    assert "on one PCIe root" in refusal.reason
+    assert refusal.permanent
+
+
+def mirrored(node_devices: list[Device]) -> MirroredNode:
+    mirror = index_of(ledger_node("n1", *node_devices)).mirror
+    return mirror.nodes[NodeName("n1")]
+
+
+def test_the_greedy_search_over_sixteen_devices_finds_the_best_set() -> None:
+    boards = {(a, b): NVLINK for a, b in combinations(range(16), 2) if a // 8 == b // 8}
+    node = mirrored(linked(16, boards))
+
+    places = best_linked_set(asking(4), node.devices[5:], 4)
+
+    assert places is not None
+    assert {node.devices[5 + place].index // 8 for place in places} == {1}
+
+
+def test_the_greedy_search_reaches_95_percent_of_the_best_links() -> None:
+    dice = random.Random(3)  # noqa: S311
+    found = best = 0
+    for _ in range(30):
+        links = {pair: dice.choice((10, 30, 50, 150)) for pair in combinations(range(9), 2)}
+        node = mirrored(linked(9, links))
+        places = best_linked_set(asking(3), node.devices, 3)
+        assert places is not None
+        found += sum(links[pair] for pair in combinations(places, 2))
+        best += max(
+            sum(links[pair] for pair in combinations(three, 2))
+            for three in combinations(range(9), 3)
+        )
+
+    assert found > 0.95 * best

@@ -13,12 +13,7 @@ from shared.model.lease import MigPlacement, RequestedUnits
 from shared.model.ledger import LedgerNode
 from shared.model.names import Namespace
 from shared.model.placement import Placement, Refusal
-from shared.model.request import (
-    DeviceSelection,
-    GpuRequest,
-    PodRequest,
-    SharingPolicy,
-)
+from shared.model.request import DeviceSelection, GpuRequest, PodRequest, SharingPolicy
 from shared.placing.choice.container_choice import share_of
 from shared.runtime.request_settings import RequestSettings, load_rules
 from tests.support.build import device, gpu, ledger_node, request, use

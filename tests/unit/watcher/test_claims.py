@@ -11,7 +11,7 @@ from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
 from shared.model.claim import LEASED, REFUSED
 from shared.model.errors import RequestError
 from shared.model.events.claim_events import AllocatedDevice, ClaimAllocated, ClaimDeallocated
-from tests.support.binder.claims import allocated, on
+from tests.support.binder.world import allocated, on
 from tests.support.placer.ledger import uuid
 
 GPU = uuid("a", 0)

@@ -6,19 +6,13 @@ from typing import Any, cast
 
 import msgspec
 
-from services.watcher.claim_sources import ClaimReflector
 from services.watcher.service import Watcher
-from services.watcher.sources import CHUNK_BYTES, LEASE_BYTES, OurPodLister
+from services.watcher.sources import CHUNK_BYTES, LEASE_BYTES, ClaimReflector, OurPodLister
 from shared.kubernetes.client import KubernetesClient, Page
 from shared.kubernetes.errors import ErrorResponse, ForbiddenError
 from shared.kubernetes.resource_claims import CLAIMS_PATH
 from shared.model.errors import UnavailableError
-from shared.model.events.pod_events import (
-    LEASE_PRESENT,
-    ListedPods,
-    PodsListed,
-    ResyncRequested,
-)
+from shared.model.events.pod_events import LEASE_PRESENT, ListedPods, PodsListed, ResyncRequested
 from shared.model.lease_copy import ANNOTATION
 from shared.nats.wire import encode
 

@@ -2,16 +2,25 @@
 
 import time
 from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
-from services.watcher.trackers import RESYNC_SHARDS, NodeTracker, PodTracker
+from services.watcher.sources import foreign_devices, parse_node
+from services.watcher.trackers import RESYNC_SHARDS, ForeignDeviceTracker, NodeTracker, PodTracker
+from shared.dialects.dialect import Rules
+from shared.kubernetes.types import ApiNode, ApiPod
+from shared.model.device import Device
+from shared.model.errors import RequestError
+from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import PodGated, PodQueued, PodRejected, PodTerminated
-from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node import AntiAffinityTerm, LabelRequirement, NodeFacts
 from shared.model.request import PodRequest
 from shared.pods.observed_pod import ObservedPod
+from shared.pods.pod_parser import PodParser
 
 WAITING = ObservedPod(
     pod=PodUid("u1"),
@@ -211,3 +220,308 @@ def test_a_pod_whose_binding_failed_is_requeued_if_it_is_still_pending() -> None
 
     assert isinstance(first, PodQueued)
     assert again == replace(first, requeue_number=-7)
+
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+HOST = "kubernetes.io/hostname"
+PARSER = PodParser(frozenset({"leasehold"}), Rules())
+NOISY = {"matchLabels": {"app": "noisy"}}
+IS_NOISY = (LabelRequirement("app", "In", ("noisy",)),)
+
+
+def running(name: str = "p", *terms: dict[str, Any], **fields: Any) -> ObservedPod:
+    spec = {
+        "nodeName": "n1",
+        "containers": [{"name": "c"}],
+        "affinity": {"podAntiAffinity": {REQUIRED: [{"topologyKey": HOST, **t} for t in terms]}},
+    }
+    status = {"phase": fields.pop("phase", "Running")}
+    meta = {"name": name, "namespace": "team-a", "uid": name, **fields}
+    raw = msgspec.json.encode({"metadata": meta, "spec": spec, "status": status})
+    return PARSER.parse(msgspec.json.decode(raw, type=ApiPod))
+
+
+class Watched:
+    """One node n1, and what is published of it."""
+
+    def __init__(self) -> None:
+        self.pods = PodTracker()
+        self.nodes = NodeTracker(self.pods)
+        self.nodes.update(NodeFacts(name=NodeName("n1")), 1)
+
+    def terms(self) -> tuple[AntiAffinityTerm, ...]:
+        self.nodes.update_usage()
+        return self.nodes.published[NodeName("n1")].anti_affinity
+
+
+def of(*namespaces: str, **fields: Any) -> AntiAffinityTerm:
+    names = tuple(map(Namespace, namespaces))
+    return AntiAffinityTerm(topology_key=HOST, selector=IS_NOISY, namespaces=names, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "published"),
+    [
+        ({}, of("team-a")),
+        ({"namespaces": ["team-c", "team-b"]}, of("team-b", "team-c")),
+        ({"namespaceSelector": {}}, of(all_namespaces=True)),
+        ({"namespaceSelector": {"matchLabels": {"tier": "gold"}}}, of("team-b")),
+        (
+            {
+                "namespaces": ["team-c"],
+                "namespaceSelector": {
+                    "matchExpressions": [{"key": "tier", "operator": "DoesNotExist"}]
+                },
+            },
+            of("team-a", "team-c"),
+        ),
+    ],
+)
+def test_namespaces_are_those_that_kubernetes_documents(
+    fields: dict[str, Any], published: AntiAffinityTerm
+) -> None:
+    watched = Watched()
+    gold, plain = {"tier": "gold"}, dict[str, str]()
+    watched.pods.update_namespaces({Namespace("team-a"): plain, Namespace("team-b"): gold})
+
+    watched.pods.update(running("p", {"labelSelector": NOISY, **fields}), None)
+
+    assert watched.terms() == (published,)
+
+
+def test_expressions_are_read_and_a_term_without_a_selector_selects_nothing() -> None:
+    watched = Watched()
+    expression = {"key": "app", "operator": "Exists"}
+
+    watched.pods.update(running("p", {"labelSelector": {"matchExpressions": [expression]}}), None)
+    watched.pods.update(running("q", {}), None)
+
+    (term,) = watched.terms()
+    assert term.selector == (LabelRequirement("app", "Exists"),)
+
+
+def test_many_selectors_are_not_compared_with_every_namespace() -> None:
+    watched = Watched()
+    watched.pods.update_namespaces({Namespace(f"n{n}"): {"name": f"n{n}"} for n in range(3000)})
+    for pod in range(50):
+        terms = [
+            {
+                "labelSelector": NOISY,
+                "namespaceSelector": {
+                    "matchExpressions": [
+                        {"key": "name", "operator": "In", "values": [f"{pod}-{n}"]}
+                    ]
+                },
+            }
+            for n in range(150)
+        ]
+        watched.pods.update(running(f"p{pod}", *terms), None)
+    began = time.process_time()
+
+    assert of(all_namespaces=True) in watched.terms()
+    assert time.process_time() - began < 1
+
+
+def test_a_term_stays_as_long_as_a_pod_with_it_runs() -> None:
+    watched, term = Watched(), {"labelSelector": NOISY}
+    one, two = running("one", term), running("two", term)
+    watched.pods.update(one, None)
+    watched.pods.update(two, None)
+
+    watched.pods.update(running("one", term, phase="Succeeded"), one)
+    assert watched.terms() == (of("team-a"),)
+    watched.pods.remove(two)
+    assert watched.terms() == ()
+
+
+def test_labels_of_namespaces_are_followed() -> None:
+    watched, team_b = Watched(), Namespace("team-b")
+    selector = {"namespaceSelector": {"matchLabels": {"tier": "gold"}}, "labelSelector": NOISY}
+    watched.pods.update(running("p", selector), None)
+    assert watched.terms() == (of(),)
+
+    watched.pods.update_namespaces({team_b: {"tier": "gold"}})
+    assert watched.terms() == (of("team-b"),)
+    watched.pods.update_namespaces({team_b: None})
+    assert watched.terms() == (of(),)
+
+
+def test_a_waiting_pod_is_published_with_its_labels_and_again_when_they_change() -> None:
+    tracker = PodTracker()
+
+    def waiting(app: str) -> ObservedPod:
+        spec = {"schedulerName": "leasehold", "containers": [{"name": "c"}]}
+        meta = {"name": "p", "namespace": "ns", "uid": "u", "labels": {"app": app}}
+        raw = msgspec.json.encode({"metadata": meta, "spec": spec})
+        return PARSER.parse(msgspec.json.decode(raw, type=ApiPod))
+
+    first, same, changed = waiting("a"), waiting("a"), waiting("b")
+
+    (queued,) = tracker.update(first, None)
+    assert isinstance(queued, PodQueued)
+    assert queued.labels == {"app": "a"}
+    assert tracker.update(same, first) == []
+    (again,) = tracker.update(changed, same)
+    assert isinstance(again, PodQueued)
+    assert again.labels == {"app": "b"}
+
+
+def test_terms_that_no_api_server_stores_are_an_error_of_the_request() -> None:
+    spec = {
+        "schedulerName": "leasehold",
+        "affinity": {"podAntiAffinity": {REQUIRED: [{"topologyKey": 1}]}},
+        "containers": [{"name": "c"}],
+    }
+    raw = msgspec.json.encode({"metadata": {"uid": "u"}, "spec": spec})
+
+    seen = PARSER.parse(msgspec.json.decode(raw, type=ApiPod))
+
+    assert "podAntiAffinity" in seen.request_error
+
+
+def test_pods_that_the_extender_was_asked_about_are_named_while_they_repel_others() -> None:
+    watched = Watched()
+    asked = structs.replace(running("asked", {"labelSelector": NOISY}), by_kube_scheduler=True)
+    ended = structs.replace(asked, phase="Succeeded")
+    node = NodeName("n1")
+
+    watched.pods.update(running("other", {"labelSelector": NOISY}), None)
+    watched.pods.update(asked, None)
+    watched.nodes.update_usage()
+    named = watched.nodes.published[node].repelling_pods
+    watched.pods.update(ended, asked)
+    watched.nodes.update_usage()
+
+    assert named == ("asked",)
+    assert watched.nodes.published[node].repelling_pods == ()
+
+
+def test_devices_of_another_plugin_are_published_when_they_change() -> None:
+    name, known = NodeName("a"), ForeignDeviceTracker()
+    gpu = Device(
+        uuid=DeviceUuid("GPU-a"), index=0, model="T4", memory_mib=15360, slots=10, unit_mib=1
+    )
+    none = DeviceReported(node=name, devices=(), served=())
+    some = replace(none, devices=(gpu,))
+
+    events = [known.update(name, seen) for seen in (none, some, some, none, none, some)]
+
+    assert events == [[], [some], [], [none], [], [some]]
+    assert known.resync(now_s=5.0) == [replace(some, reported_at=5.0)]
+    assert known.update(name, None) == []
+    assert known.update(name, some) == [some]
+
+
+def test_a_node_whose_agent_has_left_is_published_even_without_devices() -> None:
+    name, known = NodeName("a"), ForeignDeviceTracker()
+    none = DeviceReported(node=name, devices=(), served=(), other_plugin=True)
+
+    events = [known.update(name, seen) for seen in (None, none, none)]
+
+    assert events == [[], [none], []]
+    assert known.resync(now_s=5.0) == [replace(none, reported_at=5.0)]
+
+
+def test_a_node_is_published_only_when_it_has_changed() -> None:
+    events = NodeTracker(PodTracker())
+    facts = NodeFacts(name=NodeName("a"), labels={"x": "1"})
+
+    assert [change.revision.node for change in events.update(facts, 1)] == [1]
+    assert events.update(facts, 2) == [], "another revision is no difference"
+    removal = events.remove(facts.name, 3)
+    assert [(change.deleted, change.revision.node) for change in removal] == [(True, 3)]
+    assert events.remove(facts.name, 4) == []
+
+
+def test_item_6_cards_that_the_annotation_lists_are_cordoned() -> None:
+    node = msgspec.convert(
+        {
+            "metadata": {
+                "name": "n",
+                "annotations": {"volcano.sh/gpu-unhealthy-ids": "0,1,x, 3,99999,-7"},
+            }
+        },
+        ApiNode,
+    )
+
+    assert parse_node(node).excluded_devices == (0, 1, 3)
+
+
+def test_hami_cordoned_cards_are_cordoned_beside_those_that_volcanos_annotation_lists() -> None:
+    notes = {
+        "volcano.sh/gpu-unhealthy-ids": "3",
+        "hami.io/device-cordon": "GPU-b",
+        "hami.io/node-nvidia-register": '[{"id":"GPU-a"},{"id":"GPU-b","index":1}]',
+    }
+    node = msgspec.convert({"metadata": {"name": "n", "annotations": notes}}, ApiNode)
+
+    assert parse_node(node).excluded_devices == (1, 3)
+
+
+def test_a_resource_that_the_kubelet_shows_as_0_is_not_served() -> None:
+    shown = {"volcano.sh/vgpu-number": "0", "volcano.sh/gpu-memory": "5", "x/y": "0"}
+    node = msgspec.convert({"metadata": {"name": "n"}, "status": {"allocatable": shown}}, ApiNode)
+
+    assert parse_node(node).unserved_resources == ("volcano.sh/vgpu-number",)
+
+
+@pytest.mark.parametrize(
+    ("notes", "number", "devices"),
+    [
+        ({"volcano.sh/node-vgpu-register": "GPU-a,10,15360,NVIDIA-T4,false:"}, "10", 1),
+        ({"volcano.sh/node-vgpu-register": "GPU-a,10,15360,NVIDIA-T4,false:"}, "0", 0),
+        ({"volcano.sh/node-vgpu-register": "rubbish"}, "10", 0),
+        (
+            {
+                "volcano.sh/node-vgpu-register": "GPU-a,10,15360,NVIDIA-T4,true,hami-core:",
+                "leasehold.dev/agent": "1",
+            },
+            "10",
+            None,
+        ),
+        ({}, "10", 0),
+        (
+            {
+                "volcano.sh/node-vgpu-register": "GPU-a,10,15360,NVIDIA-T4,false:",
+                "volcano.sh/node-vgpu-handshake": "Deleted_2026.08.20 10:00:00",
+            },
+            "10",
+            0,
+        ),
+    ],
+    ids=[
+        "item 15",
+        "item 34: no slots",
+        "item 34: unreadable",
+        "our agent",
+        "no annotation",
+        "item 16",
+    ],
+)
+def test_devices_of_volcanos_own_plugin_are_taken_from_its_annotation(
+    notes: dict[str, str], number: str, devices: int | None
+) -> None:
+    node = msgspec.convert(
+        {
+            "metadata": {"name": "n", "annotations": notes},
+            "status": {"allocatable": {"volcano.sh/vgpu-number": number}},
+        },
+        ApiNode,
+    )
+
+    report = foreign_devices(node, now_s=1.0)
+
+    assert (None if report is None else len(report.devices)) == devices
+    assert report is None or report.other_plugin
+
+
+def test_a_node_that_is_too_large_to_publish_is_refused() -> None:
+    labels = {f"example.com/{number}": "x" * 63 for number in range(4000)}
+    resources = {f"example.com/{number}": "1" for number in range(257)}
+
+    for content in (
+        {"metadata": {"name": "n", "labels": labels}},
+        {"status": {"allocatable": resources}},
+    ):
+        with pytest.raises(RequestError, match=r"at most 262144|length <= 256"):
+            parse_node(msgspec.convert(content, ApiNode))

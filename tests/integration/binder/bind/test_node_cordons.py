@@ -11,7 +11,7 @@ from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import LeaseState
-from tests.support.binder.agents import N1, N2, Agents, away
+from tests.support.binder.events import N1, N2, Agents, away
 from tests.support.binder.world import NOW, NewWorld, World, chosen, lease, running
 from tests.support.clock import FakeClock
 from tests.support.waiting import until

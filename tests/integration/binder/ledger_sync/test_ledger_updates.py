@@ -7,8 +7,10 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from services.binder.ledger_sync.sweep import NEXT_OFFER_S, Sweeper
 from services.binder.observations import PodSnapshot
 from services.binder.service import Binder
+from shared.ledger.leases import RedisLeases
 from shared.model.claim import LEASED
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.node_events import LeaseHolder, ShareActivated, ShareRefused
@@ -27,10 +29,20 @@ from shared.model.ledger import OfferedPods
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.runtime.service import roles_of
-from tests.support.binder.claims import allocated, on
 from tests.support.binder.events import activation, in_state, report, terminated
-from tests.support.binder.world import NOW, NewWorld, ObservedLedger, World, lease, running
-from tests.support.placer.ledger import queued, verdict
+from tests.support.binder.world import (
+    NOW,
+    NewWorld,
+    ObservedLedger,
+    World,
+    allocated,
+    lease,
+    on,
+    running,
+)
+from tests.support.clock import FakeClock
+from tests.support.placer.ledger import ledger, queued, reservation, reserve, share, verdict
+from tests.support.servers.valkey import valkey_server
 from tests.support.waiting import until
 
 
@@ -364,3 +376,34 @@ async def test_a_lost_lease_that_does_not_fit_is_tried_again_with_the_next_repor
 
     assert list(await world.leases()) == [lease().pod]
     assert world.metrics.anomalies["lost_leases"] == 2
+
+
+P4_S = 2.0
+"""Freed capacity reaches a waiting pod that fits within this time."""
+
+
+async def test_another_binder_offers_again_what_was_lost_with_the_first() -> None:
+    with valkey_server() as server:
+        await server.ready()
+        async with ledger(server.url) as leases:
+            clock = FakeClock(NOW)
+            dying, other = Sweeper(leases, clock), Sweeper(leases, clock)
+            await wait_for_full_devices(leases)
+            await other.offer()
+            await leases.release([PodUid("full-0")], reason="test")
+
+            lost = await dying.offer()
+            found: list[PodQueued] = []
+            while not found and clock.now() < NOW + 60:
+                clock.advance(NEXT_OFFER_S)
+                found = await other.offer()
+
+            assert [event.pod for event in lost] == ["w"]
+            assert [event.pod for event in found] == ["w"]
+            assert clock.now() - NOW <= P4_S + 2 * NEXT_OFFER_S
+
+
+async def wait_for_full_devices(leases: RedisLeases) -> None:
+    """Fill both devices, and let one pod wait."""
+    await reserve(leases, *(reservation(f"full-{n}", share("a", n // 4, 4_000)) for n in range(8)))
+    await leases.waiting_pods.enqueue([verdict(queued("w"), await leases.capacity())])

@@ -16,15 +16,7 @@ from shared.model.errors import ConflictError
 from shared.model.events.pod_events import PlacementRefused, PodRejected
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
-from tests.support.binder.world import (
-    NOW,
-    Counts,
-    FakePods,
-    NewWorld,
-    chosen,
-    lease,
-    running,
-)
+from tests.support.binder.world import NOW, Counts, FakePods, NewWorld, chosen, lease, running
 from tests.support.clock import FakeClock
 from tests.support.waiting import until
 

@@ -9,13 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.binder.observations import DisruptionBudget, PodSnapshot
-from services.binder.preempt.plan import (
-    NoPlan,
-    PlanInput,
-    PreemptionPlan,
-    allowed,
-    plan,
-)
+from services.binder.preempt.plan import NoPlan, PlanInput, PreemptionPlan, allowed, plan
 from services.binder.preempt.rules import Allowance, EvictionTier, VictimCandidate, victim_of
 from shared.model.device import DeviceUse
 from shared.model.lease import Lease, LeaseState
