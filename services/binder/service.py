@@ -139,7 +139,7 @@ class Binder:
 
         A lease that moved on is dropped: no event is published for it. A lease that has ended is a
         failed binding, and its pod is queued again if it still waits. A node's pods are bound in
-        turn, as its agent admits them, for `BatchTiming.wait_s` seconds. The batch is redelivered
+        turn, as its agent admits them, for `ADMISSION_WAIT_S` seconds. The batch is redelivered
         after a pause if some outcome is unknown, or some node's agent is away or defers pods; what
         is known by then is published at once.
         """

@@ -20,24 +20,19 @@ from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PresenceTiming:
-    """Validity of agents' replies, and pauses after missing ones."""
-
-    trusted_s: float = 0.25
-    """Validity of a reply; a stopping agent runs for longer than this after its last reply."""
-    retry_s: float = 0.5
-    """Pause after a request without a reply, so that not every batch waits; it doubles."""
-    max_retry_s: float = 4.0
-    """The longest such pause."""
-    no_agent_s: float = 10.0
-    """Pause after a request to a node without an agent of Leasehold."""
-    cordon_after: int = 2
-    """Requests in a row without a reply that cordon the node: one may have been slow."""
-    refused_s: float = 5.0
-    """Reports count again so long after the last message that was refused: two kinds of messages in
-    turn must not cordon and uncordon the node all the time."""
+TRUSTED_S = 0.25
+"""Validity of a reply; a stopping agent runs for longer than this after its last reply."""
+RETRY_S = 0.5
+"""Pause after a request without a reply, so that not every batch waits; it doubles."""
+MAX_RETRY_S = 4.0
+"""The longest such pause."""
+NO_AGENT_S = 10.0
+"""Pause after a request to a node without an agent of Leasehold."""
+CORDON_AFTER = 2
+"""Requests in a row without a reply that cordon the node: one may have been slow."""
+REFUSED_S = 5.0
+"""Reports count again so long after the last message that was refused: two kinds of messages in
+turn must not cordon and uncordon the node all the time."""
 
 
 REFUSED = "its agent's messages are refused: "
@@ -88,7 +83,6 @@ class AgentPresence:
     agents: NodeAgentClient
     reported_by_agent: Callable[[NodeName], Awaitable[bool]]
     clock: Clock
-    timing: PresenceTiming = PresenceTiming()
 
     def __post_init__(self) -> None:
         self.changed = asyncio.Event()
@@ -132,7 +126,7 @@ class AgentPresence:
 
     def _trust(self, node: NodeName) -> None:
         record = self._record(node)
-        is_late = self.clock.ticks() - record.refused_at >= self.timing.refused_s
+        is_late = self.clock.ticks() - record.refused_at >= REFUSED_S
         if (record.refusal or self._is_refused(node)) and is_late:
             record.refusal, record.uncordon = "", True
             self.changed.set()
@@ -217,23 +211,23 @@ class AgentPresence:
     def _record_reply(
         self, node: NodeName, record: AgentRecord, reply: BindReply | NoReply
     ) -> None:
-        now, timing = self.clock.ticks(), self.timing
+        now = self.clock.ticks()
         if isinstance(reply, BindReply):
-            record.exists, record.missed_replies, record.pause_s = True, 0, timing.retry_s
-            record.next_request_at = now + timing.trusted_s if reply.window_open else 0.0
+            record.exists, record.missed_replies, record.pause_s = True, 0, RETRY_S
+            record.next_request_at = now + TRUSTED_S if reply.window_open else 0.0
             self._set_cordon(record, reply.reason if reply.node_closed else "")
         elif record.exists:
             record.missed_replies += 1
             record.next_request_at = now + record.pause_s
-            record.pause_s = min(2 * record.pause_s, timing.max_retry_s)
-            if record.missed_replies >= timing.cordon_after:
+            record.pause_s = min(2 * record.pause_s, MAX_RETRY_S)
+            if record.missed_replies >= CORDON_AFTER:
                 reason = f"the agent of node {node} does not respond: {reply.reason}"
                 self._set_cordon(record, reason)
         else:
-            record.missed_replies, record.next_request_at = 0, now + timing.no_agent_s
+            record.missed_replies, record.next_request_at = 0, now + NO_AGENT_S
 
     def _record(self, node: NodeName) -> AgentRecord:
-        return self._records.setdefault(node, AgentRecord(pause_s=self.timing.retry_s))
+        return self._records.setdefault(node, AgentRecord(pause_s=RETRY_S))
 
     def _set_cordon(self, record: AgentRecord, reason: str) -> None:
         if bool(reason) != bool(record.cordon_reason):

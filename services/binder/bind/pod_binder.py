@@ -89,16 +89,12 @@ class GangCheck:
         ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeferralTiming:
-    """When a deferred pod is explained, and when its reservation is released."""
-
-    give_up_s: float = 5.0
-    """A reservation on a node that has been cordoned for this long is released."""
-    explain_s: float = 1.0
-    """Age of a reservation at which the pod's condition explains why it is not bound."""
-    explain_next_s: float = 10.0
-    """The same for a pod that is next in line: a burst must not cause a write per pod."""
+GIVE_UP_S = 5.0
+"""A reservation on a node that has been cordoned for this long is released."""
+EXPLAIN_S = 1.0
+"""Age of a reservation at which the pod's condition explains why it is not bound."""
+EXPLAIN_NEXT_S = 10.0
+"""The same for a pod that is next in line: a burst must not cause a write per pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +116,6 @@ class DeferredPods:
     conditions: ConditionWriter
     events: EventRecorder
     clock: Clock
-    timing: DeferralTiming = DeferralTiming()
 
     async def settle(
         self, deferrals: Mapping[PodUid, Deferral], nodes: Mapping[PodUid, NodeName]
@@ -147,14 +142,13 @@ class DeferredPods:
         )
 
     def _is_hopeless(self, lease: Lease, deferral: Deferral) -> bool:
-        cordoned_long = deferral.cordoned_s >= self.timing.give_up_s
+        cordoned_long = deferral.cordoned_s >= GIVE_UP_S
         return lease.state is LeaseState.RESERVED and cordoned_long
 
     def _explain(self, leases: Iterable[Lease], deferrals: Mapping[PodUid, Deferral]) -> None:
-        timing = self.timing
         for lease in leases:
             deferral = deferrals[lease.pod]
-            due_s = timing.explain_next_s if deferral.retry_soon else timing.explain_s
+            due_s = EXPLAIN_NEXT_S if deferral.retry_soon else EXPLAIN_S
             if self.clock.now() - lease.created_at >= due_s:
                 explanation = explain_deferred(lease, deferral.reason)
                 if self.conditions.repeat(explanation):
@@ -166,15 +160,11 @@ ENDED = "the reservation ended before the pod was bound"
 BindEvent = PodBound | BindingFailed | LeaseChanged
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchTiming:
-    """How long a batch waits until node agents admit its pods."""
-
-    wait_s: float = 1.0
-    """After this time, the remaining pods are redelivered later, and other batches continue."""
-    retry_s: float = 0.02
-    """A kubelet admits a pod within a few of these; the pause for a slower one doubles."""
-    max_retry_s: float = 0.3
+ADMISSION_WAIT_S = 1.0
+"""After this time, the remaining pods are redelivered later, and other batches continue."""
+ADMISSION_RETRY_S = 0.02
+"""A kubelet admits a pod within a few of these; the pause for a slower one doubles."""
+MAX_ADMISSION_RETRY_S = 0.3
 
 
 @dataclass(eq=False, kw_only=True)
@@ -191,7 +181,6 @@ class PodBinder:
     events: EventRecorder
     capacity_freed: Callable[[], None]
     clock: Clock
-    timing: BatchTiming = BatchTiming()
 
     async def bind(self, placements: Sequence[PlacementChosen]) -> list[BindEvent]:
         """Bind what the node agents admit; retry deferred pods whose turn comes next.
@@ -201,7 +190,7 @@ class PodBinder:
         """
         remaining = {placement.lease.pod: placement for placement in placements}
         unresolved: list[str] = []
-        deadline, pause_s = self.clock.ticks() + self.timing.wait_s, self.timing.retry_s
+        deadline, pause_s = self.clock.ticks() + ADMISSION_WAIT_S, ADMISSION_RETRY_S
         while True:
             leases = [placement.lease for placement in remaining.values()]
             deferrals = await self.presence.deferrals(leases)
@@ -211,7 +200,7 @@ class PodBinder:
             if not _any_soon(deferrals) or self.clock.ticks() > deadline:
                 break
             await self.publish(results)
-            pause_s = self.timing.retry_s if admitted else min(2 * pause_s, self.timing.max_retry_s)
+            pause_s = ADMISSION_RETRY_S if admitted else min(2 * pause_s, MAX_ADMISSION_RETRY_S)
             remaining = {pod: remaining[pod] for pod in deferrals}
             await self.clock.sleep(pause_s)
         settled, reasons = await self._settle_deferred(deferrals, remaining)

@@ -6,6 +6,8 @@ allocated.
 
 from collections.abc import Iterable, Sequence
 
+from msgspec import structs
+
 from shared.model.claim import claimable
 from shared.model.device import Device, MigProfile
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
@@ -56,17 +58,11 @@ def share_of(allocated: AllocatedDevice, device: Device) -> Share:
     memory_mib = device.memory_mib if allocated.memory_mib is None else allocated.memory_mib
     whole = memory_mib >= device.memory_mib and allocated.cores_percent in {0, ALL_PERCENT}
     sharing = SharingPolicy.SHARED if allocated.cores_percent else SharingPolicy.BEST_EFFORT
-    return Share(
-        container=allocated.request,
-        device=device.uuid,
-        index=device.index,
-        device_mib=device.memory_mib,
-        device_model=device.model,
-        memory_mib=memory_mib,
+    return structs.replace(
+        _share(allocated, device, memory_mib),
         cores_percent=ALL_PERCENT if whole else allocated.cores_percent,
         whole=whole,
         sharing=SharingPolicy.EXCLUSIVE if whole else sharing,
-        share_id=allocated.share_id,
     )
 
 
@@ -74,15 +70,18 @@ def instance_of(
     allocated: AllocatedDevice, device: Device, place: MigPlacement, profile: MigProfile
 ) -> Share:
     """Return the share that is a MIG instance."""
+    return structs.replace(_share(allocated, device, profile.memory_mib), mig=place)
+
+
+def _share(allocated: AllocatedDevice, device: Device, memory_mib: int) -> Share:
     return Share(
         container=allocated.request,
         device=device.uuid,
         index=device.index,
         device_mib=device.memory_mib,
         device_model=device.model,
-        memory_mib=profile.memory_mib,
+        memory_mib=memory_mib,
         cores_percent=0,
-        mig=place,
         share_id=allocated.share_id,
     )
 

@@ -16,8 +16,8 @@ from services.binder.preempt.rules import (
     exclusion_reason,
     is_worthwhile,
     lease_class,
+    preempted,
     tier_of,
-    victim_of,
 )
 from shared.model.lease import Lease, Share
 from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod
@@ -189,7 +189,7 @@ def _candidate(  # noqa: PLR0917 - each is a different kind
     cause = cause_for(pending, theirs, state.budget_of(pending.namespace), pod.priority)
     if cause is None or exclusion_reason(lease, pod, state, rules, now) is not None:
         return None
-    victim = victim_of(lease, pod, cause, theirs)
+    victim = preempted(lease, pod, cause, theirs)
     return VictimCandidate(
         lease=lease,
         victim=victim,

@@ -10,7 +10,6 @@ from uuid import uuid4
 
 from services.binder.ledger_sync.sweep import SchedulerOffers
 from services.binder.metrics import EVICTIONS
-from services.binder.observations import PodSnapshot
 from services.binder.pod_client import PodClient
 from services.binder.preempt import announcements
 from services.binder.preempt.plan import (
@@ -35,7 +34,7 @@ from services.binder.preempt.rules import (
     is_leaving,
     next_step,
     over_limit,
-    owner_key,
+    preempted,
     victim_of,
 )
 from services.binder.report.event_writer import EventRecorder
@@ -242,22 +241,6 @@ def _placements(lease: Lease | None) -> list[PlacementChosen]:
     return [PlacementChosen(lease=lease, trace=lease.trace)] if lease else []
 
 
-def victim_of_violation(pod: PodSnapshot, node: NodeName) -> Victim:
-    """Return a pod as the victim of its own violation; it may have no lease."""
-    return Victim(
-        pod=pod.pod,
-        namespace=pod.namespace,
-        name=pod.name,
-        node=node,
-        cause=PreemptionCause.VIOLATION,
-        owner=owner_key(pod),
-        budget="",
-        grace_s=pod.grace_s,
-        devices=(),
-        priority=pod.priority,
-    )
-
-
 LEADERSHIP_S = 5.0
 STEP_S = 0.5
 LOOK_S = 1.0
@@ -314,7 +297,7 @@ class PreemptionController:
             if pod is None or pod.pod != event.pod or pod.node != event.node or pod.deleting:
                 continue
             await self._open_for(
-                victim_of_violation(pod, event.node),
+                victim_of(pod, event.node, PreemptionCause.VIOLATION),
                 f"{VIOLATION_ID}{pod.pod}",
                 reason=f"{event.reason}: {event.message}",
             )
@@ -470,7 +453,7 @@ class PreemptionController:
             left = allowance(state, self.rules, now).of(lease.namespace)
             if not left or is_leaving(lease, pod, state):
                 continue
-            victim = victim_of(lease, pod, PreemptionCause.POLICY, budget)
+            victim = preempted(lease, pod, PreemptionCause.POLICY, budget)
             opened = await self._open_for(victim, f"policy:{lease.pod}")
             if opened is not None:
                 begun |= await self.executor.announce(opened)

@@ -16,7 +16,7 @@ from shared.model.errors import RequestError
 from shared.model.events.node_events import ViolationFound, ViolationReason
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.lease import Lease, LeaseState
-from shared.model.names import Namespace, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.preemption import (
     EvictionOutcome,
     EvictionRecord,
@@ -243,21 +243,35 @@ def is_leaving(lease: Lease, pod: PodSnapshot, state: PreemptionState) -> bool:
 
 
 def victim_of(
+    pod: PodSnapshot,
+    node: NodeName,
+    cause: PreemptionCause,
+    *,
+    lease: Lease | None = None,
+    budget: str = "",
+) -> Victim:
+    """Return a pod as a victim; one that violates a rule may have no lease."""
+    devices = {share.device for share in lease.shares} if lease else set()
+    return Victim(
+        pod=pod.pod,
+        namespace=pod.namespace,
+        name=pod.name,
+        node=node,
+        cause=cause,
+        owner=owner_key(pod),
+        budget=budget,
+        grace_s=pod.grace_s,
+        devices=tuple(sorted(devices)),
+        priority=pod.priority,
+    )
+
+
+def preempted(
     lease: Lease, pod: PodSnapshot, cause: PreemptionCause, budget: BudgetChanged | None
 ) -> Victim:
     """Return a pod as the victim whose lease is preempted."""
-    return Victim(
-        pod=lease.pod,
-        namespace=lease.namespace,
-        name=lease.name,
-        node=lease.node,
-        cause=cause,
-        owner=owner_key(pod),
-        budget=budget.state if budget else "none",
-        grace_s=pod.grace_s,
-        devices=tuple(sorted({share.device for share in lease.shares})),
-        priority=pod.priority,
-    )
+    state = budget.state if budget else "none"
+    return victim_of(pod, lease.node, cause, lease=lease, budget=state)
 
 
 def tier_of(victim: Victim, pod: PodSnapshot, budget: BudgetChanged | None) -> EvictionTier:

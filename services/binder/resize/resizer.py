@@ -17,12 +17,12 @@ from services.binder.pod_client import PodClient
 from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import event_of
 from services.binder.resize.rules import (
-    ResizeRefusal,
     SizeChange,
     SizeUnchanged,
     decide,
     is_smaller,
     no_capacity,
+    refused,
 )
 from shared.dialects import DIALECTS
 from shared.ledger.leases import RedisLeases
@@ -87,8 +87,8 @@ class Resizer:
         (lease,) = await self.ledger.load([request.pod])
         node = await self._node(lease)
         match decide(lease, request, node):
-            case ResizeRefusal() as refusal:
-                return _refused(refusal)
+            case ResizeReply() as refusal:
+                return refusal
             case SizeUnchanged(container=container, shares=shares) if lease is not None:
                 pending = await self._synchronize(lease)
                 same = SizeChange(container=container, lease=lease, before=shares)
@@ -120,7 +120,7 @@ class Resizer:
                 return _reply("resized", change, pending)
             case NoCapacity() as full:
                 await self._cancel(change, token)
-                return _refused(no_capacity(full, change, node))
+                return no_capacity(full, change, node)
         await self._cancel(change, token)
         return None
 
@@ -143,7 +143,7 @@ class Resizer:
         if not reply.applied:
             await self.ledger.resizes.unlock(lease.pod, token)
             hint = f"the least is --memory {reply.in_use_mib}Mi now" if reply.in_use_mib else ""
-            return _refused(ResizeRefusal(reason=reply.reason, hint=hint))
+            return refused(reply.reason, hint)
         return token
 
     async def _cancel(self, change: SizeChange, token: str) -> None:
@@ -260,10 +260,6 @@ def resized_annotations(lease: Lease) -> dict[str, str]:
 
 def _size(shares: Sequence[Share]) -> ShareSize:
     return ShareSize(memory_mib=shares[0].memory_mib, cores_percent=shares[0].cores_percent)
-
-
-def _refused(refusal: ResizeRefusal) -> ResizeReply:
-    return ResizeReply(outcome="refused", reason=refusal.reason, hint=refusal.hint)
 
 
 def _unavailable(reason: str) -> ResizeReply:

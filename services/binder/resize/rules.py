@@ -14,7 +14,7 @@ from shared.dialects.dialect import Paths
 from shared.dialects.hami_core import is_limited
 from shared.model.device import Device
 from shared.model.errors import RequestError
-from shared.model.events.request_reply import ResizeRequest
+from shared.model.events.request_reply import ResizeReply, ResizeRequest
 from shared.model.lease import MIB, Lease, LeaseState, Share, ShareSize
 from shared.model.ledger import LedgerNode, NoCapacity
 from shared.model.names import DeviceUuid
@@ -26,12 +26,9 @@ MAX_CORES = 99
 _NOWHERE = Paths(library="/", preload="/", containers="/")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResizeRefusal:
-    """Why a lease cannot be resized, and what to try instead."""
-
-    reason: str
-    hint: str = ""
+def refused(reason: str, hint: str = "") -> ResizeReply:
+    """Return why a lease cannot be resized, and what to try instead."""
+    return ResizeReply(outcome="refused", reason=reason, hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,21 +62,21 @@ class SizeChange:
 
 def decide(
     lease: Lease | None, request: ResizeRequest, node: LedgerNode | None
-) -> SizeChange | SizeUnchanged | ResizeRefusal:
+) -> SizeChange | SizeUnchanged | ResizeReply:
     """Decide on a request. `node` is the lease's, with its devices."""
     if lease is None:
-        return ResizeRefusal(
+        return refused(
             reason="it has no lease",
             hint="`leasehold explain` shows why; a waiting pod gets what its spec requests",
         )
     container = _container_of(lease, request)
-    if isinstance(container, ResizeRefusal):
+    if isinstance(container, ResizeReply):
         return container
     shares = lease.shares_of(container)
     devices = {device.uuid: device for device, _ in node.devices} if node else {}
-    refused = next(_fixed(lease, shares), None) or next(_wrong(request, shares, devices), None)
-    if refused is not None:
-        return refused
+    refusal = next(_fixed(lease, shares), None) or next(_wrong(request, shares, devices), None)
+    if refusal is not None:
+        return refusal
     sized = tuple(
         _sized(share, request) if share.container == container else share for share in lease.shares
     )
@@ -91,52 +88,52 @@ def decide(
     return next(_unenforceable(lease, change, node, devices), change)
 
 
-def _container_of(lease: Lease, request: ResizeRequest) -> str | ResizeRefusal:
+def _container_of(lease: Lease, request: ResizeRequest) -> str | ResizeReply:
     names = lease.containers
     listed = ", ".join(names)
     if not names:
-        return ResizeRefusal(reason="its lease has no share of a GPU")
+        return refused(reason="its lease has no share of a GPU")
     if request.container and request.container not in names:
-        return ResizeRefusal(
+        return refused(
             reason=f"its container {request.container} has no share; these have: {listed}",
             hint=f"-c {names[0]}",
         )
     if not request.container and len(names) > 1:
-        return ResizeRefusal(
+        return refused(
             reason=f"{len(names)} of its containers have shares: {listed}",
             hint=f"name one of them: -c {names[0]}",
         )
     return request.container or names[0]
 
 
-def _fixed(lease: Lease, shares: Sequence[Share]) -> Iterator[ResizeRefusal]:
+def _fixed(lease: Lease, shares: Sequence[Share]) -> Iterator[ResizeReply]:
     """Yield the reasons why shares have a fixed size."""
     recreate = "delete the pod, and create it with the new size"
     first = shares[0]
     if lease.claim is not None:
-        yield ResizeRefusal(
+        yield refused(
             reason="its ResourceClaim says what it gets",
             hint="delete its pods, and create a claim for the new size",
         )
     if lease.state is not LeaseState.ACTIVE:
-        yield ResizeRefusal(
+        yield refused(
             reason=f"its lease is {lease.state}: its containers have not been started yet",
             hint="try again once the pod runs",
         )
     if first.mig is not None:
-        yield ResizeRefusal(
+        yield refused(
             reason=f"container {first.container} has MIG instance {first.mig.profile} of GPU "
             f"{first.index}, whose size the hardware fixes",
             hint=f"{recreate}: it gets an instance that fits",
         )
     if any(share.whole for share in shares):
-        yield ResizeRefusal(
+        yield refused(
             reason=f"container {first.container} has GPU {first.index} whole, and no limit can be "
             "enforced",
             hint=recreate,
         )
     if any(share.init for share in shares):
-        yield ResizeRefusal(
+        yield refused(
             reason=f"container {first.container} is an init container: its share ends "
             "before the others start",
             hint="name a running container with -c",
@@ -145,14 +142,14 @@ def _fixed(lease: Lease, shares: Sequence[Share]) -> Iterator[ResizeRefusal]:
 
 def _wrong(
     request: ResizeRequest, shares: Sequence[Share], devices: dict[DeviceUuid, Device]
-) -> Iterator[ResizeRefusal]:
+) -> Iterator[ResizeReply]:
     """Yield reasons why no device could grant the request."""
     if request.memory_mib is None and request.cores_percent is None:
-        yield ResizeRefusal(reason="no size is requested", hint="--memory 6Gi, --cores 30, or both")
+        yield refused(reason="no size is requested", hint="--memory 6Gi, --cores 30, or both")
     for share in shares:
         device = devices.get(share.device)
         if device is None:
-            yield ResizeRefusal(
+            yield refused(
                 reason=f"GPU {share.index} ({share.device}) is not reported by its node",
                 hint="run `leasehold doctor` on the node",
             )
@@ -161,39 +158,37 @@ def _wrong(
         yield from _wrong_cores(request.cores_percent, share)
 
 
-def _wrong_memory(memory_mib: int | None, share: Share, device: Device) -> Iterator[ResizeRefusal]:
+def _wrong_memory(memory_mib: int | None, share: Share, device: Device) -> Iterator[ResizeReply]:
     if memory_mib is None:
         return
     unit = share.unit_mib
     if memory_mib < 1:
-        yield ResizeRefusal(
-            reason=f"{memory_mib} MiB is not a size", hint="--memory 1Gi, for example"
-        )
+        yield refused(reason=f"{memory_mib} MiB is not a size", hint="--memory 1Gi, for example")
     elif memory_mib % unit:
         below = memory_mib // unit * unit
-        yield ResizeRefusal(
+        yield refused(
             reason=f"this node counts memory in units of {unit} MiB, and {memory_mib} MiB is no "
             "multiple of that",
             hint=f"--memory {below or unit}Mi or --memory {below + unit}Mi",
         )
     elif memory_mib > device.memory_mib:
-        yield ResizeRefusal(
+        yield refused(
             reason=f"GPU {device.index} has {device.memory_mib} MiB in all, and {memory_mib} "
             "are requested",
             hint="delete the pod, and create it for a larger model or for more GPUs",
         )
 
 
-def _wrong_cores(cores_percent: int | None, share: Share) -> Iterator[ResizeRefusal]:
+def _wrong_cores(cores_percent: int | None, share: Share) -> Iterator[ResizeReply]:
     if cores_percent is None or cores_percent == share.cores_percent:
         return
     if not 1 <= cores_percent <= MAX_CORES:
-        yield ResizeRefusal(
+        yield refused(
             reason=f"cores must be 1 to {MAX_CORES} percent of each device, got {cores_percent}",
             hint="a pod that requests all cores when it is created gets a device to itself",
         )
     elif share.sharing is SharingPolicy.EXCLUSIVE:
-        yield ResizeRefusal(
+        yield refused(
             reason=f"container {share.container} has GPU {share.index} to itself, with all of its "
             "cores",
             hint="--memory alone can be changed; for fewer cores recreate the pod",
@@ -228,11 +223,11 @@ def _size_of(share: Share) -> ShareSize:
 
 def _unenforceable(
     lease: Lease, change: SizeChange, node: LedgerNode | None, devices: dict[DeviceUuid, Device]
-) -> Iterator[ResizeRefusal]:
+) -> Iterator[ResizeReply]:
     """Yield the reasons why another size cannot be enforced while the container runs."""
     dialect = DIALECTS.get(lease.dialect)
     if dialect is None or node is None:
-        yield ResizeRefusal(reason=f"its dialect {lease.dialect!r} is not known")
+        yield refused(reason=f"its dialect {lease.dialect!r} is not known")
         return
     for resource in sorted(dialect.served.intersection(node.served)):
         before, after = (
@@ -240,7 +235,7 @@ def _unenforceable(
             for shares in (change.before, change.after)
         )
         if before != after:
-            yield ResizeRefusal(
+            yield refused(
                 reason=f"its kubelet counts {resource} in {before} device IDs that the container "
                 f"got when it started, and it would need {after}",
                 hint="delete the pod, and create it with the new size",
@@ -251,17 +246,17 @@ def _unenforceable(
                 dialect.container_setup(sized, change.container, devices, _NOWHERE)
             )
         except RequestError as error:
-            yield ResizeRefusal(reason=str(error))
+            yield refused(reason=str(error))
             return
         if not limited:
-            yield ResizeRefusal(
+            yield refused(
                 reason=f"container {change.container} {verb} a share that HAMi-core does not "
                 f"enforce in the dialect {lease.dialect}",
                 hint="delete the pod, and create it with the new size",
             )
 
 
-def no_capacity(full: NoCapacity, change: SizeChange, node: LedgerNode) -> ResizeRefusal:
+def no_capacity(full: NoCapacity, change: SizeChange, node: LedgerNode) -> ResizeReply:
     """Return why the ledger has no room for the new size."""
     if full.quotas:
         return _over_quota(change.lease, full.quotas[0])
@@ -269,7 +264,7 @@ def no_capacity(full: NoCapacity, change: SizeChange, node: LedgerNode) -> Resiz
     device = next((each for each, _ in node.devices if each.uuid == uuid), None)
     use = full.devices.get(DeviceUuid(uuid))
     if device is None or use is None:
-        return ResizeRefusal(reason=f"the ledger does not know GPU {uuid} any more")
+        return refused(reason=f"the ledger does not know GPU {uuid} any more")
     pairs = list(zip(change.before, change.after, strict=True))
     more_mib = sum(new.memory_mib - old.memory_mib for old, new in pairs if new.device == uuid)
     more_cores = sum(
@@ -302,12 +297,12 @@ def no_capacity(full: NoCapacity, change: SizeChange, node: LedgerNode) -> Resiz
         ),
     }
     reason, hint = reasons.get(code, (f"{gpu} cannot give more: {code}", "`leasehold doctor`"))
-    return ResizeRefusal(reason=reason, hint=hint)
+    return refused(reason=reason, hint=hint)
 
 
-def _over_quota(lease: Lease, excess: QuotaExcess) -> ResizeRefusal:
+def _over_quota(lease: Lease, excess: QuotaExcess) -> ResizeReply:
     of_model = f" of model {excess.model}" if excess.model else ""
-    return ResizeRefusal(
+    return refused(
         reason=f"the GPU quota of namespace {lease.namespace} allows {excess.limit} "
         f"{excess.measure}{of_model}; other leases have {excess.used}, and this one would "
         f"have {excess.requested}",

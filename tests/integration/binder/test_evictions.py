@@ -151,7 +151,9 @@ async def test_a_pod_is_not_evicted_before_a_conflicting_announcement_was_repeat
     binder = at.binder(evictions=conflicting)
 
     with pytest.raises(UnavailableError):
-        await at.evict(binder)
+        await binder.step()
+    at.clock.advance(30)
+    await binder.step()
 
     assert await at.announced_for("old")
     assert not await at.is_deleting("old")

@@ -6,8 +6,14 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from services.binder.bind.agent_presence import AgentPresence, PresenceTiming
-from services.binder.bind.pod_binder import BatchTiming
+from services.binder.bind.agent_presence import (
+    MAX_RETRY_S,
+    NO_AGENT_S,
+    RETRY_S,
+    TRUSTED_S,
+    AgentPresence,
+)
+from services.binder.bind.pod_binder import ADMISSION_WAIT_S
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, PodBound
 from shared.model.events.request_reply import BindReply
@@ -15,9 +21,6 @@ from shared.model.lease import LeaseState
 from tests.support.binder.events import N1, N2, Agents, away
 from tests.support.binder.world import NOW, NewWorld, chosen, lease, running
 from tests.support.clock import FakeClock
-
-PRESENCE = PresenceTiming()
-BATCH = BatchTiming()
 
 
 async def test_a_deferred_pod_is_not_committed_and_redelivered_with_the_reason(
@@ -89,7 +92,7 @@ async def test_a_batch_is_redelivered_if_its_pods_are_not_admitted_in_time(
     with pytest.raises(UnavailableError, match="the kubelet is busy"):
         await world.binder.bind_pods(chosen(lease("p1")))
 
-    assert BATCH.wait_s < clock.slept < 2 * BATCH.wait_s
+    assert ADMISSION_WAIT_S < clock.slept < 2 * ADMISSION_WAIT_S
     assert await world.states() == {"p1": LeaseState.RESERVED}
 
 
@@ -142,7 +145,7 @@ def near() -> Near:
 async def test_a_node_without_our_agent_defers_no_pod(near: Near) -> None:
 
     deferrals = [await near.presence.deferrals([lease()]) for _ in range(3)]
-    near.clock.advance(PRESENCE.no_agent_s)
+    near.clock.advance(NO_AGENT_S)
     deferrals.append(await near.presence.deferrals([lease()]))
 
     assert deferrals == [{}] * 4
@@ -155,9 +158,9 @@ async def test_pods_wait_for_an_agent_that_was_away_before_the_binder_started(ne
     deferrals = []
     for _ in range(60):
         deferrals.append(await near.presence.deferrals([lease()]))
-        near.clock.advance(PRESENCE.retry_s)
+        near.clock.advance(RETRY_S)
     near.agents.there[N1] = BindReply()
-    near.clock.advance(PRESENCE.max_retry_s)
+    near.clock.advance(MAX_RETRY_S)
 
     assert all("does not respond" in each[lease().pod].reason for each in deferrals)
     assert await near.presence.deferrals([lease()]) == {}
@@ -183,13 +186,13 @@ async def test_pods_of_an_agent_that_stops_wait_until_it_is_back(near: Near) -> 
     assert await near.presence.deferrals([lease()]) == {}
     del near.agents.there[N1]
     assert await near.presence.deferrals([lease()]) == {}, "it was there a moment ago"
-    near.clock.advance(PRESENCE.trusted_s)
+    near.clock.advance(TRUSTED_S)
     deferrals = await near.presence.deferrals([lease()])
     requests = near.agents.requests
     await near.presence.deferrals([lease("p2")])
     assert near.agents.requests == requests, "a batch is not to wait for it each time"
     near.agents.there[N1] = BindReply()
-    near.clock.advance(PRESENCE.retry_s)
+    near.clock.advance(RETRY_S)
 
     assert "the agent of node n1 does not respond" in deferrals[lease().pod].reason
     assert await near.presence.deferrals([lease()]) == {}
@@ -199,7 +202,7 @@ async def test_a_silent_agent_gets_requests_at_growing_intervals(near: Near) -> 
     near.agents.there[N1] = BindReply()
     await near.presence.deferrals([lease()])
     near.agents.there.clear()
-    near.clock.advance(PRESENCE.trusted_s)
+    near.clock.advance(TRUSTED_S)
 
     for _ in range(600):
         assert_held = await near.presence.deferrals([lease()])
@@ -208,7 +211,7 @@ async def test_a_silent_agent_gets_requests_at_growing_intervals(near: Near) -> 
         assert assert_held
 
     asked_in_a_minute = near.agents.requests - 1
-    assert 60 / PRESENCE.max_retry_s <= asked_in_a_minute <= 60 / PRESENCE.max_retry_s + 4
+    assert 60 / MAX_RETRY_S <= asked_in_a_minute <= 60 / MAX_RETRY_S + 4
 
 
 async def test_an_agent_with_a_closed_window_gets_a_request_each_time(near: Near) -> None:
@@ -265,7 +268,7 @@ async def test_a_changed_wall_clock_does_not_change_how_long_replies_are_trusted
     near.clock.set_by = jump_s
     await near.presence.deferrals([lease()])
     trusted = near.agents.requests
-    near.clock.advance(PRESENCE.trusted_s)
+    near.clock.advance(TRUSTED_S)
     await near.presence.deferrals([lease()])
 
     assert (trusted, near.agents.requests) == (1, 2)

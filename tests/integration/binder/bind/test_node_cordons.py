@@ -4,8 +4,15 @@ import asyncio
 
 import pytest
 
-from services.binder.bind.agent_presence import AgentPresence, NodeCordons, PresenceTiming
-from services.binder.bind.pod_binder import DeferralTiming
+from services.binder.bind.agent_presence import (
+    MAX_RETRY_S,
+    NO_AGENT_S,
+    RETRY_S,
+    TRUSTED_S,
+    AgentPresence,
+    NodeCordons,
+)
+from services.binder.bind.pod_binder import EXPLAIN_S, GIVE_UP_S
 from services.binder.observations import PodSnapshot
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged
@@ -15,9 +22,6 @@ from tests.support.binder.events import N1, N2, Agents, away
 from tests.support.binder.world import NOW, NewWorld, World, chosen, lease, running
 from tests.support.clock import FakeClock
 from tests.support.waiting import until
-
-PRESENCE = PresenceTiming()
-DEFERRAL = DeferralTiming()
 
 
 def cordons(world: World, agents: Agents, clock: FakeClock) -> NodeCordons:
@@ -34,12 +38,12 @@ async def test_a_node_is_cordoned_after_two_missed_replies_and_uncordoned_by_the
     await it.presence.deferrals([lease()])
     await it.step()
     slow = dict(await world.cordoned())
-    clock.advance(PRESENCE.retry_s)
+    clock.advance(RETRY_S)
     await it.presence.deferrals([lease()])
     await it.step()
     cordoned = dict(await world.cordoned())
     agents.there[N1] = BindReply()
-    clock.advance(PRESENCE.max_retry_s)
+    clock.advance(MAX_RETRY_S)
     await it.step()
 
     assert slow == {}
@@ -70,7 +74,7 @@ async def test_a_device_report_of_a_cordoned_node_has_its_agent_probed_at_once(
     for _ in range(8):
         await it.presence.deferrals([lease()])
         await it.step()
-        clock.advance(PRESENCE.max_retry_s)
+        clock.advance(MAX_RETRY_S)
     await it.step()
     agents.there[N1] = BindReply()
 
@@ -93,10 +97,10 @@ async def test_a_node_of_another_device_plugin_is_uncordoned_and_gets_no_request
     for it in (one, two):
         await it.presence.deferrals([lease()])
     agents.there.clear()
-    clock.advance(PRESENCE.trusted_s)
+    clock.advance(TRUSTED_S)
     for _ in range(2):
         await one.presence.deferrals([lease()])
-        clock.advance(PRESENCE.retry_s)
+        clock.advance(RETRY_S)
     for it in (one, two):
         await it.step()
     cordoned = dict(await world.cordoned())
@@ -105,7 +109,7 @@ async def test_a_node_of_another_device_plugin_is_uncordoned_and_gets_no_request
     for it in (one, two):
         await it.step()
     requests = agents.requests
-    clock.advance(PRESENCE.no_agent_s)
+    clock.advance(NO_AGENT_S)
 
     assert list(cordoned) == [N1]
     assert await world.cordoned() == {}
@@ -128,14 +132,14 @@ async def test_a_binder_uncordons_the_node_of_another_only_after_a_reply(
     agents.hanging.add(N1)
     for _ in range(2):
         await one.presence.deferrals([lease()])
-        clock.advance(PRESENCE.retry_s)
+        clock.advance(RETRY_S)
     await one.step()
 
     await two.step()
     assert N1 in await world.cordoned()
     assert (await two.presence.deferrals([lease()])) != {}
     agents.there[N1] = BindReply()
-    clock.advance(PRESENCE.max_retry_s)
+    clock.advance(MAX_RETRY_S)
     await two.step()
     assert await world.cordoned() == {}
     await one.step()
@@ -155,12 +159,12 @@ async def test_a_pod_on_a_cordoned_node_is_explained_and_then_placed_elsewhere(
 
     with pytest.raises(UnavailableError, match="being stopped"):
         await world.binder.bind_pods(batch)
-    world.clock.advance(DEFERRAL.explain_s)
+    world.clock.advance(EXPLAIN_S)
     with pytest.raises(UnavailableError, match="being stopped"):
         await world.binder.bind_pods(batch)
     async with running(world.binder.write_conditions):
         await until(lambda: world.pods.patches)
-    world.clock.advance(DEFERRAL.give_up_s)
+    world.clock.advance(GIVE_UP_S)
     events = await world.binder.bind_pods(batch)
 
     [(_, patch)] = world.pods.patches
@@ -173,7 +177,7 @@ async def test_a_pod_on_a_cordoned_node_is_explained_and_then_placed_elsewhere(
 
 
 async def test_only_a_pod_that_is_deferred_for_a_while_is_explained(new_world: NewWorld) -> None:
-    new, old = lease("p1", created_at=NOW), lease("p2", created_at=NOW - DEFERRAL.explain_s)
+    new, old = lease("p1", created_at=NOW), lease("p2", created_at=NOW - EXPLAIN_S)
     world = await new_world(new, old)
     world.agents.replies = {N1: away("p1", "p2")}
     for each in (new, old):
@@ -198,7 +202,7 @@ async def test_a_committed_lease_is_not_given_up_however_long_its_node_is_cordon
     for _ in range(3):
         with pytest.raises(UnavailableError, match="being stopped"):
             await world.binder.bind_pods(chosen(bound))
-        world.clock.advance(DEFERRAL.give_up_s)
+        world.clock.advance(GIVE_UP_S)
 
     assert list(await world.leases()) == [bound.pod]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.binder.bind.agent_presence import REFUSED, PresenceTiming
+from services.binder.bind.agent_presence import REFUSED, REFUSED_S
 from services.binder.observations import PodSnapshot
 from shared.model.events.node_events import (
     DeviceReported,
@@ -106,7 +106,7 @@ async def test_a_node_stays_cordoned_until_a_report_of_it_is_accepted_by_any_bin
         assert await binding.presence.deferrals([lease("p", STOLEN)]) != {}
     cordoned = await one.cordoned()
     for world in (one, two):
-        world.clock.advance(PresenceTiming().refused_s)
+        world.clock.advance(REFUSED_S)
     two.binder.binding.presence.record_reports([good])
     for binding in both:
         await binding.cordons.step()

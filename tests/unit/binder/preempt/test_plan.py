@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.binder.observations import DisruptionBudget, PodSnapshot
 from services.binder.preempt.plan import NoPlan, PlanInput, PreemptionPlan, allowed, plan
-from services.binder.preempt.rules import Allowance, EvictionTier, VictimCandidate, victim_of
+from services.binder.preempt.rules import Allowance, EvictionTier, VictimCandidate, preempted
 from shared.model.device import DeviceUse
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import LedgerNode, NodeTotals, counted_use
@@ -75,7 +75,7 @@ def candidate(
     }
     return VictimCandidate(
         lease=of,
-        victim=victim_of(of, pod, cause, None),
+        victim=preempted(of, pod, cause, None),
         tier=EvictionTier(**{**known, **tier}),  # type: ignore[arg-type]
         used_gpu_s=used_gpu_s,
     )

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from services.binder.resize.rules import (
-    ResizeRefusal,
     SizeChange,
     SizeUnchanged,
     decide,
@@ -17,7 +16,7 @@ from services.binder.resize.rules import (
 )
 from shared.dialects import DIALECTS
 from shared.model.device import DeviceUse
-from shared.model.events.request_reply import ResizeRequest
+from shared.model.events.request_reply import ResizeReply, ResizeRequest
 from shared.model.lease import (
     MIB,
     Lease,
@@ -54,7 +53,7 @@ def assert_refused(
     before: Lease | None, requested: ResizeRequest, node: LedgerNode | None = NODE
 ) -> tuple[str, str]:
     found = decide(before, requested, node)
-    assert isinstance(found, ResizeRefusal), found
+    assert isinstance(found, ResizeReply), found
     return found.reason, found.hint
 
 
