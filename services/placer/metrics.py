@@ -1,5 +1,7 @@
 """The placer's Prometheus metrics."""
 
+import functools
+
 from prometheus_client import Counter, Gauge
 
 from shared.placing.mirror.cluster_mirror import ClusterMirror
@@ -16,20 +18,13 @@ DECISIONS = Counter(
 NODES = Gauge("leasehold_placer_nodes", "Nodes in the placer's mirror.")
 
 
-class PrometheusPlacerMetrics:
-    """Counts decisions on the metrics page."""
+_counter = functools.cache(DECISIONS.labels)
 
-    def __init__(self) -> None:
-        self._counters: dict[str, Counter] = {}
 
-    def count(self, outcome: str, amount: int = 1) -> None:
-        """Add to the number of an outcome."""
-        if not amount:
-            return
-        counter = self._counters.get(outcome)
-        if counter is None:
-            counter = self._counters[outcome] = DECISIONS.labels(outcome)
-        counter.inc(amount)
+def count(outcome: str, amount: int = 1) -> None:
+    """Add to the number of an outcome."""
+    if amount:
+        _counter(outcome).inc(amount)
 
 
 def export_mirror(mirror: ClusterMirror) -> None:

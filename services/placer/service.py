@@ -5,11 +5,11 @@ ledger checks that each decision still fits.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 
-from services.placer.metrics import PrometheusPlacerMetrics
+from services.placer.metrics import count
 from services.placer.rounds.batch import CandidateCount, DecisionContext, split_into_units
-from services.placer.rounds.decision_writer import DecisionWriter
-from services.placer.rounds.rounds import GangRounds, PodRounds
+from services.placer.rounds.rounds import DecisionWriter, Rounds
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
@@ -29,36 +29,32 @@ LARGEST_DEVICE_EVERY_S = 5.0
 """How often the largest device is published."""
 
 
+@dataclass(eq=False)
 class Placer:
     """Decides for batches of pods; two events for one pod lead to one lease."""
 
-    def __init__(
-        self,
-        ledger: RedisLeases,
-        clock: Clock,
-        metrics: PrometheusPlacerMetrics,
-        rng: Callable[[], float],
-        *,
-        ttl_s: float,
-    ) -> None:
-        self.ledger = ledger
-        self.clock = clock
-        self.metrics = metrics
+    ledger: RedisLeases
+    clock: Clock
+    rng: Callable[[], float]
+    ttl_s: float
+
+    def __post_init__(self) -> None:
         candidates = CandidateCount()
-        self.ledger_mirror = LedgerMirror(ledger, clock, may_pause=lambda: not candidates.contested)
+        self.ledger_mirror = LedgerMirror(
+            self.ledger, self.clock, may_pause=lambda: not candidates.contested
+        )
         self.mirror = self.ledger_mirror.mirror
         self.quotas = QuotaRefusals()
         context = DecisionContext(
             self.mirror,
             NodeIndex(self.mirror),
             self.quotas,
-            rng,
+            self.rng,
             candidates,
             self.ledger_mirror.read_now,
         )
-        self.writer = DecisionWriter(ledger, clock, metrics, context, ttl_s=ttl_s)
-        self.pod_rounds = PodRounds(context, self.writer, clock)
-        self.gang_rounds = GangRounds(context, self.writer, self.pod_rounds, clock)
+        self.writer = DecisionWriter(self.ledger, self.clock, context, self.ttl_s)
+        self.rounds = Rounds(context, self.writer, self.clock)
 
     def unready_reason(self) -> str | None:
         """Return why the placer cannot decide, or None."""
@@ -81,9 +77,9 @@ class Placer:
         try:
             for unit in split_into_units(newest.values()):
                 if unit.gang is None:
-                    await self.pod_rounds.place(unit.pods, outcomes)
+                    await self.rounds.place(unit.pods, outcomes)
                 else:
-                    await self.gang_rounds.place(unit.gang, unit.pods, outcomes)
+                    await self.rounds.place_gang(unit.gang, unit.pods, outcomes)
         except BaseException:
             self.writer.forget_published(newest.keys())
             raise
@@ -95,7 +91,7 @@ class Placer:
         try:
             await self.ledger_mirror.follow()
         except FeedTruncatedError:
-            self.metrics.count("feed_truncated")
+            count("feed_truncated")
 
     @emits
     async def largest_device(self) -> AsyncIterator[Sequence[LargestDeviceReported]]:

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.sources import (
@@ -115,33 +116,23 @@ UNEXPLAINED_S = 10.0
 """A pod that waits longer than this without a reason in its status is published again."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Watcher:
     """Publishes changes only. Any number of replicas may run."""
 
-    def __init__(
-        self,
-        pods: PodReflector,
-        nodes: NodeReflector,
-        groups: PodGroupReflectors,
-        lister: OurPodLister,
-        clock: Clock,
-        *,
-        namespaces: NamespaceReflector,
-        quotas: QuotaReflectors,
-        claims: ClaimReflector,
-        resync_s: float = 300.0,
-    ) -> None:
-        self.pod_source = pods
-        self.node_source = nodes
-        self.namespace_source = namespaces
-        self.group_source = groups
-        self.quota_source = quotas
-        self.claim_source = claims
+    pod_source: PodReflector
+    node_source: NodeReflector
+    group_source: PodGroupReflectors
+    namespace_source: NamespaceReflector
+    quota_source: QuotaReflectors
+    claim_source: ClaimReflector
+    lister: OurPodLister
+    clock: Clock
+    resync_s: float = 300.0
+
+    def __post_init__(self) -> None:
         self.claims = ClaimTracker()
         self.quotas: tuple[Quota, ...] | None = None
-        self.lister = lister
-        self.clock = clock
-        self.resync_s = resync_s
         self.pods = PodTracker()
         self.nodes = NodeTracker(self.pods)
         self.devices = ForeignDeviceTracker()

@@ -1,9 +1,13 @@
 """Builds the watcher from real clients and serves it."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from services.watcher.quota_sources import QuotaReflectors, load_file
 from services.watcher.service import Watcher
 from services.watcher.settings import WatcherSettings
 from services.watcher.sources import (
+    RETRY_S,
     ClaimReflector,
     NamespaceReflector,
     NodeReflector,
@@ -15,9 +19,33 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.reachability import ApiServerReachability
 from shared.model.clock import SystemClock
+from shared.model.names import Namespace
+from shared.model.quota import Quota
 from shared.nats.bus import Bus
+from shared.pods.pod_parser import PodParser
 from shared.runtime.run import serve
 from shared.runtime.shared_process import SharedProcess
+
+
+def build_watcher(
+    client: KubernetesClient,
+    parser: PodParser,
+    quotas: Mapping[Namespace, Quota] = MappingProxyType({}),
+    *,
+    retry_s: float = RETRY_S,
+) -> Watcher:
+    """Return a watcher of an API server, with the quotas of a file."""
+    claims = ClaimReflector(client, retry_s)
+    return Watcher(
+        pod_source=PodReflector(client, parser),
+        node_source=NodeReflector(client),
+        group_source=PodGroupReflectors(client, retry_s),
+        namespace_source=NamespaceReflector(client),
+        quota_source=QuotaReflectors(client, quotas),
+        claim_source=claims,
+        lister=OurPodLister(client, parser.schedulers, claims),
+        clock=SystemClock(),
+    )
 
 
 async def serve_watcher(settings: WatcherSettings, process: SharedProcess | None = None) -> None:
@@ -34,18 +62,8 @@ async def serve_watcher(settings: WatcherSettings, process: SharedProcess | None
             handlers=process.handlers if process else None,
         ) as bus,
     ):
-        pods, nodes = PodReflector(client, parser), NodeReflector(client)
-        claims = ClaimReflector(client)
-        watcher = Watcher(
-            pods,
-            nodes,
-            PodGroupReflectors(client),
-            OurPodLister(client, parser.schedulers, claims),
-            SystemClock(),
-            namespaces=NamespaceReflector(client),
-            quotas=QuotaReflectors(client, file_quotas),
-            claims=claims,
-        )
+        watcher = build_watcher(client, parser, file_quotas)
+        pods, nodes, claims = watcher.pod_source, watcher.node_source, watcher.claim_source
         probes = {
             "api": api_server.unready_reason,
             "pods": lambda: None if pods.synced else "not listed yet",

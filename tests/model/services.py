@@ -32,7 +32,6 @@ from shared.model.events.pod_events import (
 from tests.model.redis_links import Link, LinkedConnection, RedisServer
 from tests.model.virtual_time import LedgerTime, VirtualLoop
 from tests.support.build import dice
-from tests.support.placer.running import FakePlacerMetrics
 
 if TYPE_CHECKING:
     from tests.model.world import World
@@ -171,7 +170,6 @@ class PlacerReplica(Service):
         self.placer = Placer(
             RedisLeases(LinkedConnection(self.link)),
             self.clock,
-            FakePlacerMetrics(),
             dice(self.seed),
             ttl_s=TTL_S,
         )

@@ -3,11 +3,19 @@
 Of a gang, enough pods are placed together, then the rest one by one.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.placer.rounds.batch import DecisionContext, RoundDecisions, decide, waiting_pod
-from services.placer.rounds.decision_writer import DecisionWriter, PlacementEvent
+from services.placer.metrics import count
+from services.placer.rounds.batch import (
+    DEFERRED,
+    DecisionContext,
+    RefusedPod,
+    RoundDecisions,
+    decide,
+    too_large_refusal,
+    waiting_pod,
+)
 from services.placer.rounds.gang_decision import (
     GANG_NOT_DECIDED,
     changed_verdicts,
@@ -17,13 +25,285 @@ from services.placer.rounds.gang_decision import (
     gang_too_small,
     member_refused,
 )
+from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError
-from shared.model.events.pod_events import PodQueued
-from shared.model.ledger import GangEnrollment
+from shared.model.events.pod_events import (
+    PlacementChosen,
+    PlacementRefused,
+    PodQueued,
+    message_digest,
+)
+from shared.model.lease import Lease, LeaseState
+from shared.model.ledger import (
+    RESERVED_FOR_OTHER,
+    AlreadyLeased,
+    GangEnrollment,
+    GangIncomplete,
+    GonePod,
+    NoCapacity,
+    ReservationOutcome,
+    Reserved,
+    TooLarge,
+    WaitResult,
+    reservation_for,
+)
 from shared.model.names import PodUid
-from shared.model.placement import Refusal
+from shared.model.placement import Placement, Refusal
 from shared.model.request import Gang
+
+CACHED_REASONS = 65_536
+SECOND_COPY_S = 0.5
+"""Two watchers send each pod within this time of each other."""
+
+PlacementEvent = PlacementChosen | PlacementRefused
+
+
+class LastVerdicts:
+    """The reason that this replica last published for each waiting pod; the oldest are dropped."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[PodUid, str] = {}
+
+    def forget(self, pod: PodUid) -> None:
+        """Treat the pod's next refusal as new."""
+        self._reasons.pop(pod, None)
+
+    def is_published(self, event: PodQueued, refusal: Refusal) -> bool:
+        """Return whether this is the reason last published, and the one that a resync found."""
+        is_resync = event.requeue_number < 0
+        is_shown = not is_resync or event.shown == message_digest(refusal.text)
+        return is_shown and self._reasons.get(event.pod) == refusal.reason
+
+    def add(self, pod: PodUid, refusal: Refusal) -> None:
+        """Note that a reason is published."""
+        self._reasons.pop(pod, None)
+        if len(self._reasons) >= CACHED_REASONS:
+            del self._reasons[next(iter(self._reasons))]
+        self._reasons[pod] = refusal.reason
+
+
+@dataclass(eq=False)
+class DecisionWriter:
+    """Reserves for chosen pods and stores refused ones; adds events to the caller's list."""
+
+    ledger: RedisLeases
+    clock: Clock
+    context: DecisionContext
+    ttl_s: float
+
+    def __post_init__(self) -> None:
+        self.mirror, self.quotas = self.context.mirror, self.context.quotas
+        self.last_verdicts = LastVerdicts()
+        self._unpublished: set[PodUid] = set()
+        """Pods whose handler failed: they may have leases that were not published."""
+
+    def forget_published(self, pods: Collection[PodUid]) -> None:
+        """Publish the next outcome for these pods in any case: their handler has failed."""
+        for pod in pods:
+            self.last_verdicts.forget(pod)
+        if len(self._unpublished) >= CACHED_REASONS:
+            self._unpublished.clear()
+        self._unpublished.update(pods)
+
+    async def reserve(
+        self,
+        decisions: RoundDecisions,
+        events: list[PlacementEvent],
+        gang: Gang | None = None,
+        *,
+        together: bool = False,
+    ) -> list[PodQueued]:
+        """Reserve for the chosen pods; return those without a lease.
+
+        With a `gang`, all of them `together` or none; or each, while enough of it have leases.
+        """
+        capacity = self.mirror.capacity
+        outcomes = await self._request(decisions, gang, together=together)
+        undecided: list[PodQueued] = []
+        for (pod, candidates), outcome in zip(decisions.chosen, outcomes, strict=True):
+            match outcome:
+                case Reserved(lease=lease):
+                    self._apply_lease(decisions, pod, lease, candidates, events)
+                case AlreadyLeased(lease=lease):
+                    self.mirror.drop(pod.pod)
+                    decisions.ledger_disagreed = True
+                    count("already_leased")
+                    self.repeat_leases([lease], [pod], events)
+                case NoCapacity():
+                    self._apply_no_capacity(decisions, pod, outcome, capacity)
+                    if not outcome.quotas:
+                        self._note_contention(candidates)
+                    if not outcome.reserved_for_other:
+                        undecided.append(pod)
+                case GangIncomplete():
+                    self.mirror.drop(pod.pod)
+                    count("gang_incomplete")
+                    undecided.append(pod)
+                case TooLarge(reason=reason):
+                    self.mirror.drop(pod.pod)
+                    count("too_large")
+                    decisions.refused.append((pod, too_large_refusal(reason)))
+                case GonePod():
+                    self.mirror.drop(pod.pod)
+                    decisions.ledger_disagreed = True
+                    decisions.gone.append(pod)
+                    self.drop_gone([pod.pod])
+        return undecided
+
+    async def _request(
+        self, decisions: RoundDecisions, gang: Gang | None, *, together: bool
+    ) -> list[ReservationOutcome]:
+        # Nothing was awaited since the decisions: they were made by this version.
+        wanted = [
+            reservation_for(pod, candidates, read_version=self.mirror.version)
+            for pod, candidates in decisions.chosen
+        ]
+        now, ttl_s = self.clock.now(), self.ttl_s
+        try:
+            if gang is None:
+                return await self.ledger.reserve(wanted, now=now, ttl_s=ttl_s)
+            if together:
+                return await self.ledger.reserve_gang(gang, wanted, now=now, ttl_s=ttl_s)
+            return await self.ledger.reserve_further(gang, wanted, now=now, ttl_s=ttl_s)
+        except BaseException:
+            for pod, _ in decisions.chosen:
+                self.mirror.drop(pod.pod)
+            raise
+
+    async def write_refusals(
+        self,
+        refused: Sequence[RefusedPod],
+        capacity: int,
+        events: list[PlacementEvent],
+        recipients: Collection[PodUid] | None = None,
+        min_members: int = 0,
+    ) -> WaitResult:
+        """Store refused pods as waiting, unless capacity freed since may help them.
+
+        Freed capacity is offered to the `recipients`; None: to all. With `min_members`, pods are
+        not stored if that many of their gang exist by now.
+        """
+        if not refused:
+            return WaitResult()
+        now = self.clock.now()
+        verdicts = [
+            waiting_pod(
+                pod,
+                refusal,
+                self.quotas.decided_at(pod, capacity),
+                now,
+                receives_offers=recipients is None or pod.pod in recipients,
+                min_members=min_members,
+            )
+            for pod, refusal in refused
+        ]
+        result = await self.ledger.waiting_pods.enqueue(verdicts)
+        self.quotas.forget(pod for pod, _ in refused if pod.pod in result.stale)
+        self.drop_gone(result.gone)
+        stale, leases = set(result.stale), {lease.pod: lease for lease in result.already_leased}
+        dropped, changed = stale | set(result.gone), set(result.changed)
+        count("stale", len(stale))
+        count("already_leased", len(leases))
+        count("refused", len(refused) - len(dropped) - len(leases))
+        for pod, refusal in refused:
+            if pod.pod in leases:
+                self.repeat_leases([leases[pod.pod]], [pod], events)
+            elif pod.pod not in dropped:
+                is_changed = pod.pod in changed
+                if is_changed or not self.last_verdicts.is_published(pod, refusal):
+                    events.append(self._placement_refused(pod, refusal))
+        return result
+
+    async def defer(self, deferred: Sequence[PodQueued]) -> list[PodQueued]:
+        """Store pods as waiting until their capacity has been offered to others; return stale ones.
+
+        No event is published: this takes a moment, and ends with a placement or a verdict.
+        """
+        if not deferred:
+            return []
+        now = self.clock.now()
+        result = await self.ledger.waiting_pods.enqueue(
+            [
+                waiting_pod(pod, DEFERRED, RESERVED_FOR_OTHER, now, receives_offers=True)
+                for pod in deferred
+            ]
+        )
+        self.drop_gone(result.gone)
+        ready = {*result.stale, *(lease.pod for lease in result.already_leased)}
+        return [pod for pod in deferred if pod.pod in ready]
+
+    def drop_gone(self, pods: Collection[PodUid]) -> None:
+        """Forget pods that have terminated or were deleted; no event is published for them."""
+        count("gone", len(pods))
+        for pod in pods:
+            self.last_verdicts.forget(pod)
+
+    def _apply_lease(
+        self,
+        decisions: RoundDecisions,
+        pod: PodQueued,
+        lease: Lease,
+        candidates: Sequence[Placement],
+        events: list[PlacementEvent],
+    ) -> None:
+        self.mirror.confirm(lease)
+        first = lease.node == candidates[0].node
+        if not first:
+            decisions.ledger_disagreed = True
+            self._note_contention(candidates[:1])
+        count("reserved" if first else "reserved_other")
+        events.append(self._placement_chosen(lease, pod.trace))
+
+    def _apply_no_capacity(
+        self, decisions: RoundDecisions, pod: PodQueued, outcome: NoCapacity, capacity: int
+    ) -> None:
+        self.mirror.drop(outcome.pod)
+        self.mirror.update_uses(outcome.devices, outcome.nodes)
+        self.quotas.add(pod, outcome.quotas, capacity)
+        decisions.ledger_disagreed = True
+        count("deferred" if outcome.reserved_for_other else "no_capacity")
+        if outcome.reserved_for_other:
+            decisions.deferred.append(pod)
+
+    def _note_contention(self, taken: Sequence[Placement]) -> None:
+        """Note that other placers have taken these candidates."""
+        self.context.candidates.note_contention()
+        for candidate in taken:
+            self.mirror.note_contention(candidate.node)
+
+    def repeat_leases(
+        self, leases: Iterable[Lease], pods: Iterable[PodQueued], events: list[PlacementEvent]
+    ) -> None:
+        """Publish leases again until their nodes have activated them.
+
+        Not for the second copy of a pod's first event, or the events of other `pods` of its gang: a
+        placer has just published the lease.
+        """
+        queued = {pod.pod: pod for pod in pods}
+        for lease in leases:
+            pod = queued.get(lease.pod)
+            is_young = self.clock.now() - lease.created_at < SECOND_COPY_S
+            is_first = pod is None or pod.requeue_number == 0
+            is_copy = is_first and is_young and lease.pod not in self._unpublished
+            if lease.state is not LeaseState.ACTIVE and not is_copy:
+                events.append(self._placement_chosen(lease, pod.trace if pod else lease.trace))
+
+    def _placement_refused(self, pod: PodQueued, refusal: Refusal) -> PlacementRefused:
+        self.last_verdicts.add(pod.pod, refusal)
+        return PlacementRefused(
+            pod=pod.pod,
+            namespace=pod.namespace,
+            name=pod.name,
+            refusal=refusal,
+            trace=pod.trace,
+        )
+
+    def _placement_chosen(self, lease: Lease, trace: str) -> PlacementChosen:
+        self.last_verdicts.forget(lease.pod)
+        self._unpublished.discard(lease.pod)
+        return PlacementChosen(lease=lease, trace=trace)
+
 
 ROUNDS = 10
 """Rounds of a batch before its events go back to the queue."""
@@ -32,8 +312,8 @@ ROUND_PAUSE_S = 0.005
 
 
 @dataclass(eq=False)
-class PodRounds:
-    """Decides for pods one by one until the ledger agrees with each decision."""
+class Rounds:
+    """Decides for pods one by one, and for gangs as one, until the ledger agrees."""
 
     context: DecisionContext
     writer: DecisionWriter
@@ -73,17 +353,7 @@ class PodRounds:
         result = await self.writer.write_refusals(refused, capacity, events)
         return [*undecided, *(pod for pod, _ in refused if pod.pod in result.stale)]
 
-
-@dataclass(eq=False)
-class GangRounds:
-    """Decides for all waiting pods of a gang until the ledger agrees."""
-
-    context: DecisionContext
-    writer: DecisionWriter
-    pod_rounds: PodRounds
-    clock: Clock
-
-    async def place(
+    async def place_gang(
         self, gang: Gang, pods: Sequence[PodQueued], events: list[PlacementEvent]
     ) -> None:
         """Place a gang of which some pods were just queued, and add events of all its pods.
@@ -101,11 +371,11 @@ class GangRounds:
             members = {waiting.queued.pod: waiting.queued for waiting in enrollment.waiting}
             members |= {pod.pod: pod for pod in pods if pod.pod not in answered}
             if gang.min_member <= enrollment.live_count or not members:
-                await self.pod_rounds.place(list(members.values()), events, gang)
+                await self.place(list(members.values()), events, gang)
                 return
-            spare = await self._round(gang, enrollment, members, events)
+            spare = await self._gang_round(gang, enrollment, members, events)
             if spare is not None:
-                await self.pod_rounds.place(spare, events, gang)
+                await self.place(spare, events, gang)
                 return
             self.context.read_changes()
             await self.clock.sleep(ROUND_PAUSE_S)
@@ -127,7 +397,7 @@ class GangRounds:
             ],
         )
 
-    async def _round(
+    async def _gang_round(
         self,
         gang: Gang,
         enrollment: GangEnrollment,

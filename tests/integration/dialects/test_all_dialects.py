@@ -27,7 +27,6 @@ from tests.support.build import dice, facts, pod_queued
 from tests.support.dialects.mixes import ExpectedPod, mixed
 from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, assert_environment
 from tests.support.placer.ledger import assert_sound, ledger
-from tests.support.placer.running import FakePlacerMetrics
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.stateful import run_machine
 from tests.support.waiting import until
@@ -51,8 +50,7 @@ class MixMachine(RuleBasedStateMachine):
         opened = ledger(self.url, {})
         self.leases: RedisLeases = self.run(self.stack.enter_async_context(opened))
         self.placers = [
-            Placer(self.leases, SystemClock(), FakePlacerMetrics(), dice(n), ttl_s=TTL_S)
-            for n in range(PLACERS)
+            Placer(self.leases, SystemClock(), dice(n), ttl_s=TTL_S) for n in range(PLACERS)
         ]
         self.following: list[asyncio.Task[None]] = []
         self.run(self.begin())

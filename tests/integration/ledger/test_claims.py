@@ -17,7 +17,6 @@ from shared.model.preemption import Preemption
 from shared.model.quota import Quota, QuotaLimits
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import NOW, ledger, reservation, reserve, share, uuid
-from tests.support.placer.running import FakePlacerMetrics
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 
@@ -62,7 +61,7 @@ async def test_placers_refuse_claimed_devices_with_the_reason(
 ) -> None:
     for number in range(3):
         await preemptions.open(preemption(f"p{number}", number))
-    placer = Placer(leases, SystemClock(), FakePlacerMetrics(), dice(), ttl_s=30)
+    placer = Placer(leases, SystemClock(), dice(), ttl_s=30)
     following = asyncio.create_task(placer.follow_ledger())
     try:
         await until(lambda: not placer.unready_reason(), limit_s=30)

@@ -22,7 +22,7 @@ from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import assert_sound, ledger
-from tests.support.placer.running import FakePlacerMetrics, placers
+from tests.support.placer.running import decided, placers
 from tests.support.servers.nats import NatsServer, nats_server
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
@@ -37,7 +37,7 @@ class World:
 
     leases: RedisLeases
     bus: Bus
-    metrics: FakePlacerMetrics
+    gone_before: int
 
     async def queue(self, events: Sequence[PodQueued]) -> None:
         """Tell of pods, each in a message of its own."""
@@ -80,7 +80,7 @@ class World:
             known = {each.queued.pod for each in await self.leases.waiting_pods.load()}
             return {pod.pod for pod in pods}.difference(known, *gangs.values())
 
-        await until(undecided, lambda left: len(left) <= self.metrics.counts["gone"])
+        await until(undecided, lambda left: len(left) <= decided("gone") - self.gone_before)
 
     async def settled(self, pods: int) -> None:
         """Wait until every pod either holds a lease or waits with a verdict on its gang."""
@@ -101,11 +101,8 @@ async def world(server: ValkeyServer, nats: NatsServer, nodes: int) -> AsyncIter
         ledger(server.url, {f"n{number}": 2 for number in range(nodes)}) as leases,
         Bus.connect(nats.url, name="test") as bus,
     ):
-        metrics = FakePlacerMetrics()
-        placers = [
-            Placer(leases, SystemClock(), metrics, dice(seed), ttl_s=30.0)
-            for seed in range(PLACERS)
-        ]
+        gone_before = decided("gone")
+        placers = [Placer(leases, SystemClock(), dice(seed), ttl_s=30.0) for seed in range(PLACERS)]
         started = [asyncio.Event() for _ in placers]
         tasks = [
             asyncio.create_task(Runner("placer", placer, bus, Tracing("placer", None)).run(begun))
@@ -115,7 +112,7 @@ async def world(server: ValkeyServer, nats: NatsServer, nodes: int) -> AsyncIter
             async with asyncio.timeout(30):
                 await asyncio.gather(*(begun.wait() for begun in started))
                 await until(lambda: not any(placer.unready_reason() for placer in placers))
-            yield World(leases, bus, metrics)
+            yield World(leases, bus, gone_before)
         finally:
             for task in tasks:
                 task.cancel()

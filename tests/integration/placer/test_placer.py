@@ -31,7 +31,7 @@ from tests.support.placer.ledger import (
     share,
     uses,
 )
-from tests.support.placer.running import FakePlacerMetrics, placers
+from tests.support.placer.running import placers
 from tests.support.waiting import until
 
 SHARE = request(gpu(memory=4_000), resources={"cpu": 100, "pods": 1})
@@ -92,7 +92,7 @@ async def test_a_placer_that_is_behind_places_nothing_beside_a_pod_that_repels_i
     noisy = replace(pods(1)[0], labels={"app": "noisy"})
     async with ledger(url, {"a": 1}) as leases:
         await leases.save_nodes([replace(facts("a"), labels={HOSTNAME: "a"})])
-        placer = Placer(leases, SystemClock(), FakePlacerMetrics(), dice(1), ttl_s=30.0)
+        placer = Placer(leases, SystemClock(), dice(1), ttl_s=30.0)
         await read_once(placer)
         await reserve(leases, replace(reservation("quiet", share("a")), repels=(term,)))
 

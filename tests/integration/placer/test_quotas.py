@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from services.placer.rounds.decision_writer import PlacementEvent
+from services.placer.rounds.rounds import PlacementEvent
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
@@ -17,7 +17,6 @@ from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import Gang
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import NOW, assert_sound, device, facts, ledger, report
-from tests.support.placer.running import FakePlacerMetrics
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 
@@ -34,7 +33,7 @@ async def leases(server: ValkeyServer) -> AsyncIterator[RedisLeases]:
 
 @pytest.fixture
 async def placer(leases: RedisLeases) -> AsyncIterator[Placer]:
-    placer = Placer(leases, SystemClock(), FakePlacerMetrics(), dice(3), ttl_s=30.0)
+    placer = Placer(leases, SystemClock(), dice(3), ttl_s=30.0)
     following = asyncio.create_task(placer.follow_ledger())
     try:
         await until(lambda: not placer.unready_reason(), limit_s=30)

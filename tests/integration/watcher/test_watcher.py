@@ -8,22 +8,12 @@ from typing import Any
 
 import yaml
 
-from services.watcher.quota_sources import QuotaReflectors
-from services.watcher.service import Watcher
-from services.watcher.sources import (
-    ClaimReflector,
-    NamespaceReflector,
-    NodeReflector,
-    OurPodLister,
-    PodGroupReflectors,
-    PodReflector,
-)
+from services.watcher.wiring import build_watcher
 from shared.dialects.dialect import Rules
 from shared.dialects.nvidia import annotations as hami
 from shared.dialects.volcano import device_register, gpushare
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
-from shared.model.clock import SystemClock
 from shared.model.events.event import Event
 from shared.model.events.pod_events import (
     BindingFailed,
@@ -67,17 +57,7 @@ async def watching(api: ApiUnderTest) -> AsyncIterator[Bus]:
         Bus.connect(nats.url, name="watcher") as bus,
         KubernetesClient(load_credentials(api.kubeconfig)) as kube,
     ):
-        claims = ClaimReflector(kube, retry_s=0.5)
-        watcher = Watcher(
-            PodReflector(kube, PodParser(OURS, Rules())),
-            NodeReflector(kube),
-            PodGroupReflectors(kube, retry_s=0.5),
-            OurPodLister(kube, OURS, claims),
-            SystemClock(),
-            namespaces=NamespaceReflector(kube),
-            quotas=QuotaReflectors(kube),
-            claims=claims,
-        )
+        watcher = build_watcher(kube, PodParser(OURS, Rules()), retry_s=0.5)
         started = asyncio.Event()
         task = asyncio.create_task(
             Runner("watcher", watcher, bus, Tracing("watcher", None)).run(started)

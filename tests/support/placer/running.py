@@ -1,12 +1,11 @@
 """A placer that follows a real ledger, which a test can make disagree."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
 
-from services.placer.metrics import PrometheusPlacerMetrics
+from services.placer.metrics import DECISIONS
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
@@ -20,23 +19,20 @@ from tests.support.placer.ledger import NOW, ledger
 from tests.support.waiting import until
 
 
-class FakePlacerMetrics(PrometheusPlacerMetrics):
-    """Decisions by outcome."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-
-    def count(self, outcome: str, amount: int = 1) -> None:
-        self.counts[outcome] += amount
+def decided(outcome: str) -> int:
+    """Return how many decisions were counted so far."""
+    [metric] = DECISIONS.collect()
+    name = f"{metric.name}_total"
+    found = (
+        each for each in metric.samples if (each.name, each.labels) == (name, {"outcome": outcome})
+    )
+    return sum(int(each.value) for each in found)
 
 
 @asynccontextmanager
 async def placers(leases: RedisLeases, count: int) -> AsyncIterator[list[Placer]]:
     """Start independent placers; yield them once they can decide."""
-    several = [
-        Placer(leases, SystemClock(), FakePlacerMetrics(), dice(seed), ttl_s=30.0)
-        for seed in range(count)
-    ]
+    several = [Placer(leases, SystemClock(), dice(seed), ttl_s=30.0) for seed in range(count)]
     following = [asyncio.create_task(placer.follow_ledger()) for placer in several]
     try:
         await until(lambda: not any(placer.unready_reason() for placer in several))
@@ -79,8 +75,7 @@ class Running:
     def __init__(self, opened: DisturbedLedger) -> None:
         self.ledger = opened
         self.clock = Clock(NOW)
-        self.metrics = FakePlacerMetrics()
-        self.placer = Placer(opened, self.clock, self.metrics, dice(1), ttl_s=30.0)
+        self.placer = Placer(opened, self.clock, dice(1), ttl_s=30.0)
         self.following = asyncio.create_task(self.placer.follow_ledger())
 
     async def settled(self) -> None:

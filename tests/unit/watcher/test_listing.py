@@ -99,9 +99,12 @@ class FlakyLister(OurPodLister):
 
 async def test_a_list_that_failed_is_retried_until_it_succeeds() -> None:
     lister = FlakyLister(failures=3)
-    nothing = cast("Any", None)
-    sources = {"namespaces": nothing, "quotas": nothing, "claims": nothing}
-    watcher = Watcher(nothing, nothing, nothing, lister, Clock(), **sources)
+    sources = dict.fromkeys(
+        ("pod", "node", "group", "namespace", "quota", "claim"), cast("Any", None)
+    )
+    watcher = Watcher(
+        lister=lister, clock=Clock(), **{f"{name}_source": none for name, none in sources.items()}
+    )
 
     await watcher.request_resync([ResyncRequested(reason="a test", request_id="t")])
     batches = watcher.resync()
