@@ -18,7 +18,7 @@ from shared.model.lease_copy import copy_of
 from shared.model.names import PodUid
 from tests.support.binder.claim_binder import GPU, ClaimBinder
 from tests.support.binder.world import allocated, on
-from tests.support.placer.ledger import assert_sound, reservation, reserve, share, uuid
+from tests.support.placer.ledger import assert_sound, uuid
 
 UNDECIDED = ClaimLeaseReply()
 
@@ -73,34 +73,6 @@ async def test_of_two_claims_for_the_last_share_one_is_refused_after_the_slices_
     assert binder.agents.slices == ["a"]
     assert [bool(each.devices) for each in replies].count(True) == 1
     assert len(await assert_sound(binder.ledger)) == 1
-
-
-async def test_an_allocation_of_what_a_pod_has_is_refused_without_a_lease(
-    binder: ClaimBinder,
-) -> None:
-    await reserve(binder.ledger, reservation("pod", share("a", 0, 14_000)))
-    claim = allocated("c", on(GPU))
-
-    reply = await binder.admit(claim)
-
-    assert "pod default/name-of-pod (14000 MiB)" in reply.refusal
-    assert reply.devices == ()
-    assert await binder.lease_of(claim) is None
-
-
-async def test_a_pod_with_a_claim_and_a_vendors_limits_in_one_container_is_refused(
-    binder: ClaimBinder,
-) -> None:
-    claim = replace(allocated("c", on(GPU)), consumers=(PodUid("p"),), consumer_names=("pod",))
-    binder.claims.uses["pod"] = [
-        RequestUse(container="main", claim="c", request=""),
-        RequestUse(container="main", claim="", request="volcano.sh/vgpu-memory"),
-    ]
-
-    reply = await binder.admit(claim)
-
-    assert "would replace each other in container main" in reply.refusal
-    assert await binder.lease_of(claim) is None
 
 
 async def test_the_lease_of_an_allocation_that_was_not_written_ends(binder: ClaimBinder) -> None:

@@ -227,15 +227,6 @@ async def test_a_listing_finds_a_lease_that_was_reserved_a_moment_before_it(
     assert [event.pod for event in await binder.list_pods()] == ["p"]
 
 
-async def test_the_binding_of_a_lease_that_was_reserved_a_moment_ago_is_not_sent_again(
-    binder: Binder,
-) -> None:
-    await binder.ledger.bind(await reserve(binder.ledger, reservation("p", share("a"))))
-    binder.pods.seen = {"name-of-p": PodSnapshot(PodUid("p"), None)}
-
-    assert await binder.list() == []
-
-
 async def test_a_pod_that_cannot_be_read_does_not_hold_up_the_others(binder: Binder) -> None:
     wanted = (reservation("p", share("a")), reservation("q", share("a")))
     await binder.ledger.bind(await reserve(binder.ledger, *wanted))

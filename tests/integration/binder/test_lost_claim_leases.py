@@ -12,6 +12,7 @@ from shared.model.claim import LEASED, REFUSED
 from shared.model.events.claim_events import AllocatedClaim, ClaimDeallocated
 from shared.model.events.node_events import LeaseHolder
 from shared.model.events.pod_events import ListedPods, PodsListed
+from shared.model.events.request_reply import LeasesRequest
 from shared.model.lease import ClaimAllocation, Lease, LeaseState
 from shared.model.lease_copy import dump_lease, load_lease
 from shared.model.names import NodeName
@@ -40,7 +41,8 @@ async def test_a_lost_lease_is_back_as_soon_as_the_claims_node_prepares_it(
     await binder.ledger.release([claim.claim], reason="its write was lost")
     prepared = LeaseHolder(pod=claim.claim, namespace=claim.namespace, name=claim.name, claim=True)
 
-    await binder.leaser.restore(prepared, NodeName(node))
+    request = LeasesRequest(node=NodeName(node), pods=(claim.claim,), claim=prepared)
+    await binder.binder.list_leases(request)
 
     after = await binder.lease_of(claim)
     assert (after.shares if after else None) == (before.shares if is_restored else None)

@@ -106,25 +106,18 @@ async def test_a_pod_without_a_lease_is_evicted_too(at: Scene) -> None:
         {"node": NodeName("of a thief")},
         {"found_at": 0.0},
         {"name": "gone"},
+        {"namespace": Namespace("c")},
     ],
-    ids=["another rule", "another uid", "another node", "long ago", "gone"],
+    ids=["another rule", "another uid", "another node", "long ago", "gone", "spared"],
 )
 async def test_untrusted_or_irrelevant_reports_evict_no_pod(
     at: Scene, changes: dict[str, Any]
 ) -> None:
-    lease = await at.running("good")
-    binder = at.binder(**EVICTED)
+    namespace = changes.get("namespace", "a")
+    lease = await at.running("good", namespace=namespace)
+    binder = at.binder(**EVICTED, spared_namespaces=frozenset({"c"}))
 
     await binder.evict_violators([seen(at, lease, **changes)])
-
-    assert await open_preemptions(at) == []
-
-
-async def test_pods_of_exempt_namespaces_are_not_evicted(at: Scene) -> None:
-    lease = await at.running("system")
-    binder = at.binder(**EVICTED, spared_namespaces=frozenset({"a"}))
-
-    await binder.evict_violators([seen(at, lease)])
 
     assert await open_preemptions(at) == []
 
@@ -161,15 +154,3 @@ async def test_hourly_limits_apply_to_simultaneous_violators(at: Scene) -> None:
     assert len(ending) == 2
     assert "at most 2 pods of a namespace are evicted in an hour" in at.reports.of(late[0].name)[0]
     assert all([await at.is_deleting(lease.name) for lease in leases])
-
-
-async def test_another_binder_continues_where_one_was_killed(at: Scene) -> None:
-    lease = await at.running("bad")
-    await at.binder(**EVICTED).evict_violators([seen(at, lease)])
-    other = at.binder(**EVICTED)
-
-    await other.step()
-    at.clock.advance(at.rules.notice_s)
-    await at.steps(other, 2)
-
-    assert await at.is_deleting("bad")

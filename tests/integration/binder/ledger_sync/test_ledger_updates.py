@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec import structs
 
@@ -11,9 +10,8 @@ from services.binder.ledger_sync.sweep import NEXT_OFFER_S, Sweeper
 from services.binder.observations import PodSnapshot
 from services.binder.service import Binder
 from shared.ledger.leases import RedisLeases
-from shared.model.claim import LEASED
 from shared.model.errors import ConflictError, UnavailableError
-from shared.model.events.node_events import LeaseHolder, ShareActivated, ShareRefused
+from shared.model.events.node_events import ShareActivated, ShareRefused
 from shared.model.events.pod_events import (
     BindingFailed,
     LeaseChanged,
@@ -23,8 +21,7 @@ from shared.model.events.pod_events import (
     ResyncRequested,
 )
 from shared.model.events.request_reply import LeasesRequest
-from shared.model.lease import ClaimAllocation, LeaseState
-from shared.model.lease_copy import copy_of
+from shared.model.lease import LeaseState
 from shared.model.ledger import OfferedPods
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
@@ -35,9 +32,7 @@ from tests.support.binder.world import (
     NewWorld,
     ObservedLedger,
     World,
-    allocated,
     lease,
-    on,
     running,
 )
 from tests.support.clock import FakeClock
@@ -305,13 +300,6 @@ async def test_the_lease_of_a_refused_share_is_released(new_world: NewWorld) -> 
     assert changed.lease.state is LeaseState.RELEASED
 
 
-async def test_a_node_cannot_refuse_a_pod_of_another_node(new_world: NewWorld) -> None:
-    world = await new_world(in_state(LeaseState.BOUND))
-    forged = ShareRefused(node=NodeName("stolen"), reason="because", pod=lease().pod)
-
-    assert await world.binder.release_refused([forged]) == []
-
-
 async def test_a_node_gets_only_its_own_leases(new_world: NewWorld) -> None:
     world = await new_world(lease("p1", "n1"), lease("p2", "n2"))
 
@@ -320,23 +308,6 @@ async def test_a_node_gets_only_its_own_leases(new_world: NewWorld) -> None:
 
     assert [each.name for each in reply.leases] == ["p1"]
     assert await world.binder.list_leases(request) == reply
-
-
-async def test_the_lost_lease_of_a_claim_is_restored_when_its_node_prepares_it(
-    new_world: NewWorld,
-) -> None:
-    world = await new_world()
-    lost = lease("c", claim=ClaimAllocation(generation="g1"), state=LeaseState.BOUND)
-    claim = allocated("c", on(lost.shares[0].device), node="n1")
-    copy = msgspec.json.encode(copy_of(lost)).decode()
-    world.claims.put(replace(claim, answer=LEASED, lease=copy))
-    prepared = LeaseHolder(pod=lost.pod, namespace=lost.namespace, name="c", claim=True)
-
-    await world.binder.list_leases(
-        LeasesRequest(node=NodeName("n1"), pods=(lost.pod,), claim=prepared)
-    )
-
-    assert list(await world.leases()) == [lost.pod]
 
 
 @pytest.mark.parametrize(
@@ -358,24 +329,6 @@ async def test_no_lease_is_restored_for_a_pod_that_does_not_run_there(
     await world.binder.save_devices([report("n1", activation(lease()))])
 
     assert not await world.leases()
-
-
-async def test_a_lost_lease_that_does_not_fit_is_tried_again_with_the_next_report(
-    new_world: NewWorld,
-) -> None:
-    whole = structs.replace(lease("p2").shares[0], memory_mib=16_000)
-    world = await new_world(lease("p2", shares=(whole,), state=LeaseState.BOUND))
-    world.pods.seen["p1"] = PodSnapshot(lease().pod, NodeName("n1"))
-    lost = activation(structs.replace(lease(), shares=(structs.replace(whole, slot=1),)))
-
-    await world.binder.save_devices([report("n1", lost)])
-    assert lease().pod not in await world.leases()
-    await world.ledger.release([lease("p2").pod], reason="test")
-    await world.binder.save_devices([report("n1", lost)])
-    await world.binder.save_devices([report("n1", lost)])
-
-    assert list(await world.leases()) == [lease().pod]
-    assert world.metrics.anomalies["lost_leases"] == 2
 
 
 P4_S = 2.0

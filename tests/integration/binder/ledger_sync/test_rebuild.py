@@ -14,17 +14,9 @@ from shared.model.events.pod_events import (
 )
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
-from tests.support.binder.events import activation, bound, in_state, listing, report, terminated
+from tests.support.binder.events import activation, bound, in_state, listing, report
 from tests.support.binder.world import NOW, NewWorld, World, chosen, lease, running
 from tests.support.waiting import until
-
-
-async def test_a_lease_whose_pod_is_not_listed_ends(new_world: NewWorld) -> None:
-    world = await new_world(in_state(LeaseState.BOUND))
-
-    (event,) = await world.binder.reconcile_listing([listing()])
-
-    assert event == replace(terminated(), trace="")
 
 
 async def test_a_listing_counts_only_when_it_is_complete(new_world: NewWorld) -> None:
