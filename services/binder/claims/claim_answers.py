@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 
 from services.binder.agent_client import NodeAgentClient
 from services.binder.claim_client import ClaimAnswer, ClaimClient
+from services.binder.ledger_sync.lease_holders import bound_claim
 from services.binder.ledger_sync.ledger_updates import CLAIM_ENDED, lease_changes
+from services.binder.ledger_sync.recovery import carried_lease
 from services.binder.observations import generation_of
 from shared.ledger.leases import RedisLeases
 from shared.model.claim import LEASED, REFUSED
@@ -14,7 +16,7 @@ from shared.model.errors import ConflictError, LeaseholdError, RequestError, Una
 from shared.model.events.claim_events import AllocatedClaim, ClaimDeallocated
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.lease import Lease, LeaseState
-from shared.model.lease_copy import copy_of, load_lease
+from shared.model.lease_copy import copy_of
 
 
 @dataclass(eq=False)
@@ -113,7 +115,8 @@ class AnswerWriter:
         So does another binder's refusal. An answer with another lease's copy is written again: that
         lease was lost.
         """
-        replaces = not _is_copy(claim, lease)
+        copy = lease_in(claim)
+        replaces = copy is None or copy.shares != lease.shares
         found = await self._write(claim, leased_answer(lease), replaces=replaces)
         if found is not None and found.answer == LEASED:
             return []
@@ -162,10 +165,9 @@ class AnswerWriter:
         raise UnavailableError(f"{claim.namespace}/{claim.name} is not answered: {refusal}")
 
 
-def _is_copy(claim: AllocatedClaim, lease: Lease) -> bool:
-    """Return whether the claim has a copy of this lease, with the same shares and fences."""
+def lease_in(claim: AllocatedClaim) -> Lease | None:
+    """Return the lease of this allocation with which a claim was answered, or None."""
     try:
-        copy = load_lease(claim.lease, namespace=claim.namespace, name=claim.name)
+        return carried_lease(bound_claim(claim))
     except RequestError:
-        return False
-    return (copy.pod, copy.shares) == (lease.pod, lease.shares)
+        return None

@@ -11,19 +11,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.binder.claim_client import ClaimAnswer, ClaimClient, RequestUse, device_statuses
-from services.binder.claims.claim_answers import PERMITTED, AnswerWriter, ClaimEnder, leased_answer
+from services.binder.claims.claim_answers import (
+    PERMITTED,
+    AnswerWriter,
+    ClaimEnder,
+    lease_in,
+    leased_answer,
+)
 from services.binder.claims.claim_shares import refusal_text, reservation_of
 from services.binder.ledger_sync.ledger_updates import lease_changes
 from shared.ledger.leases import RedisLeases
 from shared.model.claim import DRIVER, LEASED, REFUSED
 from shared.model.clock import Clock
-from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
+from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated
 from shared.model.events.node_events import LeaseHolder
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.model.lease import Lease, LeaseState
-from shared.model.lease_copy import load_lease
 from shared.model.ledger import (
     AlreadyLeased,
     LedgerNode,
@@ -296,7 +301,7 @@ class ClaimLeaser:
         """
         if not await self._has(claim, claim.generation):
             return False
-        if claim.answer == LEASED and _copy_in(claim) is not None:
+        if claim.answer == LEASED and lease_in(claim) is not None:
             ended = await self.ender.release(lease)
         else:
             ended = await self.ender.end(lease)
@@ -400,7 +405,7 @@ class ClaimLeaser:
         """
         if not await self._has(claim, claim.generation):
             return False
-        lease = _copy_in(claim)
+        lease = lease_in(claim)
         if lease is None:
             logger.error("the lease of %s is lost, and it has no valid copy", _named(claim))
             return False
@@ -440,16 +445,6 @@ class ClaimLeaser:
 def covers(lease: Lease, claim: AllocatedClaim) -> bool:
     """Return whether a lease is for this allocation of the claim."""
     return lease.claim is not None and lease.claim.generation == claim.generation
-
-
-def _copy_in(claim: AllocatedClaim) -> Lease | None:
-    """Return the lease of this allocation that a claim was answered with; None: no valid one."""
-    try:
-        lease = load_lease(claim.lease, namespace=claim.namespace, name=claim.name)
-    except RequestError:
-        return None
-    own = (lease.pod, lease.node) == (claim.claim, claim.node)
-    return lease if own and covers(lease, claim) else None
 
 
 def _named(claim: AllocatedClaim) -> str:

@@ -11,7 +11,7 @@ from services.binder.observations import PodSnapshot, generation_of
 from services.binder.pod_client import PodClient
 from services.binder.report.explanations import summarize
 from shared.model.errors import LeaseholdError
-from shared.model.events.claim_events import ClaimDeallocated
+from shared.model.events.claim_events import AllocatedClaim, ClaimDeallocated
 from shared.model.events.pod_events import BoundPod, ListedPods, PodGated, PodQueued, PodTerminated
 from shared.model.lease import Lease
 from shared.model.lease_copy import ANNOTATION
@@ -90,19 +90,19 @@ class LeaseHolders:
 
 def holders_in(listing: ListedPods) -> tuple[BoundPod, ...]:
     """Return the bound pods, and the claims that need a lease, of a complete listing."""
-    claims = (
-        BoundPod(
-            pod=claim.claim,
-            namespace=claim.namespace,
-            name=claim.name,
-            node=claim.node,
-            lease=claim.lease,
-            generation=claim.generation,
-        )
-        for claim in listing.claims
-        if claim.devices
+    return (*listing.bound, *(bound_claim(claim) for claim in listing.claims if claim.devices))
+
+
+def bound_claim(claim: AllocatedClaim) -> BoundPod:
+    """Return an allocated claim as what holds a lease on its node."""
+    return BoundPod(
+        pod=claim.claim,
+        namespace=claim.namespace,
+        name=claim.name,
+        node=claim.node,
+        lease=claim.lease,
+        generation=claim.generation,
     )
-    return (*listing.bound, *claims)
 
 
 def gone_event(lease: Lease, *, phase: str = "") -> HolderGone:

@@ -57,20 +57,29 @@ def evidence_of(reported: Lease, copy: str) -> Evidence | str:
     return Evidence(merged, is_hearsay=False)
 
 
+def carried_lease(holder: BoundPod) -> Lease:
+    """Return the lease whose copy a holder carries. Raises RequestError if it is no such copy."""
+    lease = load_lease(holder.lease, namespace=holder.namespace, name=holder.name)
+    of = (lease.pod, lease.node, generation_of(lease))
+    if of != (holder.pod, holder.node, holder.generation):
+        raise RequestError(f"the copy is of a lease of pod {lease.pod} on node {lease.node}")
+    return lease
+
+
 def copy_for(lease: Lease, text: str) -> Lease | None:
-    """Return the copy of the lease of this holder on this node; None: the text is no such copy."""
-    if not text:
-        return None
+    """Return the copy of the lease of this holder on this node, or None if the text is none."""
+    holder = BoundPod(
+        pod=lease.pod,
+        namespace=lease.namespace,
+        name=lease.name,
+        node=lease.node,
+        lease=text,
+        generation=generation_of(lease),
+    )
     try:
-        copy = load_lease(text, namespace=lease.namespace, name=lease.name)
+        return carried_lease(holder) if text else None
     except RequestError:
         return None
-    is_its = (copy.pod, copy.node, generation_of(copy)) == (
-        lease.pod,
-        lease.node,
-        generation_of(lease),
-    )
-    return copy if is_its else None
 
 
 def slots_of(lease: Lease) -> frozenset[tuple[DeviceUuid, int | None]]:
@@ -218,13 +227,7 @@ def _active(evidence: Evidence) -> Evidence:
 
 
 def _lease_of_pod(pod: BoundPod) -> Lease | str:
-    """Return the lease in the pod's annotation, or why it is invalid."""
-    subject = f"pod {pod.namespace}/{pod.name} ({pod.pod}) on node {pod.node}"
     try:
-        lease = load_lease(pod.lease, namespace=pod.namespace, name=pod.name)
+        return carried_lease(pod)
     except RequestError as error:
-        return f"{subject}: {error}"
-    generation = lease.claim.generation if lease.claim else ""
-    if (lease.pod, lease.node, generation) != (pod.pod, pod.node, pod.generation):
-        return f"{subject} carries a lease of pod {lease.pod} on node {lease.node}"
-    return lease
+        return f"pod {pod.namespace}/{pod.name} ({pod.pod}) on node {pod.node}: {error}"
