@@ -28,7 +28,6 @@ from services.binder.report.explanations import (
     rejected_event,
     share_event,
     violation_event,
-    waiting_event,
 )
 from services.binder.resize.resizer import FINISH_S, Resizer
 from shared.model.events.claim_events import ClaimAllocated, ClaimDeallocated
@@ -188,7 +187,7 @@ class Binder:
         for event in events:
             explanation = explain(event)
             if self.reports.conditions.explain(explanation):
-                self.reports.events.record(waiting_event(explanation))
+                self.reports.events.record(explanation)
 
     @handles
     async def report_violations(self, events: Sequence[ViolationFound]) -> None:

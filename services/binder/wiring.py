@@ -6,7 +6,7 @@ from functools import partial
 from services.binder.agent_client import NodeAgentClient
 from services.binder.bind.agent_presence import AgentPresence, NodeCordons
 from services.binder.bind.binding_sender import BATCH_WAIT_S, CONCURRENCY, BindingSender
-from services.binder.bind.pod_binder import DeferredPods, GangCheck, PodBinder
+from services.binder.bind.pod_binder import GangCheck, PodBinder
 from services.binder.bind.scheduler_bindings import SchedulerBindings, SelectedPods
 from services.binder.claim_client import ClaimClient
 from services.binder.claims.claim_answers import AnswerWriter, ClaimEnder
@@ -171,14 +171,13 @@ def _binding(
     presence: AgentPresence,
 ) -> Bindings:
     ledger, clock = ports.ledger, ports.clock
-    deferred = partial(DeferredPods, ledger=ledger, updater=updater, clock=clock)
     pod_binder = partial(
         PodBinder,
         ledger=ledger,
         publish=ports.publish,
         sender=sender,
         presence=presence,
-        deferred=deferred(conditions=reports.conditions, events=reports.events),
+        updater=updater,
         gangs=GangCheck(ledger, holders, updater),
         conditions=reports.conditions,
         capacity_freed=sweeper.capacity_freed,

@@ -13,13 +13,13 @@ from services.binder.ledger_sync.ledger_updates import (
     binding_failed,
     lease_changes,
 )
+from services.binder.ledger_sync.lost_leases import release_as_read
 from services.binder.report.condition_writer import ConditionWriter
 from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import (
     bound_event,
     event_of,
     explain_deferred,
-    waiting_event,
 )
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
@@ -32,7 +32,7 @@ from shared.model.events.pod_events import (
     PodTerminated,
 )
 from shared.model.lease import Lease, LeaseState
-from shared.model.names import NodeName, PodUid
+from shared.model.names import PodUid
 from shared.runtime.service import Publish
 
 
@@ -97,64 +97,6 @@ EXPLAIN_NEXT_S = 10.0
 """The same for a pod that is next in line: a burst must not cause a write per pod."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeferredOutcome:
-    """Outcome for deferred pods."""
-
-    waiting: tuple[Lease, ...] = ()
-    given_up: tuple[Lease, ...] = ()
-    ended: tuple[PodUid, ...] = ()
-    """Pods whose reservation had ended before."""
-
-
-@dataclass(eq=False, kw_only=True)
-class DeferredPods:
-    """Only used while some node's agent does not reply."""
-
-    ledger: RedisLeases
-    updater: LedgerUpdater
-    conditions: ConditionWriter
-    events: EventRecorder
-    clock: Clock
-
-    async def settle(
-        self, deferrals: Mapping[PodUid, Deferral], nodes: Mapping[PodUid, NodeName]
-    ) -> DeferredOutcome:
-        """Explain pods that wait for their nodes; release reservations on cordoned nodes.
-
-        A committed lease stays: its Binding may have been sent. A pod whose lease is now on another
-        node does not wait here. Raises ConflictError if a reservation moved on meanwhile.
-        """
-        if not deferrals:
-            return DeferredOutcome()
-        stored = [lease for lease in await self.ledger.load(list(deferrals)) if lease is not None]
-        deferred = [lease for lease in stored if lease.node == nodes[lease.pod]]
-        given_up = await self.updater.release_unmoved(
-            [lease for lease in deferred if self._is_hopeless(lease, deferrals[lease.pod])],
-            reason="its node was cordoned",
-        )
-        released = {lease.pod for lease in given_up}
-        waiting = tuple(lease for lease in deferred if lease.pod not in released)
-        self._explain(waiting, deferrals)
-        ended = deferrals.keys() - {lease.pod for lease in stored}
-        return DeferredOutcome(
-            waiting=waiting, given_up=tuple(given_up), ended=tuple(sorted(ended))
-        )
-
-    def _is_hopeless(self, lease: Lease, deferral: Deferral) -> bool:
-        cordoned_long = deferral.cordoned_s >= GIVE_UP_S
-        return lease.state is LeaseState.RESERVED and cordoned_long
-
-    def _explain(self, leases: Iterable[Lease], deferrals: Mapping[PodUid, Deferral]) -> None:
-        for lease in leases:
-            deferral = deferrals[lease.pod]
-            due_s = EXPLAIN_NEXT_S if deferral.retry_soon else EXPLAIN_S
-            if self.clock.now() - lease.created_at >= due_s:
-                explanation = explain_deferred(lease, deferral.reason)
-                if self.conditions.repeat(explanation):
-                    self.events.record(waiting_event(explanation))
-
-
 ENDED = "the reservation ended before the pod was bound"
 
 BindEvent = PodBound | BindingFailed | LeaseChanged
@@ -175,7 +117,7 @@ class PodBinder:
     publish: Publish
     sender: BindingSender
     presence: AgentPresence
-    deferred: DeferredPods
+    updater: LedgerUpdater
     gangs: GangCheck
     conditions: ConditionWriter
     events: EventRecorder
@@ -266,38 +208,56 @@ class PodBinder:
             # Their leases end once the agents of their nodes confirm that nothing of them runs.
             await self.ledger.waiting_pods.remove(deleted)
         if failed:
-            events += lease_changes(await self._release_unbound(failed))
+            events += lease_changes(
+                await release_as_read(self.ledger, failed, reason="the binding failed")
+            )
             self.capacity_freed()
         return events
-
-    async def _release_unbound(self, leases: Sequence[Lease]) -> list[Lease]:
-        """End leases as they were bound: the pod may have been given another one meanwhile."""
-        ended = await asyncio.gather(
-            *(
-                self.ledger.release([lease.pod], reason="the binding failed", version=lease.version)
-                for lease in leases
-            )
-        )
-        return [lease for batch in ended for lease in batch]
 
     async def _settle_deferred(
         self, deferrals: Mapping[PodUid, Deferral], placements: Mapping[PodUid, PlacementChosen]
     ) -> tuple[list[BindEvent], list[str]]:
-        """Explain or give up deferred pods; return the events, and why some still wait."""
-        nodes = {pod: placements[pod].lease.node for pod in deferrals}
-        outcome = await self.deferred.settle(deferrals, nodes)
-        if outcome.given_up:
+        """Explain pods that wait for their nodes; release reservations on cordoned nodes.
+
+        Returns the events, and why some still wait. A committed lease stays: its Binding may have
+        been sent. A pod whose lease is now on another node does not wait here. Raises ConflictError
+        if a reservation moved on meanwhile.
+        """
+        if not deferrals:
+            return [], []
+        stored = [lease for lease in await self.ledger.load(list(deferrals)) if lease is not None]
+        deferred = [lease for lease in stored if lease.node == placements[lease.pod].lease.node]
+        given_up = await self.updater.release_unmoved(
+            [lease for lease in deferred if _is_hopeless(lease, deferrals[lease.pod])],
+            reason="its node was cordoned",
+        )
+        if given_up:
             self.capacity_freed()
-        events: list[BindEvent] = [*lease_changes(outcome.given_up)]
-        for lease in outcome.given_up:
-            deferral = deferrals.get(lease.pod)
-            reason = deferral.reason if deferral else GANG_ENDED
+        released = {lease.pod for lease in given_up}
+        waiting = [lease for lease in deferred if lease.pod not in released]
+        self._explain(waiting, deferrals)
+        events: list[BindEvent] = [*lease_changes(given_up)]
+        for lease in given_up:
+            reason = deferrals[lease.pod].reason if lease.pod in deferrals else GANG_ENDED
             events.append(binding_failed(lease, reason, lease.trace))
         events += [
             binding_failed(placements[pod].lease, ENDED, placements[pod].trace)
-            for pod in outcome.ended
+            for pod in sorted(deferrals.keys() - {lease.pod for lease in stored})
         ]
-        return events, [deferrals[lease.pod].reason for lease in outcome.waiting]
+        return events, [deferrals[lease.pod].reason for lease in waiting]
+
+    def _explain(self, leases: Iterable[Lease], deferrals: Mapping[PodUid, Deferral]) -> None:
+        for lease in leases:
+            deferral = deferrals[lease.pod]
+            due_s = EXPLAIN_NEXT_S if deferral.retry_soon else EXPLAIN_S
+            if self.clock.now() - lease.created_at >= due_s:
+                explanation = explain_deferred(lease, deferral.reason)
+                if self.conditions.repeat(explanation):
+                    self.events.record(explanation)
+
+
+def _is_hopeless(lease: Lease, deferral: Deferral) -> bool:
+    return lease.state is LeaseState.RESERVED and deferral.cordoned_s >= GIVE_UP_S
 
 
 def _any_soon(deferrals: Mapping[PodUid, Deferral]) -> bool:

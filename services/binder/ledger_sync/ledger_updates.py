@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from msgspec import structs
 
 from services.binder.agent_client import NodeAgentClient
-from services.binder.ledger_sync.lost_leases import LostLeases, LostOutcome
+from services.binder.ledger_sync.lost_leases import LostLeases, LostOutcome, release_as_read
 from services.binder.ledger_sync.recovery import copy_for, is_resized, places_of, sizes_of, slots_of
 from services.binder.metrics import count_anomaly
 from services.binder.observations import generation_of
@@ -241,12 +241,8 @@ class LedgerUpdater:
         self.vanished_pods.forget(nodes.keys() - {lease.pod for lease in ending})
         pods = [lease.pod for lease in ending if lease.claim is None]
         ended = await self.ledger.release(pods, reason="the pod was deleted and has terminated")
-        for lease in ending:
-            if lease.claim is not None:  # its uid may have another lease by now
-                ended += await self.ledger.release(
-                    [lease.pod], reason=CLAIM_ENDED, version=lease.version
-                )
-        return ended
+        claims = [lease for lease in ending if lease.claim]  # whose uids may have others by now
+        return [*ended, *await release_as_read(self.ledger, claims, reason=CLAIM_ENDED)]
 
     async def release_unmoved(self, leases: Sequence[Lease], *, reason: str) -> list[Lease]:
         """End leases as they were read, and return all that ended with them.
@@ -254,13 +250,7 @@ class LedgerUpdater:
         If a gang's reservation ends while none of its pods is bound, all of the gang's end. Raises
         ConflictError if a lease has moved on since.
         """
-        ended = await asyncio.gather(
-            *(
-                self.ledger.release([lease.pod], reason=reason, version=lease.version)
-                for lease in leases
-            )
-        )
-        released = [lease for batch in ended for lease in batch]
+        released = await release_as_read(self.ledger, leases, reason=reason)
         others = {lease.pod for lease in leases} - {lease.pod for lease in released}
         if others and any(await self.ledger.load(sorted(others))):
             raise ConflictError(f"{len(others)} leases moved on while they were being ended")

@@ -5,6 +5,7 @@ shows the pod bound to that node, a write of the ledger was lost: an older file 
 rebuild missed a Binding in flight.
 """
 
+import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -114,13 +115,9 @@ class LostLeases:
 
     async def _end_reserved(self, misfits: Sequence[Lease]) -> list[Lease]:
         """End reservations of these pods, which run: a rollback brought them back; return them."""
-        ended: list[Lease] = []
-        for held in await self.ledger.load([lease.pod for lease in misfits]):
-            if held is not None and held.state is LeaseState.RESERVED:
-                ended += await self.ledger.release(
-                    [held.pod], reason=BOUND_BEFORE, version=held.version
-                )
-        return ended
+        found = await self.ledger.load([lease.pod for lease in misfits])
+        held = [lease for lease in found if lease and lease.state is LeaseState.RESERVED]
+        return await release_as_read(self.ledger, held, reason=BOUND_BEFORE)
 
     async def _end_unprepared(self, misfits: Sequence[Lease]) -> list[Lease]:
         """End leases of claims on the same devices that no container uses; return them."""
@@ -136,10 +133,9 @@ class LostLeases:
                 unprepared = await self.agents.list_terminated(node, list(claims)) if claims else ()
             except UnavailableError:
                 continue
-            for pod in unprepared:
-                ended += await self.ledger.release(
-                    [pod], reason=SHARE_IN_USE, version=claims[pod].version
-                )
+            ended += await release_as_read(
+                self.ledger, [claims[pod] for pod in unprepared], reason=SHARE_IN_USE
+            )
         return ended
 
 
@@ -157,3 +153,13 @@ def _evidence(
     if pod.node != lease.node:
         return f"pod {lease.pod} is on node {pod.node}"
     return evidence_of(lease, pod.lease)
+
+
+async def release_as_read(
+    ledger: RedisLeases, leases: Iterable[Lease], *, reason: str
+) -> list[Lease]:
+    """End leases that have not changed since they were read; return all that ended with them."""
+    ended = await asyncio.gather(
+        *(ledger.release([each.pod], reason=reason, version=each.version) for each in leases)
+    )
+    return [lease for batch in ended for lease in batch]

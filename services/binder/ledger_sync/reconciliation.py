@@ -11,6 +11,7 @@ from services.binder.ledger_sync.lease_holders import (
     holders_in,
     pod_gone,
 )
+from services.binder.ledger_sync.lost_leases import release_as_read
 from services.binder.metrics import count_anomaly
 from services.binder.observations import PodSnapshot, generation_of
 from services.binder.pod_client import PodClient
@@ -170,20 +171,16 @@ class Reconciler:
                 continue
             correction = correction_for(lease, pod, now=now)
             if isinstance(correction, Lease):
-                events += await self._end_misplaced(correction)
+                # Its pod lives on another node: it is not gone.
+                reason = "its pod is bound to another node"
+                ended = await release_as_read(self.ledger, [correction], reason=reason)
+                events += [LeaseChanged(lease=each) for each in ended]
             elif correction is not None:
                 events.append(correction)
         if errors:
             await self.publish(events)
             raise UnavailableError(f"{len(errors)} of {len(suspects)} pods not read: {errors[0]}")
         return events
-
-    async def _end_misplaced(self, lease: Lease) -> list[LeaseChanged]:
-        """End a lease as it was read. Its pod lives on another node: it is not gone."""
-        ended = await self.ledger.release(
-            [lease.pod], reason="its pod is bound to another node", version=lease.version
-        )
-        return [LeaseChanged(lease=each) for each in ended]
 
     def _report(self, mismatch: LedgerMismatch) -> None:
         unleased = mismatch.unleased()

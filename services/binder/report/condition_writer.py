@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from services.binder.metrics import count_anomaly
 from services.binder.pod_client import PodClient
-from services.binder.report.explanations import WaitingExplanation, condition_patch
+from services.binder.report.explanations import KubernetesEvent, condition_patch
 from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.names import PodUid
@@ -34,12 +34,12 @@ class ConditionWriter:
     clock: Clock
 
     def __post_init__(self) -> None:
-        self._queued: dict[PodUid, WaitingExplanation] = {}
+        self._queued: dict[PodUid, KubernetesEvent] = {}
         self._due: list[tuple[float, PodUid]] = []
         self._written: OrderedDict[PodUid, tuple[str, float]] = OrderedDict()
         self._wake = asyncio.Event()
 
-    def explain(self, explanation: WaitingExplanation) -> bool:
+    def explain(self, explanation: KubernetesEvent) -> bool:
         """Queue a message; it replaces a queued one of the same pod.
 
         Returns whether it differs from this replica's previous message about the pod. It is written
@@ -54,7 +54,7 @@ class ConditionWriter:
         self._add(explanation, max(self.clock.ticks(), at + MIN_INTERVAL_S))
         return written != explanation.message
 
-    def repeat(self, explanation: WaitingExplanation) -> bool:
+    def repeat(self, explanation: KubernetesEvent) -> bool:
         """Do the same for a message that may come often: an equal one waits for `REPEAT_S`."""
         written, at = self._written.get(explanation.pod, ("", 0.0))
         is_recent = self.clock.ticks() - at < REPEAT_S
@@ -73,7 +73,7 @@ class ConditionWriter:
             for _ in range(WRITERS):
                 writers.create_task(self._write_all())
 
-    def _add(self, explanation: WaitingExplanation, due: float) -> None:
+    def _add(self, explanation: KubernetesEvent, due: float) -> None:
         pod = explanation.pod
         if pod not in self._queued and len(self._queued) >= MAX_QUEUED:
             count_anomaly("conditions_dropped")
@@ -93,7 +93,7 @@ class ConditionWriter:
             except RequestError:
                 count_anomaly("conditions_dropped")
 
-    async def _next(self) -> WaitingExplanation:
+    async def _next(self) -> KubernetesEvent:
         while True:
             now = self.clock.ticks()
             if self._due and self._due[0][0] <= now:
@@ -104,7 +104,7 @@ class ConditionWriter:
             self._wake.clear()
             await wait_for_event(self._wake, self._due[0][0] - now if self._due else None)
 
-    async def _write(self, explanation: WaitingExplanation) -> None:
+    async def _write(self, explanation: KubernetesEvent) -> None:
         namespace, name = explanation.namespace, explanation.name
         observed = await self.conditions.get(namespace, name)
         patch = condition_patch(explanation, observed, self.clock.now())

@@ -6,7 +6,6 @@ https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -27,6 +26,7 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.pods.observed_pod import AGENT_REFUSES, advice, causes
 
 COMPONENT = "leasehold"
+FAILED = "FailedScheduling"
 
 
 class KubernetesEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,34 +51,6 @@ class KubernetesEvent(msgspec.Struct, frozen=True, kw_only=True):
         """The Event's name: every replica derives the same."""
         text = "\n".join((self.pod, self.reason, self.message))
         return f"{self.name}.{hashlib.blake2s(text.encode(), digest_size=8).hexdigest()}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingExplanation:
-    """Why a pod waits: the message of its condition PodScheduled."""
-
-    pod: PodUid
-    namespace: Namespace
-    name: str
-    message: str
-
-
-def explain(event: PlacementRefused | PodRejected) -> WaitingExplanation:
-    """Return why the pod waits."""
-    message = event.refusal.text if isinstance(event, PlacementRefused) else event.reason
-    return WaitingExplanation(
-        pod=event.pod, namespace=event.namespace, name=event.name, message=cut(message)
-    )
-
-
-def explain_deferred(lease: Lease, reason: str) -> WaitingExplanation:
-    """Return why a pod with a reservation is not bound yet."""
-    return WaitingExplanation(
-        pod=lease.pod,
-        namespace=lease.namespace,
-        name=lease.name,
-        message=cut(f"its share is reserved on node {lease.node}, but it must wait: {reason}"),
-    )
 
 
 class Named(Protocol):
@@ -115,9 +87,16 @@ def event_of(
     )
 
 
-def waiting_event(explanation: WaitingExplanation) -> KubernetesEvent:
-    """Return the Event of a pod that waits."""
-    return event_of(explanation, "FailedScheduling", explanation.message)
+def explain(event: PlacementRefused | PodRejected) -> KubernetesEvent:
+    """Return the Event that says why a pod waits; its condition PodScheduled has the same text."""
+    text = event.refusal.text if isinstance(event, PlacementRefused) else event.reason
+    return event_of(event, FAILED, text)
+
+
+def explain_deferred(lease: Lease, reason: str) -> KubernetesEvent:
+    """Return the Event that says why a pod with a reservation is not bound yet."""
+    text = f"its share is reserved on node {lease.node}, but it must wait: {reason}"
+    return event_of(lease, FAILED, text)
 
 
 def bound_event(lease: Lease) -> KubernetesEvent:
@@ -237,7 +216,7 @@ def _kind_of(holder: ViolationFound | ShareRefused | LeaseHolder) -> str:
 
 
 def condition_patch(
-    explanation: WaitingExplanation, observed: PodSnapshot | None, now_s: float
+    explanation: KubernetesEvent, observed: PodSnapshot | None, now_s: float
 ) -> Mapping[str, Any] | None:
     """Return the patch of `pods/status` that explains why the pod waits, or None if it does.
 

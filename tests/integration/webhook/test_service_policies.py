@@ -9,10 +9,9 @@ import pytest
 
 from services.binder.pod_client import PodClient
 from services.binder.report.explanations import (
-    WaitingExplanation,
+    KubernetesEvent,
     count_patch,
     event_body,
-    waiting_event,
 )
 from services.node_agent.views.advertisement import advertisement_of
 from services.node_agent.views.node_views import ViewWriter
@@ -103,10 +102,12 @@ async def test_the_binder_annotates_pods_removes_gates_and_reports_conditions() 
 async def test_the_binder_counts_an_event_that_another_binder_wrote() -> None:
     async with api_server() as api:
         await install_rights(api)
-        event = waiting_event(
-            WaitingExplanation(
-                pod=PodUid("u"), namespace=Namespace("team-a"), name="train", message="it is full"
-            )
+        event = KubernetesEvent(
+            pod=PodUid("u"),
+            namespace=Namespace("team-a"),
+            name="train",
+            reason="FailedScheduling",
+            message="it is full",
         )
         name = event.event_name
         async with client_of(api, "binder") as client:
