@@ -7,7 +7,7 @@ from services.binder.agent_client import NodeAgentClient
 from services.binder.bind.agent_presence import AgentPresence, NodeCordons
 from services.binder.bind.binding_sender import BATCH_WAIT_S, CONCURRENCY, BindingSender
 from services.binder.bind.pod_binder import GangCheck, PodBinder
-from services.binder.bind.scheduler_bindings import SchedulerBindings, SelectedPods
+from services.binder.bind.scheduler_bindings import SchedulerBindings
 from services.binder.claim_client import ClaimClient
 from services.binder.claims.claim_answers import AnswerWriter, ClaimEnder
 from services.binder.claims.claim_leaser import ClaimLeaser
@@ -16,7 +16,7 @@ from services.binder.ledger_sync.ledger_updates import LedgerUpdater, VanishedPo
 from services.binder.ledger_sync.lost_leases import LostLeases
 from services.binder.ledger_sync.node_refusals import NodeRefusals
 from services.binder.ledger_sync.rebuild import LedgerRebuild
-from services.binder.ledger_sync.reconciliation import DeletedNodes, Reconciler, WaitingRecords
+from services.binder.ledger_sync.reconciliation import DeletedNodes, Reconciler
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
 from services.binder.ledger_sync.sweep import RecordWatch, SchedulerOffers, Sweeper
 from services.binder.pod_client import PodClient
@@ -99,7 +99,7 @@ def build_binder(
                 ledger,
                 ports.ledger.part(LedgerStaging),
                 holders,
-                WaitingRecords(ledger, gated_pods, holders),
+                gated_pods,
                 publish=ports.publish,
                 clock=clock,
             ),
@@ -198,7 +198,7 @@ def _binding(
         chosen=SchedulerBindings(
             ledger=ledger,
             pods=pod_binder(events=NoEvents()),
-            selected=SelectedPods(ports.pods, ledger),
+            api=ports.pods,
             updater=updater,
             publish=ports.publish,
             capacity_freed=sweeper.capacity_freed,

@@ -30,51 +30,6 @@ from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import HOSTNAME, AntiAffinityTerm
 from shared.runtime.service import Publish
 
-
-@dataclass(eq=False)
-class SelectedPods:
-    """Looks the pods up at the API server, and their nodes in the ledger until they are bound."""
-
-    pods: PodClient
-    ledger: RedisLeases
-
-    async def conflict(self, lease: Lease, terms: Iterable[AntiAffinityTerm]) -> str:
-        """Return which pod keeps the lease's pod off its node; empty: none does.
-
-        Raises UnavailableError if the API server or the ledger does not respond.
-        """
-        for term in terms:
-            on_node = lease.node if term.topology_key == HOSTNAME else None
-            selected = await self.pods.list_selected(term, on_node)
-            for pod, node in await self._with_nodes(selected):
-                if await self._in_one_domain(term.topology_key, lease.node, node):
-                    return (
-                        f"{_described(pod, lease.namespace)}, which the pod's required "
-                        f"anti-affinity selects, starts on node {node}"
-                    )
-        return ""
-
-    async def _with_nodes(
-        self, selected: Sequence[PodSnapshot]
-    ) -> list[tuple[PodSnapshot, NodeName]]:
-        unbound = [pod.pod for pod in selected if pod.node is None]
-        found = await self.ledger.load(unbound) if unbound else []
-        leased = {lease.pod: lease.node for lease in found if lease and lease.state in LIVE}
-        nodes = [(pod, pod.node or leased.get(pod.pod)) for pod in selected]
-        return [(pod, node) for pod, node in nodes if node is not None]
-
-    async def _in_one_domain(self, key: str, node: NodeName, other: NodeName) -> bool:
-        if node == other or key == HOSTNAME:
-            return node == other
-        labels, others = await self.pods.node_labels(node), await self.pods.node_labels(other)
-        value = (labels or {}).get(key)
-        return value is not None and value == (others or {}).get(key)
-
-
-def _described(pod: PodSnapshot, namespace: Namespace) -> str:
-    return f"pod {pod.name}" if pod.namespace == namespace else "a pod of another namespace"
-
-
 DEADLINE_S = 3.0
 """Attempts to bind a pod begin within this time; kube-scheduler waits for 5 s."""
 RETRY_S = 0.1
@@ -91,7 +46,7 @@ class SchedulerBindings:
 
     ledger: RedisLeases
     pods: PodBinder
-    selected: SelectedPods
+    api: PodClient
     updater: LedgerUpdater
     publish: Publish
     capacity_freed: Callable[[], None]
@@ -133,9 +88,43 @@ class SchedulerBindings:
         if not request.repels or lease.state is not LeaseState.RESERVED:
             return ""
         try:
-            return await self.selected.conflict(lease, request.repels)
+            return await self._repelled(lease, request.repels)
         except (UnavailableError, ConflictError) as error:
             return str(error)
+
+    async def _repelled(self, lease: Lease, terms: Iterable[AntiAffinityTerm]) -> str:
+        """Return which pod keeps the lease's pod off its node, or an empty text if none does.
+
+        kube-scheduler checks the pod against its cache, which lacks pods that placers have placed a
+        moment ago: those that are not bound yet, and those of which the API server's event is on
+        its way. Raises UnavailableError if the API server or the ledger does not respond.
+        """
+        for term in terms:
+            on_node = lease.node if term.topology_key == HOSTNAME else None
+            selected = await self.api.list_selected(term, on_node)
+            for pod, node in await self._with_nodes(selected):
+                if await self._in_one_domain(term.topology_key, lease.node, node):
+                    return (
+                        f"{_described(pod, lease.namespace)}, which the pod's required "
+                        f"anti-affinity selects, starts on node {node}"
+                    )
+        return ""
+
+    async def _with_nodes(
+        self, selected: Sequence[PodSnapshot]
+    ) -> list[tuple[PodSnapshot, NodeName]]:
+        unbound = [pod.pod for pod in selected if pod.node is None]
+        found = await self.ledger.load(unbound) if unbound else []
+        leased = {lease.pod: lease.node for lease in found if lease and lease.state in LIVE}
+        nodes = [(pod, pod.node or leased.get(pod.pod)) for pod in selected]
+        return [(pod, node) for pod, node in nodes if node is not None]
+
+    async def _in_one_domain(self, key: str, node: NodeName, other: NodeName) -> bool:
+        if node == other or key == HOSTNAME:
+            return node == other
+        labels, others = await self.api.node_labels(node), await self.api.node_labels(other)
+        value = (labels or {}).get(key)
+        return value is not None and value == (others or {}).get(key)
 
     async def _reserve(
         self, request: PodBindingRequest, claimed: Claimed
@@ -180,3 +169,7 @@ class SchedulerBindings:
                 self.capacity_freed()
                 return PodBindingReply(reason=reason)
         return PodBindingReply(reason=reason, node=lease.node)
+
+
+def _described(pod: PodSnapshot, namespace: Namespace) -> str:
+    return f"pod {pod.name}" if pod.namespace == namespace else "a pod of another namespace"

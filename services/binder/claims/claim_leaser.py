@@ -47,38 +47,25 @@ LimitedRequests = Mapping[str, bool]
 """Whether the containers that use a request are limited, by its name."""
 
 
-class CombinedRequests:
-    """Refuses claims with a container that combines requests, as limits replace each other.
+async def combination_refusal(
+    claims: ClaimClient, claim: AllocatedClaim, node: LedgerNode | None
+) -> str:
+    """Return why a claim cannot be used as its pods want to, or an empty text if it can.
 
-    Requests for whole devices and MIG instances have no limits: a container may have several.
-    Pods that use an allocated claim later cannot be refused any more.
+    A container may not combine requests with limits: these would replace each other. Requests for
+    whole devices and MIG instances have none. Pods that use an allocated claim later cannot be
+    refused any more. Raises UnavailableError if the API server does not say.
     """
-
-    def __init__(self, claims: ClaimClient) -> None:
-        self.claims = claims
-
-    async def refusal(self, claim: AllocatedClaim, node: LedgerNode | None) -> str:
-        """Return why a claim cannot be used as its pods want to; empty: it can.
-
-        Raises UnavailableError if the API server does not say.
-        """
-        for uid, pod in zip(claim.consumers, claim.consumer_names, strict=False):
-            uses = await self.claims.list_uses(claim.namespace, pod, uid)
-            others = await self._others(claim, uses)
-            limited = {each.name: limited_requests(each, node) for each in (claim, *others)}
-            found = combined(claim.name, uses, limited)
-            if found:
-                return f"{found} of pod {claim.namespace}/{pod}: use one request of {DRIVER} for it"
-        return ""
-
-    async def _others(
-        self, claim: AllocatedClaim, uses: Sequence[RequestUse]
-    ) -> list[AllocatedClaim]:
-        """Return the allocations of other claims that containers with this one use."""
+    for uid, pod in zip(claim.consumers, claim.consumer_names, strict=False):
+        uses = await claims.list_uses(claim.namespace, pod, uid)
         containers = {use.container for use in uses if use.claim == claim.name}
         names = {use.claim for use in uses if use.container in containers} - {claim.name, ""}
-        found = [await self.claims.get_allocation(claim.namespace, name) for name in sorted(names)]
-        return [each for each in found if each is not None]
+        others = [await claims.get_allocation(claim.namespace, name) for name in sorted(names)]
+        limited = {each.name: limited_requests(each, node) for each in (claim, *others) if each}
+        found = combined(claim.name, uses, limited)
+        if found:
+            return f"{found} of pod {claim.namespace}/{pod}: use one request of {DRIVER} for it"
+    return ""
 
 
 def limited_requests(claim: AllocatedClaim, node: LedgerNode | None) -> LimitedRequests:
@@ -149,7 +136,6 @@ class ClaimLeaser:
     host_clock: Clock
 
     def __post_init__(self) -> None:
-        self.combined = CombinedRequests(self.answers.claims)
         self._waiting_since: dict[PodUid, float] = {}
         self._admitted: dict[PodUid, tuple[AllocatedClaim, float]] = {}
         """Claims that were leased while they were written, and when: the API server may reject the
@@ -348,8 +334,10 @@ class ClaimLeaser:
     ) -> list[AllocatedClaim]:
         """Return the claims that need a lease, and that their pods can use."""
         nodes = (totals[claim.node].node if claim.node in totals else None for claim in claims)
+        client = self.answers.claims
         refusals = await asyncio.gather(
-            *map(self.combined.refusal, claims, nodes), return_exceptions=True
+            *(combination_refusal(client, *each) for each in zip(claims, nodes, strict=True)),
+            return_exceptions=True,
         )
         usable: list[AllocatedClaim] = []
         for claim, refusal in zip(claims, refusals, strict=True):

@@ -50,7 +50,12 @@ class VanishedPod:
 
 @dataclass(eq=False)
 class VanishedPods:
-    """Leases whose pods are gone but may still run, as the ledger lists them for any binder."""
+    """Leases whose pods are gone but may still run, as the ledger lists them for any binder.
+
+    A pod deleted by force is gone from the API server while its containers may still run. Its
+    node's agent gets a request every second; only one that stays silent counts as the end of the
+    node.
+    """
 
     agents: NodeAgentClient
     clock: Clock

@@ -80,55 +80,13 @@ Correction = HolderGone | PlacementChosen | LeaseChanged
 
 
 @dataclass(eq=False)
-class WaitingRecords:
-    """Compares waiting and gated pods with a listing; a read of the pod itself decides."""
-
-    ledger: RedisLeases
-    gated_pods: GatedPods
-    holders: LeaseHolders
-
-    async def find_gone(self, unbound: Collection[PodUid]) -> list[PodTerminated]:
-        """Return events for recorded pods that are gone; `unbound` are the pods without a node.
-
-        Records of pods that are bound by now, without a lease of ours, are removed.
-        """
-        found = await self.holders.read_pods(await self._missing_from(frozenset(unbound)))
-        await self._remove_bound([each for each, pod in found if pod and pod.node])
-        return [
-            pod_gone(each)
-            for each, pod in found
-            if pod is None or (pod.node is None and (pod.deleting or pod.terminal))
-        ]
-
-    async def _missing_from(self, unbound: frozenset[PodUid]) -> list[PodQueued | PodGated]:
-        waiting_pods = self.ledger.waiting_pods
-        missing = [pod for pod in await waiting_pods.uids() if pod not in unbound]
-        found = await waiting_pods.load(missing) if missing else []
-        suspects: list[PodQueued | PodGated] = [waiting.queued for waiting in found]
-        for namespace in await self.gated_pods.namespaces():
-            gated = await self.gated_pods.load(namespace)
-            suspects += [pod for pod in gated if pod.pod not in unbound]
-        return suspects
-
-    async def _remove_bound(self, bound: Collection[PodQueued | PodGated]) -> None:
-        queued = [each.pod for each in bound if isinstance(each, PodQueued)]
-        if queued:
-            leases = await self.ledger.load(queued)
-            unleased = [pod for pod, lease in zip(queued, leases, strict=True) if lease is None]
-            await self.ledger.waiting_pods.remove_bound(unleased)
-        for each in bound:
-            if isinstance(each, PodGated):
-                await self.gated_pods.remove(each.namespace, [each.pod])
-
-
-@dataclass(eq=False)
 class Reconciler:
     """Compares complete listings with the ledger; a read of the pod itself decides."""
 
     ledger: RedisLeases
     staging: LedgerStaging
     holders: LeaseHolders
-    waiting_records: WaitingRecords
+    gated_pods: GatedPods
     _: KW_ONLY
     publish: Publish
     clock: Clock
@@ -151,7 +109,7 @@ class Reconciler:
                     holders += holders_in(page)
                     unbound += page.unbound
                 corrections += await self._compare(holders, unbound, now=now)
-                corrections += await self.waiting_records.find_gone(unbound)
+                corrections += await self._find_gone(unbound)
         return corrections
 
     async def _compare(
@@ -198,6 +156,39 @@ class Reconciler:
         count_anomaly("leases_elsewhere", len(mismatch.moved))
         if texts:
             logger.error("ledger mismatch: %s", summarize(texts))
+
+    async def _find_gone(self, unbound: Collection[PodUid]) -> list[PodTerminated]:
+        """Return events for recorded pods that are gone; `unbound` are the pods without a node.
+
+        Records of pods that are bound by now, without a lease of ours, are removed.
+        """
+        found = await self.holders.read_pods(await self._missing_from(frozenset(unbound)))
+        await self._remove_bound([each for each, pod in found if pod and pod.node])
+        return [
+            pod_gone(each)
+            for each, pod in found
+            if pod is None or (pod.node is None and (pod.deleting or pod.terminal))
+        ]
+
+    async def _missing_from(self, unbound: frozenset[PodUid]) -> list[PodQueued | PodGated]:
+        waiting_pods = self.ledger.waiting_pods
+        missing = [pod for pod in await waiting_pods.uids() if pod not in unbound]
+        found = await waiting_pods.load(missing) if missing else []
+        suspects: list[PodQueued | PodGated] = [waiting.queued for waiting in found]
+        for namespace in await self.gated_pods.namespaces():
+            gated = await self.gated_pods.load(namespace)
+            suspects += [pod for pod in gated if pod.pod not in unbound]
+        return suspects
+
+    async def _remove_bound(self, bound: Collection[PodQueued | PodGated]) -> None:
+        queued = [each.pod for each in bound if isinstance(each, PodQueued)]
+        if queued:
+            leases = await self.ledger.load(queued)
+            unleased = [pod for pod, lease in zip(queued, leases, strict=True) if lease is None]
+            await self.ledger.waiting_pods.remove_bound(unleased)
+        for each in bound:
+            if isinstance(each, PodGated):
+                await self.gated_pods.remove(each.namespace, [each.pod])
 
 
 def _without_leases(chunk: PodsListed) -> PodsListed:

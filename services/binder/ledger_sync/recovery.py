@@ -32,7 +32,9 @@ class Evidence:
 def evidence_of(reported: Lease, copy: str) -> Evidence | str:
     """Return the lease of a pod on its agent's node, by the pod's copy; or why it is none.
 
-    Without a valid copy it is what the agent reports.
+    Without a valid copy it is what the agent reports. An agent may be stolen: its allocations say
+    that a pod uses devices, and the copy, which only binders write, says which and how much. The
+    agent may have less, after a resize, and never more. Slots are a matter of the agent alone.
     """
     written = copy_for(reported, copy)
     if written is None:

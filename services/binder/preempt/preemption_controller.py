@@ -76,7 +76,11 @@ BLOCKED_S = 10.0
 
 @dataclass(eq=False, kw_only=True)
 class PreemptionExecutor:
-    """Advances open preemptions; used by the leader only."""
+    """Advances open preemptions; used by the leader only.
+
+    Every step is saved with the version that it is based on, and every external call may be
+    repeated: the next leader continues from the saved state.
+    """
 
     ledger: RedisLeases
     store: Preemptions

@@ -8,7 +8,7 @@ may be repeated.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.binder.agent_client import NodeAgentClient
@@ -23,6 +23,7 @@ from services.binder.resize.rules import (
     is_smaller,
     no_capacity,
     refused,
+    size_of,
 )
 from shared.dialects import DIALECTS
 from shared.ledger.leases import RedisLeases
@@ -30,7 +31,7 @@ from shared.model.clock import Clock
 from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
 from shared.model.events.pod_events import LeaseChanged, LeaseResized
 from shared.model.events.request_reply import LimitsRequest, ResizeReply, ResizeRequest
-from shared.model.lease import Lease, Share, ShareSize
+from shared.model.lease import Lease
 from shared.model.lease_copy import ANNOTATION, dump_lease
 from shared.model.ledger import LedgerNode, NoCapacity
 from shared.model.names import PodUid
@@ -163,8 +164,8 @@ class Resizer:
         resized = LeaseResized(
             lease=lease,
             container=change.container,
-            before=_size(change.before),
-            after=_size(change.after),
+            before=size_of(change.before[0]),
+            after=size_of(change.after[0]),
         )
         with contextlib.suppress(UnavailableError):  # the node gets a request as well
             await self.publish([LeaseChanged(lease=lease), resized])
@@ -258,10 +259,6 @@ def resized_annotations(lease: Lease) -> dict[str, str]:
     }
 
 
-def _size(shares: Sequence[Share]) -> ShareSize:
-    return ShareSize(memory_mib=shares[0].memory_mib, cores_percent=shares[0].cores_percent)
-
-
 def _unavailable(reason: str) -> ResizeReply:
     return ResizeReply(
         outcome="unavailable",
@@ -271,7 +268,7 @@ def _unavailable(reason: str) -> ResizeReply:
 
 
 def _reply(outcome: str, change: SizeChange, pending: tuple[str, ...]) -> ResizeReply:
-    was, now = _size(change.before), _size(change.after)
+    was, now = size_of(change.before[0]), size_of(change.after[0])
     notes = []
     if was.cores_percent != now.cores_percent:
         cap = f"their cap of {was.cores_percent} %" if was.cores_percent else "no cap"
@@ -292,7 +289,7 @@ def _reply(outcome: str, change: SizeChange, pending: tuple[str, ...]) -> Resize
 
 
 def _text(change: SizeChange) -> str:
-    was, now = _size(change.before), _size(change.after)
+    was, now = size_of(change.before[0]), size_of(change.after[0])
     devices = ", ".join(str(share.index) for share in change.after)
     cores = f", {was.cores_percent} to {now.cores_percent} % of its cores"
     return (

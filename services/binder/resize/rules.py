@@ -198,7 +198,7 @@ def _wrong_cores(cores_percent: int | None, share: Share) -> Iterator[ResizeRepl
 def _sized(share: Share, request: ResizeRequest) -> Share:
     memory = share.memory_mib if request.memory_mib is None else request.memory_mib
     cores = share.cores_percent if request.cores_percent is None else request.cores_percent
-    size, was = ShareSize(memory_mib=memory, cores_percent=cores), _size_of(share)
+    size, was = ShareSize(memory_mib=memory, cores_percent=cores), size_of(share)
     if size == was:
         return share
     first = share.requested_size or was
@@ -217,7 +217,8 @@ def _sized(share: Share, request: ResizeRequest) -> Share:
     )
 
 
-def _size_of(share: Share) -> ShareSize:
+def size_of(share: Share) -> ShareSize:
+    """Return the size of a share."""
     return ShareSize(memory_mib=share.memory_mib, cores_percent=share.cores_percent)
 
 
