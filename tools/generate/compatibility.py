@@ -26,7 +26,7 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
             ("test_items_19_to_21_a_share_has_the_requested_memory",),
         ),
         32: (
-            "test_a_placement_is_bound_with_all_annotations_in_one_binding",
+            "test_a_placement_is_bound_once_with_all_annotations_after_its_lease_is_published",
             "test_the_lease_of_a_pod_that_cannot_be_bound_is_released",
         ),
         36: ("test_32_a_pod_that_sets_a_reserved_variable_is_refused_by_its_name",),
@@ -36,7 +36,7 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
     "koordinator": {
         22: ("test_after_flushall_the_rebuild_restores_the_same_leases",),
         23: ("test_the_lease_of_a_pod_deleted_by_force_ends_when_its_agent_confirms",),
-        24: ("test_a_placement_is_bound_with_all_annotations_in_one_binding",),
+        24: ("test_a_placement_is_bound_once_with_all_annotations_after_its_lease_is_published",),
     },
     "gpusharing": {
         10: (

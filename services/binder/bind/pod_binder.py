@@ -172,7 +172,7 @@ class PodBinder:
         traces = [by_pod[lease.pod].trace or lease.trace for lease in leases]
         results = await self.sender.send(list(zip(leases, traces, strict=True)))
         events = [*ended_gangs, *await self._report(leases, traces, results)]
-        events += [binding_failed(by_pod[pod].lease, ENDED, by_pod[pod].trace) for pod in ended]
+        events += _ended(by_pod[pod] for pod in ended)
         unknown = [each.reason for each in results if each.outcome is BindingOutcome.UNKNOWN]
         return events, unknown
 
@@ -227,12 +227,7 @@ class PodBinder:
             return [], []
         stored = [lease for lease in await self.ledger.load(list(deferrals)) if lease is not None]
         deferred = [lease for lease in stored if lease.node == placements[lease.pod].lease.node]
-        given_up = await self.updater.release_unmoved(
-            [lease for lease in deferred if _is_hopeless(lease, deferrals[lease.pod])],
-            reason="its node was cordoned",
-        )
-        if given_up:
-            self.capacity_freed()
+        given_up = await self._give_up(deferred, deferrals)
         released = {lease.pod for lease in given_up}
         waiting = [lease for lease in deferred if lease.pod not in released]
         self._explain(waiting, deferrals)
@@ -240,11 +235,22 @@ class PodBinder:
         for lease in given_up:
             reason = deferrals[lease.pod].reason if lease.pod in deferrals else GANG_ENDED
             events.append(binding_failed(lease, reason, lease.trace))
-        events += [
-            binding_failed(placements[pod].lease, ENDED, placements[pod].trace)
-            for pod in sorted(deferrals.keys() - {lease.pod for lease in stored})
-        ]
+        ended = sorted(deferrals.keys() - {lease.pod for lease in stored})
+        events += _ended(placements[pod] for pod in ended)
         return events, [deferrals[lease.pod].reason for lease in waiting]
+
+    async def _give_up(
+        self, deferred: Iterable[Lease], deferrals: Mapping[PodUid, Deferral]
+    ) -> list[Lease]:
+        hopeless = [
+            lease
+            for lease in deferred
+            if lease.state is LeaseState.RESERVED and deferrals[lease.pod].cordoned_s >= GIVE_UP_S
+        ]
+        ended = await self.updater.release_unmoved(hopeless, reason="its node was cordoned")
+        if ended:
+            self.capacity_freed()
+        return ended
 
     def _explain(self, leases: Iterable[Lease], deferrals: Mapping[PodUid, Deferral]) -> None:
         for lease in leases:
@@ -256,8 +262,8 @@ class PodBinder:
                     self.events.record(explanation)
 
 
-def _is_hopeless(lease: Lease, deferral: Deferral) -> bool:
-    return lease.state is LeaseState.RESERVED and deferral.cordoned_s >= GIVE_UP_S
+def _ended(placements: Iterable[PlacementChosen]) -> list[BindingFailed]:
+    return [binding_failed(each.lease, ENDED, each.trace) for each in placements]
 
 
 def _any_soon(deferrals: Mapping[PodUid, Deferral]) -> bool:

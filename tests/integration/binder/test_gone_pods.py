@@ -80,6 +80,11 @@ async def binder(server: ValkeyServer) -> AsyncIterator[Binder]:
         yield Binder(leases)
 
 
+def deleted(pod: str) -> PodTerminated:
+    space = Namespace("default")
+    return PodTerminated(pod=PodUid(pod), namespace=space, name=pod, node=None, phase="")
+
+
 async def test_records_of_pods_that_vanished_unseen_are_removed(binder: Binder) -> None:
     await binder.wait("stays", "gone", "recreated", "finalized", "new")
     binder.pods.seen = {
@@ -134,29 +139,23 @@ async def test_a_pod_that_was_bound_by_something_else_waits_no_longer(binder: Bi
 
 
 async def test_the_lost_lease_of_a_bound_pod_that_waits_can_be_restored(binder: Binder) -> None:
-    [outcome] = await binder.ledger.reserve(
-        [reservation("p", share("a", 0, 4_000))], now=NOW, ttl_s=30
-    )
-    assert isinstance(outcome, Reserved)
+    [lease] = await reserve(binder.ledger, reservation("p", share("a", 0, 4_000)))
     await binder.ledger.release([PodUid("p")], reason="lost")
     await binder.wait("p")
     binder.pods.seen = {"p": PodSnapshot(PodUid("p"), NodeName("a"))}
 
     await binder.list_pods()
 
-    lost = structs.replace(outcome.lease, state=LeaseState.ACTIVE, expires_at=0.0)
+    lost = structs.replace(lease, state=LeaseState.ACTIVE, expires_at=0.0)
     assert await binder.ledger.restore([lost], now=NOW) == []
 
 
 async def test_a_lease_of_a_pod_that_is_bound_to_another_node_ends_and_the_pod_is_not_gone(
     binder: Binder,
 ) -> None:
-    [outcome] = await binder.ledger.reserve(
-        [reservation("p", share("a", 0, 4_000))], now=NOW, ttl_s=30
-    )
-    assert isinstance(outcome, Reserved)
-    await binder.ledger.bind([outcome.lease])
-    binder.pods.seen = {outcome.lease.name: PodSnapshot(PodUid("p"), NodeName("b"))}
+    [lease] = await reserve(binder.ledger, reservation("p", share("a", 0, 4_000)))
+    await binder.ledger.bind([lease])
+    binder.pods.seen = {lease.name: PodSnapshot(PodUid("p"), NodeName("b"))}
 
     [event] = await binder.list()
 
@@ -186,21 +185,12 @@ async def test_the_rest_of_a_gang_is_placed_again_if_a_pod_is_deleted_before_it_
     ]
     outcomes = await binder.ledger.reserve_gang(GANG, wanted, now=NOW, ttl_s=30)
     reserved = [outcome.lease for outcome in outcomes if isinstance(outcome, Reserved)]
-    deleted = PodTerminated(
-        pod=PodUid("q"), namespace=Namespace("default"), name="q", node=None, phase=""
-    )
-
-    events = await binder.updater.end_terminated([deleted])
+    events = await binder.updater.end_terminated([deleted("q")])
 
     assert {each.lease.pod for each in events if isinstance(each, LeaseChanged)} == {"p", "q", "r"}
     assert {each.pod for each in events if isinstance(each, BindingFailed)} == {"p", "r"}
     assert not any(isinstance(each, Lease) for each in await binder.ledger.bind(reserved))
     assert await assert_sound(binder.ledger) == []
-
-
-def deleted(pod: str) -> PodTerminated:
-    space = Namespace("default")
-    return PodTerminated(pod=PodUid(pod), namespace=space, name=pod, node=None, phase="")
 
 
 async def test_another_binder_ends_the_lease_of_a_pod_that_vanished_before_it_started(

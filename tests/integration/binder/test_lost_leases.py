@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from services.binder.ledger_sync.lease_holders import pod_gone
 from services.binder.observations import PodSnapshot
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
@@ -15,14 +16,22 @@ from shared.dialects.dialect import ContainerSetup
 from shared.ledger.leases import RedisLeases
 from shared.model.device import Device
 from shared.model.events.node_events import Allocation, DeviceReported, ShareRefused
-from shared.model.events.pod_events import PodTerminated
 from shared.model.lease import ClaimAllocation, Lease, LeaseState
 from shared.model.lease_copy import ANNOTATION, dump_lease
-from shared.model.ledger import NoCapacity, Reserved
+from shared.model.ledger import NoCapacity
 from shared.model.names import NodeName
 from tests.support.binder.world import World
 from tests.support.build import allocation_of
-from tests.support.placer.ledger import NOW, device, facts, ledger, report, reservation, share
+from tests.support.placer.ledger import (
+    NOW,
+    device,
+    facts,
+    ledger,
+    report,
+    reservation,
+    reserve,
+    share,
+)
 
 NODE = NodeName("a")
 GPU: Device = device(NODE, 0, memory_mib=81_920)
@@ -41,16 +50,25 @@ class Cluster(World):
 
     async def bind(self, pod: str) -> Lease:
         """Reserve 51,200 MiB of the device for a pod, and bind it."""
-        [outcome] = await self.ledger.reserve(
-            [reservation(pod, share(NODE, mib=51_200))], now=NOW, ttl_s=30
-        )
-        assert isinstance(outcome, Reserved)
-        [bound] = await self.ledger.bind([outcome.lease])
+        leases = await reserve(self.ledger, reservation(pod, share(NODE, mib=51_200)))
+        [bound] = await self.ledger.bind(leases)
         assert isinstance(bound, Lease)
         self.pods.seen[bound.name] = PodSnapshot(
             bound.pod, NODE, annotations={ANNOTATION: dump_lease(bound)}
         )
         return bound
+
+    async def start(self, pod: str) -> Lease:
+        """Bind a pod, and give it the device."""
+        lease = await self.bind(pod)
+        await self.allocate(lease)
+        return lease
+
+    async def held(self, lease: Lease) -> Lease:
+        """The present lease of this one's pod."""
+        [found] = await self.ledger.load([lease.pod])
+        assert found is not None
+        return found
 
     async def allocate(self, lease: Lease) -> None:
         entry = CheckpointEntry(allocation=activation(lease), setup=ContainerSetup(environment={}))
@@ -88,8 +106,7 @@ async def cluster(url: str, tmp_path: Path) -> AsyncIterator[Cluster]:
 
 
 async def test_a_pod_with_a_lost_lease_keeps_its_device_to_itself(cluster: Cluster) -> None:
-    first = await cluster.bind("p1")
-    await cluster.allocate(first)
+    first = await cluster.start("p1")
     await cluster.lose_all()
     second = await cluster.bind("p2")
 
@@ -116,15 +133,13 @@ async def test_a_pod_with_a_lost_lease_keeps_its_device_to_itself(cluster: Clust
 async def test_a_lost_lease_ends_those_of_claims_on_its_device_that_are_not_prepared(
     cluster: Cluster, unprepared: bool
 ) -> None:
-    first = await cluster.bind("p1")
-    await cluster.allocate(first)
+    first = await cluster.start("p1")
     await cluster.lose_all()
     wanted = [
         replace(reservation(claim, share(NODE, mib=20_000)), claim=ClaimAllocation(generation="1"))
         for claim in ("c1", "c2")
     ]
-    outcomes = await cluster.ledger.reserve(wanted, now=NOW, ttl_s=30)
-    claims = [each.lease for each in outcomes if isinstance(each, Reserved)]
+    claims = await reserve(cluster.ledger, *wanted)
     await cluster.ledger.bind(claims)
     cluster.agents.answers = {lease.pod: unprepared for lease in claims}
 
@@ -136,8 +151,7 @@ async def test_a_lost_lease_ends_those_of_claims_on_its_device_that_are_not_prep
 
 
 async def test_a_lease_that_another_binder_s_rebuild_missed_is_restored(cluster: Cluster) -> None:
-    first = await cluster.bind("p1")
-    await cluster.allocate(first)
+    first = await cluster.start("p1")
     await cluster.report_devices()
     await cluster.lose_all()
 
@@ -147,21 +161,16 @@ async def test_a_lease_that_another_binder_s_rebuild_missed_is_restored(cluster:
 
 
 async def test_a_second_lease_gives_way_to_the_one_that_the_pod_runs_with(cluster: Cluster) -> None:
-    first = await cluster.bind("p1")
-    await cluster.allocate(first)
+    first = await cluster.start("p1")
     await cluster.lose_all()
     other = device(NODE, 1, memory_mib=81_920)
     await cluster.ledger.save_devices([report(NODE, [GPU, other])])
-    [outcome] = await cluster.ledger.reserve(
-        [reservation("p1", share(NODE, 1, mib=51_200))], now=NOW, ttl_s=30
-    )
-    assert isinstance(outcome, Reserved)
-    assert isinstance((await cluster.ledger.bind([outcome.lease]))[0], Lease)
+    elsewhere = await reserve(cluster.ledger, reservation("p1", share(NODE, 1, mib=51_200)))
+    assert isinstance((await cluster.ledger.bind(elsewhere))[0], Lease)
 
     await cluster.report_devices()
 
-    [lease] = await cluster.ledger.load([first.pod])
-    assert lease is not None
+    lease = await cluster.held(first)
     assert [each.device for each in lease.shares] == [GPU.uuid]
 
 
@@ -169,8 +178,7 @@ async def test_a_reservation_gives_way_to_the_lease_that_the_pod_runs_with(
     cluster: Cluster,
 ) -> None:
     """A rollback brings a reservation back, and has lost that the pod was bound."""
-    first = await cluster.bind("p1")
-    await cluster.allocate(first)
+    first = await cluster.start("p1")
     await cluster.lose_all()
     await cluster.ledger.reserve(
         [reservation("p1", share(NODE, mib=51_200))], now=cluster.clock.now(), ttl_s=3_600
@@ -178,8 +186,7 @@ async def test_a_reservation_gives_way_to_the_lease_that_the_pod_runs_with(
 
     await cluster.report_devices()
 
-    [lease] = await cluster.ledger.load([first.pod])
-    assert lease is not None
+    lease = await cluster.held(first)
     assert lease.state is LeaseState.ACTIVE
 
 
@@ -188,8 +195,7 @@ async def test_a_size_that_only_the_agent_has_is_not_believed_and_one_that_the_c
     cluster: Cluster, *, is_written: bool
 ) -> None:
     """The ledger has lost a resize; a binder may have written it into the annotation before."""
-    first = await cluster.bind("p1")
-    await cluster.allocate(first)
+    first = await cluster.start("p1")
     await cluster.report_devices()
     [share_before] = first.shares
     larger = structs.replace(
@@ -206,8 +212,7 @@ async def test_a_size_that_only_the_agent_has_is_not_believed_and_one_that_the_c
 
     await cluster.report_devices()
 
-    [lease] = await cluster.ledger.load([first.pod])
-    assert lease is not None
+    lease = await cluster.held(first)
     assert lease.shares == (larger if is_written else first).shares
     assert lease.version == larger.version + (not is_written), "agents follow newer leases only"
     unsynced = await cluster.ledger.resizes.unsynced(older_than_s=0.0)
@@ -216,8 +221,7 @@ async def test_a_size_that_only_the_agent_has_is_not_believed_and_one_that_the_c
 
 async def test_an_agent_that_missed_a_resize_is_requested_to_follow_it(cluster: Cluster) -> None:
     """The lease was restored from the copy of its pod, while its agent was silent."""
-    first = await cluster.bind("p1")
-    await cluster.allocate(first)
+    first = await cluster.start("p1")
     await cluster.lose_all()
     [share_before] = first.shares
     resized = structs.replace(
@@ -249,19 +253,16 @@ async def test_a_lease_has_the_slot_that_its_agent_has_given(cluster: Cluster) -
 
 
 async def test_a_second_lease_of_another_slot_gives_way_to_the_first_one(cluster: Cluster) -> None:
-    first = await cluster.bind("p1")
-    await cluster.allocate(first)
+    first = await cluster.start("p1")
     await cluster.lose_all()
     wanted = [reservation(pod, share(NODE, mib=20_000)) for pod in ("other", "p1")]
-    outcomes = await cluster.ledger.reserve(wanted, now=NOW, ttl_s=30)
-    leases = [each.lease for each in outcomes if isinstance(each, Reserved)]
+    leases = await reserve(cluster.ledger, *wanted)
     await cluster.ledger.bind(leases)
     await cluster.ledger.release([leases[0].pod], reason="it has succeeded")
 
     await cluster.report_devices()
 
-    [lease] = await cluster.ledger.load([first.pod])
-    assert lease is not None
+    lease = await cluster.held(first)
     assert [each.slot for each in leases[1].shares] == [1]
     assert [each.slot for each in lease.shares] == [each.slot for each in first.shares] == [0]
 
@@ -273,31 +274,21 @@ async def test_a_late_report_of_an_earlier_allocation_ends_no_lease_of_a_claim(
     await cluster.ledger.release([earlier.pod], reason="the claim was deallocated")
     wanted = reservation("c", share(NODE, mib=1_000), share(NODE, mib=1_000))
     wanted = replace(wanted, claim=ClaimAllocation(generation="g2"))
-    [outcome] = await cluster.ledger.reserve([wanted], now=NOW, ttl_s=30)
-    assert isinstance(outcome, Reserved)
-    await cluster.ledger.bind([outcome.lease])
+    await cluster.ledger.bind(await reserve(cluster.ledger, wanted))
 
     await cluster.allocate(earlier)
     await cluster.report_devices()
 
-    [lease] = await cluster.ledger.load([earlier.pod])
-    assert lease is not None
+    lease = await cluster.held(earlier)
     assert lease.claim == ClaimAllocation(generation="g2")
 
 
 async def test_a_lost_lease_is_not_restored_after_its_pod_was_reported_gone(
     cluster: Cluster,
 ) -> None:
-    first = await cluster.bind("p1")
-    await cluster.allocate(first)
+    first = await cluster.start("p1")
     await cluster.lose_all()
-    await cluster.updater.end_terminated(
-        [
-            PodTerminated(
-                pod=first.pod, namespace=first.namespace, name=first.name, node=NODE, phase=""
-            )
-        ]
-    )
+    await cluster.updater.end_terminated([pod_gone(first, node=NODE)])
 
     await cluster.report_devices()  # the pod was read before it was gone
 
@@ -305,19 +296,8 @@ async def test_a_lost_lease_is_not_restored_after_its_pod_was_reported_gone(
 
 
 async def test_the_allocation_of_a_pod_that_has_just_ended_is_no_anomaly(cluster: Cluster) -> None:
-    first = await cluster.bind("p1")
-    await cluster.allocate(first)
-    await cluster.updater.end_terminated(
-        [
-            PodTerminated(
-                pod=first.pod,
-                namespace=first.namespace,
-                name=first.name,
-                node=NODE,
-                phase="Succeeded",
-            )
-        ]
-    )
+    first = await cluster.start("p1")
+    await cluster.updater.end_terminated([pod_gone(first, node=NODE, phase="Succeeded")])
 
     await cluster.report_devices()
 

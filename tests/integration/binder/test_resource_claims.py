@@ -10,12 +10,12 @@ from services.binder.claims.claim_leaser import WAIT_S
 from shared.model.claim import LEASED, REFUSED, claimable
 from shared.model.device import DeviceMode, MigLayout, MigProfile
 from shared.model.errors import UnavailableError
-from shared.model.events.claim_events import AllocatedDevice, ClaimDeallocated
+from shared.model.events.claim_events import AllocatedDevice
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.lease import LeaseState, MigPlacement
 from shared.model.lease_copy import copy_of, load_lease
 from shared.model.names import PodUid
-from tests.support.binder.claim_binder import GPU, ClaimBinder
+from tests.support.binder.claim_binder import GPU, ClaimBinder, deallocated
 from tests.support.binder.world import allocated, on
 from tests.support.placer.ledger import (
     assert_sound,
@@ -215,20 +215,7 @@ async def test_a_new_allocation_of_a_claim_needs_the_end_of_the_earlier_one(
 
     with pytest.raises(UnavailableError, match="earlier lease of ResourceClaim default/c"):
         await binder.lease(second)
-    assert (
-        await binder.ender.end_deallocated(
-            [
-                ClaimDeallocated(
-                    claim=second.claim,
-                    namespace=second.namespace,
-                    name="c",
-                    node=second.node,
-                    generation="g2",
-                )
-            ]
-        )
-        == []
-    )
+    assert await binder.ender.end_deallocated([deallocated(second)]) == []
     binder.agents.answers[first.claim] = True
     await binder.lease(second)
 

@@ -16,6 +16,16 @@ from tests.support.placer.ledger import uuid
 GPU = uuid("a", 0)
 
 
+def deallocated(claim: AllocatedClaim) -> ClaimDeallocated:
+    return ClaimDeallocated(
+        claim=claim.claim,
+        namespace=claim.namespace,
+        name=claim.name,
+        node=claim.node,
+        generation=claim.generation,
+    )
+
+
 class ClaimBinder(World):
     """Leases, answers and ends claims."""
 
@@ -38,14 +48,7 @@ class ClaimBinder(World):
 
     async def deallocate(self, claim: AllocatedClaim) -> list[LeaseChanged]:
         self.claims.stored.pop(claim.name, None)
-        gone = ClaimDeallocated(
-            claim=claim.claim,
-            namespace=claim.namespace,
-            name=claim.name,
-            node=claim.node,
-            generation=claim.generation,
-        )
-        return await self.ender.end_deallocated([gone])
+        return await self.ender.end_deallocated([deallocated(claim)])
 
     def answered(self, claim: AllocatedClaim) -> list[str]:
         return [answer.condition for answer in self.claims.answers.get(claim.name, [])]
