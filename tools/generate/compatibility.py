@@ -34,7 +34,7 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
         51: ("test_hami_core_1_every_field_that_c_wrote_is_read",),
     },
     "koordinator": {
-        22: ("test_after_flushall_the_rebuild_restores_the_same_leases",),
+        22: ("test_an_empty_ledger_is_restored_from_agents_and_pods",),
         23: ("test_the_lease_of_a_pod_deleted_by_force_ends_when_its_agent_confirms",),
         24: ("test_a_placement_is_bound_once_with_all_annotations_after_its_lease_is_published",),
     },

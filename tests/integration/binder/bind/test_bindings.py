@@ -81,7 +81,7 @@ async def test_a_pod_that_is_bound_to_its_node_is_a_success_whatever_the_respons
         (RequestError("403 Forbidden: pods/binding"), UNBOUND, "403 Forbidden"),
     ],
 )
-async def test_the_lease_of_a_pod_that_cannot_be_bound_is_released_and_no_other(
+async def test_the_lease_of_a_pod_that_cannot_be_bound_is_released(
     new_world: NewWorld, error: LeaseholdError, seen: PodSnapshot, word: str
 ) -> None:
     world = await new_world(lease(), lease("good"))

@@ -97,8 +97,9 @@ async def test_an_empty_ledger_is_restored_from_agents_and_pods(new_world: NewWo
         )
         await finished(world)
 
-    states = sorted((each.name, each.state) for each in (await world.leases()).values())
-    assert states == [("p1", LeaseState.ACTIVE), ("p2", LeaseState.BOUND)]
+    assert await world.states() == {"p1": LeaseState.ACTIVE, "p2": LeaseState.BOUND}
+    again = await world.leases()
+    assert [again[each.pod].shares for each in (active, silent)] == [active.shares, silent.shares]
 
 
 async def test_a_rebuild_lists_pods_only_after_the_bindings_in_flight(new_world: NewWorld) -> None:
