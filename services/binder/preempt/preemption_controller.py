@@ -15,7 +15,6 @@ from services.binder.preempt import announcements
 from services.binder.preempt.plan import (
     ClusterSnapshot,
     NoPlan,
-    PreemptionPlan,
     pending_pods,
     plan,
     plan_input,
@@ -300,27 +299,19 @@ class PreemptionController:
             pod = await self.evictions.get(event.namespace, event.name)
             if pod is None or pod.pod != event.pod or pod.node != event.node or pod.deleting:
                 continue
-            await self._open_for(
-                victim_of(pod, event.node, PreemptionCause.VIOLATION),
-                f"{VIOLATION_ID}{pod.pod}",
-                reason=f"{event.reason}: {event.message}",
-            )
+            victim = victim_of(pod, event.node, PreemptionCause.VIOLATION)
+            reason = f"{event.reason}: {event.message}"
+            id_ = f"{VIOLATION_ID}{pod.pod}"
+            await self._open(Preemption(id=id_, victims=(victim,), reason=reason))
 
-    async def _open_for(
-        self, victim: Victim, id_: str, *, reason: str = ""
-    ) -> StoredPreemption | None:
-        """Open the preemption of one pod for no other pod, unless it is open already."""
+    async def _open(self, preemption: Preemption) -> StoredPreemption | None:
+        """Open a preemption, unless it is open already or the devices are not free for it."""
         now = self.clock.now()
-        preemption = Preemption(
-            id=id_,
-            victims=(victim,),
-            opened_at=now,
-            expires_at=expiry([victim], self.rules.notice_s, now),
-            reason=reason,
-        )
-        if not await self.store.open(preemption):
+        expires_at = expiry(preemption.victims, self.rules.notice_s, now)
+        opened = replace(preemption, opened_at=now, expires_at=expires_at)
+        if not await self.store.open(opened):
             return None
-        return StoredPreemption(preemption=preemption, version=1, claimed=False)
+        return StoredPreemption(preemption=opened, version=1, claimed=opened.wanted is not None)
 
     async def claimed_for(self, pod: PodUid) -> Reservation | None:
         """Return what an open preemption has claimed for the pod."""
@@ -416,34 +407,23 @@ class PreemptionController:
             found = plan(request, given)
             if isinstance(found, NoPlan):
                 return False
-            read = await self._open(waiting, pending, found)
+            place = Placement(node=found.node, shares=found.shares)
+            read = await self._open(
+                Preemption(
+                    id=waiting.queued.pod,
+                    victims=tuple(each.victim for each in found.victims),
+                    wanted=reservation_for(waiting.queued, (place,)),
+                    priority=pending.priority,
+                    preempts=pending.preempts,
+                    by_kube_scheduler=waiting.queued.by_kube_scheduler,
+                )
+            )
             if read is None:
                 return False
             if await self.executor.announce(read):
                 return True
             refused.update(each.lease.pod for each in found.victims)
         return False
-
-    async def _open(
-        self, waiting: WaitingPod, pending: PendingPod, found: PreemptionPlan
-    ) -> StoredPreemption | None:
-        now = self.clock.now()
-        victims = tuple(each.victim for each in found.victims)
-        preemption = Preemption(
-            id=waiting.queued.pod,
-            victims=victims,
-            wanted=reservation_for(
-                waiting.queued, (Placement(node=found.node, shares=found.shares),)
-            ),
-            priority=pending.priority,
-            preempts=pending.preempts,
-            opened_at=now,
-            expires_at=expiry(victims, self.rules.notice_s, now),
-            by_kube_scheduler=waiting.queued.by_kube_scheduler,
-        )
-        if not await self.store.open(preemption):
-            return None
-        return StoredPreemption(preemption=preemption, version=1, claimed=True)
 
     async def _end_by_policy(self, budget: BudgetChanged, cluster: ClusterSnapshot) -> bool:
         begun = False
@@ -458,7 +438,7 @@ class PreemptionController:
             if not left or is_leaving(lease, pod, state):
                 continue
             victim = preempted(lease, pod, PreemptionCause.POLICY, budget)
-            opened = await self._open_for(victim, f"policy:{lease.pod}")
+            opened = await self._open(Preemption(id=f"policy:{lease.pod}", victims=(victim,)))
             if opened is not None:
                 begun |= await self.executor.announce(opened)
         return begun

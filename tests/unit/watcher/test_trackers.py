@@ -1,6 +1,7 @@
 """Which events follow from the observed states of pods and nodes."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,14 +41,52 @@ BOUND = structs.replace(WAITING, node=NodeName("a"), has_lease=True, resource_ve
 FOREIGN = structs.replace(BOUND, pod=PodUid("u2"), ours=False, has_lease=False)
 
 
-def test_a_pending_pod_is_published_once_however_often_its_status_changes() -> None:
-    pods = PodTracker()
+INVALID = structs.replace(WAITING, request=None, request_error="cores 101")
+ENDED = structs.replace(BOUND, phase="Succeeded")
+DELETING = structs.replace(WAITING, deleting=True)
 
-    first = pods.update(WAITING, None)
-    again = pods.update(structs.replace(WAITING, resource_version="7", shown=1), WAITING)
 
-    assert [type(event) for event in first] == [PodQueued]
-    assert again == []
+def newer(pod: ObservedPod, **changes: Any) -> ObservedPod:
+    return structs.replace(pod, resource_version="9", **changes)
+
+
+@pytest.mark.parametrize(
+    ("observed", "published"),
+    [
+        pytest.param((WAITING, newer(WAITING, shown=1)), [PodQueued], id="a status changes"),
+        pytest.param(
+            (WAITING, newer(WAITING, request=PodRequest(priority=2))),
+            [PodQueued, PodQueued],
+            id="a request changes",
+        ),
+        pytest.param((INVALID,), [PodRejected], id="an invalid request"),
+        pytest.param((BOUND, ENDED, ENDED, None), [PodTerminated], id="a bound pod ends once"),
+        pytest.param((BOUND, None), [PodTerminated], id="deleted"),
+        pytest.param((structs.replace(WAITING, ours=False),), [], id="not ours"),
+        pytest.param((structs.replace(WAITING, gated=True),), [], id="gated"),
+        pytest.param((BOUND, structs.replace(BOUND, deleting=True)), [], id="bound and deleting"),
+        pytest.param(
+            (WAITING, DELETING, newer(DELETING)), [PodQueued, PodTerminated], id="a finalizer"
+        ),
+        pytest.param((DELETING,), [PodTerminated], id="a finalizer, seen late"),
+    ],
+)
+def test_what_is_published_of_a_pod(
+    observed: Sequence[ObservedPod | None], published: list[type]
+) -> None:
+    pods, before, events = PodTracker(), None, list[Any]()
+    for now in observed:
+        if now is not None:
+            events += pods.update(now, before)
+        elif before is not None:
+            events += pods.remove(before)
+        before = now
+
+    assert [type(event) for event in events] == published
+    for event in events:
+        if isinstance(event, PodTerminated) and event.node:
+            assert event.phase == ("Succeeded" if ENDED in observed else "")
+        assert not isinstance(event, PodRejected) or event.reason == "cores 101"
 
 
 def test_a_leased_pod_uses_of_its_node_beside_the_lease_what_it_has_grown_by() -> None:
@@ -59,73 +98,6 @@ def test_a_leased_pod_uses_of_its_node_beside_the_lease_what_it_has_grown_by() -
     assert pods.with_usage(NodeFacts(name=NodeName("a"))).used_by_others == {"cpu": 7000}
     pods.remove(grown)
     assert pods.with_usage(NodeFacts(name=NodeName("a"))).used_by_others == {}
-
-
-def test_a_pod_whose_request_changes_is_published_again() -> None:
-    pods = PodTracker()
-    pods.update(WAITING, None)
-
-    events = pods.update(structs.replace(WAITING, request=PodRequest(priority=2)), WAITING)
-
-    assert [type(event) for event in events] == [PodQueued]
-
-
-def test_a_pod_with_an_invalid_request_is_rejected_with_the_reason() -> None:
-    events = PodTracker().update(
-        structs.replace(WAITING, request=None, request_error="cores 101"), None
-    )
-
-    assert [(type(e), getattr(e, "reason", "")) for e in events] == [(PodRejected, "cores 101")]
-
-
-def test_a_bound_pod_terminates_once() -> None:
-    pods = PodTracker()
-    pods.update(BOUND, None)
-    ended = structs.replace(BOUND, phase="Succeeded")
-
-    events = [*pods.update(ended, BOUND), *pods.update(ended, ended), *pods.remove(ended)]
-
-    assert [(type(e), getattr(e, "phase", "")) for e in events] == [(PodTerminated, "Succeeded")]
-
-
-def test_a_deleted_pod_terminates_without_a_phase() -> None:
-    pods = PodTracker()
-    pods.update(BOUND, None)
-
-    assert [
-        (type(e), e.node, e.phase) for e in pods.remove(BOUND) if isinstance(e, PodTerminated)
-    ] == [(PodTerminated, "a", "")]
-
-
-@pytest.mark.parametrize(
-    "pod",
-    [
-        structs.replace(WAITING, ours=False),
-        structs.replace(WAITING, gated=True),
-        BOUND,
-    ],
-    ids=["not ours", "gated", "bound"],
-)
-def test_bound_finished_and_foreign_pods_are_not_queued(pod: ObservedPod) -> None:
-    assert PodTracker().update(pod, None) == []
-
-
-def test_a_waiting_pod_that_a_finalizer_keeps_has_ended_once_it_is_deleted() -> None:
-    pods, deleting = PodTracker(), structs.replace(WAITING, deleting=True)
-    pods.update(WAITING, None)
-
-    ended = pods.update(deleting, WAITING)
-
-    assert [type(event) for event in ended] == [PodTerminated]
-    assert pods.update(structs.replace(deleting, resource_version="9"), deleting) == []
-    assert [type(event) for event in PodTracker().update(deleting, None)] == [PodTerminated]
-
-
-def test_a_bound_pod_that_is_deleted_has_not_ended() -> None:
-    pods, deleting = PodTracker(), structs.replace(BOUND, deleting=True)
-    pods.update(BOUND, None)
-
-    assert pods.update(deleting, BOUND) == []
 
 
 def test_a_pod_at_the_budgets_gate_is_published_once_and_queued_without_the_gate() -> None:
