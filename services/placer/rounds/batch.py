@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shared.model.events.pod_events import PodQueued
-from shared.model.ledger import WaitingPod
 from shared.model.placement import Placement, Refusal
 from shared.model.request import Gang, NodeOrder, PodRequest
 from shared.placing.index.node_index import NodeIndex
@@ -142,23 +141,3 @@ def decide(pods: Sequence[PodQueued], context: DecisionContext) -> RoundDecision
         else:
             decisions.chosen.append((event, result))
     return decisions
-
-
-def waiting_pod(
-    event: PodQueued,
-    refusal: Refusal,
-    capacity: int,
-    now: float,
-    *,
-    receives_offers: bool,
-    min_members: int = 0,
-) -> WaitingPod:
-    """Return what the ledger stores of a waiting pod."""
-    return WaitingPod(
-        queued=event,
-        refusal=refusal,
-        capacity=capacity,
-        waiting_since=now,
-        receives_offers=receives_offers,
-        min_members=min_members,
-    )

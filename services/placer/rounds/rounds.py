@@ -14,7 +14,6 @@ from services.placer.rounds.batch import (
     RoundDecisions,
     decide,
     too_large_refusal,
-    waiting_pod,
 )
 from services.placer.rounds.gang_decision import (
     GANG_NOT_DECIDED,
@@ -45,6 +44,7 @@ from shared.model.ledger import (
     ReservationOutcome,
     Reserved,
     TooLarge,
+    WaitingPod,
     WaitResult,
     reservation_for,
 )
@@ -188,11 +188,11 @@ class DecisionWriter:
             return WaitResult()
         now = self.clock.now()
         verdicts = [
-            waiting_pod(
-                pod,
-                refusal,
-                self.quotas.decided_at(pod, capacity),
-                now,
+            WaitingPod(
+                queued=pod,
+                refusal=refusal,
+                capacity=self.quotas.decided_at(pod, capacity),
+                waiting_since=now,
                 receives_offers=recipients is None or pod.pod in recipients,
                 min_members=min_members,
             )
@@ -225,7 +225,9 @@ class DecisionWriter:
         now = self.clock.now()
         result = await self.ledger.waiting_pods.enqueue(
             [
-                waiting_pod(pod, DEFERRED, RESERVED_FOR_OTHER, now, receives_offers=True)
+                WaitingPod(
+                    queued=pod, refusal=DEFERRED, capacity=RESERVED_FOR_OTHER, waiting_since=now
+                )
                 for pod in deferred
             ]
         )
@@ -392,7 +394,13 @@ class Rounds:
         return await self.writer.ledger.waiting_pods.enroll(
             gang,
             [
-                waiting_pod(pod, GANG_NOT_DECIDED, capacity, now, receives_offers=False)
+                WaitingPod(
+                    queued=pod,
+                    refusal=GANG_NOT_DECIDED,
+                    capacity=capacity,
+                    waiting_since=now,
+                    receives_offers=False,
+                )
                 for pod in pods
             ],
         )

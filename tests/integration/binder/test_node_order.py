@@ -48,7 +48,7 @@ async def known_nodes(leases: RedisLeases) -> dict[NodeName, NodeFacts]:
 async def test_a_node_that_was_deleted_and_came_back_stays_when_its_end_is_delivered_again(
     url: str,
 ) -> None:
-    """Row 1: a binder is killed after it removed the node and before it acknowledged that."""
+    """A binder is killed after it removed the node and before it acknowledged that."""
     node, watch = facts("a"), Watch()
     async with (
         nats_server() as nats,
@@ -85,7 +85,7 @@ async def test_a_node_that_was_deleted_and_came_back_stays_when_its_end_is_deliv
 
 
 async def test_a_cordon_is_saved_whichever_watcher_published_the_node_before(url: str) -> None:
-    """Row 4: no clock of a watcher takes part, so that none can be ahead."""
+    """No clock of a watcher takes part, so that none can be ahead."""
     node, one, other = facts("a"), Watch(), Watch()
     cordoned = replace(node, unschedulable=True)
     async with ledger(url, {}) as leases:
@@ -114,7 +114,7 @@ async def test_the_newest_of_a_batch_counts_in_any_order(url: str) -> None:
 async def test_a_node_that_was_deleted_without_an_event_is_removed_with_the_next_list(
     url: str,
 ) -> None:
-    """Row 1: events may be lost; the lists that follow compare the ledger with the cluster."""
+    """Events may be lost; the lists that follow compare the ledger with the cluster."""
     kept, gone, watch, pods = facts("a"), facts("b"), Watch(), FakePods()
     pods.nodes = {kept.name}
     async with ledger(url, {}) as leases:

@@ -82,7 +82,7 @@ async def rebuild(
 async def test_the_clock_of_the_watcher_does_not_delay_a_rebuild(
     url: str, monkeypatch: pytest.MonkeyPatch, off_s: float
 ) -> None:
-    """Row 8: a watcher's clock 45 s behind kept the ledger closed for 49 s."""
+    """A watcher's clock 45 s behind kept the ledger closed for 49 s."""
     now = time.time
 
     async def answer(staging: LedgerStaging, request_id: str) -> None:
