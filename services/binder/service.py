@@ -19,8 +19,7 @@ from services.binder.ledger_sync.reconciliation import DeletedNodes, Reconciler
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
 from services.binder.ledger_sync.sweep import RecordWatch, SchedulerOffers, Sweeper
 from services.binder.preempt.preemption_controller import PreemptionController
-from services.binder.report.condition_writer import ConditionWriter
-from services.binder.report.event_writer import EventWriter
+from services.binder.report.event_writer import ConditionWriter, EventWriter
 from services.binder.report.explanations import (
     config_event,
     explain,

@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from functools import partial
 
-from services.binder.agent_client import NodeAgentClient
 from services.binder.bind.agent_presence import AgentPresence, NodeCordons
 from services.binder.bind.binding_sender import BATCH_WAIT_S, CONCURRENCY, BindingSender
 from services.binder.bind.pod_binder import GangCheck, PodBinder
 from services.binder.bind.scheduler_bindings import SchedulerBindings
-from services.binder.claim_client import ClaimClient
 from services.binder.claims.claim_answers import AnswerWriter, ClaimEnder
 from services.binder.claims.claim_leaser import ClaimLeaser
+from services.binder.clients import ClaimClient, NodeAgentClient, PodClient
 from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater, VanishedPods
 from services.binder.ledger_sync.lost_leases import LostLeases
@@ -19,11 +18,9 @@ from services.binder.ledger_sync.rebuild import LedgerRebuild
 from services.binder.ledger_sync.reconciliation import DeletedNodes, Reconciler
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
 from services.binder.ledger_sync.sweep import RecordWatch, SchedulerOffers, Sweeper
-from services.binder.pod_client import PodClient
 from services.binder.preempt.preemption_controller import PreemptionController, PreemptionExecutor
 from services.binder.preempt.rules import PreemptionRules
-from services.binder.report.condition_writer import ConditionWriter
-from services.binder.report.event_writer import EVENTS_PER_S, EventWriter, NoEvents
+from services.binder.report.event_writer import EVENTS_PER_S, ConditionWriter, EventWriter, NoEvents
 from services.binder.resize.resizer import Resizer
 from services.binder.service import Binder, Bindings, LedgerSync, Reports
 from services.binder.settings import BinderSettings

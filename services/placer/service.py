@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from services.placer.metrics import count
-from services.placer.rounds.batch import CandidateCount, DecisionContext, split_into_units
+from services.placer.rounds.decisions import CandidateCount, DecisionContext, split_into_units
 from services.placer.rounds.rounds import DecisionWriter, Rounds
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock

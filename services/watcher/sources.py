@@ -12,7 +12,7 @@ from itertools import zip_longest
 import msgspec
 
 from services.watcher.followed import Batch, follow
-from services.watcher.pod_groups import PodGroupChanges, unreadable_groups
+from services.watcher.trackers import PodGroupChanges, unreadable_groups
 from shared.dialects import LEDGER_RESOURCES
 from shared.dialects.pod_groups import PATHS, PodGroupKind
 from shared.dialects.pod_requests import cordoned_devices

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from services.cli.plan.trace import PARTS, parts_of, read_nodes, read_pods, with_order
-from services.placer.rounds.batch import DecisionContext
+from services.placer.rounds.decisions import DecisionContext
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace, PodUid
 from shared.model.placement import Placement, Refusal

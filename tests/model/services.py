@@ -4,9 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from services.binder.agent_client import NodeAgentClient
-from services.binder.claim_client import ClaimClient
-from services.binder.pod_client import PodClient
+from services.binder.clients import ClaimClient, NodeAgentClient, PodClient
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
 from services.placer.service import Placer

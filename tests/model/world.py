@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.binder.agent_client import NoReply
+from services.binder.clients import NoReply
 from shared.ledger.leases import RedisLeases
 from shared.model.device import Device
 from shared.model.errors import ConflictError, RequestError, UnavailableError

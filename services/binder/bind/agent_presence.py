@@ -12,7 +12,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.binder.agent_client import NodeAgentClient, NoReply
+from services.binder.clients import NodeAgentClient, NoReply
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock, wait_for_event
 from shared.model.events.node_events import DeviceReported

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 
+from services.binder.clients import PodClient
 from services.binder.observations import PodSnapshot
-from services.binder.pod_client import PodClient
 from shared.dialects import DIALECTS
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, UnavailableError

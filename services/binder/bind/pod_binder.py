@@ -14,8 +14,7 @@ from services.binder.ledger_sync.ledger_updates import (
     lease_changes,
 )
 from services.binder.ledger_sync.lost_leases import release_as_read
-from services.binder.report.condition_writer import ConditionWriter
-from services.binder.report.event_writer import EventRecorder
+from services.binder.report.event_writer import ConditionWriter, EventRecorder
 from services.binder.report.explanations import (
     bound_event,
     event_of,

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from services.binder.bind.pod_binder import PodBinder
+from services.binder.clients import PodClient
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.observations import PodSnapshot
-from services.binder.pod_client import PodClient
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, UnavailableError

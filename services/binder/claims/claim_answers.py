@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from services.binder.agent_client import NodeAgentClient
-from services.binder.claim_client import ClaimAnswer, ClaimClient
+from services.binder.clients import ClaimAnswer, ClaimClient, NodeAgentClient
 from services.binder.ledger_sync.lease_holders import bound_claim
 from services.binder.ledger_sync.ledger_updates import CLAIM_ENDED, lease_changes
 from services.binder.ledger_sync.recovery import carried_lease

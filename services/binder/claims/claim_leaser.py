@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from services.binder.claim_client import ClaimAnswer, ClaimClient, RequestUse, device_statuses
 from services.binder.claims.claim_answers import (
     PERMITTED,
     AnswerWriter,
@@ -19,6 +18,7 @@ from services.binder.claims.claim_answers import (
     leased_answer,
 )
 from services.binder.claims.claim_shares import refusal_text, reservation_of
+from services.binder.clients import ClaimAnswer, ClaimClient, RequestUse, device_statuses
 from services.binder.ledger_sync.ledger_updates import lease_changes
 from shared.ledger.leases import RedisLeases
 from shared.model.claim import DRIVER, LEASED, REFUSED

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from services.binder.claim_client import ClaimClient
+from services.binder.clients import ClaimClient, PodClient
 from services.binder.observations import PodSnapshot, generation_of
-from services.binder.pod_client import PodClient
 from services.binder.report.explanations import summarize
 from shared.model.errors import LeaseholdError
 from shared.model.events.claim_events import AllocatedClaim, ClaimDeallocated

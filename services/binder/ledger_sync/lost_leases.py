@@ -13,7 +13,7 @@ from typing import Self
 
 from msgspec import structs
 
-from services.binder.agent_client import NodeAgentClient
+from services.binder.clients import NodeAgentClient
 from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.ledger_sync.recovery import Evidence, evidence_of
 from services.binder.metrics import count_anomaly

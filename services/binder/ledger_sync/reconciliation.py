@@ -4,6 +4,7 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
+from services.binder.clients import PodClient
 from services.binder.ledger_sync.lease_holders import (
     HolderGone,
     LeaseHolders,
@@ -14,7 +15,6 @@ from services.binder.ledger_sync.lease_holders import (
 from services.binder.ledger_sync.lost_leases import release_as_read
 from services.binder.metrics import count_anomaly
 from services.binder.observations import PodSnapshot, generation_of
-from services.binder.pod_client import PodClient
 from services.binder.report.explanations import summarize
 from shared.ledger.leases import RedisLeases
 from shared.ledger.rebuild_evidence import LedgerStaging

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.binder.pod_client import PodClient
+from services.binder.clients import PodClient
 from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import KubernetesEvent, event_of
 from shared.ledger.waiting_pods import GatedPods

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from services.binder.clients import PodClient
 from services.binder.ledger_sync.ledger_updates import binding_failed
 from services.binder.metrics import count_anomaly
-from services.binder.pod_client import PodClient
 from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import summarize, unreadable_event
 from shared.ledger.leases import RedisLeases

@@ -8,10 +8,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
+from services.binder.clients import PodClient
 from services.binder.ledger_sync.sweep import SchedulerOffers
 from services.binder.metrics import EVICTIONS
-from services.binder.pod_client import PodClient
-from services.binder.preempt import announcements
 from services.binder.preempt.plan import (
     ClusterSnapshot,
     NoPlan,
@@ -27,7 +26,12 @@ from services.binder.preempt.rules import (
     PreemptionRules,
     Step,
     allowance,
+    announced_event,
+    beneficiary_event,
+    cancelled_events,
     ends_by_policy,
+    evicted_event,
+    eviction_record,
     expiry,
     is_evictable,
     is_leaving,
@@ -151,7 +155,7 @@ class PreemptionExecutor:
         at = self.clock.now() + self.rules.notice_s
         for victim in preemption.victims:
             await self.evictions.announce(victim, at)
-            self.events.record(announcements.announced_event(victim, preemption, at))
+            self.events.record(announced_event(victim, preemption, at))
         # No pod is evicted before the last one has had its notice.
         evict_at = self.clock.now() + self.rules.notice_s
         announced = replace(
@@ -160,7 +164,7 @@ class PreemptionExecutor:
             expires_at=expiry(preemption.victims, self.rules.notice_s, self.clock.now()),
         )
         if await self.store.save(read, announced) and announced.wanted is not None:
-            self.events.record(announcements.beneficiary_event(announced))
+            self.events.record(beneficiary_event(announced))
         return True
 
     async def _evict(self, read: StoredPreemption) -> None:
@@ -184,8 +188,8 @@ class PreemptionExecutor:
         self, read: StoredPreemption, victim: Victim, outcome: EvictionOutcome
     ) -> StoredPreemption | None:
         preemption = read.preemption
-        event = announcements.evicted_event(victim, preemption)
-        record = announcements.eviction_record(victim, preemption, outcome, event, self.clock.now())
+        event = evicted_event(victim, preemption)
+        record = eviction_record(victim, preemption, outcome, event, self.clock.now())
         saved = await self.store.save(read, preemption.after(victim, outcome), [record])
         if saved is not None and outcome is EvictionOutcome.EVICTED:
             self.events.record(event, once=True)
@@ -225,7 +229,7 @@ class PreemptionExecutor:
         for victim in read.preemption.left:
             await self.evictions.withdraw(victim)
         if await self.store.close(read):
-            for event in announcements.cancelled_events(read.preemption, reason):
+            for event in cancelled_events(read.preemption, reason):
                 self.events.record(event)
 
 

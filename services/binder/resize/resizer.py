@@ -11,9 +11,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.binder.agent_client import NodeAgentClient
+from services.binder.clients import NodeAgentClient, PodClient
 from services.binder.metrics import RESIZES
-from services.binder.pod_client import PodClient
 from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import event_of
 from services.binder.resize.rules import (

@@ -5,8 +5,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from services.binder.clients import PodClient
 from services.binder.observations import DisruptionBudget, PodSnapshot
-from services.binder.pod_client import PodClient
 from services.binder.preempt.plan import (
     ClusterSnapshot,
     NoPlan,

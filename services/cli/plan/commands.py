@@ -6,8 +6,8 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from services.binder.clients import PodClient
 from services.binder.observations import DisruptionBudget, PodSnapshot
-from services.binder.pod_client import PodClient
 from services.binder.preempt.rules import PreemptionRules, exclusion_reason
 from services.cli import terminal
 from services.cli.api_client import ApiClient, locate

@@ -7,22 +7,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.placer.metrics import count
-from services.placer.rounds.batch import (
+from services.placer.rounds.decisions import (
     DEFERRED,
+    GANG_NOT_DECIDED,
     DecisionContext,
     RefusedPod,
     RoundDecisions,
-    decide,
-    too_large_refusal,
-)
-from services.placer.rounds.gang_decision import (
-    GANG_NOT_DECIDED,
     changed_verdicts,
     choose_offer_recipients,
+    decide,
     decide_gang,
     gang_does_not_fit,
     gang_too_small,
     member_refused,
+    too_large_refusal,
 )
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock

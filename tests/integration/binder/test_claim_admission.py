@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from services.binder.claim_client import RequestUse
 from services.binder.claims.claim_leaser import WRITTEN_S
+from services.binder.clients import RequestUse
 from shared.model.claim import LEASED, REFUSED
 from shared.model.errors import UnavailableError
 from shared.model.events.claim_events import AllocatedClaim

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.binder.pod_client import PodClient
+from services.binder.clients import PodClient
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import ErrorResponse, KubernetesConflictError
 from shared.kubernetes.kubeconfig import load_credentials

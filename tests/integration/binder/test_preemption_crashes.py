@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from services.binder.clients import PodClient
 from services.binder.metrics import EVICTIONS
 from services.binder.observations import PodSnapshot
-from services.binder.pod_client import PodClient
 from services.binder.preempt.rules import PreemptionRules
 from services.binder.wiring import BinderPorts, build_binder
 from shared.kubernetes.client import KubernetesClient

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.binder.pod_client import PodClient
+from services.binder.clients import PodClient
 from services.binder.report.explanations import KubernetesEvent
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder

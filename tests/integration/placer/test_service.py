@@ -13,7 +13,7 @@ import yaml
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.placer.rounds.batch import CONTESTED_PODS, CandidateCount
+from services.placer.rounds.decisions import CONTESTED_PODS, CandidateCount
 from services.placer.service import Placer
 from services.topology import published
 from services.watcher.service import Watcher

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.binder.pod_client import PodClient
+from services.binder.clients import PodClient
 from services.binder.report.explanations import (
     KubernetesEvent,
     count_patch,

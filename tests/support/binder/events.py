@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from services.binder.agent_client import NodeAgentClient, NoReply
+from services.binder.clients import NodeAgentClient, NoReply
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import Allocation, DeviceReported
 from shared.model.events.pod_events import BoundPod, ListedPods, PodsListed, PodTerminated

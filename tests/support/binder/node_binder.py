@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec import structs
 
-from services.binder.agent_client import NodeAgentClient, NoReply
 from services.binder.bind.agent_presence import AgentPresence
+from services.binder.clients import NodeAgentClient, NoReply
 from shared.model.clock import SystemClock
 from shared.model.events.request_reply import BindReply, BindRequest
 from shared.model.lease import Lease, LeaseState, Share

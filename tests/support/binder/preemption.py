@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from services.binder.clients import PodClient
 from services.binder.ledger_sync.sweep import SchedulerOffers
-from services.binder.pod_client import PodClient
 from services.binder.preempt.preemption_controller import PreemptionController, PreemptionExecutor
 from services.binder.preempt.rules import PreemptionRules
 from services.binder.report.explanations import KubernetesEvent

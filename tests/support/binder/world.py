@@ -11,13 +11,18 @@ from typing import Any, cast
 import prometheus_client
 from msgspec import structs
 
-from services.binder.agent_client import NodeAgentClient, NoReply
-from services.binder.claim_client import ClaimAnswer, ClaimClient, RequestUse
+from services.binder.clients import (
+    ClaimAnswer,
+    ClaimClient,
+    NodeAgentClient,
+    NoReply,
+    PodClient,
+    RequestUse,
+)
 from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.metrics import ANOMALIES, EVICTIONS, RESIZES
 from services.binder.observations import PodSnapshot
-from services.binder.pod_client import PodClient
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
 from shared.ledger.leases import RedisLeases

@@ -6,14 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from services.placer.rounds.batch import DecisionContext, split_into_units
-from services.placer.rounds.gang_decision import (
+from services.placer.rounds.decisions import (
     GANG_NOT_DECIDED,
+    DecisionContext,
     changed_verdicts,
     choose_offer_recipients,
     decide_gang,
     gang_does_not_fit,
     gang_too_small,
+    split_into_units,
 )
 from shared.model.events.pod_events import PodQueued
 from shared.model.ledger import GangEnrollment, WaitingPod

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.placer.rounds.batch import DecisionContext
+from services.placer.rounds.decisions import DecisionContext
 from shared.model.events.pod_events import PodQueued
 from shared.model.ledger import LedgerNode
 from shared.model.names import Namespace, NodeName

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from services.watcher.pod_groups import PodGroupChanges, unreadable_groups
-from services.watcher.trackers import PodEvent, PodTracker
+from services.watcher.trackers import PodEvent, PodGroupChanges, PodTracker, unreadable_groups
 from shared.dialects.pod_groups import PodGroupKind, PodGroupReference, parse_pod_group
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import PodQueued, PodRejected

@@ -3,8 +3,13 @@
 from typing import Any
 
 from services.binder.observations import PodSnapshot
-from services.binder.report.condition_writer import REPEAT_S, ConditionWriter
-from services.binder.report.event_writer import MAX_QUEUED, EventWriter, TokenBucket
+from services.binder.report.event_writer import (
+    MAX_QUEUED,
+    REPEAT_S,
+    ConditionWriter,
+    EventWriter,
+    TokenBucket,
+)
 from services.binder.report.explanations import (
     KubernetesEvent,
     bound_event,

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from services.binder.claim_client import uses_of
+from services.binder.clients import uses_of
 from shared.kubernetes.types import ApiPod
 
 

@@ -7,13 +7,13 @@ from typing import cast
 
 import pytest
 
+from services.binder.clients import PodClient
 from services.binder.ledger_sync.scheduling_gates import (
     BATCH,
     REFUSED_S,
     UNKNOWN_S,
     SchedulingGates,
 )
-from services.binder.pod_client import PodClient
 from services.binder.report.explanations import KubernetesEvent
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.errors import RequestError, UnavailableError

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.binder.pod_client import selects
+from services.binder.clients import selects
 from services.binder.preempt.rules import (
     ObservedPreemption,
     PendingPod,

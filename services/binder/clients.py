@@ -1,15 +1,16 @@
-"""Pods and core/v1 Events at the API server, as the binder reads and writes them; evictions."""
+"""Clients of the binder: pods, Events and ResourceClaims at the API server, and node agents."""
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from msgspec import Struct
 
 from services.binder.observations import DisruptionBudget, PodSnapshot, snapshot_of, stamp
-from shared.dialects import KUBE_SCHEDULER
+from shared.dialects import GPU_RESOURCES, KUBE_SCHEDULER
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import (
     EvictionBlockedError,
@@ -18,6 +19,7 @@ from shared.kubernetes.errors import (
     OverloadedError,
     RequestRejectedError,
 )
+from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim, claim_path
 from shared.kubernetes.types import (
     ApiDisruptionBudget,
     ApiObject,
@@ -25,10 +27,27 @@ from shared.kubernetes.types import (
     LabelSelector,
     SelectorRequirement,
 )
+from shared.model.bounds import cut
+from shared.model.claim import DRIVER
+from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
+from shared.model.events.claim_events import AllocatedClaim
+from shared.model.events.request_reply import (
+    BindReply,
+    BindRequest,
+    LimitsReply,
+    LimitsRequest,
+    SlicesReply,
+    SlicesRequest,
+    TerminationReply,
+    TerminationRequest,
+)
+from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 from shared.model.node import AntiAffinityTerm, LabelRequirement
 from shared.model.preemption import PREEMPT_AT, EvictionOutcome, Victim
+from shared.model.quantity import parse_count
+from shared.nats.bus import Bus, NoRespondersError
 
 logger = logging.getLogger(__name__)
 
@@ -263,3 +282,196 @@ def _requirement(one: LabelRequirement) -> str:
 def _events_path(namespace: str, name: str = "") -> str:
     events = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
     return f"{events}/{quote(name, safe='')}" if name else events
+
+
+TERMINATION_TIMEOUT_S = 0.9
+LIMITS_TIMEOUT_S = 3.0
+"""An agent writes its checkpoint and measures memory twice before it replies."""
+SLICES_TIMEOUT_S = 2.0
+BIND_TIMEOUT_S = 0.5
+"""A batch of Bindings waits for the reply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoReply:
+    """A request to a node agent that got no reply."""
+
+    reason: str
+    has_responder: bool
+    """Whether an agent subscribes to the request's subject."""
+
+
+class NodeAgentClient:
+    """Requests to the agent of one node."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+
+    async def list_terminated(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
+        """Return the pods whose last container has terminated; none while NATS is away.
+
+        Raises UnavailableError if the node agent does not reply.
+        """
+        if not self.bus.connected:
+            return set()
+        request = TerminationRequest(node=node, pod=pods[0], more_pods=tuple(pods[1:]))
+        reply = await self.bus.request(request, TerminationReply, timeout_s=TERMINATION_TIMEOUT_S)
+        more = set(pods[1:]).intersection(reply.terminated_pods)
+        return {*more, *(pods[:1] if reply.terminated else ())}
+
+    async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
+        """Return which of the pods must wait before they are bound to the node.
+
+        Raises UnavailableError while NATS is away: the agent is not the cause then.
+        """
+        request = BindRequest(node=node, leases=tuple(leases))
+        try:
+            return await self.bus.request(request, BindReply, timeout_s=BIND_TIMEOUT_S)
+        except NoRespondersError as error:
+            return NoReply(reason=str(error), has_responder=False)
+        except UnavailableError as error:
+            if not self.bus.connected:
+                raise
+            return NoReply(reason=str(error), has_responder=True)
+
+    async def write_slices(self, node: NodeName) -> str:
+        """Let the node's slices follow the ledger; return why they do not, or an empty text."""
+        request = SlicesRequest(node=node)
+        try:
+            reply = await self.bus.request(request, SlicesReply, timeout_s=SLICES_TIMEOUT_S)
+        except UnavailableError as error:
+            return str(error)
+        return "" if reply.written else reply.reason
+
+    async def set_limits(self, request: LimitsRequest) -> LimitsReply:
+        """Enforce a lease, or a proposed one.
+
+        Raises UnavailableError if the node agent does not reply.
+        """
+        return await self.bus.request(request, LimitsReply, timeout_s=LIMITS_TIMEOUT_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimAnswer:
+    """The conditions of all devices of a claim: leased, or refused."""
+
+    condition: str
+    """`shared.model.claim.LEASED` or `REFUSED`, which becomes True."""
+    reason: str
+    """In CamelCase."""
+    message: str
+    lease: Mapping[str, Any] | None = None
+    """The copy of the lease, from which a lost ledger is rebuilt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestUse:
+    """A container that uses requests of a ResourceClaim, or requests GPUs otherwise."""
+
+    container: str
+    claim: str
+    """Name of the claim, or empty if the container requests an extended resource of ours."""
+    request: str
+    """Name of the request, empty for all of them; or of the extended resource."""
+
+
+def uses_of(pod: ApiPod) -> tuple[RequestUse, ...]:
+    """Return what containers use: requests of claims, and extended resources of ours."""
+    return tuple(_uses(pod))
+
+
+def _uses(pod: ApiPod) -> Iterator[RequestUse]:
+    entries = (*pod.status.resource_claim_statuses, *pod.spec.resource_claims)
+    names = {each.name: each.resource_claim_name for each in entries if each.resource_claim_name}
+    for container in (*pod.spec.init_containers, *pod.spec.containers):
+        for used in container.resources.claims:
+            claim = names.get(used.name)
+            if claim:
+                yield RequestUse(container=container.name, claim=claim, request=used.request)
+        limits = container.resources.limits
+        for resource in sorted(limits.keys() & GPU_RESOURCES):
+            if parse_count(limits[resource]):
+                yield RequestUse(container=container.name, claim="", request=resource)
+    extended = pod.status.extended_resource_claim_status
+    for each in extended.request_mappings if extended else ():
+        yield RequestUse(
+            container=each.container_name,
+            claim=extended.resource_claim_name if extended else "",
+            request=each.request_name,
+        )
+
+
+FIELD_MANAGER = "leasehold"
+
+
+@dataclass(eq=False)
+class ClaimClient:
+    """Translates between the API server's objects and the binder's values."""
+
+    client: KubernetesClient
+    clock: Clock
+
+    async def get_allocation(self, namespace: str, name: str) -> AllocatedClaim | None:
+        """Return a claim's allocation of our devices as it is now, or None if it has none."""
+        try:
+            claim = await self.client.read(claim_path(namespace, name), ApiResourceClaim)
+        except NotFoundError:
+            return None
+        return allocated_claim(claim)
+
+    async def list_uses(self, namespace: str, pod: str, uid: PodUid) -> Sequence[RequestUse]:
+        """Return what the containers of a pod use; nothing if it is gone."""
+        try:
+            found = await self.client.read(pod_path(namespace, pod), ApiPod)
+        except NotFoundError:
+            return ()
+        return uses_of(found) if found.metadata.uid == uid else ()
+
+    async def answer(self, claim: AllocatedClaim, answer: ClaimAnswer) -> None:
+        """Write the conditions of all devices in one server-side apply.
+
+        Only the entries of our driver are ours: those of others stay. Raises ConflictError if the
+        claim has changed since it was read, RequestError if it is gone.
+        """
+        await self.client.apply(
+            f"{claim_path(claim.namespace, claim.name)}/status",
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceClaim",
+                "metadata": {
+                    "name": claim.name,
+                    "namespace": claim.namespace,
+                    "uid": claim.claim,
+                    "resourceVersion": claim.resource_version,
+                },
+                "status": {"devices": device_statuses(claim, answer, now=self.clock.now())},
+            },
+            manager=FIELD_MANAGER,
+        )
+
+
+def device_statuses(
+    claim: AllocatedClaim, answer: ClaimAnswer, *, now: float
+) -> list[dict[str, Any]]:
+    """Return the entries of `status.devices` that answer a claim: one for each of its devices.
+
+    The first has the copy of the lease.
+    """
+    condition = {
+        "type": answer.condition,
+        "status": "True",
+        "reason": answer.reason,
+        "message": cut(answer.message),
+        "lastTransitionTime": stamp(now),
+    }
+    return [
+        {
+            "driver": DRIVER,
+            "pool": claim.node,
+            "device": device.device,
+            **({"shareID": device.share_id} if device.share_id else {}),
+            "conditions": [condition],
+            **({"data": answer.lease} if answer.lease and number == 0 else {}),
+        }
+        for number, device in enumerate((*claim.devices, *claim.admin_devices))
+    ]
