@@ -33,15 +33,6 @@ SECONDS = Histogram(
 )
 
 
-class ExtenderMetrics:
-    """Counts requests on the metrics page."""
-
-    def count(self, verb: str, outcome: str, seconds: float) -> None:
-        """Count one request."""
-        REQUESTS.labels(verb, outcome).inc()
-        SECONDS.labels(verb).observe(seconds)
-
-
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -49,20 +40,26 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 T = TypeVar("T")
 
 
-def application(extender: Extender, metrics: ExtenderMetrics, client_name: str) -> web.Application:
+def count(verb: str, outcome: str, seconds: float) -> None:
+    """Count one request."""
+    REQUESTS.labels(verb, outcome).inc()
+    SECONDS.labels(verb).observe(seconds)
+
+
+def application(extender: Extender, client_name: str) -> web.Application:
     """Build the application; only callers with a certificate for `client_name` are served."""
 
     async def filter_nodes(request: web.Request) -> web.Response:
         started = time.perf_counter()
         args = _decode(await request.read(), ExtenderArgs)
         result = extender.filter(args)
-        metrics.count("filter", _outcome_of(result), time.perf_counter() - started)
+        count("filter", _outcome_of(result), time.perf_counter() - started)
         return _reply(result)
 
     async def prioritize(request: web.Request) -> web.Response:
         started = time.perf_counter()
         scores = extender.prioritize(_decode(await request.read(), ExtenderArgs))
-        metrics.count("prioritize", "ok" if scores else "error", time.perf_counter() - started)
+        count("prioritize", "ok" if scores else "error", time.perf_counter() - started)
         return _reply(scores)
 
     async def bind(request: web.Request) -> web.Response:
@@ -73,7 +70,7 @@ def application(extender: Extender, metrics: ExtenderMetrics, client_name: str) 
         if result.error:
             logger.info("pod %s/%s is not bound: %s", args.namespace, args.name, result.error)
         outcome = "refused" if result.error else "ok"
-        metrics.count("bind", outcome, time.perf_counter() - started)
+        count("bind", outcome, time.perf_counter() - started)
         return _reply(result)
 
     pages = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_authorized(client_name)])

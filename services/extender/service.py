@@ -5,6 +5,7 @@ a request to a binder, which writes the lease and the Binding. Any number of rep
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -59,14 +60,6 @@ class NodeSplit:
     has_fitting: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferedVerdict:
-    """The offered nodes that fit, and why the others do not."""
-
-    fitting: list[NodeName]
-    reasons: dict[NodeName, str]
-
-
 class NodeFilter:
     """Splits the mirror's nodes once per kind of request, until the mirror changes."""
 
@@ -76,7 +69,7 @@ class NodeFilter:
 
     def verdict(
         self, request: PodRequest, offered: Sequence[NodeName], claimed_on: NodeName | None = None
-    ) -> OfferedVerdict:
+    ) -> ExtenderFilterResult:
         """Return the verdict; on the node `claimed_on`, claimed devices are the pod's own."""
         split = self._split(request)
         known, reasons = self.index.mirror.nodes, split.reasons
@@ -84,21 +77,22 @@ class NodeFilter:
         if claimed_on in split.claimed and claimed_on in offered:
             fitting.append(claimed_on)
         if len(fitting) == len(offered):
-            return OfferedVerdict(fitting=fitting, reasons={})
+            return ExtenderFilterResult(node_names=fitting)
         chosen = frozenset(fitting)
         failed = {name: reasons.get(name, UNKNOWN) for name in offered if name not in chosen}
-        return OfferedVerdict(fitting=fitting, reasons=failed)
+        return ExtenderFilterResult(node_names=fitting, failed_and_unresolvable_nodes=failed)
 
-    def refusal(self, request: PodRequest, verdict: OfferedVerdict) -> Refusal:
+    def refusal(self, request: PodRequest, verdict: ExtenderFilterResult) -> Refusal:
         """Return why no offered node fits, as the placer explains it where it can."""
         split = self._split(request)
         if not split.has_fitting:
             cached = cached_refusal(request, self.index)
             return cached or explain_refusal(request, self.index, split.excluded)
-        total, left = len(self.index.mirror.nodes), len(verdict.reasons)
+        failed = verdict.failed_and_unresolvable_nodes
+        others = len(self.index.mirror.nodes) - len(failed)
         return Refusal(
-            reason=f"0/{left} nodes are available: {counted(verdict.reasons.values())}; "
-            f"kube-scheduler has excluded {total - left} others",
+            reason=f"0/{len(failed)} nodes are available: {counted(failed.values())}; "
+            f"kube-scheduler has excluded {others} others",
             hint="see its own events about the pod (kubectl describe pod)",
         )
 
@@ -137,16 +131,15 @@ class NodeFilter:
 
 def counted(texts: Iterable[str]) -> str:
     """Return each text once with its number, the most frequent first."""
-    counts: dict[str, int] = {}
-    for text in texts:
-        counts[text] = counts.get(text, 0) + 1
-    ordered = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
+    ordered = sorted(Counter(texts).items(), key=lambda entry: (-entry[1], entry[0]))
     return ", ".join(f"{number} {text}" for text, number in ordered)
 
 
-def refused_everywhere(offered: Iterable[NodeName], reason: str) -> OfferedVerdict:
+def refused_everywhere(offered: Iterable[NodeName], reason: str) -> ExtenderFilterResult:
     """Return the verdict on a pod that no node helps."""
-    return OfferedVerdict(fitting=[], reasons=dict.fromkeys(offered, reason))
+    return ExtenderFilterResult(
+        node_names=[], failed_and_unresolvable_nodes=dict.fromkeys(offered, reason)
+    )
 
 
 BEST = 10
@@ -157,23 +150,17 @@ COMPARED_NODES = 16
 """Nodes that the policy `fragmentation` compares, those that fit most tightly."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeScores:
-    """The score of each offered node that the mirror has; one alone has 10."""
-
-    best: NodeName
-    scores: dict[NodeName, int]
-
-
-def scores(request: PodRequest, offered: Sequence[NodeName], index: NodeIndex) -> NodeScores | None:
-    """Return the scores, or None if the mirror has none of the nodes.
+def scores(
+    request: PodRequest, offered: Sequence[NodeName], index: NodeIndex
+) -> dict[NodeName, int]:
+    """Return the score of each offered node that the mirror has; one alone has `BEST`.
 
     Of equal nodes the one whose name sorts first is the best.
     """
     known = index.mirror.nodes
     nodes = [node for name in offered if (node := known.get(name)) is not None]
     if not nodes:
-        return None
+        return {}
     costs = _ranks(request, nodes, index)
     if request.node_order is NodeOrder.FRAGMENTATION:
         costs = _fragmentation(request, nodes, costs, index)
@@ -183,7 +170,7 @@ def scores(request: PodRequest, offered: Sequence[NodeName], index: NodeIndex) -
     found = {node.name: grades[cost] for node, cost in zip(nodes, costs, strict=True)}
     best = min(node.name for node, cost in zip(nodes, costs, strict=True) if cost == ordered[0])
     found[best] = BEST
-    return NodeScores(best, found)
+    return found
 
 
 def best_nodes(
@@ -249,23 +236,18 @@ Bind = Callable[[PodBindingRequest], Awaitable[PodBindingReply]]
 
 
 @publishes(PodBindingRequest)
+@dataclass(eq=False, kw_only=True)
 class Extender:
     """Every reply is computed from the request, the mirror and what may be forgotten."""
 
-    def __init__(
-        self,
-        *,
-        ledger: RedisLeases,
-        pods: PodRequests,
-        bind_pod: Bind,
-        clock: Clock,
-        tracing: Tracing,
-    ) -> None:
-        self.pods = pods
-        self.bind_pod = bind_pod
-        self.clock = clock
-        self.tracing = tracing
-        self.ledger_mirror = LedgerMirror(ledger, clock)
+    ledger: RedisLeases
+    pods: PodRequests
+    bind_pod: Bind
+    clock: Clock
+    tracing: Tracing
+
+    def __post_init__(self) -> None:
+        self.ledger_mirror = LedgerMirror(self.ledger, self.clock)
         self.mirror = self.ledger_mirror.mirror
         self.index = NodeIndex(self.mirror)
         self.nodes = NodeFilter(self.index)
@@ -308,19 +290,16 @@ class Extender:
         try:
             pod = self.pods.observe(args.pod)
         except RequestError as error:
-            verdict = refused_everywhere(args.node_names, str(error))
-            return ExtenderFilterResult(failed_and_unresolvable_nodes=verdict.reasons)
+            return refused_everywhere(args.node_names, str(error))
         self._drop_hold(pod.queued.pod)
         if self._learns(pod):
             self.index.fragmentation.workload.learn(pod.queued.request)
         verdict, refusal = self._verdict(pod, args.node_names)
         if refusal is not None:
             self._publish_refusal(pod, refusal)
-        elif len(verdict.fitting) == 1:
-            self._hold(pod, verdict.fitting[0])
-        return ExtenderFilterResult(
-            node_names=verdict.fitting, failed_and_unresolvable_nodes=verdict.reasons
-        )
+        elif len(verdict.node_names) == 1:
+            self._hold(pod, verdict.node_names[0])
+        return verdict
 
     def prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
         """Return scores by the policy in force; hold the best node's share for a moment."""
@@ -329,10 +308,9 @@ class Extender:
         pod = self.pods.observe(args.pod)
         self._drop_hold(pod.queued.pod)
         found = scores(pod.queued.request, args.node_names, self.index)
-        if found is None:
-            return []
-        self._hold(pod, found.best)
-        return [HostPriority(host=name, score=score) for name, score in found.scores.items()]
+        if found:
+            self._hold(pod, max(found, key=found.__getitem__))
+        return [HostPriority(host=name, score=score) for name, score in found.items()]
 
     async def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult:
         """Have the pod leased and bound by a binder; return why it was not."""
@@ -353,7 +331,7 @@ class Extender:
 
     def _verdict(
         self, pod: RememberedPod, offered: Sequence[NodeName]
-    ) -> tuple[OfferedVerdict, Refusal | None]:
+    ) -> tuple[ExtenderFilterResult, Refusal | None]:
         """Return the verdict, and the refusal if no offered node fits."""
         request = self._allowed(pod)
         namespace = pod.queued.namespace
@@ -364,12 +342,16 @@ class Extender:
             text = f"the pod is being bound to node {pod.node}"
             failed = {name: text for name in offered if name != pod.node}
             fitting = [pod.node] if pod.node in offered else []
-            return OfferedVerdict(fitting=fitting, reasons=failed), None
+            return ExtenderFilterResult(
+                node_names=fitting, failed_and_unresolvable_nodes=failed
+            ), None
         verdict = self.nodes.verdict(request, offered, pod.offered_on)
-        if len(verdict.fitting) > MOST_NODES and not (pod.has_preferences or pod.offered_on):
-            best = best_nodes(request, verdict.fitting, self.index)
-            return OfferedVerdict(fitting=best, reasons=verdict.reasons), None
-        if verdict.fitting:
+        if len(verdict.node_names) > MOST_NODES and not (pod.has_preferences or pod.offered_on):
+            best = best_nodes(request, verdict.node_names, self.index)
+            return ExtenderFilterResult(
+                node_names=best, failed_and_unresolvable_nodes=verdict.failed_and_unresolvable_nodes
+            ), None
+        if verdict.node_names:
             return verdict, None
         refusal = self.nodes.refusal(request, verdict)
         if pod.excesses:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from services.extender.pod_requests import PodRequests
-from services.extender.server import ExtenderMetrics, application
+from services.extender.server import application
 from services.extender.service import Extender
 from services.extender.settings import ExtenderSettings
 from shared.credentials.serving_files import ServingFiles
@@ -28,7 +28,7 @@ BIND_TIMEOUT_S = 4.0
 
 async def serve_extender(settings: ExtenderSettings) -> None:
     """Serve the extender until SIGTERM or SIGINT."""
-    tls, clock, metrics = ServingFiles(*settings.tls_files), SystemClock(), ExtenderMetrics()
+    tls, clock = ServingFiles(*settings.tls_files), SystemClock()
     parser = settings.pod_parser()
     async with (
         KubernetesClient(load_credentials(settings.kubeconfig)) as client,
@@ -59,7 +59,7 @@ async def serve_extender(settings: ExtenderSettings) -> None:
             clock=clock,
             tracing=tracing,
         )
-        pages = application(extender, metrics, settings.client_name)
+        pages = application(extender, settings.client_name)
         async with health.served(
             pages, settings.listen, flag="--listen", tls=tls.context
         ) as address:

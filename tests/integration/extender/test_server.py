@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from services.extender.scheduler_configuration import SchedulerTls, scheduler_configuration
-from services.extender.server import ExtenderMetrics, application
+from services.extender.server import application
 from services.extender.service import UNKNOWN
 from shared.credentials.serving_files import ServingFiles
 from shared.runtime import health
@@ -48,7 +48,7 @@ class ExtenderServer:
 async def extender_server(tmp_path: Path) -> AsyncIterator[ExtenderServer]:
     started = ExtenderServer(Made(tmp_path))
     tls = ServingFiles(*started.made.issue("extender"), started.made.ca)
-    pages = application(started.world.extender, ExtenderMetrics(), NAME)
+    pages = application(started.world.extender, NAME)
     async with health.served(pages, "127.0.0.1:0", flag="--listen", tls=tls.context) as address:
         started.address = address
         yield started

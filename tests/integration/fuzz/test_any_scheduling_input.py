@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from proto.dra import api_pb2 as dra
 from services.binder.claims.claim_shares import reservation_of
-from services.extender.server import ExtenderMetrics, application
+from services.extender.server import application
 from services.node_agent.dra.resource_claims import generation_of_claim, results_on
 from shared.credentials.serving_files import ServingFiles
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
@@ -98,7 +98,7 @@ async def extender_port(folder: Path) -> AsyncIterator[Call]:
     """Serve an extender over TLS; yields a function that sends it a request."""
     made, world = Made(folder), ExtenderWorld()
     tls = ServingFiles(*made.issue("extender"), made.ca)
-    pages = application(world.extender, ExtenderMetrics(), NAME)
+    pages = application(world.extender, NAME)
     client = ssl.create_default_context(cafile=str(made.ca))
     client.load_cert_chain(*made.issue(NAME, NAME))
     connector = aiohttp.TCPConnector(ssl=client)
