@@ -24,6 +24,7 @@ from shared.placing.index.node_index import NodeIndex
 from shared.placing.refusal.quota_refusals import QuotaRefusals
 from shared.runtime.ledger_mirror import LedgerMirror
 from shared.runtime.service import emits, handles, loops
+from shared.runtime.telemetry import Tracing
 
 LARGEST_DEVICE_EVERY_S = 5.0
 """How often the largest device is published."""
@@ -37,6 +38,7 @@ class Placer:
     clock: Clock
     rng: Callable[[], float]
     ttl_s: float
+    tracing: Tracing | None = None
 
     def __post_init__(self) -> None:
         candidates = CandidateCount()
@@ -53,7 +55,7 @@ class Placer:
             candidates,
             self.ledger_mirror.read_now,
         )
-        self.writer = DecisionWriter(self.ledger, self.clock, context, self.ttl_s)
+        self.writer = DecisionWriter(self.ledger, self.clock, context, self.ttl_s, self.tracing)
         self.rounds = Rounds(context, self.writer, self.clock)
 
     def unready_reason(self) -> str | None:

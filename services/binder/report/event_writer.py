@@ -7,7 +7,7 @@ bindings can delay the explanation of a waiting pod.
 import asyncio
 import heapq
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 from services.binder.clients import PodClient
@@ -90,20 +90,19 @@ class _Occurrences:
     """One that another replica wrote, or this one before its restart, stays as it is."""
 
 
+@dataclass(eq=False)
 class EventWriter:
     """Queued Events; `run` writes them."""
 
-    def __init__(
-        self,
-        api: PodClient,
-        clock: Clock,
-        *,
-        per_s: float = EVENTS_PER_S,
-        burst: float = BURST,
-    ) -> None:
-        self.api = api
-        self.clock = clock
-        self.rate_limit = TokenBucket.full(per_s=per_s, burst=burst, now=clock.ticks())
+    api: PodClient
+    clock: Clock
+    _: KW_ONLY
+    per_s: float = EVENTS_PER_S
+    burst: float = BURST
+
+    def __post_init__(self) -> None:
+        now = self.clock.ticks()
+        self.rate_limit = TokenBucket.full(per_s=self.per_s, burst=self.burst, now=now)
         self._warnings: OrderedDict[KubernetesEvent, _Occurrences] = OrderedDict()
         self._others: OrderedDict[KubernetesEvent, _Occurrences] = OrderedDict()
         self._counts: OrderedDict[KubernetesEvent, int] = OrderedDict()

@@ -3,8 +3,9 @@
 Of a gang, enough pods are placed together, then the rest one by one.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from services.placer.metrics import count
 from services.placer.rounds.decisions import (
@@ -39,6 +40,7 @@ from shared.model.ledger import (
     GangIncomplete,
     GonePod,
     NoCapacity,
+    Reservation,
     ReservationOutcome,
     Reserved,
     TooLarge,
@@ -49,6 +51,8 @@ from shared.model.ledger import (
 from shared.model.names import PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import Gang
+from shared.runtime import telemetry
+from shared.runtime.telemetry import Tracing
 
 CACHED_REASONS = 65_536
 SECOND_COPY_S = 0.5
@@ -81,6 +85,43 @@ class LastVerdicts:
         self._reasons[pod] = refusal.reason
 
 
+@contextmanager
+def reservation_spans(
+    tracing: Tracing, wanted: Sequence[Reservation]
+) -> Iterator[tuple[list[Reservation], list[ReservationOutcome]]]:
+    """Reserve within spans named `placer reserve`, one for each pod that has a trace.
+
+    Yields what is to be reserved, so that spans of a lease become children of that of its
+    reservation, and the list of outcomes, to be filled.
+    """
+    spans = [tracing.span("placer reserve", one.trace, _attributes(one)) for one in wanted]
+    outcomes: list[ReservationOutcome] = []
+    try:
+        yield (
+            [
+                one if span is None else replace(one, trace=telemetry.context_of(span))
+                for one, span in zip(wanted, spans, strict=True)
+            ],
+            outcomes,
+        )
+    finally:
+        for number, span in enumerate(spans):
+            if span is not None:
+                reserved = outcomes and isinstance(outcomes[number], Reserved)
+                span.set_attribute("leasehold.outcome", "reserved" if reserved else "not reserved")
+                telemetry.end([span])
+
+
+def _attributes(wanted: Reservation) -> dict[str, str]:
+    return {
+        "k8s.pod.uid": wanted.pod,
+        "k8s.pod.name": wanted.name,
+        "k8s.namespace.name": wanted.namespace,
+        "db.system.name": "redis",
+        "db.operation.name": "EVALSHA",
+    }
+
+
 @dataclass(eq=False)
 class DecisionWriter:
     """Reserves for chosen pods and stores refused ones; adds events to the caller's list."""
@@ -89,6 +130,7 @@ class DecisionWriter:
     clock: Clock
     context: DecisionContext
     ttl_s: float
+    tracing: Tracing | None = None
 
     def __post_init__(self) -> None:
         self.mirror, self.quotas = self.context.mirror, self.context.quotas
@@ -157,17 +199,26 @@ class DecisionWriter:
             reservation_for(pod, candidates, read_version=self.mirror.version)
             for pod, candidates in decisions.chosen
         ]
-        now, ttl_s = self.clock.now(), self.ttl_s
         try:
-            if gang is None:
-                return await self.ledger.reserve(wanted, now=now, ttl_s=ttl_s)
-            if together:
-                return await self.ledger.reserve_gang(gang, wanted, now=now, ttl_s=ttl_s)
-            return await self.ledger.reserve_further(gang, wanted, now=now, ttl_s=ttl_s)
+            if self.tracing is None:
+                return await self._send(wanted, gang, together)
+            with reservation_spans(self.tracing, wanted) as (traced, outcomes):
+                outcomes.extend(await self._send(traced, gang, together))
+                return outcomes
         except BaseException:
             for pod, _ in decisions.chosen:
                 self.mirror.drop(pod.pod)
             raise
+
+    async def _send(
+        self, wanted: Sequence[Reservation], gang: Gang | None, together: bool
+    ) -> list[ReservationOutcome]:
+        now, ttl_s = self.clock.now(), self.ttl_s
+        if gang is None:
+            return await self.ledger.reserve(wanted, now=now, ttl_s=ttl_s)
+        if together:
+            return await self.ledger.reserve_gang(gang, wanted, now=now, ttl_s=ttl_s)
+        return await self.ledger.reserve_further(gang, wanted, now=now, ttl_s=ttl_s)
 
     async def write_refusals(
         self,
