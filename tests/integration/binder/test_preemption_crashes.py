@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -11,18 +9,14 @@ from services.binder.clients import PodClient
 from services.binder.metrics import EVICTIONS
 from services.binder.observations import PodSnapshot
 from services.binder.preempt.rules import PreemptionRules
-from services.binder.wiring import BinderPorts, build_binder
 from shared.kubernetes.client import KubernetesClient
-from shared.model.clock import SystemClock
 from shared.model.ledger import Reserved
 from shared.model.names import NodeName
 from shared.model.placement import Placement
 from shared.model.preemption import EvictionOutcome, Victim
 from shared.nats.bus import Bus
-from shared.runtime.runner import Runner
-from shared.runtime.telemetry import Tracing
 from tests.support.binder.preemption import Scene, budget, scene
-from tests.support.binder.world import FakeClaims, PermissiveAgents
+from tests.support.binder.world import whole_binder
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import share
 from tests.support.servers.nats import nats_server
@@ -167,36 +161,6 @@ class RealClock(FakeClock):
         return time.time()
 
 
-@asynccontextmanager
-async def binder(at: Scene, nats: str) -> AsyncIterator[None]:
-    """Run one binder while the block lasts."""
-
-    async with Bus.connect(nats, name="binder") as bus:
-        made = build_binder(
-            BinderPorts(
-                ledger=at.ledger,
-                pods=PodClient(at.kube),
-                claims=FakeClaims(),
-                agents=PermissiveAgents(bus),
-                publish=bus.publish,
-                clock=SystemClock(),
-                host_clock=SystemClock(),
-            ),
-            rules=at.rules,
-        )
-        runner = Runner("binder", made, bus, Tracing("binder", None))
-        started = asyncio.Event()
-        running = asyncio.create_task(runner.run(started))
-        try:
-            async with asyncio.timeout(20):
-                await started.wait()
-            yield
-        finally:
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
-
-
 async def test_a_binder_takes_over_from_one_that_had_announced(server: ValkeyServer) -> None:
     await server.ready()
     before = EVICTIONS.labels("a", "reclaimable", "b")._value.get()
@@ -210,11 +174,11 @@ async def test_a_binder_takes_over_from_one_that_had_announced(server: ValkeySer
         old = await at.running("old", mib=16_000)
         await at.waiting("new")
 
-        async with binder(at, nats.url):
+        async with whole_binder(at.ledger, at.kube, nats.url, rules=at.rules):
             await bus.publish([budget("a", reported_at=time.time())])
             await until(lambda: at.announced_for("old"))
         assert not await at.is_deleting("old")
-        async with binder(at, nats.url):
+        async with whole_binder(at.ledger, at.kube, nats.url, rules=at.rules):
             await until(lambda: at.is_deleting("old"))
             await at.terminate(old)
             await until(lambda: bound(at))
