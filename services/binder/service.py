@@ -12,10 +12,10 @@ from services.binder.bind.pod_binder import PodBinder
 from services.binder.bind.scheduler_bindings import SchedulerBindings
 from services.binder.claims.claim_answers import ClaimEnder
 from services.binder.claims.claim_leaser import ClaimLeaser
+from services.binder.ledger_sync.agent_reports import NodeRefusals
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater, lease_changes
-from services.binder.ledger_sync.node_refusals import NodeRefusals
 from services.binder.ledger_sync.rebuild import LedgerRebuild
-from services.binder.ledger_sync.reconciliation import DeletedNodes, Reconciler
+from services.binder.ledger_sync.reconciliation import Reconciler
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
 from services.binder.ledger_sync.sweep import RecordWatch, SchedulerOffers, Sweeper
 from services.binder.preempt.preemption_controller import PreemptionController
@@ -102,7 +102,6 @@ class LedgerSync:
     reconciler: Reconciler
     rebuild: LedgerRebuild
     records: RecordWatch
-    deleted_nodes: DeletedNodes
     gates: SchedulingGates
 
 
@@ -224,7 +223,7 @@ class Binder:
     @handles
     async def remove_deleted_nodes(self, events: Sequence[NodesListed]) -> None:
         """Remove nodes from the ledger whose deletion was missed."""
-        await self.sync.deleted_nodes.remove(events)
+        await self.sync.reconciler.remove_deleted(events)
 
     @handles
     async def save_quotas(self, events: Sequence[QuotasUpdated]) -> None:

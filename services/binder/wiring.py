@@ -10,12 +10,11 @@ from services.binder.bind.scheduler_bindings import SchedulerBindings
 from services.binder.claims.claim_answers import AnswerWriter, ClaimEnder
 from services.binder.claims.claim_leaser import ClaimLeaser
 from services.binder.clients import ClaimClient, NodeAgentClient, PodClient
+from services.binder.ledger_sync.agent_reports import LostLeases, NodeRefusals
 from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater, VanishedPods
-from services.binder.ledger_sync.lost_leases import LostLeases
-from services.binder.ledger_sync.node_refusals import NodeRefusals
 from services.binder.ledger_sync.rebuild import LedgerRebuild
-from services.binder.ledger_sync.reconciliation import DeletedNodes, Reconciler
+from services.binder.ledger_sync.reconciliation import Reconciler
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
 from services.binder.ledger_sync.sweep import RecordWatch, SchedulerOffers, Sweeper
 from services.binder.preempt.preemption_controller import PreemptionController, PreemptionExecutor
@@ -102,7 +101,6 @@ def build_binder(
             ),
             rebuild=_rebuild(ports, sender, holders),
             records=RecordWatch(ledger, events),
-            deleted_nodes=DeletedNodes(ledger, ports.pods),
             gates=SchedulingGates(gated_pods, ports.pods, events, clock),
         ),
         reports=reports,

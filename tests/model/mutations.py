@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import shared.ledger.scripts
-from services.binder.ledger_sync.lost_leases import LostOutcome
+from services.binder.ledger_sync.agent_reports import LostOutcome
 from shared.ledger.script_sources import with_literals
 from tests.model.redis_links import EDITS
 
@@ -91,7 +91,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
     "leases shrink before limits": ("services.binder.resize.rules.SizeChange.shrinks", False),
     "replaced changes unseen": ("shared.ledger.ledger_feed.check_unchanged", _ignore),
     "lost leases stay lost": (
-        "services.binder.ledger_sync.lost_leases.LostLeases.restore",
+        "services.binder.ledger_sync.agent_reports.LostLeases.restore",
         _nothing_lost,
     ),
 }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from services.binder.bind.agent_presence import AgentPresence, Deferral
 from services.binder.bind.binding_sender import BindingOutcome, BindingResult, BindingSender
+from services.binder.ledger_sync.agent_reports import release_as_read
 from services.binder.ledger_sync.lease_holders import LeaseHolders, pod_gone
 from services.binder.ledger_sync.ledger_updates import (
     GANG_ENDED,
@@ -13,7 +14,6 @@ from services.binder.ledger_sync.ledger_updates import (
     binding_failed,
     lease_changes,
 )
-from services.binder.ledger_sync.lost_leases import release_as_read
 from services.binder.report.event_writer import ConditionWriter, EventRecorder
 from services.binder.report.explanations import (
     bound_event,

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from msgspec import structs
 
 from services.binder.clients import NodeAgentClient
-from services.binder.ledger_sync.lost_leases import LostLeases, LostOutcome, release_as_read
+from services.binder.ledger_sync.agent_reports import LostLeases, LostOutcome, release_as_read
 from services.binder.ledger_sync.recovery import copy_for, is_resized, places_of, sizes_of, slots_of
 from services.binder.metrics import count_anomaly
 from services.binder.observations import generation_of

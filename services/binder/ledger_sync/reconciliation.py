@@ -4,7 +4,7 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
-from services.binder.clients import PodClient
+from services.binder.ledger_sync.agent_reports import release_as_read
 from services.binder.ledger_sync.lease_holders import (
     HolderGone,
     LeaseHolders,
@@ -12,7 +12,6 @@ from services.binder.ledger_sync.lease_holders import (
     holders_in,
     pod_gone,
 )
-from services.binder.ledger_sync.lost_leases import release_as_read
 from services.binder.metrics import count_anomaly
 from services.binder.observations import PodSnapshot, generation_of
 from services.binder.report.explanations import summarize
@@ -190,6 +189,24 @@ class Reconciler:
             if isinstance(each, PodGated):
                 await self.gated_pods.remove(each.namespace, [each.pod])
 
+    async def remove_deleted(self, listings: Sequence[NodesListed]) -> None:
+        """Remove the nodes that are missing from the newest list and are deleted.
+
+        A read of the node itself decides. One of a higher revision, saved meanwhile, stays.
+        """
+        if await self.ledger.generation() is None:
+            return
+        newest = max(listings, key=lambda listing: listing.revision)
+        removed: list[NodeName] = []
+        for name in sorted((await self.ledger.node_names()).difference(newest.nodes)):
+            if await self.holders.pods.node_labels(name) is None:
+                revision = NodeRevision(newest.revision)
+                if await self.ledger.remove_node(name, revision=revision):
+                    removed.append(name)
+        if removed:
+            count_anomaly("deleted_nodes", len(removed))
+            logger.error("nodes that were deleted without an event: %s", summarize(removed))
+
 
 def _without_leases(chunk: PodsListed) -> PodsListed:
     """Drop the leases' texts, which only a rebuild reads."""
@@ -223,29 +240,3 @@ def correction_for(
 def _is_unsent(lease: Lease, now: float) -> bool:
     """Return whether the Binding of a lease whose pod is not bound must have been lost."""
     return lease.state is LeaseState.BOUND and lease.created_at < now - BINDING_S
-
-
-@dataclass(eq=False)
-class DeletedNodes:
-    """Compares the ledger with lists of all nodes; a read of the node itself decides."""
-
-    ledger: RedisLeases
-    nodes: PodClient
-
-    async def remove(self, listings: Sequence[NodesListed]) -> None:
-        """Remove the nodes that are missing from the newest list and are deleted.
-
-        One that was saved meanwhile, of a higher revision, stays.
-        """
-        if await self.ledger.generation() is None:
-            return
-        newest = max(listings, key=lambda listing: listing.revision)
-        removed: list[NodeName] = []
-        for name in sorted((await self.ledger.node_names()).difference(newest.nodes)):
-            if await self.nodes.node_labels(name) is None:
-                revision = NodeRevision(newest.revision)
-                if await self.ledger.remove_node(name, revision=revision):
-                    removed.append(name)
-        if removed:
-            count_anomaly("deleted_nodes", len(removed))
-            logger.error("nodes that were deleted without an event: %s", summarize(removed))

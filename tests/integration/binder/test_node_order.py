@@ -3,15 +3,13 @@
 import asyncio
 from dataclasses import replace
 
-from services.binder.ledger_sync.ledger_updates import LedgerUpdater
-from services.binder.ledger_sync.reconciliation import DeletedNodes
 from services.watcher.trackers import NodeTracker, PodTracker
 from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import NodeChanged, NodesListed
 from shared.model.names import NodeName
 from shared.model.node import NodeFacts
 from shared.nats.bus import Bus
-from tests.support.binder.world import FakePods, World
+from tests.support.binder.world import World
 from tests.support.placer.ledger import facts, ledger
 from tests.support.servers.nats import nats_server
 
@@ -37,10 +35,6 @@ class Watch:
         return self.nodes.remove(node.name, version)
 
 
-def updater(leases: RedisLeases) -> LedgerUpdater:
-    return World(leases).updater
-
-
 async def known_nodes(leases: RedisLeases) -> dict[NodeName, NodeFacts]:
     return {node.facts.name: node.facts for node in (await leases.snapshot()).nodes}
 
@@ -56,7 +50,7 @@ async def test_a_node_that_was_deleted_and_came_back_stays_when_its_end_is_deliv
         Bus.connect(nats.url, name="binder") as bus,
         ledger(url, {}) as leases,
     ):
-        ledger_updates = updater(leases)
+        ledger_updates = World(leases).binder
         inbox = await bus.subscribe([NodeChanged], group="save-nodes")
         async with asyncio.timeout(LIMIT_S):
             await watcher.publish(watch.change(node, 1))
@@ -89,7 +83,7 @@ async def test_a_cordon_is_saved_whichever_watcher_published_the_node_before(url
     node, one, other = facts("a"), Watch(), Watch()
     cordoned = replace(node, unschedulable=True)
     async with ledger(url, {}) as leases:
-        binder = updater(leases)
+        binder = World(leases).binder
         await binder.save_nodes(one.change(node, 1))
 
         await binder.save_nodes(other.change(cordoned, 2))
@@ -106,7 +100,7 @@ async def test_the_newest_of_a_batch_counts_in_any_order(url: str) -> None:
     back = watch.change(node, 3)
     async with ledger(url, {}) as leases:
         for batch in ([*there, *back, *gone], [*gone, *there]):
-            await updater(leases).save_nodes(batch)
+            await World(leases).binder.save_nodes(batch)
 
             assert set(await known_nodes(leases)) == {node.name}
 
@@ -115,43 +109,42 @@ async def test_a_node_that_was_deleted_without_an_event_is_removed_with_the_next
     url: str,
 ) -> None:
     """Events may be lost; the lists that follow compare the ledger with the cluster."""
-    kept, gone, watch, pods = facts("a"), facts("b"), Watch(), FakePods()
-    pods.nodes = {kept.name}
+    kept, gone, watch = facts("a"), facts("b"), Watch()
     async with ledger(url, {}) as leases:
-        binder = updater(leases)
-        await binder.save_nodes([*watch.change(kept, 1), *watch.change(gone, 2)])
+        world = World(leases)
+        world.pods.nodes = {kept.name}
+        await world.binder.save_nodes([*watch.change(kept, 1), *watch.change(gone, 2)])
         watch.delete(gone, 3)
         watch.nodes.revision = 3
-        deleted_nodes = DeletedNodes(leases, pods)
 
-        await deleted_nodes.remove(watch.listings())
+        await world.binder.remove_deleted_nodes(watch.listings())
 
         assert set(await known_nodes(leases)) == {kept.name}
 
 
 async def test_a_list_that_is_older_than_a_node_does_not_remove_it(url: str) -> None:
-    new, watch, pods = facts("new"), Watch(), FakePods()
+    new, watch = facts("new"), Watch()
     watch.nodes.revision = 5
     [before] = watch.listings()
     async with ledger(url, {}) as leases:
-        deleted_nodes = DeletedNodes(leases, pods)
-        await updater(leases).save_nodes(watch.change(new, 6))
+        world = World(leases)
+        await world.binder.save_nodes(watch.change(new, 6))
 
-        await deleted_nodes.remove([before])
+        await world.binder.remove_deleted_nodes([before])
         assert set(await known_nodes(leases)) == {new.name}, "saved after the list"
 
-        pods.nodes = {new.name}
-        await deleted_nodes.remove([replace(before, revision=9)])
+        world.pods.nodes = {new.name}
+        await world.binder.remove_deleted_nodes([replace(before, revision=9)])
         assert set(await known_nodes(leases)) == {new.name}, "the API server has it"
 
 
 async def test_a_restored_api_server_replaces_states_of_higher_versions_at_once(url: str) -> None:
-    cordoned, gone, pods = replace(facts("a"), unschedulable=True), facts("b"), FakePods()
+    cordoned, gone = replace(facts("a"), unschedulable=True), facts("b")
     watch, restored = Watch(), Watch()
     restored.nodes.revision, restored.nodes.revisions_forgotten = 40, True
-    pods.nodes = {cordoned.name}
     async with ledger(url, {}) as leases:
-        binder = updater(leases)
+        world = World(leases)
+        world.pods.nodes, binder = {cordoned.name}, world.binder
         before = [*watch.change(cordoned, 90), *watch.change(gone, 91)]
         await binder.save_nodes(before)
 
@@ -160,7 +153,7 @@ async def test_a_restored_api_server_replaces_states_of_higher_versions_at_once(
         assert isinstance(event, NodeChanged)
         assert isinstance(listing, NodesListed)
         await binder.save_nodes([*before[:1], event])
-        await DeletedNodes(leases, pods).remove([listing])
+        await binder.remove_deleted_nodes([listing])
         assert list((await known_nodes(leases)).values()) == [facts("a")]
 
         await binder.save_nodes(restored.change(cordoned, 41))
