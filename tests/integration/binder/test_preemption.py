@@ -100,23 +100,6 @@ async def test_gpusharing_28_a_budget_made_during_the_notice_stops_the_eviction(
     assert not (await uses(at.ledger))[uuid("a", 0)].claimed_by
 
 
-async def test_gpusharing_29_no_eviction_if_the_freed_parts_are_on_two_devices(
-    server: ValkeyServer,
-) -> None:
-    await server.ready()
-    async with scene(server.url, gpus=2) as at:
-        for gpu in (0, 1):
-            await at.running(f"free{gpu}", gpu=gpu)
-            await at.running(f"kept{gpu}", gpu=gpu, namespace="c")
-        await at.save_budget("a")
-        await at.waiting("new", mib=16_000)
-
-        await at.binder().step()
-
-        assert await stage_of(at) == []
-        assert await at.announced_for("free0") is None
-
-
 async def test_gpusharing_30_no_other_pod_gets_the_freed_devices(at: Scene) -> None:
     # All of the node's cpu is taken, too: 64 cores, and the pod in need wants a tenth of one.
     old = await at.running("old", mib=8_000, cpu=64_000)

@@ -10,15 +10,11 @@ from services.binder.metrics import EVICTIONS
 from services.binder.observations import PodSnapshot
 from services.binder.preempt.rules import PreemptionRules
 from shared.kubernetes.client import KubernetesClient
-from shared.model.ledger import Reserved
-from shared.model.names import NodeName
-from shared.model.placement import Placement
 from shared.model.preemption import EvictionOutcome, Victim
 from shared.nats.bus import Bus
 from tests.support.binder.preemption import Scene, budget, scene
 from tests.support.binder.world import whole_binder
 from tests.support.clock import FakeClock
-from tests.support.placer.ledger import share
 from tests.support.servers.nats import nats_server
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
@@ -111,24 +107,6 @@ async def test_two_binders_do_not_both_evict(at: Scene) -> None:
 
     assert at.writes("old")["delete/eviction"] == 1
     assert len((await at.preemptions.state(now=at.clock.now())).evictions) == 1
-
-
-async def test_a_pending_pod_that_is_placed_elsewhere_cancels(at: Scene) -> None:
-    await at.running("old", mib=8_000)
-    await at.save_budget("a")
-    pod = await at.waiting("new", mib=16_000)
-    binder = at.binder()
-    await binder.step()
-
-    place = Placement(node=NodeName("a"), shares=(share("a", 0, mib=1_000),))
-    outcome = await at.reserve(pod, "new", place, namespace="b")
-    assert isinstance(outcome, Reserved)
-    await at.ledger.bind([outcome.lease])
-    await binder.step()
-
-    assert await at.announced_for("old") is None
-    assert not (await at.preemptions.state(now=at.clock.now())).open
-    assert await at.thief() == ""
 
 
 async def test_a_rebuilt_ledger_cancels(at: Scene) -> None:

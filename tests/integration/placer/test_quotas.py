@@ -1,6 +1,5 @@
 """Placers and quotas on a real ledger: which pods wait and why, and where else pods go."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
@@ -10,13 +9,13 @@ from msgspec import structs
 from services.placer.rounds.rounds import PlacementEvent
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
-from shared.model.clock import SystemClock
 from shared.model.events.pod_events import PlacementChosen, PlacementRefused, PodQueued
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import Gang
-from tests.support.build import dice, gpu, pod_queued, request
+from tests.support.build import gpu, pod_queued, request
 from tests.support.placer.ledger import NOW, assert_sound, device, facts, ledger, report
+from tests.support.placer.running import placers
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 
@@ -33,14 +32,8 @@ async def leases(server: ValkeyServer) -> AsyncIterator[RedisLeases]:
 
 @pytest.fixture
 async def placer(leases: RedisLeases) -> AsyncIterator[Placer]:
-    placer = Placer(leases, SystemClock(), dice(3), ttl_s=30.0)
-    following = asyncio.create_task(placer.follow_ledger())
-    try:
-        await until(lambda: not placer.unready_reason(), limit_s=30)
+    async with placers(leases, 1) as [placer]:
         yield placer
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
 
 
 def pod(name: str, namespace: Namespace = TEAM, gang: Gang | None = None) -> PodQueued:

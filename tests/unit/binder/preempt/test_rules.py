@@ -209,23 +209,6 @@ def test_the_next_step_depends_only_on_the_observed_state(
     assert next_step(read, seen, state, NOW + after_s)[0] is step
 
 
-def test_gpusharing_33_a_refilled_budget_or_a_lost_claim_cancels() -> None:
-    state = PreemptionState(budgets={A: budget("a", "guaranteed")})
-
-    step, why = next_step(
-        StoredPreemption(preemption=ANNOUNCED, version=1, claimed=True), WAITING, state, NOW
-    )
-    lost, _ = next_step(
-        StoredPreemption(preemption=EVICTED, version=1, claimed=False),
-        WAITING,
-        PreemptionState(budgets={A: budget("a")}),
-        NOW,
-    )
-
-    assert (step, lost) == (Step.CANCEL, Step.CANCEL)
-    assert "a/v may keep" in why
-
-
 def test_a_stage_of_a_preemption_cannot_be_skipped() -> None:
     with pytest.raises(ConflictError):
         replace(ANNOUNCED, stage=PreemptionStage.OPENED).stepped(PreemptionStage.EVICTING)
