@@ -48,9 +48,9 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
         16: ("test_16_registers_with_a_kubelet_that_dials_back_inside_the_call",),
         17: (
             "test_17_registers_within_a_second_of_the_kubelets_socket_being_replaced",
-            "test_17_registers_again_after_its_own_socket_was_deleted",
+            "test_18_registers_again_on_a_fresh_socket_once_the_kubelet_has_lost_it",
         ),
-        18: ("test_18_registers_again_on_a_fresh_socket_after_the_stream_ended",),
+        18: ("test_18_registers_again_on_a_fresh_socket_once_the_kubelet_has_lost_it",),
         19: (
             "test_no_list_of_sixteen_devices_of_192_gib_nears_the_kubelets_limit",
             "test_17_too_many_units_are_refused_with_the_factor_needed",
