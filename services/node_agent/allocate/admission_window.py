@@ -8,7 +8,7 @@ If the kubelet's pod list cannot be read, a container is identified only by its 
 with the same request are bound one after the other.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from services.node_agent.allocate.allocation import HONOURED_STATES, NodeSnapshot
@@ -35,6 +35,8 @@ WINDOW_FULL = "the kubelet has not requested devices for earlier pods yet"
 LEASES_NOT_SYNCED = "its agent does not know yet which pods the kubelet may request devices for"
 
 NOTHING: Mapping[str, Unserved] = {}
+_Admitted = dict[PodUid, tuple[Lease, float]]
+"""Leases of admitted pods, and until when each counts."""
 
 
 class AdmissionWindow:
@@ -45,10 +47,9 @@ class AdmissionWindow:
         self.leases = node.leases
         self.ticks = node.clock.ticks
         self.draining = False
-        self._permits: dict[PodUid, tuple[Lease, float]] = {}
-        """Pods admitted while the kubelet's list was unreadable, and until when each counts."""
-        self._in_flight: dict[PodUid, tuple[Lease, float]] = {}
-        """Other admitted pods, and until when each counts."""
+        self._permits: _Admitted = {}
+        """Pods admitted while the kubelet's list was unreadable."""
+        self._in_flight: _Admitted = {}
 
     def expected_leases(self) -> dict[PodUid, Lease]:
         """Return the leases of pods that the kubelet may still request devices for."""
@@ -146,13 +147,18 @@ class AdmissionWindow:
 
     def _forget_arrived(self) -> frozenset[tuple[PodUid, str]]:
         """Drop pods that are no longer in flight; return the checkpoint's `allocated`."""
-        now, allocated = self.ticks(), self.node.checkpoint.allocated
-        self._in_flight = {
-            pod: (lease, until)
-            for pod, (lease, until) in self._in_flight.items()
-            if now < until and pod not in self.node.refused and not self._is_done(pod, allocated)
-        }
+        allocated = self.node.checkpoint.allocated
+        self._in_flight = self._waiting(self._in_flight, lambda pod: self._is_done(pod, allocated))
         return allocated
+
+    def _waiting(self, admitted: _Admitted, has_arrived: Callable[[PodUid], bool]) -> _Admitted:
+        """Return the admitted pods whose time has not passed, and that were not refused."""
+        now = self.ticks()
+        return {
+            pod: (lease, until)
+            for pod, (lease, until) in admitted.items()
+            if now < until and pod not in self.node.refused and not has_arrived(pod)
+        }
 
     def _is_done(self, pod: PodUid, allocated: Set[tuple[PodUid, str]]) -> bool:
         if pod in self.leases.ended:
@@ -180,20 +186,12 @@ class AdmissionWindow:
 
     def _permitted(self) -> Mapping[PodUid, Lease]:
         """Return the permitted pods that are not bound, ended or refused."""
-        now = self.ticks()
-        self._permits = {
-            pod: (lease, until)
-            for pod, (lease, until) in self._permits.items()
-            if now < until
-            and pod not in self.leases.ended
-            and pod not in self.node.refused
-            and not self._is_bound(pod)
-        }
+        self._permits = self._waiting(self._permits, self._is_bound)
         return {pod: lease for pod, (lease, _) in self._permits.items()}
 
     def _is_bound(self, pod: PodUid) -> bool:
         lease = self.leases.find(pod)
-        return lease is not None and lease.state in HONOURED_STATES
+        return pod in self.leases.ended or (lease is not None and lease.state in HONOURED_STATES)
 
 
 def _closed(leases: Sequence[Lease], reason: str) -> BindReply:

@@ -67,7 +67,7 @@ class DriverPlaces:
     seen_at: Path = Path("/")
     """Path of that root for this process."""
     hook: str = ""
-    """NVIDIA's program on the host; empty: the first of `HOOKS` that exists."""
+    """NVIDIA's program on the host; by default the first of `HOOKS` that exists."""
     proc: Path = Path("/proc")
 
 

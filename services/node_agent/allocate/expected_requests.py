@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Set
 
-from services.node_agent.allocate.allocation import HONOURED_STATES, NodeSnapshot, dialect_of
+from services.node_agent.allocate.allocation import HONOURED_STATES, NodeSnapshot
 from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod
-from shared.model.errors import RequestError
+from shared.dialects import DIALECTS
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import PodUid
 
@@ -25,9 +25,8 @@ def is_expected(lease: Lease, allocated: Set[tuple[PodUid, str]]) -> bool:
 
 def limits_of(lease: Lease, container: str, node: NodeSnapshot) -> dict[str, int]:
     """Return what a container may request of the resources that the node serves."""
-    try:
-        dialect = dialect_of(lease)
-    except RequestError:  # Allocate reports it
+    dialect = DIALECTS.get(lease.dialect)
+    if dialect is None:  # Allocate reports it
         return {}
     shares = lease.shares_of(container)
     counts = {
@@ -39,9 +38,8 @@ def limits_of(lease: Lease, container: str, node: NodeSnapshot) -> dict[str, int
 
 def resources_of(lease: Lease, node: NodeSnapshot) -> frozenset[str]:
     """Return the served resources that the lease's pod may request: one of them calls Allocate."""
-    try:
-        dialect = dialect_of(lease)
-    except RequestError:  # Allocate reports it
+    dialect = DIALECTS.get(lease.dialect)
+    if dialect is None:  # Allocate reports it
         return frozenset()
     return (dialect.served | dialect.resources) & node.served.keys()
 

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 from services.node_agent.allocate.allocation import (
     HONOURED_STATES,
@@ -22,6 +21,7 @@ from services.node_agent.allocate.allocation import (
 )
 from services.node_agent.allocate.grants import Grants
 from services.node_agent.allocate.pod_resolution import (
+    AllocationHistory,
     Ambiguous,
     ContainerCandidate,
     resolve_container,
@@ -31,7 +31,7 @@ from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pods import KubeletPod, PodResources
 from services.node_agent.mig.instances import InstanceUuids
 from services.node_agent.node import Node
-from services.node_agent.records.checkpoint_entry import AllocationHistory, CheckpointEntry
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.views.node_views import ViewWriter
 from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -236,13 +236,14 @@ class AllocationHandler:
         ]
 
     def _history(self, resource: str) -> AllocationHistory:
-        known = self.node.checkpoint.allocation_history(resource, frozenset(self.node.refused))
-        waiting = {
-            (pod, container): ids
-            for (of_resource, pod, container), ids in self._partitioning.items()
-            if of_resource == resource
+        allocated = {
+            (entry.allocation.pod, entry.allocation.container): entry.allocation.device_ids
+            for entry in self.node.checkpoint.of_resource(resource)
         }
-        return replace(known, allocated={**known.allocated, **waiting})
+        for (of_resource, pod, container), ids in self._partitioning.items():
+            if of_resource == resource:
+                allocated[pod, container] = ids
+        return AllocationHistory(allocated=allocated, refused=frozenset(self.node.refused))
 
     async def _resolve(
         self,

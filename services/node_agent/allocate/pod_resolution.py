@@ -5,11 +5,11 @@ after the other (init containers first), and shows in PodResources what it has a
 container is the first one of its pod that requests the resource and does not have it yet.
 """
 
-from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
 from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod, PodResources
-from services.node_agent.records.checkpoint_entry import AllocationHistory
+from shared.model.names import PodUid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,15 @@ class ContainerCandidate:
     def __str__(self) -> str:
         """Return namespace, pod and container."""
         return f"{self.pod.namespace}/{self.pod.name}, container {self.container.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationHistory:
+    """Earlier allocations of one resource, by pod and container."""
+
+    allocated: Mapping[tuple[PodUid, str], tuple[str, ...]] = field(default_factory=dict)
+    """Device IDs of successful Allocate calls."""
+    refused: Set[PodUid] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

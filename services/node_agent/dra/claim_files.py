@@ -24,7 +24,7 @@ def file_name(claim: PodUid) -> str:
 
 
 def claim_of_file(name: str) -> PodUid | None:
-    """Return the claim whose file has this name; None: it is another file."""
+    """Return the claim whose file has this name, or None for another file."""
     if not (name.startswith(PREFIX) and name.endswith(".json")):
         return None
     return PodUid(name.removeprefix(PREFIX).removesuffix(".json"))

@@ -59,12 +59,12 @@ class SliceWriter:
         self.clock = node.clock
         self.selector = f"spec.driver={DRIVER},spec.nodeName={node.name}"
         self.unwritten_reason: str | None = "the ResourceSlices have not been written yet"
-        """Why the slices are not as they should be; None: they are."""
+        """Why the slices are not as they should be, if they are not."""
         self._deallocated: Collection[HeldAllocation] = ()
         self._due = asyncio.Event()
         self._writing = asyncio.Lock()
         self._stored: dict[str, RawObject] | None = None
-        """By name; None: they must be listed."""
+        """By name, or None if they must be listed."""
         self._deleted: set[str] = set()
         """UIDs of slices whose deletion was observed since they were last written."""
         self._node_uid = ""

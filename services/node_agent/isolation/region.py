@@ -50,7 +50,7 @@ class Slot:
     pid: int
     """In the container's pid namespace."""
     host_pid: int
-    """As the library detected; 0: unknown. Not reliable."""
+    """As the library detected, or 0; not reliable."""
     status: int
     context: tuple[int, ...]
     module: tuple[int, ...]
@@ -60,7 +60,7 @@ class Slot:
     monitored: tuple[int, ...]
     sm_percent: tuple[int, ...]
     writes: int = 0
-    """The counter of its sequence lock; 0: the library has none."""
+    """The counter of its sequence lock, or 0 if the library has none."""
     torn: bool = False
     """Each read found it being written: its amounts may belong to different moments."""
 
@@ -86,22 +86,22 @@ class Region:
     """Slots above these of processes that have not marked themselves as ended; the library does not
     count them."""
     lock_owner: int
-    """PID in the container of the process that holds the lock on slots; 0: none, or not known."""
+    """PID in the container of the process that holds the lock on slots, or 0."""
     locked: bool
     """Whether a process holds that lock; one that is killed does not release it."""
     utilization_switch: int
     recent_kernel: int
     priority: int
     last_kernel_at: int | None
-    """Unix seconds; None: no kernel has run, or the layout has no such field."""
+    """Unix seconds, or None if no kernel has run or the layout has no such field."""
     clamped: bool = False
     """Some count was out of range."""
 
     def processes(self, living: Set[int] | None) -> tuple[Slot, ...]:
         """Return the record of each process.
 
-        `living` has the PIDs, in the container's namespace, of its processes. None: they are not
-        known; then processes that have not marked themselves as ended count, and no orphans.
+        `living` has the PIDs, in the container's namespace, of its processes. If it is None, they
+        are not known: processes that have not marked themselves as ended count, and no orphans.
         """
         marked = [slot for slot in self.slots if not slot.ended]
         if living is None:

@@ -156,14 +156,13 @@ BY_FILE_SIZE: Mapping[int, tuple[RegionLayout, ...]] = {
 
 
 def layout_of(file_size: int, magic: int, version: tuple[int, int]) -> RegionLayout | str:
-    """Return the layout of a file, or why it has none. `version` is the words at 4 and 8."""
-    fitting = BY_FILE_SIZE.get(file_size)
-    if fitting is None:
-        known = ", ".join(map(str, BY_FILE_SIZE))
-        return f"it has {file_size} bytes, and a region has one of {known}"
+    """Return the layout of a file of a known size, or why it has none.
+
+    `version` is the words at 4 and 8.
+    """
     if magic != MAGIC:
         return f"it begins with {magic} instead of {MAGIC}"
-    for layout in fitting:
+    for layout in BY_FILE_SIZE[file_size]:
         if layout.version in {None, version}:
             return layout
     return (

@@ -50,9 +50,6 @@ class LayoutReconciler:
         self.node = node
         self.list_device = list_device
         self.partitioner = partitioner
-        self.leases = node.leases
-        self.checkpoint = node.checkpoint
-        self.clock = node.clock
         self.timing = node.timing
         self.devices: Mapping[DeviceUuid, Device] = {}
         self.profiles: Mapping[DeviceUuid, tuple[InstanceProfile, ...]] = {}
@@ -127,21 +124,21 @@ class LayoutReconciler:
         """
         holders = [
             entry.allocation
-            for entry in self.checkpoint.entries
+            for entry in self.node.checkpoint.entries
             if instance.uuid in entry.instances and entry.allocation.pod != pod
         ]
-        until = self.clock.ticks() + RELEASE_S
+        until = self.node.clock.ticks() + RELEASE_S
         while holders:
             running = await self._running_pods()
             holders = [allocation for allocation in holders if allocation.pod in running]
-            if holders and self.clock.ticks() >= until:
+            if holders and self.node.clock.ticks() >= until:
                 kind = "ResourceClaim" if holders[0].lease.claim else "pod"
                 raise RequestError(
                     f"instance {instance.uuid} is in use by {kind} "
                     f"{holders[0].namespace}/{holders[0].name}"
                 )
             if holders:
-                await self.clock.sleep(RETRY_S)
+                await self.node.clock.sleep(RETRY_S)
 
     async def _check_newest(self, lease: Lease, share: Share) -> None:
         """Raise RequestError if a newer lease has given the device another layout.
@@ -176,7 +173,7 @@ class LayoutReconciler:
     def _newest_shares(self) -> list[tuple[Lease, Share]]:
         """Return each device's newest share that is a MIG instance."""
         newest: dict[DeviceUuid, tuple[Lease, Share]] = {}
-        for lease in self.leases.leases.values():
+        for lease in self.node.leases.leases.values():
             for share in lease.shares if lease.state in HONOURED_STATES else ():
                 known = newest.get(share.device)
                 if share.mig is not None and (known is None or known[1].fence < share.fence):
@@ -215,14 +212,14 @@ class LayoutReconciler:
                     f"device {device} is not laid out as {layout.name}, and this agent may not "
                     "change that: it runs with --no-partition, or without --partition-socket"
                 )
-            began = self.clock.ticks()
+            began = self.node.clock.ticks()
             outcome = "failed"
             try:
                 instances = await self._partition(self.partitioner, device, layout)
                 outcome = "done"
                 self._blocked_by.pop(device, None)
             finally:
-                self.node.metrics.partitioned(outcome, self.clock.ticks() - began)
+                self.node.metrics.partitioned(outcome, self.node.clock.ticks() - began)
             return instances
 
     async def _partition(
@@ -236,7 +233,7 @@ class LayoutReconciler:
                 return await partitioner.partition(device, layout, profiles, in_use)
             except InUseError as error:
                 self._blocked_by[device] = str(error)
-            await self.clock.sleep(RETRY_S)
+            await self.node.clock.sleep(RETRY_S)
 
     async def _used_instances(self, device: DeviceUuid) -> frozenset[str]:
         """Return the UUIDs of instances whose pods the kubelet still lists.
@@ -245,11 +242,11 @@ class LayoutReconciler:
         """
         running = await self._running_pods()
         instances = await self._list(device)
-        if self.checkpoint.lost or device in self.checkpoint.unrecorded:
+        if self.node.checkpoint.lost or device in self.node.checkpoint.unrecorded:
             return frozenset(instance.uuid for instance in instances if instance.uuid)
         in_use = {
             uuid
-            for entry in self.checkpoint.entries
+            for entry in self.node.checkpoint.entries
             if entry.allocation.pod in running
             for uuid in entry.instances
         }
@@ -262,8 +259,8 @@ class LayoutReconciler:
         """Return the UUIDs of a device's instances that these pods have leases of."""
         return frozenset(
             instance_at(layout, _position(share), instances).uuid
-            for pod in pods & self.leases.leases.keys()
-            for share in self.leases.leases[pod].shares
+            for pod in pods & self.node.leases.leases.keys()
+            for share in self.node.leases.leases[pod].shares
             if share.mig is not None and share.device == device
             if is_laid_out(layout := self._layout(share), instances)
         )
@@ -277,7 +274,7 @@ class LayoutReconciler:
         pods = await self.node.kubelet.list_pods()
         phases = {pod.uid: pod.phase for pod in pods if not pod.terminal}
         running = await self.node.kubelet.list_running() - {pod.uid for pod in pods if pod.terminal}
-        return {**dict.fromkeys((*running, *self.checkpoint.claims), "Running"), **phases}
+        return {**dict.fromkeys((*running, *self.node.checkpoint.claims), "Running"), **phases}
 
     async def _list(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         try:

@@ -12,7 +12,6 @@ import msgspec
 
 from services.node_agent.files import replace_file
 from services.node_agent.records.checkpoint_entry import (
-    AllocationHistory,
     CheckpointEntry,
     Fence,
     device_of_key,
@@ -129,22 +128,12 @@ class Checkpoint:
             await self._write(entries, fences)
 
     def find(self, pod: PodUid, container: str, resource: str) -> CheckpointEntry | None:
-        """Return the allocation of a container; None: it has none."""
+        """Return the allocation of a container, or None if it has none."""
         return self.by_key.get((pod, container, resource))
 
     def of_resource(self, resource: str) -> list[CheckpointEntry]:
         """Return all allocations of one resource, oldest first."""
         return [entry for key, entry in self.by_key.items() if key[2] == resource]
-
-    def allocation_history(self, resource: str, refused: frozenset[PodUid]) -> AllocationHistory:
-        """Return the earlier allocations that pod resolution uses."""
-        return AllocationHistory(
-            allocated={
-                (entry.allocation.pod, entry.allocation.container): entry.allocation.device_ids
-                for entry in self.of_resource(resource)
-            },
-            refused=refused,
-        )
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:

@@ -1,7 +1,7 @@
 """Content of the checkpoint: an entry for each allocation, a fence for each slot; pure."""
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from shared.dialects.dialect import ContainerSetup
 from shared.model.events.node_events import Allocation
@@ -92,12 +92,3 @@ def new_entry(
     return CheckpointEntry(
         allocation=allocation, setup=setup, init=init, instances=tuple(instances.values())
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocationHistory:
-    """Earlier allocations of one resource, by pod and container."""
-
-    allocated: Mapping[tuple[PodUid, str], tuple[str, ...]] = field(default_factory=dict)
-    """Device IDs of successful Allocate calls."""
-    refused: Set[PodUid] = frozenset()

@@ -37,7 +37,7 @@ class DeviceHolder:
     slots: frozenset[int]
     """Those that its leases name."""
     slot_limit: int
-    """The most slots of the device that it accepts to be taken; 0: those of the device."""
+    """The most slots of the device that it accepts to be taken, or 0 for all."""
 
 
 def check_fits(

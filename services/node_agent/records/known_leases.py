@@ -94,7 +94,7 @@ class KnownLeases:
         self._ends.pop(pod, None)
 
     def find(self, pod: PodUid) -> Lease | None:
-        """Return the pod's live lease; None: it is not known."""
+        """Return the pod's live lease, or None if it is not known."""
         return self.leases.get(pod)
 
     def sync(self, listed: Iterable[Lease], *, since: int) -> None:

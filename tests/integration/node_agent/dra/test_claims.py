@@ -5,7 +5,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from msgspec import structs
 
 from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.allocate.cdi import qualified_name
@@ -13,10 +12,10 @@ from services.node_agent.records.device_guard import OvercommitError
 from shared.model.claim import DRIVER, LEASED, RETRIED_AT
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import DeviceReported
-from shared.model.events.request_reply import SlicesRequest, TerminationRequest
-from shared.model.lease import ClaimAllocation, LeaseState
+from shared.model.events.request_reply import TerminationRequest
+from shared.model.lease import ClaimAllocation
 from shared.model.names import NodeName, PodUid
-from tests.support.node_agent.agent import OneNodeCluster, lease_of, share
+from tests.support.node_agent.agent import OneNodeCluster, share
 from tests.support.node_agent.claims import (
     ALLOCATED_AT,
     claim_lease,
@@ -98,17 +97,6 @@ async def test_a_lease_that_the_ledger_has_lost_is_restored_for_its_claim() -> N
 
         [named] = {request.claim for request in cluster.ledger.requests if request.claim}
         assert (named.namespace, named.name) == ("default", "shares")
-
-
-async def test_a_lease_that_came_back_is_used_although_its_end_was_received() -> None:
-    async with serving_claims() as (cluster, _):
-        pod, claim = pod_and_claim(cluster)
-        lease = claim_lease(claim)
-        await cluster.push_lease(structs.replace(lease, state=LeaseState.RELEASED, version=9))
-
-        cluster.ledger.grant(lease)
-
-        await cluster.node.phase(pod["metadata"]["name"], "Running")
 
 
 @pytest.mark.parametrize("conditions", [[], [LEASED]])
@@ -298,33 +286,6 @@ async def test_a_claim_whose_lease_ends_while_its_device_is_full_requests_one_ag
 
         [entry] = [each for each in agent.checkpoint.entries if each.allocation.pod == lease.pod]
         assert entry.limits.environment["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
-
-
-async def test_a_claim_does_not_wait_for_the_next_cleanup_of_ended_pods() -> None:
-    async with serving_claims(rate=1) as (cluster, _):
-        whole = share(memory_mib=15_000)
-        before = await cluster.run_pod("before", whole)
-        cluster.node.store.delete("pods", "default", "before", grace_s=0)
-        await until(lambda: not cluster.node.exists("before"))
-        await cluster.push_lease(structs.replace(before, state=LeaseState.RELEASED, version=9))
-
-        _, claim = pod_and_claim(cluster)
-        cluster.ledger.grant(
-            claim_lease(claim, structs.replace(whole, container="gpu", slot=1, fence=2))
-        )
-
-        await cluster.node.phase("one", "Running")
-
-
-async def test_slices_are_written_for_the_ledgers_leases_before_a_claim_is_refused() -> None:
-    async with serving_claims() as (cluster, agent):
-        cluster.ledger.grant(lease_of("a-pod", share(memory_mib=1000)))
-
-        reply = await agent.write_slices(SlicesRequest(node=NodeName(NODE)))
-
-        assert reply.written
-        [device, _] = cluster.api.store.list("resourceslices")[0]["spec"]["devices"]
-        assert device["capacity"]["memory"]["value"] == "14360Mi"
 
 
 async def test_a_lease_of_an_earlier_allocation_does_not_count() -> None:

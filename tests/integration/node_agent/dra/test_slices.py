@@ -53,11 +53,11 @@ async def test_devices_are_offered_with_what_leases_of_pods_leave() -> None:
 async def test_a_claim_that_is_leased_before_its_allocation_is_written_counts_once() -> None:
     async with serving_claims() as (cluster, agent):
         stored = create_claim(cluster, "claim", result())
-        lease = cluster.ledger.grant(claim_lease(stored, share(container="gpu", memory_mib=5000)))
+        cluster.ledger.grant(claim_lease(stored, share(container="gpu", memory_mib=5000)))
         status = stored["status"]
         cluster.api.store.patch(*CLAIM, {"status": {"allocation": None}}, subresource="status")
-        await cluster.push_lease(lease)
-        await agent.write_slices(SlicesRequest(node=NodeName(NODE)))
+        reply = await agent.write_slices(SlicesRequest(node=NodeName(NODE)))
+        assert reply.written
         assert memory(cluster) == ["10360Mi", "15Gi"]
 
         cluster.api.store.patch(*CLAIM, {"status": status}, subresource="status")

@@ -24,17 +24,6 @@ def partitions(outcome: str) -> float:
     return found or 0.0
 
 
-async def test_item_46_an_idle_device_changes_its_layout_at_once() -> None:
-    async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running():
-        first = await cluster.run_pod("one", mig_share("group1"))
-        await end_pod(cluster, first)
-        await cluster.run_pod("two", mig_share("group4", fence=2))
-        instances = await instances_by_start(cluster)
-
-        assert [one.profile for one in instances.values()] == ["7g.40gb"]
-        assert cluster.env("two")["NVIDIA_VISIBLE_DEVICES"] == instances[0].uuid
-
-
 async def test_item_46_instances_in_use_stay_although_a_newer_lease_needs_another_layout() -> None:
     async with (
         one_node_cluster("1xA100-40GB:mig", timing=AgentTiming(instances_ready_s=1.0)) as cluster,

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from services.node_agent.allocate.pod_resolution import (
+    AllocationHistory,
     Ambiguous,
     ContainerCandidate,
     resolve_container,
 )
 from services.node_agent.kubelet.pods import Holding, KubeletContainer, KubeletPod, PodResources
-from services.node_agent.records.checkpoint_entry import AllocationHistory
 from shared.model.names import Namespace, PodUid
 
 GPU = "volcano.sh/vgpu-number"
