@@ -120,7 +120,7 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
             "test_all_of_a_claim_is_refused_where_a_pod_has_the_share",
             "test_a_claim_gets_nothing_that_a_pod_has",
             "test_a_kubelet_that_could_not_read_a_claim_is_made_to_try_again",
-            "test_a_claim_does_not_wait_for_the_next_cleanup_of_ended_pods",
+            "test_a_pod_that_has_just_ended_does_not_count_against_the_device",
         ),
         21: ("test_two_binders_lease_a_claim_once_and_answer_it_once",),
         22: (
