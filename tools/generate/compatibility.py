@@ -124,7 +124,7 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
         ),
         21: ("test_two_binders_lease_a_claim_once_and_answer_it_once",),
         22: (
-            "test_slices_are_written_for_the_ledgers_leases_before_a_claim_is_refused",
+            "test_a_claim_that_is_leased_before_its_allocation_is_written_counts_once",
             "test_all_of_a_claim_is_refused_where_a_pod_has_the_share",
         ),
         23: (
