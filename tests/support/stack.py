@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -136,13 +137,9 @@ class Stack:
 
     async def exec(self, pod: str, *command: str) -> Done:
         """Run a command in a pod through kubectl, or by hand where kubectl is too old for it."""
-        if await self._kubectl_minor() >= WEBSOCKET_MINOR:
+        if kubectl_minor() >= WEBSOCKET_MINOR:
             return await self.kubectl("exec", pod, "--", *command)
         return Done(*await websocket_exec(load_credentials(Path(self.kubeconfig)), pod, command))
-
-    async def _kubectl_minor(self) -> int:
-        version = json.loads((await self.kubectl("version", "--client", "-ojson")).out)
-        return int("".join(filter(str.isdecimal, version["clientVersion"]["minor"])))
 
     async def create(self, pod: Mapping[str, Any]) -> dict[str, Any]:
         self.names.append(pod["metadata"]["name"])
@@ -204,6 +201,15 @@ class Stack:
     async def audit(self, limit_s: float = 45.0) -> None:
         """Wait until the audit is clean; a failure shows the differences."""
         await until(lambda: self.leasehold("audit"), succeeded, limit_s=limit_s)
+
+
+@cache
+def kubectl_minor() -> int:
+    """Return the minor version of kubectl, 0 without one."""
+    if KUBECTL is None:
+        return 0
+    text = subprocess.check_output((KUBECTL, "version", "--client", "-ojson"))
+    return int("".join(filter(str.isdecimal, json.loads(text)["clientVersion"]["minor"])))
 
 
 def running(pod: Mapping[str, Any]) -> bool:

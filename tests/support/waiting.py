@@ -9,6 +9,7 @@ from typing import Any
 LIMIT_S = 60.0
 PAUSE_S = 0.01
 MAX_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 0.5
 SHOWN = 2_000
 """Characters of the last value that a failure shows."""
 
@@ -19,18 +20,21 @@ async def until(
     """Read, or await, a value until it is `wanted`, and return it.
 
     Raises AssertionError, which shows the last value, after `limit_s`. The pause between two reads
-    is about a tenth of the wait so far, so that long waits leave the processor to others.
+    is about a tenth of the wait so far, and at least as long as the read before it, so that long
+    waits and expensive reads leave the processor to others.
     """
     began_at, found = time.monotonic(), None
     try:
         async with asyncio.timeout(limit_s):
             while True:
+                read_at = time.monotonic()
                 found = read()
                 if inspect.isawaitable(found):
                     found = await found
                 if wanted(found):
                     return found
-                await asyncio.sleep(_pause_s(began_at))
+                took_s = time.monotonic() - read_at
+                await asyncio.sleep(max(_pause_s(began_at), min(took_s, LONGEST_PAUSE_S)))
     except TimeoutError as error:
         raise AssertionError(f"not within {limit_s:g} s; at last: {found!r:.{SHOWN}}") from error
 

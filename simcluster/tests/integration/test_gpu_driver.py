@@ -8,6 +8,7 @@ import pytest
 from shared.model.errors import UnavailableError
 from simcluster.gpu_driver import build as gpu_driver_build
 from tests.support.gpu_driver import CONTEXT, GIB, MIB, GpuDriver, gpu
+from tests.support.waiting import until_blocking
 
 ONE = gpu(1)
 
@@ -54,12 +55,16 @@ def test_kernels_of_two_processes_take_turns(driver: GpuDriver) -> None:
     driver.create(ONE)
     loads = driver.load(), driver.load()
 
-    for load in loads:
-        load.send("burn 1s")
-    busy = [int(load.result().rpartition("busy=")[2].split()[0]) for load in loads]
+    def burn() -> bool:
+        """Compute for a second; on a machine that is busy, the programs may come to less."""
+        for load in loads:
+            load.send("burn 1s")
+        busy = [int(load.result().rpartition("busy=")[2].split()[0]) for load in loads]
+        assert max(busy) <= 85
+        assert sum(busy) <= 110
+        return min(busy) >= 15 and sum(busy) >= 60
 
-    assert all(15 <= percent <= 85 for percent in busy)
-    assert 60 <= sum(busy) <= 110
+    until_blocking(burn)
 
 
 def test_devices_are_those_that_the_runtime_injects_and_cuda_orders_them(driver: GpuDriver) -> None:

@@ -10,6 +10,7 @@ from services.node_agent.isolation.region_image import RegionSeed
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.isolation.region_writer import seed_region, write_limits
 from tests.support.gpu_driver import CONTEXT, GIB, MIB, GpuDriver, GpuLoad, gpu
+from tests.support.waiting import until_blocking
 
 ONE, OTHER = gpu(1), gpu(2)
 
@@ -99,10 +100,16 @@ def test_each_device_has_its_own_limit_and_a_raised_one_applies_at_once(
 def test_a_core_limit_slows_a_program_down(driver: GpuDriver, root: Path) -> None:
     driver.create(ONE)
     load = Container(driver, root, 4, cores=25).load()
+    busy: list[int] = []
 
-    busy = int(load.do("burn 1s").rpartition("busy=")[2].split()[0])
+    def burn() -> bool:
+        """Compute for a second; on a machine that is busy, the program may come to less."""
+        busy.append(int(load.do("burn 1s").rpartition("busy=")[2].split()[0]))
+        return busy[-1] >= 10
 
-    assert 10 <= busy <= 30
+    until_blocking(burn)
+
+    assert max(busy) <= 30
 
 
 def test_nvidia_smi_shows_the_memory_of_the_lease(driver: GpuDriver, root: Path) -> None:

@@ -41,7 +41,7 @@ async def test_details_have_urls_and_the_back_button_leads_through_them(
     await expect(drawer).to_contain_text("Pod UID")
     await drawer.get_by_role("link", name="namespace research").click()
     await expect(drawer).to_contain_text("Namespace research")
-    assert page.url == f"{shown.url}/#namespace/research"
+    await expect(page).to_have_url(f"{shown.url}/#namespace/research")
 
     await page.go_back()
     await expect(drawer).to_contain_text("Pod UID")
@@ -53,7 +53,7 @@ async def test_details_have_urls_and_the_back_button_leads_through_them(
     await expect(drawer).to_contain_text("GPU 0 of a")
     await page.get_by_role("button", name="Close").click()
     await expect(drawer).to_be_hidden()
-    assert page.url == f"{shown.url}/"
+    await expect(page).to_have_url(f"{shown.url}/")
 
 
 async def test_a_url_opens_its_details_at_once(browser: Browser, shown: RunningApi) -> None:
