@@ -37,25 +37,23 @@ def pod(name: str, **notes: str) -> dict[str, Any]:
     return {"metadata": meta, "spec": {"containers": [main]}}
 
 
-async def labelled(client: aiohttp.ClientSession, namespace: str, value: str) -> None:
-    body = {"metadata": {"labels": {EXEMPT_LABEL: value}}}
-    kind = {"Content-Type": "application/merge-patch+json"}
-    async with client.patch(namespace, json=body, headers=kind) as response:
-        assert response.status == 200
-
-
 async def created(client: aiohttp.ClientSession, obj: dict[str, Any]) -> tuple[int, str]:
     async with client.post(PODS, json=obj) as response:
+        return response.status, str((await response.json()).get("message"))
+
+
+async def patched(
+    client: aiohttp.ClientSession, path: str, body: object, **headers: str
+) -> tuple[int, str]:
+    given = {"Content-Type": "application/merge-patch+json"} | headers
+    async with client.patch(path, json=body, headers=given) as response:
         return response.status, str((await response.json()).get("message"))
 
 
 async def annotated(
     client: aiohttp.ClientSession, name: str, notes: dict[str, str | None]
 ) -> tuple[int, str]:
-    kind = {"Content-Type": "application/merge-patch+json"}
-    body = {"metadata": {"annotations": notes}}
-    async with client.patch(f"{PODS}/{name}", json=body, headers=kind) as response:
-        return response.status, str((await response.json()).get("message"))
+    return await patched(client, f"{PODS}/{name}", {"metadata": {"annotations": notes}})
 
 
 @pytest.mark.parametrize("key", [IDS, "leasehold.dev/lease", "tencent.com/predicate-gpu-idx-0"])
@@ -88,16 +86,20 @@ async def test_assignments_are_neither_added_changed_nor_removed_by_others() -> 
 
 
 async def test_a_pod_is_exempt_from_its_creation_on_and_only_in_a_labelled_namespace() -> None:
-    namespace = "/api/v1/namespaces/default"
     exempt = {EXEMPT: "true"}
     async with api_server() as api, api.client() as client:
+
+        async def label(value: str) -> None:
+            body = {"metadata": {"labels": {EXEMPT_LABEL: value}}}
+            assert (await patched(client, "/api/v1/namespaces/default", body))[0] == 200
+
         await install(client)
         forged, text = await created(client, pod("forged", **exempt))
         await created(client, pod("plain"))
-        await labelled(client, namespace, "true")
+        await label("true")
         new, _ = await created(client, pod("driver", **exempt, **CDI))
         later, _ = await annotated(client, "plain", {EXEMPT: "true"})
-        await labelled(client, namespace, "false")
+        await label("false")
         kept, _ = await annotated(client, "driver", {"mine": "x"})
         again, _ = await created(client, pod("other", **exempt))
 
@@ -131,10 +133,8 @@ async def test_only_the_binder_lets_a_pod_through_the_gate_of_its_budget() -> No
     gated["spec"]["schedulingGates"] = gates
 
     async def ungated(client: aiohttp.ClientSession, *left: dict[str, str]) -> int:
-        kind = {"Content-Type": "application/merge-patch+json"}
         body = {"spec": {"schedulingGates": list(left)}}
-        async with client.patch(f"{PODS}/gated", json=body, headers=kind) as response:
-            return response.status
+        return (await patched(client, f"{PODS}/gated", body))[0]
 
     async with api_server() as api, api.client() as client:
         await created(client, gated)
@@ -172,12 +172,9 @@ async def token_of_control_plane(client: aiohttp.ClientSession) -> str:
 async def test_a_pod_with_a_lease_is_ended_by_its_kubelet_and_the_control_plane_only(
     phase: str,
 ) -> None:
-    kind, body = "application/merge-patch+json", {"status": {"phase": phase}}
-
     async def ended(client: aiohttp.ClientSession, name: str, **headers: str) -> int:
-        given = {"Content-Type": kind} | headers
-        async with client.patch(f"{PODS}/{name}/status", json=body, headers=given) as response:
-            return response.status
+        body = {"status": {"phase": phase}}
+        return (await patched(client, f"{PODS}/{name}/status", body, **headers))[0]
 
     async with api_server() as api, api.client() as client:
         await created(client, pod("leased", **{"leasehold.dev/lease": "{}"}))
@@ -216,14 +213,15 @@ async def test_the_status_of_a_node_changes_no_annotation_of_its_agent() -> None
     async with api_server() as api, api.client() as client:
         api.store.create("nodes", {"metadata": {"name": "node-0", "annotations": {key: "true"}}})
         await install(client)
-        patch = {"Content-Type": "application/merge-patch+json"}
-        answers = []
-        for notes in ({key: None}, {key: "false"}, {"leasehold.dev/own-x": "1"}, {"mine": "x"}):
-            body = {"metadata": {"annotations": notes}}
-            async with client.patch("/api/v1/nodes/node-0/status", json=body, headers=patch) as got:
-                answers.append(got.status)
+        notes = ({key: None}, {key: "false"}, {"leasehold.dev/own-x": "1"}, {"mine": "x"})
+        answers = [
+            await patched(
+                client, "/api/v1/nodes/node-0/status", {"metadata": {"annotations": each}}
+            )
+            for each in notes
+        ]
 
-    assert answers == [403, 403, 403, 200]
+    assert [status for status, _ in answers] == [403, 403, 403, 200]
 
 
 async def test_the_services_that_write_assignments_may_change_them() -> None:
