@@ -27,14 +27,14 @@ from services.timekeeper.config.budget_spec import parse_spec
 from services.timekeeper.metrics import TimekeeperMetrics
 from services.timekeeper.report.budget_reports import budget_changed
 from services.timekeeper.rest.api import BudgetApi
-from services.webhook.admission import AdmissionPolicy
+from services.webhook.admission import AdmissionPolicy, decide
 from services.webhook.metrics import WebhookMetrics
 from services.webhook.registration import webhook_paths
 from services.webhook.server import Drain
 from services.webhook.server import application as webhook_application
 from services.webhook.service import Webhook
 from shared.credentials.authorization import AnonymousAuthenticator, Viewer
-from shared.dialects import REQUEST_ANNOTATIONS
+from shared.dialects import DIALECTS, GPU_RESOURCES, REQUEST_ANNOTATIONS
 from shared.dialects.dialect import Rules
 from shared.dialects.koordinator.annotation import parse_allocated
 from shared.dialects.nvidia.annotations import CORDON, REGISTER, cordoned_devices
@@ -49,6 +49,7 @@ from shared.model.lease_copy import load_lease
 from shared.model.names import Namespace
 from shared.nats import wire
 from shared.pods.pod_parser import PodParser
+from shared.pods.pod_view import decode_view
 from shared.runtime import health
 from shared.runtime.telemetry import Tracing
 from tests.support.api.running import running_api
@@ -306,10 +307,13 @@ def test_any_budget_is_refused_or_its_state_is_published(spec: Any) -> None:
     assert wire.decode(wire.encode([event]), type(event)) == [event]
 
 
+OLD_WORDS = AdmissionPolicy(vendor_messages=frozenset(DIALECTS))
+
+
 @any_machine
 @given(
     notes=st.dictionaries(st.sampled_from(sorted(REQUEST_ANNOTATIONS)), texts, max_size=3),
-    amounts=st.dictionaries(st.sampled_from(["volcano.sh/vgpu-number", "cpu"]), texts, max_size=2),
+    amounts=st.dictionaries(st.sampled_from(sorted(GPU_RESOURCES | {"cpu"})), texts, max_size=4),
 )
 def test_any_annotation_and_amount_of_a_pod_is_read_or_explained(
     notes: dict[str, str], amounts: dict[str, str]
@@ -322,6 +326,9 @@ def test_any_annotation_and_amount_of_a_pod_is_read_or_explained(
         read = msgspec.json.decode(as_json(pod), type=ApiPod)
         seen = PodParser(frozenset({"leasehold"}), Rules()).parse(read)
         assert seen.request or seen.request_error
+        with suppress(RequestError):
+            decision = decide(decode_view(as_json(pod), "team-a"), OLD_WORDS)
+            assert decision.allowed or decision.message
 
 
 @any_machine

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.kubernetes.reflector import pause_s
-from shared.kubernetes.types import ApiPod
+from shared.kubernetes.types import ApiNode, ApiPod
 from shared.kubernetes.watch_events import EventReader, Lines, Undecodable, UnreadableLineError
 
 
@@ -69,3 +69,9 @@ def test_an_object_that_is_too_deep_is_one_that_cannot_be_read() -> None:
     assert isinstance(reader.read_item(msgspec.Raw(DEEP)), Undecodable)
     with pytest.raises(UnreadableLineError):
         reader.read_event(DEEP)
+
+
+@pytest.mark.parametrize("kind", [ApiPod, ApiNode])
+def test_every_field_may_be_missing(kind: type[ApiPod | ApiNode]) -> None:
+    assert msgspec.json.decode(b"{}", type=kind) == kind()
+    assert msgspec.json.decode(b'{"metadata":{},"spec":{},"status":{}}', type=kind) == kind()

@@ -16,7 +16,6 @@ from shared.kubernetes.types import ApiNode, ApiPod
 from shared.model.errors import RequestError
 from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import PodQueued, PodRejected, PodTerminated
-from shared.model.request import NodeTerm
 from shared.nats import wire
 from shared.pods.observed_pod import ObservedPod
 from shared.pods.pod_parser import TEMPLATES_BYTES, PodParser
@@ -147,22 +146,6 @@ def test_a_pod_requests_the_most_that_it_uses_at_one_time(
         [*init, (main, "main")], lambda each: each[1] == "init", lambda each: each[0]
     )
     assert seen.resources.get("memory", 0) == most
-
-
-def test_a_gpu_pod_is_parsed_with_its_node_requirements() -> None:
-    limits = {"volcano.sh/vgpu-number": 1, "memory": "1Gi", "rdma/hca": "1"}
-    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
-    seen = read_ours(
-        dict(limits), nodeSelector={"b": "2", "a": "1"}, affinity={"nodeAffinity": required}
-    )
-
-    assert seen.request is not None
-    assert seen.request.resources == {"memory": 1 << 30, "rdma/hca": 1, "pods": 1}
-    assert seen.request.node_requirements.selector == (("a", "1"), ("b", "2"))
-    assert seen.request.node_requirements.required == (
-        (NodeTerm(key="zone", operator="In", values=("a",)),),
-    )
 
 
 def test_pods_of_one_template_share_a_request_and_other_annotations_make_a_difference() -> None:
