@@ -58,11 +58,9 @@ class DeviceConfigLoader:
         self._sharing: SharingConfig | None = None
         self._read_at = 0.0
         self._texts: dict[str, str | None] = {}
-        """As they were last read."""
         self._in_force: dict[str, str | None] | None = None
         self._warnings: tuple[str, ...] = ()
         self._read_errors: dict[str, str] = {}
-        """Why a ConfigMap could not be read at the last attempt."""
 
     async def load(self) -> SharingConfig:
         """Return the configuration, at most a minute old.

@@ -32,7 +32,6 @@ from shared.model.names import DeviceUuid
 logger = logging.getLogger(__name__)
 
 PROBE_S = 5.0
-"""Interval between probes of the GPUs."""
 
 
 class DeviceWatcher:

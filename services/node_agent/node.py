@@ -70,7 +70,6 @@ class Node:
     devices: tuple[Device, ...] = ()
     software: NodeSoftware = field(default_factory=NodeSoftware)
     shown: NodeAdvertisement = field(default_factory=NodeAdvertisement)
-    """What is advertised of the devices."""
     snapshot: NodeSnapshot | None = None
     """None until the devices are known: nothing is served before that."""
     report_due: asyncio.Event = field(default_factory=asyncio.Event)

@@ -106,7 +106,6 @@ class XidRules:
     """Critical whatever else is set."""
     all_enabled: bool = False
     invalid_words: tuple[str, ...] = ()
-    """Words of the environment variables that are not understood."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:

@@ -42,13 +42,11 @@ class HealthRecord:
     since: float = 0.0
     """When it entered the state, on a monotonic clock."""
     fault: Fault | None = None
-    """Why it is not healthy."""
     streak: int = 0
     """Failed probes in a row while suspect, successful probes in a row while probing."""
     cordons: int = 0
     """How often it was cordoned since the backoff was last reset."""
     probe_at: float = 0.0
-    """When a cordoned device is probed again."""
 
     @property
     def message(self) -> str:

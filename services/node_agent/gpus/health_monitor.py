@@ -52,14 +52,12 @@ class HealthMonitor:
         self.node = node
         self.xids = xids
         self.rules = XidRules.from_environment(environ)
-        """Which XIDs make a GPU unhealthy."""
         self.policy = policy
         self.leases = leases
         self.checkpoint = checkpoint
         self.clock = clock
         self.devices: dict[DeviceUuid, DeviceHealth] = {}
         self._gpus: Sequence[Gpu] = ()
-        """As the last probe found them."""
         self._indices: dict[DeviceUuid, int] = {}
         self._queue: asyncio.Queue[list[HealthChanged]] = asyncio.Queue(MAX_QUEUED)
         if self.rules.invalid_words:

@@ -78,7 +78,6 @@ class Gpu:
     measured: bool = True
     """The driver reports its memory; otherwise it is the host's."""
     fault: Fault | None = None
-    """Its current fault, as far as the driver shows it."""
     ecc_errors: int | None = None
     """Uncorrected memory errors since the driver was loaded; None: not reported."""
     numa: int | None = None
@@ -87,13 +86,11 @@ class Gpu:
     bus: str = ""
     """PCI address; empty: unknown."""
     links: Mapping[DeviceUuid, int] = field(default_factory=dict)
-    """Link scores to the node's other GPUs."""
     driver: str = ""
     """Version of its driver; empty: unknown."""
     mig: MigState | None = None
     """None: the model does not support MIG."""
     instances: tuple[MigInstance, ...] = ()
-    """Its current instances; MIG mode only."""
 
     @property
     def mode(self) -> DeviceMode:

@@ -29,7 +29,6 @@ class Attribution:
     leased: tuple[AttributedProcess, ...]
     """Processes whose container leases the device they use."""
     unleased: tuple[AttributedProcess, ...]
-    """Processes that use a device without a lease."""
     unattributed: int
     """Processes whose container is not known (yet)."""
 

@@ -89,7 +89,6 @@ class Scan:
     living: Mapping[ContainerKey, Set[int]] | None = None
     """The PIDs of each container's processes in its own namespace, if they are known."""
     stuck: Mapping[ContainerKey, str] = field(default_factory=dict)
-    """Why processes of a container hang."""
     uncapped: Set[ContainerKey] = frozenset()
     """Containers with a process whose cores are not limited."""
     claims: Set[ClaimHolding] = frozenset()

@@ -32,7 +32,6 @@ class MeasuredShare:
     driver_percent: int | None = None
     processes: int = 0
     instance: MigInstance | None = None
-    """The MIG instance that the share is."""
 
     @property
     def measured_bytes(self) -> int:

@@ -50,7 +50,6 @@ D = TypeVar("D")
 
 MAX_QUEUED = 256
 SCAN_S = 5.0
-"""Interval between scans."""
 REPORT_AGAIN_S = 300.0
 """An ongoing violation is reported again this often."""
 ALL_CORES = 100
@@ -159,9 +158,7 @@ class UsageMonitor(Collector):
         """Where the last use of each share survives the agent; None: nowhere."""
         self.snapshot = UsageSnapshot()
         self.restored = 0
-        """How often altered limits were restored."""
         self._reported_at: dict[Violation, float] = {}
-        """When the violations of the latest scan were reported last."""
         self._queue: asyncio.Queue[list[Violation]] = asyncio.Queue(MAX_QUEUED)
         self._errors: set[str] = set()
         self._earlier_errors: set[str] = set()

@@ -22,7 +22,6 @@ class UsageSnapshot:
 
     scanned_at: float = 0.0
     scan_s: float = 0.0
-    """Duration of the scan."""
     devices: tuple[DeviceSample, ...] = ()
     containers: tuple[MeasuredContainer, ...] = ()
     violations: tuple[Violation, ...] = ()

@@ -28,7 +28,6 @@ class NodeAdvertisement:
     amounts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Resources of node status that pods request beside a served one, by the latter."""
     node_status: Mapping[str, int] = field(default_factory=dict)
-    """Amounts of resources that are written into node status."""
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     labels: Mapping[str, str | None] = field(default_factory=dict)
     annotation_entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -60,7 +60,6 @@ class NvmlGpus:
         """The GPUs whose links are known, and until when they count as current."""
         self._latest_calls: dict[DeviceUuid, asyncio.Future[Any]] = {}
         self._overdue: set[DeviceUuid] = set()
-        """Devices whose latest call has exceeded its limit."""
 
     async def discover(self) -> tuple[Gpu, ...]:
         """Return all GPUs, each with its fault if it has one.

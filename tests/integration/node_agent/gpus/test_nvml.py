@@ -5,6 +5,7 @@ import contextlib
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -13,7 +14,7 @@ import pytest
 from services.node_agent.gpus.device_faults import ROW_REMAP_FAILED, Xid
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
-from services.node_agent.gpus.nvml.xid_listener import XidListener
+from services.node_agent.gpus.nvml.xid_listener import XidListener, event_set, wait_for_xid
 from services.node_agent.mig.gpu_models import A100_40
 from services.node_agent.mig.instances import is_laid_out
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
@@ -136,6 +137,76 @@ async def test_xid_events_belong_to_their_gpu(nvml: GpuDriver) -> None:
 
     await until(received, lambda xids: len(xids) == 2)
     assert set(found) == {Xid(uuid(FIRST), 79), Xid(uuid(SECOND), 13)}
+
+
+def test_xid_events_are_awaited_until_the_driver_fails(
+    nvml: GpuDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml.create(FIRST)
+    answers: list[Any] = [
+        SimpleNamespace(eventType=pynvml.nvmlEventTypeXidCriticalError, eventData=79),
+        SimpleNamespace(eventType=pynvml.nvmlEventTypePState, eventData=2),
+        pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT),
+        pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST),
+    ]
+
+    def wait(*_: Any) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(pynvml, "nvmlEventSetWait_v2", wait)
+    with event_set(uuid(FIRST)) as events:
+        assert [wait_for_xid(events) for _ in range(3)] == [79, None, None]
+        with pytest.raises(pynvml.NVMLError, match="lost"):
+            wait_for_xid(events)
+
+
+def test_a_gpu_without_xid_events_is_not_supported_and_its_event_set_is_freed(
+    nvml: GpuDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml.create(FIRST)
+    freed: list[Any] = []
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetSupportedEventTypes", lambda _: 0)
+    monkeypatch.setattr(pynvml, "nvmlEventSetFree", freed.append)
+
+    with pytest.raises(pynvml.NVMLError, match="Not Supported"), event_set(uuid(FIRST)):
+        pass
+    assert len(freed) == 1
+
+
+async def test_a_hanging_gpu_does_not_block_events_of_others(
+    nvml: GpuDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml.create(FIRST, SECOND)
+    find, released = pynvml.nvmlDeviceGetHandleByUUID, threading.Event()
+
+    def hanging(name: str) -> Any:
+        if name == FIRST.uuid:
+            released.wait(60)
+        return find(name)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", hanging)
+    listener = XidListener()
+    listener.listen([uuid(FIRST), uuid(SECOND)])
+
+    async def received() -> tuple[Xid, ...]:
+        nvml.report_xid(SECOND, 48)
+        return listener.drain()
+
+    assert set(await until(received)) == {Xid(uuid(SECOND), 48)}
+    released.set()
+
+
+def test_a_flood_of_equal_events_does_not_drop_others() -> None:
+    listener = XidListener()
+    listener.add(Xid(uuid(SECOND), 79))
+    for _ in range(100_000):
+        listener.add(Xid(uuid(FIRST), 31))
+
+    assert listener.drain() == (Xid(uuid(SECOND), 79), Xid(uuid(FIRST), 31))
+    assert listener.drain() == ()
 
 
 async def test_mig_instances_are_made_used_and_destroyed(nvml: GpuDriver) -> None:
