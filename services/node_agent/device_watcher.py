@@ -61,13 +61,13 @@ class DeviceWatcher:
         self._served: tuple[Device, ...] = ()
         self._warnings: tuple[str, ...] = ()
         self._observed: object = None
-        """What the devices that are advertised were derived from; None: they must be again."""
+        """What the devices that are advertised were derived from; None if they must be again."""
         self._remembered: tuple[Device, ...] | None = None
-        """The devices of the agent's earlier run; None: no probe has succeeded yet."""
+        """The devices of the agent's earlier run, once a probe has succeeded."""
         self._unready_reason: str | None = "the GPUs have not been discovered yet"
 
     def unready_reason(self) -> str | None:
-        """Return why no GPUs are served; None: they are."""
+        """Return why no GPUs are served, or None if they are."""
         return self._unready_reason
 
     async def run(self) -> None:
@@ -121,7 +121,7 @@ class DeviceWatcher:
             logger.debug("the devices are not recorded: %s", error)
 
     def _held(self) -> Mapping[DeviceUuid, int] | None:
-        """Return what is held of the devices; None: it is not known."""
+        """Return what is held of the devices, if it is known."""
         if self.node.checkpoint.lost or not self.node.leases.synced:
             return None
         return held_slots(self.node.checkpoint.entries, self.node.leases.leases.values())

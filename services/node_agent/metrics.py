@@ -53,7 +53,7 @@ LIBRARY = Gauge(
 
 
 def library_shown(library: tuple[str, str, str] | None) -> None:
-    """Export version, region layout and content of the library; None: there is no usable one."""
+    """Export version, region layout and content of the library, if there is a usable one."""
     LIBRARY.clear()
     if library is not None:
         LIBRARY.labels(*library).set(1)

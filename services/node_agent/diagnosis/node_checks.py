@@ -25,7 +25,7 @@ Registered = Mapping[str, frozenset[str] | None]
 
 
 def agent(node: str, instance: AgentInstance | None, labels: Mapping[str, str] | None) -> Finding:
-    """Judge which agent serves the node, by its labels (None: unknown)."""
+    """Judge which agent serves the node, by its labels if they are known."""
     if instance is None:
         return fail(
             "no agent serves this node",
@@ -191,11 +191,10 @@ def mig_modes(gpus: Iterable[Gpu], devices: Iterable[Device]) -> Finding:
 def library(
     current: StoredLibrary | None, source: str, *, layout: str = "", replaced_by: str | None = None
 ) -> Finding:
-    """Judge which library of HAMi-core new containers mount; None: no one is installed.
+    """Judge which library of HAMi-core new containers mount, if one is installed.
 
-    `layout` is that of its regions, empty if it is unknown.
-    `replaced_by` is why other content at the source cannot be used, empty: it can; None: the
-    source has no other content.
+    `layout` is that of its regions, if it is known. `replaced_by` is why other content at the
+    source cannot be used, empty if it can, and None if there is no other content.
     """
     if current is None:
         return fail(

@@ -101,7 +101,7 @@ def read_allocations(state_dir: Path) -> tuple[Allocation, ...]:
 
 
 def read_cdi_kind(path: Path) -> str:
-    """Return the kind of a CDI specification; empty: the file is not one."""
+    """Return the kind of a CDI specification, or an empty text if the file is not one."""
     try:
         document = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, ValueError):
@@ -132,7 +132,7 @@ def visible_host(environ: Mapping[str, str]) -> Path | None:
 class NodeProbes:
     """One node, as its agent's settings describe it.
 
-    `host` is where its file system is mounted; None: it is not visible here.
+    `host` is where its file system is mounted, if it is visible here.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class NodeProbes:
 
     @property
     def leases(self) -> dict[PodUid, Lease] | None:
-        """The node's live leases; None: unknown."""
+        """The node's live leases, if they are known."""
         if not self.ledger_is_readable:
             return None
         return {lease.pod: lease for lease in (self.totals.leases if self.totals else ())}

@@ -170,7 +170,7 @@ class _ClaimServicer(dra_grpc.DRAPluginServicer):  # type: ignore[misc]
         return dra.NodePrepareResourceResponse(devices=devices)
 
     async def _unprepare(self, claim: dra.Claim) -> str:
-        """Return why the claim stays prepared; empty: it does not."""
+        """Return why the claim stays prepared, or an empty text if it does not."""
         try:
             await self.preparation.unprepare(_reference(claim))
         except LeaseholdError as error:

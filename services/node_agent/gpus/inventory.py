@@ -79,17 +79,17 @@ class Gpu:
     """The driver reports its memory; otherwise it is the host's."""
     fault: Fault | None = None
     ecc_errors: int | None = None
-    """Uncorrected memory errors since the driver was loaded; None: not reported."""
+    """Uncorrected memory errors since the driver was loaded, if they are reported."""
     numa: int | None = None
     pcie: str = ""
-    """Root complex; empty: unknown."""
+    """Root complex, if it is known."""
     bus: str = ""
-    """PCI address; empty: unknown."""
+    """PCI address, if it is known."""
     links: Mapping[DeviceUuid, int] = field(default_factory=dict)
     driver: str = ""
-    """Version of its driver; empty: unknown."""
+    """Version of its driver, if it is known."""
     mig: MigState | None = None
-    """None: the model does not support MIG."""
+    """None if the model does not support MIG."""
     instances: tuple[MigInstance, ...] = ()
 
     @property
@@ -104,11 +104,11 @@ class GpuProcess:
 
     pid: int
     memory_bytes: int | None = None
-    """None: the driver does not report it."""
+    """None if the driver does not report it."""
     busy_percent: int | None = 0
-    """None: the driver does not report it, as in MIG mode."""
+    """None if the driver does not report it, as in MIG mode."""
     instance: int | None = None
-    """ID of the MIG instance that it uses; None: none, or it is not reported."""
+    """ID of the MIG instance that it uses, if that is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +123,13 @@ class DeviceSample:
     memory_busy_percent: int | None = None
     processes: tuple[GpuProcess, ...] = ()
     sampled_at_s: float | None = None
-    """When the driver was queried, in seconds since the machine booted; None: unknown.
+    """When the driver was queried, in seconds since the machine booted, if it is known.
 
     A process that started later is not the one that the driver listed: it reuses the PID."""
 
 
 def problem_of(gpu: Gpu) -> str:
-    """Return why a GPU cannot be served as its driver describes it; empty: it can."""
+    """Return why a GPU cannot be served as its driver describes it, or an empty text."""
     if not _UUID.fullmatch(gpu.uuid):
         return (
             f"the driver reports the UUID {gpu.uuid[:64]!r}, which is none: check `nvidia-smi -L`"
@@ -158,7 +158,7 @@ def devices_of(
     `faults` are the messages of devices that are not healthy. A known device that is no longer
     found stays, unhealthy: the kubelet may have given its IDs to pods that still run, and an ID
     must never denote another device. One that was excluded or replaced stays while it is `held`,
-    and a device has as many slots as its holders need. None: it is not known what is held.
+    and a device has as many slots as its holders need. `held` is None while that is not known.
     """
     visible = visible_gpus(gpus, sharing)
     found = {
@@ -178,7 +178,7 @@ def devices_of(
 def _removed(
     device: Device, sharing: SharingConfig, places: Mapping[str, DeviceUuid]
 ) -> Fault | None:
-    """Return how an operator removed a device that is not found; None: it is missing."""
+    """Return how an operator removed a device that is not found, or None if it is missing."""
     if _is_hidden(device, sharing):
         return EXCLUDED
     other = places.get(device.bus)
@@ -195,7 +195,7 @@ def _is_hidden(gpu: Gpu | Device, sharing: SharingConfig) -> bool:
 
 
 def driver_version(gpus: Iterable[Gpu]) -> str:
-    """Return the version of the GPUs' driver; empty: unknown."""
+    """Return the version of the GPUs' driver, if it is known."""
     return next((gpu.driver for gpu in gpus if gpu.driver), "")
 
 

@@ -51,7 +51,7 @@ def read_kubelet_devices(plugins: Path) -> KubeletDevices | None:
 
 
 Allocatable = Callable[[str], Awaitable[int | None]]
-"""Returns a resource's allocatable amount on the node; None: unknown."""
+"""Returns a resource's allocatable amount on the node, or None if it is unknown."""
 
 
 class PluginResources:

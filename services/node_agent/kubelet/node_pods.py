@@ -41,7 +41,7 @@ class NodePods:
         self.clock = node.clock
         self.proc = proc
         self.unreadable_reason = ""
-        """Why the kubelet's list cannot be read; empty: it can."""
+        """Why the kubelet's list cannot be read, if it cannot."""
         self._silent_since: float | None = None
         self._tried_at = 0.0
         self._finds_processes = False

@@ -17,7 +17,7 @@ class Unserved:
 
     for_s: float
     plugin_amount: str = ""
-    """The amount that the kubelet still allocates by device plugin; empty: no registration."""
+    """The amount that the kubelet still allocates by device plugin, if that is the reason."""
 
 
 def explain_unserved(resources: Mapping[str, Unserved]) -> str:
@@ -43,7 +43,7 @@ class KubeletContainer:
     variables: tuple[str, ...] = ()
     """Names of the variables that the pod sets itself, but to the value that its lease sets."""
     prefixes: tuple[str, ...] = ()
-    """The prefix of each source of `envFrom`; empty: it has none."""
+    """The prefix of each source of `envFrom`, which may be empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +111,8 @@ class ProcessOrigin:
     """The pod and container that a process runs in."""
 
     pod: PodUid | None
-    """None: it runs in no pod."""
+    """None if it runs in no pod."""
     container_id: str = ""
-    """The runtime's ID; empty: unknown."""
+    """The runtime's ID, if it is known."""
     inner_pid: int = 0
     """Its PID inside the container."""

@@ -54,7 +54,7 @@ SocketIdentity = tuple[int, int]
 
 
 def socket_identity(path: Path) -> SocketIdentity | None:
-    """Return the identity of the socket at a path; None: it does not exist."""
+    """Return the identity of the socket at a path, or None if there is none."""
     try:
         status = path.stat()
     except OSError:
@@ -161,7 +161,7 @@ class DevicePlugins:
         return frozenset(name for name, each in self.endpoints.items() if each.is_newly_served)
 
     def unready_reason(self) -> str | None:
-        """Return which resources are not registered; None: all are."""
+        """Return which resources are not registered, or None if all are."""
         missing = {n: each for n, each in self.unserved().items() if not each.plugin_amount}
         return explain_unserved(missing) or None
 

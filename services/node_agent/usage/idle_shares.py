@@ -125,7 +125,7 @@ def _is_in_use(share: MeasuredShare, before: LastUse | None, kernels: float | No
 
 
 def _kernel_time(measured: MeasuredContainer) -> float | None:
-    """Return when the container launched its last kernel, 0 for never; None: it is not known."""
+    """Return when the container launched its last kernel, 0 for never, None if it is not known."""
     region = measured.region
     if not isinstance(region, Region) or not region.layout.has_last_kernel:
         return None
@@ -141,7 +141,7 @@ class LastUseFile:
         self._saved_at = float("-inf")
 
     async def load(self) -> LastUses | None:
-        """Return the record; None: there is none that can be read."""
+        """Return the record, or None if there is none that can be read."""
         try:
             data = await asyncio.to_thread(self.path.read_bytes)
             return msgspec.json.decode(data, type=LastUses)

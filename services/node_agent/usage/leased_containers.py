@@ -29,16 +29,16 @@ class LeasedContainer:
     name: str
     """Of the container, or of the request."""
     region_path: PurePath | None = None
-    """Location of its region file; None: HAMi-core does not limit it."""
+    """Location of its region file, if HAMi-core limits it."""
     seed: RegionSeed | None = None
     """The limits that its region was created with."""
     instances: tuple[str, ...] = ()
     """UUIDs of its MIG instances, in the order of the lease's shares that are instances."""
     allocated_at: float = 0.0
-    """When the kubelet got its shares, Unix seconds; 0: not known."""
+    """When the kubelet got its shares, Unix seconds; 0 if it is not known."""
 
     def instance_of(self, share: Share) -> str:
-        """Return the UUID of a share's MIG instance; empty: it has none, or it is unknown."""
+        """Return the UUID of a share's MIG instance, if it has one that is known."""
         mig_shares = (one for one in self.lease.shares_of(self.name) if one.mig is not None)
         known = {
             (one.device, one.mig): uuid

@@ -25,10 +25,10 @@ class MeasuredShare:
     position: int
     """The device's number inside the container."""
     limit_bytes: int | None = None
-    """The limit in its region; None: it has no region."""
+    """The limit in its region, if it has one."""
     region: DeviceSums | None = None
     driver_bytes: int | None = None
-    """None: the driver did not respond, or does not report it."""
+    """None if the driver did not respond, or does not report it."""
     driver_percent: int | None = None
     processes: int = 0
     instance: MigInstance | None = None
@@ -68,7 +68,7 @@ class MeasuredContainer:
     lost_pids: tuple[int, ...] = ()
     """PIDs (in the container) of processes whose new allocations HAMi-core does not count."""
     stuck: str = ""
-    """Why its processes hang in HAMi-core; empty: they do not."""
+    """Why its processes hang in HAMi-core, if they do."""
     uncapped: bool = False
     """HAMi-core cannot limit the cores of one of its processes."""
 

@@ -155,7 +155,7 @@ class UsageMonitor(Collector):
         self.processes_in_pods = processes_in_pods
         """Whether `proc` shows the processes of pods: with simulated GPUs there are none."""
         self.last_uses = last_uses
-        """Where the last use of each share survives the agent; None: nowhere."""
+        """Where the last use of each share survives the agent, if anywhere."""
         self.snapshot = UsageSnapshot()
         self.restored = 0
         self._reported_at: dict[Violation, float] = {}
@@ -242,7 +242,7 @@ class UsageMonitor(Collector):
         )
 
     async def living_pids(self, container: ContainerKey) -> frozenset[int] | None:
-        """Return the PIDs of a container's processes in its own namespace; None: not known."""
+        """Return the PIDs of a container's processes in its own namespace, if they are known."""
         users = {one.key: one.pods for one in self._leased_containers(complete=False)}
         users.setdefault(container, (container[0],))
         origins = await self._processes_of(set(users[container]))
@@ -258,7 +258,7 @@ class UsageMonitor(Collector):
         origins: Mapping[int, ProcessOrigin],
         pods: Mapping[PodUid, KubeletPod],
     ) -> dict[ContainerKey, frozenset[int]] | None:
-        """Return the PIDs of each container's processes in its own namespace; None: not known.
+        """Return the PIDs of each container's processes in its own namespace, if they are known.
 
         A process with memory is one that the driver lists. If a region counts memory of another,
         which was killed or which the driver did not list, all processes of its pod are looked up.

@@ -73,7 +73,7 @@ class ViewWriter:
         self._status_read_at = float("-inf")
 
     def unready_reason(self) -> str | None:
-        """Return why views may be outdated; None: the API server has just responded."""
+        """Return why views may be outdated, unless the API server has just responded."""
         if self._read_at is None or self.clock.ticks() < self._read_at + COMPARE_S + REPLY_S:
             return None
         reason = self._failure or f"no response within {REPLY_S:g} s"

@@ -120,7 +120,7 @@ def _instances(listed: list[Any]) -> dict[int, int]:
 
 
 def _busy_percents(handle: Any) -> dict[int, int] | None:
-    """Return the utilization of the processes that have one; None: it is not reported."""
+    """Return the utilization of processes, or None if the driver does not report it."""
     since_us = int((time.time() - UTILIZATION_WINDOW_S) * 1_000_000)
     try:
         samples: list[Any] = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)

@@ -42,9 +42,9 @@ class PciLocation:
     """PCI location of one GPU."""
 
     address: str = ""
-    """PCI address, such as `0000:3b:00.0`; empty: unknown."""
+    """PCI address, such as `0000:3b:00.0`, if it is known."""
     root_complex: str = ""
-    """Such as `pci0000:3a`; empty: unknown."""
+    """Such as `pci0000:3a`, if it is known."""
     numa: int | None = None
 
 
