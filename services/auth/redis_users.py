@@ -19,7 +19,7 @@ CLIENT_COMMANDS = ("evalsha", "xread")
 LOADING_COMMANDS = ("script|load",)
 """Commands of users who may run scripts of their own choice, apart from those that are loaded."""
 BUDGET_COMMANDS = ("expire", "hdel", "hincrby", "hset", "hsetnx", "set", "xadd", "xtrim", "zadd")
-"""Commands that the script `budget_write` runs for the budgets' client."""
+"""Commands that the script `budgets` runs for the budgets' client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,8 @@ from services.binder.settings import BinderSettings
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.reachability import ApiServerReachability
+from shared.ledger.connection_pool import LedgerClock
 from shared.ledger.leases import RedisLeases
-from shared.ledger.ledger_clock import LedgerClock
 from shared.ledger.preemptions import Preemptions
 from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.ledger.waiting_pods import GatedPods

@@ -5,8 +5,8 @@ import random
 from services.placer.metrics import export_mirror
 from services.placer.service import Placer
 from services.placer.settings import PlacerSettings
+from shared.ledger.connection_pool import LedgerClock
 from shared.ledger.leases import RedisLeases
-from shared.ledger.ledger_clock import LedgerClock
 from shared.nats.bus import Bus
 from shared.runtime.run import Nats, serve
 from shared.runtime.shared_process import SharedProcess

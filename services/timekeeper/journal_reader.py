@@ -1,20 +1,22 @@
 """Applies the ledger's journal of leases to the accounts, from entries or from all live leases."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from services.timekeeper.accounts.journal import (
     JournalChanges,
+    LeaseWeight,
     charged_lease_id,
     journal_changes,
     reconcile,
+    weigh,
 )
-from services.timekeeper.accounts.weights import LeaseWeight, weigh
-from services.timekeeper.metrics import TimekeeperMetrics
+from services.timekeeper.config.budget_sources import ConfiguredBudgets
+from services.timekeeper.metrics import VIOLATIONS
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
-from shared.model.budget import Account, AccountChange, Budget, Journal
+from shared.model.budget import Account, AccountChange, Journal
 from shared.model.errors import UnavailableError
 from shared.model.lease import Lease
 from shared.model.names import Namespace
@@ -33,14 +35,12 @@ class JournalReader:
         *,
         store: Budgets,
         ledger: RedisLeases,
-        budget_of: Callable[[Namespace], Budget],
-        metrics: TimekeeperMetrics,
+        configuration: ConfiguredBudgets,
         factors: Mapping[str, Fraction],
     ) -> None:
         self.store = store
         self.ledger = ledger
-        self.budget_of = budget_of
-        self.metrics = metrics
+        self.configuration = configuration
         self.factors = factors
 
     async def apply(self, known_ms: int) -> int:
@@ -72,7 +72,7 @@ class JournalReader:
         journal = await self.store.unread_journal(WHOLE_JOURNAL)
         if journal.lost:
             logger.error("the journal was trimmed before it was read: ends of leases are lost")
-            self.metrics.count_violations("journal-cut", 1)
+            VIOLATIONS.labels("journal-cut").inc()
         journaled = [lease for each in journal.entries for lease in each.leases]
         accounts, counted_ms = await self._charged_so_far([*live, *journaled])
         changes = journal_changes(journal.entries, self._weigh, counted_ms)
@@ -116,4 +116,4 @@ class JournalReader:
         await self.store.apply_journal(journal, account_changes)
 
     def _weigh(self, lease: Lease) -> LeaseWeight:
-        return weigh(lease, self.budget_of(lease.namespace), self.factors)
+        return weigh(lease, self.configuration.budget_of(lease.namespace), self.factors)

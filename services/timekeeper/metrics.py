@@ -40,31 +40,16 @@ IGNORED_REPORTS = Counter(
 )
 
 
-class TimekeeperMetrics:
-    """Metrics of budgets and of charging."""
-
-    def set_balance(self, balance: Balance) -> None:
-        """Set the gauges of a namespace."""
-        name = balance.namespace
-        USED.labels(name).set(balance.used_units / UNITS_PER_GPU_MINUTE)
-        INVALID.labels(name).set(int(bool(balance.problem)))
-        CURRENT_RATE.labels(name).set(balance.current_rate_milli_gpu)
-        if balance.remaining_units is not None:
-            REMAINING.labels(name).set(balance.remaining_units / UNITS_PER_GPU_MINUTE)
-        else:
-            with suppress(KeyError):  # it may never have had a limit
-                REMAINING.remove(name)
-        for state in BudgetState:
-            STATE.labels(name, state).set(int(state is balance.state))
-
-    def observe_charge_delay(self, delay_ms: int) -> None:
-        """Observe how much later than due GPU time was charged."""
-        CHARGE_DELAY.observe(delay_ms / 1000)
-
-    def count_violations(self, kind: str, count: int) -> None:
-        """Count violated invariants."""
-        VIOLATIONS.labels(kind).inc(count)
-
-    def count_ignored_report(self) -> None:
-        """Count a usage report of a sidecar."""
-        IGNORED_REPORTS.inc()
+def set_balance(balance: Balance) -> None:
+    """Set the gauges of a namespace."""
+    name = balance.namespace
+    USED.labels(name).set(balance.used_units / UNITS_PER_GPU_MINUTE)
+    INVALID.labels(name).set(int(bool(balance.problem)))
+    CURRENT_RATE.labels(name).set(balance.current_rate_milli_gpu)
+    if balance.remaining_units is not None:
+        REMAINING.labels(name).set(balance.remaining_units / UNITS_PER_GPU_MINUTE)
+    else:
+        with suppress(KeyError):  # it may never have had a limit
+            REMAINING.remove(name)
+    for state in BudgetState:
+        STATE.labels(name, state).set(int(state is balance.state))

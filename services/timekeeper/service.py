@@ -6,7 +6,7 @@ all times are of the ledger's clock, so neither pauses nor the hosts' clocks cha
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 
 from services.timekeeper.accounts.accrual import (
@@ -15,14 +15,15 @@ from services.timekeeper.accounts.accrual import (
     grant_update,
     parse_gpu_minutes,
     restore_update,
+    retained_since_ms,
     trim_windows,
 )
-from services.timekeeper.accounts.windows import retained_since_ms
 from services.timekeeper.config.budget_sources import ConfiguredBudgets
 from services.timekeeper.journal_reader import JournalReader
-from services.timekeeper.metrics import TimekeeperMetrics
+from services.timekeeper.metrics import CHARGE_DELAY, VIOLATIONS, set_balance
 from services.timekeeper.report.budget_reports import budget_changed, is_reportable_change
 from services.timekeeper.report.status_publisher import StatusPublisher
+from shared.credentials.certificate_rotation import ServingCertificate
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.model.balance import balance
@@ -40,9 +41,6 @@ REPORT_EVERY_MS = 60_000
 GRANT_ATTEMPTS = 20
 
 
-Sleep = Callable[[float], Awaitable[None]]
-
-
 class Timekeeper:
     """Caches every account, and drops the copy when another replica has written it."""
 
@@ -53,30 +51,24 @@ class Timekeeper:
         ledger: RedisLeases,
         configuration: ConfiguredBudgets,
         statuses: StatusPublisher,
-        metrics: TimekeeperMetrics,
         clock: Clock,
         factors: Mapping[str, Fraction],
         tick_s: float,
         charge_every_s: float,
         keep_days: int,
-        rotate_certificate: Callable[[Sleep], Awaitable[None]] | None = None,
+        certificate: ServingCertificate | None = None,
     ) -> None:
         self.store = store
         self.journal = JournalReader(
-            store=store,
-            ledger=ledger,
-            budget_of=configuration.budget_of,
-            metrics=metrics,
-            factors=factors,
+            store=store, ledger=ledger, configuration=configuration, factors=factors
         )
         self.configuration = configuration
         self.statuses = statuses
-        self.metrics = metrics
         self.clock = clock
         self.tick_s = tick_s
         self.charge_every_ms = round(charge_every_s * 1000)
         self.keep_days = keep_days
-        self.rotate_certificate = rotate_certificate
+        self.certificate = certificate
         self.accounts: dict[Namespace, Account] = {}
         self.with_share: set[Namespace] = set()
         """Namespaces whose share was not 1, so that its reset is published, too."""
@@ -97,10 +89,10 @@ class Timekeeper:
     @loops
     async def maintain_certificate(self) -> None:
         """Keep the certificate of the REST interface valid, if it has one."""
-        if self.rotate_certificate is None:
+        if self.certificate is None:
             await asyncio.Event().wait()
         else:
-            await self.rotate_certificate(self.clock.sleep)
+            await self.certificate.run(self.clock.sleep)
 
     async def count(self) -> list[BudgetChanged]:
         """Apply the journal, advance every account, and return the events that follow."""
@@ -135,7 +127,7 @@ class Timekeeper:
     async def _discard_damaged(self) -> None:
         """Discard accounts that cannot be read: they are lost, and restored as such."""
         if discarded := await self.store.discard_damaged():
-            self.metrics.count_violations("account-damaged", len(discarded))
+            VIOLATIONS.labels("account-damaged").inc(len(discarded))
             logger.error("deleted from Redis, as it cannot be read: %s", ", ".join(discarded[:20]))
 
     async def add_grant(
@@ -239,7 +231,7 @@ class Timekeeper:
             )
         current = balance(account, budget, now_ms)
         changed = is_reportable_change(before, account)
-        self.metrics.set_balance(current)
+        set_balance(current)
         await self.statuses.publish(budget, account, current, changed=changed)
         if budget.share != 1:
             self.with_share.add(namespace)
@@ -257,5 +249,5 @@ class Timekeeper:
             each.ended_ms is not None and each.ended_ms < each.charged_ms for each in account.leases
         )
         if ended_early:
-            self.metrics.count_violations("ended-before-charged", ended_early)
-        self.metrics.observe_charge_delay(max(0, max(delays, default=0) - self.charge_every_ms))
+            VIOLATIONS.labels("ended-before-charged").inc(ended_early)
+        CHARGE_DELAY.observe(max(0, max(delays, default=0) - self.charge_every_ms) / 1000)

@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 from services.timekeeper.config.budget_sources import BudgetFile, BudgetObjects, ConfiguredBudgets
 from services.timekeeper.config.budget_spec import parse_factors
-from services.timekeeper.metrics import TimekeeperMetrics
 from services.timekeeper.report.status_publisher import StatusPublisher
 from services.timekeeper.rest.api import BudgetApi
 from services.timekeeper.service import Timekeeper
@@ -53,7 +52,7 @@ class AuthorityConfigMap:
 def serving_certificate(
     settings: TimekeeperSettings, client: KubernetesClient | None
 ) -> ServingCertificate | None:
-    """Return the certificate that `--api` serves; None: it does not use TLS."""
+    """Return the certificate that `--api` serves, or None if it does not use TLS."""
     names, now = settings.names, partial(datetime.now, UTC)
     if settings.secret and client is not None:
         namespace, _, name = settings.secret.partition("/")
@@ -97,26 +96,21 @@ async def serve_timekeeper(settings: TimekeeperSettings) -> None:
         objects = BudgetObjects(client) if client and settings.objects else None
         configuration = ConfiguredBudgets(file=file, objects=objects)
         certificate = serving_certificate(settings, client)
-        metrics = TimekeeperMetrics()
         timekeeper = Timekeeper(
             store=store,
             ledger=ledger,
             configuration=configuration,
             statuses=StatusPublisher(objects),
-            metrics=metrics,
             clock=SystemClock(),
             factors=factors,
             tick_s=settings.tick_s,
             charge_every_s=settings.charge_every_s,
             keep_days=settings.keep_days,
-            rotate_certificate=certificate.run if certificate else None,
+            certificate=certificate,
         )
         api = BudgetApi(
             timekeeper,
-            store,
-            configuration,
             _authenticator(settings, client),
-            metrics=metrics,
             client=client,
             old_reports=settings.old_reports,
         )

@@ -157,22 +157,8 @@ class KubernetesAuthenticator:
             self._tokens.set(digest, review)
         return KubernetesViewer(self, review.user) if review.authenticated else None
 
-    async def may_get_pods(self, user: TokenUser, namespace: str) -> bool:
-        """Review whether a user may `get pods` in a namespace; empty: in all."""
-        attributes = {"verb": "get", "resource": "pods", "version": "v1", "namespace": namespace}
-        return await self._may(user, attributes)
-
-    async def may_grant(self, user: TokenUser, namespace: str) -> bool:
-        """Review whether a user may `create gpubudgets/grants` of the namespace's GPUBudget."""
-        attributes = {"verb": "create", "group": "leasehold.dev", "resource": "gpubudgets"}
-        return await self._may(user, {**attributes, "subresource": "grants", "name": namespace})
-
-    async def may_resize(self, user: TokenUser, namespace: str, pod: str) -> bool:
-        """Review whether a user may `patch pods/resize`, as the API server requires it."""
-        attributes = {"verb": "patch", "resource": "pods", "version": "v1", "namespace": namespace}
-        return await self._may(user, {**attributes, "subresource": "resize", "name": pod})
-
-    async def _may(self, user: TokenUser, attributes: Mapping[str, str]) -> bool:
+    async def may(self, user: TokenUser, **attributes: str) -> bool:
+        """Review whether a user may do what `resourceAttributes` of a review say."""
         key = (user.username, user.uid, user.groups, *sorted(attributes.items()))
         allowed: bool | None = self._permissions.get(key)
         if allowed is None:
@@ -209,22 +195,26 @@ class KubernetesViewer:
         return self.user.username
 
     async def may_grant(self, namespace: Namespace) -> bool:
-        """Review at the API server."""
-        return await self.authenticator.may_grant(self.user, namespace)
+        """Review whether the user may `create gpubudgets/grants` of the namespace's GPUBudget."""
+        of_grants = {"group": "leasehold.dev", "resource": "gpubudgets", "subresource": "grants"}
+        return await self.authenticator.may(self.user, verb="create", name=namespace, **of_grants)
 
     async def may_resize(self, namespace: Namespace, pod: str) -> bool:
-        """Review at the API server."""
-        return await self.authenticator.may_resize(self.user, namespace, pod)
+        """Review whether the user may `patch pods/resize`, as the API server requires it."""
+        return await self._may_on_pods("patch", namespace, subresource="resize", name=pod)
 
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
         """Review for all namespaces at once, then for each."""
-        if await self.authenticator.may_get_pods(self.user, ""):
+        if await self._may_on_pods("get", ""):
             return None
         names = sorted(name for name in set(namespaces) if name)
-        allowed = await asyncio.gather(
-            *(self.authenticator.may_get_pods(self.user, name) for name in names)
-        )
+        allowed = await asyncio.gather(*(self._may_on_pods("get", name) for name in names))
         return frozenset(name for name, may in zip(names, allowed, strict=True) if may)
+
+    async def _may_on_pods(self, verb: str, namespace: str, **more: str) -> bool:
+        """Review for the pods of a namespace; an empty one is all of them."""
+        attributes = {"resource": "pods", "version": "v1", "namespace": namespace, **more}
+        return await self.authenticator.may(self.user, verb=verb, **attributes)
 
 
 def make_token(path: Path, log: Callable[[str], None]) -> None:

@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from shared.credentials.certificate_stores import CertificateStore
-from shared.credentials.serving_certificate import (
+from shared.credentials.certificate_stores import (
     CertificateBundle,
+    CertificateStore,
     ends_at,
-    is_due,
     is_valid,
     make,
 )
+from shared.credentials.certificates import is_due
 from shared.model.errors import LeaseholdError
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class ServingCertificate:
     ) -> None:
         self.store = store
         self.trust = trust
-        """Publishes CA certificates (PEM) to clients; None: they know the authority."""
+        """Publishes CA certificates (PEM) to clients, unless they know the authority."""
         self.names = tuple(names)
         self.now = now
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -64,7 +64,7 @@ class ServingCertificate:
         """Create, renew or load the bundle if that is due, and publish its CA."""
         stored = await self.store.load()
         now = self.now()
-        if stored is None or is_due(stored, self.names, now):
+        if stored is None or is_due(stored.certificate, self.names, now):
             fresh = await asyncio.to_thread(make, self.names, now, after=stored or self.bundle)
             if await self.store.save(fresh, after=stored):
                 logger.info("created a certificate for %s", ", ".join(self.names))

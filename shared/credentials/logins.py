@@ -28,7 +28,7 @@ class ClientCredentials:
     tls: TlsFiles = NO_FILES
 
     def login(self) -> Login | None:
-        """Read the login; None: no user. Raises RequestError, never with the content of a file."""
+        """Read the login, if any. Raises RequestError, never with the content of a file."""
         if self.login_file is not None:
             return load_login(self.login_file)
         if self.token_file is not None:

@@ -24,10 +24,10 @@ class TlsFiles:
     """PEM files: trusted CAs, and our client certificate if the server requires one."""
 
     ca: Path | None = None
-    """CAs of the server's certificate; None: those of the system."""
+    """CAs of the server's certificate, instead of those of the system."""
     certificate: Path | None = None
     key: Path | None = None
-    """Key of `certificate`; None: in the same file."""
+    """Key of `certificate`, unless it is in the same file."""
 
     def __bool__(self) -> bool:
         return bool(self.ca or self.certificate)
@@ -57,7 +57,7 @@ NO_FILES = TlsFiles()
 
 
 def tls_fault(error: BaseException | None, *, flag: str) -> str | None:
-    """Explain a certificate error and its remedy; None: it is another error.
+    """Explain a certificate error and its remedy, or return None for another error.
 
     `flag` is the prefix of this server's settings: `--nats` or `--redis`.
     """

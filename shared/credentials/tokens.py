@@ -26,7 +26,7 @@ class AccessTokens:
     tokens: tuple[tuple[bytes, str], ...] = ()
 
     def scopes(self, header: str) -> frozenset[str]:
-        """Return the namespaces of the token in a header, `*` for all; empty: unknown."""
+        """Return the namespaces of the token in a header, `*` for all, none for an unknown one."""
         kind, _, given = header.partition(" ")
         return frozenset(
             scope

@@ -115,7 +115,7 @@ class Budgets:
 
     async def revisions(self) -> dict[Namespace, int]:
         """Return the revision of every account that can be read."""
-        found = list(pairs(await self._query("revisions")))
+        found = list(pairs(await self._run("revisions")))
         known = dict(readable(lambda row: (Namespace(row[0]), int(row[1])), found))
         self._damaged.update(Namespace(name) for name, _ in found if name not in known)
         return known
@@ -131,9 +131,7 @@ class Budgets:
 
     async def _discard(self) -> list[str]:
         damaged = sorted(self._damaged)
-        found: list[str] = await self._connection.run(
-            "budget_check", self._prefix, damaged, state="any"
-        )
+        found: list[str] = await self._run("discard", damaged)
         self._damaged.difference_update(damaged)
         return found
 
@@ -148,8 +146,7 @@ class Budgets:
         ]
         accounts: list[Account] = []
         for batch in in_batches(rows, PAGE_SIZE):
-            found = await self._connection.run("budget_load", self._prefix, batch, state="any")
-            accounts += readable(decode_account, found)
+            accounts += readable(decode_account, await self._run("load", batch))
         self._damaged.update(wanted.keys() - {each.namespace for each in accounts})
         return accounts
 
@@ -170,13 +167,13 @@ class Budgets:
     async def charged_until(self, tenures: Sequence[str]) -> dict[str, int]:
         """Return until when tenures that ended during the last day are charged."""
         keys = [self._keys.of("done", id_) for id_ in tenures]
-        found = await self._query("charged", keys) if keys else []
+        found = await self._run("charged", keys) if keys else []
         pairs_found = ((id_, at) for id_, at in zip(tenures, found, strict=True) if at)
         return dict(readable(lambda row: (row[0], int(row[1])), pairs_found))
 
     async def windows(self, namespace: Namespace) -> list[BudgetWindow]:
         """Return all windows of a namespace, by start."""
-        found = readable(decode_window, await self._query("windows", namespace))
+        found = readable(decode_window, await self._run("windows", namespace))
         return sorted(found, key=lambda window: window.place)
 
     async def save(self, update: AccountUpdate, *, kept_since_ms: int | None = None) -> bool:
@@ -190,22 +187,20 @@ class Budgets:
         self, namespace: Namespace, *, after: str = "", most: int = PAGE_SIZE
     ) -> list[ChargeEntry]:
         """Return the entries after the given one, oldest first."""
-        rows = await self._query("entries", namespace, after, most)
+        rows = await self._run("entries", namespace, after, most)
         return list(readable(lambda row: decode_charge_entry(*row), rows))
 
     async def now_ms(self) -> int:
         """Return the instant by the server's clock."""
-        return int(await self._query("now"))
+        return int(await self._run("now"))
 
     async def acquire_lock(self, name: str, *, every_ms: int) -> bool:
         """Return whether the caller got the lock, which expires after `every_ms`."""
-        return bool(await self._query("lock", name, every_ms))
+        return bool(await self._run("lock", name, every_ms))
 
     async def _write(self, write: AccountWrite) -> bool:
         parts = (write.guards, write.commands, write.old_windows)
-        return bool(await self._connection.run("budget_write", *parts, state="any"))
+        return bool(await self._run("write", *parts))
 
-    async def _query(self, question: str, *args: object) -> Any:
-        return await self._connection.run(
-            "budget_query", self._prefix, question, *args, state="any"
-        )
+    async def _run(self, *args: object) -> Any:
+        return await self._connection.run("budgets", self._prefix, *args, state="any")

@@ -9,15 +9,14 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 import msgpack
 import msgspec
 from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
 
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
-from shared.ledger.connection_pool import CommandClient, connection_pool
-from shared.ledger.ledger_clock import LedgerClock
+from shared.ledger.connection_pool import CommandClient, LedgerClock, connection_pool
 from shared.ledger.script_sources import script_names, script_source
 from shared.ledger.server_errors import is_served, translate
 from shared.model.errors import PermissionDeniedError
@@ -40,8 +39,25 @@ def unpack(packed: bytes) -> Any:
         return msgpack.unpackb(packed, unicode_errors="surrogateescape", strict_map_key=False)
 
 
+class ConnectionOptions(TypedDict, total=False):
+    """How to connect to the ledger; see `LedgerConnection`."""
+
+    credentials: ClientCredentials
+    timeout_s: float
+    feed_length: int
+    detects_lost_writes: bool
+    loads_scripts: bool
+    clock: LedgerClock | None
+
+
 class LedgerConnection:
-    """A pool of connections to one server, and the scripts that it runs."""
+    """A pool of connections to one server, and the scripts that it runs.
+
+    The feed keeps about `feed_length` script calls. With `detects_lost_writes`, which requires the
+    right to write, a ledger that has lost what it confirmed to this caller is closed, so that it is
+    rebuilt. With `loads_scripts` the server gets all scripts, also those that only users without
+    the right to load any run.
+    """
 
     def __init__(
         self,
@@ -57,14 +73,13 @@ class LedgerConnection:
     ) -> None:
         self.prefix = prefix
         self.loads_scripts = loads_scripts
-        """Whether to load all scripts, also those that only others run."""
         self._has_loaded = False
         self.timeout_s = timeout_s
         self.feed_length = feed_length
         self.detects_lost_writes = detects_lost_writes
         self.clock = clock
         self.unready_reason: str | None = None
-        """Why the server does not serve calls, or refuses some; None: it serves them."""
+        """Why the server does not serve calls, or refuses some."""
         self._refuses = False
         """Whether the server refused a call, and has accepted no write since."""
         self._tried_at = 0.0
@@ -207,10 +222,13 @@ class LedgerPart:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, url: str, *, prefix: str = "lh:", credentials: ClientCredentials = NO_CREDENTIALS
+        cls, url: str, *, prefix: str = "lh:", **options: Unpack[ConnectionOptions]
     ) -> AsyncIterator[Self]:
-        """Open this part of the ledger with the prefix; connects with the first call."""
-        async with LedgerConnection(url, prefix=prefix, credentials=credentials) as connection:
+        """Open this part of the ledger at `url` (`redis://`, `rediss://`, `unix://`).
+
+        Connects with the first call. `options`: see `LedgerConnection`.
+        """
+        async with LedgerConnection(url, prefix=prefix, **options) as connection:
             yield cls(connection)
 
     def part(self, kind: type[P]) -> P:

@@ -1,11 +1,21 @@
-"""The client of Redis or Valkey; files with credentials are read again for each connection."""
+"""The client of Redis or Valkey, its clock, and the primary that Sentinels name.
 
-from collections.abc import Mapping
+Files with credentials are read again for each connection, and Sentinels are asked for each one. A
+demoted primary answers READONLY, and its connections are closed; one that hangs is left when the
+call's timeout ends. `redis+sentinel://HOST[:PORT],.../NAME[/DB]`, `rediss+sentinel://` under TLS:
+NAME is the Sentinels' name of the primary (`sentinel monitor NAME ...`).
+"""
+
+import re
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import hiredis
 import redis.asyncio
+from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.driver_info import DriverInfo
@@ -13,8 +23,106 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
-from shared.ledger.sentinel import primary_pool, uses_sentinels
-from shared.model.errors import RequestError
+from shared.model.clock import SystemClock
+from shared.model.errors import RequestError, UnavailableError
+
+READ_EVERY_S = 10.0
+"""How often the server's time is read; between two readings the host counts monotonic seconds."""
+
+
+class LedgerClock(SystemClock):
+    """The server's clock, the same for all hosts: what the ledger stores or compares is by it."""
+
+    def __init__(self) -> None:
+        self._ahead_s: float | None = None
+        """The server's Unix time less our monotonic seconds."""
+        self._read_at = -READ_EVERY_S
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the server's time must be read again."""
+        return self._ahead_s is None or time.monotonic() >= self._read_at + READ_EVERY_S
+
+    def set(self, server_s: float, began_s: float) -> None:
+        """Set the clock by the server's time, requested at our monotonic second `began_s`."""
+        self._read_at = time.monotonic()
+        self._ahead_s = server_s - (began_s + self._read_at) / 2
+
+    def now(self) -> float:
+        """Return the server's Unix seconds. Raises UnavailableError until it has replied once."""
+        if self._ahead_s is None:
+            raise UnavailableError("the time of the Redis server is not known yet")
+        return time.monotonic() + self._ahead_s
+
+
+PORT = 26379
+_SCHEME = re.compile(r"(rediss?)\+sentinel://")
+_FORM = re.compile(r"(?P<hosts>[^/@]+)/(?P<name>[^/?]+)(?:/(?P<db>\d+))?")
+PoolFactory = Callable[[str, ClientCredentials, float], ConnectionPool]
+"""Makes a pool for one server: its URL, our credentials, and seconds to connect."""
+
+
+class _PrimaryPool(SentinelConnectionPool):  # type: ignore[misc]
+    """Connections to the current primary; closes those to the Sentinels, too."""
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self.sentinel_manager.aclose()
+
+
+def uses_sentinels(url: str) -> bool:
+    """Whether the URL names Sentinels."""
+    return _SCHEME.match(url) is not None
+
+
+def primary_pool(
+    url: str, credentials: ClientCredentials, *, timeout_s: float, make_pool: PoolFactory
+) -> ConnectionPool:
+    """Return a pool of connections to the primary; `make_pool` makes one for a server.
+
+    Sentinels get the same credentials; those that refuse them are tried without. One that hangs is
+    passed over in time to try the others. Raises RequestError for a malformed URL.
+    """
+    scheme, rest = url.split("+sentinel://", 1)
+    form = _FORM.fullmatch(rest)
+    if form is None:
+        raise RequestError(
+            f"--redis-url {scheme}+sentinel://... names no primary, or names a user: write "
+            f"{scheme}+sentinel://HOST:{PORT},HOST:{PORT}/NAME, where NAME is that of "
+            "`sentinel monitor`, and set the user with --redis-credentials"
+        )
+    hosts = [_with_port(host) for host in form["hosts"].split(",")]
+    attempts = (
+        [credentials, ClientCredentials(tls=credentials.tls)]
+        if credentials.secret_file
+        else [credentials]
+    )
+    limit_s = timeout_s / (2 * len(hosts))
+    sentinels = Sentinel([])
+    for attempt in attempts:
+        for host in hosts:
+            pool = make_pool(f"{scheme}://{host}", attempt, limit_s)
+            pool.connection_kwargs["socket_timeout"] = limit_s
+            sentinels.sentinels.append(Redis.from_pool(pool))
+    template = make_pool(f"{scheme}://primary/{form['db'] or 0}", credentials, timeout_s)
+    excluded = ("host", "port")
+    return _PrimaryPool(
+        form["name"],
+        sentinels,
+        connection_class=type(
+            "_PrimaryConnection", (SentinelManagedConnection, template.connection_class), {}
+        ),
+        **{
+            name: value
+            for name, value in template.connection_kwargs.items()
+            if name not in excluded
+        },
+    )
+
+
+def _with_port(host: str) -> str:
+    return host if re.search(r":\d+$", host) else f"{host}:{PORT}"
+
 
 _DRIVER_INFO = DriverInfo(lib_version=redis.__version__)
 """For CLIENT SETINFO; without a version, the library reads its metadata for each connection."""

@@ -14,19 +14,18 @@ confirmed (a replica that was behind took over) is recognised by its versions.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Self
+from typing import Any
 from uuid import uuid4
 
+import msgspec
 from msgspec import structs
 
-from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.ledger.connection import LedgerConnection, LedgerPart, in_batches, unpack
-from shared.ledger.ledger_clock import LedgerClock
 from shared.ledger.ledger_inventory import LedgerInventory
 from shared.ledger.ledger_totals import PAGE_SIZE, LedgerQuotas, LedgerTotals, read_nodes
+from shared.ledger.rows.device_rows import decode_device_row, decode_node_row
 from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import (
     decode_lease,
@@ -35,8 +34,9 @@ from shared.ledger.rows.lease_rows import (
     encode_repelled,
     encode_reservation,
     joined,
+    new_lease,
 )
-from shared.ledger.rows.outcome_rows import decode_outcome, decode_resize_refusal
+from shared.ledger.rows.quota_rows import decode_excesses
 from shared.ledger.rows.unreadable import readable
 from shared.ledger.rows.waiting_rows import rank_of
 from shared.ledger.server_errors import RebuildPendingError
@@ -44,8 +44,10 @@ from shared.ledger.waiting_pods import WaitingPods
 from shared.model.errors import ConflictError
 from shared.model.lease import ClaimAllocation, Lease, LeaseState, StaleLeaseError
 from shared.model.ledger import (
+    AlreadyLeased,
     CheckedRecords,
     GangIncomplete,
+    GonePod,
     NoCapacity,
     Reservation,
     ReservationOutcome,
@@ -56,6 +58,57 @@ from shared.model.ledger import (
 from shared.model.names import NodeName, PodUid
 from shared.model.request import Gang
 
+_ALREADY_LEASED, _GANG_INCOMPLETE, _GONE, _TOO_LARGE = 0, -2, -3, -4
+
+
+def decode_outcome(
+    wanted: Reservation,
+    numbers: Iterator[int],
+    values: Iterator[bytes],
+    now: float,
+    expires_at: float,
+) -> ReservationOutcome:
+    """Decode the next outcome of `reserve.lua`: numbers, and the value that they refer to."""
+    number = next(numbers)
+    if number > 0:
+        return Reserved(lease=new_lease(wanted, number, numbers, now, expires_at))
+    if number == _ALREADY_LEASED:
+        return AlreadyLeased(lease=decode_lease(next(values)))
+    if number == _GANG_INCOMPLETE:
+        return GangIncomplete(pod=wanted.pod)
+    if number == _GONE:
+        return GonePod(pod=wanted.pod)
+    if number == _TOO_LARGE:
+        return TooLarge(pod=wanted.pod, reason=next(values).decode())
+    return _decode_refusal(wanted.pod, next(values))
+
+
+def _decode_refusal(pod: PodUid, packed: bytes) -> NoCapacity:
+    reason, nodes, devices, excesses, reserved_for_other = msgspec.msgpack.decode(packed)
+    states = map(decode_device_row, devices)
+    return NoCapacity(
+        pod=pod,
+        reason=reason,
+        devices={state.uuid: state.use for state in states},
+        nodes=dict(map(decode_node_row, nodes)),
+        quotas=decode_excesses(excesses),
+        reserved_for_other=reserved_for_other,
+    )
+
+
+def decode_resize_refusal(
+    pod: PodUid, reason: str, devices: Sequence[Any], excesses: Sequence[Any]
+) -> NoCapacity:
+    """Decode why a lease cannot have the shares that it was to get."""
+    states = map(decode_device_row, devices)
+    return NoCapacity(
+        pod=pod,
+        reason=reason,
+        devices={state.uuid: state.use for state in states},
+        quotas=decode_excesses(excesses),
+    )
+
+
 _PLACEHOLDER_S = 1.0
 """Placeholder for the time of the resize, which the script writes."""
 
@@ -64,7 +117,7 @@ class LeaseResizes(LedgerPart):
     """Changes the size of leases, and records which nodes and annotations may be outdated."""
 
     async def lock(self, pod: PodUid, *, ttl_s: float) -> str | None:
-        """Lock the pod's lease for `ttl_s`; return the token to shrink it; None: it is locked."""
+        """Lock the lease for `ttl_s`; return the token to shrink it, or None if it is locked."""
         token = uuid4().hex
         is_locked = await self._run("lock", pod, token, round(ttl_s * 1000))
         return token if is_locked else None
@@ -166,7 +219,7 @@ class ClaimLeases(LedgerPart):
         return [bool(marked) for marked in unpack(packed)]
 
     async def set_consumers(self, lease: Lease, consumers: Sequence[PodUid]) -> Lease | None:
-        """Replace the consumers of a claim's lease; None: it has changed since it was read."""
+        """Replace the consumers of a claim's lease; None if it has changed since it was read."""
         generation = lease.claim.generation if lease.claim else ""
         claim = ClaimAllocation(generation=generation, consumers=tuple(consumers))
         packed, *stored = await self._connection.run_raw(
@@ -197,39 +250,6 @@ class RedisLeases(LedgerInventory):
         self.totals = LedgerTotals(connection)
         self.quotas = LedgerQuotas(connection)
         self.checks = RecordChecks(connection)
-
-    @classmethod
-    @asynccontextmanager
-    async def connect(
-        cls,
-        url: str,
-        *,
-        prefix: str = "lh:",
-        credentials: ClientCredentials = NO_CREDENTIALS,
-        timeout_s: float = 5.0,
-        feed_length: int = 10_000,
-        detects_lost_writes: bool = False,
-        loads_scripts: bool = False,
-        clock: LedgerClock | None = None,
-    ) -> AsyncIterator[Self]:
-        """Open the ledger at `url` (`redis://`, `rediss://`, `unix://`); connects when used.
-
-        The feed keeps about `feed_length` script calls. With `detects_lost_writes`, which requires
-        the right to write, a ledger that has lost what it confirmed to this caller is closed, so
-        that it is rebuilt. With `loads_scripts` the server gets all scripts, also
-        those that only users without the right to load any run.
-        """
-        async with LedgerConnection(
-            url,
-            prefix=prefix,
-            credentials=credentials,
-            timeout_s=timeout_s,
-            feed_length=feed_length,
-            detects_lost_writes=detects_lost_writes,
-            loads_scripts=loads_scripts,
-            clock=clock,
-        ) as connection:
-            yield cls(connection)
 
     # Leases
 
@@ -450,7 +470,7 @@ class RedisLeases(LedgerInventory):
     ) -> str | None:
         """Empty the ledger for a rebuild; return the token of the one caller that rebuilds it.
 
-        None: it is ready (and this is not `force`d), or another began less than `lock_s` ago.
+        None if it is ready (and this is not `force`d), or another began less than `lock_s` ago.
         """
         token = uuid4().hex[:16]
         won = await self._connection.run("rebuild", "begin", token, now, lock_s, force, state="any")

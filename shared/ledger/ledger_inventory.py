@@ -1,13 +1,23 @@
-"""The inventory of the ledger: nodes and devices as the API server and agents report them."""
+"""The inventory of the ledger, its snapshots, and the feed of every change after one."""
 
+import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
-from shared.ledger.connection import in_batches
-from shared.ledger.ledger_feed import LedgerFeed
-from shared.ledger.ledger_totals import read_nodes
-from shared.ledger.rows.node_rows import encode_device_report, encode_node_facts
+from shared.ledger.connection import LedgerConnection, LedgerPart, in_batches
+from shared.ledger.ledger_totals import PAGE_SIZE, read_nodes
+from shared.ledger.rows.node_rows import (
+    decode_change,
+    decode_node_rows,
+    encode_device_report,
+    encode_node_facts,
+    is_known,
+)
+from shared.ledger.rows.unreadable import UNREADABLE
+from shared.ledger.server_errors import RebuildPendingError
+from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
+from shared.model.ledger import FeedTruncatedError, LedgerChange, LedgerSnapshot, LedgerStatus
 from shared.model.names import DeviceUuid, NodeName
 from shared.model.node import UNKNOWN_REVISION, NodeFacts, NodeRevision
 
@@ -15,10 +25,113 @@ logger = logging.getLogger(__name__)
 
 NODES_AT_ONCE = 32
 """Nodes saved per call: Redis runs nothing else meanwhile."""
+FEED_BATCH = 200
+"""Feed entries per call."""
+FEED_WAIT_S = 2.0
+"""How long a reader of the feed waits before it checks that the ledger is still the same."""
+MAX_AGE_S = 0.45
+"""The loops of a binder share what was read of the ledger's status for this long."""
 
 
-class LedgerInventory(LedgerFeed):
-    """Writes nodes and devices, and reads them."""
+class LedgerInventory(LedgerPart):
+    """Writes nodes and devices, and reads them and the feed of their changes."""
+
+    def __init__(self, connection: LedgerConnection) -> None:
+        super().__init__(connection)
+        self._reading = asyncio.Lock()
+        self._status: LedgerStatus | None = None
+        self._read_at = float("inf")
+        """The caller's time of the latest reading of the status."""
+
+    async def capacity(self) -> int:
+        """Return the capacity number: it rises whenever something is freed or added."""
+        return (await self._read_status()).capacity
+
+    async def generation(self) -> str | None:
+        """Return the generation of the ledger; None while it is not ready."""
+        try:
+            return (await self._read_status()).generation
+        except RebuildPendingError:
+            return None
+
+    async def status(self, *, now: float, max_age_s: float = MAX_AGE_S) -> LedgerStatus | None:
+        """Return what may have to be done; None while the ledger is not ready.
+
+        `now` is the caller's monotonic time. Callers share one reading for `max_age_s`.
+        """
+        async with self._reading:
+            if not self._read_at <= now < self._read_at + max_age_s:
+                try:
+                    self._status = await self._read_status()
+                except RebuildPendingError:
+                    self._status = None
+                self._read_at = now
+            return self._status
+
+    async def _read_status(self) -> LedgerStatus:
+        found = await self._connection.run("status")
+        generation, capacity, version, vanished, expires_at, *counts = found
+        waiting, unsynced, preemptions, budgets = counts
+        self._connection.observe_version(version)
+        return LedgerStatus(
+            generation=str(generation),
+            capacity=int(capacity),
+            vanished=vanished,
+            expires_at=expires_at,
+            waiting=waiting,
+            unsynced=unsynced,
+            preemptions=preemptions,
+            budgets=budgets,
+        )
+
+    async def snapshot(self) -> LedgerSnapshot:
+        """Return all nodes that the API server has, and the position in the feed."""
+        start = await read_nodes(self._connection, [])
+        nodes = []
+        for batch in in_batches(sorted(start.names), PAGE_SIZE):
+            page = await read_nodes(self._connection, batch)
+            if page.generation != start.generation:
+                raise UnavailableError("the ledger was rebuilt while it was read; read it again")
+            known = filter(is_known, page.rows)
+            nodes += [totals.node for totals in decode_node_rows(known, page.leases)]
+        return LedgerSnapshot(
+            position=f"{start.generation}:{start.feed_entry}:{start.feed_digest}",
+            capacity=start.capacity,
+            version=start.version,
+            nodes=tuple(nodes),
+        )
+
+    async def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
+        """Yield every change after `position` as soon as it happens, without end.
+
+        Raises FeedTruncatedError if the feed no longer goes back that far, or the ledger was
+        rebuilt, or has lost changes.
+        """
+        generation, number, digest = position.split(":")
+        at, missed = int(number), -1
+        while True:
+            entries = await self._connection.read_feed(at, count=FEED_BATCH, block_s=FEED_WAIT_S)
+            if not entries:
+                page = await read_nodes(self._connection, [])
+                if page.generation != generation or page.feed_entry < at:
+                    raise FeedTruncatedError(position, "the ledger was rebuilt")
+                if page.feed_entry == at:
+                    check_unchanged(position, digest, page.feed_digest)
+                elif missed == page.feed_entry:
+                    raise FeedTruncatedError(position, f"it has no entry up to {missed}")
+                missed = page.feed_entry
+                continue
+            changes = []
+            for entry, fields in entries:
+                if fields.get(b"e", b"").decode("latin1") != generation:
+                    raise FeedTruncatedError(position, "the ledger was rebuilt")
+                if entry != at + 1:
+                    raise FeedTruncatedError(position, f"it begins at {entry}")
+                check_unchanged(position, digest, fields.get(b"p", b"").decode("latin1"))
+                at, digest = entry, fields.get(b"t", b"").decode("latin1")
+                changes.append(_decoded(f"{generation}:{at}:{digest}", fields))
+            self._connection.observe_version(max(change.version for change in changes))
+            yield changes
 
     async def save_nodes(
         self, nodes: Sequence[NodeFacts], revisions: Sequence[NodeRevision] = ()
@@ -86,3 +199,19 @@ class LedgerInventory(LedgerFeed):
         parts = [part for item in reasons.items() for part in item]
         found = await self._connection.run("cordon", parts)
         return {NodeName(name): why for name, why in zip(found[::2], found[1::2], strict=True)}
+
+
+def _decoded(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
+    try:
+        return decode_change(position, fields)
+    except UNREADABLE as error:
+        raise FeedTruncatedError(position, f"its entry cannot be read: {error}") from error
+
+
+def check_unchanged(position: str, digest: str, stored: str) -> None:
+    """Raise FeedTruncatedError if the server has another entry in place of the one that was read.
+
+    An earlier version of the ledger writes no digests.
+    """
+    if digest and stored and digest != stored:
+        raise FeedTruncatedError(position, "the server has lost changes that were read")

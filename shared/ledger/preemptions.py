@@ -13,7 +13,7 @@ import msgspec
 
 from shared.ledger.connection import LedgerPart
 from shared.ledger.rows.joined_texts import escaped
-from shared.ledger.rows.lease_rows import demand_of
+from shared.ledger.rows.lease_rows import demand_of, text
 from shared.ledger.rows.unreadable import readable
 from shared.model.budget import LeaseClass
 from shared.model.events.pod_events import BudgetChanged
@@ -21,7 +21,6 @@ from shared.model.preemption import EvictionRecord, Preemption, PreemptionState,
 
 PAST_S = 24 * 3600.0
 
-_encode = msgspec.json.Encoder().encode
 _decode_preemption = msgspec.json.Decoder(Preemption).decode
 _decode_eviction = msgspec.json.Decoder(EvictionRecord).decode
 _decode_budget = msgspec.json.Decoder(BudgetChanged).decode
@@ -52,7 +51,7 @@ class Preemptions(LedgerPart):
             demand = demand_of(placement.node, placement.shares)
             pod, namespace = preemption.wanted.pod, preemption.wanted.namespace
             claim = (pod, placement.node, devices, amounts, namespace, demand)
-        return bool(await self._run("open", preemption.id, _text(preemption), claim))
+        return bool(await self._run("open", preemption.id, text(preemption), claim))
 
     async def save(
         self,
@@ -61,8 +60,8 @@ class Preemptions(LedgerPart):
         evictions: Sequence[EvictionRecord] = (),
     ) -> StoredPreemption | None:
         """Write the next step with its evictions; None if another caller wrote one."""
-        texts = [_text(eviction) for eviction in evictions]
-        if not await self._run("save", preemption.id, read.version, _text(preemption), texts):
+        texts = [text(eviction) for eviction in evictions]
+        if not await self._run("save", preemption.id, read.version, text(preemption), texts):
             return None
         return StoredPreemption(
             preemption=preemption, version=read.version + 1, claimed=read.claimed
@@ -94,7 +93,7 @@ class Preemptions(LedgerPart):
         row = (
             budget.namespace,
             budget.reported_at,
-            _text(budget),
+            text(budget),
             is_spent,
             budget.weight,
             must_wait,
@@ -106,11 +105,7 @@ class Preemptions(LedgerPart):
 
 
 def _decode_stored(row: Sequence[Any]) -> StoredPreemption:
-    _, version, text, is_claimed = row
+    _, version, stored, is_claimed = row
     return StoredPreemption(
-        preemption=_decode_preemption(text), version=version, claimed=is_claimed
+        preemption=_decode_preemption(stored), version=version, claimed=is_claimed
     )
-
-
-def _text(value: object) -> str:
-    return _encode(value).decode()

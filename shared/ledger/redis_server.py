@@ -105,7 +105,7 @@ async def _replay_refusal(client: Any, valkey_version: str) -> str:
 
 
 async def default_user_refusal(client: Any) -> str:
-    """Return the first reason why the user `default` could not write the ledger; empty: none.
+    """Return the first reason why the user `default` could not write the ledger, or "".
 
     Nothing is written. Also empty if we may not run `ACL DRYRUN`, or the server lacks it.
     """

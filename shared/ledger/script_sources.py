@@ -4,7 +4,7 @@ import re
 from collections.abc import Container, Iterable, Mapping
 from functools import cache
 from importlib import resources
-from itertools import chain
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 from shared.ledger.rows.lease_rows import NUMBER_OF_STATE
@@ -55,9 +55,13 @@ def script_source(name: str) -> str:
     state, *others = map(_pieces, _COMMON)
     used = _names_used(source).union(*(piece.used for piece in state if not piece.names))
     kept = _used_pieces([*state, *chain(*others)], used)
-    parts = [state, *(part for part in others if not kept.isdisjoint(part))]
-    common = "".join(_kept_text(part, kept) for part in parts)
-    return with_literals(_constants() + common + source)
+    variables = list(takewhile(lambda piece: not piece.text.startswith("local function"), state))
+    functions = [state[len(variables) :], *(part for part in others if not kept.isdisjoint(part))]
+    texts = [_kept_text(part, kept) for part in functions]
+    return with_literals(
+        f"{_constants()}{_kept_text(variables, kept)}"
+        f"return (function()\n{''.join(texts)}{source}end)()\n"
+    )
 
 
 def with_literals(text: str) -> str:
@@ -73,7 +77,8 @@ def with_literals(text: str) -> str:
 def _literals() -> Mapping[str, str]:
     """Return the numbers that `state.lua` names, and those shared with Python."""
     found = {name: str(value) for name, value in LIMITS.items()}
-    found["KEEPS_KEYS"] = f"'{KEEPS_KEYS}'"
+    found |= {state.name: str(NUMBER_OF_STATE[state]) for state in LeaseState}
+    found |= {"KEEPS_KEYS": f"'{KEEPS_KEYS}'", "CORDON_PREFIX": f"'{CORDON_PREFIX}'"}
     for names, values in _NUMBERS.findall((_FOLDER / "common" / "state.lua").read_text()):
         found |= dict(zip(names.split(", "), values.split(", "), strict=True))
     return found
@@ -146,13 +151,10 @@ def reachable() -> Mapping[LeaseState, frozenset[LeaseState]]:
 
 
 def _constants() -> str:
-    """Return constants shared with Python: life cycle of leases, prefix of cordons."""
-    numbers = ", ".join(str(NUMBER_OF_STATE[state]) for state in LeaseState)
+    """Return the life cycle of leases, and the faults of devices that are missing."""
     return (
-        f"local {', '.join(state.name for state in LeaseState)} = {numbers}\n"
         f"local MAY_BECOME = {_lua_sets(TRANSITIONS)}\n"
         f"local MAY_REACH = {_lua_sets(reachable())}\n"
-        f"local CORDON_PREFIX = '{CORDON_PREFIX}'\n"
         f"local IS_MISSING = {{{NOT_LISTED_CODE} = true, {REPLACED_CODE} = true}}\n"
     )
 

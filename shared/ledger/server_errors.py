@@ -111,7 +111,7 @@ def _unready_reason(text: str) -> str:
 
 
 def _unavailability(error: Exception, text: str) -> str:
-    """Explain why no connection is possible, or no script can be run; empty: neither is known."""
+    """Explain why no connection is possible, or no script can be run, if that is known."""
     if isinstance(error, NoScriptError):
         return (
             " does not have the scripts of this version: a binder of this version loads them; "

@@ -9,7 +9,7 @@ import msgspec
 
 from shared.ledger.connection import LedgerPart, in_batches, unpack
 from shared.ledger.rows.joined_texts import escaped
-from shared.ledger.rows.lease_rows import decode_lease
+from shared.ledger.rows.lease_rows import decode_lease, text
 from shared.ledger.rows.unreadable import readable
 from shared.ledger.rows.waiting_rows import (
     decode_waiting_pod,
@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 SCAN_COUNT = 500
 
-_encode = msgspec.json.Encoder().encode
 _decode_gated = msgspec.json.Decoder(PodGated).decode
 _decode_budget = msgspec.json.Decoder(BudgetChanged).decode
 
@@ -167,7 +166,7 @@ class GatedPods(LedgerPart):
 
     async def save(self, pods: Sequence[PodGated]) -> None:
         """Save pods; a pod that is there already is replaced."""
-        rows = [(pod.namespace, pod.pod, _encode(pod).decode()) for pod in pods]
+        rows = [(pod.namespace, pod.pod, text(pod)) for pod in pods]
         await self._run("save", rows)
 
     async def remove(self, namespace: Namespace, pods: Sequence[PodUid]) -> None:
@@ -177,8 +176,8 @@ class GatedPods(LedgerPart):
     async def namespaces(self) -> dict[Namespace, BudgetChanged | None]:
         """Return the namespaces with gated pods, and the state of their budgets if it is known."""
         return {
-            Namespace(name): next(readable(_decode_budget, [text]), None) if text else None
-            for name, text in await self._run("namespaces")
+            Namespace(name): next(readable(_decode_budget, [stored]), None) if stored else None
+            for name, stored in await self._run("namespaces")
         }
 
     async def load(self, namespace: Namespace) -> list[PodGated]:

@@ -39,7 +39,7 @@ class Consequence:
     new_pods: str
     """admit, queue or deny."""
     evict_after_minutes: int | None = None
-    """When running leases end after the state was entered; None: they do not."""
+    """How long after the state was entered running leases end, if they do."""
 
 
 def consequence(budget: Budget, state: BudgetState) -> Consequence:
@@ -51,10 +51,8 @@ def consequence(budget: Budget, state: BudgetState) -> Consequence:
         if budget.on_exhausted is OnExhausted.EVICT:
             evict_after = budget.grace_minutes
     if state is BudgetState.OVERDRAWN and budget.evict_on_debt:
-        evict_after = min(
-            budget.debt_grace_minutes,
-            budget.debt_grace_minutes if evict_after is None else evict_after,
-        )
+        known = budget.debt_grace_minutes if evict_after is None else evict_after
+        evict_after = min(budget.debt_grace_minutes, known)
     return Consequence(
         lease_class=LEASE_CLASSES[state], new_pods=new_pods, evict_after_minutes=evict_after
     )
@@ -197,7 +195,7 @@ def warned_percent(budget: Budget, *, used: int, allowed: int | None, remaining:
 def exhaustion_ms(
     budget: Budget, window: BudgetWindow, remaining: int | None, rate: int, at_ms: int
 ) -> int | None:
-    """Return when the budget is or was exhausted at the current rate; None: not in this window."""
+    """Return when the budget is or was exhausted at the current rate, if in this window."""
     if remaining is None:
         return None
     slope = rate * HOUR_MS
@@ -206,12 +204,8 @@ def exhaustion_ms(
     if slope <= 0:
         return at_ms if remaining <= 0 else None
     at = max(window.start_ms, at_ms + -(-remaining * HOUR_MS // slope))
-    ends_ms = window.end_ms if window.end_ms is not None and _ends(budget) else LATEST_MS
-    return at if at <= ends_ms else None
-
-
-def _ends(budget: Budget) -> bool:
-    return budget.policy.type is PolicyType.FIXED
+    ends_ms = window.end_ms if budget.policy.type is PolicyType.FIXED else None
+    return at if at <= (LATEST_MS if ends_ms is None else ends_ms) else None
 
 
 def level_at(

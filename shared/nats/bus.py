@@ -9,6 +9,7 @@ node, and so are those that contradict themselves.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -24,10 +25,44 @@ from shared.model.events.event import Delivery, Event, is_work
 from shared.nats import subjects, wire
 from shared.nats.confirmations import Confirmations, ConfirmationTiming
 from shared.nats.connection import ConnectWait, connected
-from shared.nats.copies import Copies
 from shared.nats.handover import LocalHandlers
 from shared.nats.inbox import EVENTS_PER_MESSAGE, Inbox, OnRefused, count_refused, decode_checked
 from shared.nats.unconfirmed_work import UNCONFIRMED, ResendPolicy, UnconfirmedWork
+
+QUIET_S = 5.0
+"""Pause after a copy that nobody received; an observer that begins meanwhile misses copies."""
+
+
+class Copies:
+    """The copies that one connection sends."""
+
+    def __init__(self, client: Any, *, ticks: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._ticks = ticks
+        self._prefix = str(client.new_inbox())
+        self._numbers: dict[str, int] = {}
+        self._quiet_until: dict[int, float] = {}
+
+    async def start(self) -> None:
+        """Subscribe to what NATS reports about copies without a subscriber."""
+        await self._client.subscribe(f"{self._prefix}.*", cb=self._receive)
+
+    def wants(self, subject: str) -> bool:
+        """Return whether somebody observes the subject, as far as is known."""
+        number = self._numbers.get(subject)
+        return number is None or self._ticks() >= self._quiet_until.get(number, 0.0)
+
+    async def send(self, subject: str, data: bytes) -> None:
+        """Send a copy, which may be lost."""
+        number = self._numbers.setdefault(subject, len(self._numbers))
+        with contextlib.suppress(nats.errors.Error):
+            await self._client.publish(subject, data, reply=f"{self._prefix}.{number}")
+
+    async def _receive(self, message: Any) -> None:
+        number = subjects.number_of(message.subject)
+        if number is not None and subjects.has_no_responders(message.headers):
+            self._quiet_until[number] = self._ticks() + QUIET_S
+
 
 logger = logging.getLogger(__name__)
 
@@ -378,7 +413,7 @@ class Bus:
                 await self.client.publish(subject, data)
 
     def _hand_over(self, kind: type[Event], route: str, events: list[Event]) -> bool:
-        """Give work to its handler in this process; False: it must be sent."""
+        """Give work to its handler in this process; return False if it must be sent."""
         if self._handlers is None or not is_work(kind):
             return False
         inbox = self._handlers.inbox_of(kind)

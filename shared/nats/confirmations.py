@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import nats.errors
@@ -39,19 +40,12 @@ class _Sender:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A message of work that this process holds."""
+    """Tells the sender of work what became of it."""
 
-    confirmations: "Confirmations"
-    sender: str
-    number: int
-
-    def confirm(self) -> None:
-        """Report that the message is handled: its sender forgets it."""
-        self.confirmations.settle(self, is_handled=True)
-
-    def give_back(self) -> None:
-        """Report that this replica cannot handle the message: it is sent to any replica again."""
-        self.confirmations.settle(self, is_handled=False)
+    confirm: Callable[[], None]
+    """It is handled: its sender forgets it."""
+    give_back: Callable[[], None]
+    """It is not handled here: its sender sends it to any replica again."""
 
 
 class Confirmations:
@@ -71,26 +65,24 @@ class Confirmations:
         self._added = asyncio.Event()
 
     def take(self, reply: str) -> Receipt | None:
-        """Hold the message with this reply subject; None: it is held already, or has no sender."""
+        """Hold the message with this reply subject, unless it is held, or has no sender."""
         prefix, number = reply.rpartition(".")[0], subjects.number_of(reply)
         if number is None or not subjects.is_inbox(prefix):
             return None
         sender = self._senders.setdefault(prefix, _Sender(reported_at=self._ticks()))
-        receipt = Receipt(self, prefix, number)
-        if receipt.number in sender.held:
+        if number in sender.held:
             return None
-        sender.held.add(receipt.number)
+        sender.held.add(number)
         sender.is_unreported = True
         self._added.set()
-        return receipt
+        settle = partial(self._settle, prefix, number)
+        return Receipt(partial(settle, is_handled=True), partial(settle, is_handled=False))
 
-    def settle(self, receipt: Receipt, *, is_handled: bool) -> None:
-        """Report a held message as handled, or as returned."""
-        sender = self._senders.get(receipt.sender)
-        if sender is None or receipt.number not in sender.held:
-            return
-        sender.held.remove(receipt.number)
-        (sender.handled if is_handled else sender.returned).append(receipt.number)
+    def _settle(self, prefix: str, number: int, *, is_handled: bool) -> None:
+        sender = self._senders.get(prefix)
+        if sender is not None and number in sender.held:
+            sender.held.remove(number)
+            (sender.handled if is_handled else sender.returned).append(number)
 
     async def run(self) -> None:
         """Send reports until cancelled; nothing is done while nothing is held."""

@@ -5,8 +5,8 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -16,7 +16,7 @@ from prometheus_client import Counter
 from shared.model.events.event import Event
 from shared.model.events.plausible import implausible
 from shared.nats import subjects, wire
-from shared.nats.confirmations import Confirmations
+from shared.nats.confirmations import Confirmations, Receipt
 
 logger = logging.getLogger(__name__)
 
@@ -37,65 +37,32 @@ def _ignore(node: str, reason: str) -> None:
     """What is refused is logged in any case."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DeliveredMessage:
-    """One message. A broadcast, which this class represents, is delivered once."""
+    """One message. A broadcast, which has no receipt, is delivered once."""
 
     events: list[Any]
     """Events of one type."""
-
-    @property
-    def attempts(self) -> int:
-        """Number of deliveries to this replica, this one included."""
-        return 1
-
-    def confirm(self) -> None:
-        """Report the message as handled."""
-
-    def retry(self, after_s: float) -> None:
-        """Deliver the message to this replica again after `after_s` seconds."""
-
-    def give_back(self) -> None:
-        """Have the message delivered to any replica after a pause."""
-
-
-class WorkReceipt(Protocol):
-    """Tells the sender of work what became of it."""
-
-    def confirm(self) -> None:
-        """It is handled: its sender forgets it."""
-        ...
-
-    def give_back(self) -> None:
-        """It is not handled here: its sender sends it to any replica again."""
-        ...
-
-
-@dataclass(slots=True)
-class WorkMessage(DeliveredMessage):
-    """A message of work, which its sender keeps until it is confirmed."""
-
-    inbox: "Inbox"
-    receipt: WorkReceipt
-    deliveries: int = 1
-
-    @property
-    def attempts(self) -> int:
-        """Number of deliveries to this replica."""
-        return self.deliveries
+    inbox: "Inbox | None" = None
+    receipt: Receipt | None = None
+    attempts: int = 1
+    """Number of deliveries to this replica, this one included."""
 
     def confirm(self) -> None:
         """Report the message as handled."""
-        self.receipt.confirm()
+        if self.receipt:
+            self.receipt.confirm()
 
     def retry(self, after_s: float) -> None:
-        """Put the message into the inbox again; meanwhile it is held."""
-        again = WorkMessage(self.events, self.inbox, self.receipt, self.deliveries + 1)
-        asyncio.get_running_loop().call_later(after_s, self.inbox.put, again)
+        """Put work into the inbox again after `after_s` seconds; meanwhile it is held."""
+        if self.inbox:
+            again = replace(self, attempts=self.attempts + 1)
+            asyncio.get_running_loop().call_later(after_s, self.inbox.put, again)
 
     def give_back(self) -> None:
-        """Report that this replica cannot handle the message."""
-        self.receipt.give_back()
+        """Have work delivered to any replica after a pause."""
+        if self.receipt:
+            self.receipt.give_back()
 
 
 @dataclass(slots=True)
@@ -168,7 +135,7 @@ class Inbox:
             if receipt is None:
                 return
             if events := decode_checked(kind, message, self.on_refused):
-                self.put(WorkMessage(events, self, receipt))
+                self.put(DeliveredMessage(events, self, receipt))
             else:
                 receipt.confirm()
 

@@ -42,7 +42,7 @@ async def reload_servers(url: str, credentials: ClientCredentials) -> int:
 
 
 async def certificate_expirations(url: str, credentials: ClientCredentials) -> set[datetime | None]:
-    """Return when the certificate expires that each server serves to clients; None: it has none.
+    """Return when the certificate expires that each server serves to clients, None without one.
 
     Raises UnavailableError if no server accepts our login, or its certificate is not trusted.
     """

@@ -54,7 +54,7 @@ def reply_subject(question: type[Event], route: str = "") -> str:
 
 
 def node_in(kind: type[Event], subject: str) -> str:
-    """Return the node that the subject of an event or a request names; empty: none."""
+    """Return the node that the subject of an event or a request names, or ""."""
     return subject.rpartition(".")[2].replace("_", ".") if is_routed(kind) else ""
 
 
@@ -74,7 +74,7 @@ def confirmation_subject(prefix: str) -> str:
 
 
 def number_of(reply: str) -> int | None:
-    """Return the number of the message that a reply subject belongs to; None: it is of reports."""
+    """Return the number of the message of a reply subject, or None for one of reports."""
     number = reply.rpartition(".")[2]
     is_number = number.isascii() and number.isdecimal() and len(number) <= MAX_DIGITS
     return int(number) if is_number else None

@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import nats.errors
@@ -23,7 +24,8 @@ from shared.model.clock import wait_for_event
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.event import Event
 from shared.nats import subjects, wire
-from shared.nats.inbox import Inbox, WorkMessage
+from shared.nats.confirmations import Receipt
+from shared.nats.inbox import DeliveredMessage, Inbox
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +78,7 @@ class _Kind:
     probe_at: float = 0.0
     """While no replica receives this type: when a message is sent again."""
     unheard_since: float | None = None
-    """Since when no replica has received messages of this type; None: replicas do."""
+    """Since when no replica has received messages of this type, while none does."""
     has_lost: bool = False
 
 
@@ -92,22 +94,6 @@ class _Message:
     is_received: bool = False
     handed_over: Sequence[Event] = ()
     """Its events, if a handler of this process has them: then it is not encoded."""
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOver:
-    """The receipt of work that a handler of this process has."""
-
-    work: "UnconfirmedWork"
-    number: int
-
-    def confirm(self) -> None:
-        """Forget the work: it is handled."""
-        self.work.settle(self.number)
-
-    def give_back(self) -> None:
-        """Send the work to any replica after a pause."""
-        self.work.send_later(self.number)
 
 
 class UnconfirmedWork:
@@ -168,15 +154,16 @@ class UnconfirmedWork:
             return False
         message = self._keep(kind, subject, b"", len(events))
         message.due_at, message.is_received, message.handed_over = FOREVER, True, events
-        inbox.put(WorkMessage(list(events), inbox, HandedOver(self, message.number)))
+        number = message.number
+        receipt = Receipt(partial(self._settle, number), partial(self._send_later, number))
+        inbox.put(DeliveredMessage(list(events), inbox, receipt))
         return True
 
-    def settle(self, number: int) -> None:
-        """Forget work that was handed over."""
+    def _settle(self, number: int) -> None:
         if number in self._messages:
             self._forget(number)
 
-    def send_later(self, number: int, after_s: float | None = None) -> None:
+    def _send_later(self, number: int, after_s: float | None = None) -> None:
         """Send work that was handed over to any replica, after `return_s` by default."""
         message = self._messages.get(number)
         if message is None:
@@ -219,7 +206,7 @@ class UnconfirmedWork:
         end_at = self._ticks() + limit_s
         for message in list(self._messages.values()):
             if message.handed_over:
-                self.send_later(message.number, after_s=0)
+                self._send_later(message.number, after_s=0)
         while (left_s := end_at - self._ticks()) > 0 and self._client.is_connected:
             if all(kind.unheard_since is not None or not kind.messages for kind in self._all()):
                 return

@@ -16,7 +16,7 @@ MOST_AT_ONCE = 64
 async def request_usage(
     bus: Bus, nodes: Iterable[NodeName], *, timeout_s: float = REPLY_S
 ) -> dict[NodeName, UsageReply | None]:
-    """Return the reply of each node's agent; None: it did not reply within `timeout_s` seconds."""
+    """Return the reply of each node's agent, or None if it had none within `timeout_s` seconds."""
     turns = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def request(node: NodeName) -> tuple[NodeName, UsageReply | None]:

@@ -104,7 +104,7 @@ class Runner:
         self.begin = begin
         self.route = str(getattr(service, "route", ""))
         self.unready_reason = NOT_SUBSCRIBED
-        """Why the service is not subscribed or cannot publish; empty: it is ready."""
+        """Why the service is not subscribed or cannot publish, if it is not ready."""
         self.tasks: list[asyncio.Task[None]] = []
         self._reasons = WaitReasons()
         self._known_series: dict[tuple[object, ...], Any] = {}

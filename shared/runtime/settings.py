@@ -20,40 +20,27 @@ from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.model.errors import RequestError
 from shared.nats.subjects import user_of
-from shared.runtime.setting_values import MAX_NUMBER, UNBOUNDED, Bounds, reader_of
 from shared.runtime.variable_names import NAMES
 from shared.runtime.variables import (
+    MAX_NUMBER,
+    UNBOUNDED,
+    Bounds,
     VariableText,
     argument_reader,
     check_variables,
+    reader_of,
     variable_of,
 )
 
 S = TypeVar("S")
 
 
-def setting(
-    default: Any,
-    text: str,
-    *,
-    one_of: Sequence[str] = (),
-    at_least: float = 0,
-    at_most: float = MAX_NUMBER,
-    address: bool = False,
-    schemes: Sequence[str] = (),
-) -> Any:
+def setting(default: Any, text: str, **bounds: Any) -> Any:
     """Declare a setting with its default, its help text and what restricts its values.
 
     Numbers are finite and 0 or more unless other bounds are declared; see `Bounds`.
     """
-    bounds = Bounds(
-        one_of=tuple(one_of),
-        at_least=at_least,
-        at_most=at_most,
-        address=address,
-        schemes=tuple(schemes),
-    )
-    return field(default=default, metadata={"help": text, "bounds": bounds})
+    return field(default=default, metadata={"help": text, "bounds": Bounds(**bounds)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +51,7 @@ class ArgumentForm:
     """Short names of the flag."""
     metavar: str = ""
     env: str | None = None
-    """It has a variable, and this is its default as the help has it; None: it has none."""
+    """The default of its variable as the help has it, if it has a variable."""
     variable: str = ""
     """The variable, if its name is not that of the argument."""
     nargs: str | None = None
@@ -252,25 +239,14 @@ def settings_digests(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {key: digest(text) for key, text in environ.items() if key in NAMES}
 
 
-def load(
-    kind: type[S],
-    program: str,
-    *,
-    about: str,
-    examples: Sequence[str] = (),
-    argv: Sequence[str] | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> S:
+def load(kind: type[S], program: str, **options: Any) -> S:
     """Load settings of `kind`: flags, then the environment, then defaults.
 
     Raises RequestError, a line with the flag or variable, its value and what is allowed, for an
     invalid value, for settings that contradict each other (their method `check`), for a flag and
-    for a variable `LEASEHOLD_...` that do not exist.
+    for a variable `LEASEHOLD_...` that do not exist. `options`: see `load_each`.
     """
-    (settings,) = load_each(
-        (kind,), program, about=about, examples=examples, argv=argv, environ=environ
-    )
-    loaded: S = settings
+    loaded: S = load_each((kind,), program, **options)[0]
     return loaded
 
 
@@ -295,11 +271,7 @@ def load_each(
         _add_flags(parser, kind, environ=environ, known=known)
     flags = parser.parse_args(argv)
     check_variables(environ, {variable_of(name) for name in known})
-    settings = [_from_flags(kind, flags) for kind in kinds]
-    for each in settings:
-        if hasattr(each, "check"):
-            each.check()
-    return settings
+    return [from_arguments(kind, flags) for kind in kinds]
 
 
 def load_or_exit(kind: type[S], program: str, *, about: str, examples: Sequence[str] = ()) -> S:
@@ -353,13 +325,6 @@ def _add_flags(
             )
         else:
             parser.add_argument(flag, type=read, default=default, metavar="VALUE", help=note)
-
-
-def _from_flags(kind: type[S], flags: argparse.Namespace) -> S:
-    """Build settings of `kind` from parsed flags."""
-    return kind(
-        **{item.name: getattr(flags, item.name) for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    )
 
 
 def _default_of(item: "dataclasses.Field[Any]") -> Any:

@@ -23,7 +23,7 @@ class SharedProcess:
         self.stop = asyncio.Event()
         """Set when the process shall end."""
         self.handlers = LocalHandlers() if len(services) > 1 else None
-        """None: one service sends its work over NATS, also to itself."""
+        """One service alone sends its work over NATS, also to itself."""
         self.checks: dict[str, health.Probe] = {
             name: lambda: "not started yet" for name in services
         }

@@ -1,10 +1,10 @@
 """The spans of one pod or ResourceClaim, read from the files that services write."""
 
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from shared.model.views import SpanView
 
@@ -14,23 +14,29 @@ CLAIM_PODS = "leasehold.claim.pods"
 """Attributes of the spans of a ResourceClaim: its name, and those of the pods that it is for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceSpan:
-    """One finished span."""
+class TraceSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished span, as a line of a file has it."""
 
-    trace: str
     span: str
-    parent: str
-    service: str
-    name: str
-    start_ns: int
-    end_ns: int
+    trace: str = ""
+    parent: str = ""
+    service: str = ""
+    name: str = ""
+    start_ns: int = 0
+    end_ns: int = 0
     ok: bool = True
     text: str = ""
     links: tuple[str, ...] = ()
     """Spans that it follows from, in this trace or another."""
-    claim: str = ""
-    """Name of the ResourceClaim that it is about."""
+    attributes: dict[str, Any] = {}
+
+    @property
+    def claim(self) -> str:
+        """Name of the ResourceClaim that it is about."""
+        return str(self.attributes.get(CLAIM, ""))
+
+
+_decode = msgspec.json.Decoder(TraceSpan).decode
 
 
 def read_spans(directory: Path, *, namespace: str, name: str) -> tuple[TraceSpan, ...]:
@@ -61,9 +67,7 @@ def _select(
         span.span: span
         for path in _files(directory)
         for line in _lines(path)
-        if any(word in line for word in words)
-        and (raw := _parse(line))
-        and is_wanted(span := _span(raw))
+        if any(word in line for word in words) and (span := _parse(line)) and is_wanted(span)
     }
 
 
@@ -94,13 +98,13 @@ def _matching(path: Path, namespace: str, name: str) -> Iterator[TraceSpan]:
     for line in _lines(path):
         if f'"{name}"' not in line and f'"{uid}"' not in line:
             continue
-        raw = _parse(line)
-        attributes = raw.get("attributes", {})
-        names = (attributes.get("k8s.pod.name"), *attributes.get(CLAIM_PODS, ()))
-        is_here = attributes.get("k8s.namespace.name") == namespace
-        is_named = is_here and name in names and "k8s.pod.uid" in attributes
-        if is_named or raw.get("trace") == uid:
-            yield _span(raw)
+        if (span := _parse(line)) is None:
+            continue
+        names = (span.attributes.get("k8s.pod.name"), *span.attributes.get(CLAIM_PODS, ()))
+        is_here = span.attributes.get("k8s.namespace.name") == namespace
+        is_named = is_here and name in names and "k8s.pod.uid" in span.attributes
+        if is_named or span.trace == uid:
+            yield span
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -108,26 +112,9 @@ def _lines(path: Path) -> Iterator[str]:
         yield from file
 
 
-def _parse(line: str) -> dict[str, Any]:
+def _parse(line: str) -> TraceSpan | None:
     """Parse one line; the last line of a killed service may be cut short."""
     try:
-        raw = json.loads(line)
-    except ValueError:
-        return {}
-    return raw if isinstance(raw, dict) and "span" in raw else {}
-
-
-def _span(raw: dict[str, Any]) -> TraceSpan:
-    return TraceSpan(
-        trace=raw.get("trace", ""),
-        span=raw["span"],
-        parent=raw.get("parent", ""),
-        service=raw.get("service", ""),
-        name=raw.get("name", ""),
-        start_ns=int(raw.get("start_ns", 0)),
-        end_ns=int(raw.get("end_ns", 0)),
-        ok=bool(raw.get("ok", True)),
-        text=raw.get("text", ""),
-        links=tuple(raw.get("links", ())),
-        claim=raw.get("attributes", {}).get(CLAIM, ""),
-    )
+        return _decode(line)
+    except msgspec.MsgspecError:
+        return None

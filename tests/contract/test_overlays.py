@@ -17,7 +17,7 @@ from services.auth.settings import AuthSettings
 from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
 from services.node_agent.partitioner import PartitionerSettings
 from services.node_agent.settings import AgentSettings
-from shared.runtime.setting_values import parse_bool
+from shared.runtime.variables import parse_bool
 from tests.support.packaging import (
     K8S,
     OVERLAYS,

@@ -50,7 +50,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "if revision < known or (revision == known and pods_revision < known_pods) then",
         "if false then",
     ),
-    "gone pods are placed": ("      if scores[i] then", "      if false then"),
+    "gone pods are placed": ("if score then", "if false then"),
     "devices with shares move": (
         "is_ours = device[D_SHARES] == 0 and not is_reported_by(device[D_NODE], row[1])",
         "is_ours = true",
@@ -69,7 +69,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "",
     ),
     "positions do not matter": (
-        "if position > MOST_SLOT or position >= 0 and is_slot_used(devices[uuid], position) then",
+        "if position > MOST_SLOT or position >= 0 and is_slot_used(device, position) then",
         "if false then",
     ),
     "leases of prepared claims end": (
@@ -89,7 +89,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         _ignore,
     ),
     "leases shrink before limits": ("services.binder.resize.rules.SizeChange.shrinks", False),
-    "replaced changes unseen": ("shared.ledger.ledger_feed.check_unchanged", _ignore),
+    "replaced changes unseen": ("shared.ledger.ledger_inventory.check_unchanged", _ignore),
     "lost leases stay lost": (
         "services.binder.ledger_sync.agent_reports.LostLeases.restore",
         _nothing_lost,

@@ -28,9 +28,9 @@ from shared.kubernetes.types import (
     RegisteredWebhook,
     WebhookConfiguration,
 )
+from shared.ledger.connection_pool import uses_sentinels
 from shared.ledger.leases import RedisLeases
 from shared.ledger.redis_server import redis_facts
-from shared.ledger.sentinel import uses_sentinels
 from shared.model.claim import DRIVER
 from shared.model.clock import clock_ahead_s
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError

@@ -78,7 +78,7 @@ class BudgetFile:
                 logger.error("%s; the last valid version stays in force", error)  # noqa: TRY400
 
     def find(self, name: Namespace) -> Budget | None:
-        """Return the budget of this name; None: there is none."""
+        """Return the budget of this name, or None."""
         found = self.budgets.get(name)
         return found and replace(found, problem=self.problem)
 
@@ -161,7 +161,7 @@ class BudgetObjects:
                 self._put_in_force(name, known)
 
     def find(self, name: Namespace) -> Budget | None:
-        """Return the budget of this name; None: there is none."""
+        """Return the budget of this name, or None."""
         problem, found = self.problems.get(name, ""), self.budgets.get(name)
         if found is not None:
             return replace(found, problem=problem)

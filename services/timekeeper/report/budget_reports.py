@@ -1,6 +1,9 @@
 """Reports of a budget: its object's status, and its event; pure."""
 
 import datetime
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from services.timekeeper.config.budget_spec import SPEC_IN_FORCE
 from shared.model.balance import consequence
@@ -14,6 +17,8 @@ from shared.model.budget import (
 )
 from shared.model.events.pod_events import BudgetChanged
 
+T = TypeVar("T")
+
 MAX_UNITS = 2**63 - 1
 """The maximum in an event, 150 billion GPU-minutes; higher amounts are capped."""
 
@@ -23,6 +28,11 @@ def stamp(at_ms: int) -> str:
     return datetime.datetime.fromtimestamp(at_ms // 1000, datetime.UTC).strftime(
         "%Y-%m-%dT%H:%M:%SZ"
     )
+
+
+def optional(form: Callable[[int], T], value: int | None) -> T | None:
+    """Return a value in a form, or None without one."""
+    return None if value is None else form(value)
 
 
 def budget_status(account: Account, current: Balance, *, spec: object = None) -> dict[str, object]:
@@ -42,16 +52,12 @@ def budget_status(account: Account, current: Balance, *, spec: object = None) ->
         "windowUsedUnits": str(current.window_used_units),
         "grantedUnits": str(window.granted_units),
         "rolloverUnits": str(window.rolled_units),
-        "remainingUnits": _text(current.remaining_units),
+        "remainingUnits": optional(str, current.remaining_units),
         "usedGPUMinutes": minutes(current.used_units),
-        "remainingGPUMinutes": (
-            None if current.remaining_units is None else minutes(current.remaining_units)
-        ),
+        "remainingGPUMinutes": optional(minutes, current.remaining_units),
         "currentRateMilliGPU": current.current_rate_milli_gpu,
         "leases": current.leases,
-        "projectedExhaustion": (
-            None if current.exhausted_at_ms is None else stamp(current.exhausted_at_ms)
-        ),
+        "projectedExhaustion": optional(stamp, current.exhausted_at_ms),
         "checkpointAt": current.at_ms,
         "problem": current.problem or None,
         "conditions": [_valid_condition(current)],
@@ -69,10 +75,6 @@ def _valid_condition(current: Balance) -> dict[str, object]:
     }
 
 
-def _text(units: int | None) -> str | None:
-    return None if units is None else str(units)
-
-
 def is_reportable_change(before: Account, after: Account) -> bool:
     """Return whether a change of state, or of what is wrong with the budget, is published."""
     return _reported(before) != _reported(after)
@@ -88,7 +90,6 @@ def budget_changed(
 ) -> BudgetChanged:
     """Return the event with a namespace's balance."""
     follows = consequence(budget, current.state)
-    exhausted = current.exhausted_at_ms
     return BudgetChanged(
         namespace=account.namespace,
         state=str(current.state),
@@ -102,9 +103,7 @@ def budget_changed(
         reported_at=current.at_ms / 1000,
         window=current.window.id,
         used_units=min(current.used_units, MAX_UNITS),
-        remaining_units=(
-            None if current.remaining_units is None else min(current.remaining_units, MAX_UNITS)
-        ),
+        remaining_units=optional(partial(min, MAX_UNITS), current.remaining_units),
         current_rate_milli_gpu=current.current_rate_milli_gpu,
-        exhausted_at=None if exhausted is None else exhausted / 1000,
+        exhausted_at=optional(lambda at_ms: at_ms / 1000, current.exhausted_at_ms),
     )

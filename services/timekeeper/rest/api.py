@@ -12,16 +12,14 @@ import msgspec
 from aiohttp import web
 
 from services.timekeeper.accounts.accrual import parse_gpu_minutes
-from services.timekeeper.config.budget_sources import ConfiguredBudgets
-from services.timekeeper.metrics import TimekeeperMetrics
-from services.timekeeper.report.budget_reports import stamp
+from services.timekeeper.metrics import IGNORED_REPORTS
+from services.timekeeper.report.budget_reports import optional, stamp
 from services.timekeeper.service import Timekeeper
 from shared.credentials.authorization import Authenticator, Viewer
 from shared.credentials.tokens import EVERYTHING, AccessDeniedError
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.types import ApiPod
-from shared.ledger.budgets import Budgets
 from shared.ledger.showback import (
     GROUPS,
     EntryRange,
@@ -49,11 +47,11 @@ def budget_json(balance: Balance, budget: Budget) -> Json:
         "window": {"id": window.id, "start": window.start_ms, "end": window.end_ms},
         "usedUnits": str(balance.used_units),
         "usedGPUMinutes": minutes(balance.used_units),
-        "allowedGPUMinutes": _minutes(balance.allowed_units),
-        "remainingGPUMinutes": _minutes(balance.remaining_units),
+        "allowedGPUMinutes": optional(minutes, balance.allowed_units),
+        "remainingGPUMinutes": optional(minutes, balance.remaining_units),
         "currentRateMilliGPU": balance.current_rate_milli_gpu,
         "leases": balance.leases,
-        "projectedExhaustion": _stamp(balance.exhausted_at_ms),
+        "projectedExhaustion": optional(stamp, balance.exhausted_at_ms),
         "problem": balance.problem or None,
         "asOf": stamp(balance.at_ms),
     }
@@ -61,28 +59,17 @@ def budget_json(balance: Balance, budget: Budget) -> Json:
 
 def proof_of_concept_json(balance: Balance) -> Json:
     """Return a balance as the proof of concept showed it, and more fields."""
-    remaining = balance.remaining_units
     return {
         "budget_available": balance.state not in OUT_OF_BUDGET,
-        "budget": _number(balance.allowed_units),
-        "budget_remaining": _number(None if remaining is None else max(0, remaining)),
+        "budget": optional(lambda units: units / UNITS_PER_GPU_MINUTE, balance.allowed_units),
+        "budget_remaining": optional(
+            lambda units: max(0, units) / UNITS_PER_GPU_MINUTE, balance.remaining_units
+        ),
         "state": str(balance.state),
         "window": balance.window.id,
-        "resetAt": _stamp(balance.window.end_ms),
+        "resetAt": optional(stamp, balance.window.end_ms),
         "currentRateMilliGPU": balance.current_rate_milli_gpu,
     }
-
-
-def _minutes(units: int | None) -> str | None:
-    return None if units is None else minutes(units)
-
-
-def _number(units: int | None) -> float | None:
-    return None if units is None else units / UNITS_PER_GPU_MINUTE
-
-
-def _stamp(at_ms: int | None) -> str | None:
-    return None if at_ms is None else stamp(at_ms)
 
 
 PAGE_MAX = 1000
@@ -103,21 +90,16 @@ class BudgetApi:
     def __init__(
         self,
         timekeeper: Timekeeper,
-        store: Budgets,
-        configuration: ConfiguredBudgets,
         authenticator: Authenticator,
         *,
-        metrics: TimekeeperMetrics,
         client: KubernetesClient | None,
         old_reports: str,
     ) -> None:
         if old_reports not in {"answer", "gone"}:
             raise RequestError(f"--old-reports {old_reports!r} is neither answer nor gone")
         self.timekeeper = timekeeper
-        self.store = store
-        self.configuration = configuration
+        self.store, self.configuration = timekeeper.store, timekeeper.configuration
         self.authenticator = authenticator
-        self.metrics = metrics
         self.client = client
         self.answers_reports = old_reports == "answer" and client is not None
 
@@ -146,7 +128,7 @@ class BudgetApi:
 
     async def old_report(self, request: web.Request) -> web.Response:
         """Charge nothing. Reply to a sidecar whether it may terminate."""
-        self.metrics.count_ignored_report()
+        IGNORED_REPORTS.inc()
         if not self.answers_reports:
             return _error(410, GONE)
         body = await _body(request)

@@ -151,7 +151,7 @@ def _tenure_commands(keys: AccountKeys, update: AccountUpdate) -> Iterable[Seque
 
 
 def decode_account(row: Sequence[Any]) -> Account:
-    """Decode one row of `budget_load.lua`."""
+    """Decode one row of `budgets.lua`."""
     namespace, revision, tenures, charged, ended, state, windows, budget = row
     charged_ms, ended_ms = dict(pairs(charged)), dict(pairs(ended))
     leases = (

@@ -11,6 +11,7 @@ from struct import Struct, error, unpack_from
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from shared.ledger.rows.joined_texts import escaped, joined_texts, split_texts, unescaped
 from shared.ledger.rows.record_sizes import (
@@ -55,11 +56,12 @@ _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
 _decode_amounts = msgspec.json.Decoder(list[Any]).decode
 
-_booked_values = attrgetter(
-    "device", "memory_mib", "cores_percent", "slotted", "slots", "sharing", "container"
-)
-_device_values = attrgetter("index", "device_mib", "device_model")
-_other_values = attrgetter("unit_mib", "init", "whole", "mig", "requested_units")
+_BOOKED = ("device", "memory_mib", "cores_percent", "slotted", "slots", "sharing", "container")
+_DEVICE = ("index", "device_mib", "device_model")
+_OTHERS = ("unit_mib", "init", "whole", "mig", "requested_units")
+"""A share's values in their order; those of its device are an array."""
+_booked_values, _device_values = attrgetter(*_BOOKED), attrgetter(*_DEVICE)
+_other_values = attrgetter(*_OTHERS)
 _described_values = attrgetter("namespace", "name", "dialect", "memo", "trace", "weighed")
 
 
@@ -219,32 +221,11 @@ def new_lease(
 
 
 def _granted(candidate: Placement, numbers: Iterator[int]) -> tuple[Share, ...]:
-    shares = []
-    for share in candidate.shares:
-        slot = next(numbers)
-        shares.append(
-            Share(
-                container=share.container,
-                device=share.device,
-                index=share.index,
-                device_mib=share.device_mib,
-                device_model=share.device_model,
-                memory_mib=share.memory_mib,
-                cores_percent=share.cores_percent,
-                unit_mib=share.unit_mib,
-                whole=share.whole,
-                slotted=share.slotted,
-                init=share.init,
-                slot=None if slot < 0 else slot,
-                fence=next(numbers),
-                sharing=share.sharing,
-                slots=share.slots,
-                mig=share.mig,
-                requested_units=share.requested_units,
-                share_id=share.share_id,
-            )
-        )
-    return tuple(shares)
+    slots_and_fences = [(next(numbers), next(numbers)) for _ in candidate.shares]
+    return tuple(
+        structs.replace(share, slot=None if slot < 0 else slot, fence=fence)
+        for share, (slot, fence) in zip(candidate.shares, slots_and_fences, strict=True)
+    )
 
 
 def encode_leases(
@@ -322,28 +303,18 @@ def decode_lease(value: bytes) -> Lease:
 
 
 def _decode_share(values: Sequence[Any], slot: int, fence: float) -> Share:
-    device, memory_mib, cores_percent, slotted, slots, sharing, container, *others = values
-    device_values, unit_mib, init, whole, mig, requested_units, *last = others
-    index, device_mib, device_model = device_values
-    share_id = last.pop() if last and isinstance(last[0], str) else ""
+    *booked, device_values, unit_mib, init, whole, mig, units = values[:13]
+    fields = dict(zip((*_BOOKED, *_DEVICE), (*booked, *device_values), strict=True))
+    last = values[13] if len(values) > 13 else ""
     return Share(
-        container=container,
-        device=device,
-        index=index,
-        device_mib=device_mib,
-        device_model=device_model,
-        memory_mib=memory_mib,
-        cores_percent=cores_percent,
+        **fields | {"sharing": _POLICIES[fields["sharing"]]},
         unit_mib=unit_mib,
-        whole=whole,
-        slotted=slotted,
         init=init,
+        whole=whole,
+        mig=MigPlacement(**mig) if mig else None,
+        requested_units=RequestedUnits(**units) if units else None,
         slot=None if slot < 0 else slot,
         fence=int(fence),
-        sharing=_POLICIES[sharing],
-        slots=slots,
-        mig=MigPlacement(**mig) if mig else None,
-        requested_units=RequestedUnits(**requested_units) if requested_units else None,
-        requested_size=ShareSize(**last[0]) if last else None,
-        share_id=share_id,
+        requested_size=ShareSize(**last) if isinstance(last, dict) else None,
+        share_id=last if isinstance(last, str) else "",
     )

@@ -75,7 +75,7 @@ def encode_enrolled_pod(waiting: WaitingPod) -> list[object]:
 
 
 def gang_of(queued: PodQueued) -> str:
-    """Name the gang that the pod waits with, escaped; empty: it may run alone."""
+    """Name the gang that the pod waits with, escaped, or nothing if it may run alone."""
     gang = queued.request.gang
     return escaped(gang.name) if gang and gang.min_member > 1 else ""
 

@@ -5,10 +5,7 @@
 -- stored version, or 0 without a lease on that node.
 local to, rows = ARGS[1], ARGS[2]
 local to_state = to == 'bound' and BOUND or ACTIVE
-
-local pods = {}
-for i, row in ipairs(rows) do pods[i] = row[1] end
-fetch('leases', pods)
+fetch_leases_of(rows)
 
 -- Is this the reservation that the caller read?
 local function is_same_reservation(header, value, version, device, fence)
@@ -36,8 +33,7 @@ local function move(pod, header, value, state_to)
   value = put_header(pod, header, value)
   has_changed = true
   if state_to == BOUND then
-    tenures[#tenures + 1] = pod
-    tenures[#tenures + 1] = value
+    append(tenures, pod, value)
     local _, _, _, gang = description_of(header, value)
     if gang ~= '' then gangs[gang] = true end
   end

@@ -3,8 +3,6 @@
 -- cursor is missing, whether all was read, rows of {entry, kind, number of leases}}, and the leases.
 local BUDGETS, most = ARGS[1], ARGS[2]
 local stored = call('HMGET', BUDGETS .. 'journal', 'generation', 'cursor')
-local time = call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local cursor = stored[1] == generation and stored[2] or '0-0'
 local is_lost = cursor ~= '0-0' and #call('XRANGE', PREFIX .. 'tenures', cursor, cursor) == 0
 local found = call('XRANGE', PREFIX .. 'tenures', is_lost and '-' or '(' .. cursor, '+', 'COUNT', most)
@@ -14,6 +12,6 @@ for i, entry in ipairs(found) do
   for f = 4, #fields, 2 do answer[#answer + 1] = fields[f] end
   rows[i] = {entry[1], kind, #fields / 2 - 1}
 end
-answer[1] = encode({generation, string.format('%.0f', now), stored[1] or '', cursor, is_lost,
+answer[1] = encode({generation, string.format('%.0f', now_in_ms()), stored[1] or '', cursor, is_lost,
   #found < most, rows})
 return answer

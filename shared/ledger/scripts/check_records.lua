@@ -20,7 +20,6 @@ local function expect(is_there, text)
 end
 
 -- A key of a type that is not ours was written by something else, and has replaced what was there.
-local BESIDE = string.gsub(PREFIX, ':$', '')
 local KEYS_OF_TYPE = {
   hash = {'nodes', 'devices', 'leases', 'cordons', 'waiting', 'waiting-groups', 'used-cores', 'used-mib',
     'node-sizes', 'entitlements', 'quota-charges', 'quota-used', 'quota-freed', 'quota-offers', 'unreadable',
@@ -49,11 +48,10 @@ if not is_ready then return redis.error_reply('NOTREADY') end
 
 local function add_broken(kind, key, node, value)
   if #broken >= 3 * MOST_SHOWN then return end
-  for _, part in ipairs({kind, key, node}) do broken[#broken + 1] = part end
+  append(broken, kind, key, node)
   if call('HLEN', PREFIX .. 'unreadable') < MOST_KEPT then
-    local time = call('TIME')
     call('HSET', PREFIX .. 'unreadable', kind .. ' ' .. key,
-      encode({tonumber(time[1]), string.sub(value, 1, MOST_SHOWN)}))
+      encode({tonumber(call('TIME')[1]), string.sub(value, 1, MOST_SHOWN)}))
   end
 end
 
@@ -74,15 +72,13 @@ local function check_keys()
   check_feed()
   expect(call('HLEN', PREFIX .. 'leases') == call('ZCARD', PREFIX .. 'lease-nodes'), 'leases or lease-nodes')
   for _, key in ipairs({'claims', 'cordons', 'unsynced'}) do
-    local count = tonumber(call('HGET', PREFIX .. 'ledger', key) or 0)
-    expect(call('HLEN', PREFIX .. key) == count, key)
+    expect(call('HLEN', PREFIX .. key) == number_at('ledger', key), key)
   end
   local waiting = call('HLEN', PREFIX .. 'waiting')
   expect(call('ZCARD', PREFIX .. 'verdicts') <= waiting, 'waiting')
   expect(call('ZCARD', PREFIX .. 'gang-waiting') <= waiting, 'waiting')
   expect(call('HLEN', PREFIX .. 'entitlements') == call('HLEN', BESIDE .. '-preemption:budgets'), 'entitlements')
-  local quotas = tonumber(call('HGET', PREFIX .. 'ledger', 'quotas') or 0)
-  expect(call('HLEN', quota.rules_key) == quotas, 'quotas')
+  expect(call('HLEN', quota.rules_key) == number_at('ledger', 'quotas'), 'quotas')
 end
 
 local function is_expiring(pod, at)
@@ -102,8 +98,8 @@ local function check_lease_indexes(pod, value)
   local node = node_of(demand[1])
   local number = tonumber(call('ZSCORE', PREFIX .. 'lease-nodes', pod) or -1)
   expect(unreadable.nodes[demand[1]] or node and number == node[N_NUMBER], 'the node of lease ' .. pod)
-  for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do
-    expect(device_of(demand[d]) or unreadable.devices[demand[d]], 'device ' .. demand[d])
+  for d, uuid, device in each_device(demand) do
+    expect(device or unreadable.devices[uuid], 'device ' .. uuid)
     expect(demand[d + 1] == 0 or call('HEXISTS', PREFIX .. 'used-mib', namespace) == 1, 'used-mib')
   end
   if gang ~= '' and not is_vanished and not must_list then
@@ -147,9 +143,7 @@ local function check_node_indexes(name, node)
   if is_known and has_healthy then expect(call('HEXISTS', PREFIX .. 'node-sizes', name) == 1, 'node-sizes') end
 end
 
-local function unused_device(uuid)
-  return {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, uuid, '', '', '', ''}
-end
+local function unused_device(uuid) return {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, uuid, '', '', '', ''} end
 
 -- Devices as they were with only the leases of a node, and what these use of the node; nil if one of them
 -- cannot be read.
@@ -163,16 +157,12 @@ local function counted_use(node)
     local demand = demand_of(header, value)
     local groups_text, resources = description_of(header, value)
     for i = 1, #resources, 2 do of_node[resources[i]] = (of_node[resources[i]] or 0) + resources[i + 1] end
-    for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do
-      local device = of_devices[demand[d]] or unused_device(demand[d])
-      of_devices[demand[d]] = device
-      add_to_device(device, demand[d + 1], demand[d + 2], demand[d + 3], demand[d + 5], demand[d + 7],
-        groups_text, 1)
+    for d, uuid in each_device(demand) do
+      of_devices[uuid] = of_devices[uuid] or unused_device(uuid)
+      add_to_device(of_devices[uuid], 1, groups_text, unpack(demand, d + 1, d + 7))
     end
-    local last, grants = demand[2], grants_of(header, value)
-    for s = last + 1, #demand, 2 do
-      local device, slot = of_devices[demand[FIRST_DEVICE + (demand[s] - 1) * DEVICE_FIELDS]], grants[s - last]
-      if slot >= 0 and slot <= MOST_SLOT then device[D_SLOT_MAP] = with_slot(device[D_SLOT_MAP], slot, '1') end
+    for uuid, _, slot in each_share(demand, grants_of(header, value)) do
+      if slot >= 0 and slot <= MOST_SLOT then set_slot(of_devices[uuid], slot, '1') end
     end
   end
   return of_devices, of_node, #pods
@@ -232,9 +222,7 @@ local function check_namespaces()
     local _, _, _, _, namespace = description_of(header, value)
     fair.add_demand(namespace, demand_of(header, value), 1)
   end
-  found = call('HGETALL', PREFIX .. 'quota-charges')
-  for i = 1, #found, 2 do
-    local charge = readable(found[i + 1])
+  for _, charge in each_packed(PREFIX .. 'quota-charges') do
     local row = type(charge[2]) == 'table' and charge[2]['']
     if row then
       local sums = charged[charge[1]] or {0, 0, 0}
@@ -314,10 +302,8 @@ end
 local is_checked, fault = pcall(check_pages)
 if not is_checked then missing[1] = 'a key of its type: ' .. tostring(type(fault) == 'table' and fault.err or fault) end
 
-local time = call('TIME')
-local kept = call('HLEN', PREFIX .. 'unreadable') > 0 and call('HGETALL', PREFIX .. 'unreadable') or {}
-for i = 1, #kept, 2 do
-  if time[1] - (readable(kept[i + 1])[1] or 0) > KEPT_S then call('HDEL', PREFIX .. 'unreadable', kept[i]) end
+for record, stored in each_packed(PREFIX .. 'unreadable') do
+  if call('TIME')[1] - (stored[1] or 0) > KEPT_S then call('HDEL', PREFIX .. 'unreadable', record) end
 end
 if #missing > 0 or #broken > 0 then call('HSET', PREFIX .. 'ledger', 'ready', 0) end
 return encode({cursors, missing, broken, must_list})

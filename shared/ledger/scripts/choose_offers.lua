@@ -120,11 +120,6 @@ local function freed_since(done)
   return call('ZRANGEBYSCORE', PREFIX .. 'freed-nodes', '(' .. done, last, 'WITHSCORES'), last
 end
 
-local function quota_freed(namespace)
-  local found = call('HMGET', PREFIX .. 'quota-freed', namespace, '*')
-  return math.max(tonumber(found[1] or 0), tonumber(found[2] or 0))
-end
-
 local groups = call('HKEYS', PREFIX .. 'waiting-groups')
 local is_awaiting_answers = call('ZCOUNT', PREFIX .. 'offers', '(' .. now - OFFER_S, '+inf') > 0
 
@@ -215,8 +210,7 @@ for i = 1, math.min(#members, limit) do
 end
 -- One pod of a changed gang is enough: the verdicts of all its pods are decided with it.
 for _, gang in ipairs(spare > 0 and call('SPOP', PREFIX .. 'changed-gangs', spare) or {}) do
-  local name = first_of_gang(gang)
-  local pod = name and waiting_of(call('HGET', PREFIX .. 'waiting', name))
+  local name, pod = first_of_gang(gang)
   if pod and not is_chosen[pod[W.ORDER] .. '|' .. name] then records[#records + 1] = pod[W.RECORD] end
 end
 return encode({capacity, records, is_complete and (chosen == 0 or #records == 0)})

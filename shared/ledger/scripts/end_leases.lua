@@ -58,18 +58,12 @@ fetch('devices', uuids)
 local leaving_gang = {}
 
 local function free_lease(pod, header, demand, value)
-  local grants, last, g = grants_of(header, value), demand[2], 1
   local groups_text, resources, _, gang, namespace = description_of(header, value)
   fair.add_demand(namespace, demand, -1)
   if gang ~= '' then leaving_gang[#leaving_gang + 1] = gang .. '|' .. pod end
   add_demand(demand, resources, groups_text, -1)
-  for s = last + 1, #demand, 2 do
-    local device = devices[demand[FIRST_DEVICE + (demand[s] - 1) * DEVICE_FIELDS]]
-    if device and grants[g] >= 0 then device[D_SLOT_MAP] = with_slot(device[D_SLOT_MAP], grants[g], '0') end
-    g = g + 2
-  end
-  for d = FIRST_DEVICE, last, DEVICE_FIELDS do
-    local device = devices[demand[d]]
+  for _, device, slot in each_share(demand, grants_of(header, value)) do
+    if device and slot >= 0 then set_slot(device, slot, '0') end
     if device then device[D_SLOT_MAP] = string.gsub(device[D_SLOT_MAP], '0+$', '') end
   end
   mark_freed(demand[1])
@@ -90,11 +84,11 @@ for _, pod in ipairs(ending) do
   end
 end
 if #ending > 0 then
-  write('HDEL', 'leases', ending)
-  write('ZREM', 'lease-nodes', ending)
-  write('SREM', 'vanished', ending)
+  call_all('HDEL', 'leases', ending)
+  call_all('ZREM', 'lease-nodes', ending)
+  call_all('SREM', 'vanished', ending)
   repelling.remove(ending)
-  write('ZREM', 'gang-leases', leaving_gang)
+  call_all('ZREM', 'gang-leases', leaving_gang)
   for _, entry in ipairs(leaving_gang) do
     local gang = string.match(entry, '^([^|]*)|')
     if first_of_gang(gang) then mark_gang_changed(gang) end

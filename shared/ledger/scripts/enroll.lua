@@ -8,10 +8,8 @@
 -- the rows are included: an earlier reply, and with it the decision about the other pods, may have been lost.
 local gang, min_members, rows, is_requeued = ARGS[1], ARGS[2], ARGS[3], ARGS[4]
 
-local pods = {}
-for i, row in ipairs(rows) do pods[i] = row[1] end
-fetch('leases', pods)
-local waiting, has_lease, has_new = waiting_records(pods), {}, false
+local pods = fetch_leases_of(rows)
+local waiting, has_lease, has_new = call_all('HMGET', 'waiting', pods), {}, false
 local gone, is_gone = {}, gone_pods.among(pods)
 for i, row in ipairs(rows) do
   local pod, group, order, record, since, namespace = unpack(row)
@@ -19,7 +17,7 @@ for i, row in ipairs(rows) do
     gone[#gone + 1] = pod
   elseif leases[pod] then
     has_lease[pod] = true
-  elseif not waiting[i] or (waiting_of(waiting[i]) or {})[W.GANG] ~= gang then
+  elseif (waiting_of(waiting[i]) or {})[W.GANG] ~= gang then
     put_waiting(pod, group, order, capacity, record, since, gang, false, namespace)
     has_new = true
   end
@@ -32,8 +30,8 @@ if has_new and not is_complete and waiting_count > #rows and mark_gang_changed(g
   raise_capacity('gang changed')
 end
 if is_complete or is_requeued then
-  for _, value in ipairs(waiting_records(gang_pods('gang-waiting', gang))) do
-    waiting_rows[#waiting_rows + 1] = value and waiting_row(value) or nil
+  for _, value in ipairs(call_all('HMGET', 'waiting', gang_pods('gang-waiting', gang))) do
+    waiting_rows[#waiting_rows + 1] = waiting_row(value) or nil
   end
 end
 local answer = {encode({live_count, waiting_count, waiting_rows, gone})}

@@ -8,10 +8,10 @@ if ARGS[1] == 'scan' then
   cursor = found[1]
   for i = 2, #found[2], 2 do values[#values + 1] = found[2][i] end
 else
-  values = waiting_records(ARGS[2])
+  values = call_all('HMGET', 'waiting', ARGS[2])
 end
 local rows = {}
 for _, value in ipairs(values) do
-  rows[#rows + 1] = value and waiting_row(value) or nil
+  rows[#rows + 1] = waiting_row(value) or nil
 end
 return encode({cursor, rows})

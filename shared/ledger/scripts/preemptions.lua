@@ -1,37 +1,32 @@
--- Preemptions in progress, evictions, and the state of namespaces' budgets. Arguments, by the first:
---   'open', id, text, claim ({pod, node, uuids, resources, namespace, demand} or false)
---                                       begin one and claim its devices; returns whether that succeeded
---   'save', id, version read, text, evictions
---                                       the next step; returns whether the version was current
---   'close', id, version read, pod whose claim ends ('': none)
---                                       the same
---   'read', instant in ms of the earliest eviction to return
---                                       returns preemptions {id, version, text, whether its claim
---                                       exists}, evictions, states of budgets
---   'save_budget', namespace, at, text, whether it is exhausted, weight, whether its new pods wait
---                                       save the newest state of a budget
---   'lead', name, milliseconds          returns whether the caller is the leader for that time
--- Keys that a rebuild does not change:
---   preemptions  hash    id -> {version, text}
---   evictions    stream  journal of evicted pods, and for which pods
---   budgets      hash    namespace -> {at, text}
---   leader       string
-local BESIDE = string.gsub(PREFIX, ':$', '') .. '-preemption:'
+-- Preemptions in progress, evictions, and the state of namespaces' budgets. Arguments, by the first; those that
+-- name no result return whether they were done:
+--   'open', id, text, claim ({pod, node, uuids, resources, namespace, demand} or false)  begins one and claims its
+--     devices
+--   'save', id, version read, text, evictions  the next step, if the version is current
+--   'close', id, version read, pod whose claim ends ('': none)  the same
+--   'read', instant in ms of the earliest eviction to return  returns preemptions {id, version, text, whether its
+--     claim exists}, evictions, states of budgets
+--   'save_budget', namespace, at, text, whether it is exhausted, weight, whether its new pods wait  saves the newest
+--     state of a budget
+--   'lead', name, milliseconds  whether the caller is the leader for that time
+-- Keys that a rebuild does not change: preemptions (hash, id -> {version, text}), evictions (stream, the journal of
+-- evicted pods, and for which pods), budgets (hash, namespace -> {at, text}), leader (string)
+local STORE = BESIDE .. '-preemption:'
 local MAX_EVICTIONS = 20000
 
 local function append_evictions(texts)
   for _, text in ipairs(texts) do
-    call('XADD', BESIDE .. 'evictions', 'MAXLEN', '~', MAX_EVICTIONS, '*', 'text', text)
+    call('XADD', STORE .. 'evictions', 'MAXLEN', '~', MAX_EVICTIONS, '*', 'text', text)
   end
 end
 
 local function is_at(id, version)
-  local value = call('HGET', BESIDE .. 'preemptions', id)
+  local value = call('HGET', STORE .. 'preemptions', id)
   return value and readable(value)[1] == version
 end
 
 local function put_preemption(id, version, text)
-  call('HSET', BESIDE .. 'preemptions', id, encode({version, text}))
+  call('HSET', STORE .. 'preemptions', id, encode({version, text}))
 end
 
 local function is_claimable(pod, name, uuids)
@@ -51,7 +46,7 @@ end
 local actions = {}
 
 function actions.open(id, text, wanted)
-  if call('HEXISTS', BESIDE .. 'preemptions', id) == 1 then return false end
+  if call('HEXISTS', STORE .. 'preemptions', id) == 1 then return false end
   if wanted then
     local pod, name, uuids, resources, namespace, demand = unpack(wanted)
     if not is_claimable(pod, name, uuids) then return false end
@@ -78,7 +73,7 @@ end
 
 function actions.close(id, version, pod)
   if not is_at(id, version) then return false end
-  call('HDEL', BESIDE .. 'preemptions', id)
+  call('HDEL', STORE .. 'preemptions', id)
   local claim = pod ~= '' and claims.suspend(pod)
   if claim then
     claims.resume(pod, claim, true)
@@ -90,27 +85,25 @@ end
 
 function actions.read(since)
   local preemptions, evictions, budgets = {}, {}, {}
-  local found = call('HGETALL', BESIDE .. 'preemptions')
-  for i = 1, #found, 2 do
-    local value = readable(found[i + 1])
-    preemptions[#preemptions + 1] = value[2]
-      and {found[i], value[1], value[2], call('HEXISTS', PREFIX .. 'claims', found[i]) == 1} or nil
+  for id, stored in each_packed(STORE .. 'preemptions') do
+    preemptions[#preemptions + 1] = stored[2]
+      and {id, stored[1], stored[2], call('HEXISTS', PREFIX .. 'claims', id) == 1} or nil
   end
-  for _, entry in ipairs(call('XRANGE', BESIDE .. 'evictions', string.format('%.0f', since), '+')) do
+  for _, entry in ipairs(call('XRANGE', STORE .. 'evictions', string.format('%.0f', since), '+')) do
     evictions[#evictions + 1] = entry[2][2]
   end
-  for _, value in ipairs(call('HVALS', BESIDE .. 'budgets')) do
+  for _, value in ipairs(call('HVALS', STORE .. 'budgets')) do
     budgets[#budgets + 1] = readable(value)[2]
   end
   return {preemptions, evictions, budgets}
 end
 
 function actions.save_budget(namespace, at, text, is_spent, weight, must_wait)
-  local known = call('HGET', BESIDE .. 'budgets', namespace)
+  local known = call('HGET', STORE .. 'budgets', namespace)
   local time, known_at = call('TIME'), known and readable(known)[1] or 0
   -- A stored time ahead of ours is of a server whose clock was ahead.
   if known_at <= at or known_at > time[1] + 1 then
-    call('HSET', BESIDE .. 'budgets', namespace, encode({at, text}))
+    call('HSET', STORE .. 'budgets', namespace, encode({at, text}))
     if is_ready and fair.set_entitlement(namespace, is_spent, weight, must_wait) then
       raise_capacity('budget')
       call('HSET', PREFIX .. 'quota-freed', namespace, capacity)
@@ -121,9 +114,9 @@ function actions.save_budget(namespace, at, text, is_spent, weight, must_wait)
 end
 
 function actions.lead(name, ttl_ms)
-  local leader = call('GET', BESIDE .. 'leader')
+  local leader = call('GET', STORE .. 'leader')
   if leader and leader ~= name then return false end
-  call('SET', BESIDE .. 'leader', name, 'PX', ttl_ms)
+  call('SET', STORE .. 'leader', name, 'PX', ttl_ms)
   return true
 end
 

@@ -1,29 +1,16 @@
 -- Query the ledger. Returns, by the first argument:
---   'by_agent', node
---                  whether our agent sent the node's latest device report
---   'vanished'     pods that are gone and have leases
---   'gone', pods   those of the pods that were reported as gone
---   'claimed'      ordinary resources that claims reserve: rows of {node, resource, amount}
---   'gangs'        {gang, pod} of every live lease that counts for its gang
---   'waiting_gangs'
---                  {gang, pod} of every waiting pod that counts for its gang
---   'fair_share'   {cores, MiB} of all healthy devices; namespaces, each followed by the cores in use;
---                  the same for MiB; and rows of {namespace, whether its budget is exhausted, weight,
---                  whether its new pods wait}
---   'unreadable'   kind and key of records that could not be read in the last 24 hours
+--   'by_agent', node  whether our agent sent the node's latest device report
+--   'vanished'  pods that are gone and have leases; 'gone', pods  those of the pods that were reported as gone
+--   'claimed'  ordinary resources that claims reserve: rows of {node, resource, amount}
+--   'gangs', 'waiting_gangs'  {gang, pod} of every live lease, or every waiting pod, that counts for its gang
+--   'fair_share'  {cores, MiB} of all healthy devices; namespaces, each followed by the cores in use; the same for
+--     MiB; and rows of {namespace, whether its budget is exhausted, weight, whether its new pods wait}
+--   'unreadable'  kind and key of records that could not be read in the last 24 hours
 local queries = {}
 
-function queries.unreadable()
-  return call('HKEYS', PREFIX .. 'unreadable')
-end
-
-function queries.by_agent()
-  return call('HGET', PREFIX .. 'facts:' .. ARGS[2], 'by_agent') == '1'
-end
-
-function queries.vanished()
-  return call('SMEMBERS', PREFIX .. 'vanished')
-end
+function queries.unreadable() return call('HKEYS', PREFIX .. 'unreadable') end
+function queries.by_agent() return number_at('facts:' .. ARGS[2], 'by_agent') == 1 end
+function queries.vanished() return call('SMEMBERS', PREFIX .. 'vanished') end
 
 function queries.gone()
   local found = {}
@@ -33,11 +20,9 @@ end
 
 function queries.claimed()
   local rows = {}
-  local found = claim_count > 0 and call('HVALS', PREFIX .. 'claims') or {}
-  for _, value in ipairs(found) do
-    local claim = readable(value)
-    local is_here = claim[claims.FIELD.RESERVED] and claims.node_of(claim)
-    for i, reserved in ipairs(is_here and claim[claims.FIELD.RESERVED] or {}) do
+  for _, claim in each_packed(PREFIX .. 'claims') do
+    local is_here = claim[claims.FIELD.HELD] and claims.node_of(claim)
+    for i, reserved in ipairs(is_here and claim[claims.FIELD.HELD] or {}) do
       if reserved > 0 then
         rows[#rows + 1] = {claim[claims.FIELD.NODE], claim[claims.FIELD.RESOURCES][2 * i - 1], reserved}
       end
@@ -46,31 +31,20 @@ function queries.claimed()
   return rows
 end
 
-function queries.gangs()
+local function gang_and_pod(set, pattern)
   local rows = {}
-  for i, entry in ipairs(call('ZRANGE', PREFIX .. 'gang-leases', 0, -1)) do
-    rows[i] = {string.match(entry, '^([^|]*)|(.*)$')}
-  end
+  for i, entry in ipairs(call('ZRANGE', PREFIX .. set, 0, -1)) do rows[i] = {string.match(entry, pattern)} end
   return rows
 end
 
-function queries.waiting_gangs()
-  local rows = {}
-  for i, entry in ipairs(call('ZRANGE', PREFIX .. 'gang-waiting', 0, -1)) do
-    rows[i] = {string.match(entry, '^([^|]*)|[^|]*|(.*)$')}
-  end
-  return rows
-end
+function queries.gangs() return gang_and_pod('gang-leases', '^([^|]*)|(.*)$') end
+function queries.waiting_gangs() return gang_and_pod('gang-waiting', '^([^|]*)|[^|]*|(.*)$') end
 
 function queries.fair_share()
   local entitlements = {}
-  local found = call('HGETALL', PREFIX .. 'entitlements')
-  for i = 1, #found, 2 do
-    local entitlement = readable(found[i + 1])
-    if entitlement[3] then
-      entitlements[#entitlements + 1] =
-        {found[i], entitlement[1] == 1, entitlement[2], entitlement[3] == 1}
-    end
+  for namespace, stored in each_packed(PREFIX .. 'entitlements') do
+    local is_spent, weight, must_wait = unpack(stored)
+    if must_wait then append(entitlements, {namespace, is_spent == 1, weight, must_wait == 1}) end
   end
   return {fair.total_of(), call('HGETALL', PREFIX .. 'used-cores'), call('HGETALL', PREFIX .. 'used-mib'),
     entitlements}

@@ -23,7 +23,7 @@ if ARGS[1] == 'finish' then
 end
 
 local now, lock_s, force = ARGS[3], ARGS[4], ARGS[5]
-local locked_until = tonumber(call('HGET', PREFIX .. 'ledger', 'rebuild_lock_until') or 0)
+local locked_until = number_at('ledger', 'rebuild_lock_until')
 if is_ready and not force then return encode(false) end
 -- A lock that ends later than a new one would, by more than a second, is of a clock that was ahead.
 local is_locked = locked_until > now and locked_until <= now + lock_s + 1

@@ -6,7 +6,7 @@ local node = node_of(name)
 if not node or node[N_STATUS] == -1 then return encode(false) end
 node[N_STATUS] = -1
 for _, at in pairs(resource_positions(node)) do node[at] = 0 end
-mark_changed(name)
+changed_nodes[name] = true
 inventory_changes.reasons = true
 changed_inventories[name] = false
 for _, uuid in ipairs(device_uuids(name)) do

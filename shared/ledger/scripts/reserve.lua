@@ -44,8 +44,9 @@ local pending = fair.pending_offers(now, lowest_ranks)
 local is_gone = gone_pods.among(pods)
 
 local function take_slot(device)
-  local slot = lowest_free_slot(device[D_SLOT_MAP])
-  device[D_SLOT_MAP] = with_slot(device[D_SLOT_MAP], slot, '1')
+  local free = string.find(device[D_SLOT_MAP], '0', 1, true)
+  local slot = free and free - 1 or #device[D_SLOT_MAP]
+  set_slot(device, slot, '1')
   return slot
 end
 
@@ -55,24 +56,15 @@ local function raise_fence(device)
 end
 
 local function grants_for(demand)
-  local last = demand[2]
   local grants, slots = {}, {}
-  for d = FIRST_DEVICE, last, DEVICE_FIELDS do
-    local device, new_slots = devices[demand[d]], {}
-    for s = 1, demand[d + 4] do new_slots[s] = take_slot(device) end
-    slots[#slots + 1] = new_slots
+  for d, uuid, device in each_device(demand) do
+    slots[uuid] = {}
+    for s = 1, demand[d + 4] do slots[uuid][s] = take_slot(device) end
   end
-  for s = last + 1, #demand, 2 do
-    local number, slot_number = demand[s], demand[s + 1]
-    local device, slot = devices[demand[FIRST_DEVICE + (number - 1) * DEVICE_FIELDS]], -1
-    if slot_number > 0 then
-      slot = slots[number][slot_number]
-    elseif slot_number < 0 then
-      slot = -1 - slot_number
-      device[D_SLOT_MAP] = with_slot(device[D_SLOT_MAP], slot, '1')
-    end
-    grants[#grants + 1] = slot
-    grants[#grants + 1] = raise_fence(device)
+  for uuid, device, _, _, number in each_share(demand, grants) do
+    local slot = number > 0 and slots[uuid][number] or -1 - number
+    if number < 0 then set_slot(device, slot, '1') end
+    append(grants, slot, raise_fence(device))
   end
   return grants
 end
@@ -80,8 +72,8 @@ end
 local numbers, answer, reserved_pods, new_repelling = {}, {''}, {}, {}
 
 local function add_refusal(reasons, first, last)
+  numbers[#numbers + 1] = reasons.too_large and -4 or -1
   if reasons.too_large then
-    numbers[#numbers + 1] = -4
     answer[#answer + 1] = reasons.too_large
     return
   end
@@ -90,26 +82,22 @@ local function add_refusal(reasons, first, last)
     local demand = demand_at(joined, bounds[p])
     local node = node_of(demand[1])
     if node then node_rows[#node_rows + 1] = node_row(node) end
-    for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do
-      local device = device_of(demand[d])
-      if device then device_rows[#device_rows + 1] = device_row(device) end
-    end
+    append_device_rows(device_rows, demand)
   end
-  numbers[#numbers + 1] = -1
   answer[#answer + 1] = encode({table.concat(reasons, '; '), node_rows, device_rows,
     reasons.excesses or {}, reasons.reserved_for_other or false})
 end
 
 -- The demand of one share, the usual case: as below, but without intermediate tables.
-local function take_one(name, uuid, memory, cores, slotted, slots, policy, resources, groups_text)
+local function take_one(resources, groups_text, name, uuid, memory, cores, slotted, slots, policy)
   local node = node_of(name)
   local reason = node_refusal(node, resources)
   if reason then return reason end
   local device = device_of(uuid)
-  reason = device_refusal(device, name, memory, cores, 1, slotted, policy, slots, '', groups_text)
+  reason = device_refusal(device, name, groups_text, memory, cores, 1, slotted and 1 or 0, policy, slots, '')
   if reason then return reason .. ' of ' .. uuid end
   add_to_node(node, resources, 1)
-  add_to_device(device, memory, cores, 1, policy, '', groups_text, 1)
+  add_to_device(device, 1, groups_text, memory, cores, 1, 0, policy, 0, '')
   return nil, {slotted and take_slot(device) or -1, raise_fence(device)}
 end
 
@@ -142,9 +130,7 @@ local function reserve(pod, rank, terms, first, last)
   local _, groups_text, resources_text, _, gang, namespace = unpack_limit(joined, 5, from + 1)
   local resources, reasons = resources_in(resources_text), nil
   if fair.must_wait(namespace) then
-    reasons = {'budget'}
-    reasons.excesses = {{'budget', '', 0, 0, 0, '', {}}}
-    return reasons
+    return {'budget', excesses = {{'budget', '', 0, 0, 0, '', {}}}}
   end
   if #groups_text > MOST_GROUPS_BYTES then
     return {too_large = too_large('the anti-affinity groups', #groups_text, MOST_GROUPS_BYTES)}
@@ -161,13 +147,13 @@ local function reserve(pod, rank, terms, first, last)
       reason = 'reserved-for-other'
     elseif is_behind and repelling.is_unknown(name, known) then
       reason = 'anti-affinity-unknown'
-    elseif terms and repelling.size(name, terms[2]) > MOST_REPELLING_BYTES then
-      reason = too_large('the anti-affinity of pods that are being bound there', repelling.size(name, terms[2]),
-        MOST_REPELLING_BYTES)
+    elseif terms and #repelling.terms_on(name) + #terms[2] > MOST_REPELLING_BYTES then
+      reason = too_large('the anti-affinity of pods that are being bound there',
+        #repelling.terms_on(name) + #terms[2], MOST_REPELLING_BYTES)
     elseif excess then
       reason = 'quota'
     elseif uuid then
-      reason, grants = take_one(name, uuid, memory, cores, slotted, slots, policy, resources, groups_text)
+      reason, grants = take_one(resources, groups_text, name, uuid, memory, cores, slotted, slots, policy)
     else
       reason, grants = take_several(memory, resources, groups_text)
     end
@@ -190,19 +176,12 @@ local function reserve(pod, rank, terms, first, last)
       reasons.too_large = 'the anti-affinity groups have no room in the record of a device: ' .. reasons[1]
     end
     if reason == 'quota' then
-      reasons.excesses = reasons.excesses or {}
-      reasons.excesses[#reasons.excesses + 1] = excess
-      reasons.namespace = namespace
-    elseif reason == 'reserved-for-other' then
-      reasons.reserved_for_other = true
+      reasons.excesses, reasons.namespace = reasons.excesses or {}, namespace
+      append(reasons.excesses, excess)
     end
+    reasons.reserved_for_other = reasons.reserved_for_other or reason == 'reserved-for-other'
   end
   return reasons or {'no candidate'}
-end
-
-local function add_lease(value)
-  numbers[#numbers + 1] = 0
-  answer[#answer + 1] = value
 end
 
 -- Nothing that was counted above is written: return the totals as stored.
@@ -218,7 +197,7 @@ local function refuse_gang(leases_before, refused)
     if is_gone[pods[i]] then
       numbers[#numbers + 1] = -3
     elseif leases_before[i] then
-      add_lease(leases_before[i])
+      numbers[#numbers + 1], answer[#answer + 1] = 0, leases_before[i]
     elseif refused[i] then
       for _, excess in ipairs(refused[i].namespace and refused[i].excesses or {}) do
         quota.add_gang_part(refused[i].namespace, excess)
@@ -248,7 +227,7 @@ for i = 1, #pods do
     numbers[#numbers + 1] = -3
   elseif leases[pod] then
     leases_before[i] = leases[pod]
-    add_lease(leases[pod])
+    numbers[#numbers + 1], answer[#answer + 1] = 0, leases[pod]
   elseif unreadable.leases[pod] then
     refused[i] = {'record-unreadable'}
     if not gang_needs then add_refusal(refused[i], piece + 1, piece + counts[i]) end

@@ -1,23 +1,18 @@
 -- Resize leases. Arguments, by the first of them:
---   'lock', pod, token, ms     for this time only the owner of the token may shrink the pod's lease;
---                              returns whether the lock was free
---   'unlock', pod, token       release the lock
---   'resize', pod, version read, token or ''
---                              ARGV[5] is the lease with its new shares. Returns {'resized'} and the
---                              lease; or, without a change, {'stale', the stored version, 0 without a
---                              lease}, {'unlocked'} if the lock has expired, or {'refused', reason,
---                              devices, excesses of quotas}
---   'unsynced', ms, most       return the pods of leases that were resized longer ago than that and are
---                              not marked as synced to node and annotations
---   'set_synced', pod, version mark as synced, unless the lease was resized again
---   'set_unsynced', rows of {pod, version}
---                              mark as not synced, unless they or later ones are
---
---   resize-lock:POD  the token of the lock's owner; expires
---   unsynced         hash  pod -> {version of its lease, instant in ms}
+--   'lock', pod, token, ms  for this time only the owner of the token may shrink the pod's lease; returns whether the
+--     lock was free
+--   'unlock', pod, token  releases the lock
+--   'resize', pod, version read, token or ''  ARGV[5] is the lease with its new shares. Returns {'resized'} and the
+--     lease; or, without a change, {'stale', the stored version, 0 without a lease}, {'unlocked'} if the lock has
+--     expired, or {'refused', reason, devices, excesses of quotas}
+--   'unsynced', ms, most  returns the pods of leases that were resized longer ago than that and are not marked as
+--     synced to node and annotations
+--   'set_synced', pod, version  marks as synced, unless the lease was resized again
+--   'set_unsynced', rows of {pod, version}  marks as not synced, unless they or later ones are
+-- Keys: resize-lock:POD, the token of the lock's owner, which expires; unsynced (hash, pod -> {version of its lease,
+-- instant in ms})
 local UNSYNCED = PREFIX .. 'unsynced'
-local time = call('TIME')
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local now_ms = now_in_ms()
 
 local function lock_key(pod) return PREFIX .. 'resize-lock:' .. pod end
 
@@ -33,10 +28,7 @@ end
 
 local function refused(reason, demand, excess)
   local rows = {}
-  for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do
-    local device = device_of(demand[d])
-    if device then rows[#rows + 1] = device_row(device) end
-  end
+  append_device_rows(rows, demand)
   return {encode({'refused', reason, rows, excess and {excess} or {}})}
 end
 
@@ -77,12 +69,12 @@ function actions.resize(pod, version, token)
   local before, after = demand_of(header, value), demand_of(header_of(ARGV[5]), ARGV[5])
   local name, is_smaller, changes = before[1], false, {}
   if #ARGV[5] > MOST_LEASE_BYTES then return refused('record-size', before) end
-  for d = FIRST_DEVICE, before[2], DEVICE_FIELDS do
+  for d, uuid, device in each_device(before) do
     local memory, cores = after[d + 1] - before[d + 1], after[d + 2] - before[d + 2]
     local reason = not (after[d + 1] >= 0 and after[d + 2] >= 0) and 'memory'
-      or growth_refusal(device_of(before[d]), name, memory, cores)
-    if reason then return refused(reason .. ' of ' .. before[d], before) end
-    changes[d] = {memory, cores}
+      or growth_refusal(device, name, memory, cores)
+    if reason then return refused(reason .. ' of ' .. uuid, before) end
+    if device then changes[device] = {memory, cores} end
     is_smaller = is_smaller or memory < 0 or cores < 0
   end
   local _, _, _, _, namespace = description_of(header, value)
@@ -90,15 +82,14 @@ function actions.resize(pod, version, token)
     local excess = quota.recharge(pod, namespace, after, is_smaller)
     if excess then return refused('quota', before, excess) end
   end
-  for d, amounts in pairs(changes) do
-    local device = device_of(before[d])
-    if device then add_to_device(device, amounts[1], amounts[2], 0, 0, '', '', 1) end
+  for device, amounts in pairs(changes) do
+    add_to_device(device, 1, '', amounts[1], amounts[2], 0, 0, 0, 0, '')
   end
   fair.add_demand(namespace, before, -1)
   fair.add_demand(namespace, after, 1)
   fetch('nodes', {name})
   if is_smaller then mark_freed(name) end
-  mark_changed(name)
+  changed_nodes[name] = true
   local new_value, new_version = resized_value(header, ARGV[5])
   put_lease(pod, new_value)
   write_changes('resized')
@@ -111,12 +102,10 @@ function actions.resize(pod, version, token)
 end
 
 function actions.unsynced(older_than_ms, most)
-  local pods, found = {}, call('HGETALL', UNSYNCED)
-  for i = 1, #found, 2 do
-    local at = readable(found[i + 1])[2] or 0
-    if #pods < most and (at <= now_ms - older_than_ms or at > now_ms) then
-      pods[#pods + 1] = found[i]
-    end
+  local pods = {}
+  for pod, stored in each_packed(UNSYNCED) do
+    local at = stored[2] or 0
+    if #pods < most and (at <= now_ms - older_than_ms or at > now_ms) then pods[#pods + 1] = pod end
   end
   return {encode(pods)}
 end

@@ -1,17 +1,13 @@
--- Leases of ResourceClaims. Unlike that of a pod, the uid of a claim may get a lease again. Arguments, by the
--- first of them:
---   'deallocated', rows of {claim, version read}
---                 mark leases of these versions as those of vanished pods: they end once their node's agent
---                 confirms that the claim is not prepared. Returns per row whether it is so
---   'consumers', claim, version read
---                 ARGV[5] is the lease with other consumers. Returns whether the lease had that version,
---                 and then the lease
+-- Leases of ResourceClaims. Unlike that of a pod, the uid of a claim may get a lease again. Arguments, by the first:
+--   'deallocated', rows of {claim, version read}  marks leases of these versions as those of vanished pods: they end
+--     once their node's agent confirms that the claim is not prepared. Returns per row whether it is so
+--   'consumers', claim, version read  ARGV[5] is the lease with other consumers. Returns whether the lease had that
+--     version, and then the lease
 local actions = {}
 
 function actions.deallocated(rows)
-  local claims_read, marked = {}, {}
-  for i, row in ipairs(rows) do claims_read[i] = row[1] end
-  fetch('leases', claims_read)
+  local marked = {}
+  fetch_leases_of(rows)
   for i, row in ipairs(rows) do
     local value = leases[row[1]]
     marked[i] = value and header_of(value)[L_VERSION] == row[2] or false

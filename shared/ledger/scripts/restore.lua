@@ -6,9 +6,7 @@ local token, now, lock_s, bounds, is_hearsay = ARGS[1], ARGS[2], ARGS[3], ARGS[4
 local time = call('TIME')
 local newest_s = math.max(now, time[1] + time[2] / 1e6)
 if not is_ready then
-  if call('HGET', PREFIX .. 'ledger', 'generation') ~= token then
-    return redis.error_reply('STALETOKEN')
-  end
+  if generation ~= token then return redis.error_reply('STALETOKEN') end
   call('HSET', PREFIX .. 'ledger', 'rebuild_lock_until', now + lock_s)
 end
 
@@ -38,7 +36,6 @@ end
 
 -- Why the lease conflicts with those that are there, or nil.
 local function conflict(demand, grants, groups_text, resources, hearsay)
-  local last = demand[2]
   local node = node_of(demand[1])
   if unreadable.nodes[demand[1]] then return 'record-unreadable' end
   if #demand[1] > MOST_NAME_BYTES or node and not has_room_for_resources(node, resources) then
@@ -47,30 +44,26 @@ local function conflict(demand, grants, groups_text, resources, hearsay)
   for i = 2, #resources, 2 do
     if not (resources[i] >= 0 and resources[i] <= MOST_AMOUNT) then return 'resource:' .. resources[i - 1] end
   end
-  for d = FIRST_DEVICE, last, DEVICE_FIELDS do
-    local device = device_of(demand[d])
-    local memory, cores = demand[d + 1], demand[d + 2]
-    if unreadable.devices[demand[d]] then return 'record-unreadable' end
+  for d, uuid, device in each_device(demand) do
+    local memory, cores, _, _, policy, _, layout = unpack(demand, d + 1, d + 7)
+    if unreadable.devices[uuid] then return 'record-unreadable' end
     if not (memory >= 0 and memory <= MOST_MIB) then return 'memory' end
     if not (cores >= 0 and cores <= 100) then return 'cores' end
     if device then
       local is_elsewhere = device[D_NODE] ~= demand[1]
       if is_elsewhere and (device[D_SHARES] > 0 or hearsay) then return 'device-moved' end
-      local policy, is_reported = demand[d + 5], device[D_MEMORY] > 0
-      local most = is_reported and device[D_MEMORY] or MOST_MIB
+      local most = device[D_MEMORY] > 0 and device[D_MEMORY] or MOST_MIB
       if device[D_MEMORY_USED] + memory > most then return 'memory' end
       if device[D_CORES_USED] + cores > 100 then return 'cores' end
       if policy == EXCLUSIVE and device[D_SHARES] > 0 then return 'not-idle' end
       if device[D_EXCLUSIVE] % 2 == 1 then return 'in-exclusive-use' end
       if device[D_CORES_USED] >= 100 and policy ~= BEST_EFFORT then return 'in-exclusive-use' end
-      if device[D_SHARES] > 0 and device[D_LAYOUT] ~= demand[d + 7] then return 'layout' end
+      if device[D_SHARES] > 0 and device[D_LAYOUT] ~= layout then return 'layout' end
       if has_group(device, groups_text) then return 'anti-affinity' end
-      if not has_room_for_text(device, #groups_text + 2) then return 'record-size of ' .. demand[d] end
+      if not has_room_for_text(device, #groups_text + 2) then return 'record-size of ' .. uuid end
     end
   end
-  for s = last + 1, #demand, 2 do
-    local device = device_of(demand[FIRST_DEVICE + (demand[s] - 1) * DEVICE_FIELDS])
-    local slot = grants[s - last]
+  for _, device, slot in each_share(demand, grants) do
     if slot > MOST_SLOT or device and slot >= 0 and is_slot_used(device, slot) then
       return 'slot ' .. slot
     end
@@ -79,13 +72,10 @@ end
 
 local restored_tenures = {}
 local function restore(value, header, demand, grants, pod)
-  local last = demand[2]
   local node = node_of(demand[1]) or new_node(demand[1])
-  for d = FIRST_DEVICE, last, DEVICE_FIELDS do add_device(demand[d], demand[1]) end
-  for s = last + 1, #demand, 2 do
-    local device = devices[demand[FIRST_DEVICE + (demand[s] - 1) * DEVICE_FIELDS]]
-    local slot, fence = grants[s - last], grants[s - last + 1]
-    if slot >= 0 then device[D_SLOT_MAP] = with_slot(device[D_SLOT_MAP], slot, '1') end
+  for _, uuid in each_device(demand) do add_device(uuid, demand[1]) end
+  for _, device, slot, fence in each_share(demand, grants) do
+    if slot >= 0 then set_slot(device, slot, '1') end
     device[D_FENCE] = math.max(device[D_FENCE], fence)
   end
   last_version = math.max(last_version, header[L_VERSION])
@@ -96,10 +86,7 @@ local function restore(value, header, demand, grants, pod)
   add_demand(demand, resources, groups_text, 1)
   index_lease(pod, node, header[L_EXPIRES], gang)
   if quota.on then quota.charge_lease(pod, header, value) end
-  if header[L_STATE] ~= RESERVED then
-    restored_tenures[#restored_tenures + 1] = pod
-    restored_tenures[#restored_tenures + 1] = value
-  end
+  if header[L_STATE] ~= RESERVED then append(restored_tenures, pod, value) end
 end
 
 -- The pod has a lease already: advance it to the state and the version of this one, if the life cycle allows it.

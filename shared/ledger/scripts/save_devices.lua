@@ -58,9 +58,7 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
     if not is_ours and row[4] == 1 then
       is_ours = device[D_SHARES] == 0 and not is_reported_by(device[D_NODE], row[1])
       if not is_ours then
-        elsewhere[#elsewhere + 1] = row[1]
-        elsewhere[#elsewhere + 1] = name
-        elsewhere[#elsewhere + 1] = device[D_NODE]
+        append(elsewhere, row[1], name, device[D_NODE])
       end
     end
     if is_ours then
@@ -87,8 +85,7 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
     return raise_fences()
   end
 
-  local is_excluded = {}
-  for _, index in ipairs(readable(stored[4])) do is_excluded[index] = true end
+  local is_excluded = set_of(readable(stored[4]))
   local function save_device(uuid, memory, slots, status, unit, index, mode)
     local device = devices[uuid]
     if not device then
@@ -125,7 +122,7 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
   raise_fences()
   if stored[2] ~= served then mark_grown(name) end
   if not node_of(name) then new_node(name) end
-  mark_changed(name)
+  changed_nodes[name] = true
   inventory_changes.reasons = true
   changed_inventories[name] = true
   call('HSET', PREFIX .. 'facts:' .. name, 'devices', devices_text, 'served', served,

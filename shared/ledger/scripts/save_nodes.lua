@@ -36,8 +36,7 @@ local function save_node(name, facts, rules, room, excluded, repelling_pods, rev
   mark_inventory_changed(name)
 
   -- The node's annotations may have excluded devices, or included them again.
-  local is_excluded = {}
-  for _, index in ipairs(excluded) do is_excluded[index] = true end
+  local is_excluded = set_of(excluded)
   for _, reported in ipairs(readable(stored[3], parse_json)) do
     local device = device_of(reported.uuid)
     if device and device[D_NODE] == name and device[D_STATUS] > 0 then

@@ -1,18 +1,14 @@
--- Evidence that several binders collect for a rebuild, stored until it begins or the evidence expires.
--- Arguments, by the first of them; texts are bytes of the caller's, and replies are no larger than a page:
---   'save_chunk', listing, chunk, chunks, request_ids, text
---                                       save a chunk of a listing; returns whether all its chunks are there
---   'listing', request_id               returns {listing, number of chunks} of a complete listing with that
---                                       ID, or false; false, too, until all quotas are known
---   'chunks', listing, first, last      returns the texts of these chunks
---   'save_reports', rows of {node, reported_at, text}
---                                       save each node's newest report
---   'reports', first, count             returns nodes, each followed by its newest text, from position `first`
---                                       on; a report with a new text gets the next position
---   'extend_rebuild', token, now, lock_s
---                                       extends the lock of the rebuild with that token; returns whether
---                                       the token is still valid
---   'clear'                             deletes listings and reports
+-- Evidence that several binders collect for a rebuild, stored until it begins or the evidence expires. Texts are
+-- bytes of the caller's, and replies are no larger than a page. Arguments, by the first of them:
+--   'save_chunk', listing, chunk, chunks, request_ids, text  saves a chunk of a listing; returns whether all are there
+--   'listing', request_id  returns {listing, number of chunks} of a complete listing with that ID, or false; false,
+--     too, until all quotas are known
+--   'chunks', listing, first, last  returns the texts of these chunks
+--   'save_reports', rows of {node, reported_at, text}  saves each node's newest report
+--   'reports', first, count  returns nodes, each followed by its newest text, from position `first` on; a report with
+--     a new text gets the next position
+--   'extend_rebuild', token, now, lock_s  extends the lock of the rebuild with that token; returns whether it is valid
+--   'clear'  deletes listings and reports
 local LISTINGS, TTL_S = PREFIX .. 'stage:listings', 600
 local REPORTS, REPORTED_AT, REPORT_ORDER =
   PREFIX .. 'stage:reports', PREFIX .. 'stage:reported-at', PREFIX .. 'stage:report-order'
@@ -37,13 +33,10 @@ end
 
 function actions.listing(request_id)
   if not call('HGET', PREFIX .. 'ledger', 'quotas') then return encode(false) end
-  local found = call('HGETALL', LISTINGS)
-  for i = 1, #found, 2 do
-    local request_ids, chunks = unpack(readable(found[i + 1]))
+  for listing, stored in each_packed(LISTINGS) do
+    local request_ids, chunks = unpack(stored)
     for _, answered in ipairs(request_ids or {}) do
-      if answered == request_id and is_complete(found[i], chunks) then
-        return encode({found[i], chunks})
-      end
+      if answered == request_id and is_complete(listing, chunks) then return encode({listing, chunks}) end
     end
   end
   return encode(false)

@@ -20,10 +20,10 @@ if ARGS[1] ~= 'wait' then
       end
     end
   end
-  write('ZREM', 'gang-leases', leaving_gang)
+  call_all('ZREM', 'gang-leases', leaving_gang)
   -- A pod that received the offers of its gang is replaced by the gang's next pod.
   local verdicts = {}
-  for _, value in ipairs(waiting_records(ARGS[2])) do
+  for _, value in ipairs(call_all('HMGET', 'waiting', ARGS[2])) do
     local pod = value and waiting_of(value)
     if pod and pod[W.GANG] ~= '' then
       has_changed = mark_gang_changed(pod[W.GANG]) or has_changed
@@ -32,13 +32,10 @@ if ARGS[1] ~= 'wait' then
   end
   remove_waiting(ARGS[2])
   for gang, verdict in pairs(verdicts) do
-    local name = first_of_gang(gang)
-    if name then
-      local pod = waiting_of(call('HGET', PREFIX .. 'waiting', name))
-      if pod then
-        put_waiting(name, pod[W.NEED], pod[W.ORDER], verdict, pod[W.RECORD], pod[W.SINCE], gang, true,
-          pod[W.NAMESPACE])
-      end
+    local name, pod = first_of_gang(gang)
+    if pod then
+      put_waiting(name, pod[W.NEED], pod[W.ORDER], verdict, pod[W.RECORD], pod[W.SINCE], gang, true,
+        pod[W.NAMESPACE])
     end
   end
   if has_changed then raise_capacity('gang changed') end
@@ -47,30 +44,22 @@ end
 
 local MAX_NODES = 64
 
-local function is_stale(group, verdict)
-  local namespace = quota_namespace(group)
-  for _, number in ipairs(namespace and call('HMGET', PREFIX .. 'quota-freed', namespace, '*') or {}) do
-    if number and tonumber(number) > verdict then return true end
-  end
-  if group == '' or verdict >= capacity then return false end
-  local names = call('ZRANGEBYSCORE', PREFIX .. 'freed-nodes', '(' .. string.format('%.0f', verdict),
-    '+inf', 'LIMIT', 0, MAX_NODES + 1)
-  if #names > MAX_NODES then return true end
-  for _, name in ipairs(names) do
-    if room_for(group, name) > 0 then return true end
+-- Return whether a pod of the group may fit what was freed after a capacity number; `crowded`, if that is on
+-- more nodes than are looked at.
+local function may_fit_freed(group, after, crowded)
+  local names = call('ZRANGEBYSCORE', PREFIX .. 'freed-nodes', '(' .. after, '+inf', 'LIMIT', 0, MAX_NODES + 1)
+  if #names > MAX_NODES and crowded then return true end
+  for i = 1, math.min(#names, MAX_NODES) do
+    if room_for(group, names[i]) > 0 then return true end
   end
   return false
 end
 
--- Return whether a pod of the group may fit freed capacity that was not offered yet.
-local function has_pending_offers(group)
-  local done = call('HGET', PREFIX .. 'ledger', 'offered_up_to') or '0'
-  local names =
-    call('ZRANGEBYSCORE', PREFIX .. 'freed-nodes', '(' .. done, '+inf', 'LIMIT', 0, MAX_NODES)
-  for _, name in ipairs(names) do
-    if room_for(group, name) > 0 then return true end
-  end
-  return false
+local function is_stale(group, verdict)
+  local namespace = quota_namespace(group)
+  if namespace and quota_freed(namespace) > verdict then return true end
+  if group == '' or verdict >= capacity then return false end
+  return may_fit_freed(group, string.format('%.0f', verdict), true)
 end
 
 local function is_outdated(group, verdict, gang, receives_offers, min_members)
@@ -79,17 +68,11 @@ local function is_outdated(group, verdict, gang, receives_offers, min_members)
 end
 
 -- The reason in a record {pod, refusal}.
-local function reason_of(record)
-  return (readable(record, parse_json)[2] or {}).reason
-end
+local function reason_of(record) return (readable(record, parse_json)[2] or {}).reason end
 
-local pods = {}
-for i, row in ipairs(ARGS[2]) do pods[i] = row[1] end
-fetch('leases', pods)
-
-local reasons_changed_at = tonumber(call('HGET', PREFIX .. 'ledger', 'reasons_changed') or 0)
+local pods, reasons_changed_at = fetch_leases_of(ARGS[2]), number_at('ledger', 'reasons_changed')
 local stale, with_lease, gone, is_gone = {}, {}, {}, gone_pods.among(pods)
-local changed, before = {}, waiting_records(pods)
+local changed, before = {}, call_all('HMGET', 'waiting', pods)
 for i, row in ipairs(ARGS[2]) do
   local pod, group, order, verdict, record, since, gang, receives_offers, min_members, namespace =
     unpack(row)
@@ -97,7 +80,7 @@ for i, row in ipairs(ARGS[2]) do
     gone[#gone + 1] = pod
   elseif leases[pod] then
     with_lease[#with_lease + 1] = pod
-  elseif verdict < 0 and has_pending_offers(group) then
+  elseif verdict < 0 and may_fit_freed(group, call('HGET', PREFIX .. 'ledger', 'offered_up_to') or '0', false) then
     put_waiting(pod, group, order, 0, record, since, gang, true, namespace)
   elseif verdict < 0 or is_outdated(group, verdict, gang, receives_offers, min_members) then
     stale[#stale + 1] = pod

@@ -25,7 +25,7 @@ from shared.model.names import Namespace
 from shared.model.placement import Refusal
 from shared.nats.bus import Bus
 from shared.runtime import health
-from shared.runtime.heartbeat import sending_heartbeats
+from shared.runtime.run import sending_heartbeats
 from tests.support.api.running import RunningApi, reserve_lease
 from tests.support.clock import FakeClock
 from tests.support.kubernetes.reviews import Reviews, reviewed

@@ -6,7 +6,8 @@ import json
 import shutil
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -88,57 +89,93 @@ def keys(tmp_path: Path, ca: Path, shown: tuple[Path, Path] | None = None) -> Cl
     )
 
 
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def cover(valkey: ValkeyServer, ours: Made) -> AsyncIterator[Cover]:
+    await valkey.ready()
+    made = Cover(valkey.socket)
+    made.show(ours.issue("server"))
+    async with made.listening():
+        yield made
+
+
 async def fault_at_nats(url: str, shown: ClientCredentials) -> str:
-    with pytest.raises(UnavailableError) as refused:
-        async with Bus.connect(url, name="test", credentials=shown, patience_s=2):
-            pass
-    assert "first" not in str(refused.value)
-    return str(refused.value)
+    """Return why a client cannot connect, or nothing."""
+    fault = ""
+    try:
+        async with Bus.connect(url, name="test", credentials=shown, patience_s=2) as bus:
+            assert bus.connected
+    except UnavailableError as error:
+        fault = str(error)
+    assert "first" not in fault
+    return fault
 
 
-async def test_a_server_of_our_authority_is_trusted_under_its_name(
-    server: CoveredNats, ours: Made, tmp_path: Path
+async def fault_at_redis(url: str, shown: ClientCredentials) -> str:
+    """Return why neither the ledger nor the facts of its server can be read, or nothing."""
+    shown = ClientCredentials(tls=shown.tls)
+    async with RedisLeases.connect(url, credentials=shown) as ledger:
+        try:
+            await ledger.generation()
+        except UnavailableError as error:
+            with pytest.raises(UnavailableError):
+                await redis_facts(url, shown)
+            return str(error)
+    assert (await redis_facts(url, shown)).role == "master"
+    return ""
+
+
+Show = Callable[..., None]
+Fault = Callable[[ClientCredentials], Awaitable[str]]
+
+
+@pytest.fixture(params=["nats", "redis"])
+def door(
+    request: pytest.FixtureRequest, server: CoveredNats, cover: Cover
+) -> tuple[str, Show, Fault]:
+    """The name of a server, how to serve a certificate, and what a client learns."""
+    if request.param == "nats":
+        return "nats", server.start, partial(fault_at_nats, server.url)
+    return "redis", cover.show, partial(fault_at_redis, cover.url)
+
+
+async def test_a_server_of_our_authority_is_trusted_under_its_name_until_it_expires(
+    door: tuple[str, Show, Fault], ours: Made, tmp_path: Path
 ) -> None:
-    server.start(ours.issue("server"))
+    name, show, fault = door
+    known = keys(tmp_path, ours.ca)
+    show(ours.issue("server"))
 
-    async with Bus.connect(server.url, name="test", credentials=keys(tmp_path, ours.ca)) as bus:
-        assert bus.connected
+    assert await fault(known) == ""
+    another = await fault(keys(tmp_path, Made(tmp_path, "another").ca))
+    show(ours.issue("old", made_days_ago=40))
+    old = await fault(known)
+    show(ours.issue("elsewhere", "elsewhere.example"))
+    elsewhere = await fault(known)
 
-
-async def test_a_nats_server_of_another_authority_is_refused(
-    server: CoveredNats, ours: Made, tmp_path: Path
-) -> None:
-    server.start(ours.issue("server"))
-
-    fault = await fault_at_nats(server.url, keys(tmp_path, Made(tmp_path, "another").ca))
-
-    assert "not issued by a trusted CA" in fault
-    assert "set --nats-ca-file to its CA" in fault
-
-
-async def test_an_expired_certificate_and_one_for_another_name_have_errors_of_their_own(
-    server: CoveredNats, ours: Made, tmp_path: Path
-) -> None:
-    server.start(ours.issue("old", made_days_ago=40))
-    assert "has expired: renew it" in await fault_at_nats(server.url, keys(tmp_path, ours.ca))
-
-    server.start(ours.issue("elsewhere", "elsewhere.example"))
-    fault = await fault_at_nats(server.url, keys(tmp_path, ours.ca))
-    assert "is for another name" in fault
-    assert "--nats-url" in fault
+    assert "not issued by a trusted CA" in another
+    assert f"set --{name}-ca-file to its CA" in another
+    assert "has expired: renew it" in old
+    assert "is for another name" in elsewhere
+    assert f"--{name}-url" in elsewhere
 
 
 async def test_a_server_that_requires_a_client_certificate_refuses_clients_without_one(
-    server: CoveredNats, ours: Made, tmp_path: Path
+    door: tuple[str, Show, Fault], ours: Made, tmp_path: Path
 ) -> None:
-    server.start(ours.issue("server"), client_ca=ours.ca)
+    name, show, fault = door
+    show(ours.issue("server"), client_ca=ours.ca)
 
-    refused = await fault_at_nats(server.url, keys(tmp_path, ours.ca))
+    refused = await fault(keys(tmp_path, ours.ca))
 
-    assert "--nats-certificate-file and --nats-key-file must be valid now" in refused
-    shown = keys(tmp_path, ours.ca, ours.issue("client", "somebody"))
-    async with Bus.connect(server.url, name="test", credentials=shown) as bus:
-        assert bus.connected
+    assert f"--{name}-certificate-file" in refused
+    assert name == "redis" or "and --nats-key-file must be valid now" in refused
+    assert await fault(keys(tmp_path, ours.ca, ours.issue("client", "somebody"))) == ""
 
 
 async def test_no_secret_is_sent_to_a_server_without_tls(ours: Made, tmp_path: Path) -> None:
@@ -205,72 +242,6 @@ async def test_invalid_certificate_files_are_named_in_the_error(tmp_path: Path, 
                 pass
 
 
-# Redis
-
-
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[ValkeyServer]:
-    with valkey_server() as running:
-        yield running
-
-
-@pytest.fixture
-async def cover(valkey: ValkeyServer, ours: Made) -> AsyncIterator[Cover]:
-    await valkey.ready()
-    made = Cover(valkey.socket)
-    made.show(ours.issue("server"))
-    async with made.listening():
-        yield made
-
-
-async def fault_at_redis(url: str, files: TlsFiles) -> str:
-    async with RedisLeases.connect(url, credentials=ClientCredentials(tls=files)) as ledger:
-        with pytest.raises(UnavailableError) as refused:
-            await ledger.generation()
-    with pytest.raises(UnavailableError):
-        await redis_facts(url, ClientCredentials(tls=files))
-    return str(refused.value)
-
-
-async def test_the_ledger_is_read_under_tls_from_a_server_of_our_authority(
-    cover: Cover, ours: Made
-) -> None:
-    known = ClientCredentials(tls=TlsFiles(ca=ours.ca))
-
-    async with RedisLeases.connect(cover.url, credentials=known) as ledger:
-        await ledger.generation()
-
-    assert (await redis_facts(cover.url, known)).role == "master"
-
-
-async def test_a_ledger_of_another_authority_an_expired_one_and_a_wrong_name_are_refused(
-    cover: Cover, ours: Made, tmp_path: Path
-) -> None:
-    another = await fault_at_redis(cover.url, TlsFiles(ca=Made(tmp_path, "another").ca))
-    cover.show(ours.issue("old", made_days_ago=40))
-    old = await fault_at_redis(cover.url, TlsFiles(ca=ours.ca))
-    cover.show(ours.issue("elsewhere", "elsewhere.example"))
-    elsewhere = await fault_at_redis(cover.url, TlsFiles(ca=ours.ca))
-
-    assert "set --redis-ca-file to its CA" in another
-    assert "has expired" in old
-    assert "is for another name" in elsewhere
-
-
-async def test_a_ledger_that_requires_a_client_certificate_refuses_clients_without_one(
-    cover: Cover, ours: Made
-) -> None:
-    cover.show(ours.issue("server"), client_ca=ours.ca)
-    certificate, key = ours.issue("client", "somebody")
-
-    refused = await fault_at_redis(cover.url, TlsFiles(ca=ours.ca))
-    known = ClientCredentials(tls=TlsFiles(ca=ours.ca, certificate=certificate, key=key))
-    async with RedisLeases.connect(cover.url, credentials=known) as ledger:
-        await ledger.generation()
-
-    assert "--redis-certificate-file" in refused
-
-
 async def test_the_ledger_reads_new_files_at_its_next_connection(
     cover: Cover, ours: Made, tmp_path: Path
 ) -> None:
@@ -300,9 +271,7 @@ async def test_certificate_files_for_a_ledger_without_tls_are_refused(ours: Made
             pass
 
 
-async def test_a_port_without_tls_and_an_unreachable_server_have_errors_of_their_own(
-    ours: Made,
-) -> None:
+async def test_a_port_without_tls_has_an_error_of_its_own(ours: Made, tmp_path: Path) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1024)
         writer.write(b"-ERR unknown command\r\n")
@@ -312,7 +281,7 @@ async def test_a_port_without_tls_and_an_unreachable_server_have_errors_of_their
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
-        fault = await fault_at_redis(f"rediss://127.0.0.1:{port}/0", TlsFiles(ca=ours.ca))
+        fault = await fault_at_redis(f"rediss://127.0.0.1:{port}/0", keys(tmp_path, ours.ca))
 
     assert "the port does not use TLS" in fault
 

@@ -24,7 +24,6 @@ from services.api.read_api import ROUTES as API
 from services.node_agent.usage.usage_metrics import metrics_app
 from services.timekeeper.accounts.accrual import advance, apply_update
 from services.timekeeper.config.budget_spec import parse_spec
-from services.timekeeper.metrics import TimekeeperMetrics
 from services.timekeeper.report.budget_reports import budget_changed
 from services.timekeeper.rest.api import BudgetApi
 from services.webhook.admission import AdmissionPolicy, decide
@@ -195,10 +194,7 @@ async def all_ports() -> AsyncIterator[Mapping[str, str]]:
             await accounts.count(T0, keeper=keeper)
             api = BudgetApi(
                 keeper,
-                accounts.store,
-                accounts.config,
                 EveryToken(),
-                metrics=TimekeeperMetrics(),
                 client=NoPods(),  # type: ignore[arg-type]
                 old_reports="answer",
             )

@@ -1,4 +1,4 @@
-"""Stored times and versions, with hosts whose clocks are an hour ahead or behind; a real server."""
+"""Stored times with hosts whose clocks are an hour off, and evidence that binders collect."""
 
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -10,12 +10,13 @@ import redis.asyncio
 from msgspec import structs
 
 from services.binder.ledger_sync.reconciliation import LedgerMismatch
+from shared.ledger.connection_pool import LedgerClock
 from shared.ledger.leases import RedisLeases
-from shared.ledger.ledger_clock import LedgerClock
 from shared.ledger.preemptions import Preemptions
 from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.model.bounds import MOST_VERSION
 from shared.model.errors import RequestError, UnavailableError
+from shared.model.events.pod_events import ListedPods, PodsListed
 from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import dump_lease, load_lease
 from shared.model.ledger import Reserved
@@ -23,16 +24,57 @@ from shared.model.names import Namespace
 from shared.model.quota import Quota, QuotaLimits
 from tests.support.binder.preemption import budget
 from tests.support.placer.ledger import (
+    NOW,
     device,
     facts,
     ledger,
     queued,
     report,
     reservation,
+    reserve,
     share,
     verdict,
 )
 from tests.support.waiting import until
+
+DEVICES = 32
+
+
+def listing(name: str) -> PodsListed:
+    return PodsListed(listing_id=name, chunk=0, chunks=1, pods=ListedPods())
+
+
+async def test_the_index_of_listings_forgets_those_that_expired(url: str) -> None:
+    prefix = "lh-listings:"
+    async with (
+        LedgerStaging.connect(url, prefix=prefix) as staging,
+        redis.asyncio.from_url(url) as db,
+    ):
+        await staging.save_chunk(listing("old"))
+        await db.delete(f"{prefix}stage:listing:old")  # as if ten minutes had passed
+        await staging.save_chunk(listing("new"))
+        known = await db.hkeys(f"{prefix}stage:listings")
+
+    assert known == [b"new"]
+
+
+async def test_leases_are_restored_with_less_than_one_command_each(url: str) -> None:
+    async with ledger(url, {"a": DEVICES}) as leases, redis.asyncio.from_url(url) as db:
+        wanted = [reservation(f"p{gpu}", share("a", gpu)) for gpu in range(DEVICES)]
+        bound = await leases.bind(await reserve(leases, *wanted))
+        kept = [lease for lease in bound if isinstance(lease, Lease)]
+        token = await leases.begin_rebuild(now=NOW, force=True)
+        assert token
+        await leases.save_nodes([facts("a")])
+        await leases.save_devices([report("a", [device("a", gpu) for gpu in range(DEVICES)])])
+        await db.config_resetstat()
+
+        assert await leases.restore(kept, now=NOW, token=token) == []
+
+        commands = (await db.info("commandstats")).values()
+        assert len(kept) == DEVICES
+        assert sum(each["calls"] for each in commands) < DEVICES
+
 
 HOUR_S = 3600.0
 SOON_S = 5.0
@@ -274,14 +316,15 @@ async def test_the_state_of_a_budget_counts_although_the_one_before_was_from_the
 
 
 @OFF
-async def test_reports_and_lists_for_a_rebuild_need_no_clock(url: str, off_s: float) -> None:
+async def test_reports_and_lists_for_a_rebuild_need_no_clock(
+    leases: RedisLeases, off_s: float
+) -> None:
     """Each belongs to one rebuild: what was staged before it began is deleted."""
     true = time.time()
-    async with ledger(url) as leases:
-        staging = LedgerStaging(leases._connection)
-        await staging.save_reports([report("a", [], at=true + off_s)])
-        await staging.clear()
-        await staging.save_reports([replace(report("b", [], at=true))])
+    staging = LedgerStaging(leases._connection)
+    await staging.save_reports([report("a", [], at=true + off_s)])
+    await staging.clear()
+    await staging.save_reports([replace(report("b", [], at=true))])
 
-        _, reports = await staging.reports_from(0)
-        assert set(reports) == {"b"}
+    _, reports = await staging.reports_from(0)
+    assert set(reports) == {"b"}

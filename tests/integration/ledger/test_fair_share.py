@@ -91,128 +91,125 @@ async def order(leases: RedisLeases, *full: str) -> list[str]:
     return found
 
 
-async def test_freed_capacity_goes_to_the_namespace_with_the_least_usage(url: str) -> None:
-    async with ledger(url, {"a": 2}) as leases:
-        await reserve(leases, *(held(f"full-{n}", C, 0) for n in range(4)))
-        await reserve(leases, held("a-0", A, 1, 8_000), held("b-0", B, 1), held("rest", C, 1))
-        await let_wait(leases, *(waits(f"a-{n}", A, n) for n in range(1, 4)))
-        await let_wait(leases, *(waits(f"b-{n}", B, n) for n in range(11, 14)))
+async def test_freed_capacity_goes_to_the_namespace_with_the_least_usage(
+    leases: RedisLeases,
+) -> None:
+    await reserve(leases, *(held(f"full-{n}", C, 0) for n in range(4)))
+    await reserve(leases, held("a-0", A, 1, 8_000), held("b-0", B, 1), held("rest", C, 1))
+    await let_wait(leases, *(waits(f"a-{n}", A, n) for n in range(1, 4)))
+    await let_wait(leases, *(waits(f"b-{n}", B, n) for n in range(11, 14)))
 
-        found = await order(leases, *(f"full-{n}" for n in range(4)))
+    found = await order(leases, *(f"full-{n}" for n in range(4)))
 
-        # 2 : 1 shares of 4,000 MiB; then 2 : 2, and the older first.
-        assert found == ["b-11", "a-1", "b-12", "a-2"]
-
-
-async def test_the_larger_of_cores_and_memory_counts(url: str) -> None:
-    async with ledger(url, {"a": 2}) as leases:
-        await reserve(leases, *(held(f"full-{n}", C, 0) for n in range(4)))
-        # A: 6,000 of 32,000 MiB, B: 4,000 MiB and 60 % of 200 % of cores.
-        await reserve(leases, held("a-0", A, 1, 6_000), held("b-0", B, 1, 4_000, cores=60))
-        await reserve(leases, held("rest", C, 1, 6_000))
-        await let_wait(leases, waits("b-1", B, -100), waits("a-1", A))
-
-        assert await order(leases, "full-0") == ["a-1"]
+    # 2 : 1 shares of 4,000 MiB; then 2 : 2, and the older first.
+    assert found == ["b-11", "a-1", "b-12", "a-2"]
 
 
-async def test_a_namespace_of_weight_two_may_hold_twice_as_much(url: str) -> None:
-    async with ledger(url, {"a": 3}) as leases:
-        await reserve(leases, *(held(f"full-{n}", C, 0) for n in range(4)))
-        await reserve(leases, held("a-0", A, 1, 12_000), held("b-0", B, 2, 8_000))
-        await reserve(leases, held("rest", C, 1), held("more", C, 2, 8_000))
-        await let_wait(leases, waits("b-1", B, -100), waits("a-1", A))
+async def test_the_larger_of_cores_and_memory_counts(leases: RedisLeases) -> None:
+    await reserve(leases, *(held(f"full-{n}", C, 0) for n in range(4)))
+    # A: 6,000 of 32,000 MiB, B: 4,000 MiB and 60 % of 200 % of cores.
+    await reserve(leases, held("a-0", A, 1, 6_000), held("b-0", B, 1, 4_000, cores=60))
+    await reserve(leases, held("rest", C, 1, 6_000))
+    await let_wait(leases, waits("b-1", B, -100), waits("a-1", A))
 
-        await save_budget(leases, A, share=2)
-
-        assert await order(leases, "full-0") == ["a-1"]
-        assert (await leases.totals.fair_share()).entitlements == {A: Entitlement(weight=2)}
+    assert await order(leases, "full-0") == ["a-1"]
 
 
-async def test_priority_comes_before_fair_share_and_budget_before_priority(url: str) -> None:
-    async with ledger(url, {"a": 2}) as leases:
-        await reserve(leases, *(held(f"full-{n}", C, 0) for n in range(4)))
-        await reserve(leases, held("a-0", A, 1, 12_000), held("rest", C, 1))
-        await let_wait(leases, waits("b-low", B), waits("a-high", A, priority=5))
-        await let_wait(leases, waits("c-highest", C, priority=9))
+@pytest.mark.nodes(a=3)
+async def test_a_namespace_of_weight_two_may_hold_twice_as_much(leases: RedisLeases) -> None:
+    await reserve(leases, *(held(f"full-{n}", C, 0) for n in range(4)))
+    await reserve(leases, held("a-0", A, 1, 12_000), held("b-0", B, 2, 8_000))
+    await reserve(leases, held("rest", C, 1), held("more", C, 2, 8_000))
+    await let_wait(leases, waits("b-1", B, -100), waits("a-1", A))
 
-        await save_budget(leases, C, out=True)
+    await save_budget(leases, A, share=2)
 
-        full = [f"full-{n}" for n in range(3)]
-        assert await order(leases, *full) == ["a-high", "b-low", "c-highest"]
+    assert await order(leases, "full-0") == ["a-1"]
+    assert (await leases.totals.fair_share()).entitlements == {A: Entitlement(weight=2)}
 
 
-async def test_a_new_pod_does_not_get_what_is_being_offered_to_another(url: str) -> None:
-    async with ledger(url, {"a": 2}) as leases:
-        await reserve(leases, *(held(f"full-{n}", A, n // 4) for n in range(8)))
-        await let_wait(leases, waits("poor", B))
-        await leases.release([PodUid("full-0"), PodUid("full-1")], reason="test")
+async def test_priority_comes_before_fair_share_and_budget_before_priority(
+    leases: RedisLeases,
+) -> None:
+    await reserve(leases, *(held(f"full-{n}", C, 0) for n in range(4)))
+    await reserve(leases, held("a-0", A, 1, 12_000), held("rest", C, 1))
+    await let_wait(leases, waits("b-low", B), waits("a-high", A, priority=5))
+    await let_wait(leases, waits("c-highest", C, priority=9))
 
-        [before] = await leases.reserve([held("rich", A, 0)], now=NOW, ttl_s=30)
-        [event] = (await leases.waiting_pods.choose_offers(now=NOW, spare=0)).pods
-        [during] = await leases.reserve([held("rich", A, 0)], now=NOW, ttl_s=30)
-        [poorer] = await leases.reserve([held("none", C, 0, 1_000)], now=NOW, ttl_s=30)
-        await leases.waiting_pods.enqueue([verdict(waits("poor", B), await leases.capacity())])
-        [after] = await leases.reserve([held("rich", A, 0, 3_000)], now=NOW, ttl_s=30)
+    await save_budget(leases, C, out=True)
 
-        assert event.pod == "poor"
-        assert isinstance(before, NoCapacity)
-        assert before.reserved_for_other
-        assert isinstance(during, NoCapacity)
-        assert during.reserved_for_other
-        assert isinstance(poorer, Reserved), "another that holds as little need not wait"
-        assert isinstance(after, Reserved), "it has answered"
+    full = [f"full-{n}" for n in range(3)]
+    assert await order(leases, *full) == ["a-high", "b-low", "c-highest"]
+
+
+async def test_a_new_pod_does_not_get_what_is_being_offered_to_another(leases: RedisLeases) -> None:
+    await reserve(leases, *(held(f"full-{n}", A, n // 4) for n in range(8)))
+    await let_wait(leases, waits("poor", B))
+    await leases.release([PodUid("full-0"), PodUid("full-1")], reason="test")
+
+    [before] = await leases.reserve([held("rich", A, 0)], now=NOW, ttl_s=30)
+    [event] = (await leases.waiting_pods.choose_offers(now=NOW, spare=0)).pods
+    [during] = await leases.reserve([held("rich", A, 0)], now=NOW, ttl_s=30)
+    [poorer] = await leases.reserve([held("none", C, 0, 1_000)], now=NOW, ttl_s=30)
+    await leases.waiting_pods.enqueue([verdict(waits("poor", B), await leases.capacity())])
+    [after] = await leases.reserve([held("rich", A, 0, 3_000)], now=NOW, ttl_s=30)
+
+    assert event.pod == "poor"
+    assert isinstance(before, NoCapacity)
+    assert before.reserved_for_other
+    assert isinstance(during, NoCapacity)
+    assert during.reserved_for_other
+    assert isinstance(poorer, Reserved), "another that holds as little need not wait"
+    assert isinstance(after, Reserved), "it has answered"
 
 
 async def test_within_a_batch_a_namespace_stops_once_it_holds_more_than_one_that_waits(
-    url: str,
+    leases: RedisLeases,
 ) -> None:
-    async with ledger(url, {"a": 2}) as leases:
-        await reserve(leases, *(held(f"full-{n}", C, n // 4) for n in range(8)))
-        await let_wait(leases, waits("b-1", B))
-        await leases.release([PodUid(f"full-{n}") for n in range(3)], reason="test")
+    await reserve(leases, *(held(f"full-{n}", C, n // 4) for n in range(8)))
+    await let_wait(leases, waits("b-1", B))
+    await leases.release([PodUid(f"full-{n}") for n in range(3)], reason="test")
 
-        outcomes = await leases.reserve(
-            [held(f"a-{n}", A, 0, 4_000) for n in range(3)], now=NOW, ttl_s=30
-        )
+    outcomes = await leases.reserve(
+        [held(f"a-{n}", A, 0, 4_000) for n in range(3)], now=NOW, ttl_s=30
+    )
 
-        assert [isinstance(each, Reserved) for each in outcomes] == [True, False, False]
-
-
-async def test_the_use_of_namespaces_follows_every_lease(url: str) -> None:
-    async with ledger(url, {"a": 2}) as leases:
-        await reserve(leases, held("a-0", A, 0, 4_000, cores=30), held("b-0", B, 1, 16_000, 100))
-        both = (await leases.totals.fair_share()).used
-        gang = Gang(name="g", min_member=3)
-        withheld = await leases.reserve_gang(gang, [held("c-0", C, 0)], now=NOW, ttl_s=30)
-        await leases.release([PodUid("a-0")], reason="test")
-        one = (await leases.totals.fair_share()).used
-        await leases.expire(NOW + 1000)
-        turns = await leases.totals.fair_share()
-
-        assert not any(isinstance(each, Reserved) for each in withheld)
-        assert both == {
-            A: GpuAmount(cores_percent=30, memory_mib=4_000),
-            B: GpuAmount(cores_percent=100, memory_mib=16_000),
-        }
-        assert one == {B: both[B]}
-        assert turns.used == {}
-        assert turns.total == GpuAmount(cores_percent=200, memory_mib=32_000)
+    assert [isinstance(each, Reserved) for each in outcomes] == [True, False, False]
 
 
-async def test_a_rebuilt_ledger_has_the_same_use_and_weights(url: str) -> None:
-    async with ledger(url, {"a": 2}) as leases:
-        found = await reserve(leases, held("a-0", A, 0, 4_000, cores=30))
-        await save_budget(leases, A, share=3)
-        before = await leases.totals.fair_share()
+async def test_the_use_of_namespaces_follows_every_lease(leases: RedisLeases) -> None:
+    await reserve(leases, held("a-0", A, 0, 4_000, cores=30), held("b-0", B, 1, 16_000, 100))
+    both = (await leases.totals.fair_share()).used
+    gang = Gang(name="g", min_member=3)
+    withheld = await leases.reserve_gang(gang, [held("c-0", C, 0)], now=NOW, ttl_s=30)
+    await leases.release([PodUid("a-0")], reason="test")
+    one = (await leases.totals.fair_share()).used
+    await leases.expire(NOW + 1000)
+    turns = await leases.totals.fair_share()
 
-        token = await leases.begin_rebuild(now=NOW + 1, force=True)
-        assert token is not None
-        await leases.restore(found, now=NOW + 1, token=token)
-        await leases.finish_rebuild(token)
-        after = await leases.totals.fair_share()
+    assert not any(isinstance(each, Reserved) for each in withheld)
+    assert both == {
+        A: GpuAmount(cores_percent=30, memory_mib=4_000),
+        B: GpuAmount(cores_percent=100, memory_mib=16_000),
+    }
+    assert one == {B: both[B]}
+    assert turns.used == {}
+    assert turns.total == GpuAmount(cores_percent=200, memory_mib=32_000)
 
-        assert after.used == before.used
-        assert after.entitlements == before.entitlements == {A: Entitlement(weight=3)}
+
+async def test_a_rebuilt_ledger_has_the_same_use_and_weights(leases: RedisLeases) -> None:
+    found = await reserve(leases, held("a-0", A, 0, 4_000, cores=30))
+    await save_budget(leases, A, share=3)
+    before = await leases.totals.fair_share()
+
+    token = await leases.begin_rebuild(now=NOW + 1, force=True)
+    assert token is not None
+    await leases.restore(found, now=NOW + 1, token=token)
+    await leases.finish_rebuild(token)
+    after = await leases.totals.fair_share()
+
+    assert after.used == before.used
+    assert after.entitlements == before.entitlements == {A: Entitlement(weight=3)}
 
 
 POOL = [Namespace(name) for name in ("n-1", "n-2", "n-3")]

@@ -3,12 +3,11 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
-from services.timekeeper.accounts.weights import weigh
+from services.timekeeper.accounts.journal import weigh
 from shared.ledger.leases import RedisLeases
 from shared.model.budget import Budget
 from shared.model.lease import Lease, Share
@@ -37,11 +36,7 @@ from tests.support.servers.valkey import ValkeyServer
 TEAM = Namespace("team")
 
 
-@pytest.fixture
-async def leases(server: ValkeyServer) -> AsyncIterator[RedisLeases]:
-    await server.ready()
-    async with ledger(server.url, {"a": 4}) as opened:
-        yield opened
+pytestmark = pytest.mark.nodes(a=4)
 
 
 def reservation(

@@ -1,29 +1,39 @@
-"""What was reserved is what is read, whatever texts and numbers it has; the rest goes on."""
+"""What was reserved is what is read, whatever it contains; what was damaged is noticed."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import redis.asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
+from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.ledger.rows.joined_texts import joined_texts, split_texts
 from shared.ledger.rows.record_sizes import MOST_AMOUNT, MOST_GROUPS_BYTES, MOST_LEASE_BYTES
+from shared.ledger.server_errors import RebuildPendingError
 from shared.model.device import DeviceUse
+from shared.model.errors import UnavailableError
+from shared.model.events.pod_events import ListedPods, PodsListed
 from shared.model.ledger import (
+    CheckedRecords,
+    FeedTruncatedError,
     GangIncomplete,
     LedgerSnapshot,
     NoCapacity,
     Reservation,
     Reserved,
     TooLarge,
+    UnreadableRecord,
 )
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import Gang
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from tests.support.placer.ledger import (
@@ -35,10 +45,285 @@ from tests.support.placer.ledger import (
     queued,
     report,
     reservation,
+    reserve,
     share,
     uses,
+    uuid,
     verdict,
 )
+from tests.support.servers.valkey import valkey_server
+
+GARBAGE = [b"", b"\0", b"\xff" * 41, b"\x01" + b"\xff" * 60, bytes(range(200)), b"a" * 5_000]
+HARMLESS = {"offers", "changed-gangs", "gone", "tenures", "feed"}
+"""What these had is found again, or its readers begin anew."""
+
+
+@asynccontextmanager
+async def used_ledger(url: str) -> AsyncIterator[tuple[RedisLeases, Any, str]]:
+    """A ledger with leases on two nodes, of a gang too, and with waiting pods."""
+    async with ledger(url, {"a": 2, "b": 1}) as leases, redis.asyncio.Redis.from_url(url) as client:
+        [bound, *_] = await reserve(
+            leases,
+            reservation("bound", share("a")),
+            replace(reservation("ganged", share("a", 1), tag="apart"), gang="gang"),
+            reservation("other", share("b"), node="b"),
+        )
+        await leases.bind([bound])
+        waiting = queued("waits", units=16_001)
+        gang = Gang(name="waiting-gang", min_member=2)
+        request = structs.replace(waiting.request, gang=gang)
+        member = replace(queued("member"), request=request)
+        await leases.waiting_pods.enqueue(
+            [verdict(each, await leases.capacity()) for each in (waiting, member)]
+        )
+        yield leases, client, leases._connection.prefix
+
+
+async def keys_of(url: str) -> set[str]:
+    async with used_ledger(url) as (_, client, prefix):
+        found = [key.decode().removeprefix(prefix) async for key in client.scan_iter(f"{prefix}*")]
+    return {key for key in found if not key.startswith(("node-revision:", "written"))}
+
+
+async def may_be_rebuilt(leases: RedisLeases) -> bool:
+    """Whether the ledger has closed itself, so that one caller rebuilds it."""
+    await leases.checks.step()
+    with pytest.raises(UnavailableError):
+        await leases.capacity()
+    return await leases.begin_rebuild(now=NOW) is not None
+
+
+async def test_each_key_that_is_deleted_is_missed(url: str) -> None:
+    keys = await keys_of(url)
+
+    assert len(keys) > 15
+    for key in sorted(keys - HARMLESS):
+        async with used_ledger(url) as (leases, client, prefix):
+            await client.delete(f"{prefix}{key}")
+
+            assert await may_be_rebuilt(leases), key
+
+
+@pytest.mark.parametrize("key", ["leases", "devices", "nodes", "lease-nodes"])
+async def test_nothing_is_reserved_while_a_main_key_is_missing(url: str, key: str) -> None:
+    async with used_ledger(url) as (leases, client, prefix):
+        await client.delete(f"{prefix}{key}")
+
+        with pytest.raises(RebuildPendingError, match="has 3 of its 4 main keys"):
+            await leases.reserve([reservation("p", share("a"))], now=NOW, ttl_s=30)
+        with pytest.raises(RebuildPendingError):
+            await leases.save_devices([report("a", [device("a", 0)])])
+
+        assert await client.exists(f"{prefix}{key}") == 0
+
+
+@pytest.mark.parametrize("kind", ["leases", "devices", "nodes", "waiting"])
+@pytest.mark.parametrize("garbage", GARBAGE)
+async def test_a_record_that_cannot_be_read_is_set_aside_and_others_are_read(
+    url: str, kind: str, garbage: bytes
+) -> None:
+    keys = {"leases": "bound", "devices": uuid("a", 0), "nodes": "a", "waiting": "waits"}
+    async with used_ledger(url) as (leases, client, prefix):
+        start = await leases.snapshot()
+        await client.hset(f"{prefix}{kind}", keys[kind], garbage)
+
+        [outcome, repeated] = await leases.reserve(
+            [reservation("new", share("b"), node="b"), reservation("bound", share("a", 1))],
+            now=NOW,
+            ttl_s=30,
+        )
+
+        assert isinstance(outcome, Reserved)
+        assert isinstance(repeated, NoCapacity if kind == "leases" else object)
+        assert "b" in [node.facts.name for node in (await leases.snapshot()).nodes]
+        assert {lease.pod for page in [p async for p in leases.load_all()] for lease in page} >= {
+            "other",
+            "new",
+        }
+        assert [lease.pod for lease in await leases.release([PodUid("new")], reason="gone")]
+        async for changes in leases.changes(start.position):
+            assert changes
+            break
+        pages = [page async for page in leases.totals.pages()]
+        assert "b" in [totals.node.facts.name for page in pages for totals in page]
+        await leases.waiting_pods.load()
+        await leases.save_devices([report("a", [device("a", 0), device("a", 1)], at=NOW)])
+        assert await client.hget(f"{prefix}{kind}", keys[kind]) == garbage
+
+        found = await leases.checks.step()
+
+        node = "a" if kind in {"devices", "nodes"} else ""
+        assert found.unreadable == (UnreadableRecord(kind, keys[kind], node),)
+        assert await client.hexists(f"{prefix}unreadable", f"{kind} {keys[kind]}")
+        assert await leases.begin_rebuild(now=NOW) is not None
+
+
+@pytest.mark.parametrize("kind", ["devices", "nodes"])
+async def test_totals_of_an_older_state_are_not_those_of_the_leases_and_are_rebuilt(
+    url: str, kind: str
+) -> None:
+    keys = {"devices": uuid("b", 0), "nodes": "b"}
+    async with used_ledger(url) as (leases, client, prefix):
+        older = await client.hget(f"{prefix}{kind}", keys[kind])
+        await leases.release([PodUid("other")], reason="gone")
+        assert await leases.checks.step() == CheckedRecords()
+        await client.hset(f"{prefix}{kind}", keys[kind], older)
+
+        assert UnreadableRecord(kind, keys[kind], "b") in (await leases.checks.step()).unreadable
+
+        token = await leases.begin_rebuild(now=NOW)
+        assert token is not None
+        assert await leases.finish_rebuild(token)
+
+
+@pytest.mark.parametrize("key", ["used-cores", "used-mib", "quota-used"])
+async def test_the_use_of_a_namespace_of_an_older_state_is_rebuilt(url: str, key: str) -> None:
+    quota = Quota(namespace=Namespace("default"), limits=QuotaLimits(cards=9))
+    async with ledger(url, {"b": 2}) as leases, redis.asyncio.Redis.from_url(url) as client:
+        await leases.quotas.save([quota], read_at=NOW)
+        whole = structs.replace(share("b"), cores_percent=50)
+        await reserve(leases, reservation("first", whole, node="b"))
+        name = f"{leases._connection.prefix}{key}"
+        older = await client.hgetall(name)
+        await reserve(leases, reservation("second", share("b", 1), whole, node="b"))
+        assert await leases.checks.step() == CheckedRecords()
+        await client.hset(name, mapping=older)
+
+        [found] = (await leases.checks.step()).unreadable
+
+        assert found == UnreadableRecord("namespaces", "default")
+        token = await leases.begin_rebuild(now=NOW)
+        assert token is not None
+        assert await leases.finish_rebuild(token)
+        assert await leases.checks.step() == CheckedRecords()
+
+
+async def test_an_entry_of_the_feed_that_cannot_be_read_begins_a_new_snapshot(url: str) -> None:
+    async with used_ledger(url) as (leases, client, prefix):
+        start = await leases.snapshot()
+        generation, number, digest = start.position.split(":")
+        entry = {"e": generation, "n": b"\xff" * 9, "d": b"\xff", "c": b"x", "p": digest}
+        await client.xadd(f"{prefix}feed", entry, id=f"{int(number) + 1}-0")
+
+        with pytest.raises(FeedTruncatedError, match="cannot be read"):
+            await anext(leases.changes(start.position))
+        await leases.release([PodUid("other")], reason="gone")
+
+        again = await leases.snapshot()
+        await leases.release([PodUid("ganged")], reason="gone")
+        [change] = await anext(leases.changes(again.position))
+        assert change.cause == "released: gone"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "feed",
+        "leases",
+        "facts:a",
+        "waiting",
+        "expiring",
+        "verdicts",
+        "gone",
+        "unreadable",
+        "offers",
+    ],
+)
+async def test_a_key_of_another_type_is_as_good_as_missing(url: str, key: str) -> None:
+    async with used_ledger(url) as (leases, client, prefix):
+        await client.set(f"{prefix}{key}", b"\xff\xfe")
+
+        if key == "feed":
+            await leases.release([PodUid("other")], reason="gone")
+            assert await client.type(f"{prefix}feed") == b"stream"
+        else:
+            found = await leases.checks.step()
+            assert found.missing
+            token = await leases.begin_rebuild(now=NOW)
+            assert token is not None
+            assert await leases.finish_rebuild(token)
+            assert await leases.checks.step() == CheckedRecords(must_list=False)
+
+
+async def test_a_server_that_may_evict_keys_serves_nothing_until_its_policy_is_changed() -> None:
+    with valkey_server() as server:
+        await server.ready()
+        async with ledger(server.url) as leases:
+            await server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+
+            refused = pytest.raises(
+                UnavailableError, match="config set maxmemory-policy noeviction"
+            )
+            with refused:
+                await leases.checks.step()
+            with refused:
+                await leases.reserve([reservation("p", share("a"))], now=NOW, ttl_s=30)
+            assert "allkeys-lru" in str(leases.unready_reason())
+
+            await server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+            await leases.checks.step()
+            await reserve(leases, reservation("p", share("a")))
+            assert await leases.load_node(NodeName("a"))
+
+
+async def test_a_reader_of_a_feed_that_was_deleted_begins_with_a_snapshot(url: str) -> None:
+    async with used_ledger(url) as (leases, client, prefix):
+        start = await leases.snapshot()
+        await leases.release([PodUid("other")], reason="gone")
+        await client.delete(f"{prefix}feed")
+
+        with pytest.raises(FeedTruncatedError, match="has no entry"):
+            await anext(leases.changes(start.position))
+
+
+@pytest.mark.parametrize("damage", ["deleted", "of another type"])
+async def test_without_its_quotas_the_ledger_is_closed_until_they_are_saved(
+    url: str, damage: str
+) -> None:
+    quota = Quota(namespace=Namespace("default"), limits=QuotaLimits(cards=0))
+    async with used_ledger(url) as (leases, client, prefix):
+        await leases.quotas.save([quota], read_at=NOW)
+        key = f"{prefix.removesuffix(':')}-quotas"
+        await client.delete(key)
+        if damage != "deleted":
+            await client.set(key, b"\xff")
+            await leases.checks.step()
+
+        with pytest.raises(RebuildPendingError):
+            await leases.reserve([reservation("p", share("a"))], now=NOW, ttl_s=30)
+
+        assert await leases.begin_rebuild(now=NOW) is not None
+        staging = leases.part(LedgerStaging)
+        await staging.save_chunk(
+            PodsListed(
+                listing_id="l", chunk=0, chunks=1, pods=ListedPods(), request_ids=("request",)
+            )
+        )
+        assert await staging.complete_listing("request") is None
+        await leases.quotas.save([quota], read_at=NOW)
+        assert await staging.complete_listing("request") is not None
+
+
+async def test_cordons_that_are_lost_are_missed(url: str) -> None:
+    async with used_ledger(url) as (leases, client, prefix):
+        await leases.set_cordoned({NodeName("a"): "its agent does not respond"})
+        assert await leases.checks.step() == CheckedRecords()
+        await client.delete(f"{prefix}cordons")
+
+        assert (await leases.checks.step()).missing == ("cordons",)
+
+
+async def test_a_main_hash_of_another_type_is_no_bug_but_an_empty_ledger(url: str) -> None:
+    async with used_ledger(url) as (leases, client, prefix):
+        for key in ("leases", "ledger"):
+            await client.delete(f"{prefix}{key}")
+            await client.set(f"{prefix}{key}", b"\xff")
+
+            with pytest.raises(RebuildPendingError):
+                await leases.reserve([reservation("p", share("a"))], now=NOW, ttl_s=30)
+
+        assert await leases.begin_rebuild(now=NOW) is not None
+
 
 SEPARATORS = [
     "",
@@ -167,105 +452,105 @@ async def _use_and_free(url: str, node: NodeName, gpu: DeviceUuid, resource: str
         assert await assert_sound(leases) == []
 
 
-async def test_a_group_that_is_too_long_is_refused_with_its_size_and_the_limit(url: str) -> None:
-    async with ledger(url) as leases:
-        wanted = [reservation("p", share("a"), tag="g" * 30_000), reservation("q", share("a"))]
+async def test_a_group_that_is_too_long_is_refused_with_its_size_and_the_limit(
+    leases: RedisLeases,
+) -> None:
+    wanted = [reservation("p", share("a"), tag="g" * 30_000), reservation("q", share("a"))]
 
-        [refused, other] = await leases.reserve(wanted, now=NOW, ttl_s=30)
+    [refused, other] = await leases.reserve(wanted, now=NOW, ttl_s=30)
 
-        assert isinstance(refused, TooLarge)
-        assert refused.reason == (
-            "the anti-affinity groups would have 30000 bytes, and the ledger stores at most "
-            f"{MOST_GROUPS_BYTES}"
-        )
-        assert isinstance(other, Reserved)
-        assert len(await assert_sound(leases)) == 1
+    assert isinstance(refused, TooLarge)
+    assert refused.reason == (
+        "the anti-affinity groups would have 30000 bytes, and the ledger stores at most "
+        f"{MOST_GROUPS_BYTES}"
+    )
+    assert isinstance(other, Reserved)
+    assert len(await assert_sound(leases)) == 1
 
 
 async def test_a_lease_of_a_thousand_containers_is_refused_and_of_its_gang_nothing_is_reserved(
-    url: str,
+    leases: RedisLeases,
 ) -> None:
-    async with ledger(url) as leases:
-        shares = [share("a", mib=1, container=f"{n:0200}") for n in range(1_000)]
-        wanted = [reservation("small", share("a")), reservation("large", *shares)]
+    shares = [share("a", mib=1, container=f"{n:0200}") for n in range(1_000)]
+    wanted = [reservation("small", share("a")), reservation("large", *shares)]
 
-        outcomes = await leases.reserve_gang(
-            Gang(name="g", min_member=2), wanted, now=NOW, ttl_s=30
-        )
+    outcomes = await leases.reserve_gang(Gang(name="g", min_member=2), wanted, now=NOW, ttl_s=30)
 
-        assert isinstance(outcomes[0], GangIncomplete)
-        assert isinstance(outcomes[1], TooLarge)
-        assert f"stores at most {MOST_LEASE_BYTES}" in outcomes[1].reason
-        assert await assert_sound(leases) == []
+    assert isinstance(outcomes[0], GangIncomplete)
+    assert isinstance(outcomes[1], TooLarge)
+    assert f"stores at most {MOST_LEASE_BYTES}" in outcomes[1].reason
+    assert await assert_sound(leases) == []
 
 
+@pytest.mark.nodes(a=1)
 @pytest.mark.parametrize(
     ("one", "other"), [("a0\nprod/train", "prod/train"), ("a|b", "a"), ("", "a"), ("a", "a\n")]
 )
-async def test_groups_and_gangs_are_compared_as_a_whole(url: str, one: str, other: str) -> None:
-    async with ledger(url, {"a": 1}) as leases:
-        first = replace(
-            reservation("p", share("a"), tag=one), gang=one, anti_affinity_groups=(one,)
-        )
-        second = replace(reservation("q", share("a"), tag=other), gang=other)
+async def test_groups_and_gangs_are_compared_as_a_whole(
+    leases: RedisLeases, one: str, other: str
+) -> None:
+    first = replace(reservation("p", share("a"), tag=one), gang=one, anti_affinity_groups=(one,))
+    second = replace(reservation("q", share("a"), tag=other), gang=other)
 
-        outcomes = await leases.reserve([first, second], now=NOW, ttl_s=30)
+    outcomes = await leases.reserve([first, second], now=NOW, ttl_s=30)
 
-        assert all(isinstance(outcome, Reserved) for outcome in outcomes)
-        assert await _gang_counts(leases, [one, other]) == [int(bool(one)), int(bool(other))]
-        again = replace(first, pod=PodUid("r"))
-        [refused] = await leases.reserve([again], now=NOW, ttl_s=30)
-        assert isinstance(refused, NoCapacity)
-        assert refused.reason.startswith("a: anti-affinity of ")
+    assert all(isinstance(outcome, Reserved) for outcome in outcomes)
+    assert await _gang_counts(leases, [one, other]) == [int(bool(one)), int(bool(other))]
+    again = replace(first, pod=PodUid("r"))
+    [refused] = await leases.reserve([again], now=NOW, ttl_s=30)
+    assert isinstance(refused, NoCapacity)
+    assert refused.reason.startswith("a: anti-affinity of ")
 
 
 async def _gang_counts(leases: RedisLeases, gangs: Sequence[str]) -> list[int]:
     return [len(await leases.load_gang(gang)) if gang else 0 for gang in gangs]
 
 
-async def test_the_lease_of_a_copy_with_impossible_numbers_is_not_restored(url: str) -> None:
-    async with ledger(url) as leases:
-        [outcome] = await leases.reserve([reservation("p", share("a"))], now=NOW, ttl_s=30)
-        assert isinstance(outcome, Reserved)
-        lease = outcome.lease
-        await leases.release([lease.pod], reason="to be restored")
-        impossible: list[dict[str, Any]] = [
-            {"fence": 2**53},
-            {"slot": 2**31 - 1},
-            {"memory_mib": -5},
-            {"cores_percent": 101},
-            {"memory_mib": 2**70},
-        ]
-        copies = [
-            structs.replace(
-                lease, pod=PodUid(f"p{n}"), shares=(structs.replace(lease.shares[0], **numbers),)
-            )
-            for n, numbers in enumerate(impossible)
-        ]
-        copies.append(structs.replace(lease, version=2**60))
-
-        refused = await leases.restore([*copies, lease], now=NOW)
-
-        assert {each.pod for each, _ in refused} == {copy.pod for copy in copies}
-        assert await assert_sound(leases) == [lease]
-
-
-async def test_a_waiting_pod_that_is_too_large_is_left_out_and_others_wait(url: str) -> None:
-    async with ledger(url) as leases:
-        capacity = await leases.capacity()
-        large = replace(queued("large"), labels={"a": "x" * 2_000_000})
-
-        await leases.waiting_pods.enqueue(
-            [verdict(large, capacity), verdict(queued("small", units=16_001), capacity)]
+async def test_the_lease_of_a_copy_with_impossible_numbers_is_not_restored(
+    leases: RedisLeases,
+) -> None:
+    [outcome] = await leases.reserve([reservation("p", share("a"))], now=NOW, ttl_s=30)
+    assert isinstance(outcome, Reserved)
+    lease = outcome.lease
+    await leases.release([lease.pod], reason="to be restored")
+    impossible: list[dict[str, Any]] = [
+        {"fence": 2**53},
+        {"slot": 2**31 - 1},
+        {"memory_mib": -5},
+        {"cores_percent": 101},
+        {"memory_mib": 2**70},
+    ]
+    copies = [
+        structs.replace(
+            lease, pod=PodUid(f"p{n}"), shares=(structs.replace(lease.shares[0], **numbers),)
         )
+        for n, numbers in enumerate(impossible)
+    ]
+    copies.append(structs.replace(lease, version=2**60))
 
-        assert await leases.waiting_pods.uids() == ["small"]
+    refused = await leases.restore([*copies, lease], now=NOW)
+
+    assert {each.pod for each, _ in refused} == {copy.pod for copy in copies}
+    assert await assert_sound(leases) == [lease]
 
 
-async def test_a_node_with_too_many_resources_leaves_others_alone(url: str) -> None:
-    async with ledger(url, {}) as leases:
-        many = {f"example.com/{n}": 1 for n in range(5_000)}
+async def test_a_waiting_pod_that_is_too_large_is_left_out_and_others_wait(
+    leases: RedisLeases,
+) -> None:
+    capacity = await leases.capacity()
+    large = replace(queued("large"), labels={"a": "x" * 2_000_000})
 
-        await leases.save_nodes([facts("many", **many), facts("few")])
+    await leases.waiting_pods.enqueue(
+        [verdict(large, capacity), verdict(queued("small", units=16_001), capacity)]
+    )
 
-        assert [each.facts.name for each in (await leases.snapshot()).nodes] == ["few"]
+    assert await leases.waiting_pods.uids() == ["small"]
+
+
+@pytest.mark.nodes
+async def test_a_node_with_too_many_resources_leaves_others_alone(leases: RedisLeases) -> None:
+    many = {f"example.com/{n}": 1 for n in range(5_000)}
+
+    await leases.save_nodes([facts("many", **many), facts("few")])
+
+    assert [each.facts.name for each in (await leases.snapshot()).nodes] == ["few"]

@@ -16,7 +16,6 @@ from tests.support.placer.ledger import (
     NOW,
     assert_sound,
     facts,
-    ledger,
     queued,
     reservation,
     reservation_among,
@@ -35,10 +34,7 @@ def term(key: str = HOSTNAME, **fields: Any) -> AntiAffinityTerm:
     return AntiAffinityTerm(topology_key=key, selector=selector, **given)
 
 
-@pytest.fixture
-async def leases(url: str) -> AsyncIterator[RedisLeases]:
-    async with ledger(url, {"a": 1, "b": 1}) as leases:
-        yield leases
+pytestmark = pytest.mark.nodes(a=1, b=1)
 
 
 async def start_quiet(

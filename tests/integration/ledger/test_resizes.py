@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -20,7 +19,6 @@ from tests.support.placer.ledger import (
     NOW,
     assert_sound,
     device,
-    ledger,
     queued,
     report,
     reservation,
@@ -30,19 +28,11 @@ from tests.support.placer.ledger import (
     uuid,
     verdict,
 )
-from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 
 TEAM = Namespace("default")
 FREE = 12_000
 """What `running` leaves of the device, in MiB."""
-
-
-@pytest.fixture
-async def leases(server: ValkeyServer) -> AsyncIterator[RedisLeases]:
-    await server.ready()
-    async with ledger(server.url, {"a": 2}) as opened:
-        yield opened
 
 
 async def running(leases: RedisLeases, pod: str = "p", mib: int = 4_000, gpu: int = 0) -> Lease:
@@ -170,9 +160,7 @@ async def test_a_resize_of_a_stale_or_ended_lease_changes_nothing(leases: RedisL
     assert await assert_sound(leases) == []
 
 
-async def test_a_lease_shrinks_only_while_its_lock_is_held(
-    leases: RedisLeases,
-) -> None:
+async def test_a_lease_shrinks_only_while_its_lock_is_held(leases: RedisLeases) -> None:
     lease = await running(leases)
     token = await leases.resizes.lock(lease.pod, ttl_s=0.05)
     assert token is not None

@@ -16,14 +16,7 @@ from shared.model.lease import Lease, LeaseState, Share, StaleLeaseError
 from shared.model.ledger import AlreadyLeased, NoCapacity, Reservation, ReservationOutcome, Reserved
 from shared.model.names import NodeName, PodUid
 from shared.model.request import Gang
-from tests.support.placer.ledger import (
-    assert_sound,
-    facts,
-    ledger,
-    report,
-    reservation_among,
-    uuid,
-)
+from tests.support.placer.ledger import assert_sound, facts, ledger, report, reservation_among, uuid
 from tests.support.placer.ledger_model import GPUS, NODES, TTL_S, Model, candidates, described, pods
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.stateful import run_machine

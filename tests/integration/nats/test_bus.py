@@ -80,17 +80,6 @@ async def running(name: str, service: object, bus: Bus) -> asyncio.Task[None]:
     return task
 
 
-async def test_work_published_before_there_is_a_consumer_is_handled(server: NatsServer) -> None:
-    async with Bus.connect(server.url, name="test") as bus:
-        await bus.publish([queued(1), queued(2)])
-        recorder = Recorder()
-
-        task = await running("placer", recorder, bus)
-
-        await until(lambda: recorder.seen == ["p1", "p2"])
-        task.cancel()
-
-
 async def test_many_events_are_sent_in_few_messages(server: NatsServer) -> None:
     async with Bus.connect(server.url, name="test") as bus:
         await bus.publish([queued(n) for n in range(600)])
@@ -120,19 +109,6 @@ async def test_two_replicas_share_the_work(server: NatsServer) -> None:
         assert second.seen
         for task in tasks:
             task.cancel()
-
-
-async def test_unavailable_work_is_redelivered_after_a_pause(
-    server: NatsServer,
-) -> None:
-    async with Bus.connect(server.url, name="test") as bus:
-        recorder = Recorder(UnavailableError("redis is away"))
-        task = await running("placer", recorder, bus)
-
-        await bus.publish([queued(1)])
-
-        await until(lambda: recorder.seen == ["p1"])
-        task.cancel()
 
 
 async def test_each_event_is_a_log_line_with_its_pod_and_trace(

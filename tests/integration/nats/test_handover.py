@@ -9,8 +9,7 @@ import pytest
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.pod_events import PodBound, PodQueued
 from shared.nats import subjects
-from shared.nats.bus import Bus
-from shared.nats.copies import QUIET_S, Copies
+from shared.nats.bus import QUIET_S, Bus, Copies
 from shared.nats.handover import LocalHandlers
 from shared.nats.inbox import EVENTS_PER_MESSAGE
 from tests.integration.nats.test_bus import Recorder, queued, running

@@ -1,23 +1,198 @@
-"""Services wait while NATS or Redis is unavailable or refuses their login."""
+"""Services without NATS, Redis or the API server, with odd requests, and their tracing."""
 
 import asyncio
 import json
+import logging
 import sys
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
+from aiohttp import web
+from yarl import URL
 
 from services.cli import credentials
 from shared.model.names import NodeName
 from shared.nats.bus import Bus
+from shared.runtime import health
+from shared.runtime.health import LOGGER, BadRequestFilter, suppress_bad_request_tracebacks
+from shared.runtime.settings import ServiceSettings
+from shared.runtime.telemetry import Tracing, open_tracing
+from tests.campaign.stack.tcp_proxy import TcpProxy
 from tests.support.auth.cluster import AuthCluster
 from tests.support.auth.world import AuthWorld
-from tests.support.servers.nats import NatsServer, free_port
+from tests.support.servers.nats import NatsServer, free_port, nats_server
+from tests.support.servers.otlp import otlp_receiver
 from tests.support.servers.service_process import service_process
-from tests.support.servers.valkey import ValkeyServer
-from tests.support.simcluster.apiserver import api_server
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.waiting import until
+
+
+async def record_span(tracing: Tracing) -> None:
+    span = tracing.over("review", 1, {})
+    assert span or tracing.provider
+    await asyncio.to_thread(tracing.close)
+
+
+async def test_spans_go_to_the_endpoint_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with otlp_receiver() as spans:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", spans.url)
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "gpu-placer")
+
+        await record_span(open_tracing("placer", ServiceSettings()))
+
+        assert [(name, span.name) for name, span in spans.received] == [("gpu-placer", "review")]
+
+
+async def test_a_service_has_its_own_name_without_the_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with otlp_receiver() as spans:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", spans.url)
+
+        await record_span(open_tracing("placer", ServiceSettings()))
+
+        assert [name for name, _ in spans.received] == ["leasehold-placer"]
+
+
+async def test_the_sampler_of_the_variable_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with otlp_receiver() as spans:
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+
+        await record_span(open_tracing("placer", ServiceSettings(otlp_endpoint=spans.url)))
+
+        assert spans.received == []
+
+
+def test_a_disabled_sdk_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+
+    tracing = open_tracing("placer", ServiceSettings())
+
+    assert tracing.tracer is None
+
+
+POST = b"POST /metrics HTTP/1.1\r\nHost: a\r\n"
+GARBAGE = (
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),  # a hello of TLS
+    bytes(range(256)) * 4,
+    b"SSH-2.0-scan\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+    b"GET http://[::1/ HTTP/1.1\r\nHost: a\r\n\r\n",
+    POST + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\nabc\r\n",
+    POST + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd",
+)
+
+
+async def send(port: int, data: bytes) -> None:
+    """Say something, and wait until the other end has nothing more to say to it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(data)
+        writer.write_eof()
+        await reader.read()
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+async def test_a_malformed_http_request_logs_no_traceback(level: str) -> None:
+    flags = ("--nats-url", f"nats://127.0.0.1:{free_port()}", "--log-level", level)
+    with service_process("placer", *flags) as placer:
+        await until(lambda: placer.page("/healthz"), lambda page: page == (200, "ok\n"))
+        async with asyncio.timeout(60):
+            for data in GARBAGE:
+                await send(int(placer.http.rpartition(":")[2]), data)
+
+            assert await placer.page("/healthz") == (200, "ok\n")
+
+    assert [line for line in placer.warnings() if "ledger" not in line["text"]] == []
+    assert ("not HTTP" in placer.log()) == (level == "debug")
+    assert "traceback" not in placer.log().lower()
+
+
+async def test_an_error_in_a_handler_logs_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async def bug(_: web.Request) -> web.Response:
+        raise ValueError("of ours")
+
+    pages = health.application({})
+    pages.router.add_get("/bug", bug)
+    suppress_bad_request_tracebacks()
+    try:
+        async with health.served(pages, "127.0.0.1:0") as address:
+            async with aiohttp.request("GET", f"http://{address}/bug") as response:
+                assert response.status == 500
+            await send(int(address.rpartition(":")[2]), GARBAGE[3])
+    finally:
+        logger = logging.getLogger(LOGGER)
+        for one in [each for each in logger.filters if isinstance(each, BadRequestFilter)]:
+            logger.removeFilter(one)
+
+    (record,) = [one for one in caplog.records if one.name == LOGGER and one.levelname != "DEBUG"]
+    assert record.exc_info
+    assert str(record.exc_info[1]) == "of ours"
+
+
+"""Of a slow machine; ten seconds are usual."""
+
+
+@asynccontextmanager
+async def proxied(api: ApiUnderTest, kubeconfig: Path) -> AsyncIterator[TcpProxy]:
+    """Write a kubeconfig that leads to the API server through a proxy."""
+    server = URL(api.url)
+    proxy = TcpProxy(server.port or 0)
+    await proxy.start()
+    through_proxy = str(server.with_port(proxy.port))
+    kubeconfig.write_text(api.kubeconfig.read_text().replace(api.url, through_proxy))
+    try:
+        yield proxy
+    finally:
+        await proxy.close()
+
+
+async def test_services_that_are_cut_off_from_the_api_server_are_unready_until_it_is_back(
+    tmp_path: Path,
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    with ExitStack() as stack:
+        redis = stack.enter_context(valkey_server())
+        async with nats_server() as nats, api_server() as api, proxied(api, kubeconfig) as proxy:
+            servers = ("--kubeconfig", str(kubeconfig), "--nats-url", nats.url)
+            flags = {
+                "watcher": (),
+                "binder": ("--redis-url", redis.url),
+                "timekeeper": ("--redis-url", redis.url, "--api", "127.0.0.1:0"),
+            }
+            running = [
+                stack.enter_context(service_process(name, *servers, *more))
+                for name, more in flags.items()
+            ]
+            async with asyncio.timeout(LIMIT_S):
+                for each in running:
+                    await each.until_ready()
+
+            proxy.cut()
+            async with asyncio.timeout(LIMIT_S):
+                for each in running:
+                    await each.until_unready(
+                        "api: requests to the API server fail: no response within 4 s"
+                    )
+            proxy.heal()
+            async with asyncio.timeout(LIMIT_S):
+                for each in running:
+                    await each.until_ready()
+
+            codes = [await each.terminated() for each in running]
+
+    assert codes == [0] * len(flags)
+    assert not any("Traceback" in each.log() for each in running)
+
 
 KUBECONFIG = """
 apiVersion: v1

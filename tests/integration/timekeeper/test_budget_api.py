@@ -9,7 +9,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.timekeeper.metrics import TimekeeperMetrics
 from services.timekeeper.rest.api import BudgetApi
 from services.timekeeper.service import Timekeeper
 from shared.credentials.authorization import AnonymousAuthenticator, TokenAuthenticator
@@ -48,10 +47,7 @@ async def served(
 ) -> AsyncIterator[aiohttp.ClientSession]:
     pages = BudgetApi(
         timekeeper,
-        found.store,
-        found.config,
         TokenAuthenticator(load_access_tokens(tokens)) if tokens else AnonymousAuthenticator(),
-        metrics=TimekeeperMetrics(),
         client=kube,
         old_reports=old_reports,
     )

@@ -12,14 +12,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.timekeeper.metrics import TimekeeperMetrics
 from services.timekeeper.rest.api import BudgetApi
 from services.timekeeper.settings import TimekeeperSettings
 from services.timekeeper.wiring import AuthorityConfigMap
 from shared.credentials.authorization import AnonymousAuthenticator, Authenticator
 from shared.credentials.certificate_rotation import ServingCertificate
-from shared.credentials.certificate_stores import DirectoryStore, SecretStore
-from shared.credentials.serving_certificate import LIFE_DAYS
+from shared.credentials.certificate_stores import LIFE_DAYS, DirectoryStore, SecretStore
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.errors import RequestError
@@ -51,10 +49,7 @@ async def served(
         keeper = await counted(found)
         pages = BudgetApi(
             keeper,
-            found.store,
-            found.config,
             authenticator,
-            metrics=TimekeeperMetrics(),
             client=None,
             old_reports="answer",
         )
@@ -198,10 +193,7 @@ async def test_the_address_for_sidecars_serves_reports_only(server: ValkeyServer
         keeper = found.timekeeper()
         pages = BudgetApi(
             keeper,
-            found.store,
-            found.config,
             AnonymousAuthenticator(),
-            metrics=TimekeeperMetrics(),
             client=None,
             old_reports="gone",
         )

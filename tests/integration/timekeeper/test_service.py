@@ -1,4 +1,4 @@
-"""The timekeeper as a service: GPUBudget objects, Events, NATS, and its own process."""
+"""The timekeeper as a service, and what it charges for nodes and devices that are gone."""
 
 import asyncio
 import json
@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from msgspec import structs
 
 from services.timekeeper.config.budget_sources import PATH, BudgetObjects, ConfiguredBudgets
 from services.timekeeper.report.status_publisher import StatusPublisher
@@ -17,6 +19,8 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import BudgetChanged
+from shared.model.lease import Lease, LeaseState
+from shared.model.names import Namespace, NodeName
 from shared.nats.bus import Bus
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
@@ -24,8 +28,71 @@ from tests.support.placer.ledger import device, facts, report, reservation, rese
 from tests.support.servers.nats import nats_server
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.simcluster.apiserver import ApiUnderTest
-from tests.support.timekeeper.accounts import MINUTE_MS, T0, TEAM, AccountLedger, lease, units
+from tests.support.timekeeper.accounts import (
+    MINUTE_MS,
+    T0,
+    TEAM,
+    AccountLedger,
+    lease,
+    units,
+)
 from tests.support.waiting import until
+
+DEFAULT, NODE = Namespace("default"), NodeName("a")
+QUARTER = 250
+
+
+async def bound_for_a_moment(found: AccountLedger) -> Lease:
+    """Bind a pod to a quarter of a device; return when its lease has lasted some milliseconds."""
+    [reserved] = await reserve(found.leases, reservation("p", share("a", 0)))
+    await found.leases.bind([reserved])
+    bound_ms = await found.store.now_ms()
+    await until(found.store.now_ms, lambda now_ms: now_ms > bound_ms + 1)
+    return structs.replace(reserved, state=LeaseState.BOUND)
+
+
+async def assert_charged_as_a_quarter(found: AccountLedger) -> None:
+    """Count with a replica that has read nothing before, and compare what it charges."""
+    keeper = found.timekeeper(charge_every_s=0, store=found.store)
+    await keeper.count()
+    charges = await found.charges(DEFAULT)
+    assert {(each.weight, each.model) for each in charges} == {(QUARTER, "Tesla T4")}
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+async def test_a_lease_counts_by_its_device_although_the_node_was_removed_before(
+    opened: AccountLedger, is_released: bool
+) -> None:
+    """With the last lease, the ledger also deletes what it knew of the devices."""
+    bound = await bound_for_a_moment(opened)
+    await opened.leases.remove_node(NODE)
+    if is_released:
+        await opened.leases.release([bound.pod], reason="a test")
+
+    await assert_charged_as_a_quarter(opened)
+
+
+async def test_a_lease_counts_by_its_device_although_the_node_does_not_report_it_any_more(
+    opened: AccountLedger,
+) -> None:
+    await bound_for_a_moment(opened)
+    await opened.leases.save_devices([report("a", [])])
+
+    await assert_charged_as_a_quarter(opened)
+
+
+async def test_a_lease_of_a_rebuilt_ledger_counts_by_its_device_before_that_is_reported(
+    opened: AccountLedger,
+) -> None:
+    bound = await bound_for_a_moment(opened)
+    token = await opened.leases.begin_rebuild(now=bound.created_at, force=True)
+    assert token
+    await opened.leases.save_nodes([facts("a")])
+    assert not await opened.leases.restore([bound], now=bound.created_at, token=token)
+    assert await opened.leases.finish_rebuild(token)
+    await opened.leases.release([bound.pod], reason="a test")
+
+    await assert_charged_as_a_quarter(opened)
 
 
 async def test_gpusharing_18_a_container_named_gpu_sidecar_is_charged_like_any_other(

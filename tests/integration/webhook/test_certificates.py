@@ -11,8 +11,13 @@ import pytest
 from services.webhook.registration import NAME, configuration, webhook_paths
 from services.webhook.wiring import CONFIGURATIONS, RegistrationWriter
 from shared.credentials.certificate_rotation import ServingCertificate
-from shared.credentials.certificate_stores import DirectoryStore, SecretStore
-from shared.credentials.serving_certificate import LIFE_DAYS, CertificateBundle, make
+from shared.credentials.certificate_stores import (
+    LIFE_DAYS,
+    CertificateBundle,
+    DirectoryStore,
+    SecretStore,
+    make,
+)
 from shared.model.errors import UnavailableError
 from tests.support.webhook.replica import NAMES, NOW, VGPU, Time, cluster, created, pod, replica
 

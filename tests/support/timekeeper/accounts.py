@@ -7,7 +7,6 @@ from fractions import Fraction
 from typing import Any, cast
 
 from services.timekeeper.config.budget_sources import ConfiguredBudgets
-from services.timekeeper.metrics import TimekeeperMetrics
 from services.timekeeper.report.status_publisher import StatusPublisher
 from services.timekeeper.service import Timekeeper
 from shared.ledger.budgets import Budgets
@@ -171,7 +170,6 @@ class AccountLedger:
             ledger=self.leases,
             configuration=configuration or self.config,
             statuses=statuses or StatusPublisher(),
-            metrics=TimekeeperMetrics(),
             clock=clock or FakeClock(),
             factors={},
             tick_s=5,

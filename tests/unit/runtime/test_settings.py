@@ -1,5 +1,6 @@
-"""What is refused in the settings of every component: one line, before anything starts."""
+"""What is refused in the settings of every component, and what a health check learns."""
 
+import asyncio
 import dataclasses
 import os
 import re
@@ -11,10 +12,47 @@ from typing import Any
 import pytest
 
 from shared.model.errors import RequestError
+from shared.runtime import health, probe
 from shared.runtime.settings import load
 from shared.runtime.variable_names import NAMES
 from shared.runtime.variables import check_variables
 from tools.generate.reference import settings_kinds
+
+
+@pytest.mark.parametrize(("missing", "status"), [(None, 200), ("not connected", 503)])
+async def test_a_service_is_healthy_when_it_is_ready_and_otherwise_the_reasons_are_printed(
+    missing: str | None, status: int
+) -> None:
+    pages = health.application({"nats": lambda: missing})
+    async with health.served(pages, "127.0.0.1:0") as address:
+        healthy, text = await asyncio.to_thread(probe.request_readiness, address)
+
+    assert healthy == status
+    assert (missing or "") in text
+
+
+async def test_a_port_that_does_not_speak_http_is_unhealthy() -> None:
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"INFO {}\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        with pytest.raises(OSError, match=r"not HTTP|reset"):
+            await asyncio.to_thread(probe.request_readiness, f"{host}:{port}")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"LEASEHOLD_HTTP": "0.0.0.0:9100"}, "127.0.0.1:9100"),
+        ({"LEASEHOLD_HTTP": "0.0.0.0:9100", "LEASEHOLD_PROBE": "127.0.0.1:9101"}, "127.0.0.1:9101"),
+        ({}, "127.0.0.1:9100"),
+    ],
+)
+def test_the_probe_uses_the_port_of_the_service(environ: dict[str, str], expected: str) -> None:
+    assert probe.address(environ) == expected
+
 
 KINDS = settings_kinds()
 SUFFIXES = {".yaml", ".md", ".env", ".json", ".service"}

@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.timekeeper.accounts.accrual import advance, apply_update, grant_update
-from services.timekeeper.accounts.windows import open_window, period_at, rollover_units
+from services.timekeeper.accounts.accrual import (
+    advance,
+    apply_update,
+    grant_update,
+    open_window,
+    period_at,
+    rollover_units,
+)
 from services.timekeeper.report.budget_reports import budget_changed, budget_status
 from shared.model.balance import balance, consequence, hysteresis_units, level_at
 from shared.model.budget import (

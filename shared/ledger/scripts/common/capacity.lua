@@ -2,19 +2,43 @@
 
 -- A slot map is a string of 0 and 1, one character per slot, cut off after the last one that is used.
 
-local function lowest_free_slot(slot_map)
-  local at = string.find(slot_map, '0', 1, true)
-  return at and at - 1 or #slot_map
+local function set_slot(device, slot, mark)
+  local slot_map = device[D_SLOT_MAP]
+  if slot == #slot_map then
+    device[D_SLOT_MAP] = slot_map .. mark
+    return
+  end
+  if slot > #slot_map then slot_map = slot_map .. string.rep('0', slot - #slot_map) end
+  device[D_SLOT_MAP] = string.sub(slot_map, 1, slot) .. mark .. string.sub(slot_map, slot + 2)
 end
 
-local function with_slot(slot_map, slot, mark)
-  if slot == #slot_map then return slot_map .. mark end
-  if slot >= #slot_map then slot_map = slot_map .. string.rep('0', slot + 1 - #slot_map) end
-  return string.sub(slot_map, 1, slot) .. mark .. string.sub(slot_map, slot + 2)
+local function is_slot_used(device, slot) return string.sub(device[D_SLOT_MAP], slot + 1, slot + 1) == '1' end
+
+-- For each device of a demand: the position of its fields, its UUID, and its record, if there is one.
+local function each_device(demand)
+  local d = FIRST_DEVICE - DEVICE_FIELDS
+  return function()
+    d = d + DEVICE_FIELDS
+    if d <= demand[2] then return d, demand[d], device_of(demand[d]) end
+  end
 end
 
-local function is_slot_used(device, slot)
-  return string.sub(device[D_SLOT_MAP], slot + 1, slot + 1) == '1'
+-- For each share of a demand: the UUID and the record of its device, the slot and the fence that it was
+-- granted, and the number of its slot.
+local function each_share(demand, grants)
+  local s, last = -1, demand[2]
+  return function()
+    s = s + 2
+    if not demand[last + s] then return nil end
+    local uuid = demand[FIRST_DEVICE + (demand[last + s] - 1) * DEVICE_FIELDS]
+    return uuid, device_of(uuid), grants[s], grants[s + 1], demand[last + s + 1]
+  end
+end
+
+local function append_device_rows(rows, demand)
+  for _, _, device in each_device(demand) do
+    if device then rows[#rows + 1] = device_row(device) end
+  end
 end
 
 local function find_group(groups_text, group)
@@ -22,7 +46,6 @@ local function find_group(groups_text, group)
 end
 
 local function has_group(device, groups_text)
-  if groups_text == '' or device[D_GROUPS] == '' then return false end
   for group in string.gmatch(groups_text, '[^\n]+') do
     if find_group(device[D_GROUPS], group) then return true end
   end
@@ -58,16 +81,13 @@ end
 local positions_by_names = {}
 local function resource_positions(node)
   local names = node[N_RESOURCE_NAMES]
-  local positions = positions_by_names[names]
-  if not positions then
-    positions = {}
-    local at, last = N_AMOUNTS, N_AMOUNTS + 2 * node[N_RESOURCE_COUNT]
-    for name in string.gmatch(names, '[^\n]+') do
-      if at < last then positions[name] = at end
-      at = at + 2
-    end
-    positions_by_names[names] = positions
+  if positions_by_names[names] then return positions_by_names[names] end
+  local positions, at, last = {}, N_AMOUNTS, N_AMOUNTS + 2 * node[N_RESOURCE_COUNT]
+  for name in string.gmatch(names, '[^\n]+') do
+    if at < last then positions[name] = at end
+    at = at + 2
   end
+  positions_by_names[names] = positions
   return positions
 end
 
@@ -82,20 +102,13 @@ end
 -- For each of `resources` its position (0: none), and its amount.
 local amounts_by_resources = {}
 local function placed_amounts(resources, node)
-  local by_names, names = amounts_by_resources[resources], node[N_RESOURCE_NAMES]
-  if not by_names then
-    by_names = {}
-    amounts_by_resources[resources] = by_names
+  local by_names, names = amounts_by_resources[resources] or {}, node[N_RESOURCE_NAMES]
+  if by_names[names] then return by_names[names] end
+  local amounts, positions = {}, resource_positions(node)
+  for i = 1, #resources, 2 do
+    amounts[i], amounts[i + 1] = positions[resources[i]] or 0, resources[i + 1]
   end
-  local amounts = by_names[names]
-  if not amounts then
-    local positions = resource_positions(node)
-    amounts = {}
-    for i = 1, #resources, 2 do
-      amounts[i], amounts[i + 1] = positions[resources[i]] or 0, resources[i + 1]
-    end
-    by_names[names] = amounts
-  end
+  by_names[names], amounts_by_resources[resources] = amounts, by_names
   return amounts
 end
 
@@ -109,7 +122,8 @@ local function add_to_node(node, resources, sign)
   changed_nodes[node[N_NAME]] = true
 end
 
-local function add_to_device(device, memory, cores, shares, policy, layout, groups_text, sign)
+-- Add the fields of a share, or of several, to the use of a device, or subtract them.
+local function add_to_device(device, sign, groups_text, memory, cores, shares, _, policy, _, layout)
   device[D_MEMORY_USED] = device[D_MEMORY_USED] + sign * memory
   device[D_CORES_USED] = device[D_CORES_USED] + sign * cores
   device[D_SHARES] = device[D_SHARES] + sign * shares
@@ -117,13 +131,7 @@ local function add_to_device(device, memory, cores, shares, policy, layout, grou
     local exclusive = device[D_EXCLUSIVE]
     device[D_EXCLUSIVE] = exclusive - exclusive % 2 + (sign > 0 and 1 or 0)
   end
-  if layout ~= '' then
-    if sign > 0 then
-      device[D_LAYOUT] = layout
-    elseif device[D_SHARES] == 0 then
-      device[D_LAYOUT] = ''
-    end
-  end
+  if layout ~= '' and (sign > 0 or device[D_SHARES] == 0) then device[D_LAYOUT] = sign > 0 and layout or '' end
   if groups_text ~= '' then device[D_GROUPS] = changed_groups(device[D_GROUPS], groups_text, sign) end
   changed_devices[device[D_UUID]] = true
 end
@@ -134,8 +142,7 @@ local function add_demand(demand, resources, groups_text, sign)
   if nodes[demand[1]] then add_to_node(nodes[demand[1]], resources, sign) end
   for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do
     local device = devices[demand[d]]
-    if device then add_to_device(device, demand[d + 1], demand[d + 2], demand[d + 3], demand[d + 5],
-      demand[d + 7], groups_text, sign) end
+    if device then add_to_device(device, sign, groups_text, unpack(demand, d + 1, d + 7)) end
   end
 end
 
@@ -163,14 +170,11 @@ local function unavailable(device, node_name)
 end
 
 -- Why a share does not fit on a device, or nil. The order is that of shared.model.device.device_refusal.
-local function device_refusal(device, node_name, memory, cores, shares, slotted, policy, slots, layout,
-    groups_text)
-  local reason = unavailable(device, node_name)
+local function device_refusal(device, node_name, groups_text, memory, cores, shares, new_slots, policy, slots, layout)
+  local reason, slotted = unavailable(device, node_name), new_slots > 0
   if reason then return reason end
   if (device[D_MODE] == 1) ~= (layout ~= '') then return 'mode' end
-  if slotted and device[D_SHARES] + shares > (slots > 0 and slots or device[D_SLOTS]) then
-    return 'slots'
-  end
+  if slotted and device[D_SHARES] + shares > (slots > 0 and slots or device[D_SLOTS]) then return 'slots' end
   if groups_text ~= '' and has_group(device, groups_text) then return 'anti-affinity' end
   if not (memory >= 0 and device[D_MEMORY_USED] + memory <= device[D_MEMORY]) then
     return 'memory'
@@ -185,18 +189,16 @@ local function device_refusal(device, node_name, memory, cores, shares, slotted,
 end
 
 local function demand_refusal(demand, resources, groups_text)
-  local name, last = demand[1], demand[2]
+  local name = demand[1]
   local reason = node_refusal(node_of(name), resources)
   if reason then return reason end
-  for d = FIRST_DEVICE, last, DEVICE_FIELDS do
-    reason = device_refusal(device_of(demand[d]), name, demand[d + 1], demand[d + 2], demand[d + 3],
-      demand[d + 4] > 0, demand[d + 5], demand[d + 6], demand[d + 7], groups_text)
-    if reason then return reason .. ' of ' .. demand[d] end
+  for d, uuid, device in each_device(demand) do
+    reason = device_refusal(device, name, groups_text, unpack(demand, d + 1, d + 7))
+    if reason then return reason .. ' of ' .. uuid end
   end
-  for s = last + 1, #demand, 2 do
-    local uuid = demand[FIRST_DEVICE + (demand[s] - 1) * DEVICE_FIELDS]
-    local position = -1 - demand[s + 1]
-    if position > MOST_SLOT or position >= 0 and is_slot_used(devices[uuid], position) then
+  for uuid, device, _, _, number in each_share(demand, {}) do
+    local position = -1 - number
+    if position > MOST_SLOT or position >= 0 and is_slot_used(device, position) then
       return 'position ' .. position .. ' of ' .. uuid
     end
   end
@@ -204,18 +206,12 @@ end
 
 -- Add a new lease to the indexes.
 local function index_lease(pod, node, expires_at, gang)
-  if gang ~= '' then
-    gang_members[#gang_members + 1] = 0
-    gang_members[#gang_members + 1] = gang .. '|' .. pod
-  end
+  if gang ~= '' then append(gang_members, 0, gang .. '|' .. pod) end
   lease_nodes[#lease_nodes + 1] = node[N_NUMBER]
   lease_nodes[#lease_nodes + 1] = pod
   if expires_at > 0 then
-    local pods = expiring[expires_at]
-    if not pods then
-      pods = {}
-      expiring[expires_at] = pods
-    end
+    local pods = expiring[expires_at] or {}
+    expiring[expires_at] = pods
     pods[#pods + 1] = pod
   end
 end

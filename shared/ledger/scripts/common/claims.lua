@@ -3,19 +3,17 @@
 -- exclusive use. A pod's claim ends with its reservation on any node.
 --   claims  hash  pod -> see FIELD
 --   ledger  hash  claims: their number
--- RESOURCES: {name, amount, ...} that the pod requests; RESERVED: how much of each is reserved.
+-- RESOURCES: {name, amount, ...} that the pod requests; HELD: how much of each is reserved.
 -- MARK is added to D_EXCLUSIVE.
 local claims = {
-  MARK = 2, FIELD = {NODE = 1, NODE_NUMBER = 2, UUIDS = 3, RESOURCES = 4, RESERVED = 5},
+  MARK = 2, FIELD = {NODE = 1, NODE_NUMBER = 2, UUIDS = 3, RESOURCES = 4, HELD = 5},
 }
 do -- A script may have 200 local names.
 local FIELD, ended_claims = claims.FIELD, {}
 
 function claims.of(pod)
-  if claim_count == 0 then return nil end
-  local value = call('HGET', PREFIX .. 'claims', pod)
-  local claim = readable(value)
-  return claim[FIELD.RESERVED] and claim or nil
+  local claim = readable(claim_count > 0 and call('HGET', PREFIX .. 'claims', pod))
+  return claim[FIELD.HELD] and claim or nil
 end
 
 function claims.mark_devices(claim, is_claimed)
@@ -36,11 +34,8 @@ end
 
 local function add_reserved(claim, sign)
   local node, amounts = claims.node_of(claim), {}
-  for i, reserved in ipairs(claim[FIELD.RESERVED]) do
-    if reserved > 0 then
-      amounts[#amounts + 1] = claim[FIELD.RESOURCES][2 * i - 1]
-      amounts[#amounts + 1] = reserved
-    end
+  for i, reserved in ipairs(claim[FIELD.HELD]) do
+    if reserved > 0 then append(amounts, claim[FIELD.RESOURCES][2 * i - 1], reserved) end
   end
   if node then add_to_node(node, amounts, sign) end
 end
@@ -50,22 +45,19 @@ function claims.reserve_more(claim)
   local node = claims.node_of(claim)
   if not node then return end
   local amounts, more = placed_amounts(claim[FIELD.RESOURCES], node), {}
-  for i, reserved in ipairs(claim[FIELD.RESERVED]) do
+  for i, reserved in ipairs(claim[FIELD.HELD]) do
     local at, wanted = amounts[2 * i - 1], amounts[2 * i]
     local free = at > 0 and node[at] - node[at + 1] or 0
     local amount = math.max(0, math.min(wanted - reserved, free))
     if amount > 0 then
-      more[#more + 1] = claim[FIELD.RESOURCES][2 * i - 1]
-      more[#more + 1] = amount
-      claim[FIELD.RESERVED][i] = reserved + amount
+      append(more, claim[FIELD.RESOURCES][2 * i - 1], amount)
+      claim[FIELD.HELD][i] = reserved + amount
     end
   end
   if #more > 0 then add_to_node(node, more, 1) end
 end
 
-function claims.put(pod, claim)
-  call('HSET', PREFIX .. 'claims', pod, encode(claim))
-end
+function claims.put(pod, claim) call('HSET', PREFIX .. 'claims', pod, encode(claim)) end
 
 -- Suspend the claim of a pod, so that it does not block the pod itself. Call `claims.resume` after.
 function claims.suspend(pod)
@@ -98,13 +90,12 @@ end
 -- Reserve the ordinary resources that were freed on these nodes for the pods that claim them.
 function claims.reserve_freed(names)
   if claim_count == 0 then return end
-  local is_freed, found = {}, call('HGETALL', PREFIX .. 'claims')
+  local is_freed = {}
   for _, name in ipairs(names) do is_freed[name] = true end
-  for i = 1, #found, 2 do
-    local claim = readable(found[i + 1])
+  for pod, claim in each_packed(PREFIX .. 'claims') do
     if is_freed[claim[FIELD.NODE] or false] then
       claims.reserve_more(claim)
-      claims.put(found[i], claim)
+      claims.put(pod, claim)
     end
   end
 end

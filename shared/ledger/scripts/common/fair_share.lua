@@ -25,18 +25,14 @@ end
 
 local function used_by(namespace)
   if not fair.used[namespace] then
-    fair.used[namespace] = {
-      tonumber(call('HGET', PREFIX .. 'used-cores', namespace) or 0),
-      tonumber(call('HGET', PREFIX .. 'used-mib', namespace) or 0),
-    }
+    fair.used[namespace] = {number_at('used-cores', namespace), number_at('used-mib', namespace)}
   end
   return fair.used[namespace]
 end
 
 local function entitlement_of(namespace)
   if not fair.entitlements[namespace] then
-    local value = call('HGET', PREFIX .. 'entitlements', namespace)
-    local known = readable(value)
+    local known = readable(call('HGET', PREFIX .. 'entitlements', namespace))
     fair.entitlements[namespace] = known[3] and known or {0, 1, 0}
   end
   return fair.entitlements[namespace]
@@ -92,9 +88,7 @@ function fair.reorder_all()
   call('HSET', PREFIX .. 'ledger', 'is_ordered', '1')
 end
 
-function fair.must_wait(namespace)
-  return entitlement_of(namespace)[3] == 1
-end
+function fair.must_wait(namespace) return entitlement_of(namespace)[3] == 1 end
 
 -- Returns whether the budget no longer keeps new pods of the namespace waiting.
 function fair.set_entitlement(namespace, is_spent, weight, must_wait)
@@ -109,10 +103,9 @@ end
 
 -- Set all entitlements from the budgets, which a rebuild does not change (preemptions.lua).
 function fair.load_entitlements()
-  local found = call('HGETALL', string.gsub(PREFIX, ':$', '') .. '-preemption:budgets')
-  for i = 1, #found, 2 do
-    local budget = readable(readable(found[i + 1])[2], parse_json)
-    fair.set_entitlement(found[i], budget.lease_class ~= 'guaranteed', budget.weight or 1,
+  for namespace, stored in each_packed(BESIDE .. '-preemption:budgets') do
+    local budget = readable(stored[2], parse_json)
+    fair.set_entitlement(namespace, budget.lease_class ~= 'guaranteed', budget.weight or 1,
       (budget.new_pods or 'admit') ~= 'admit')
   end
 end
@@ -128,12 +121,9 @@ function fair.add_demand(namespace, demand, sign)
 end
 
 function fair.add(namespace, cores, mib)
-  local added = fair.added[namespace]
-  if not added then
-    added = {0, 0}
-    fair.added[namespace] = added
-  end
+  local added = fair.added[namespace] or {0, 0}
   added[1], added[2] = added[1] + cores, added[2] + mib
+  fair.added[namespace] = added
 end
 
 -- Cores and MiB of the node's healthy devices.
@@ -149,8 +139,7 @@ local function size_of(name)
 end
 
 local function update_size(name)
-  local value = call('HGET', PREFIX .. 'node-sizes', name)
-  local before, cores, mib = readable(value), size_of(name)
+  local before, cores, mib = readable(call('HGET', PREFIX .. 'node-sizes', name)), size_of(name)
   if not before[2] then before = {0, 0} end
   if cores == before[1] and mib == before[2] then return end
   if cores > 0 then

@@ -8,11 +8,8 @@ local KEPT, KEPT_S = 10000, 600
 
 function gone_pods.add(pods)
   local now, parts = tonumber(call('TIME')[1]), {}
-  for _, pod in ipairs(pods) do
-    parts[#parts + 1] = now
-    parts[#parts + 1] = pod
-  end
-  write('ZADD', 'gone', parts)
+  for _, pod in ipairs(pods) do append(parts, now, pod) end
+  call_all('ZADD', 'gone', parts)
   local old = call('ZCOUNT', PREFIX .. 'gone', '-inf', now - KEPT_S)
   local surplus = math.min(old, call('ZCARD', PREFIX .. 'gone') - KEPT)
   if surplus > 0 then call('ZREMRANGEBYRANK', PREFIX .. 'gone', 0, surplus - 1) end
@@ -21,12 +18,8 @@ end
 -- Return {pod -> true} of those that are gone.
 function gone_pods.among(pods)
   local found = {}
-  for from = 1, #pods, MAX_ARGS do
-    local to = math.min(from + MAX_ARGS - 1, #pods)
-    local scores = call('ZMSCORE', PREFIX .. 'gone', unpack(pods, from, to))
-    for i = 1, #scores do
-      if scores[i] then found[pods[from + i - 1]] = true end
-    end
+  for i, score in ipairs(call_all('ZMSCORE', 'gone', pods)) do
+    if score then found[pods[i]] = true end
   end
   return found
 end

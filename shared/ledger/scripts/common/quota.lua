@@ -10,8 +10,7 @@
 -- A bucket is '' (all devices) or the name of a model. Pods that wait for a quota have the group
 -- 'q:|NAMESPACE', or 'q:GROUP|NAMESPACE' if capacity freed where the quota allows it may help them, too.
 local quota = {
-  on = tonumber(call('HGET', PREFIX .. 'ledger', 'quotas') or 0) > 0,
-  rules_key = string.gsub(PREFIX, ':$', '') .. '-quotas',
+  on = number_at('ledger', 'quotas') > 0, rules_key = BESIDE .. '-quotas',
   rules = {}, used = {}, node_kinds = {}, charges = {}, freed = {}, changed = {},
 }
 do -- A script may have 200 local names.
@@ -25,8 +24,7 @@ function quota.rule_of(namespace)
   local known = quota.rules[namespace]
   if known == nil then
     local found = call('HMGET', quota.rules_key, namespace, '*')
-    local value = found[1] or found[2]
-    known = value and readable(value) or false
+    known = (found[1] or found[2]) and readable(found[1] or found[2])
     -- A quota that cannot be read allows nothing until it is saved again.
     if known and not known[R_POOL_LABEL] then known = {{0, 0, 0, 0}, {}, false, '', {}, ''} end
     quota.rules[namespace] = known
@@ -56,8 +54,7 @@ end
 
 -- Thousandths of a device's cores, and of a device: the larger of cores and memory. A share without
 -- cores counts for as many as its memory.
-local function parts_of(uuid, memory, cores, policy)
-  local device = device_of(uuid)
+local function parts_of(device, memory, cores, policy)
   local size = device and device[D_MEMORY] or 0
   if policy == EXCLUSIVE or size == 0 then return 1000, 1000 end
   local part = math.min(1000, math.ceil(1000 * memory / size))
@@ -65,12 +62,13 @@ local function parts_of(uuid, memory, cores, policy)
   return core, math.max(core, part)
 end
 
+local function bucket_in(used, bucket)
+  used[bucket] = used[bucket] or {0, 0, 0, {}}
+  return used[bucket]
+end
+
 local function add_row(rows, bucket, core, milli, memory, uuid)
-  local row = rows[bucket]
-  if not row then
-    row = {0, 0, 0, {}}
-    rows[bucket] = row
-  end
+  local row = bucket_in(rows, bucket)
   row[1], row[2], row[3] = row[1] + core, row[2] + milli, row[3] + memory
   row[4][#row[4] + 1] = uuid
 end
@@ -79,9 +77,9 @@ end
 -- does not contain.
 local function charges_for(rule, demand)
   local rows, has_other_model, name = {}, false, demand[1]
-  for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do
-    local uuid, memory = demand[d], demand[d + 1]
-    local core, milli = parts_of(uuid, memory, demand[d + 2], demand[d + 5])
+  for d, uuid, device in each_device(demand) do
+    local memory = demand[d + 1]
+    local core, milli = parts_of(device, memory, demand[d + 2], demand[d + 5])
     add_row(rows, '', core, milli, memory, uuid)
     local is_named = false
     for _, model in ipairs(rule[R_MODELS]) do
@@ -96,16 +94,9 @@ local function charges_for(rule, demand)
 end
 
 local function used_of(namespace)
-  if quota.used[namespace] == nil then
-    local value = call('HGET', PREFIX .. 'quota-used', namespace)
-    quota.used[namespace] = readable(value)
-  end
-  return quota.used[namespace]
-end
-
-local function bucket_in(used, bucket)
-  used[bucket] = used[bucket] or {0, 0, 0, {}}
-  return used[bucket]
+  local used = quota.used[namespace] or readable(call('HGET', PREFIX .. 'quota-used', namespace))
+  quota.used[namespace] = used
+  return used
 end
 
 -- How many devices are used, and how many the request adds.
@@ -140,6 +131,18 @@ local function excess_in(limits, bucket, used, requested, label, before)
   end
 end
 
+-- Why the rule does not allow a namespace so much more, or nil; `before`: see `excess_in`.
+local function excess_of(rule, namespace, rows, before)
+  local used = used_of(namespace)
+  local excess = excess_in(rule[R_LIMITS], '', bucket_in(used, ''), rows[''], '', before[''])
+  for _, model in ipairs(rule[R_MODELS]) do
+    local name, limits = unpack(model)
+    excess = excess or rows[name]
+      and excess_in(limits, name, bucket_in(used, name), rows[name], rule[R_MODEL_LABEL], before[name])
+  end
+  return excess
+end
+
 -- Why the quota does not allow this demand, as {measure, bucket, limit, used, requested, node label,
 -- values}, or nil; and its charge.
 function quota.check(namespace, demand)
@@ -157,14 +160,7 @@ function quota.check(namespace, demand)
     for i, model in ipairs(rule[R_MODELS]) do models[i] = model[1] end
     return {'model', '', 0, 0, 0, rule[R_MODEL_LABEL], models}
   end
-  local used = used_of(namespace)
-  local excess = excess_in(rule[R_LIMITS], '', bucket_in(used, ''), rows[''], '')
-  for _, model in ipairs(excess and {} or rule[R_MODELS]) do
-    local requested = rows[model[1]]
-    excess = excess or requested and excess_in(model[2], model[1], bucket_in(used, model[1]), requested,
-      rule[R_MODEL_LABEL])
-  end
-  return excess, rows
+  return excess_of(rule, namespace, rows, {}), rows
 end
 
 local function add_charges(namespace, rows, sign)
@@ -189,17 +185,11 @@ end
 function quota.recharge(pod, namespace, demand, is_smaller)
   local rule = quota.rule_of(namespace)
   if not rule or demand[2] < FIRST_DEVICE then return nil end
-  local stored = call('HGET', PREFIX .. 'quota-charges', pod)
-  local charge = readable(stored)
+  local charge = readable(call('HGET', PREFIX .. 'quota-charges', pod))
   if not charge[2] then charge = {namespace, {}} end
   add_charges(charge[1], charge[2], -1)
-  local rows, used, before = charges_for(rule, demand), used_of(namespace), charge[2]
-  local excess = excess_in(rule[R_LIMITS], '', bucket_in(used, ''), rows[''], '', before[''])
-  for _, model in ipairs(excess and {} or rule[R_MODELS]) do
-    local name = model[1]
-    excess = excess or rows[name] and excess_in(model[2], name, bucket_in(used, name), rows[name],
-      rule[R_MODEL_LABEL], before[name])
-  end
+  local rows = charges_for(rule, demand)
+  local excess = excess_of(rule, namespace, rows, charge[2])
   if excess then return excess end
   quota.charge(pod, namespace, rows)
   if is_smaller then quota.freed[namespace] = true end
@@ -215,8 +205,7 @@ function quota.charge_lease(pod, header, value)
 end
 
 function quota.release(pod)
-  local value = call('HGET', PREFIX .. 'quota-charges', pod)
-  local charge = readable(value)
+  local charge = readable(call('HGET', PREFIX .. 'quota-charges', pod))
   if charge[2] then
     quota.charges[pod] = false
     add_charges(charge[1], charge[2], -1)
@@ -225,9 +214,7 @@ function quota.release(pod)
 end
 
 -- Discard counts that must not be written.
-function quota.discard()
-  quota.used, quota.charges, quota.freed, quota.changed = {}, {}, {}, {}
-end
+function quota.discard() quota.used, quota.charges, quota.freed, quota.changed = {}, {}, {}, {} end
 
 -- Append to an excess which part of what is used was for other pods of a gang, now that this is discarded.
 function quota.add_gang_part(namespace, excess)
@@ -275,14 +262,14 @@ end
 function quota.recount()
   quota.save_count()
   call('DEL', PREFIX .. 'quota-charges', PREFIX .. 'quota-used')
-  local cursor = '0'
-  repeat
-    local found = call('HSCAN', PREFIX .. 'leases', cursor, 'COUNT', quota.on and 1000 or 1)
-    cursor = quota.on and found[1] or '0'
-    for i = 1, quota.on and #found[2] or 0, 2 do
+  local cursor = quota.on and '0'
+  while cursor do
+    local found = call('HSCAN', PREFIX .. 'leases', cursor, 'COUNT', 1000)
+    for i = 1, #found[2], 2 do
       quota.charge_lease(found[2][i], header_of(found[2][i + 1]), found[2][i + 1])
     end
-  until cursor == '0'
+    cursor = found[1] ~= '0' and found[1]
+  end
   quota.write()
 end
 end

@@ -10,10 +10,8 @@ local pods
 local function all()
   if not pods then
     pods = {}
-    local found = state[13] and call('HGETALL', PREFIX .. 'repelling') or {}
-    for i = 1, #found, 2 do
-      local read = readable(found[i + 1])
-      if read[4] then pods[found[i]] = read end
+    if state[13] then
+      for pod, read in each_packed(PREFIX .. 'repelling') do pods[pod] = read[4] and read or nil end
     end
   end
   return pods
@@ -30,16 +28,11 @@ end
 
 -- Whether one may repel a pod from a node, and a caller that has read up to version `known` does not know.
 function repelling.is_unknown(name, known)
-  if known < tonumber(call('HGET', PREFIX .. 'ledger', 'repels_floor') or 0) then return true end
+  if known < number_at('ledger', 'repels_floor') then return true end
   for _, pod in pairs(all()) do
     if pod[1] > known and (pod[3] or pod[2] == name) then return true end
   end
   return false
-end
-
--- Bytes of the terms of those on a node, with further ones.
-function repelling.size(name, terms)
-  return #repelling.terms_on(name) + #terms
 end
 
 -- Add a pod. Mirrors read it with the facts of its node.
@@ -61,7 +54,7 @@ function repelling.remove(some, on_nodes, are_reported)
       has_removed, pods[uid] = true, nil
       call('HDEL', PREFIX .. 'repelling', uid)
       if are_reported then
-        local floor = math.max(pod[1], tonumber(call('HGET', PREFIX .. 'ledger', 'repels_floor') or 0))
+        local floor = math.max(pod[1], number_at('ledger', 'repels_floor'))
         call('HSET', PREFIX .. 'ledger', 'repels_floor', string.format('%.0f', floor))
       end
       local node = node_of(pod[2])

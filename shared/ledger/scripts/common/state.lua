@@ -3,58 +3,45 @@
 -- writes nothing.
 --
 -- All keys have one prefix and are computed: use one server, with or without replicas, not a cluster.
--- ARGV[1]  the prefix
--- ARGV[2]  the arguments, a MessagePack array
--- ARGV[3]  the state that the ledger must be in: 'ready', 'open' (ready or being rebuilt), 'any' or, for
---          `check_records` alone, 'check'
--- ARGV[4]  the length of the feed
--- ARGV[5]  bytes that are stored as they are, joined
--- ARGV[6]  the highest version that the caller has read; if this server's is lower, it has lost
---          confirmed writes, and the ledger rejects calls until it is rebuilt
+-- ARGV: the prefix; the arguments, a MessagePack array; the state that the ledger must be in ('ready', 'open': ready
+-- or being rebuilt, 'any' or, for `check_records` alone, 'check'); the length of the feed; bytes that are stored as they
+-- are, joined; and the highest version that the caller has read: if this server's is lower, it has lost confirmed
+-- writes, and the ledger rejects calls until it is rebuilt.
 --
---   ledger              hash    format, generation, ready, version (the last one), capacity, feed_entry
---                               (the last one) and its feed_digest, fence_floor, node_number (the
---                               last one), inventory_grew (capacity number at which the inventory last
---                               became better),
---                               reasons_changed (the one at which the reasons of verdicts last
---                               changed: nodes, devices or cordons),
---                               offered_up_to (number up to which freed capacity has been offered),
---                               offer_round (how often what was freed after that was offered),
---                               offer_round_for (the highest score of `freed-nodes` then), claims, cordons,
---                               unsynced and quotas (their number; quotas: absent while they are not known), rebuild_lock_until, total_cores, total_mib,
---                               keys (how many of VITAL_KEYS exist), evicts (the server's policy, if it
---                               may evict keys: nothing is served then), repels_version (the highest that was
---                               put into `repelling`, absent before the first), repels_floor (the highest of
---                               those that the watcher has reported since)
---   nodes               hash    name -> see N_*
---   devices             hash    uuid -> see D_*
---   leases              hash    pod -> see L_*
---   lease-nodes         zset    pod -> number of the node that its lease is on
---   gang-leases         zset    gang|pod of every live lease of a gang, all of score 0
---   facts:NODE          hash    facts, rules, excluded_devices, devices, uuids, served, reported_at,
---                               saved_at (of the last changed report, by this server), by_agent
---   node-revision:NODE  string  revisions of the node and its pods as last saved or removed, for two
---                               minutes
---   cordons             hash    node -> why no pod may be bound to it now
---   vanished            set     pods that are gone while they have leases: their containers may still run
---   expiring            zset    {version, pods} packed -> instant at which their reservations expire
---   freed-nodes         zset    node -> capacity number at which something on it was last freed
---   waiting             hash    pod -> see W in waiting_queue.lua
---   waiting-groups      hash    group of equal smallest needs -> number of pods that wait in it
---   gang-waiting        zset    gang|order|pod of every waiting pod of a gang, all of score 0
---   changed-gangs       set     gangs whose pods' verdicts must be decided again
---   verdicts            zset    order|pod -> capacity number at which it was last decided or offered
---   offers              zset    order|pod -> instant of an offer that was not decided yet
---   queue:..., group-order:..., used-..., entitlements: see fair_share.lua
---   quota-charges, quota-used, quota-freed, quota-offers: see quota.lua
---   unreadable          hash    (not changed by a rebuild) kind and key of a record that could not be read ->
---                               {instant, its first bytes}
---   claims: see claims.lua; gone: see gone_pods.lua; repelling: see repelling.lua; tenures: see tenures.lua
---   resize-lock:..., unsynced: see resize.lua
---   feed                stream  absolute totals, one entry per script, numbered without gaps: e
---                               generation, v version, c capacity number, w cause, n and d changed nodes and
---                               devices, fNODE gNODE sNODE rNODE facts, devices, served resources and
---                               `repelling` terms of a node, xNODE a node that was removed
+--   ledger  hash  format, generation, ready, version (the last one), capacity, feed_entry (the last one) and its
+--     feed_digest, fence_floor, node_number (the last one), rebuild_lock_until, total_cores, total_mib,
+--     claims, cordons, unsynced and quotas (their number; quotas: absent while they are not known),
+--     keys (how many of VITAL_KEYS exist), evicts (the server's policy, if it may evict keys: nothing is served then),
+--     inventory_grew (capacity number at which the inventory last became better),
+--     reasons_changed (the one at which the reasons of verdicts last changed: nodes, devices or cordons),
+--     offered_up_to (number up to which freed capacity has been offered), offer_round (how often what was freed after
+--     that was offered), offer_round_for (the highest score of `freed-nodes` then),
+--     repels_version (the highest that was put into `repelling`, absent before the first), repels_floor (the highest
+--     of those that the watcher has reported since)
+--   nodes, devices  hashes  name, uuid -> see N_*, D_*
+--   leases  hash  pod -> see L_*
+--   lease-nodes  zset  pod -> number of the node that its lease is on
+--   gang-leases  zset  gang|pod of every live lease of a gang, all of score 0
+--   facts:NODE  hash  facts, rules, excluded_devices, devices, uuids, served, reported_at, saved_at (of the last
+--     changed report, by this server), by_agent
+--   node-revision:NODE  string  revisions of the node and its pods as last saved or removed, for two minutes
+--   cordons  hash  node -> why no pod may be bound to it now
+--   vanished  set  pods that are gone while they have leases: their containers may still run
+--   expiring  zset  {version, pods} packed -> instant at which their reservations expire
+--   freed-nodes  zset  node -> capacity number at which something on it was last freed
+--   waiting  hash  pod -> see W in waiting_queue.lua
+--   waiting-groups  hash  group of equal smallest needs -> number of pods that wait in it
+--   gang-waiting  zset  gang|order|pod of every waiting pod of a gang, all of score 0
+--   changed-gangs  set  gangs whose pods' verdicts must be decided again
+--   verdicts  zset  order|pod -> capacity number at which it was last decided or offered
+--   offers  zset  order|pod -> instant of an offer that was not decided yet
+--   unreadable  hash  (not changed by a rebuild) kind and key of a record that could not be read -> {instant, its
+--     first bytes}
+--   feed  stream  absolute totals, one entry per script, numbered without gaps: e generation, v version, c capacity
+--     number, w cause, n and d changed nodes and devices, fNODE gNODE sNODE rNODE facts, devices, served resources
+--     and `repelling` terms of a node, xNODE a node that was removed
+--   others: see fair_share.lua, quota.lua, claims.lua, gone_pods.lua, repelling.lua,
+--     tenures.lua and resize.lua
 --
 -- Nodes, devices and leases are many and change often. They are fields of a few hashes (one call reads or
 -- writes all that a script needs) and packed with `struct` (half the time of `cmsgpack` here).
@@ -62,6 +49,7 @@ local PREFIX = ARGV[1]
 local ARGS = cmsgpack.unpack(ARGV[2])
 local call, encode, decode, parse_json = redis.call, cmsgpack.pack, cmsgpack.unpack, cjson.decode
 local struct_pack, struct_unpack, unpack_limit = struct.pack, struct.unpack, cmsgpack.unpack_limit
+local BESIDE = string.gsub(PREFIX, ':$', '') -- prefix of what a rebuild does not change
 
 -- Texts that are joined (anti-affinity groups, resource names, gangs with pods) are escaped by the
 -- callers (rows/joined_texts.py), so that no separator occurs in them. Lengths have four bytes, and
@@ -124,8 +112,7 @@ end
 
 -- A missing key reads as empty. So many of these exist as existed when a script last changed them; others
 -- are compared with them by `check_records`.
-local VITAL_KEYS = {PREFIX .. 'leases', PREFIX .. 'devices', PREFIX .. 'nodes', PREFIX .. 'lease-nodes',
-  string.gsub(PREFIX, ':$', '') .. '-quotas'}
+local VITAL_KEYS = {PREFIX .. 'leases', PREFIX .. 'devices', PREFIX .. 'nodes', PREFIX .. 'lease-nodes', BESIDE .. '-quotas'}
 local vital_keys = call('EXISTS', unpack(VITAL_KEYS))
 local has_lost_keys = state[1] == '1' and vital_keys ~= tonumber(state[11] or 0)
 if has_lost_keys and is_strict then
@@ -151,17 +138,11 @@ local freed_nodes, inventory_changes, expiring, lease_nodes = {}, {}, {}, {}
 local written_leases, gang_members = {}, {}
 
 -- A script may have 200 local names, and some have nearly as many: use locals of functions.
-local node_format
-do
-  local formats = {}
-  function node_format(count)
-    local format = formats[count]
-    if not format then
-      format = '<I4dbI4I4c0I4c0' .. string.rep('dd', count)
-      formats[count] = format
-    end
-    return format
-  end
+local node_formats = {}
+local function node_format(count)
+  local format = node_formats[count] or '<I4dbI4I4c0I4c0' .. string.rep('dd', count)
+  node_formats[count] = format
+  return format
 end
 
 local function node_value(node)
@@ -211,6 +192,16 @@ local function read_record(kind, name, value)
   return false
 end
 
+-- Call a command with all of `names`, some at a time, and return the replies to each.
+local function call_all(command, key, names)
+  local replies = {}
+  for from = 1, #names, MAX_ARGS do
+    local page = call(command, PREFIX .. key, unpack(names, from, math.min(from + MAX_ARGS - 1, #names)))
+    for i = 1, type(page) == 'table' and #page or 0 do replies[from + i - 1] = page[i] end
+  end
+  return replies
+end
+
 local function fetch(kind, names)
   local cache, missing = caches[kind], {}
   for i = 1, #names do
@@ -220,12 +211,8 @@ local function fetch(kind, names)
       missing[#missing + 1] = name
     end
   end
-  for from = 1, #missing, MAX_ARGS do
-    local to = math.min(from + MAX_ARGS - 1, #missing)
-    local found = call('HMGET', PREFIX .. kind, unpack(missing, from, to))
-    for i = 1, #found do
-      if found[i] then cache[missing[from + i - 1]] = read_record(kind, missing[from + i - 1], found[i]) end
-    end
+  for i, value in ipairs(call_all('HMGET', kind, missing)) do
+    if value then cache[missing[i]] = read_record(kind, missing[i], value) end
   end
 end
 
@@ -244,6 +231,14 @@ local function lease_of(pod)
   return leases[pod]
 end
 
+-- Fetch the leases of rows that begin with a pod, and return the pods.
+local function fetch_leases_of(rows)
+  local pods = {}
+  for i, row in ipairs(rows) do pods[i] = row[1] end
+  fetch('leases', pods)
+  return pods
+end
+
 local function new_node(name)
   last_node_number = last_node_number + 1
   nodes[name] = {0, 0, 0, last_node_number, name, ''}
@@ -256,23 +251,45 @@ local function new_device(uuid, node, unit, status)
 end
 
 -- A node and a device as arrays for a reply, without the extra value of `struct`.
-local function node_row(node)
-  return {unpack(node, 1, N_AMOUNTS + 2 * node[N_RESOURCE_COUNT] - 1)}
-end
+local function node_row(node) return {unpack(node, 1, N_AMOUNTS + 2 * node[N_RESOURCE_COUNT] - 1)} end
 
-local function device_row(device)
-  return {unpack(device, 1, D_LAYOUT)}
-end
+local function device_row(device) return {unpack(device, 1, D_LAYOUT)} end
 
 -- What was packed, or as JSON; {} if it is missing or cannot be read.
 local function readable(value, parse)
-  local is_read, found = pcall(parse or decode, value or '')
+  if not value then return {} end
+  local is_read, found = pcall(parse or decode, value)
   return is_read and type(found) == 'table' and found or {}
 end
 
-local function device_uuids(name)
-  return readable(call('HGET', PREFIX .. 'facts:' .. name, 'uuids'))
+-- For each field of a hash its name, and what its value packs.
+local function each_packed(key)
+  local found, i = call('HGETALL', key), -1
+  return function()
+    i = i + 2
+    return found[i], readable(found[i + 1])
+  end
 end
+
+local function number_at(key, field) return tonumber(call('HGET', PREFIX .. key, field) or 0) end
+
+-- This server's clock, in milliseconds.
+local function now_in_ms()
+  local time = call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function append(list, ...)
+  for i = 1, select('#', ...) do list[#list + 1] = (select(i, ...)) end
+end
+
+local function set_of(list)
+  local set = {}
+  for _, name in ipairs(list) do set[name] = true end
+  return set
+end
+
+local function device_uuids(name) return readable(call('HGET', PREFIX .. 'facts:' .. name, 'uuids')) end
 
 local function pods_on_node(node)
   return call('ZRANGEBYSCORE', PREFIX .. 'lease-nodes', node[N_NUMBER], node[N_NUMBER])
@@ -293,18 +310,10 @@ end
 -- The highest version or fence that a caller may know from elsewhere. Both begin at the present in
 -- milliseconds, by a clock that may have been wrong by decades; the ledger counts on from any of them.
 local MAX_AHEAD_MS = 2 ^ 42
-local function highest_number(time)
-  return time[1] * 1000 + MAX_AHEAD_MS
-end
+local function highest_number(time) return time[1] * 1000 + MAX_AHEAD_MS end
 
 -- Save how many fields a hash has, which `check_records` compares.
-local function save_count(key)
-  call('HSET', PREFIX .. 'ledger', key, call('HLEN', PREFIX .. key))
-end
-
-local function mark_changed(name)
-  changed_nodes[name] = true
-end
+local function save_count(key) call('HSET', PREFIX .. 'ledger', key, call('HLEN', PREFIX .. key)) end
 
 -- Save the revision of a node's state, by resource versions of the API server; false if a higher one was
 -- saved less than two minutes ago. A state of revision 0 always counts: a watcher publishes all nodes so when
@@ -323,7 +332,7 @@ end
 
 -- Mark the node, and its devices for the mirrors.
 local function mark_inventory_changed(name)
-  mark_changed(name)
+  changed_nodes[name] = true
   changed_inventories[name] = true
   local uuids = device_uuids(name)
   fetch('devices', uuids)
@@ -342,18 +351,12 @@ local function move_device(device, name)
   if node_of(other) and nodes[other][N_STATUS] == 1 then mark_inventory_changed(other) end
 end
 
-local function mark_freed(name)
-  freed_nodes[name] = true
-end
+local function mark_freed(name) freed_nodes[name] = true end
 
 -- The inventory has grown: pods that could never fit may fit now.
-local function mark_grown(name)
-  freed_nodes[name], inventory_changes.grew = true, true
-end
+local function mark_grown(name) freed_nodes[name], inventory_changes.grew = true, true end
 
-local function header_of(value)
-  return {struct_unpack(LEASE_FORMAT, value)}
-end
+local function header_of(value) return {struct_unpack(LEASE_FORMAT, value)} end
 
 local function put_lease(pod, value)
   leases[pod] = value
@@ -405,17 +408,11 @@ local function demand_of(header, value)
     LEASE_BYTES + GRANT_BYTES * header[L_SHARE_COUNT] + header[L_DESCRIPTION_BYTES])
 end
 
-local resources_in
-do
-  local parsed = {}
-  function resources_in(text)
-    local resources = parsed[text]
-    if not resources then
-      resources = parse_json(text)
-      parsed[text] = resources
-    end
-    return resources
-  end
+local parsed_resources = {}
+local function resources_in(text)
+  local resources = parsed_resources[text] or parse_json(text)
+  parsed_resources[text] = resources
+  return resources
 end
 
 -- Raises an error for what is no lease.

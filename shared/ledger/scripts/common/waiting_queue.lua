@@ -9,14 +9,10 @@ local W = {GROUP = 1, ORDER = 2, VERDICT = 3, SINCE = 4, RECORD = 5, GANG = 6, N
 local NO_OFFERS = '-'
 
 -- The range of all members of a gang in a set of {gang|...}.
-local function gang_range(gang)
-  return '[' .. gang .. '|', '(' .. gang .. '}'
-end
+local function gang_range(gang) return '[' .. gang .. '|', '(' .. gang .. '}' end
 
 -- How many pods of the gang hold a live lease.
-local function gang_lease_count(gang)
-  return call('ZLEXCOUNT', PREFIX .. 'gang-leases', gang_range(gang))
-end
+local function gang_lease_count(gang) return call('ZLEXCOUNT', PREFIX .. 'gang-leases', gang_range(gang)) end
 
 local function gang_waiting_count(gang)
   return call('ZLEXCOUNT', PREFIX .. 'gang-waiting', gang_range(gang))
@@ -31,17 +27,8 @@ local function gang_pods(set, gang)
   return pods
 end
 
--- The gang's first waiting pod, or nil.
-local function first_of_gang(gang)
-  local from, to = gang_range(gang)
-  local entry = call('ZRANGEBYLEX', PREFIX .. 'gang-waiting', from, to, 'LIMIT', 0, 1)[1]
-  return entry and string.match(entry, '^[^|]*|[^|]*|(.*)$')
-end
-
 -- Let the verdicts of the gang's waiting pods be decided again; true unless that is due already.
-local function mark_gang_changed(gang)
-  return call('SADD', PREFIX .. 'changed-gangs', gang) == 1
-end
+local function mark_gang_changed(gang) return call('SADD', PREFIX .. 'changed-gangs', gang) == 1 end
 
 -- A waiting pod that cannot be read counts as missing, until it is queued again.
 local function waiting_of(value)
@@ -49,14 +36,12 @@ local function waiting_of(value)
   return waiting[W.NAMESPACE] and waiting
 end
 
-local function waiting_records(pods)
-  local found = {}
-  for from = 1, #pods, MAX_ARGS do
-    local page =
-      call('HMGET', PREFIX .. 'waiting', unpack(pods, from, math.min(from + MAX_ARGS - 1, #pods)))
-    for i = 1, #page do found[from + i - 1] = page[i] end
-  end
-  return found
+-- The gang's first waiting pod, and what it waits with, or nil.
+local function first_of_gang(gang)
+  local from, to = gang_range(gang)
+  local entry = call('ZRANGEBYLEX', PREFIX .. 'gang-waiting', from, to, 'LIMIT', 0, 1)[1]
+  local pod = entry and string.match(entry, '^[^|]*|[^|]*|(.*)$')
+  return pod, pod and waiting_of(call('HGET', PREFIX .. 'waiting', pod))
 end
 
 -- A waiting pod as returned: {verdict, since, record, group}.
@@ -67,9 +52,9 @@ end
 
 local function remove_waiting(pods)
   if #pods == 0 or call('EXISTS', PREFIX .. 'waiting') == 0 then return end
-  local found, changed_queues = waiting_records(pods), {}
+  local found, changed_queues = call_all('HMGET', 'waiting', pods), {}
   for i, pod in ipairs(pods) do
-    local waiting = found[i] and waiting_of(found[i])
+    local waiting = waiting_of(found[i])
     if waiting then
       local group, gang, namespace = waiting[W.GROUP], waiting[W.GANG], waiting[W.NAMESPACE]
       local member = waiting[W.ORDER] .. '|' .. pod
@@ -92,8 +77,7 @@ end
 -- Write a waiting pod, as decided at the capacity number `verdict`. It waits since its first verdict.
 local function put_waiting(pod, need, order, verdict, record, since, gang, receives_offers, namespace)
   if #record > MOST_WAITING_BYTES then return end
-  local before = call('HGET', PREFIX .. 'waiting', pod)
-  local known = before and waiting_of(before)
+  local known = waiting_of(call('HGET', PREFIX .. 'waiting', pod))
   if known then
     since = known[W.SINCE]
     remove_waiting({pod})
@@ -110,22 +94,26 @@ local function put_waiting(pod, need, order, verdict, record, since, gang, recei
   end
 end
 
--- The namespace whose quota the pods of this group wait for, or nil.
-local function quota_namespace(group)
-  return string.match(group, '^q:[%d:]*|(.*)$')
+-- The capacity number at which a namespace last had more left of its quota.
+local function quota_freed(namespace)
+  local found = call('HMGET', PREFIX .. 'quota-freed', namespace, '*')
+  return math.max(tonumber(found[1] or 0), tonumber(found[2] or 0))
 end
+
+-- The namespace whose quota the pods of this group wait for, or nil.
+local function quota_namespace(group) return string.match(group, '^q:[%d:]*|(.*)$') end
 
 local room_for
 do -- A script may have 200 local names.
 local needs, uuids_by_node = {}, {}
 
 local function need_of(group)
+  local need = needs[group] or {}
   if not needs[group] then
-    local need = {}
     for part in string.gmatch(group, '%d+') do need[#need + 1] = tonumber(part) end
     needs[group] = need
   end
-  return unpack(needs[group])
+  return unpack(need)
 end
 
 -- The approximate demand of a pod of the group: cores, and MiB. The exact one is known after placement.
@@ -187,10 +175,7 @@ function room_for(group, name)
     local device = devices[uuid]
     if device and device[D_STATUS] == 1 and device[D_NODE] == name and device[D_EXCLUSIVE] == 0 then
       local n = fits_on_device(device, units, percent, cores, policy, slotted, mib, slots)
-      if n > 0 then
-        fitting_devices = fitting_devices + 1
-        times = times + n
-      end
+      if n > 0 then fitting_devices, times = fitting_devices + 1, times + n end
     end
   end
   if fitting_devices < gpus then return 0 end
@@ -206,7 +191,7 @@ local MAX_GROUPS, MAX_PER_GROUP = 64, 4
 
 local function is_offering(now)
   if call('EXISTS', PREFIX .. 'waiting') == 0 then return false end
-  return tonumber(call('HGET', PREFIX .. 'ledger', 'offered_up_to') or 0) < capacity
+  return number_at('ledger', 'offered_up_to') < capacity
     or call('ZCOUNT', PREFIX .. 'offers', '(' .. now - OFFER_S, '+inf') > 0
 end
 

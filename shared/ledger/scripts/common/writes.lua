@@ -24,12 +24,6 @@ local function delete_removed_nodes()
   end
 end
 
-local function write(command, key, parts)
-  for from = 1, #parts, MAX_ARGS do
-    call(command, PREFIX .. key, unpack(parts, from, math.min(from + MAX_ARGS - 1, #parts)))
-  end
-end
-
 -- Each entry has a version of its own, by which readers recognise that the server has lost it; and the
 -- digest of its content and of all entries before, and that of the one before: an entry that others have
 -- replaced is recognised, too.
@@ -54,8 +48,6 @@ local function add_feed_entry(version, content, ...)
   add(call, ...)
 end
 
-local write_changes
-do
 -- Names with the packed values to be written; and all values joined, after the size of a packed array of
 -- their lengths, and that array.
 local function packed_values(changed, cache, value_of)
@@ -77,19 +69,14 @@ end
 
 local function add_changes_to_feed(cause, version, node_values, device_values)
   local entry = {'e', generation, 'c', capacity, 'w', cause, 'n', node_values, 'd', device_values}
-  local function add(key, value)
-    entry[#entry + 1] = key
-    entry[#entry + 1] = value
-  end
   for name, is_there in pairs(changed_inventories) do
     if is_there then
       local stored = call('HMGET', PREFIX .. 'facts:' .. name, 'facts', 'devices', 'served')
-      add('f' .. name, stored[1] or '')
-      add('g' .. name, stored[2] or '[]')
-      add('s' .. name, served_of(name, stored[3]))
-      if state[13] then add('r' .. name, repelling.terms_on(name)) end
+      append(entry, 'f' .. name, stored[1] or '', 'g' .. name, stored[2] or '[]', 's' .. name,
+        served_of(name, stored[3]))
+      if state[13] then append(entry, 'r' .. name, repelling.terms_on(name)) end
     else
-      add('x' .. name, '')
+      append(entry, 'x' .. name, '')
     end
   end
   if node_values ~= '' or device_values ~= '' or #entry > 10 then
@@ -98,7 +85,7 @@ local function add_changes_to_feed(cause, version, node_values, device_values)
 end
 
 -- Write everything. The feed names the `cause`.
-function write_changes(cause)
+local function write_changes(cause)
   if next(freed_nodes) or inventory_changes.reasons then capacity = capacity + 1 end
   local version = next_version()
   for name in pairs(changed_nodes) do
@@ -107,11 +94,11 @@ function write_changes(cause)
   local node_parts, node_values = packed_values(changed_nodes, nodes, node_value)
   local device_parts, device_values = packed_values(changed_devices, devices, device_value)
   add_changes_to_feed(cause, version, node_values, device_values)
-  write('HSET', 'nodes', node_parts)
-  write('HSET', 'devices', device_parts)
-  write('HSET', 'leases', written_leases)
-  write('ZADD', 'lease-nodes', lease_nodes)
-  write('ZADD', 'gang-leases', gang_members)
+  call_all('HSET', 'nodes', node_parts)
+  call_all('HSET', 'devices', device_parts)
+  call_all('HSET', 'leases', written_leases)
+  call_all('ZADD', 'lease-nodes', lease_nodes)
+  call_all('ZADD', 'gang-leases', gang_members)
   local now_there = call('EXISTS', unpack(VITAL_KEYS))
   if now_there ~= vital_keys then
     vital_keys = now_there
@@ -129,7 +116,6 @@ function write_changes(cause)
   end
   fair.write(changed_inventories)
   if quota.on then quota.write() end
-end
 end
 
 -- Nothing was freed, but pods may fit that did not before: raise the capacity number, so that no earlier
