@@ -291,7 +291,6 @@ def _decide_without_lease(
 
 
 def _broken_by_scheduler(pod: PodView, policy: AdmissionPolicy) -> Iterator[str]:
-    """Yield what a pod without GPUs must not have if it names our scheduler."""
     yield from policy.schedulers.unsupported(pod)
     try:
         _check_group(pod)
@@ -484,7 +483,6 @@ def _size_warnings(
 
 
 def _completed(pod: PodView, changes: AmountChanges) -> PodView:
-    """Return the pod with the changes that its patches will make to its amounts."""
     containers = (
         replace(each, limits=_changed(each.limits, made), requests=_changed(each.requests, made))
         for each in pod.containers

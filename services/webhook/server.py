@@ -125,7 +125,6 @@ class _BodyReader:
 
 
 def _timeout_s(request: web.Request) -> float:
-    """Return how long the API server waits for the response."""
     found = _TIMEOUT.fullmatch(request.query.get("timeout", ""))
     return float(found[1]) if found else USUAL_TIMEOUT_S
 

@@ -164,10 +164,7 @@ def is_limited(setup: ContainerSetup) -> bool:
 
 
 def whole_setup(lease: Lease, container: str) -> ContainerSetup:
-    """Return the container's whole devices, without limits.
-
-    Raises RequestError if it has none.
-    """
+    """Return the container's whole devices, without limits. Raises RequestError if it has none."""
     return ContainerSetup(
         environment={VISIBLE: ",".join(share.device for share in required_shares(lease, container))}
     )

@@ -123,7 +123,6 @@ def _group_with_number(
 
 
 def _check_gang(namespace: Namespace, annotations: Mapping[str, str]) -> None:
-    """Check the rest of Koordinator's annotations of a gang."""
     if MODE in annotations and annotations[MODE] != STRICT:
         check_choice(MODE, annotations[MODE], (STRICT, NON_STRICT))
         raise RequestError(f"{MODE} {NON_STRICT} is not supported: gangs start together; remove it")

@@ -218,7 +218,6 @@ class KubernetesClient:
         self._authentication = RequestAuthentication(credentials, clock=self._clock)
 
     def _use_certificate(self, certificate: tuple[str, str] | None) -> None:
-        """Use the client certificate of a credential plugin from now on."""
         if certificate is None or certificate == self._tls_certificate or self._tls is None:
             return
         cert_pem, key_pem = certificate
@@ -454,7 +453,6 @@ class KubernetesClient:
 
 @contextmanager
 def _translating(method: str, path: str) -> Iterator[None]:
-    """Translate errors of the HTTP library."""
     path = path.partition("?")[0]
     try:
         yield

@@ -352,8 +352,6 @@ def _cluster_info(cluster: "_Section") -> Mapping[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """One mapping of the file, with its path for error messages."""
-
     path: Path
     title: str
     fields: Mapping[str, object]

@@ -149,7 +149,6 @@ class Reflector(Generic[R]):
         await self._pause(wait_s)
 
     async def _follow(self) -> AsyncGenerator[list[Change[R]], None]:
-        """List if necessary, then watch until the watch ends."""
         if not self._must_list:
             await self._check_store()
         if self._must_list:

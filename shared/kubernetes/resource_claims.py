@@ -151,7 +151,6 @@ def _generation(allocation: AllocationResult, devices: Iterable[AllocatedDevice]
 
 
 def _consumers(reserved_for: Iterable[ConsumerReference]) -> dict[PodUid, str]:
-    """Return the names of pods by their sorted uids."""
     pods = {PodUid(each.uid): each.name for each in reserved_for if each.resource == "pods"}
     return dict(sorted(pods.items()))
 

@@ -84,9 +84,7 @@ class OnExhausted(StrEnum):
     DEMOTE = "demote"
     """Pods may be preempted for namespaces that have budget left; no other effect."""
     QUEUE = "queue"
-    """New pods wait."""
     DENY = "deny"
-    """New pods are refused."""
     EVICT = "evict"
     """Running pods are evicted after the grace period."""
 
@@ -143,7 +141,6 @@ class ChargedLease:
     """Milli-GPU, fixed when charging began."""
     since_ms: int
     charged_ms: int
-    """Time up to which it has been charged."""
     ended_ms: int | None = None
     model: str = ""
     cores_milli: int = 0
@@ -210,7 +207,6 @@ class StoredBudgetState:
 
     state: BudgetState = BudgetState.OK
     warned_percent: int = 0
-    """The highest warning threshold reached, in percent."""
     since_ms: int = 0
     window: str = ""
     shape: str = ""
@@ -241,7 +237,6 @@ class Accounts:
     """Several accounts, and when they were read."""
 
     now_ms: int
-    """By the server's clock."""
     accounts: tuple[Account, ...] = ()
 
 
@@ -285,7 +280,6 @@ class Balance:
     exhausted_at_ms: int | None = None
     """When the budget was exhausted, or will be at the current rate; None: not foreseeable."""
     problem: str = ""
-    """See `Budget.problem`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +304,6 @@ class Journal:
     """Entries after the cursor were trimmed before they were applied."""
     entries: tuple[JournalEntry, ...]
     last: str
-    """The cursor after the last entry."""
     horizon_ms: int | None
     """All changes before this time are included; None: there are more entries to read."""
 

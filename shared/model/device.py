@@ -91,7 +91,6 @@ class Device:
     mode: DeviceMode = DeviceMode.HAMI_CORE
     healthy: bool = True
     fault: LongText = ""
-    """Empty if there is none."""
     numa: Index | None = None
     pcie: ShortText = ""
     """PCIe root complex, such as `pci0000:3a`; empty if it is unknown."""
@@ -134,7 +133,6 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     shares: int = 0
     fence: int = 0
     anti_affinity_groups: frozenset[str] = frozenset()
-    """See `Lease.anti_affinity_groups`."""
     exclusive: bool = False
     """A share has the device exclusively, or the device is claimed."""
     slots_taken: str = ""

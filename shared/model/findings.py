@@ -24,7 +24,6 @@ class Finding:
     """The node, or an empty text for the cluster."""
     outcome: Outcome
     text: str
-    """The result of the check, or why it was skipped."""
     fix: str = ""
     """The command, or what else to do, that fixes it."""
 

@@ -59,7 +59,6 @@ TRANSITIONS: Mapping[LeaseState, frozenset[LeaseState]] = {
 MIB = 1 << 20
 
 LIVE = frozenset({LeaseState.RESERVED, LeaseState.BOUND, LeaseState.ACTIVE})
-"""States in which a lease takes capacity."""
 
 
 class StaleLeaseError(ConflictError):
@@ -116,11 +115,8 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
     """The container; if a ResourceClaim holds the lease: the `request` of its allocation result."""
     device: DeviceUuid
     index: Index
-    """The device's index on its node when the share was placed."""
     device_mib: Mib
-    """The device's total memory when the share was placed."""
     device_model: ModelText = ""
-    """See `Device.model`."""
     memory_mib: Mib
     cores_percent: Percent
     unit_mib: Mib = 1
@@ -133,7 +129,6 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
     """Fence of the device, raised by the ledger for this share. A higher fence is newer."""
     sharing: SharingPolicy = SharingPolicy.SHARED
     slots: Count = 0
-    """See `GpuRequest.slots`."""
     mig: MigPlacement | None = None
     """The MIG instance of the share, whose position is `slot`; None: HAMi-core enforces it."""
     requested_units: RequestedUnits | None = None
@@ -169,10 +164,8 @@ class Booking:
     cores_percent: int
     shares: int
     slots: int
-    """The number of shares with `Share.slotted`."""
     sharing: SharingPolicy
     layout: str
-    """MIG layout that the lease requires; empty: none."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -186,7 +179,6 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The uid of its holder: of the claim, if there is a `claim`."""
     namespace: Namespace
     name: NameText
-    """The name of its holder."""
     node: NodeName
     shares: Annotated[tuple[Share, ...], Meta(max_length=MOST_SHARES)]
     claim: ClaimAllocation | None = None
@@ -196,13 +188,10 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Resources other than devices, in the units of `PodRequest.resources`."""
     anti_affinity_groups: Groups = ()
     gang: KeyText = ""
-    """Name of the pod's gang; empty: none."""
     memo: MemoText = ""
-    """See `PodRequest.memo`."""
     trace: TraceText = ""
     """W3C traceparent of the span that created the lease."""
     weighed: LongText = ""
-    """What the placement policy weighed; empty: the policy weighs nothing."""
     state: LeaseState = LeaseState.RESERVED
     version: Fence = 0
     created_at: Seconds = 0.0
@@ -262,7 +251,6 @@ def _booking(device: DeviceUuid, shares: list[Share]) -> Booking:
 
 
 def _strictest_sharing(shares: Iterable[Share]) -> SharingPolicy:
-    """Return the strictest sharing policy of several shares of one pod."""
     manners = {share.sharing for share in shares}
     for manner in (SharingPolicy.EXCLUSIVE, SharingPolicy.IDLE_DEVICE, SharingPolicy.SHARED):
         if manner in manners:
@@ -298,7 +286,6 @@ class ShareMeasurement:
     position: Count | None = None
     """Of its MIG instance in the device's layout; None: the share is no instance."""
     processes: Amount = 0
-    """Processes on the device, as the driver lists them."""
     idle_since: Seconds | None = None
     """Unix seconds of the last use, by kernels or a change of memory; None: it is in use."""
 

@@ -26,7 +26,6 @@ class Reservation:
     name: str
     candidates: tuple[Placement, ...]
     claim: ClaimAllocation | None = None
-    """See `Lease.claim`."""
     dialect: str = ""
     resources: dict[str, int] = field(default_factory=dict)
     """Resources other than devices, in the units of `PodRequest.resources`."""
@@ -35,7 +34,6 @@ class Reservation:
     memo: str = ""
     trace: str = ""
     weighed: str = ""
-    """See `Placement.weighed`."""
     priority: int = 0
     read_version: int | None = None
     """The ledger's version that the candidates were chosen by.
@@ -161,7 +159,6 @@ class LedgerChange:
     """One entry of the feed. All amounts are totals, so an entry may be applied twice."""
 
     position: str
-    """Position from which to read on."""
     cause: str
     capacity: int
     """The capacity number after the change."""
@@ -182,17 +179,13 @@ class LedgerStatus:
     capacity: int
     """It rises whenever something is freed or added."""
     vanished: int
-    """Pods that are gone and have leases."""
     expires_at: float
     """When the first reservation expires; 0: there is none."""
     waiting: int
-    """Pods that wait."""
     unsynced: int
     """Leases whose nodes or annotations may be outdated after a resize."""
     preemptions: int
-    """Preemptions in progress."""
     budgets: int
-    """Namespaces with a budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +198,6 @@ class LedgerSnapshot:
     position: str
     capacity: int
     version: int = 0
-    """The highest version that the ledger had given then."""
     nodes: tuple[LedgerNode, ...]
 
 
@@ -253,9 +245,7 @@ class GangEnrollment:
     """The pods of a gang, counted when some of them were enrolled as waiting."""
 
     live_count: int
-    """Number of its pods with a live lease."""
     waiting_count: int
-    """Number of its pods that wait."""
     waiting: tuple[WaitingPod, ...] = ()
     """The waiting pods by priority, then age. Empty while they are too few, and once the gang
     runs, unless one of the enrolled pods was queued again."""
@@ -272,9 +262,7 @@ class WaitResult:
     stale: tuple[PodUid, ...] = ()
     """Pods to place again, since capacity was freed meanwhile."""
     already_leased: tuple[Lease, ...] = ()
-    """Live leases of pods that have one."""
     gone: tuple[PodUid, ...] = ()
-    """Pods that have terminated or were deleted."""
     changed: tuple[PodUid, ...] = ()
     """Pods that waited already, for another reason."""
 

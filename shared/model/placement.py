@@ -51,7 +51,6 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """(machine-readable reason, number of nodes), most frequent first."""
     nearest_nodes: tuple[NodeVerdict, ...] = ()
     hint: MessageText = ""
-    """The next thing to try."""
     permanent: bool = False
     """Freed capacity cannot help; only a change of the pod or the cluster can."""
     quota: ShortText = ""

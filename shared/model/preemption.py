@@ -19,7 +19,6 @@ class PreemptionCause(StrEnum):
     """Why a lease may be preempted, in order of precedence."""
 
     EXPIRED = "expired"
-    """Its namespace is in debt."""
     RECLAIMABLE = "reclaimable"
     """The budget of its namespace is exhausted."""
     PRIORITY = "priority"
@@ -76,11 +75,9 @@ class Victim:
     budget: str
     """State of its namespace's budget when it was chosen; empty for other causes."""
     grace_s: float
-    """Termination grace period of its containers."""
     devices: tuple[DeviceUuid, ...]
     priority: int = 0
     outcome: EvictionOutcome | None = None
-    """None: not evicted yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +91,6 @@ class Preemption:
     wanted: Reservation | None = None
     """The reservation of the preemptor pod on the devices that become free; None: no pod."""
     priority: int = 0
-    """Priority of the preemptor pod."""
     preempts: bool = True
     """Whether it may preempt pods of lower priority."""
     stage: PreemptionStage = PreemptionStage.OPENED
@@ -102,7 +98,6 @@ class Preemption:
     evict_at: float = 0.0
     """Earliest time of the eviction; 0 before the victims are announced."""
     expires_at: float = 0.0
-    """When the preemption is abandoned."""
     reason: str = ""
     """The violation, if that is the cause."""
     by_kube_scheduler: bool = False
@@ -148,7 +143,6 @@ class EvictionRecord:
     for_namespace: str = ""
     for_name: str = ""
     event: str = ""
-    """Name of the Kubernetes Event on the victim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,6 @@ class Quota:
     namespace: Namespace
     limits: QuotaLimits = QuotaLimits()
     models: Annotated[tuple[tuple[LongText, QuotaLimits], ...], Meta(max_length=MOST_ENTRIES)] = ()
-    """Limits on devices of a model, by its name."""
     only_models: bool = False
     """The namespace may not use devices of other models."""
     model_label: KeyText = ""
@@ -83,7 +82,6 @@ class QuotaUsage:
     milli_gpu: int = 0
     memory_mib: int = 0
     devices: Mapping[DeviceUuid, int] = field(default_factory=dict)
-    """Leases on each device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +92,6 @@ class QuotaTotals:
     used: Mapping[Namespace, Mapping[str, QuotaUsage]] = field(default_factory=dict)
     """By model name; the total under the empty name."""
     charges: Mapping[str, tuple[Namespace, Mapping[str, QuotaUsage]]] = field(default_factory=dict)
-    """By pod."""
 
     def quota_of(self, namespace: Namespace) -> Quota | None:
         """Return the quota of a namespace."""

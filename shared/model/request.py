@@ -68,9 +68,7 @@ class TopologyScope(StrEnum):
 
     NODE = "node"
     NUMA = "numa"
-    """One NUMA node of it."""
     PCIE = "pcie"
-    """One PCIe root of it."""
 
 
 class NodeOrder(StrEnum):
@@ -115,7 +113,6 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     records_requested_units: bool = False
     """The lease must carry the requested units (`Share.requested_units`)."""
     strict: bool = False
-    """Requires a MIG instance or a whole device."""
     limited: bool = True
     """HAMi-core must enforce its limits, unless it is a whole device (not in gpushare)."""
 
@@ -137,7 +134,6 @@ class DeviceSelection(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_
     types: Choices = ()
     """The model must contain one of these, whatever the letter case."""
     not_types: Choices = ()
-    """The model may contain none of these."""
     models: Choices = ()
     """`model_label` of the model must be one of these, exactly."""
     not_models: Choices = ()

@@ -39,27 +39,20 @@ class ShareView(View, frozen=True, kw_only=True):
     """One container's share of one device."""
 
     container: str = ""
-    """The container; of a ResourceClaim, the request."""
     device: DeviceUuid
     index: int
-    """The device's index on its node."""
     device_mib: int
-    """The device's memory."""
     memory_mib: int
     cores_percent: int
     booked_cores: int
     """The cores that the share reserves; 0 for a MIG instance."""
     whole: bool = False
-    """It is the whole device."""
     slot: int | None = None
     mig: MigPlacement | None = None
     fence: int = 0
     init: bool = False
-    """An init container's share."""
     share_id: str = ""
-    """`shareID` of a claim's allocation result."""
     requested_size: ShareSize | None = None
-    """What the pod requests, if the share was resized."""
     measured: MeasuredView | None = None
 
 
@@ -67,16 +60,13 @@ class HeldShare(ShareView, frozen=True, kw_only=True):
     """A share of a device, with the lease that holds it."""
 
     state: str
-    """The state of the lease."""
     pod: PodUid = PodUid("")
     namespace: Namespace = Namespace("")
     """Empty if the viewer may not see it."""
     name: str = ""
     claim: bool = False
-    """A ResourceClaim holds the lease."""
     created_at: float = 0.0
     expires_at: float = 0.0
-    """When a reservation ends; 0 once bound."""
     dialect: str = ""
     gang: str = ""
     version: int = 0
@@ -101,11 +91,9 @@ class DeviceView(View, frozen=True, kw_only=True):
     used_memory_mib: int
     used_cores_percent: int
     slots: int
-    """How many shares may be on it; in MIG mode, the instances of its layout."""
     used_shares: int
     fence: int
     layout: str
-    """MIG layout that leased instances require; empty if there are none."""
     instances: str
     """The instances of this layout, such as `3 x 2g.10gb + 1 x 1g.5gb`."""
     layouts: int
@@ -131,7 +119,6 @@ class NodeDevices(View, frozen=True, kw_only=True):
 
     node: NodeName
     cordoned: str = ""
-    """Why it gets no pods; empty if it does."""
     devices: tuple[DeviceView, ...] = ()
 
 
@@ -150,11 +137,9 @@ class LeaseView(View, frozen=True, kw_only=True):
     """The right of a pod or a ResourceClaim to its shares."""
 
     pod: PodUid
-    """The UID of the holder."""
     namespace: Namespace
     name: str
     claim: ClaimAllocation | None
-    """The allocation, if a ResourceClaim holds the lease."""
     node: NodeName
     state: str
     version: int
@@ -162,9 +147,7 @@ class LeaseView(View, frozen=True, kw_only=True):
     gang: str
     created_at: float
     expires_at: float
-    """When a reservation ends; 0 once bound."""
     weighed: str = ""
-    """What the placement policy weighed."""
     unhealthy_devices: dict[DeviceUuid, str] = {}
     """The faults of its devices that are not healthy."""
     shares: tuple[ShareView, ...] = ()
@@ -191,9 +174,7 @@ class WaitingView(View, frozen=True, kw_only=True):
     """Among all waiting pods, in the order in which freed capacity is offered."""
     reason: str
     hint: str
-    """The next thing to try."""
     permanent: bool
-    """Freed capacity cannot help."""
 
     @property
     def text(self) -> str:
@@ -206,13 +187,10 @@ class LeasesView(View, frozen=True, kw_only=True):
 
     read_at: float
     idle_after_s: float
-    """Shares that have not been used for this long are marked as idle."""
     leases: tuple[LeaseView, ...] = ()
     waiting: tuple[WaitingView, ...] = ()
     unmeasured_nodes: tuple[NodeName, ...] = ()
-    """Nodes with leases whose agents did not reply."""
     problems: tuple[str, ...] = ()
-    """Components that are missing or not ready."""
 
 
 class ReasonCount(View, frozen=True, kw_only=True):
@@ -230,11 +208,9 @@ class QueuePlace(View, frozen=True, kw_only=True):
     after: str = ""
     """Namespace and name of the pod before it; empty if there is none that the viewer may see."""
     after_reason: str = ""
-    """Why that pod precedes it."""
     dominant_share: float
     """The largest part of all healthy devices' cores or memory that the namespace holds."""
     weighted_share: float
-    """The same per unit of the namespace's weight."""
     weight: int
     has_budget: bool
 
@@ -257,7 +233,6 @@ class SpanView(View, frozen=True, kw_only=True):
     service: str = ""
     name: str
     start_s: float
-    """Seconds after the start of the first span."""
     duration_s: float
     ok: bool = True
     text: str = ""
@@ -280,7 +255,6 @@ class WaitingDetails(WaitingView, frozen=True, kw_only=True):
     counts: tuple[ReasonCount, ...] = ()
     nearest: tuple[NodeVerdict, ...] = ()
     quota: Namespace = Namespace("")
-    """The namespace whose quota is exceeded."""
     queue: QueuePlace
 
 
@@ -295,7 +269,6 @@ class PodView(View, frozen=True, kw_only=True):
     waiting: WaitingDetails | None = None
     gang: GangView | None = None
     cordoned: str = ""
-    """Why the node of its lease gets no pods; empty if it does."""
     devices: tuple[DeviceView, ...] = ()
     """The devices of its lease, without their shares."""
     trace: TraceView
@@ -321,7 +294,6 @@ class EventView(View, frozen=True, kw_only=True):
     node: str
     text: str
     latency_s: float | None
-    """Since the previous step."""
     beneficiary: str = ""
     """Namespace and name of the pod for which it was evicted."""
 
@@ -395,9 +367,7 @@ class VictimView(View, frozen=True, kw_only=True):
     """A pod whose lease is preempted."""
 
     pod: str
-    """Its namespace and name."""
     outcome: str | None
-    """Null until it is evicted."""
 
 
 class PreemptionView(View, frozen=True, kw_only=True):
@@ -408,7 +378,6 @@ class PreemptionView(View, frozen=True, kw_only=True):
     """Namespace and name of the pod for which it is; empty if there is none."""
     stage: str
     evict_at: float | None
-    """Earliest time of the eviction; null before the victims are announced."""
     victims: tuple[VictimView, ...]
 
 
@@ -417,18 +386,15 @@ class EvictionView(View, frozen=True, kw_only=True):
 
     at: float
     pod: str
-    """Its namespace and name."""
     uid: PodUid
     node: NodeName
     devices: tuple[DeviceUuid, ...]
     cause: str
     budget: str
-    """State of its namespace's budget."""
     outcome: str
     beneficiary: str
     """Namespace and name of the pod that gets the devices; empty if there is none."""
     event: str
-    """Name of the Kubernetes Event on the pod."""
 
 
 class PreemptionsView(View, frozen=True, kw_only=True):
@@ -464,7 +430,6 @@ class PlannedVictim(View, frozen=True, kw_only=True):
     """A pod that would be evicted."""
 
     pod: str
-    """Its namespace and name."""
     cause: str
     budget: str
     priority: int
@@ -496,7 +461,6 @@ class DryRunView(View, frozen=True, kw_only=True):
     pod: str
     plan: PlanView | None = None
     reason: str = ""
-    """Why there is no plan."""
     in_progress: PreemptionView | None = None
     protected: tuple[ProtectedPod, ...] = ()
 
@@ -505,9 +469,7 @@ class ResizeOrder(View, frozen=True, kw_only=True):
     """Another size for the shares of a running container."""
 
     container: ShortText = ""
-    """Empty for the only container with a share."""
     memory_mib: Mib | None = None
-    """Null leaves it unchanged."""
     cores_percent: Percent | None = None
 
 
@@ -522,14 +484,11 @@ class ResizeView(View, frozen=True, kw_only=True):
     container: str
     node: str
     devices: tuple[int, ...]
-    """Indices of the devices on the node."""
     before: ShareSize | None
     after: ShareSize | None
     pending: tuple[str, ...]
-    """Steps that follow automatically."""
     notes: tuple[str, ...]
     reason: str
-    """Why it was refused or unavailable."""
     hint: str
 
 
@@ -537,10 +496,8 @@ class GrantOrder(View, frozen=True, kw_only=True):
     """GPU time to grant to a namespace."""
 
     minutes: ShortText
-    """GPU-minutes as text, such as 120 or -0.5."""
     reason: MessageText
     key: ShortText
-    """Grants with the same key are added once."""
 
 
 class GrantView(View, frozen=True, kw_only=True):

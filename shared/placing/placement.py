@@ -124,7 +124,6 @@ def _placements(
     nodes: Iterator[MirroredNode],
     candidates: int,
 ) -> tuple[Placement, ...]:
-    """Return placements on those of the nodes that fit, up to the number of candidates."""
     fits = islice(fits_on(request, plan.choose, index, nodes), candidates)
     return tuple([_placement(node, picks) for node, picks in fits])
 
@@ -238,7 +237,6 @@ def _compared(request: PodRequest, index: NodeIndex, nodes: Iterator[MirroredNod
 
 
 def _likely_nodes(request: PodRequest, index: NodeIndex, rng: Rng) -> Iterator[MirroredNode]:
-    """Yield nodes that probably fit."""
     planned = index.plan(request).kinds[0]
     nodes, need = index.likely_nodes(planned), planned.need
     return _in_turn(nodes.in_order(need), nodes.random_nodes(need, TRIED_NODES, rng))
@@ -247,7 +245,6 @@ def _likely_nodes(request: PodRequest, index: NodeIndex, rng: Rng) -> Iterator[M
 def _nodes_of(
     fitting: NodeSet, request: PodRequest, index: NodeIndex, rng: Rng
 ) -> Iterator[MirroredNode]:
-    """Yield nodes of a set."""
     planned = index.plan(request).kinds[0]
     ranked, need = index.ranked_nodes(planned.kind), planned.need
     tight: Iterator[MirroredNode]

@@ -97,7 +97,6 @@ def resolve_all(
 
 
 def _smallest(items: Iterable[_Sized]) -> list[tuple[_Sized, int]]:
-    """Return items with their sizes, the smallest first."""
     sizes = [(item, len(msgspec.msgpack.encode(item))) for item in items]
     return sorted(sizes, key=lambda sized: (sized[1], sized[0]))
 

@@ -64,8 +64,6 @@ https://kubernetes.io/docs/concepts/configuration/manage-resources-containers/#p
 
 @dataclass(frozen=True, slots=True)
 class _TemplateRequest:
-    """The request of all pods of one template."""
-
     resources: Mapping[str, int]
     repels: tuple[PodAntiAffinity, ...] = ()
     request: PodRequest | None = None

@@ -444,7 +444,6 @@ def container_setup(
 
 
 def _is_limited(share: Share) -> bool:
-    """Return whether a share is less than its device in memory or in compute."""
     if share.whole:
         return False
     terms = share.requested_units

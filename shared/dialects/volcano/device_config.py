@@ -92,8 +92,6 @@ class DeviceConfig:
 
 
 class _Findings(list[str]):
-    """Errors, and the warnings beside them."""
-
     def __init__(self) -> None:
         super().__init__()
         self.warnings: list[str] = []

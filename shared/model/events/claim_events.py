@@ -46,12 +46,10 @@ class AllocatedClaim:
     """A ResourceClaim with devices of our driver allocated, all on one node."""
 
     claim: PodUid
-    """The uid of the claim."""
     namespace: Namespace
     name: NameText
     node: NodeName
     generation: GenerationText
-    """See `shared.model.claim.generation_of`."""
     devices: Results
     """What the lease covers; empty: the claim needs none."""
     admin_devices: Results = ()
@@ -59,7 +57,6 @@ class AllocatedClaim:
     consumers: Annotated[tuple[PodUid, ...], Meta(max_length=MOST_CONSUMERS)] = ()
     """Pods in `status.reservedFor`, sorted."""
     consumer_names: Annotated[tuple[NameText, ...], Meta(max_length=MOST_CONSUMERS)] = ()
-    """Their names, in the same order."""
     resource_version: NameText = ""
     answer: KeyText = ""
     """The condition that is True for all devices: `leasehold.dev/Leased`, `leasehold.dev/Refused`,
@@ -81,7 +78,6 @@ class ClaimDeallocated(Event, subject="claim.deallocated.v1", delivery=Delivery.
     """The allocation of a ResourceClaim was removed, or the claim was deleted."""
 
     claim: PodUid
-    """The uid of the claim."""
     namespace: Namespace
     name: NameText
     node: NodeName

@@ -36,7 +36,6 @@ class Allocation:
     namespace: Namespace
     name: NameText
     container: ShortText
-    """For a claim: the request."""
     resource: KeyText
     device_ids: Annotated[tuple[ChoiceText, ...], Meta(max_length=4096)]
     lease: Lease
@@ -86,7 +85,6 @@ class ShareRefused(NodeEvent, subject="share.refused.v1", delivery=Delivery.WORK
     name: NameText = ""
     container: ShortText = ""
     claim: bool = False
-    """Whether it is a ResourceClaim, whose uid is `pod`."""
 
 
 class ViolationReason(StrEnum):
@@ -109,7 +107,6 @@ class ViolationFound(NodeEvent, subject="violation.found.v1", delivery=Delivery.
     name: NameText
     container: ShortText
     reason: ShortText
-    """A `ViolationReason`."""
     message: MessageText
     found_at: Seconds = 0.0
     claim: bool = False
@@ -122,11 +119,9 @@ class LeaseHolder:
     """A pod or a ResourceClaim that holds a lease."""
 
     pod: PodUid
-    """The uid of the claim, if it is one."""
     namespace: Namespace
     name: NameText
     claim: bool = False
-    """Whether it is a ResourceClaim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +132,5 @@ class HealthChanged(NodeEvent, subject="health.changed.v1", delivery=Delivery.WO
     index: Index
     healthy: bool
     fault: LongText = ""
-    """Why it is unhealthy."""
     holders: Annotated[tuple[LeaseHolder, ...], Meta(max_length=MOST_ALLOCATIONS)] = ()
     changed_at: Seconds = 0.0

@@ -48,7 +48,6 @@ class PodQueued(PodEvent, subject="pod.queued.v1", delivery=Delivery.WORK):
     request: PodRequest
     trace: TraceText = ""
     created_at: Seconds = 0.0
-    """Creation time of the pod, Unix seconds."""
     requeue_number: SignedAmount = 0
     """0: queued for the first time; positive: the ledger's capacity number for which it is queued
     again; negative: the number of the resync."""
@@ -252,17 +251,14 @@ class Heartbeat(Event, subject="heartbeat.sent.v1"):
 
     service: ShortText
     instance: NameText
-    """Name of the replica, as in its logs and spans."""
     node: NameText = ""
     """The node, if the service runs once per node."""
     interval_s: Seconds = 5.0
-    """Seconds until the next heartbeat."""
     stopping: bool = False
     """The replica is shutting down; this is its last heartbeat."""
     unready_reasons: Annotated[tuple[LongText, ...], Meta(max_length=64)] = ()
     """Why it is not ready; empty: it is ready."""
     version: ShortText = ""
-    """Version of the program."""
     settings: Annotated[Mapping[NameText, ShortText], Meta(max_length=MOST_ENTRIES)] = field(
         default_factory=dict
     )
@@ -312,9 +308,7 @@ class BudgetChanged(Event, subject="budget.changed.v1"):
     weight: Amount = 1
     """Of the namespace in the fair order."""
     state_since: Seconds = 0.0
-    """Unix seconds."""
     reported_at: Seconds = 0.0
-    """Unix seconds."""
     window: LongText = ""
     used_units: Units = 0
     """Milli-GPU-milliseconds."""

@@ -61,7 +61,6 @@ class BindReply(Event, subject="bind.reply.v1"):
     deferred_pods: tuple[PodUid, ...] = ()
     """Pods that the kubelet would refuse at this moment; the binder requests them again."""
     reason: MessageText = ""
-    """Why pods are deferred."""
     window_open: bool = True
     """The admission window is open: the binder need not request other pods for a moment."""
     retry_soon: bool = False
@@ -71,7 +70,6 @@ class BindReply(Event, subject="bind.reply.v1"):
     unserved_pods: tuple[PodUid, ...] = ()
     """More pods that are deferred: the kubelet cannot allocate a resource that they request."""
     unserved_reason: MessageText = ""
-    """Why these are deferred."""
     unserved_s: Seconds = 0.0
     """For how long the kubelet has been unable to allocate each of their resources."""
 
@@ -112,7 +110,6 @@ class SlicesReply(Event, subject="slices.reply.v1"):
 
     written: bool
     reason: MessageText = ""
-    """Why the slices were not written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +127,6 @@ class ClaimLeaseReply(Event, subject="claim_lease.reply.v1"):
     devices: tuple[CopyText, ...] = ()
     """The claim is leased: entries for its `status.devices`, each a JSON object."""
     refusal: MessageText = ""
-    """Why the ledger refuses the lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +149,6 @@ class LimitsReply(Event, subject="limits.reply.v1"):
 
     applied: bool
     reason: MessageText = ""
-    """Why the limits were not applied."""
     in_use_mib: Mib = 0
     """Memory in use on the device that prevents it: the smallest limit that is possible."""
     container: ShortText = ""
@@ -194,7 +189,6 @@ class ResizeRequest(Event, subject="resize.request.v1"):
     container: ShortText = ""
     """Empty: the only container with a share."""
     memory_mib: Mib | None = None
-    """None: unchanged."""
     cores_percent: Percent | None = None
 
 
@@ -205,19 +199,15 @@ class ResizeReply(Event, subject="resize.reply.v1"):
     outcome: ShortText
     """`resized`, `unchanged`, `refused`, or `unavailable` (the same request may succeed later)."""
     reason: MessageText = ""
-    """Why it was refused or unavailable, with numbers."""
     hint: MessageText = ""
-    """Advice for the user."""
     container: ShortText = ""
     node: NameText = ""
     devices: tuple[Index, ...] = ()
-    """Indices of the devices on the node."""
     before: ShareSize | None = None
     after: ShareSize | None = None
     pending: tuple[MessageText, ...] = ()
     """Steps that follow automatically and are not confirmed yet."""
     notes: tuple[MessageText, ...] = ()
-    """Notes for the administrator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,15 +227,12 @@ class PodBindingReply(Event, subject="pod_binding.reply.v1"):
 
     bound: bool = False
     reason: MessageText = ""
-    """Why the pod is not bound."""
     node: NodeName | None = None
     """The node on which the pod has a lease; it can be bound to no other one."""
     lease: Lease | None = None
-    """The lease of a pod that is bound."""
     no_capacity: bool = False
     """The shares do not fit any more; others on the same node may."""
     quotas: tuple[QuotaExcess, ...] = ()
-    """Exceeded quotas, if that is why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +243,6 @@ class GrantRequest(Event, subject="grant.request.v1"):
     minutes: ShortText
     """GPU-minutes as text, such as 120 or -0.5."""
     actor: NameText
-    """The name of the user."""
     reason: MessageText
     key: ShortText
     """Grants with the same key are added once."""
@@ -267,8 +253,6 @@ class GrantReply(Event, subject="grant.reply.v1"):
     """The reply to `GrantRequest`."""
 
     refusal: MessageText = ""
-    """Why nothing is granted."""
     granted: ShortText = ""
-    """GPU-minutes as text."""
     remaining: ShortText = ""
     """What the namespace has left, GPU-minutes as text; empty if it has no limit."""

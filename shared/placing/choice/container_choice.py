@@ -420,7 +420,6 @@ def best_linked_set(
 
 
 def _groups(scope: TopologyScope, devices: Sequence[MirroredDevice]) -> list[list[int]]:
-    """Group positions of devices by location within the scope."""
     if scope is TopologyScope.NODE:
         return [list(range(len(devices)))]
     groups: dict[str | int | None, list[int]] = {}

@@ -494,7 +494,6 @@ def _with_devices(
 
 
 def _keep(left: NodeSet, passing: NodeSet, reason: Reason, excluded: Excluded) -> NodeSet:
-    """Return the nodes that pass, and add the others to those excluded."""
     failing = left & ~passing
     if failing:
         excluded[reason] = excluded.get(reason, 0) | failing
@@ -502,7 +501,6 @@ def _keep(left: NodeSet, passing: NodeSet, reason: Reason, excluded: Excluded) -
 
 
 def _keep_passing(classes: dict[Reason | None, NodeSet], excluded: Excluded) -> NodeSet:
-    """Return the nodes without a reason, and add the others to those excluded."""
     left: NodeSet = 0
     for reason, nodes in classes.items():
         if reason is None:

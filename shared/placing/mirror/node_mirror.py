@@ -80,7 +80,6 @@ def _use_of_share(share: Share, groups: tuple[str, ...]) -> TentativeDeviceUse:
 def _summed_uses(
     shares: Sequence[Share], groups: tuple[str, ...]
 ) -> Iterable[tuple[DeviceUuid, TentativeDeviceUse]]:
-    """Sum up shares of several containers on the same devices."""
     fences = {share.device: share.fence for share in shares}
     for booking in bookings(shares):
         positions = 0

@@ -174,7 +174,6 @@ def _never_met(excess: QuotaExcess) -> bool:
 
 
 def _allowed_instead(excesses: Iterable[QuotaExcess]) -> str:
-    """Return what the quota would allow."""
     first = next(iter(excesses))
     if first.measure in {"pool", "model"}:
         return "waiting does not help: change which nodes or GPUs the pod may use"
