@@ -375,47 +375,16 @@ def test_hami_cordoned_devices_are_found_by_uuid() -> None:
     assert cordoned_devices({REGISTER: "GPU-0,10,15360,100,T4,0,true:", CORDON: "GPU-0"}) == ()
 
 
-BOOKED: dict[str, tuple[Lease, list[int]]] = {
-    "item 5 init containers of 5000 and 3000 need 5000": (
-        leased_on(
-            read(
-                container_with("a", limits=gpushare(memory=5000), init=True),
-                container_with("b", limits=gpushare(memory=3000), init=True),
-            ),
-            *(((device(0, 11178),),) * 2),
-        ),
-        [5000],
-    ),
-    **{
-        f"a sidecar {when} a larger init container": (
-            leased(
-                pod(
-                    *(
-                        container_with(
-                            *(name,), limits=vcuda(core=10, memory=memory), init=True,
-                            sidecar=name == "side",
-                        )
-                        for name, memory in order
-                    ),
-                    container_with("main", limits=vcuda(core=10, memory=2)),
-                ),
-                *((0,),) * 3,
-            ),
-            [blocks * 512],
-        )
-        for when, order, blocks in (
-            ("before", (("side", 2), ("warm", 4)), 3),
-            ("after", (("warm", 4), ("side", 2)), 2),
-        )
-    },
-}  # fmt: skip
+def test_item_5_init_containers_of_5000_and_3000_need_5000() -> None:
+    asked = (
+        container_with(name, limits=gpushare(memory=memory), init=True)
+        for name, memory in (("a", 5000), ("b", 3000))
+    )
+    card = (device(0, 11178),)
 
-
-@pytest.mark.parametrize(("lease", "booked"), BOOKED.values(), ids=BOOKED)
-def test_containers_that_do_not_run_at_once_share_their_memory(
-    lease: Lease, booked: list[int]
-) -> None:
-    assert [booking.memory_mib for booking in bookings(lease.shares)] == booked
+    assert [one.memory_mib for one in bookings(leased_on(read(*asked), card, card).shares)] == [
+        5000
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format":9}', "null", '{"format":1}'])

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from shared.kubernetes.client import RequestAuthentication
 from shared.kubernetes.kubeconfig import (
@@ -19,20 +18,19 @@ from shared.kubernetes.kubeconfig import (
     load_credentials,
     read_kubeconfig,
 )
+from tests.unit.kubernetes.test_kubeconfig import write
 
 V1 = API_VERSIONS[0]
 
 
 def kubeconfig(path: Path, plugin: Mapping[str, object], *, context: str = "main") -> Path:
-    cluster = {"server": "https://one:6443", "tls-server-name": "inner"}
-    document = {
-        "current-context": context,
-        "contexts": [{"name": context, "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": cluster}],
-        "users": [{"name": "u", "user": {"exec": {"apiVersion": V1, **plugin}}}],
-    }
-    path.write_text(yaml.safe_dump(document))
-    return path
+    named = {"name": context, "context": {"cluster": "c", "user": "u"}}
+    return write(
+        path,
+        cluster={"server": "https://one:6443", "tls-server-name": "inner"},
+        user={"exec": {"apiVersion": V1, **plugin}},
+        top={"current-context": context, "contexts": [named]},
+    )
 
 
 def program(folder: Path, output: str) -> str:

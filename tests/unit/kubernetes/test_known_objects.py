@@ -127,14 +127,6 @@ def test_an_unreadable_replacement_removes_the_pod_that_had_its_name() -> None:
     assert recorded == (deleted(first, "5"),)
 
 
-def test_a_pod_recreated_under_its_name_is_removed_before_it_is_added() -> None:
-    known: KnownObjects[ApiPod] = KnownObjects()
-    first, second = pod("a", "first", 1), pod("a", "second", 5)
-    known.upsert(first)
-
-    assert known.upsert(second) == (deleted(first, "5"), ObjectAdded(second))
-
-
 def test_the_objects_themselves_are_not_kept() -> None:
     known: KnownObjects[ApiPod] = KnownObjects()
     item = pod("a", "a", 1)

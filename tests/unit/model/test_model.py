@@ -97,19 +97,6 @@ def test_a_booking_holds_what_any_moment_of_the_pod_needs(
     assert booking.shares == booking.slots == most(lambda _: 1)
 
 
-def test_a_sidecar_counts_beside_the_init_containers_after_it_and_beside_the_others() -> None:
-    first, sidecar, second, main = (
-        share(9000, 10, init=True),
-        share(2000, 20, init=False),
-        share(8000, 30, init=True),
-        share(5000, 40, init=False),
-    )
-
-    assert [b.memory_mib for b in bookings((first, sidecar, second, main))] == [10_000]
-    assert [b.cores_percent for b in bookings((first, sidecar, second, main))] == [60]
-    assert [b.memory_mib for b in bookings((sidecar, first, main))] == [11_000]
-
-
 def test_each_device_is_booked_separately() -> None:
     both = [share(5, 1, init=False), share(7, 2, init=False, device="GPU-b")]
 

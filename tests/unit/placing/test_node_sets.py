@@ -24,7 +24,6 @@ from shared.placing.index.node_index import NodeIndex
 from shared.placing.index.threshold_column import (
     NodePositions,
     ThresholdColumn,
-    nodes_at,
     positions_in,
 )
 from shared.placing.mirror.cluster_mirror import ClusterMirror
@@ -160,15 +159,6 @@ def test_a_column_answers_more_thresholds_than_it_keeps(
             assert positions_in(column.at_least(threshold), len(amounts)) == [
                 at for at, amount in enumerate(amounts) if amount >= threshold
             ]
-
-
-@pytest.mark.parametrize("step", [1, 3, 50])
-def test_the_first_positions_of_dense_and_sparse_sets_are_found(step: int) -> None:
-    positions = list(range(0, 1000, step))
-
-    for limit in (1, 7, 1000):
-        assert positions_in(nodes_at(positions), limit) == positions[:limit]
-    assert positions_in(0, 3) == []
 
 
 def _plain_rank(order: NodeOrder, node: LedgerNode) -> tuple[int, ...]:

@@ -66,16 +66,17 @@ def test_a_container_without_a_request_sees_no_device(
     assert visible(shown) == "void"
 
 
-def test_a_request_for_no_device_sees_none_under_any_scheduler() -> None:
-    none = {"resources": {"limits": {"nvidia.com/gpu": "0"}}}
-    obj = pod(container("main") | none | env(VISIBLE, "all"), schedulerName="theirs")
-
-    assert visible(applied(obj, decided(obj))["spec"]["containers"][0]) == "void"
+NONE = {"resources": {"limits": {"nvidia.com/gpu": "0"}}} | env(VISIBLE, "all")
 
 
-def test_a_runtime_class_that_adds_devices_adds_none() -> None:
-    obj = pod(container(), runtimeClassName="nvidia-cdi")
-
+@pytest.mark.parametrize(
+    "obj",
+    [
+        pod(container("main") | NONE, schedulerName="theirs"),
+        pod(container(), runtimeClassName="nvidia-cdi"),
+    ],
+)
+def test_neither_a_request_for_no_device_nor_a_runtime_class_shows_any(obj: Obj) -> None:
     assert visible(applied(obj, decided(obj))["spec"]["containers"][0]) == "void"
 
 
@@ -120,13 +121,6 @@ def test_a_mount_at_above_or_below_a_path_of_the_lease_is_denied(path: str, conf
         assert not decision.allowed
         assert f"container main: {what} {path} could replace" in decision.message
         assert conflict in decision.message
-
-
-def test_a_termination_message_elsewhere_is_admitted() -> None:
-    obj = pod(gpu(terminationMessagePath="/dev/termination-log"))
-    obj["spec"]["volumes"] = [{"name": "", "emptyDir": {}}]
-
-    assert decided(obj).allowed
 
 
 HOST_PATHS = (
@@ -314,6 +308,7 @@ def test_what_would_let_a_pod_exceed_its_limits_is_denied(obj: Obj, message: str
     "obj",
     [
         pod(gpu(**mounted("/data"))),
+        pod(gpu(terminationMessagePath="/dev/termination-log"), volumes=SCRATCH),
         pod(gpu(**mounted("/usr/local/share"))),
         pod(gpu(**mounted("/tmp/cache"))),
         pod(gpu(), container() | mounted("/etc")),
@@ -335,9 +330,6 @@ def test_what_would_let_a_pod_exceed_its_limits_is_denied(obj: Obj, message: str
 )
 def test_what_lifts_no_limit_is_admitted(obj: Obj) -> None:
     assert decided(obj).allowed
-
-
-def test_the_operator_may_allow_sources_of_variables_where_cdi_passes_devices() -> None:
     assert decided(pod(gpu(**sources(None, "secretRef"))), allow_env_from=True).allowed
 
 
@@ -370,12 +362,8 @@ def test_an_exempt_namespace_keeps_the_rules_on_variables_only() -> None:
     assert shown["metadata"]["annotations"][EXEMPT] == "true"
     assert visible(shown["spec"]["containers"][1]) == "all"
     assert not decided(preload, exempt=True).allowed
-
-
-def test_the_mark_of_an_exemption_is_removed_from_other_pods() -> None:
-    obj = pod(gpu(), notes={EXEMPT: "true"})
-
-    assert EXEMPT not in applied(obj, decided(obj))["metadata"]["annotations"]
+    other = pod(gpu(), notes={EXEMPT: "true"})
+    assert EXEMPT not in applied(other, decided(other))["metadata"]["annotations"]
 
 
 def test_an_image_that_shows_devices_is_denied_after_admission() -> None:
