@@ -21,7 +21,6 @@ class LeaseProtocol(HostileAgent):
     @rule(which=any_of("binder", "placer", "agent", "checkpoint", "partitioner"), number=numbers)
     def kill(self, which: str, number: int) -> None:
         """Kill a process and start it again; with `checkpoint`, an agent that loses its own."""
-        self.count(f"{which}s lost" if which == "checkpoint" else f"{which}s killed")
         world = self.world
         if which in {"binder", "placer"}:
             world.restart((world.binders if which == "binder" else world.placers)[number])
@@ -45,7 +44,6 @@ class LeaseProtocol(HostileAgent):
     def disturb_link(self, number: int, what: str, spared_calls: int) -> None:
         """Delay the calls of a service, or lose one, after some that are spared."""
         service = self.world.services[number]
-        self.count(f"links: {what}")
         self.tell(f"{what} of {service.name} to Redis")
         service.link.spared_calls = spared_calls
         if what == "delay":
@@ -65,7 +63,6 @@ class LeaseProtocol(HostileAgent):
         """Deliver a message to a binder or placer whose calls are delayed in the middle of it."""
         world, message = self.world, chosen(self.for_services(), position)
         service = (world.binders if message.to == "binder" else world.placers)[replica]
-        self.count("messages delivered half")
         self.tell(f"delivers {message} to {service.name}, up to call {spared_calls}")
         service.link.spared_calls = spared_calls
         service.link.delay()
@@ -76,7 +73,6 @@ class LeaseProtocol(HostileAgent):
 
     @rule(lambda self: self.disturbed(), position=positions)
     def restore_link(self, position: int) -> None:
-        self.count("links: restored")
         chosen(self.disturbed(), position).link.restore()
         self.world.loop.settle()
 
@@ -85,13 +81,11 @@ class LeaseProtocol(HostileAgent):
 
     @rule(lambda self: self.world.server.late_calls)
     def late_call_arrives(self) -> None:
-        self.count("late calls")
         self.world.server.run_late_call()
 
     @rule(lambda self: not self.world.api.held, writes=any_of(1, 1, 2, 9))
     def slow_api(self, writes: int) -> None:
         """The model answers each of the next Bindings and allocations."""
-        self.count("API server slow")
         self.world.api.held = writes
 
     @rule(
@@ -102,7 +96,6 @@ class LeaseProtocol(HostileAgent):
     def answer_write(self, position: int, outcome: str) -> None:
         calls = self.world.api.calls
         self.tell(f"{chosen(calls, position).about}: {outcome}")
-        self.count(f"slow writes: {outcome}")
         self.world.api.answer(position % len(calls), outcome)
         self.world.loop.settle()
 
@@ -112,12 +105,10 @@ class LeaseProtocol(HostileAgent):
         machine = self.world.nodes[node]
         machine.silent = not machine.silent
         machine.was_silent = True
-        self.count("agents cut off" if machine.silent else "agents reconnected")
 
     @rule(node=nodes, weight=0.5)
     def lose_limits_reply(self, node: NodeName) -> None:
         """The node's next reply about limits is lost."""
-        self.count("replies about limits lost")
         self.world.nodes[node].loses_reply = True
 
     @rule(what=any_of("save", "save", "flush", "roll back", "roll back unseen"))
@@ -127,10 +118,8 @@ class LeaseProtocol(HostileAgent):
         Unseen, if all binders and placers that remember a newer version are killed as well.
         """
         if what == "save" or ("roll" in what and self.server.saved is None):
-            self.count("Redis: save")
             self.server.save()
             return
-        self.count(f"Redis: {what}")
         self.world.lost_redis = True
         self.judge.forget_gone()
         self.server.note_version()
@@ -169,7 +158,6 @@ class LeaseProtocol(HostileAgent):
     )
     def clock_jumps(self, what: str, seconds: float) -> None:
         """Set the clock of a host; that of Redis is set back by seconds at most."""
-        self.count(f"clock jumps: {what}")
         world = self.world
         if what == "Redis":
             self.server.clock.ahead_s += max(seconds, -20.0)
@@ -179,13 +167,11 @@ class LeaseProtocol(HostileAgent):
 
     @rule(lambda self: self.world.api.nodes, position=positions)
     def cordon_or_uncordon(self, position: int) -> None:
-        self.count("nodes cordoned or uncordoned")
         self.world.api.cordon_or_uncordon(chosen(sorted(self.world.api.nodes), position))
 
     @rule(node=nodes)
     def node_goes_or_comes(self, node: NodeName) -> None:
         api = self.world.api
-        self.count("nodes deleted" if node in api.nodes else "nodes back")
         if node in api.nodes:
             api.remove_node(node)
         else:
@@ -195,7 +181,6 @@ class LeaseProtocol(HostileAgent):
     @rule(weight=0.5)
     def device_moves(self) -> None:
         """Build a device into the other machine: containers that use it fail."""
-        self.count("devices moved")
         first, second = (self.world.nodes[name] for name in NODES)
         if len(first.devices) == 2:
             first, second = second, first
@@ -208,13 +193,11 @@ class LeaseProtocol(HostileAgent):
     @rule(node=nodes, fault=any_of("fails", "slow", "stuck"))
     def disturb_driver(self, node: NodeName, fault: str) -> None:
         """Let the next change of MIG instances fail, or take long."""
-        self.count(f"MIG: the driver is {fault}" if fault != "fails" else "MIG: the driver fails")
         self.world.nodes[node].driver.fault = fault
 
     @rule(node=nodes)
     def reset_device(self, node: NodeName) -> None:
         """Reset the device with MIG instances: they are gone, and its containers start again."""
-        self.count("MIG: devices reset")
         machine = self.world.nodes[node]
         device = machine.devices[0].uuid
         machine.kubelet.stop_users(device)
@@ -223,7 +206,6 @@ class LeaseProtocol(HostileAgent):
     @rule(node=nodes, weight=0.5)
     def change_mode(self, node: NodeName) -> None:
         """Turn MIG mode of a device off or on, which resets it: containers that use it fail."""
-        self.count("MIG: modes changed")
         machine = self.world.nodes[node]
         device, *others = machine.devices
         machine.kubelet.fail_users(device.uuid)

@@ -44,7 +44,6 @@ class HostileAgent(Users):
     )
     def agent_lies(self, what: str, size: str, node: str, number: int) -> None:
         """Send lies about the devices and pods of the other node, some with extreme numbers."""
-        self.count(f"lies about {what}")
         leases = [altered(lease, size, NodeName(node)) for lease in self._leases_of_other()]
         for event in self._lies(what, leases):
             self._send(event, number)

@@ -18,6 +18,8 @@ ROUNDS = 30
 Of these 90 s, up to three pods wait for 20 s each until an agent refuses them, one after the other,
 if a loss of the ledger gave them a MIG device that a running pod holds in another layout.
 """
+KINDS = ("what", "which", "outcome", "fault")
+"""Arguments that distinguish steps in the figures."""
 E = TypeVar("E")
 
 
@@ -41,12 +43,10 @@ class Machine:
         self.world = World(server, folder, tell)
         self.judge = self.world.watches = Judge(self.world)
 
-    def count(self, what: str) -> None:
-        self.figures[what] += 1
-
     def make(self, step: Step) -> None:
         """Make a step, and judge the state after it."""
-        self.figures["steps"] += 1
+        kinds = [str(step.arguments[each]) for each in KINDS if each in step.arguments]
+        self.figures[" ".join([step.rule.replace("_", " "), *kinds])] += 1
         getattr(self, step.rule)(**step.arguments)
         self.require_invariants()
 

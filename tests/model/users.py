@@ -70,7 +70,6 @@ class Users(Machine):
     )
     def create_hostile(self, mib: int, text: str, length: int, count: int) -> None:
         """Create a pod whose texts are as long and odd as messages may carry."""
-        self.count("hostile pods created")
         filled = [f"{number}{text * length}"[:length] for number in range(count)]
         request_ = request(
             gpu(memory=mib, cores_percent=mib // 2),
@@ -88,7 +87,6 @@ class Users(Machine):
         mode: DeviceMode | None = None,
         mig_allowed: bool = False,
     ) -> None:
-        self.count("pods for MIG instances created" if mig_allowed else "pods created")
         self.world.api.create(
             self.free_names()[0],
             request(
@@ -103,12 +101,10 @@ class Users(Machine):
 
     @rule(lambda self: self.world.api.pods, position=positions, force=any_of(False, True))
     def delete_pod(self, position: int, force: bool) -> None:
-        self.count("pods deleted by force" if force else "pods deleted")
         self.world.api.delete(chosen(self.world.api.pods, position), force=force)
 
     @rule(lambda self: self.running(), position=positions)
     def pod_succeeds(self, position: int) -> None:
-        self.count("pods succeeded")
         node, pod = chosen(self.running(), position)
         node.kubelet.end(pod, "Succeeded")
 
@@ -121,7 +117,6 @@ class Users(Machine):
     )
     def resize(self, position: int, mib: int, number: int) -> None:
         """Request another size of a running pod; a smaller one needs its container's consent."""
-        self.count("resizes requested")
         _, pod = chosen(self.running(), position)
         self.world.resize(pod, mib, self.world.binders[number])
 
@@ -135,7 +130,6 @@ class Users(Machine):
     @rule(lambda self: self.running(), position=positions)
     def restart_container(self, position: int) -> None:
         """Let a container crash; the kubelet starts it again."""
-        self.count("containers restarted")
         node, pod = chosen(self.running(), position)
         node.kubelet.stop(pod)
 
@@ -143,7 +137,6 @@ class Users(Machine):
 
     @rule(lambda self: self.free_claims(), weight=2.0, mib=any_of(10, 30, 60, 100))
     def create_claim(self, mib: int) -> None:
-        self.count("claims created")
         self.world.claims.create(self.free_claims()[0], mib)
 
     @rule(lambda self: self.allocatable(), weight=2.0, position=positions, device=positions)
@@ -152,7 +145,6 @@ class Users(Machine):
         claims, claim = self.world.claims, chosen(self.allocatable(), position)
         node, shared = chosen(self.world.scheduler.devices(), device)
         if sum(each.mib for each in claims.on(shared.uuid)) + claim.mib <= DEVICE_MIB:
-            self.count("claims allocated")
             self.world.scheduler.allocate(claim, node, shared.uuid)
 
     @rule(
@@ -170,7 +162,6 @@ class Users(Machine):
 
         Another scheduler may write one of the same claim meanwhile.
         """
-        self.count("claims allocated with a webhook")
         node, shared = chosen(self.world.scheduler.devices(), device)
         self.world.scheduler.begin_write(
             chosen(self.allocatable(), position),
@@ -184,13 +175,11 @@ class Users(Machine):
     @rule(lambda self: self.world.claims.stored, position=positions)
     def share_claim(self, position: int) -> None:
         """Let one more pod use a claim."""
-        self.count("claims shared")
         self.world.claims.add_consumer(chosen(self.world.claims.stored.values(), position))
 
     @rule(lambda self: self.used_claims(), position=positions, force=any_of(False, True))
     def leave_claim(self, position: int, force: bool) -> None:
         """End a pod that uses a claim; by force, its container runs until the kubelet ends it."""
-        self.count("pods with claims deleted by force" if force else "pods with claims ended")
         claim = chosen(self.used_claims(), position)
         is_last = len(claim.consumers) == 1
         if is_last and not force and any(claim.uid in k.claims for k in self.kubelets()):
@@ -236,53 +225,45 @@ class Users(Machine):
             if self.world.bag:
                 message = chosen(self.world.bag, position)
                 self.tell(f"delivers {message} to {message.to} {replica}")
-                self.count("messages delivered out of order" if position else "messages delivered")
                 self.world.deliver(message, replica, stale=stale)
 
     @rule(lambda self: self.world.bag, position=positions)
     def duplicate(self, position: int) -> None:
         message = chosen(self.world.bag, position)
         self.tell(f"duplicates {message}")
-        self.count("messages duplicated")
         self.world.bag.append(Message(message.event, message.to))
 
     @rule(lambda self: self.world.bag, position=positions)
     def lose(self, position: int) -> None:
         message = chosen(self.world.bag, position)
         self.tell(f"loses {message}")
-        self.count("messages lost")
         self.world.bag.remove(message)
 
     @rule(weight=3.0, always=True)
     def flow(self) -> None:
         """Everything that is on its way arrives, in order."""
-        self.count("calm moments")
         self.world.flow()
 
     @rule(weight=2.0, always=True)
     def work(self) -> None:
         """Let 3 s pass in which every loop of every service runs, and messages arrive in order."""
-        self.count("calm spells")
         self.world.work()
 
     # Time and loops
 
     @rule(seconds=any_of(0.3, 1.0, 3.0, 7.0, 31.0))
     def pass_time(self, seconds: float) -> None:
-        self.count("pauses")
         self.world.loop.advance(seconds)
 
     @rule(number=numbers)
     def binder_works(self, number: int) -> None:
         """One round of each loop of a binder: expiry, offers, vanished pods, cordons, rebuild."""
-        self.count("rounds of a binder's loops")
         self.world.binders[number].run_loops()
         self.world.loop.settle()
 
     @rule(node=nodes, what=any_of("kubelet", "report", "sync", "clean up", *WATCHER))
     def part_works(self, node: NodeName, what: str) -> None:
         """The kubelet reads the API server, or a loop of the agent or the watcher runs once."""
-        self.count(f"loops: {what}")
         machine, api = self.world.nodes[node], self.world.api
         works: dict[str, Callable[[], None]] = {
             "kubelet": machine.kubelet.sync,

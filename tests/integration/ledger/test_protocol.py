@@ -113,12 +113,13 @@ FORCED = (
 )
 """The binder reads of the deallocation while the container runs."""
 UNWRITTEN = (
-    Step("create_claim", {"mib": 60}),
-    Step("begin_allocation", {"position": 0, "device": 0, "replicas": (0,), "is_lost": True}),
-    Step("begin_allocation", {"position": 0, "device": 1, "replicas": (1,), "is_lost": False}),
-    Step("flow", {}),
+    Step("slow_api", {"writes": 9}),
+    Step("create_claim", {"mib": 30}),
+    Step("begin_allocation", {"position": 0, "device": 0, "replicas": (0, 1), "is_lost": False}),
+    Step("cordon_or_uncordon", {"position": 0}),
+    Step("allocate_claim", {"position": 0, "device": 3}),
 )
-"""A write of an allocation is lost after its lease, and another device is allocated."""
+"""The write of an allocation is slow, and another scheduler allocates another device meanwhile."""
 FILL = (Step("create_pods", {"mib": (100, 100, 100)}), Step("flow", {}))
 
 
