@@ -73,6 +73,8 @@ class Kubelet:
         """End what the API server has no more, and begin to admit what it has bound."""
         self.end_deleted()
         self.node.spawn(self._sync_claims())
+        if self.admission is not None and self.admission.done() and not self.admission.cancelled():
+            self.admission.result()  # a bug of the product ends the run
         if self.admission is None or self.admission.done():
             self.admission = self.node.clock.loop.create_task(self._admit())
 

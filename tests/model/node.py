@@ -1,7 +1,8 @@
 """A node: its machine, and the product's agent as far as it allocates and keeps records."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limit_updates import LimitUpdater
 from shared.dialects.advertised import PluginDeviceId
-from shared.dialects.dialect import ContainerSetup, Paths
+from shared.dialects.dialect import Paths
 from shared.dialects.hami_core import MEMORY_LIMIT
 from shared.model.device import Device
 from shared.model.errors import RequestError
@@ -30,7 +31,7 @@ from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease
-from shared.model.names import NodeName, PodUid
+from shared.model.names import NodeName
 from tests.model.api_server import ApiServer
 from tests.model.claims import Claims
 from tests.model.kubelet import Kubelet, KubeletRecord
@@ -41,48 +42,24 @@ from tests.support.build import TRIGGER
 PATHS = Paths(library="/lib", preload="/preload", containers="/containers")
 
 
-class _Span:
-    context = ""
-
-    def end(self, error: str = "") -> None:
-        """Tracing is of no interest."""
-
-
 class _Host:
     """The agent's disk, views and metrics, of no interest here."""
 
-    async def prepare(self, setup: ContainerSetup, *, starting: bool = False) -> None:
+    async def _do_nothing(self, *_: object, **__: object) -> None:
         """There are no files."""
 
-    async def ensure_named(self, setup: ContainerSetup) -> None:
-        """There are no CDI files."""
+    def _ignore(self, *_: object) -> None:
+        """Nobody looks."""
 
-    async def write(self, claim: PodUid, entries: object) -> None:
-        """There are no files of claims."""
+    @contextlib.contextmanager
+    def traced(self, *_: object) -> Iterator[str]:
+        """Nothing is traced."""
+        yield ""
 
-    async def remove(self, claim: PodUid) -> None:
-        """There are no files of claims."""
-
-    async def remove_unused(self, live: set[PodUid], mounted: set[str] | None) -> None:
-        """There are no files."""
-
-    def show_allocated(self, lease: Lease, containers: frozenset[str]) -> None:
-        """There are no views."""
-
-    def show_failed(self, lease: Lease) -> None:
-        """There are no views."""
-
-    def begin(self, lease: Lease, facts: Mapping[str, str]) -> _Span:
-        return _Span()
-
-    def count_allocation(self, resource: str, outcome: str, seconds: float) -> None:
-        """Count nothing."""
-
-    def count_overcommit(self) -> None:
-        """Count nothing."""
-
-    def partitioned(self, outcome: str, seconds: float) -> None:
-        """Count nothing."""
+    prepare = ensure_named = remove_unused = _do_nothing
+    write = remove = restore = _do_nothing
+    show_allocated = show_failed = _ignore
+    count_allocation = count_overcommit = partitioned = _ignore
 
 
 class ModelLimits(LimitUpdater):
