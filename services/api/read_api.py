@@ -47,6 +47,8 @@ from shared.model.budget import (
 )
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.request_reply import (
+    DryRunReply,
+    DryRunRequest,
     GrantReply,
     GrantRequest,
     ResizeReply,
@@ -57,6 +59,7 @@ from shared.model.preemption import PlacingView
 from shared.model.views import (
     BudgetHistory,
     DeviceView,
+    DryRunView,
     GpusView,
     GrantOrder,
     GrantView,
@@ -126,6 +129,8 @@ DAY_S = 24 * 3600.0
 RESIZE_S = 20.0
 """A binder sends two requests to the node and writes to the pod before it replies."""
 GRANT_S = 10.0
+PLAN_S = 20.0
+"""A binder reads all pods before it plans."""
 MAX_ACTOR = 253
 _OF_RESIZE_REPLY = (
     *("outcome", "container", "node", "devices", "before", "after", "pending", "notes"),
@@ -170,10 +175,9 @@ class ApiCall:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RequestError(f"the body is not valid: {error}") from error
 
-    @property
-    def idle_after_s(self) -> float | None:
-        """The parameter of this name. Raises RequestError if it is not a number of 0 or more."""
-        text = self.query.get("idle_after_s", "")
+    def number(self, name: str) -> float | None:
+        """Return a parameter. Raises RequestError if it is not a number of 0 or more."""
+        text = self.query.get(name, "")
         if not text:
             return None
         try:
@@ -181,7 +185,7 @@ class ApiCall:
         except ValueError:
             seconds = math.nan
         if not (math.isfinite(seconds) and seconds >= 0):
-            raise RequestError(f"idle_after_s={text} is not a number of 0 or more")
+            raise RequestError(f"{name}={text} is not a number of 0 or more")
         return seconds
 
     def instant_ms(self, name: str) -> int | None:
@@ -215,7 +219,7 @@ class ReadApi:
 
     def cluster(self, call: ApiCall) -> VisibleCluster:
         """Return the cluster as the viewer may see it."""
-        idle_after_s = call.idle_after_s
+        idle_after_s = call.number("idle_after_s")
         if idle_after_s is None:
             idle_after_s = self.service.timing.idle_after_s
         return VisibleCluster(
@@ -337,13 +341,35 @@ class ReadApi:
         state = await self.service.preemptions.state(now=now, past_s=DAY_S)
         return preemptions_view(state, call.visible)
 
-    async def placing(self, call: ApiCall) -> PlacingView:
-        """Return all that placing and preemption decide on, to viewers of all namespaces."""
+    async def preemption_plan(self, call: ApiCall) -> DryRunView:
+        """Return the preemption of a waiting pod, or what a binder would plan for it."""
+        self._require_all(call)
+        pod, waiting = PodUid(call.path["pod"]), self.service.projection.waiting
+        if pod not in waiting:
+            raise web.HTTPNotFound(reason="no waiting pod has this UID")
+        shown = await self.preemptions(call)
+        in_progress = next((each for each in shown.in_progress if each.id == pod), None)
+        name = f"{waiting[pod].queued.namespace}/{waiting[pod].queued.name}"
+        if in_progress is not None:
+            reason = "a preemption for it is in progress"
+            return DryRunView(pod=name, reason=reason, in_progress=in_progress)
+        request = DryRunRequest(pod=pod, min_runtime_s=call.number("min_runtime_s"))
+        reply = await self.bus.request(request, DryRunReply, timeout_s=PLAN_S)
+        if not reply.waits:
+            raise web.HTTPNotFound(reason="the pod does not wait any more")
+        return DryRunView(pod=name, plan=reply.plan, reason=reply.reason, protected=reply.protected)
+
+    def _require_all(self, call: ApiCall) -> None:
+        """Raise AccessDeniedError unless the viewer may see all namespaces."""
         if call.visible is not all_namespaces:
             raise AccessDeniedError(
                 f"{call.viewer.name} may not see all namespaces, on whose pods it depends",
                 known=True,
             )
+
+    async def placing(self, call: ApiCall) -> PlacingView:
+        """Return all that placing and preemption decide on, to viewers of all namespaces."""
+        self._require_all(call)
         now = self.service.clock.now()
         projection = self.service.projection
         return PlacingView(
@@ -513,6 +539,12 @@ ROUTES = (
         },
     ),
     Route(path="/api/v1/preemptions", handler=ReadApi.preemptions),
+    Route(
+        path="/api/v1/preemptions/{pod}",
+        handler=ReadApi.preemption_plan,
+        query={"min_runtime_s": "leases are safe for this long, instead of the binder's setting"},
+        needs_sync=True,
+    ),
     Route(
         path="/api/v1/leases/{pod}/resize",
         handler=ReadApi.resize,

@@ -33,7 +33,12 @@ from shared.model.events.pod_events import (
     PodRejected,
     PodTerminated,
 )
-from shared.model.events.request_reply import GrantRequest, ResizeRequest, UsageRequest
+from shared.model.events.request_reply import (
+    DryRunRequest,
+    GrantRequest,
+    ResizeRequest,
+    UsageRequest,
+)
 from shared.model.lease import IDLE_AFTER_S, ShareMeasurement
 from shared.model.ledger import LedgerChange, LedgerSnapshot
 from shared.model.names import NodeName, PodUid
@@ -121,7 +126,7 @@ ReadUsage = Callable[
 """Returns the usage of each node's shares, or None where its agent did not reply."""
 
 
-@publishes(UsageRequest, ResizeRequest, GrantRequest)
+@publishes(UsageRequest, ResizeRequest, GrantRequest, DryRunRequest)
 class ApiService:
     """Updates the projection. Any number of replicas may run: each receives all events."""
 

@@ -18,6 +18,7 @@ from services.binder.ledger_sync.rebuild import LedgerRebuild
 from services.binder.ledger_sync.reconciliation import Reconciler
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
 from services.binder.ledger_sync.sweep import RecordWatch, SchedulerOffers, Sweeper
+from services.binder.preempt.dry_run import dry_run
 from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.report.event_writer import ConditionWriter, EventWriter
 from services.binder.report.explanations import (
@@ -62,6 +63,8 @@ from shared.model.events.request_reply import (
     BindRequest,
     ClaimLeaseReply,
     ClaimLeaseRequest,
+    DryRunReply,
+    DryRunRequest,
     LeasesReply,
     LeasesRequest,
     LimitsRequest,
@@ -342,6 +345,11 @@ class Binder:
     async def preempt(self) -> list[PlacementChosen]:
         """Preempt leases for pending pods, one binder at a time."""
         return await self.preemptor.step()
+
+    @answers
+    async def plan_preemption(self, event: DryRunRequest) -> DryRunReply:
+        """Return the preemption that would be planned for a pod."""
+        return await dry_run(event, self.preemptor)
 
     # Sizes
 

@@ -381,7 +381,9 @@ class PreemptionsArguments(ApiArguments):
         "", "show which pods would be evicted for this pod", metavar="POD", read=pod_name
     )
     namespace: str = namespace("default")
-    min_runtime_s: float = min_runtime()
+    min_runtime_s: float | None = argument(
+        None, "with --dry-run, instead of the binder's setting", metavar="SECONDS"
+    )
 
 
 @command(

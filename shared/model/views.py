@@ -10,7 +10,17 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from shared.model.bounds import MessageText, Mib, Percent, ShortText
+from shared.model.bounds import (
+    Index,
+    KeyText,
+    MessageText,
+    Mib,
+    Percent,
+    Priority,
+    Seconds,
+    ShortText,
+    SignedAmount,
+)
 from shared.model.lease import ClaimAllocation, MigPlacement, Share, ShareSize
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.placement import NodeVerdict, Refusal
@@ -408,9 +418,9 @@ class PlannedShare(View, frozen=True, kw_only=True):
     """A share that a pod would get."""
 
     device: DeviceUuid
-    index: int
-    memory_mib: int
-    cores_percent: int
+    index: Index
+    memory_mib: Mib
+    cores_percent: Percent
 
     @classmethod
     def of(cls, shares: Iterable[Share]) -> "tuple[PlannedShare, ...]":
@@ -429,14 +439,14 @@ class PlannedShare(View, frozen=True, kw_only=True):
 class PlannedVictim(View, frozen=True, kw_only=True):
     """A pod that would be evicted."""
 
-    pod: str
-    cause: str
-    budget: str
-    priority: int
+    pod: KeyText
+    cause: ShortText
+    budget: ShortText
+    priority: Priority
     bare: bool
     """No controller replaces it."""
-    overdraft_permille: int
-    gpu_s_lost: float
+    overdraft_permille: SignedAmount
+    gpu_s_lost: Seconds
     devices: tuple[DeviceUuid, ...]
 
 
@@ -451,8 +461,8 @@ class PlanView(View, frozen=True, kw_only=True):
 class ProtectedPod(View, frozen=True, kw_only=True):
     """A pod that ranks below the pending one and is not evicted, with the reason."""
 
-    pod: str
-    reason: str
+    pod: KeyText
+    reason: MessageText
 
 
 class DryRunView(View, frozen=True, kw_only=True):

@@ -381,15 +381,19 @@ class PreemptionController:
     async def _begin(
         self, pending: Sequence[WaitingPod], policies: Sequence[BudgetChanged]
     ) -> bool:
-        pods, disruption_budgets = await self.evictions.list_pods()
-        nodes = [node async for page in self.ledger.totals.pages() for node in page]
-        cluster = ClusterSnapshot(nodes, pods, disruption_budgets)
+        cluster = await self.cluster()
         begun = False
         for budget in policies:
             begun |= await self._end_by_policy(budget, cluster)
         for waiting in pending:
             begun |= await self._preempt_for(waiting, cluster)
         return begun
+
+    async def cluster(self) -> ClusterSnapshot:
+        """Read the nodes, the pods and the PodDisruptionBudgets."""
+        pods, disruption_budgets = await self.evictions.list_pods()
+        nodes = [node async for page in self.ledger.totals.pages() for node in page]
+        return ClusterSnapshot(nodes, pods, disruption_budgets)
 
     async def _preempt_for(self, waiting: WaitingPod, cluster: ClusterSnapshot) -> bool:
         """Plan, claim, announce; plan again without victims whose eviction is refused."""

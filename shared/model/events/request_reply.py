@@ -27,6 +27,7 @@ from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import AntiAffinityTerm
 from shared.model.placement import Placement
 from shared.model.quota import QuotaExcess
+from shared.model.views import PlanView, ProtectedPod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +234,27 @@ class PodBindingReply(Event, subject="pod_binding.reply.v1"):
     no_capacity: bool = False
     """The shares do not fit any more; others on the same node may."""
     quotas: tuple[QuotaExcess, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRunRequest(Event, subject="preemption_plan.request.v1"):
+    """A user, who may see all namespaces, requests the preemption that a binder would plan."""
+
+    pod: PodUid
+    min_runtime_s: Seconds | None = None
+    """Instead of the binder's setting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRunReply(Event, subject="preemption_plan.reply.v1"):
+    """The reply to `DryRunRequest`."""
+
+    waits: bool = False
+    """Whether the pod still waits; there is nothing else if not."""
+    plan: PlanView | None = None
+    reason: MessageText = ""
+    """Why there is no plan."""
+    protected: tuple[ProtectedPod, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,8 @@ import pytest
 
 from shared.credentials.authorization import AnonymousAuthenticator, Authenticator
 from shared.model.events.request_reply import (
+    DryRunReply,
+    DryRunRequest,
     GrantReply,
     GrantRequest,
     ResizeReply,
@@ -19,6 +21,7 @@ from shared.nats.bus import Bus
 from tests.support.api.running import RunningApi, reserve_lease
 from tests.support.clock import FakeClock
 from tests.support.kubernetes.reviews import Reviews, reviewed
+from tests.support.placer.ledger import queued, verdict
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -40,6 +43,10 @@ class Receivers:
         size = ShareSize(memory_mib=request.memory_mib or 0, cores_percent=30)
         return ResizeReply(outcome="resized", container="main", node="a", after=size)
 
+    async def plan(self, request: DryRunRequest) -> DryRunReply:
+        self.received.append(request)
+        return DryRunReply(waits=True, reason="no lease may be preempted for it")
+
     async def grant(self, request: GrantRequest) -> GrantReply:
         self.received.append(request)
         if request.minutes == "no":
@@ -54,6 +61,7 @@ async def api(
     receivers = Receivers()
     async with serve(authenticator) as shown, Bus.connect(shown.nats_url, name="x") as bus:
         await bus.reply(ResizeRequest, "binder", "", receivers.resize)
+        await bus.reply(DryRunRequest, "binder", "", receivers.plan)
         await bus.reply(GrantRequest, "timekeeper", "", receivers.grant)
         await reserve_lease(shown)
         await until(lambda: shown.service.projection.devices)
@@ -117,6 +125,31 @@ async def test_what_another_site_or_a_mistake_sends_does_nothing(serve: Any) -> 
     statuses = [each[0] for each in (form, negative, unknown, hidden, large)]
     assert (statuses, nothing) == ([415, 400, 404, 404, 413], [])
     assert no_number == (400, {"error": "no is not a number"})
+
+
+async def test_a_binder_plans_a_preemption_for_those_who_see_all_namespaces(serve: Any) -> None:
+    path = "/api/v1/preemptions/w1"
+    async with (
+        reviewed(Reviews(), FakeClock()) as authenticator,
+        api(serve, authenticator) as (shown, receivers),
+    ):
+        unknown = await shown.get(path, "token-of-root")
+        waits = queued("w1", units=99_000)
+        await shown.ledger.waiting_pods.enqueue([verdict(waits, await shown.ledger.capacity())])
+        await shown.publish(waits)
+        found = await until(
+            lambda: shown.get(f"{path}?min_runtime_s=5", "token-of-root"),
+            lambda answer: answer[0] == 200,
+        )
+        refused = await shown.get(path, "token-of-member")
+        wrong = await shown.get(f"{path}?min_runtime_s=soon", "token-of-root")
+
+    assert (unknown[0], refused[0], wrong[0]) == (404, 403, 400)
+    assert (found[1]["pod"], found[1]["reason"]) == (
+        "default/w1",
+        "no lease may be preempted for it",
+    )
+    assert receivers.received == [DryRunRequest(pod=waits.pod, min_runtime_s=5.0)]
 
 
 async def test_without_a_binder_the_outcome_is_said_to_be_unknown(serve: Any) -> None:

@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 import redis.asyncio
 
+from services.binder.preempt.dry_run import dry_run
 from services.binder.preempt.preemption_controller import LOOK_S, STEP_S
+from shared.model.events.request_reply import DryRunReply, DryRunRequest
 from shared.model.lease import LeaseState
-from shared.model.names import OFFER, NodeName
+from shared.model.names import OFFER, NodeName, PodUid
 from shared.model.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
 from shared.model.preemption import PREEMPTIBLE, PreemptionCause, PreemptionStage
 from tests.support.binder.preemption import Scene, scene
@@ -293,6 +295,26 @@ async def test_a_pod_that_is_not_preemptible_stays(at: Scene, why: str) -> None:
 
     await binder.step()
 
+    assert await stage_of(at) == []
+    assert await at.announced_for("old") is None
+
+
+async def test_a_dry_run_names_victims_and_spared_pods_and_changes_nothing(at: Scene) -> None:
+    await at.running("old", mib=16_000)
+    await at.save_budget("a")
+    pod = await at.waiting("new")
+    binder = at.binder()
+
+    found = await dry_run(DryRunRequest(pod=pod), binder)
+    patient = await dry_run(DryRunRequest(pod=pod, min_runtime_s=7_200), binder)
+
+    assert found.plan is not None
+    assert [each.pod for each in found.plan.victims] == ["a/old"]
+    assert (found.plan.node, found.protected) == ("a", ())
+    assert (patient.plan, patient.reason) == (None, "no lease may be preempted for it")
+    [spared] = patient.protected
+    assert (spared.pod, spared.reason) == ("a/old", "it has not run for 7200 s")
+    assert await dry_run(DryRunRequest(pod=PodUid("gone")), binder) == DryRunReply()
     assert await stage_of(at) == []
     assert await at.announced_for("old") is None
 

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from services.api.visible_cluster import all_namespaces, preemptions_view
+from services.binder.preempt.dry_run import plan_view
 from services.binder.preempt.plan import PreemptionPlan
 from services.binder.preempt.rules import EvictionTier, VictimCandidate
-from services.cli.admin.preemptions import _plan_view, dry_run_text, text
+from services.cli.admin.preemptions import dry_run_text, text
 from services.cli.audit.invariants import differences
 from services.cli.audit.snapshot import Snapshot
 from shared.model.device import DeviceUse
@@ -37,7 +38,7 @@ def shown_of(*opened: Preemption, evictions: tuple[EvictionRecord, ...] = ()) ->
 
 def test_a_plan_shows_shares_victims_and_protected_pods() -> None:
     protected = ProtectedPod(pod="a/web", reason="PodDisruptionBudget a/web allows no eviction now")
-    plan = _plan_view(PLAN)
+    plan = plan_view(PLAN)
 
     shown = dry_run_text(DryRunView(pod="b/p", plan=plan, protected=(protected,)))
 

@@ -1,0 +1,134 @@
+"""The preemption that a binder would plan for a pod, and why it would spare others."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from services.binder.preempt.plan import (
+    ClusterSnapshot,
+    NoPlan,
+    PlanInput,
+    PreemptionPlan,
+    pending_pods,
+    plan,
+    plan_input,
+)
+from services.binder.preempt.preemption_controller import PreemptionController
+from services.binder.preempt.rules import PendingPod, PreemptionRules, cause_for, exclusion_reason
+from shared.model.events.request_reply import DryRunReply, DryRunRequest
+from shared.model.ledger import WaitingPod
+from shared.model.names import PodUid
+from shared.model.preemption import PreemptionState
+from shared.model.views import PlannedShare, PlannedVictim, PlanView, ProtectedPod
+from shared.placing.anti_affinity import repelled_request
+
+MAX_PROTECTED = 1_000
+"""Spared pods of a reply, which is one message."""
+
+
+async def dry_run(request: DryRunRequest, controller: PreemptionController) -> DryRunReply:
+    """Plan for a waiting pod, and change nothing."""
+    waiting = await controller.ledger.waiting_pods.load([request.pod])
+    if not waiting:
+        return DryRunReply()
+    rules, now = controller.rules, controller.clock.now()
+    if request.min_runtime_s is not None:
+        rules = replace(rules, min_runtime_s=request.min_runtime_s)
+    state = await controller.store.state(now=now)
+    if not pending_pods(waiting, state, rules, now):
+        return DryRunReply(waits=True, reason=_ineligible_reason(waiting[0]))
+    cluster = await controller.cluster()
+    if request.pod not in cluster.pods:
+        return DryRunReply()
+    return planned(waiting[0], cluster, state, rules, now=now)
+
+
+def planned(
+    waiting: WaitingPod,
+    cluster: ClusterSnapshot,
+    state: PreemptionState,
+    rules: PreemptionRules,
+    *,
+    now: float,
+) -> DryRunReply:
+    """Return the plan for a pod of the cluster, and why it spares others."""
+    queued = waiting.queued
+    pending = PendingPod(
+        pod=queued.pod,
+        namespace=queued.namespace,
+        priority=queued.request.priority,
+        preempts=cluster.pods[queued.pod].preempts,
+    )
+    planned_from = plan_input(pending, cluster, state, rules, now=now)
+    protected = _protected(pending, cluster, state, rules, planned_from=planned_from, now=now)
+    request = repelled_request(queued, (node.node.facts for node in cluster.nodes))
+    found = plan(request, planned_from)
+    return DryRunReply(
+        waits=True,
+        plan=None if isinstance(found, NoPlan) else plan_view(found),
+        reason=found.reason if isinstance(found, NoPlan) else "",
+        protected=tuple(
+            ProtectedPod(pod=one, reason=why) for one, why in sorted(protected)[:MAX_PROTECTED]
+        ),
+    )
+
+
+def plan_view(found: PreemptionPlan) -> PlanView:
+    """Return a plan."""
+    return PlanView(
+        node=found.node,
+        shares=PlannedShare.of(found.shares),
+        victims=tuple(
+            PlannedVictim(
+                pod=f"{each.lease.namespace}/{each.lease.name}",
+                cause=str(each.victim.cause),
+                budget=each.victim.budget,
+                priority=each.victim.priority,
+                bare=each.tier.unowned,
+                overdraft_permille=-each.tier.overdraft,
+                gpu_s_lost=round(each.used_gpu_s, 3),
+                devices=each.victim.devices,
+            )
+            for each in found.victims
+        ),
+    )
+
+
+def _ineligible_reason(waiting: WaitingPod) -> str:
+    request = waiting.queued.request
+    if request.gang is not None and request.gang.min_member > 1:
+        return "no pod is evicted for a gang"
+    if waiting.refusal.permanent:
+        return f"no freed device could help: {waiting.refusal.text}"
+    return "it requests no device, or its own namespace's budget ends too soon"
+
+
+def _protected(
+    pending: PendingPod,
+    cluster: ClusterSnapshot,
+    state: PreemptionState,
+    rules: PreemptionRules,
+    *,
+    planned_from: PlanInput,
+    now: float,
+) -> Iterator[tuple[str, str]]:
+    """Return the pods that rank below the pending one and are not evicted, each with a reason."""
+    candidates = {each.lease.pod for each in planned_from.candidates}
+    own_budget = state.budget_of(pending.namespace)
+    for lease in (lease for totals in cluster.nodes for lease in totals.leases):
+        pod = cluster.pods.get(lease.pod)
+        if pod is None or lease.pod == pending.pod:
+            continue
+        if cause_for(pending, state.budget_of(lease.namespace), own_budget, pod.priority) is None:
+            continue
+        name = f"{lease.namespace}/{lease.name}"
+        reason = exclusion_reason(lease, pod, state, rules, now)
+        if reason is not None:
+            yield name, reason
+        if lease.pod in candidates:
+            yield from ((name, text) for text in _disruption_limits(lease.pod, cluster))
+
+
+def _disruption_limits(pod: PodUid, cluster: ClusterSnapshot) -> Iterator[str]:
+    for budget in cluster.disruption_budgets:
+        if pod in budget.pods and budget.allowed < 1:
+            yield f"PodDisruptionBudget {budget.name} allows no eviction now"
