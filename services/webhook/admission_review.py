@@ -87,29 +87,6 @@ class _ReviewIn(msgspec.Struct, frozen=True):
     request: ReviewRequest | None = None
 
 
-class _ReviewStatus(msgspec.Struct, frozen=True):
-    status: str
-    message: str
-    reason: str
-    code: int
-
-
-class _ReviewResponse(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    uid: str
-    allowed: bool
-    status: _ReviewStatus | None = None
-    patch_type: str = ""
-    patch: bytes = b""
-    """In base64, as msgspec encodes bytes in JSON."""
-    warnings: tuple[str, ...] = ()
-
-
-class _ReviewOut(msgspec.Struct, frozen=True, rename="camel"):
-    api_version: str
-    kind: str
-    response: _ReviewResponse
-
-
 def decode_request(body: bytes) -> ReviewRequest:
     """Decode the request of a review. Raises RequestError for any other body."""
     try:
@@ -141,23 +118,20 @@ def encode_response(uid: str, decision: AdmissionDecision) -> bytes:
 
     API servers drop a warning that is not printable.
     """
-    warnings = tuple(map(cut, decision.warnings))
+    response: dict[str, object] = {"uid": uid, "allowed": decision.allowed}
+    if decision.warnings:
+        response["warnings"] = list(map(cut, decision.warnings))
     if not decision.allowed:
-        status = _ReviewStatus(
-            status="Failure",
-            message=cut(decision.message),
-            reason=REASONS[decision.code],
-            code=decision.code,
-        )
-        response = _ReviewResponse(uid=uid, allowed=False, status=status, warnings=warnings)
+        response["status"] = {
+            "status": "Failure",
+            "message": cut(decision.message),
+            "reason": REASONS[decision.code],
+            "code": decision.code,
+        }
     elif decision.patches:
-        patch = msgspec.json.encode(decision.patches)
-        response = _ReviewResponse(
-            uid=uid, allowed=True, patch_type="JSONPatch", patch=patch, warnings=warnings
-        )
-    else:
-        response = _ReviewResponse(uid=uid, allowed=True, warnings=warnings)
-    return msgspec.json.encode(_ReviewOut(api_version=API_VERSION, kind=KIND, response=response))
+        # msgspec encodes bytes in base64.
+        response |= {"patchType": "JSONPatch", "patch": msgspec.json.encode(decision.patches)}
+    return msgspec.json.encode({"apiVersion": API_VERSION, "kind": KIND, "response": response})
 
 
 DEVICES = "/status/devices"

@@ -1,9 +1,10 @@
 """The variables and mounts with which HAMi-core limits a container to its shares; pure."""
 
-import json
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+
+import msgspec
 
 from shared.dialects.dialect import ContainerSetup, Mount, Paths, PodManifest
 from shared.dialects.reserved import DEVICE_ORDER, LIBRARY_DIRECTORY, VISIBLE
@@ -12,15 +13,14 @@ from shared.model.lease import MIB, Lease, Share
 from shared.model.request import GpuRequest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodMemo:
+class PodMemo(msgspec.Struct, frozen=True, omit_defaults=True):
     """The facts of a pod that its lease stores."""
 
     init: tuple[str, ...] = ()
     """Names of all its init containers, in spec order."""
     containers: tuple[str, ...] = ()
     """Names of all its other containers, in spec order."""
-    priorities: Mapping[str, int] = field(default_factory=dict)
+    priorities: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Priority within a device by container, if requested."""
 
 
@@ -28,24 +28,18 @@ def encode_memo(
     pod: PodManifest, requests: tuple[GpuRequest, ...], priorities: Mapping[str, int] | None = None
 ) -> str:
     """Encode the memo of a pod; empty if its shares are enough."""
-    init = [container.name for container in pod.containers if container.init]
-    containers = [container.name for container in pod.containers if not container.init]
-    if not priorities and not init and containers == [request.container for request in requests]:
+    init = tuple(container.name for container in pod.containers if container.init)
+    containers = tuple(container.name for container in pod.containers if not container.init)
+    if not priorities and not init and containers == tuple(each.container for each in requests):
         return ""
-    memo = {"init": init, "containers": containers, "priorities": dict(priorities or {})}
-    return json.dumps({key: value for key, value in memo.items() if value}, separators=(",", ":"))
+    return msgspec.json.encode(PodMemo(init, containers, priorities or {})).decode()
 
 
 def decode_memo(lease: Lease) -> PodMemo:
     """Decode the memo of a lease."""
     if not lease.memo:
         return PodMemo(containers=lease.containers)
-    memo = json.loads(lease.memo)
-    return PodMemo(
-        init=tuple(memo.get("init", ())),
-        containers=tuple(memo.get("containers", ())),
-        priorities=memo.get("priorities", {}),
-    )
+    return msgspec.json.decode(lease.memo, type=PodMemo)
 
 
 LIBRARY_NAME = "libvgpu.so"

@@ -95,33 +95,6 @@ class RequestAuthentication:
         self._read_at = self._clock()
 
 
-class BindingMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Metadata that the API server merges into the pod, and the UID precondition."""
-
-    name: str
-    namespace: str
-    uid: str
-    annotations: Mapping[str, str] = {}
-    labels: Mapping[str, str] = {}
-
-
-class BindingTarget(msgspec.Struct, frozen=True, rename="camel"):
-    """The target node."""
-
-    name: str
-    kind: str = "Node"
-    api_version: str = "v1"
-
-
-class Binding(msgspec.Struct, frozen=True, rename="camel"):
-    """`v1 Binding`."""
-
-    metadata: BindingMetadata
-    target: BindingTarget
-    kind: str = "Binding"
-    api_version: str = "v1"
-
-
 T = TypeVar("T")
 
 CONNECTIONS = 32
@@ -263,10 +236,13 @@ class KubernetesClient:
 
         Raises KubernetesConflictError if the pod is bound already or has another uid.
         """
-        binding = Binding(
-            metadata=BindingMetadata(name, namespace, uid, annotations, labels or {}),
-            target=BindingTarget(node),
-        )
+        metadata = {"name": name, "namespace": namespace, "uid": uid, "annotations": annotations}
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {**metadata, "labels": labels} if labels else metadata,
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
         await self._send(
             "POST",
             f"{pod_path(namespace, name)}/binding",

@@ -6,11 +6,11 @@ them all GPUs; here two containers of a pod never share a GPU, and each is limit
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from shared.dialects.dialect import PodManifest, Rules
 from shared.dialects.strict_values import check_range
 from shared.model.errors import RequestError
+from shared.model.request import GpuRequest, SharingPolicy
 
 NAME = "koordinator"
 SCHEDULER = "koord-scheduler"
@@ -56,29 +56,6 @@ VALID_COMBINATIONS = frozenset(
 """The combinations of names that are valid in one container."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuPart:
-    """A container's request: a number of different GPUs, and the same part of each."""
-
-    gpus: int
-    core_percent: int | None = None
-    """None: not requested; compute is then neither reserved nor limited."""
-    ratio_percent: int | None = None
-    """Percent of the GPU's memory; None: bytes are requested."""
-    memory_bytes: int | None = None
-
-    @property
-    def whole(self) -> bool:
-        """Whether all compute and memory of the GPUs are requested."""
-        return self.core_percent == FULL and self.ratio_percent == FULL
-
-    @property
-    def limited(self) -> bool:
-        """Whether the container must be limited to less than the GPU has."""
-        partly = self.core_percent is not None and self.core_percent < FULL
-        return partly or self.ratio_percent != FULL
-
-
 def reads_nvidia_gpus(pod: PodManifest, rules: Rules) -> bool:
     """Return whether `nvidia.com/gpu` in this pod is for the Koordinator dialect.
 
@@ -89,7 +66,9 @@ def reads_nvidia_gpus(pod: PodManifest, rules: Rules) -> bool:
     return enabled and pod.scheduler == SCHEDULER
 
 
-def parse_part(container: str, limits: Mapping[str, int]) -> GpuPart | None:
+def parse_part(
+    container: str, limits: Mapping[str, int], *, init: bool = False
+) -> GpuRequest | None:
     """Parse one container's limits; the shorthand and a missing GPU count are completed.
 
     None: no GPU is requested. Amounts of 0 are ignored. Raises RequestError naming container,
@@ -97,12 +76,14 @@ def parse_part(container: str, limits: Mapping[str, int]) -> GpuPart | None:
     """
     where = f"container {container}"
     amounts = _amounts(where, limits)
-    vendor = limits.get(NVIDIA_GPUS, 0)
-    if not amounts:
-        return GpuPart(gpus=vendor, core_percent=FULL, ratio_percent=FULL) if vendor > 0 else None
-    _check_other_resources(where, limits, amounts)
-    _check_names(where, amounts)
-    _check_percent(where, amounts)
+    if amounts:
+        _check_other_resources(where, limits, amounts)
+        _check_names(where, amounts)
+        _check_percent(where, amounts)
+    elif (vendor := limits.get(NVIDIA_GPUS, 0)) > 0:
+        amounts = {SHARED: vendor, CORE: vendor * FULL, RATIO: vendor * FULL}
+    else:
+        return None
     full = _completed(amounts)
     gpus = full[SHARED]
     for name in (CORE, RATIO):
@@ -111,11 +92,19 @@ def parse_part(container: str, limits: Mapping[str, int]) -> GpuPart | None:
         raise RequestError(
             f"{where}: {PREFIX}{MEMORY} {full[MEMORY]} over {gpus} GPUs is less than 1 byte each"
         )
-    return GpuPart(
+    whole = full.get(CORE) == full.get(RATIO) == FULL * gpus
+    return GpuRequest(
+        container=container,
         gpus=gpus,
-        core_percent=full[CORE] // gpus if CORE in full else None,
-        ratio_percent=full[RATIO] // gpus if RATIO in full else None,
+        memory_percent=full[RATIO] // gpus if RATIO in full and not whole else None,
+        percent_of_mib=True,
         memory_bytes=full[MEMORY] // gpus if MEMORY in full else None,
+        cores_percent=full.get(CORE, 0) // gpus,
+        whole=whole,
+        sharing=SharingPolicy.SHARED if CORE in full else SharingPolicy.BEST_EFFORT,
+        slots=FULL,
+        init=init,
+        records_requested_units=True,
     )
 
 

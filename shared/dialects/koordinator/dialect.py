@@ -52,7 +52,6 @@ from shared.dialects.koordinator.amounts import (
     RESOURCES,
     SCHEDULER,
     SHARED,
-    GpuPart,
     amount_changes,
     parse_part,
     reads_nvidia_gpus,
@@ -69,7 +68,6 @@ from shared.dialects.koordinator.hints import (
     MODEL_LABEL,
     VENDOR,
     VENDOR_LABEL,
-    DeviceHints,
     parse_hints,
 )
 from shared.dialects.reserved import DEVICE_ORDER, LIBRARY_DIRECTORY, VISIBLE
@@ -80,12 +78,10 @@ from shared.model.lease import MIB, Lease, Share
 from shared.model.names import DeviceUuid
 from shared.model.request import (
     DeviceOrder,
-    DeviceSelection,
     GpuRequest,
     NodeOrder,
     NodeRequirements,
     PodRequest,
-    SharingPolicy,
 )
 
 ISOLATION_LABEL = "koordinator.sh/gpu-isolation-provider"
@@ -258,46 +254,47 @@ BY_MEMORY = (0, 0, 1)
 def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
     """Parse the pod's containers. Raises RequestError naming container, resource, value, rule."""
     whole_gpus = reads_nvidia_gpus(pod, rules)
-    parts = [
-        (container, part)
+    asking = {
+        container.name: (container, part)
         for container in pod.containers
         if (part := _parse_container(container, whole_gpus=whole_gpus))
-    ]
-    if not parts:
+    }
+    if not asking:
         return None
-    containers = [container for container, _ in parts]
-    _check_units([(container.name, part) for container, part in parts])
+    parts = tuple(part for _, part in asking.values())
+    _check_units(parts)
     device_order, node_order = ORDERS[rules.scoring_strategy]
-    hints = _parse_pod_hints(pod, [part for _, part in parts])
+    selection, scope = parse_hints(
+        pod.annotations,
+        resources={name for one in pod.containers for name, n in one.limits.items() if n},
+        shared=any(not _is_all_memory(part) for part in parts),
+    )
+    by_nvidias_name = _check_names([container for container, _ in asking.values()])
     return PodRequest(
         dialect=NAME,
-        containers=tuple(
-            _request(container.name, part, init=container.ends_first) for container, part in parts
-        ),
+        containers=parts,
         distinct_devices=True,
-        triggers=(NVIDIA_GPUS if _check_names(containers) else TRIGGER,),
-        selection=DeviceSelection(models=hints.models, not_models=hints.not_models),
-        topology_scope=hints.scope,
+        triggers=(NVIDIA_GPUS if by_nvidias_name else TRIGGER,),
+        selection=selection,
+        topology_scope=scope,
         allocation_weights=BY_MEMORY,
         device_order=device_order,
         node_order=node_order,
-        node_requirements=NodeRequirements(
-            selector=_isolation_selector(pod.labels, [part for _, part in parts])
-        ),
+        node_requirements=NodeRequirements(selector=_isolation_selector(pod.labels, parts)),
     )
 
 
-def _parse_pod_hints(pod: PodManifest, parts: Sequence[GpuPart]) -> DeviceHints:
-    return parse_hints(
-        pod.annotations,
-        resources={name for one in pod.containers for name, n in one.limits.items() if n},
-        shared=any(part.ratio_percent != FULL for part in parts),
-    )
+def _is_all_memory(part: GpuRequest) -> bool:
+    return part.whole or part.memory_percent == FULL
 
 
-def _parse_container(container: ContainerManifest, *, whole_gpus: bool) -> GpuPart | None:
+def _parse_container(container: ContainerManifest, *, whole_gpus: bool) -> GpuRequest | None:
     amounts = {**container.requests, **container.limits}
-    part = parse_part(container.name, amounts if whole_gpus else {**amounts, NVIDIA_GPUS: 0})
+    part = parse_part(
+        container.name,
+        amounts if whole_gpus else {**amounts, NVIDIA_GPUS: 0},
+        init=container.ends_first,
+    )
     if part is None or TRIGGER in _named(container) or NVIDIA_GPUS in _named(container):
         return part
     missing = amount_changes(amounts)
@@ -314,12 +311,13 @@ def _named(container: ContainerManifest) -> set[str]:
     return {name for name, amount in container.limits.items() if amount > 0}
 
 
-def _check_units(parts: Sequence[tuple[str, GpuPart]]) -> None:
-    ratio = [name for name, part in parts if part.ratio_percent is not None]
-    in_bytes = [name for name, part in parts if part.memory_bytes is not None]
-    if ratio and in_bytes:
+def _check_units(parts: Iterable[GpuRequest]) -> None:
+    names: dict[bool, str] = {}
+    for part in parts:
+        names.setdefault(part.memory_bytes is not None, part.container)
+    if len(names) > 1:
         raise RequestError(
-            f"container {ratio[0]} requests memory as a ratio and container {in_bytes[0]} in "
+            f"container {names[False]} requests memory as a ratio and container {names[True]} in "
             "bytes: Koordinator accepts one of the two for all containers of a pod"
         )
 
@@ -336,24 +334,8 @@ def _check_names(containers: Sequence[ContainerManifest]) -> bool:
     return bool(vendor)
 
 
-def _request(container: str, part: GpuPart, *, init: bool) -> GpuRequest:
-    return GpuRequest(
-        container=container,
-        gpus=part.gpus,
-        memory_percent=None if part.whole else part.ratio_percent,
-        percent_of_mib=True,
-        memory_bytes=part.memory_bytes,
-        cores_percent=part.core_percent or 0,
-        whole=part.whole,
-        sharing=SharingPolicy.BEST_EFFORT if part.core_percent is None else SharingPolicy.SHARED,
-        slots=FULL,
-        init=init,
-        records_requested_units=True,
-    )
-
-
 def _isolation_selector(
-    labels: Mapping[str, str], parts: Sequence[GpuPart]
+    labels: Mapping[str, str], parts: Iterable[GpuRequest]
 ) -> tuple[tuple[str, str], ...]:
     """Require a node with HAMi-core if a container must be limited."""
     provider = labels.get(ISOLATION_LABEL, "")
@@ -362,7 +344,8 @@ def _isolation_selector(
             f"label {ISOLATION_LABEL} must be {HAMI_CORE}, got {provider!r}: there is no other "
             "isolation provider here"
         )
-    return ((ISOLATION_LABEL, HAMI_CORE),) if any(part.limited for part in parts) else ()
+    limited = any(not _is_all_memory(part) or 0 < part.cores_percent < FULL for part in parts)
+    return ((ISOLATION_LABEL, HAMI_CORE),) if limited else ()
 
 
 def check_scoring(rules: Rules) -> None:

@@ -16,13 +16,12 @@ on pods that share GPUs, as upstream.
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from shared.dialects.koordinator.amounts import DEPRECATED, PREFIX
 from shared.dialects.strict_values import check_choice, check_fields, parse_object
 from shared.model.errors import RequestError
-from shared.model.request import TopologyScope
+from shared.model.request import DeviceSelection, TopologyScope
 
 HINT = "scheduling.koordinator.sh/device-allocate-hint"
 JOINT = "scheduling.koordinator.sh/device-joint-allocate"
@@ -57,19 +56,9 @@ Hints = Mapping[str, Mapping[str, Any]]
 """By device type."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceHints:
-    """The devices that the annotations allow."""
-
-    scope: TopologyScope = TopologyScope.NODE
-    models: tuple[str, ...] = ()
-    """Values of the model label that are allowed; empty: all."""
-    not_models: tuple[str, ...] = ()
-
-
 def parse_hints(
     annotations: Mapping[str, str], *, resources: Iterable[str], shared: bool
-) -> DeviceHints:
+) -> tuple[DeviceSelection, TopologyScope]:
     """Parse the annotations of a pod that requests GPUs.
 
     `resources` are those of all its containers; `shared`: it requests parts of GPUs. Raises
@@ -87,7 +76,7 @@ def parse_hints(
             raise RequestError(f"{HINT}: {name} has no effect on a GPU; remove it from {GPU}")
     scope = str(hint.get("requiredTopologyScope") or "Node")
     check_choice(f"{HINT}: requiredTopologyScope", scope, SCOPES)
-    return _selected(hint.get("selector") or {}, SCOPES[scope])
+    return _selected(hint.get("selector") or {}), SCOPES[scope]
 
 
 def _hints(text: str | None) -> Hints:
@@ -134,7 +123,7 @@ def _check_partition(spec: Mapping[str, Any], *, shared: bool) -> None:
         )
 
 
-def _selected(selector: Mapping[str, Any], scope: TopologyScope) -> DeviceHints:
+def _selected(selector: Mapping[str, Any]) -> DeviceSelection:
     """Translate a label selector on devices, whose labels are their vendor and their model.
 
     Requirements that do not depend on the model are checked here.
@@ -154,7 +143,7 @@ def _selected(selector: Mapping[str, Any], scope: TopologyScope) -> DeviceHints:
             )
     if models == []:
         raise RequestError(f"{HINT}: selector requires of {MODEL_LABEL} what no value matches")
-    return DeviceHints(scope=scope, models=tuple(models or ()), not_models=tuple(not_models))
+    return DeviceSelection(models=tuple(models or ()), not_models=tuple(not_models))
 
 
 def _requirements(selector: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:

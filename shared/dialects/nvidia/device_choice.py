@@ -7,13 +7,12 @@ Any other policy is refused; upstream ignores it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from shared.dialects.dialect import Rules, list_entries
 from shared.dialects.strict_values import check_choice, parse_boolean, parse_decimal
 from shared.model.device import DeviceMode
 from shared.model.errors import RequestError
-from shared.model.request import DeviceOrder, DeviceSelection, NodeOrder, TopologyScope
+from shared.model.request import DeviceOrder, DeviceSelection, NodeOrder, PodRequest, TopologyScope
 
 USE_TYPES = "nvidia.com/use-gputype"
 NOT_TYPES = "nvidia.com/nouse-gputype"
@@ -41,31 +40,13 @@ POLICIES = (*ORDERS, NUMA, MUTEX, TOPOLOGY)
 PARTS = ("slot", "core", "memory")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceChoice:
-    """A pod's preferences and constraints for nodes and devices."""
+def parse_device_choice(
+    annotations: Mapping[str, str], rules: Rules, *, gpus: int
+) -> tuple[PodRequest, bool]:
+    """Return a request with the choices only, and whether devices must be idle.
 
-    selection: DeviceSelection
-    node_order: NodeOrder
-    device_order: DeviceOrder
-    allocation_weights: tuple[int, int, int]
-    scope: TopologyScope
-    prefer_links: bool
-    """Devices with good links are preferred."""
-    idle_only: bool
-    """Devices must be idle."""
-
-    @property
-    def mig_only(self) -> bool:
-        """Whether the pod accepts MIG instances only."""
-        return self.selection.mode == DeviceMode.MIG
-
-
-def parse_device_choice(annotations: Mapping[str, str], rules: Rules, *, gpus: int) -> DeviceChoice:
-    """Parse the annotations; the operator's policies are the defaults.
-
-    `gpus` is the largest number that a container requests. Raises RequestError naming annotation
-    and value.
+    The operator's policies are the defaults. `gpus` is the largest number that a container
+    requests. Raises RequestError naming annotation and value.
     """
     chain = _chain(GPU_POLICY, annotations.get(GPU_POLICY, ""))
     default = _chain("--gpu-scheduler-policy", rules.gpu_scheduler_policy)
@@ -76,17 +57,16 @@ def parse_device_choice(annotations: Mapping[str, str], rules: Rules, *, gpus: i
     orders = [ORDERS[policy] for policy in (*chain, *default, "spread") if policy in ORDERS]
     if node_order is NodeOrder.FRAGMENTATION and ORDERS.keys().isdisjoint(chain):
         orders = [DeviceOrder.BINPACK]
-    return DeviceChoice(
+    numa = parse_boolean(NUMA_BIND, annotations.get(NUMA_BIND, ""))
+    request = PodRequest(
         selection=_selection(annotations),
         node_order=node_order,
         device_order=DeviceOrder.LEAST_LINKED if TOPOLOGY in policies and gpus == 1 else orders[0],
         allocation_weights=_weights(annotations.get(WEIGHTS, "")),
-        scope=TopologyScope.NUMA
-        if parse_boolean(NUMA_BIND, annotations.get(NUMA_BIND, ""))
-        else TopologyScope.NODE,
+        topology_scope=TopologyScope.NUMA if numa else TopologyScope.NODE,
         prefer_links=TOPOLOGY in policies or NUMA in policies,
-        idle_only=MUTEX in policies,
     )
+    return request, MUTEX in policies
 
 
 def check_policies(rules: Rules) -> None:

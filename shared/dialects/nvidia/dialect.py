@@ -11,6 +11,8 @@ the percentage counts).
 
 from collections.abc import Mapping, Sequence
 
+from msgspec import structs
+
 from shared.dialects import hami_core
 from shared.dialects.advertised import Advertisement, numbered_ids, unit_amounts
 from shared.dialects.dialect import (
@@ -39,13 +41,12 @@ from shared.dialects.nvidia.annotations import (
 )
 from shared.dialects.nvidia.device_choice import (
     ANNOTATIONS,
-    DeviceChoice,
     check_policies,
     parse_device_choice,
 )
 from shared.dialects.reserved import LIBRARY_DIRECTORY
 from shared.dialects.strict_values import check_range
-from shared.model.device import Device
+from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid
@@ -79,24 +80,21 @@ def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
     for container in requesting:
         _check(f"container {container.name}", _amounts(container))
     most = max(_amounts(container)[COUNT] for container in requesting)
-    choice = parse_device_choice(pod.annotations, rules, gpus=most)
-    containers = tuple(_request(container, choice) for container in requesting)
+    choice, idle_only = parse_device_choice(pod.annotations, rules, gpus=most)
+    mig_only = choice.selection.mode == DeviceMode.MIG
+    containers = tuple(_request(each, mig_only=mig_only, idle=idle_only) for each in requesting)
     priorities = {
         container.name: _amounts(container)[PRIORITY]
         for container in requesting
         if PRIORITY in _amounts(container)
     }
-    return PodRequest(
+    return structs.replace(
+        choice,
         dialect=NAME,
         containers=containers,
         triggers=(COUNT,),
         memo=encode_memo(pod, containers, priorities),
-        selection=choice.selection,
-        topology_scope=choice.scope,
         prefer_links=choice.prefer_links or any(request.whole for request in containers),
-        allocation_weights=choice.allocation_weights,
-        device_order=choice.device_order,
-        node_order=choice.node_order,
     )
 
 
@@ -128,7 +126,7 @@ def _check(where: str, amounts: Amounts) -> None:
     check_range(where, MEMORY, amounts.get(MEMORY), 0)
 
 
-def _request(container: ContainerManifest, choice: DeviceChoice) -> GpuRequest:
+def _request(container: ContainerManifest, *, mig_only: bool, idle: bool) -> GpuRequest:
     """Parse one container that has been checked.
 
     All memory means the whole device, unless fewer cores are requested. A pod that accepts MIG
@@ -138,7 +136,8 @@ def _request(container: ContainerManifest, choice: DeviceChoice) -> GpuRequest:
     memory, cores = amounts.get(MEMORY, 0) or None, amounts.get(CORES, 0)
     percent = None if memory else amounts.get(PERCENTAGE)
     everything = memory is None and percent in {None, ALL}
-    whole = everything and cores in {0, ALL} and not choice.mig_only
+    whole = everything and cores in {0, ALL} and not mig_only
+    sharing = SharingPolicy.IDLE_DEVICE if idle else SharingPolicy.SHARED
     return GpuRequest(
         container=container.name,
         gpus=amounts[COUNT],
@@ -147,16 +146,10 @@ def _request(container: ContainerManifest, choice: DeviceChoice) -> GpuRequest:
         percent_of_mib=not whole,
         cores_percent=0 if whole else cores,
         whole=whole,
-        sharing=_sharing_policy(choice, alone=whole or cores == ALL),
+        sharing=SharingPolicy.EXCLUSIVE if whole or (cores == ALL and not mig_only) else sharing,
         init=container.ends_first,
         mig_allowed=not whole,
     )
-
-
-def _sharing_policy(choice: DeviceChoice, *, alone: bool) -> SharingPolicy:
-    if alone and not choice.mig_only:
-        return SharingPolicy.EXCLUSIVE
-    return SharingPolicy.IDLE_DEVICE if choice.idle_only else SharingPolicy.SHARED
 
 
 def container_setup(

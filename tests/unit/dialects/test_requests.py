@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shared.dialects.dialect import Rules
-from shared.dialects.koordinator.amounts import GpuPart, parse_part, reads_nvidia_gpus
+from shared.dialects.koordinator.amounts import parse_part, reads_nvidia_gpus
 from shared.dialects.koordinator.dialect import DIALECT as KOORDINATOR
 from shared.dialects.pod_requests import amount_changes
 from shared.model.device import (
@@ -343,9 +343,12 @@ def test_koordinators_amounts_are_parts_of_each_gpu(
     if part is None:
         assert found is None
         return
-    gpus, core, ratio, memory = part
-    assert found == GpuPart(gpus=gpus, core_percent=core, ratio_percent=ratio, memory_bytes=memory)
-    assert found.whole is (part[1:3] == (100, 100))
+    assert found is not None
+    whole = part[1:3] == (100, 100)
+    ratio = 100 if found.whole else found.memory_percent
+    assert (found.gpus, found.cores_percent or None, ratio, found.memory_bytes) == part
+    assert (found.sharing is SharingPolicy.BEST_EFFORT) is (part[1] is None)
+    assert found.whole is whole
 
 
 FORGED = {"scheduling.koordinator.sh/device-allocated": '{"gpu":[{"minor":0}]}'}

@@ -262,7 +262,8 @@ def test_the_parts_of_a_container_sum_up_to_its_request(amounts: dict[str, int])
 
     assert found is not None
     assert found.gpus == amounts["shared"]
-    assert found.gpus * (found.core_percent or 0) == amounts.get("core", 0)
-    assert found.gpus * (found.ratio_percent or 0) == amounts.get("ratio", 0)
+    assert found.gpus * found.cores_percent == amounts.get("core", 0)
+    ratio = 100 if found.whole else found.memory_percent or 0
+    assert found.gpus * ratio == amounts.get("ratio", 0)
     rest = amounts.get("memory", 0) - found.gpus * (found.memory_bytes or 0)
     assert 0 <= rest < found.gpus
