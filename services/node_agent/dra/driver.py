@@ -5,9 +5,8 @@ import logging
 from datetime import UTC, datetime
 
 from services.node_agent.allocate.grants import Grants
-from services.node_agent.dra.claim_files import ClaimFiles
 from services.node_agent.dra.claim_plugin import ClaimPlugin
-from services.node_agent.dra.preparation import ClaimPreparation
+from services.node_agent.dra.preparation import ClaimFiles, ClaimPreparation
 from services.node_agent.dra.slice_writer import SliceWriter
 from services.node_agent.kubelet.pods import KubeletPod
 from services.node_agent.node import Node

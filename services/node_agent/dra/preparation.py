@@ -5,8 +5,11 @@ lease that has not arrived is waited for within the call.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
 from proto.dra import api_pb2 as dra
@@ -17,9 +20,9 @@ from services.node_agent.allocate.allocation import (
     check_present,
     claim_entry,
 )
-from services.node_agent.allocate.cdi import qualified_name
+from services.node_agent.allocate.cdi import VERSION, qualified_name
+from services.node_agent.allocate.cdi_files import write_specification
 from services.node_agent.allocate.grants import Grants, LeaseEndedError
-from services.node_agent.dra.claim_files import ClaimFiles, cdi_names
 from services.node_agent.dra.resource_claims import (
     ClaimReference,
     generation_of_claim,
@@ -30,6 +33,7 @@ from services.node_agent.mig.instances import InstanceUuids
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError
+from shared.dialects.dialect import ContainerSetup, Mount
 from shared.kubernetes.resource_claims import DeviceRequestAllocationResult
 from shared.model.claim import DRIVER, device_name
 from shared.model.errors import LeaseholdError, UnavailableError
@@ -44,9 +48,48 @@ CLAIM_WAIT_S = 40.0
 after a minute."""
 LOOK_S = 0.1
 FETCH_S = 2.0
+KIND = "leasehold.dev/claim"
+PREFIX = "leasehold.dev-claim-"
+_OPTIONS = ("nosuid", "nodev", "rbind", "rprivate")
 FULL_DEVICE_S = 15.0
 """How long Prepare waits for room on a device that is full by the records: containers of pods that
 have ended may still run."""
+
+
+class ClaimFiles:
+    """The files of one node."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    async def write(self, claim: PodUid, entries: Iterable[CheckpointEntry]) -> None:
+        """Write a claim's file; raises UnavailableError naming what cannot be written."""
+        specification = build_claim_specification(entries)
+        if specification is not None:
+            path = self.directory / file_name(claim)
+            await asyncio.to_thread(write_specification, path, specification)
+
+    async def remove(self, claim: PodUid) -> None:
+        """Remove a claim's file; raises UnavailableError if it stays."""
+        path = self.directory / file_name(claim)
+        try:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+        except OSError as error:
+            raise UnavailableError(f"{path} cannot be removed: {error.strerror}") from error
+
+    async def restore(self, claims: Mapping[PodUid, Sequence[CheckpointEntry]]) -> None:
+        """Write the files of these claims if they are lost, as after a reboot; remove others."""
+        for claim, entries in claims.items():
+            await self.write(claim, entries)
+        await asyncio.to_thread(self._remove_others, claims.keys())
+
+    def _remove_others(self, claims: Iterable[PodUid]) -> None:
+        live = set(claims)
+        with contextlib.suppress(OSError):
+            for path in self.directory.iterdir():
+                claim = claim_of_file(path.name)
+                if claim is not None and claim not in live:
+                    path.unlink(missing_ok=True)
 
 
 class ClaimPreparation:
@@ -250,3 +293,58 @@ def _prepared_devices(
         )
         for result in results
     )
+
+
+def file_name(claim: PodUid) -> str:
+    """Return the name of a claim's file."""
+    return f"{PREFIX}{claim}.json"
+
+
+def claim_of_file(name: str) -> PodUid | None:
+    """Return the claim whose file has this name, or None for another file."""
+    if not (name.startswith(PREFIX) and name.endswith(".json")):
+        return None
+    return PodUid(name.removeprefix(PREFIX).removesuffix(".json"))
+
+
+def build_claim_specification(entries: Iterable[CheckpointEntry]) -> dict[str, Any] | None:
+    """Return the specification of a claim's requests, or None if all are for whole devices.
+
+    One CDI device for each request carries the limits of all its devices: two that set the same
+    variable would overwrite each other.
+    """
+    devices = [
+        {
+            "name": _device_name(entry),
+            "containerEdits": {
+                "env": [f"{name}={text}" for name, text in entry.setup.environment.items()],
+                "mounts": list(map(_mount, entry.setup.mounts)),
+            },
+        }
+        for entry in entries
+        if _is_limited(entry.setup)
+    ]
+    return {"cdiVersion": VERSION, "kind": KIND, "devices": devices} if devices else None
+
+
+def cdi_names(entry: CheckpointEntry) -> tuple[str, ...]:
+    """Return the qualified names that give a container one request: its devices, then limits."""
+    own = (f"{KIND}={_device_name(entry)}",) if _is_limited(entry.setup) else ()
+    return (*entry.setup.cdi_devices, *own)
+
+
+def _is_limited(setup: ContainerSetup) -> bool:
+    return bool(setup.environment or setup.mounts)
+
+
+def _device_name(entry: CheckpointEntry) -> str:
+    return f"{entry.allocation.pod}-{entry.allocation.container.replace('/', '.')}"
+
+
+def _mount(mount: Mount) -> dict[str, Any]:
+    access = "ro" if mount.read_only else "rw"
+    return {
+        "hostPath": mount.host_path,
+        "containerPath": mount.container_path,
+        "options": [access, *_OPTIONS],
+    }

@@ -57,7 +57,6 @@ class Slot:
     buffer: tuple[int, ...]
     offset: tuple[int, ...]
     total: tuple[int, ...]
-    monitored: tuple[int, ...]
     sm_percent: tuple[int, ...]
     writes: int = 0
     """The counter of its sequence lock, or 0 if the library has none."""
@@ -90,12 +89,9 @@ class Region:
     locked: bool
     """Whether a process holds that lock; one that is killed does not release it."""
     utilization_switch: int
-    recent_kernel: int
     priority: int
     last_kernel_at: int | None
     """Unix seconds, or None if no kernel has run or the layout has no such field."""
-    clamped: bool = False
-    """Some count was out of range."""
 
     def processes(self, living: Set[int] | None) -> tuple[Slot, ...]:
         """Return the record of each process.
@@ -162,15 +158,14 @@ def _sum(amounts: Iterable[int]) -> int:
 
 def decode(layout: RegionLayout, data: bytes | bytearray, torn: Set[int] = frozenset()) -> Region:
     """Read a region. `data` is a whole file of the layout's size; `torn` names slots by index."""
-    claimed_devices = _word(data, layout.device_num)
-    claimed_slots, switch, recent, priority = _CONTROL.unpack_from(data, layout.slot_count)
-    count = min(max(claimed_slots, 0), SLOTS)
+    _, switch, _, priority = _CONTROL.unpack_from(data, layout.slot_count)
+    count = slot_count(layout, data)
     read = _slot_reader(layout, data, torn)
     slots = tuple(read(index) for index in range(count))
     last = _word(data, layout.last_kernel) if layout.has_last_kernel else 0
     return Region(
         layout=layout,
-        device_num=min(claimed_devices, DEVICES),
+        device_num=min(_word(data, layout.device_num), DEVICES),
         uuids=tuple(_uuid(data, layout.uuids + UUID_BYTES * n) for n in range(DEVICES)),
         memory_limits=_WORDS.unpack_from(data, layout.memory_limits),
         core_limits=_WORDS.unpack_from(data, layout.core_limits),
@@ -183,10 +178,8 @@ def decode(layout: RegionLayout, data: bytes | bytearray, torn: Set[int] = froze
         lock_owner=_word(data, layout.owner),
         locked=_word(data, layout.semaphore) & _SEMAPHORE_VALUE == 0,
         utilization_switch=switch,
-        recent_kernel=recent,
         priority=priority,
         last_kernel_at=last if 0 < last < WRAPPED else None,
-        clamped=count != claimed_slots or claimed_devices > DEVICES,
     )
 
 
@@ -228,7 +221,6 @@ def _slot_reader(
             buffer=amounts[2::5],
             offset=amounts[3::5],
             total=amounts[4::5],
-            monitored=_WORDS.unpack_from(data, at + slot.monitored),
             sm_percent=utilization.unpack_from(data, at + slot.utilization)
             if slot.utilization_size
             else _NOTHING,

@@ -34,14 +34,9 @@ class SlotLayout:
     """u64, odd while its owner writes, or None if the layout has none."""
 
     @property
-    def monitored(self) -> int:
-        """16 u64: the process's use of each device by NVML."""
-        return self.used + DEVICES * self.used_size
-
-    @property
     def utilization(self) -> int:
-        """The records of utilization."""
-        return self.monitored + DEVICES * 8
+        """The records of utilization, after 16 u64 of what NVML shows of the process's memory."""
+        return self.used + DEVICES * (self.used_size + 8)
 
     @property
     def status(self) -> int:

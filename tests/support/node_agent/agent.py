@@ -16,6 +16,7 @@ from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.gpu_access import open_gpus
 from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.service import NodeAgent
+from services.node_agent.views.advertisement import NodeAdvertisement
 from services.node_agent.wiring import node_agent
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.event import Event
@@ -31,7 +32,6 @@ from simcluster.kubelet.settings import NodeSettings
 from simcluster.node_agent.agent import BACKOFF_S, SimulatedAgentSettings, simulated_gpus
 from simcluster.node_agent.gpus import HANG_LIMIT_S, uuid_of
 from tests.support.clock import FastClock
-from tests.support.node_agent.advertisements import healthy_counts
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.kubelet import FAST, NODE, Node, one_kubelet, pod
 from tests.support.waiting import until
@@ -104,6 +104,14 @@ def lease_of(uid: str, *shares: Share, name: str = "pod", **changes: Any) -> Lea
         "created_at": 1_787_000_000.0,
     }
     return Lease(**(facts | changes))
+
+
+def healthy_counts(advertised: NodeAdvertisement) -> dict[str, int]:
+    """Return the number of devices that are allocatable, by served resource."""
+    return {
+        resource: sum(served.healthy for served in ids.values())
+        for resource, ids in advertised.served.items()
+    }
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup, Paths
+from shared.model.events.node_events import ShareRefused
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, NodeName
 from shared.runtime.telemetry import Tracing
@@ -65,7 +66,7 @@ class Effects(AgentMetrics):
         self.calls.append(outcome)
 
 
-class HandlerUnderTest:
+class HandlerWorld:
     """An allocation handler with fake collaborators."""
 
     def __init__(self, path: Path) -> None:
@@ -86,7 +87,7 @@ class HandlerUnderTest:
         self.grants = Grants(self.node, effects, CheckpointReconciler(self.node, kubelet, effects))
         self.handler = AllocationHandler(self.node, kubelet, self.grants, effects)
 
-    async def open(self) -> "HandlerUnderTest":
+    async def open(self) -> "HandlerWorld":
         gpus = await SimulatedGpus(NodeName(NODE), "2xT4").discover()
         devices = devices_of(gpus, SharingConfig())
         self.node.snapshot = NodeSnapshot(
@@ -96,6 +97,21 @@ class HandlerUnderTest:
             paths=Paths(library="/l", preload="/p", containers="/c"),
         )
         return self
+
+    async def allocate(self, *ids: str) -> ContainerSetup:
+        """Call Allocate, by default for the first slot of the first GPU."""
+        return await self.handler.allocate(NUMBER, ids or (SLOT,))
+
+    async def refusal(self) -> ShareRefused:
+        """Return the one event that was published."""
+        (event,) = await self.node.outbox.take()
+        assert isinstance(event, ShareRefused)
+        return event
+
+    @property
+    def allocated(self) -> list[str]:
+        """Pods that were given something."""
+        return [each.pod for each in self.node.checkpoint.allocations]
 
     def lease(self, name: str, *shares: Any, **changes: Any) -> Lease:
         return self.ledger.grant(lease_of(f"uid-{name}", *shares, name=name, **changes))

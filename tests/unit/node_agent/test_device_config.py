@@ -25,7 +25,7 @@ from shared.model.errors import RequestError
 from shared.model.names import NodeName
 from simcluster.node_agent.gpus import SimulatedGpus
 from tests.support.clock import FakeClock
-from tests.support.node_agent.advertisements import healthy_counts
+from tests.support.node_agent.agent import healthy_counts
 from tests.support.node_agent.node import node_of
 from tests.unit.dialects.volcano.test_device_config import NODE, OF_NODES, shipped
 

@@ -55,7 +55,7 @@ def test_the_layout_limits_and_devices_are_read(name: str, region: Region) -> No
     assert altered_limits(region, SEED) == ()
     assert region.core_limits == (100,) * 16, "without a limit"
     assert region.uuids[0] == ONE.uuid
-    assert (region.clamped, region.torn, region.locked) == (False, 0, False)
+    assert (region.torn, region.locked) == (0, False)
 
 
 def test_living_processes_use_what_the_driver_accounts(

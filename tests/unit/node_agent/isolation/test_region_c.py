@@ -51,17 +51,16 @@ def test_hami_core_1_every_field_that_c_wrote_is_read(tmp_path: Path, layout: Re
     )
     assert region.memory_limits == tuple((n + 1) << 30 for n in range(16))
     assert region.core_limits == tuple(range(10, 26))
-    assert (region.utilization_switch, region.recent_kernel, region.priority) == (0, -1, 5)
+    assert (region.utilization_switch, region.priority) == (0, 5)
     assert region.last_kernel_at == (1_787_000_000 if layout.has_last_kernel else None)
     assert not region.orphans
-    assert not region.clamped
     assert not region.torn
     assert [(s.pid, s.host_pid, s.status) for s in region.slots] == [
         (100 + k, 9000 + k, 1) for k in range(3)
     ]
     for k, slot in enumerate(region.slots):
         for field, amounts in enumerate(
-            (slot.context, slot.module, slot.buffer, slot.offset, slot.total, slot.monitored), 1
+            (slot.context, slot.module, slot.buffer, slot.offset, slot.total), 1
         ):
             assert amounts == tuple(amount(k, d, field) for d in range(16))
         wanted = tuple(0 if layout is PRE_V0 else (k * 7 + d * 3) % 100 for d in range(16))

@@ -15,7 +15,7 @@ from shared.dialects import DIALECTS
 from shared.dialects.advertised import PluginDeviceId, Strategy
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
-from tests.support.node_agent.advertisements import healthy_counts
+from tests.support.node_agent.agent import healthy_counts
 
 MEMORY = "volcano.sh/gpu-memory"
 GPUS = tuple(
