@@ -58,7 +58,7 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
         20: ("test_ids_never_change_when_a_device_fails_or_another_is_added",),
         21: (
             "test_21_preferred_ids_are_available_and_of_the_requested_number",
-            "test_no_id_is_preferred_while_the_pod_is_ambiguous",
+            "test_equal_pods_are_listed_again_and_then_refused_by_name",
         ),
         22: ("test_22_a_refusal_takes_less_than_a_tenth_of_a_second",),
         23: (
