@@ -4,7 +4,7 @@ Vendors' names are in tables of the dialects. A time series exists as long as it
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -68,83 +68,69 @@ def _busy(of: _ShareSample) -> float | None:
     return None if percent is None else percent / 100
 
 
-_SHARE_METRICS: Sequence[tuple[str, str, Callable[[_ShareSample], float | None]]] = (
-    (
-        "leasehold_container_memory_leased_bytes",
+_SHARE_METRICS: Mapping[str, tuple[str, Callable[[_ShareSample], float | None]]] = {
+    "leasehold_container_memory_leased_bytes": (
         "Device memory that the container leases.",
         lambda of: of.share.share.limit_bytes,
     ),
-    (
-        "leasehold_container_memory_measured_bytes",
+    "leasehold_container_memory_measured_bytes": (
         "Device memory in use: the larger of what HAMi-core and the driver report.",
         lambda of: of.share.measured_bytes,
     ),
-    (
-        "leasehold_container_memory_overrun_bytes",
+    "leasehold_container_memory_overrun_bytes": (
         "Device memory in use beyond the lease.",
         lambda of: of.share.overrun_bytes,
     ),
-    (
-        "leasehold_container_memory_enforced_bytes",
+    "leasehold_container_memory_enforced_bytes": (
         "Device memory that HAMi-core compares with the limit; may include ended processes.",
         lambda of: None if of.share.region is None else of.share.region.enforced,
     ),
-    (
-        "leasehold_container_memory_drift_bytes",
+    "leasehold_container_memory_drift_bytes": (
         "Device memory in use as the driver reports it, minus what HAMi-core reports.",
         _drift,
     ),
-    (
-        "leasehold_container_cores_leased_ratio",
+    "leasehold_container_cores_leased_ratio": (
         "Share of a device's cores that the container leases, 0 to 1.",
         lambda of: of.share.share.cores_percent / 100,
     ),
-    (
-        "leasehold_container_cores_measured_ratio",
+    "leasehold_container_cores_measured_ratio": (
         "Share of a device's cores in use, 0 to 1, as the driver reports it.",
         _busy,
     ),
-    (
-        "leasehold_container_idle_seconds",
+    "leasehold_container_idle_seconds": (
         "Time since the container last used its part of the device; 0 while it uses it.",
         _idle,
     ),
-)
+}
 
-_CONTAINER_METRICS: Sequence[tuple[str, str, Callable[[MeasuredContainer], float | None]]] = (
-    (
-        "leasehold_container_isolation_lost",
+_CONTAINER_METRICS: Mapping[str, tuple[str, Callable[[MeasuredContainer], float | None]]] = {
+    "leasehold_container_isolation_lost": (
         "1 while HAMi-core should limit the container and does not limit all its processes.",
         lambda use: None if use.container.region_path is None else use.isolation_lost,
     ),
-    (
-        "leasehold_container_region_tampered",
+    "leasehold_container_region_tampered": (
         "1 while the container's region file is invalid.",
         lambda use: None if use.container.region_path is None else isinstance(use.region, Tampered),
     ),
-    (
-        "leasehold_container_region_faults",
+    "leasehold_container_region_faults": (
         "Values in the region that wrapped below zero, and are left out.",
         lambda use: _of_region(
             use, lambda _: sum(one.region.wrapped for one in use.shares if one.region)
         ),
     ),
-    (
-        "leasehold_container_region_torn_slots",
+    "leasehold_container_region_torn_slots": (
         "Processes whose values could not be read consistently.",
         lambda use: _of_region(use, lambda region: region.torn),
     ),
-    (
-        "leasehold_container_region_orphan_slots",
+    "leasehold_container_region_orphan_slots": (
         "Processes whose new allocations HAMi-core does not count.",
         lambda use: _of_region(use, lambda _: len(use.lost_pids)),
     ),
-    (
-        "leasehold_container_uncounted_processes",
+    "leasehold_container_uncounted_processes": (
         "Processes on leased GPUs that HAMi-core does not count.",
         lambda use: None if use.container.region_path is None else len(use.uncounted_pids),
     ),
-)
+}
 
 
 def _of_region(use: MeasuredContainer, value: Callable[[Region], float]) -> float | None:
@@ -174,9 +160,9 @@ def usage_metrics(
     for of_shares in (*hami.MONITOR_SHARES, *volcano.MONITOR_SHARES):
         yield _published(of_shares, usages)
     yield _published(volcano.MONITOR_COUNTER, usages, kind="counter")
-    for name, about, of_share in _SHARE_METRICS:
+    for name, (about, of_share) in _SHARE_METRICS.items():
         yield _family(name, about, ((_share_labels(of), of_share(of)) for of in shares))
-    for name, about, of_container in _CONTAINER_METRICS:
+    for name, (about, of_container) in _CONTAINER_METRICS.items():
         values = ((_container_labels(use), of_container(use)) for use in snapshot.containers)
         yield _family(name, about, values)
     yield from _node_metrics(snapshot, restored)
