@@ -30,6 +30,7 @@ from services.node_agent.kubelet.device_checkpoint import (
     read_kubelet_devices,
 )
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
+from services.node_agent.records.checkpoint import CheckpointFile
 from services.node_agent.settings import AgentSettings
 from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
 from shared.dialects.advertised import NodeSoftware
@@ -80,24 +81,6 @@ def device_variable(path: str, text: str, strategies: Sequence[DeviceListStrateg
             f"{_CONFIGURE} {MOUNTS_SWITCH}=true",
         )
     return ok(f"unprivileged pods cannot name devices in {VISIBLE}")
-
-
-def read_allocations(state_dir: Path) -> tuple[Allocation, ...]:
-    """Read the checkpoint of an agent with this state directory; an unreadable one stays.
-
-    Raises SkipError if no agent has run, UnavailableError if the checkpoint is not valid.
-    """
-    path = state_dir / "checkpoint.json"
-    if not state_dir.is_dir():
-        raise SkipError(f"{state_dir} is missing: no agent has run here")
-    if not path.is_file():
-        return ()
-    try:
-        content = json.loads(path.read_text())
-        entries = [entry["allocation"] for entry in content["entries"]]
-        return msgspec.convert(entries, tuple[Allocation, ...])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UnavailableError(f"{path} is not a checkpoint of an agent: {error}") from error
 
 
 def read_cdi_kind(path: Path) -> str:
@@ -397,4 +380,16 @@ class NodeProbes:
         return await self._discovery
 
     def _allocations(self) -> tuple[Allocation, ...]:
-        return read_allocations(self.settings.state_dir)
+        """Return what the agent's checkpoint has; unlike the agent, leave an unreadable one."""
+        path = self.settings.state_dir / "checkpoint.json"
+        if not self.settings.state_dir.is_dir():
+            raise SkipError(f"{self.settings.state_dir} is missing: no agent has run here")
+        try:
+            content = msgspec.json.decode(path.read_bytes(), type=CheckpointFile)
+        except FileNotFoundError:
+            return ()
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise UnavailableError(f"{path} is not a checkpoint of an agent: {error}") from error
+        if content.node != self.settings.node_name:
+            raise UnavailableError(f"{path} is a checkpoint of node {content.node!r}")
+        return tuple(entry.allocation for entry in content.entries)
