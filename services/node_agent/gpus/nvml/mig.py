@@ -149,18 +149,22 @@ def _placements(handle: Any, profile: int) -> Iterator[Any]:
     get = pynvml.nvmlDeviceGetGpuInstancePossiblePlacements
     with _none_if_unsupported():
         get(handle, profile, None, ctypes.byref(count))
-        places = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
-        get(handle, profile, places, ctypes.byref(count))
-        yield from places[: count.value]
+        kind = pynvml.c_nvmlGpuInstancePlacement_t
+        yield from _array(kind, count.value, functools.partial(get, handle, profile))
 
 
 def _gpu_instances(handle: Any, profile: InstanceProfile) -> list[Any]:
-    count = ctypes.c_uint(profile.count)
-    found = (pynvml.c_nvmlGpuInstance_t * profile.count)()
+    get = functools.partial(pynvml.nvmlDeviceGetGpuInstances, handle, profile.id)
     with _none_if_unsupported():
-        pynvml.nvmlDeviceGetGpuInstances(handle, profile.id, found, ctypes.byref(count))
-        return list(found[: count.value])
+        return _array(pynvml.c_nvmlGpuInstance_t, profile.count, get)
     return []
+
+
+def _array(kind: Any, most: int, fill: Callable[[Any, Any], object]) -> list[Any]:
+    """Return what NVML writes into an array and its count."""
+    count, found = ctypes.c_uint(most), (kind * most)()
+    fill(found, ctypes.byref(count))
+    return list(found[: count.value])
 
 
 def _instance(
@@ -173,12 +177,8 @@ def _instance(
     gi = int(info.id)
     computes: dict[int, int] = {}
     for known in _compute_profiles(gpu_instance):
-        count = ctypes.c_uint(known.instanceCount)
-        found = (pynvml.c_nvmlComputeInstance_t * known.instanceCount)()
-        pynvml.nvmlGpuInstanceGetComputeInstances(
-            gpu_instance, known.id, found, ctypes.byref(count)
-        )
-        for compute in found[: count.value]:
+        get = functools.partial(pynvml.nvmlGpuInstanceGetComputeInstances, gpu_instance, known.id)
+        for compute in _array(pynvml.c_nvmlComputeInstance_t, known.instanceCount, get):
             computes[int(pynvml.nvmlComputeInstanceGetInfo(compute).id)] = int(known.sliceCount)
     whole = [number for number, slices in computes.items() if slices == profile.compute_slices]
     return MigInstance(
