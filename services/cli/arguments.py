@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
-from shared.credentials.logins import ClientCredentials
-from shared.credentials.tls import TlsFiles
 from shared.model.request import NodeOrder
-from shared.runtime.settings import argument
+from shared.runtime.settings import RedisLogin, argument
 
 FORMS = ("json", "yaml")
 MINUTE_S = 60.0
@@ -182,23 +180,7 @@ class UsageArguments(ApiArguments):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LedgerArguments(ClusterArguments):
+class LedgerArguments(RedisLogin, ClusterArguments):
     """The ledger, for commands that read it themselves."""
 
     redis_url: str = connection("", "the ledger", env="the one in DIR/state.json")
-    redis_credentials: Path | None = connection(None, "file with its user:secret", env="")
-    redis_ca_file: Path | None = connection(None, "its certificate authority, PEM", env="")
-    redis_certificate_file: Path | None = connection(None, "client certificate, PEM", env="")
-    redis_key_file: Path | None = connection(None, "key of that certificate, PEM", env="")
-
-    @property
-    def own_redis_credentials(self) -> ClientCredentials:
-        """The credentials for Redis that the flags name."""
-        return ClientCredentials(
-            login_file=self.redis_credentials,
-            tls=TlsFiles(
-                ca=self.redis_ca_file,
-                certificate=self.redis_certificate_file,
-                key=self.redis_key_file,
-            ),
-        )

@@ -198,27 +198,32 @@ class ServiceSettings:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerSettings(ServiceSettings):
-    """Settings of services that use the ledger."""
+@dataclass(frozen=True, kw_only=True)
+class RedisLogin:
+    """The credentials for Redis, of services and of commands that read the ledger themselves."""
 
-    redis_url: str = setting(
-        "redis://127.0.0.1:6379",
-        "the ledger: Redis or Valkey; rediss:// with TLS; redis+sentinel://HOST,HOST/NAME",
-    )
-    redis_credentials: Path | None = setting(
+    redis_credentials: Path | None = argument(
         None,
         "file with user:secret for Redis, written by `leasehold credentials --out DIR`",
+        group="connection",
+        env="",
     )
-    redis_ca_file: Path | None = setting(
-        None, "PEM file with the CA of Redis' certificate; default: the system's CAs"
+    redis_ca_file: Path | None = argument(
+        None,
+        "PEM file with the CA of Redis' certificate; default: the system's CAs",
+        group="connection",
+        env="",
     )
-    redis_certificate_file: Path | None = setting(None, "PEM file with the client certificate")
-    redis_key_file: Path | None = setting(None, "PEM file with that certificate's key")
+    redis_certificate_file: Path | None = argument(
+        None, "PEM file with the client certificate", group="connection", env=""
+    )
+    redis_key_file: Path | None = argument(
+        None, "PEM file with that certificate's key", group="connection", env=""
+    )
 
     @property
     def redis_client_credentials(self) -> ClientCredentials:
-        """The Redis credentials of this service."""
+        """The credentials that these files hold."""
         return ClientCredentials(
             login_file=self.redis_credentials,
             tls=TlsFiles(
@@ -227,6 +232,16 @@ class LedgerSettings(ServiceSettings):
                 key=self.redis_key_file,
             ),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSettings(RedisLogin, ServiceSettings):
+    """Settings of services that use the ledger."""
+
+    redis_url: str = setting(
+        "redis://127.0.0.1:6379",
+        "the ledger: Redis or Valkey; rediss:// with TLS; redis+sentinel://HOST,HOST/NAME",
+    )
 
 
 def digest(value: str) -> str:

@@ -78,7 +78,7 @@ def locate_ledger(flags: Audit) -> LedgerLocation:
     if flags.redis_url:
         return LedgerLocation(
             redis_url=flags.redis_url,
-            redis_credentials=flags.own_redis_credentials,
+            redis_credentials=flags.redis_client_credentials,
             kubeconfig=flags.kubeconfig,
             context=flags.context or None,
             agents=flags.agents,
@@ -91,7 +91,7 @@ def locate_ledger(flags: Audit) -> LedgerLocation:
             f"-i deploy/operator -- leasehold audit`; on one machine, run "
             f"`{program()} up` first, or set --state; --redis-url names another ledger"
         )
-    own, stored = flags.own_redis_credentials, optional_path(saved.redis_credentials)
+    own, stored = flags.redis_client_credentials, optional_path(saved.redis_credentials)
     runs = supervisor_pid(directory) is not None
     return LedgerLocation(
         redis_url=saved.redis_url,

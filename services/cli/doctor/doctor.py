@@ -189,7 +189,7 @@ def target_of(flags: Doctor) -> DoctorTarget:
         return DoctorTarget(
             nodes=((settings, open_gpus(settings)),),
             redis_url=flags.redis_url,
-            redis_credentials=flags.own_redis_credentials,
+            redis_credentials=flags.redis_client_credentials,
             nats_url=settings.nats_url,
             nats_credentials=settings.nats_client_credentials(OPERATOR.name),
             kubeconfig=flags.kubeconfig,

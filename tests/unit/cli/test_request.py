@@ -1,6 +1,7 @@
 """`leasehold explain --request FILE`: manifests are explained without a cluster."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,22 +46,27 @@ spec:
 """
 
 
-def explained(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, *flags: str
-) -> tuple[int, str, str]:
-    manifest = tmp_path / "manifest.yaml"
-    manifest.write_text(text)
-    with pytest.raises(SystemExit) as left:
-        main(["explain", "--request", str(manifest), *flags])
-    output = capsys.readouterr()
-    assert isinstance(left.value.code, int)
-    return left.value.code, output.out, output.err
+Explained = Callable[..., tuple[int, str, str]]
 
 
-def test_a_deployments_request_binding_and_container_are_shown(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    code, out, _ = explained(capsys, tmp_path, DEPLOYMENT, "--gpu", "T4")
+@pytest.fixture
+def explained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Explained:
+    """Return a function that explains a manifest; it returns the exit code and the output."""
+
+    def explain(text: str, *flags: str) -> tuple[int, str, str]:
+        manifest = tmp_path / "manifest.yaml"
+        manifest.write_text(text)
+        with pytest.raises(SystemExit) as left:
+            main(["explain", "--request", str(manifest), *flags])
+        output = capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return left.value.code, output.out, output.err
+
+    return explain
+
+
+def test_a_deployments_request_binding_and_container_are_shown(explained: Explained) -> None:
+    code, out, _ = explained(DEPLOYMENT, "--gpu", "T4")
 
     assert code == 0
     assert "Deployment web" in out
@@ -71,10 +77,8 @@ def test_a_deployments_request_binding_and_container_are_shown(
     assert "at /etc/ld.so.preload, read-only" in out
 
 
-def test_the_json_form_has_plain_numbers(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    _, out, _ = explained(capsys, tmp_path, DEPLOYMENT, "--json")
+def test_the_json_form_has_plain_numbers(explained: Explained) -> None:
+    _, out, _ = explained(DEPLOYMENT, "--json")
 
     [read] = json.loads(out)["pods"]
     [container] = read["containers"]
@@ -83,42 +87,34 @@ def test_the_json_form_has_plain_numbers(
     assert read["binding"]["volcano.sh/vgpu-ids-new"].count(",NVIDIA,3000,50:") == 2
 
 
-def test_a_malformed_request_names_container_field_value_and_rule(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    code, out, _ = explained(
-        capsys, tmp_path, pod("volcano.sh/vgpu-number: 1, volcano.sh/vgpu-cores: 101")
-    )
+def test_a_malformed_request_names_container_field_value_and_rule(explained: Explained) -> None:
+    code, out, _ = explained(pod("volcano.sh/vgpu-number: 1, volcano.sh/vgpu-cores: 101"))
 
     assert code == 1
     assert "container cuda: volcano.sh/vgpu-cores must be 0 to 100, got 101" in out
 
 
 def test_a_request_that_no_such_device_fits_is_refused_with_the_numbers(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    explained: Explained,
 ) -> None:
     limits = "volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 20000"
-    code, out, _ = explained(capsys, tmp_path, pod(limits), "--gpu", "T4")
+    code, out, _ = explained(pod(limits), "--gpu", "T4")
 
     assert code == 1
     assert "Insufficient GPU memory" in out
     assert "request at most 15360 MiB" in out
 
 
-def test_a_pod_of_another_scheduler_is_read_and_reported_as_such(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_pod_of_another_scheduler_is_read_and_reported_as_such(explained: Explained) -> None:
     text = pod("volcano.sh/vgpu-number: 1", scheduler="default-scheduler")
-    code, out, _ = explained(capsys, tmp_path, text)
+    code, out, _ = explained(text)
 
     assert code == 0
     assert "schedulerName is 'default-scheduler': change it for Leasehold" in out
 
 
-def test_a_pod_without_a_gpu_is_reported_as_such(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    code, out, _ = explained(capsys, tmp_path, pod("cpu: 1"))
+def test_a_pod_without_a_gpu_is_reported_as_such(explained: Explained) -> None:
+    code, out, _ = explained(pod("cpu: 1"))
 
     assert code == 0
     assert "requests no GPU in any known dialect" in out
@@ -138,9 +134,9 @@ def test_a_pod_without_a_gpu_is_reported_as_such(
     ],
 )
 def test_an_invalid_manifest_is_refused_with_the_reason(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, rule: str
+    explained: Explained, text: str, rule: str
 ) -> None:
-    code, _, err = explained(capsys, tmp_path, text)
+    code, _, err = explained(text)
 
     assert code == 2
     assert rule in err
@@ -167,10 +163,8 @@ def test_pods_are_found_in_every_kind_that_creates_them() -> None:
     ]
 
 
-def test_a_manifest_and_a_pod_exclude_each_other(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    code, _, err = explained(capsys, tmp_path, DEPLOYMENT, "my-pod")
+def test_a_manifest_and_a_pod_exclude_each_other(explained: Explained) -> None:
+    code, _, err = explained(DEPLOYMENT, "my-pod")
 
     assert code == 2
     assert "either a POD or, with --request, a manifest" in err
@@ -181,14 +175,12 @@ def test_an_empty_file_has_no_pod() -> None:
         pods_in("", "empty.yaml")
 
 
-def test_a_pod_that_requires_mig_is_placed_on_instances(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_pod_that_requires_mig_is_placed_on_instances(explained: Explained) -> None:
     limits = "volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 3000"
     notes = 'annotations: {volcano.sh/vgpu-mode: "mig"}'
     text = pod(limits).replace("{name: one}", f"{{name: one, {notes}}}")
 
-    code, out, _ = explained(capsys, tmp_path, text, "--gpu", "A100-40GB")
+    code, out, _ = explained(text, "--gpu", "A100-40GB")
 
     assert code == 0
     assert "8 idle NVIDIA A100-SXM4-40GB of 40960 MiB, in MIG mode" in out
@@ -196,10 +188,8 @@ def test_a_pod_that_requires_mig_is_placed_on_instances(
     assert "NVIDIA_VISIBLE_DEVICES=MIG-(the UUID of this 1g.5gb)" in out
 
 
-def test_a_model_without_mig_is_refused_with_those_that_have_it(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    code, _, err = explained(capsys, tmp_path, DEPLOYMENT, "--gpu", "T4:mig")
+def test_a_model_without_mig_is_refused_with_those_that_have_it(explained: Explained) -> None:
+    code, _, err = explained(DEPLOYMENT, "--gpu", "T4:mig")
 
     assert code == 2
     assert "T4 has no mode 'mig'; there are A30:mig" in err
@@ -217,11 +207,9 @@ STRICT = "metadata: {name: one, annotations: {leasehold.dev/isolation: strict}}"
         ("volcano.sh/gpu-memory: 1024", "isolation is strict: request whole GPUs"),
     ],
 )
-def test_strict_isolation_is_explained(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, limits: str, output: str
-) -> None:
+def test_strict_isolation_is_explained(explained: Explained, limits: str, output: str) -> None:
     manifest = pod(limits).replace("metadata: {name: one}", STRICT)
 
-    _, out, err = explained(capsys, tmp_path, manifest)
+    _, out, err = explained(manifest)
 
     assert output in out + err
