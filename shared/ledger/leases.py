@@ -25,7 +25,6 @@ from msgspec import structs
 from shared.ledger.connection import LedgerConnection, LedgerPart, in_batches, unpack
 from shared.ledger.ledger_inventory import LedgerInventory
 from shared.ledger.ledger_totals import PAGE_SIZE, LedgerQuotas, LedgerTotals, read_nodes
-from shared.ledger.rows.device_rows import decode_device_row, decode_node_row
 from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import (
     decode_lease,
@@ -36,6 +35,7 @@ from shared.ledger.rows.lease_rows import (
     joined,
     new_lease,
 )
+from shared.ledger.rows.node_rows import decode_device_row, decode_node_row
 from shared.ledger.rows.quota_rows import decode_excesses
 from shared.ledger.rows.unreadable import readable
 from shared.ledger.rows.waiting_rows import rank_of

@@ -25,8 +25,14 @@ from shared.model.events.event import Delivery, Event, is_work
 from shared.nats import subjects, wire
 from shared.nats.confirmations import Confirmations, ConfirmationTiming
 from shared.nats.connection import ConnectWait, connected
-from shared.nats.handover import LocalHandlers
-from shared.nats.inbox import EVENTS_PER_MESSAGE, Inbox, OnRefused, count_refused, decode_checked
+from shared.nats.inbox import (
+    EVENTS_PER_MESSAGE,
+    Inbox,
+    LocalHandlers,
+    OnRefused,
+    count_refused,
+    decode_checked,
+)
 from shared.nats.unconfirmed_work import UNCONFIRMED, ResendPolicy, UnconfirmedWork
 
 QUIET_S = 5.0

@@ -9,7 +9,7 @@ import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from shared.model.clock import end
-from shared.nats.handover import LocalHandlers
+from shared.nats.inbox import LocalHandlers
 from shared.runtime import health
 from shared.runtime.settings import ServiceSettings
 

@@ -10,8 +10,7 @@ from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.pod_events import PodBound, PodQueued
 from shared.nats import subjects
 from shared.nats.bus import QUIET_S, Bus, Copies
-from shared.nats.handover import LocalHandlers
-from shared.nats.inbox import EVENTS_PER_MESSAGE
+from shared.nats.inbox import EVENTS_PER_MESSAGE, LocalHandlers
 from tests.integration.nats.test_bus import Recorder, queued, running
 from tests.integration.nats.test_work import Slow, connected, unconfirmed
 from tests.support import build
