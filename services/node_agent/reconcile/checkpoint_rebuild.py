@@ -1,10 +1,11 @@
 """Derives lost checkpoint entries, and ended pods, from PodResources and leases; pure."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from services.node_agent.allocate.allocation import NodeSnapshot, claim_entry, container_setup
 from services.node_agent.kubelet.device_ids import compact
-from services.node_agent.kubelet.pods import KubeletPod, PodResources
+from services.node_agent.kubelet.pods import Holding, KubeletPod, PodResources
 from services.node_agent.mig.instances import MigInstance, container_instances
 from services.node_agent.records.checkpoint_entry import CheckpointEntry, new_entry
 from shared.dialects import DIALECTS
@@ -24,66 +25,58 @@ def rebuild_entries(
     instances: Mapping[DeviceUuid, Sequence[MigInstance]],
     now: float,
 ) -> list[CheckpointEntry]:
-    """Return an entry for each container with devices of our resources and a lease.
+    """Return an entry for each container, and each claim's request, with devices and a lease.
 
     Ended init containers, and containers before Allocate, have no devices. `instances` are those of
     devices in MIG mode: a container has the one at its placement.
     """
-    by_name = {(pod.namespace, pod.name): pod for pod in pods if not pod.terminal}
-    entries = []
-    for holding in pod_resources.holdings:
-        pod = by_name.get((holding.namespace, holding.name))  # type: ignore[arg-type]
-        lease = leases.get(pod.uid) if pod is not None else None
-        if lease is None or holding.resource not in node.served or lease.dialect not in DIALECTS:
-            continue
-        if not lease.shares_of(holding.container):
-            continue
-        try:
-            uuids = container_instances(lease, holding.container, node.devices, instances)
-            setup = container_setup(lease, holding.container, node, uuids)
-        except RequestError:
-            continue
-        ids = compact(holding.device_ids)
-        entries.append(
-            new_entry(
-                lease,
-                holding.container,
-                holding.resource,
-                ids,
-                setup=setup,
-                instances=uuids,
-                now=now,
+    entries: list[CheckpointEntry] = []
+    for lease, holding in _held_by_pods(node, leases, pods, pod_resources):
+        with contextlib.suppress(RequestError):
+            name, ids = holding.container, compact(holding.device_ids)
+            uuids = container_instances(lease, name, node.devices, instances)
+            setup = container_setup(lease, name, node, uuids)
+            entry = new_entry(
+                lease, name, holding.resource, ids, setup=setup, instances=uuids, now=now
             )
-        )
+            entries.append(entry)
+    for lease, name in _held_by_claims(leases, pod_resources):
+        with contextlib.suppress(RequestError):
+            uuids = container_instances(lease, name, node.devices, instances)
+            entries.append(claim_entry(lease, name, node, honoured={}, instances=uuids, now=now))
     return entries
 
 
-def rebuild_claims(
+def _held_by_pods(
     node: NodeSnapshot,
     leases: Mapping[PodUid, Lease],
+    pods: Iterable[KubeletPod],
     pod_resources: PodResources,
-    *,
-    instances: Mapping[DeviceUuid, Sequence[MigInstance]],
-    now: float,
-) -> list[CheckpointEntry]:
-    """Return an entry for each request of claims with a lease whose devices pods have."""
+) -> Iterator[tuple[Lease, Holding]]:
+    live: dict[tuple[str, str], PodUid] = {
+        (pod.namespace, pod.name): pod.uid for pod in pods if not pod.terminal
+    }
+    for holding in pod_resources.holdings:
+        pod = live.get((holding.namespace, holding.name))
+        lease = leases.get(pod) if pod is not None else None
+        if lease is None or holding.resource not in node.served or lease.dialect not in DIALECTS:
+            continue
+        if lease.shares_of(holding.container):
+            yield lease, holding
+
+
+def _held_by_claims(
+    leases: Mapping[PodUid, Lease], pod_resources: PodResources
+) -> Iterator[tuple[Lease, str]]:
+    """Yield each request of the claims with a lease whose devices pods have."""
     held: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for each in pod_resources.claims:
         devices = held.setdefault((each.namespace, each.claim), set())
         devices.add((each.device, each.share_id))
-    entries: list[CheckpointEntry] = []
     for lease in leases.values():
         leased = {(device_name(s.device, s.mig), s.share_id) for s in lease.shares}
-        if lease.claim is None or not leased <= held.get((lease.namespace, lease.name), set()):
-            continue
-        for request in lease.containers:
-            try:
-                uuids = container_instances(lease, request, node.devices, instances)
-                entry = claim_entry(lease, request, node, honoured={}, instances=uuids, now=now)
-            except RequestError:
-                continue
-            entries.append(entry)
-    return entries
+        if lease.claim and leased <= held.get((lease.namespace, lease.name), set()):
+            yield from ((lease, request) for request in lease.containers)
 
 
 def may_hold_unrecorded(entries: Iterable[CheckpointEntry], pods: Iterable[KubeletPod]) -> bool:

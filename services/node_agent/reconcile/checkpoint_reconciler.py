@@ -12,7 +12,6 @@ from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.reconcile.checkpoint_rebuild import (
     ended_pods,
     may_hold_unrecorded,
-    rebuild_claims,
     rebuild_entries,
     unrecorded_holders,
     unused_claims,
@@ -38,13 +37,11 @@ class CheckpointReconciler:
 
     async def rebuild(self, node: NodeSnapshot) -> None:
         """Record what the checkpoint lacks from PodResources and leases, which have been synced."""
-        pods, pod_resources = await self._list()
+        pods = await self.pods.list_pods()
+        pod_resources = await self.node.pod_resources.list_holdings()
         leases, now = self.leases.leases, self.node.clock.now()
         instances = await self._instances(pod_resources)
-        entries = [
-            *rebuild_entries(node, leases, pods, pod_resources, instances=instances, now=now),
-            *rebuild_claims(node, leases, pod_resources, instances=instances, now=now),
-        ]
+        entries = rebuild_entries(node, leases, pods, pod_resources, instances=instances, now=now)
         lost = [entry for entry in entries if entry.allocation.pod not in self.checkpoint.pods]
         for entry in lost:
             await self.checkpoint.save(entry)
@@ -122,9 +119,6 @@ class CheckpointReconciler:
         ):
             return await self.mig.list_instances()
         return {}
-
-    async def _list(self) -> tuple[tuple[KubeletPod, ...], PodResources]:
-        return await self.pods.list_pods(), await self.node.pod_resources.list_holdings()
 
     def _note_unrecorded(
         self, node: NodeSnapshot, pods: Sequence[KubeletPod], pod_resources: PodResources
