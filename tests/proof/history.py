@@ -50,7 +50,7 @@ class History:
     first_seen: dict[str, float] = field(default_factory=dict)
     last_seen: dict[str, float] = field(default_factory=dict)
     instance_mib: dict[str, int] = field(default_factory=dict)
-    """By pod, the memory of the MIG instances of its lease, or 0 without one."""
+    """By lease, as charges name it, the memory of its MIG instances, or 0 without one."""
     announced_after: dict[str, float] = field(default_factory=dict)
     """By pod whose eviction is announced, the last sample before that."""
     pods_seen_at: float = 0.0
@@ -95,7 +95,8 @@ class History:
         """Take note of the leases of a sample, before it is judged."""
         for pod, lease in (ledger.leases if ledger else {}).items():
             if lease.state in {"bound", "active"}:
-                self.instance_mib[pod] = sum(each.mib for each in lease.shares if each.layout)
+                charged = f"{pod}/{round(lease.created_at * 1000)}"
+                self.instance_mib[charged] = sum(s.mib for s in lease.shares if s.layout)
 
     def saw_ledger(self, ledger: RawLedger | None) -> None:
         """Take note of the versions of the leases of a sample, after it was judged."""

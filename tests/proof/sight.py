@@ -36,10 +36,9 @@ def s6_budgets_are_exact(sample: Sample, history: History) -> Iterator[Violation
     for charge in ledger.charges:
         if charge.kind == "charge":
             by_lease[charge.lease].append(charge)
-    newest = {lease.partition("/")[0]: lease for lease in sorted(by_lease)}
     for lease, charges in sorted(by_lease.items()):
         pod = lease.partition("/")[0]
-        expected = _weight(pod, sample, history, ran=lease == newest[pod])
+        expected = _weight(lease, sample, history)
         end_ms = None
         for charge in sorted(charges, key=lambda each: each.start_ms):
             text = ""
@@ -56,15 +55,15 @@ def s6_budgets_are_exact(sample: Sample, history: History) -> Iterator[Violation
             end_ms = charge.end_ms
 
 
-def _weight(pod: str, sample: Sample, history: History, *, ran: bool) -> int:
-    """Return the weight by what a pod requests, in milli-GPU, or 0 if it is unknown.
+def _weight(lease: str, sample: Sample, history: History) -> int:
+    """Return the weight by what a lease's pod requests, in milli-GPU, or 0 if it is unknown.
 
     The larger part of a device's cores and memory counts, of each device; of a MIG device the
-    instance, which may be larger than the request. It is seen only of the lease that the pod `ran`
-    with: one that ended before its pod was bound may have been of another instance.
+    instance, which may be larger than the request, and which only a lease that was seen shows.
     """
-    seen, instances = history.pods.get(pod), history.instance_mib.get(pod)
-    if seen is None or seen.resized or instances is None or (instances and not ran):
+    pod, created_ms, *_ = lease.split("/")
+    seen, instances = history.pods.get(pod), history.instance_mib.get(f"{pod}/{created_ms}")
+    if seen is None or seen.resized or instances is None:
         return 0
     want = seen.want
     mib = Fraction(instances, want.gpus) if instances else Fraction(want.mib)

@@ -198,7 +198,7 @@ MUTATIONS: tuple[tuple[str, str, float, dict[str, Any]], ...] = (
         0,
         {
             "pods": (POD,),
-            **ledger(LEASE, charges=(replace(CHARGE, lease="a/1"),), used_units={"w": 100}),
+            **ledger(LEASE, charges=(replace(CHARGE, lease="a/1000000"),), used_units={"w": 100}),
         },
     ),
     ("S7", "a higher limit", 0, {"pods": (POD,), "grants": (of("a", GRANT, 1001),)}),
@@ -403,6 +403,11 @@ def test_a_right_state_violates_nothing_and_every_invariant_finds_a_mutation() -
 
     assert not found(*lasting(60, **right))
     assert not found(sample(**OF_MIG, grants=(GIVEN,)))
+    of_earlier: dict[str, Any] = {
+        "charges": (replace(CHARGE, lease="a/1"),),
+        "used_units": {"w": 100},
+    }
+    assert not found(sample(pods=(POD,), **dict[str, Any](ledger(LEASE, **of_earlier))))
     assert mutated == INVARIANTS.keys()
     assert all(checks_of(invariant) for invariant in INVARIANTS)
 
