@@ -6,11 +6,10 @@ from services.auth.auth_callout import (
     ServiceNamespaces,
 )
 from services.auth.managed_servers import ManagedServers
-from services.auth.metrics import EXPIRATION
 from services.auth.nats_users import AUTH_CALLOUT_SUBJECT
 from services.auth.object_store import RootSecretStore
 from services.auth.root_secret import AUTH
-from services.auth.service import AuthService, TokenReviewer
+from services.auth.service import EXPIRATION, AuthService, TokenReviewer
 from services.auth.settings import ABOUT, EXAMPLES, AuthSettings
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from prometheus_client import Counter, Gauge
+
 from services.auth import auth_callout, ca_rotation, root_secret
 from services.auth.auth_callout import (
     AuthorizationRefusedError,
@@ -15,7 +17,6 @@ from services.auth.auth_callout import (
 )
 from services.auth.ca_rotation import NOTHING_OBSERVED, TRUSTED, Observed, Rotation
 from services.auth.managed_servers import ManagedServers
-from services.auth.metrics import REQUESTS
 from services.auth.nats_users import NatsUser, service_users
 from services.auth.nkeys import TokenIssuer
 from services.auth.object_store import RootSecretStore
@@ -25,6 +26,13 @@ from shared.model.clock import Clock
 from shared.model.errors import ConflictError, UnavailableError
 from shared.runtime.service import loops
 
+REQUESTS = Counter(
+    "leasehold_auth_requests", "Authorization requests of NATS, by outcome.", ["outcome"]
+)
+EXPIRATION = Gauge(
+    "leasehold_auth_certificate_expiration_timestamp_seconds",
+    "When the certificate of NATS and Redis expires.",
+)
 logger = logging.getLogger(__name__)
 
 MAX_CACHED_TOKENS = 10_000

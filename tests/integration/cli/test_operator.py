@@ -1,4 +1,4 @@
-"""The operator of a cluster is authenticated at NATS by a token of the account `operator`."""
+"""The account of the operator: its token at NATS, and what its pod may read."""
 
 import tempfile
 from collections.abc import AsyncIterator
@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from services.cli.audit.snapshot_reader import ClusterObjects
 from services.cli.doctor.cluster_probes import ClusterProbes
-from services.cli.doctor.doctor import run_check
+from services.cli.doctor.doctor import AGENT_ONLY_CHECKS, CLUSTER_CHECKS, run_check
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.credentials.tls import TlsFiles
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.model.findings import Finding, Outcome, SkipError
+from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from tests.support.auth.world import AuthWorld, auth_world
+from tests.support.simcluster.apiserver import api_server
+from tests.support.simcluster.installed import created, install_rights, token_of
 
 
 @pytest.fixture
@@ -45,3 +51,63 @@ async def test_the_token_of_the_operator_is_accepted_and_one_for_another_audienc
 
     assert (accepted.outcome, rejected.outcome) == (Outcome.OK, Outcome.FAIL)
     assert "rejects the token in" in rejected.text
+
+
+SETTINGS = {"metadata": {"name": "settings"}, "data": {"LEASEHOLD_LOG_LEVEL": "info"}}
+
+
+@pytest.fixture
+async def operator() -> AsyncIterator[KubernetesClient]:
+    labels = {"app": "x"}
+    container = {
+        "name": "main",
+        "image": "x",
+        "envFrom": [{"configMapRef": {"name": "settings"}}],
+    }
+    spec = {
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
+    }
+    async with api_server() as api, api.client() as client:
+        await install_rights(api)
+        for namespace, kind in (
+            (SYSTEM_NAMESPACE, "deployments"),
+            (AGENTS_NAMESPACE, "daemonsets"),
+        ):
+            await created(client, f"/api/v1/namespaces/{namespace}/configmaps", SETTINGS)
+            path = f"/apis/apps/v1/namespaces/{namespace}/{kind}"
+            await created(client, path, {"metadata": {"name": "extender"}, "spec": spec})
+        extended = {"metadata": {"name": "a"}, "spec": {"extendedResourceName": "example.org/gpu"}}
+        await created(client, "/apis/resource.k8s.io/v1/deviceclasses", extended)
+        token = await token_of(client, "operator", "node-a")
+        credentials = ClusterCredentials(server=api.url, ca_pem=api.ca.read_text(), token=token)
+        async with KubernetesClient(credentials) as kube:
+            yield kube
+
+
+async def test_no_check_of_the_doctor_lacks_a_right(operator: KubernetesClient) -> None:
+    probes = ClusterProbes(
+        api_server=operator,
+        redis_url="",
+        redis_credentials=NO_CREDENTIALS,
+        nats_url="",
+        nats_credentials=NO_CREDENTIALS,
+        simulated=False,
+    )
+
+    texts = {
+        name: (await run_check(check(probes))).text
+        for name, check in CLUSTER_CHECKS.items()
+        if name not in AGENT_ONLY_CHECKS
+    }
+
+    assert {name: text for name, text in texts.items() if "403" in text} == {}
+    assert texts["settings"].startswith("there is no NATS address")
+
+
+async def test_the_audit_reads_pods_nodes_and_claims(operator: KubernetesClient) -> None:
+    objects = ClusterObjects(operator)
+
+    assert [pod.name for pod in await objects.pods()] == ["operator-node-a"]
+    assert await objects.node_names() == frozenset()
+    assert await objects.claims() == ()

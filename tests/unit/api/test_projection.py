@@ -1,15 +1,37 @@
-"""The page's devices, leases and waiting pods, from the latest reads of the ledger."""
+"""The devices, leases and waiting pods of the page, from the latest reads; a pod to try."""
 
+import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.api.first_pod import EXAMPLES, first_pod
 from services.api.projection import NAMESPACES, WAITING, Projection
 from services.api.static_page import page
+from services.webhook.admission import AdmissionPolicy, decide
 from shared.model.events.pod_events import PodBound
 from shared.model.lease import Lease, LeaseState, MigPlacement
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.support import build
 from tests.support.api.board import EVIL, budget, lease, node_totals, projected, seen, waiting
+from tests.support.webhook.reviews import reviewed
+
+
+@pytest.mark.parametrize("resource", EXAMPLES)
+def test_the_pod_to_try_is_admitted_and_requests_a_gpu(resource: str) -> None:
+    manifest = first_pod(["other", resource])
+    assert manifest is not None
+    pod = reviewed(yaml.safe_load(manifest), "default")
+
+    decision = decide(pod, AdmissionPolicy())
+
+    assert decision.allowed, decision.message
+    assert decision.requests_gpu
+    assert resource in manifest
+
+
+def test_there_is_none_if_no_node_serves_a_resource() -> None:
+    assert first_pod([]) is None
 
 
 def test_a_device_contains_its_leases_with_their_fields() -> None:

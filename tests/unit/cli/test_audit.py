@@ -1,4 +1,4 @@
-"""The audit: of devices and leases, waiting pods, gangs, nodes and accounts; and its output."""
+"""The audit: devices and leases, claims, waiting pods, gangs, nodes, accounts; its output."""
 
 from dataclasses import replace
 from io import StringIO
@@ -15,10 +15,12 @@ from services.cli.audit.lease_checks import unexplained
 from services.cli.audit.snapshot import Difference, Snapshot, lasting_differences
 from services.timekeeper.accounts.accrual import RESTORED
 from shared.model.budget import BudgetWindow, ChargeEntry
+from shared.model.claim import LEASED
 from shared.model.device import DeviceUse
+from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.node_events import Allocation
 from shared.model.fair_share import fair_share_of
-from shared.model.lease import Lease, LeaseState
+from shared.model.lease import ClaimAllocation, Lease, LeaseState
 from shared.model.lease_copy import ANNOTATION, dump_lease
 from shared.model.ledger import LedgerNode, NodeTotals
 from shared.model.names import Namespace, NodeName, PodUid
@@ -40,7 +42,67 @@ from tests.support.audit import (
     waits,
     with_use,
 )
+from tests.support.binder.world import allocated, on
 from tests.support.placer.gangs import charge_of
+from tests.support.snapshots import cluster_of, explained
+
+
+def claimed(name: str = "c", *consumers: str) -> tuple[AllocatedClaim, Lease]:
+    claim = allocated(name, on(GPU, 3_000, request="gpu", share_id="s1"), node="node-0")
+    held = structs.replace(
+        lease(name, structs.replace(share(), container="gpu", share_id="s1")),
+        resources={},
+        claim=ClaimAllocation(generation="g1", consumers=tuple(map(PodUid, consumers))),
+    )
+    return replace(claim, answer=LEASED), held
+
+
+def test_a_claim_with_its_lease_has_no_differences() -> None:
+    claim, held = claimed()
+
+    assert found(replace(facts(account(held)), claims=(claim,))) == []
+    assert found(facts(account(held))) == [], "claims that were not read are not compared"
+
+
+def test_a_claim_that_is_answered_needs_a_lease() -> None:
+    claim, _ = claimed()
+
+    sound = replace(facts(account()), claims=(claim,))
+
+    assert found(sound) == [("S3", "it is answered as leased and holds no lease")]
+    assert found(replace(sound, claims=(replace(claim, answer=""),))) == []
+
+
+def test_a_lease_of_another_share_than_the_allocated_one_is_found() -> None:
+    claim, held = claimed()
+    [device] = claim.devices
+    moved = replace(claim, devices=(replace(device, share_id="s2"),))
+
+    [(invariant, text)] = found(replace(facts(account(held)), claims=(moved,)))
+
+    assert invariant == "S7"
+    assert "('gpu', 'gpu-0', 's2')" in text
+
+
+def test_a_lease_without_an_allocation_is_found() -> None:
+    _, held = claimed()
+
+    [(invariant, text)] = found(replace(facts(account(held)), claims=()))
+
+    assert invariant == "P2"
+    assert text == "it has no allocation and its lease is bound, version 0"
+
+
+def test_a_pod_is_explained_by_the_lease_of_its_claim() -> None:
+    consumer, other = pod("p"), pod("q")
+    _, held = claimed("c", consumer.pod, other.pod)
+
+    explanation = explained(consumer, cluster_of(account(held)))
+
+    assert explanation.verdict == "running"
+    assert "claim       default/c, which 2 pods use" in explanation.lines
+    assert any(line.startswith("request     gpu: 3000 MiB") for line in explanation.lines)
+
 
 SOUND = account(lease("a"))
 OTHER = NodeName("node-1")
