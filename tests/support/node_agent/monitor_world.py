@@ -28,7 +28,7 @@ from tests.support.build import allocation_of
 from tests.support.clock import FakeClock
 from tests.support.node_agent.agent import NUMBER, lease_of, share
 from tests.support.node_agent.node import FakeKubelet, node_of
-from tests.support.node_agent.regions import process
+from tests.support.node_agent.regions import process, rewritten
 from tests.support.simcluster.kubelet import NODE
 
 MIB = 1 << 20
@@ -169,10 +169,8 @@ class MonitorWorld:
         return self.monitor
 
     def change(self, tenant: LeasedContainer, at: int, data: bytes) -> None:
-        assert tenant.region_path is not None
-        with Path(tenant.region_path).open("r+b") as file:
-            file.seek(at)
-            file.write(data)
+        with rewritten(tenant.region_path) as image:
+            image[at : at + len(data)] = data
 
 
 def stat_of(pid: int, began_ticks: int) -> str:
@@ -201,12 +199,10 @@ def monitored(tmp_path: Path) -> MonitorWorld:
 def computing(world: MonitorWorld, lease: Lease | None = None) -> LeasedContainer:
     """Add a container whose process used its GPU 30 s ago."""
     tenant = world.add_container(lease or lease_of(UID))
-    assert tenant.region_path is not None
-    image = bytearray(Path(tenant.region_path).read_bytes())
-    process(image, 0, 7, totals=(300 * MIB,), host_pid=70)
-    struct.pack_into("<Q", image, V1_2.slot_at(0) + V1_2.slot.utilization + 16, 25)
-    struct.pack_into("<Q", image, 2008912, int(world.clock.now()) - 30)
-    Path(tenant.region_path).write_bytes(bytes(image))
+    with rewritten(tenant.region_path) as image:
+        process(image, 0, 7, totals=(300 * MIB,), host_pid=70)
+        struct.pack_into("<Q", image, V1_2.slot_at(0) + V1_2.slot.utilization + 16, 25)
+        struct.pack_into("<Q", image, 2008912, int(world.clock.now()) - 30)
     world.add_process(tenant, 70, inner=7)
     return tenant
 

@@ -5,6 +5,8 @@ import shutil
 import struct
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 
 from services.node_agent.isolation.region import Region
@@ -94,10 +96,18 @@ def limit_mib(place: PurePath) -> int:
     return region.memory_limits[0] // MIB
 
 
-def use_memory(place: PurePath, mib: int) -> None:
-    """Use memory as process 7 of the container."""
+@contextmanager
+def rewritten(place: PurePath | None) -> Iterator[bytearray]:
+    """Give the content of a region's file, to be changed in place."""
+    assert place is not None
     with Path(place).open("r+b") as file:
         image = bytearray(file.read())
-        process(image, 0, 7, totals=(mib * MIB,))
+        yield image
         file.seek(0)
         file.write(image)
+
+
+def use_memory(place: PurePath | None, mib: int) -> None:
+    """Use memory as process 7 of the container."""
+    with rewritten(place) as image:
+        process(image, 0, 7, totals=(mib * MIB,))

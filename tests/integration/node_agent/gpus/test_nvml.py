@@ -25,7 +25,7 @@ from shared.model.names import DeviceUuid
 from tests.support.gpu_driver import CONTEXT, GIB, MIB, DriverGpu, GpuDriver, gpu
 from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.monitor_world import OURS, UID, monitored, read
-from tests.support.node_agent.regions import process
+from tests.support.node_agent.regions import use_memory
 from tests.support.waiting import until
 
 FIRST, SECOND = gpu(1), gpu(2, memory_mib=81920, name="NVIDIA H100 80GB HBM3")
@@ -313,10 +313,7 @@ async def test_metrics_show_what_regions_and_the_driver_count(
     tenant = world.add_container(lease_of(UID))
     world.add_process(tenant, load.pid, inner=7)
     world.monitor.usage = NvmlProcesses()
-    assert tenant.region_path is not None
-    image = bytearray(Path(tenant.region_path).read_bytes())
-    process(image, 0, 7, totals=(512 * MIB,))
-    Path(tenant.region_path).write_bytes(bytes(image))
+    use_memory(tenant.region_path, 512)
 
     await world.monitor.scan()
 

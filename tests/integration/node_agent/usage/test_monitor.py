@@ -20,7 +20,7 @@ from shared.model.events.node_events import ViolationFound
 from shared.model.lease import Lease, LeaseState
 from simcluster.node_agent.agent import SimulatedAgentSettings
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
-from tests.support.node_agent.regions import process
+from tests.support.node_agent.regions import rewritten, use_memory
 from tests.support.simcluster.kubelet import pod
 from tests.support.waiting import until
 
@@ -61,14 +61,6 @@ def region_of(cluster: OneNodeCluster, lease: Lease) -> Path:
     return cluster.root / "agent" / "containers" / f"{lease.pod}_main" / name
 
 
-def use(place: Path, total: int) -> None:
-    """Have a process of the container use memory."""
-    image = bytearray(place.read_bytes())
-    process(image, 0, 7, totals=(total,))
-    with place.open("r+b") as file:
-        file.write(image)
-
-
 async def test_the_limits_of_a_container_are_set_before_it_starts() -> None:
     async with one_node_cluster() as cluster, cluster.running():
         obj = pod("one", limits={NUMBER: 2})
@@ -90,11 +82,10 @@ async def test_metrics_show_a_container_while_its_lease_is_live_and_limits_are_r
     async with one_node_cluster(monitor_http=address, rate=100) as cluster, cluster.running():
         lease = await cluster.run_pod("one", share(0, 1000))
         place = region_of(cluster, lease)
-        use(place, 300 * MIB)
+        use_memory(place, 300)
         page = await until_scraped(address, lambda page: page.get(USED) == {"one": 300 * MIB})
-        with place.open("r+b") as file:
-            file.seek(V1_2.memory_limits)
-            file.write(struct.pack("<Q", 80_000 * MIB))
+        with rewritten(place) as image:
+            struct.pack_into("<Q", image, V1_2.memory_limits, 80_000 * MIB)
         (violation,) = await until(lambda: cluster.events_of(ViolationFound))
         await until_scraped(
             address, lambda page: page["leasehold_limits_restored_total"].get("") == 1
@@ -118,7 +109,7 @@ async def test_hami_core_28_a_restarted_container_has_an_empty_region_with_its_l
     async with one_node_cluster() as cluster, cluster.running():
         lease = cluster.bind(pod("one", limits={NUMBER: 1}, annotations=CRASHING), share(0, 1000))
         place = await until(lambda: _place(cluster, lease))
-        use(place, 300 * MIB)
+        use_memory(place, 300)
         region = await until(lambda: _unused(place))
 
     assert region.memory_limits[0] == 1000 * MIB

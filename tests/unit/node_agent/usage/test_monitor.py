@@ -3,7 +3,6 @@
 import struct
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -32,7 +31,7 @@ from tests.support.node_agent.monitor_world import (
     read,
     scraped,
 )
-from tests.support.node_agent.regions import process
+from tests.support.node_agent.regions import process, rewritten
 
 
 async def test_item_49_every_published_series_has_its_name_labels_and_value(
@@ -58,12 +57,10 @@ async def test_the_report_of_a_node_can_be_read_whatever_a_container_writes_into
     world: MonitorWorld,
 ) -> None:
     tenant = computing(world)
-    assert tenant.region_path is not None
-    image = bytearray(Path(tenant.region_path).read_bytes())
-    for index, pid in enumerate((7, 8, 9)):
-        process(image, index, pid, totals=((1 << 63) - 1,), host_pid=63 + pid)
-        struct.pack_into("<Q", image, V1_2.slot_at(index) + 1160 + 16, 100)
-    world.change(tenant, 0, bytes(image))
+    with rewritten(tenant.region_path) as image:
+        for index, pid in enumerate((7, 8, 9)):
+            process(image, index, pid, totals=((1 << 63) - 1,), host_pid=63 + pid)
+            struct.pack_into("<Q", image, V1_2.slot_at(index) + 1160 + 16, 100)
     for pid in (8, 9):
         world.add_process(tenant, 63 + pid, inner=pid)
     world.restart(LastUseFile(world.root / "last-uses.json", save_s=0))

@@ -1,7 +1,6 @@
 """Regions that stay locked or half-written, or that lack the PID of a process."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from shared.model.events.node_events import ViolationReason
 from shared.model.names import PodUid
 from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.monitor_world import MIB, UID, MonitorWorld, computing
-from tests.support.node_agent.regions import fresh, process, use_memory
+from tests.support.node_agent.regions import fresh, process, rewritten, use_memory
 
 KEY = (PodUid("u1"), "main")
 
@@ -58,11 +57,9 @@ async def test_a_capped_process_whose_pid_hami_core_does_not_find_is_reported_on
     world: MonitorWorld,
 ) -> None:
     tenant = computing(world)
-    assert tenant.region_path is not None
     world.add_process(tenant, 71, inner=8, mib=200)
-    image = bytearray(Path(tenant.region_path).read_bytes())
-    process(image, 1, 8, totals=(200 * MIB,), host_pid=0)
-    Path(tenant.region_path).write_bytes(bytes(image))
+    with rewritten(tenant.region_path) as image:
+        process(image, 1, 8, totals=(200 * MIB,), host_pid=0)
 
     await world.monitor.scan()
     early = world.monitor.snapshot.violations
@@ -80,7 +77,6 @@ async def test_a_capped_process_whose_pid_hami_core_does_not_find_is_reported_on
 
 async def test_a_process_without_a_limit_of_cores_needs_no_pid(world: MonitorWorld) -> None:
     tenant = world.add_container(lease_of(UID, share(0, 1000, cores_percent=0)))
-    assert tenant.region_path is not None
     use_memory(tenant.region_path, 200)
     world.add_process(tenant, 70, inner=7)
 

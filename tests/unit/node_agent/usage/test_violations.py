@@ -29,7 +29,7 @@ from tests.support.node_agent.monitor_world import (
     computing,
     read,
 )
-from tests.support.node_agent.regions import process
+from tests.support.node_agent.regions import process, rewritten
 
 
 async def test_altered_limits_are_reported_once_and_restored_in_place(world: MonitorWorld) -> None:
@@ -92,11 +92,9 @@ async def test_hami_core_35_a_bypass_is_reported_once_until_it_ends_and_again_af
 
 async def test_a_process_that_hami_core_has_lost_is_reported(world: MonitorWorld) -> None:
     tenant = computing(world)
-    assert tenant.region_path is not None
     world.add_process(tenant, 71, inner=8, mib=600)
-    image = bytearray(Path(tenant.region_path).read_bytes())
-    process(image, 5, 8, totals=(600 * MIB,), counted=False)
-    Path(tenant.region_path).write_bytes(bytes(image))
+    with rewritten(tenant.region_path) as image:
+        process(image, 5, 8, totals=(600 * MIB,), counted=False)
 
     await world.monitor.scan()
 
