@@ -10,6 +10,7 @@ import os
 import runpy
 import sys
 import warnings
+from functools import cache
 from unittest import mock
 
 import pytest
@@ -49,19 +50,20 @@ def variables(found: list[Json], container: Json) -> dict[str, str]:
 def refused(found: list[Json]) -> list[str]:
     """Have every container of ours read what it is given; return what is not understood."""
     commands = [
-        (container["args"], variables(found, container))
+        (tuple(container["args"]), tuple(sorted(variables(found, container).items())))
         for _, container in ours(found)
         if "command" not in container
     ]
-    return [fault for args, given in commands if (fault := _fault(args, given))]
+    return [fault for args, given in commands if (fault := fault_of(args, given))]
 
 
-def _fault(args: list[str], given: dict[str, str]) -> str:
+@cache
+def fault_of(args: tuple[str, ...], given: tuple[tuple[str, str], ...] = ()) -> str:
     """Run a module with these words; `--help` comes last and ends it when the others are read."""
     shown, errors = io.StringIO(), io.StringIO()
     outside = {name: text for name, text in os.environ.items() if not name.startswith("LEASEHOLD")}
     with (
-        mock.patch.dict(os.environ, outside | given, clear=True),
+        mock.patch.dict(os.environ, outside | dict(given), clear=True),
         mock.patch.object(sys, "argv", [*args, "--help"]),
         warnings.catch_warnings(action="ignore", category=RuntimeWarning),  # imported already
         contextlib.redirect_stdout(shown),
