@@ -8,9 +8,7 @@ from typing import Any
 import pytest_asyncio
 import redis.asyncio
 
-from shared.credentials.logins import ClientCredentials
-from shared.ledger.leases import RedisLeases
-from shared.model.names import Namespace
+from tests.support.dialects.checklist import until_quota
 from tests.support.stack import (
     LEASEHOLD,
     NEEDS_KUBECTL,
@@ -120,19 +118,10 @@ def claim_pod(name: str) -> dict[str, Any]:
     return pod
 
 
-async def until_quota(cluster: Stack) -> None:
-    """Wait until the ledger knows the quota of the namespace."""
-    login = ClientCredentials(login_file=cluster.secret("redis", "operator"))
-    async with RedisLeases.connect(cluster.state()["redis_url"], credentials=login) as ledger:
-        await until(
-            ledger.quotas.totals, lambda totals: totals.quota_of(Namespace("default")) is not None
-        )
-
-
 async def test_pods_of_a_claim_and_of_a_vendor_share_a_gpu(cluster: Stack) -> None:
     dra = "components/dra/device-classes.yaml", "components/dra/schedulers.yaml"
     for file in ("base/crds/gpuquotas.yaml", *dra):
-        assert succeeded(await cluster.kubectl("apply", "-f", str(K8S / file)))
+        await cluster.apply(K8S / file)
     both = json.dumps({"apiVersion": "v1", "kind": "List", "items": [QUOTA, CLAIM]})
     await until(lambda: cluster.kubectl("apply", "-f", "-", stdin=both), succeeded)
     await until_quota(cluster)

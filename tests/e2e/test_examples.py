@@ -43,7 +43,7 @@ async def shares(up: Stack, selector: str) -> list[list[tuple[int, int]]]:
 async def test_a_deployment_of_the_examples_is_rolled_out(
     up: Stack, file: str, target: str, selector: str, expected: list[list[tuple[int, int]]]
 ) -> None:
-    assert succeeded(await up.kubectl("apply", "-f", str(EXAMPLES / file)))
+    await up.apply(EXAMPLES / file)
 
     done = await up.kubectl("rollout", "status", target, "--timeout=60s")
 
@@ -55,7 +55,7 @@ async def test_a_deployment_of_the_examples_is_rolled_out(
     ("file", "name", "pods"), [("job.yaml", "sweep", 4), ("gang.yaml", "distributed", 3)]
 )
 async def test_a_job_of_the_examples_completes(up: Stack, file: str, name: str, pods: int) -> None:
-    assert succeeded(await up.kubectl("apply", "-f", str(EXAMPLES / file)))
+    await up.apply(EXAMPLES / file)
 
     done = await up.kubectl("wait", "--for=condition=complete", f"job/{name}", "--timeout=80s")
 

@@ -4,7 +4,6 @@ Its sidecar, self-reported usage and budgets in code are gone: budgets are objec
 is counted.
 """
 
-import asyncio
 import itertools
 import json
 import tempfile
@@ -15,11 +14,8 @@ from typing import Any
 import pytest_asyncio
 import yaml
 
-from shared.credentials.logins import ClientCredentials
-from shared.ledger.leases import RedisLeases
-from shared.model.names import Namespace
 from tests.support.dialects import guides
-from tests.support.dialects.checklist import node_allocatable
+from tests.support.dialects.checklist import node_allocatable, until_quota
 from tests.support.stack import NEEDS_KUBECTL, Stack, stack, succeeded
 from tests.support.waiting import until
 
@@ -49,7 +45,7 @@ def budget(namespace: str, minutes: int, **spec: Any) -> dict[str, Any]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def up() -> AsyncIterator[Stack]:
+async def whole() -> AsyncIterator[Stack]:
     """One node with two cards, of which one may be used for three seconds for each GPU-minute."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "budgets.yaml"
@@ -64,27 +60,10 @@ async def up() -> AsyncIterator[Stack]:
             yield started
 
 
-async def kubectl(up: Stack, *arguments: str, stdin: str = "") -> str:
-    done = await up.kubectl(*arguments, stdin=stdin)
-    assert done.code == 0, f"kubectl {arguments}: {done.out}{done.err}"
-    return done.out
-
-
-@pytest_asyncio.fixture(autouse=True, loop_scope="session")
-async def deleted_pods(up: Stack) -> AsyncIterator[None]:
-    """Delete the pods of a test when it ends, also when it failed: the next needs the devices."""
-    yield
-    await delete_pods(up)
-
-
-async def delete_pods(up: Stack) -> None:
-    await kubectl(up, "delete", "pods", "--all", "--all-namespaces", "--timeout=60s")
-
-
 async def namespace(up: Stack, prefix: str) -> str:
     """Create a namespace of its own for each run of a test, and return its name."""
     name = f"{prefix}-{next(NUMBERS)}"
-    await kubectl(up, "create", "namespace", name)
+    await up.kubectl_out("create", "namespace", name)
     return name
 
 
@@ -101,12 +80,14 @@ def cards(count: int) -> dict[str, int]:
 
 
 async def create(up: Stack, where: str, name: str, limits: Mapping[str, int]) -> None:
-    await kubectl(up, "-n", where, "create", "-f", "-", stdin=manifest(name, limits))
+    await up.kubectl_out("-n", where, "create", "-f", "-", stdin=manifest(name, limits))
 
 
 async def pod(up: Stack, where: str, name: str) -> dict[str, Any]:
     """Return the pod; empty if there is none."""
-    described = await kubectl(up, "-n", where, "get", "pod", name, "--ignore-not-found", "-ojson")
+    described = await up.kubectl_out(
+        "-n", where, "get", "pod", name, "--ignore-not-found", "-ojson"
+    )
     found: dict[str, Any] = json.loads(described) if described else {}
     return found
 
@@ -128,7 +109,7 @@ async def until_waits(up: Stack, where: str, name: str, why: str) -> None:
 
 async def remove(up: Stack, where: str, *names: str) -> None:
     how = ("--ignore-not-found", "--wait=true", "--timeout=60s")
-    await kubectl(up, "-n", where, "delete", "pod", *names, *how)
+    await up.kubectl_out("-n", where, "delete", "pod", *names, *how)
 
 
 async def budget_of(up: Stack, name: str) -> dict[str, Any]:
@@ -152,14 +133,14 @@ async def test_gpusharing_the_guide_runs_from_malformed_requests_to_exhausted_bu
     number = next(FILED)
     spent, rich = f"filed-spent-{number}", f"filed-rich-{number}"
     for name in (spent, rich):
-        await kubectl(up, "create", "namespace", name)
+        await up.kubectl_out("create", "namespace", name)
 
     malformed = guides.GPUSHARING_POD.replace("vcuda-core: 50 ", "vcuda-core: 150")
     denied = await up.kubectl("-n", spent, "create", "-f", "-", stdin=malformed)
     assert denied.code != 0
     assert "150 must be 1..99 or a multiple of 100" in denied.err
 
-    await kubectl(up, "-n", spent, "create", "-f", "-", stdin=guides.GPUSHARING_POD)
+    await up.kubectl_out("-n", spent, "create", "-f", "-", stdin=guides.GPUSHARING_POD)
     await until_runs(up, spent, "mnist-case")
     await remove(up, spent, "mnist-case")
 
@@ -172,7 +153,7 @@ async def test_gpusharing_the_guide_runs_from_malformed_requests_to_exhausted_bu
     await create(up, rich, "waiting", cards(1))
     await until_runs(up, rich, "waiting")
     await until_deleted(up, spent, "training")
-    events = await kubectl(up, "-n", spent, "get", "events", "-ojson")
+    events = await up.kubectl_out("-n", spent, "get", "events", "-ojson")
     assert any("preempt" in event["reason"].lower() for event in json.loads(events)["items"])
 
     await create(up, spent, "again", cards(1))
@@ -191,7 +172,7 @@ async def test_gpusharing_10_gpu_admissions_quota_allows_and_denies_per_model_an
 ) -> None:
     where = await namespace(up, "imported")
     labels = ("gaia.tencent.com/gpu-model=M40", "gaia.tencent.com/gpu-pool=public")
-    await kubectl(up, "label", "node", "node-0", *labels)
+    await up.kubectl_out("label", "node", "node-0", *labels)
 
     async def quota(message: object) -> None:
         text = json.dumps({where: message})
@@ -201,10 +182,10 @@ async def test_gpusharing_10_gpu_admissions_quota_allows_and_denies_per_model_an
             "metadata": {"name": "gpuquota", "namespace": "kube-system"},
             "data": {"gpu_quota": text},
         }
-        await kubectl(up, "apply", "-f", "-", stdin=yaml.safe_dump(config))
+        await up.apply(yaml.safe_dump(config))
 
     await quota({"quota": {"M40": 1}, "pool": ["wx"]})
-    await asyncio.wait_for(_obeyed(up, where), 20)
+    await until_quota(up, where)
     await create(up, where, "first", {CORE: 60, MEMORY: 4})
     await until_waits(up, where, "first", "label gaia.tencent.com/gpu-pool of wx")
 
@@ -221,20 +202,9 @@ async def test_gpusharing_10_gpu_admissions_quota_allows_and_denies_per_model_an
     await up.audit()
 
 
-async def _obeyed(up: Stack, name: str) -> None:
-    """Wait until the ledger knows the namespace's quota."""
-    login = up.secret("redis", "operator")
-    async with RedisLeases.connect(
-        up.state()["redis_url"], credentials=ClientCredentials(login_file=login)
-    ) as ledger:
-        await until(
-            ledger.quotas.totals, lambda totals: totals.quota_of(Namespace(name)) is not None
-        )
-
-
 async def test_gpusharing_a_gpuquota_sums_over_all_dialects(up: Stack) -> None:
     where = await namespace(up, "quota")
-    await kubectl(up, "apply", "-f", str(BASE / "crds" / "gpuquotas.yaml"))
+    await up.apply(BASE / "crds" / "gpuquotas.yaml")
     quota = {
         "apiVersion": "leasehold.dev/v1alpha1",
         "kind": "GPUQuota",
@@ -242,7 +212,7 @@ async def test_gpusharing_a_gpuquota_sums_over_all_dialects(up: Stack) -> None:
         "spec": {"maxMilliGPU": 1000},
     }
     await until(lambda: up.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(quota)), succeeded)
-    await _obeyed(up, where)
+    await until_quota(up, where)
 
     await create(up, where, "vcuda", {CORE: 60, MEMORY: 4})
     await until_runs(up, where, "vcuda")
@@ -250,6 +220,6 @@ async def test_gpusharing_a_gpuquota_sums_over_all_dialects(up: Stack) -> None:
     await until_waits(up, where, "hami", "it allows 1 GPUs, 0.6 are used")
 
     quota["spec"] = {"maxMilliGPU": 2000}
-    await kubectl(up, "apply", "-f", "-", stdin=yaml.safe_dump(quota))
+    await up.apply(yaml.safe_dump(quota))
     await until_runs(up, where, "hami")
     await up.audit()

@@ -18,6 +18,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.dialects import guides
+from tests.support.dialects.checklist import condition_text
 from tests.support.servers.nats import free_port
 from tests.support.stack import NEEDS_KUBECTL, Done, Stack, run, running, stack
 from tests.support.waiting import until
@@ -126,7 +127,7 @@ async def test_the_commands_of_the_vgpu_guides(terminal: Terminal, up: Stack) ->
     await terminal.apply(guides.VOLCANO_VGPU_POD)
     await up.until("gpu-pod1", running)
     pod = await up.until("gpu-pod1", annotated("volcano.sh/bind-phase", "success"))
-    environment = (await up.exec("gpu-pod1", "env")).out.splitlines()
+    values = await up.environment("gpu-pod1")
     described = await terminal.type("kubectl describe pod gpu-pod1")
     scheduler = await until(
         lambda: terminal.type("curl http://<volcano-scheduler-ip>:8080/metrics"), names_the_pod
@@ -141,7 +142,6 @@ async def test_the_commands_of_the_vgpu_guides(terminal: Terminal, up: Stack) ->
     assert notes["volcano.sh/vgpu-node"] == "node-0"
     assert notes["volcano.sh/devices-to-allocate"] == ""
     assert notes["volcano.sh/vgpu-time"] == "18446744073709551615"
-    values = dict(line.partition("=")[::2] for line in environment)
     assert sorted(values["NVIDIA_VISIBLE_DEVICES"].split(",")) == sorted(devices.groups())
     assert values["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
     assert values["CUDA_DEVICE_MEMORY_LIMIT_1"] == "3000m"
@@ -159,7 +159,7 @@ async def test_item_4_a_whole_card_gets_an_idle_card_and_a_too_large_request_wai
     await terminal.apply(gpushare(name="large", memory=11178))
     large = await up.until("large", running)
     await terminal.apply(gpushare(name="huge", memory=20000))
-    await up.until("huge", unscheduled)
+    await up.until("huge", condition_text)
 
     described = await up.kubectl("describe", "pod", "huge")
 
@@ -169,18 +169,13 @@ async def test_item_4_a_whole_card_gets_an_idle_card_and_a_too_large_request_wai
     assert "0/1 nodes are available" in described.out
 
 
-def unscheduled(pod: dict[str, dict[str, list[dict[str, str]]]]) -> bool:
-    conditions = pod["status"].get("conditions", [])
-    return any(c["type"] == "PodScheduled" and c["status"] == "False" for c in conditions)
-
-
 async def test_gpus_ps_explain_and_trace_show_running_and_waiting_pods(
     terminal: Terminal, up: Stack
 ) -> None:
     await terminal.apply(guides.VOLCANO_VGPU_POD)
     await up.until("gpu-pod1", running)
     await terminal.apply(gpushare(name="huge", memory=20000))
-    await up.until("huge", unscheduled)
+    await up.until("huge", condition_text)
 
     gpus = await up.leasehold("gpus", "--json")
     leases = await up.leasehold("ps", "--json")

@@ -39,13 +39,12 @@ async def whole() -> AsyncIterator[Stack]:
 
 
 async def test_gpusharing_1_the_guides_pod_runs_as_it_is_printed(up: Stack) -> None:
-    done = await up.kubectl("apply", "-f", "-", stdin=guides.GPUSHARING_POD)
-    assert done.code == 0, done.err
+    await up.apply(guides.GPUSHARING_POD)
     await up.until("mnist-case", running)
     pod = await up.until(
         "mnist-case", lambda found: annotations_of(found).get("tencent.com/gpu-assigned") == "true"
     )
-    environment = (await up.exec("mnist-case", "env")).out.splitlines()
+    environment = await up.environment("mnist-case")
     answer = await allocated_setup(up, pod, "nvidia")
 
     index = int(annotation_of(pod, "tencent.com/predicate-gpu-idx-0"))
@@ -54,9 +53,9 @@ async def test_gpusharing_1_the_guides_pod_runs_as_it_is_printed(up: Stack) -> N
     assert annotation_of(pod, "tencent.com/vcuda-core-limit") == "50", (
         "the automated annotation tag"
     )
-    assert f"NVIDIA_VISIBLE_DEVICES={uuid(index)}" in environment
-    assert "CUDA_DEVICE_MEMORY_LIMIT_0=3840m" in environment
-    assert "CUDA_DEVICE_SM_LIMIT=50" in environment
+    assert environment["NVIDIA_VISIBLE_DEVICES"] == uuid(index)
+    assert environment["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3840m"
+    assert environment["CUDA_DEVICE_SM_LIMIT"] == "50"
     assert dict(answer.annotations) == {
         "tencent.com/vcuda-core": "50",
         "tencent.com/vcuda-memory": str(15 * 256 * MIB),
@@ -67,11 +66,10 @@ async def test_gpusharing_1_the_guides_pod_runs_as_it_is_printed(up: Stack) -> N
 async def test_koordinator_26_the_guides_pod_runs_and_sees_its_half_of_the_memory(
     up: Stack,
 ) -> None:
-    done = await up.kubectl("apply", "-f", "-", stdin=guides.KOORDINATOR_POD)
-    assert done.code == 0, done.err
+    await up.apply(guides.KOORDINATOR_POD)
     pod = await up.until("pod-example", running)
     shown = await up.kubectl("get", "pod", "-n", "default", "pod-example", "-o", "yaml")
-    environment = (await up.exec("pod-example", "env")).out.splitlines()
+    environment = await up.environment("pod-example")
 
     [card] = json.loads(annotation_of(pod, "scheduling.koordinator.sh/device-allocated"))["gpu"]
     half_mib = CARD_MIB // 2
@@ -86,9 +84,9 @@ async def test_koordinator_26_the_guides_pod_runs_and_sees_its_half_of_the_memor
     }
     assert "scheduling.koordinator.sh/device-allocated: " in shown.out
     assert "koordinator.sh/gpu-isolation-provider: hami-core" in shown.out
-    assert f"CUDA_DEVICE_MEMORY_LIMIT={half_mib * MIB}" in environment
-    assert "CUDA_DEVICE_SM_LIMIT=50" in environment
-    assert "LD_PRELOAD=/usr/local/vgpu/libvgpu.so" in environment
+    assert environment["CUDA_DEVICE_MEMORY_LIMIT"] == str(half_mib * MIB)
+    assert environment["CUDA_DEVICE_SM_LIMIT"] == "50"
+    assert environment["LD_PRELOAD"] == "/usr/local/vgpu/libvgpu.so"
     mounts = {m.container_path: m for m in (await allocated_setup(up, pod, "curlimage")).mounts}
     library = mounts["/usr/local/vgpu/libvgpu.so"]
     assert library.read_only

@@ -42,7 +42,7 @@ async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
         stack("--nodes", "2", "--gpus", layout, without=(f"agent-{CARDS}",), env=env) as started,
         agent(started, "--device-split-count", "1", node=CARDS),
     ):
-        await kubectl(started, "create", "namespace", "volcano-system")
+        await started.kubectl_out("create", "namespace", "volcano-system")
         yield started
 
 
@@ -52,17 +52,11 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.getbasetemp() / "volcano0" / "conf.yaml"
 
 
-async def kubectl(up: Stack, *arguments: str, stdin: str = "") -> str:
-    done = await up.kubectl(*arguments, stdin=stdin)
-    assert done.code == 0, done.err
-    return done.out
-
-
 @contextlib.asynccontextmanager
 async def obeying(up: Stack, manifest: str, conf: Path) -> AsyncIterator[list[str]]:
     """Apply a ConfigMap, restart the watcher with it; yield the watcher's log lines about it."""
-    await kubectl(up, "apply", "-f", "-", stdin=manifest)
-    conf.write_text(await kubectl(up, "get", "cm", "-n", "volcano-system", CONF, "-o", "yaml"))
+    await up.apply(manifest)
+    conf.write_text(await up.kubectl_out("get", "cm", "-n", "volcano-system", CONF, "-o", "yaml"))
     before = announced(up)
     up.kill("watcher")
     await until(lambda: announced(up) != before, limit_s=30)
@@ -80,9 +74,7 @@ async def test_item_50_the_gpu_sharing_guides_configuration_enables_only_gpushar
     up: Stack, conf: Path
 ) -> None:
     async with obeying(up, guides.VOLCANO_GPU_SHARING_CONF, conf) as warnings:
-        await kubectl(
-            up, "apply", "-f", "-", stdin=guides.without_webhook(guides.VOLCANO_GPU_POD_1)
-        )
+        await up.apply(guides.without_webhook(guides.VOLCANO_GPU_POD_1))
         pod = await up.until("gpu-pod1", running)
         other = await refused(up, gpu_pod("other", vgpu(memory=1000)))
 
@@ -98,16 +90,16 @@ async def test_item_50_the_vgpu_guides_configuration_enables_only_vgpu(
         up, CARDS, {"volcano.sh/vgpu-number": 8, "volcano.sh/vgpu-memory": 89424}
     )
     async with obeying(up, guides.VOLCANO_HAMI_CONF, conf) as warnings:
-        await kubectl(up, "apply", "-f", "-", stdin=guides.POD + guides.VOLCANO_HAMI_POD)
+        await up.apply(guides.POD + guides.VOLCANO_HAMI_POD)
         pod = await up.until("hami-pod", running)
-        environment = (await up.exec("hami-pod", "env")).out.splitlines()
+        environment = await up.environment("hami-pod")
         other = await refused(up, gpu_pod("other", {"volcano.sh/gpu-memory": 1000}))
 
     device = annotation_of(pod, "volcano.sh/vgpu-ids-new").partition(",")[0]
     assert annotation_of(pod, "volcano.sh/vgpu-ids-new") == f"{device},NVIDIA,3000,50:"
-    assert f"NVIDIA_VISIBLE_DEVICES={device}" in environment
-    assert "CUDA_DEVICE_MEMORY_LIMIT_0=3000m" in environment
-    assert "CUDA_DEVICE_SM_LIMIT=50" in environment
+    assert environment["NVIDIA_VISIBLE_DEVICES"] == device
+    assert environment["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
+    assert environment["CUDA_DEVICE_SM_LIMIT"] == "50"
     assert "belongs to volcano-gpushare, which is not enabled here" in other
     assert not warnings
 
@@ -116,15 +108,15 @@ async def test_item_50_the_mig_guides_pod_gets_an_instance_of_5_gb_for_its_3_gb(
     up: Stack, conf: Path
 ) -> None:
     async with obeying(up, guides.VOLCANO_MIG_CONF, conf) as warnings:
-        await kubectl(up, "apply", "-f", "-", stdin=guides.POD + guides.VOLCANO_MIG_POD)
+        await up.apply(guides.POD + guides.VOLCANO_MIG_POD)
         pod = await up.until("mig-pod", running)
-        environment = (await up.exec("mig-pod", "env")).out.splitlines()
+        environment = await up.environment("mig-pod")
         ps = (await up.leasehold("ps")).out
 
     whole = uuid(0, PARTITIONED)
     assert pod["spec"]["nodeName"] == PARTITIONED
     assert annotation_of(pod, "volcano.sh/vgpu-ids-new") == f"{whole}[group1-0],NVIDIA,3000,0:"
-    assert any(line.startswith("NVIDIA_VISIBLE_DEVICES=MIG-") for line in environment)
-    assert not any(line.startswith("CUDA_DEVICE_") for line in environment)
+    assert environment["NVIDIA_VISIBLE_DEVICES"].startswith("MIG-")
+    assert not any(name.startswith("CUDA_DEVICE_") for name in environment)
     assert "1g.5gb" in ps
     assert not warnings, "the guide's spelling of KnowGeometries is no fault"

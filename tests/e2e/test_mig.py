@@ -9,7 +9,7 @@ import pytest_asyncio
 from shared.model.device import DeviceMode
 from shared.model.names import NodeName
 from simcluster.node_agent.gpus import uuid_of
-from tests.support.stack import Stack, gpu_pod, running, stack, succeeded, vgpu
+from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
 
 IDS = "volcano.sh/vgpu-ids-new"
 MODE = "volcano.sh/vgpu-mode"
@@ -28,11 +28,7 @@ async def run(
     wanted = {MODE: str(mode)} if mode is not None else {}
     spec = {"nodeSelector": {"kubernetes.io/hostname": node}}
     await up.create(gpu_pod(name, vgpu(memory=memory), annotations=wanted, **spec))
-    pod = await up.until(name, running)
-    printed = await up.exec(name, "env")
-    assert succeeded(printed), printed.err
-    pod["env"] = dict(line.split("=", 1) for line in printed.out.splitlines() if "=" in line)
-    return pod
+    return await up.until(name, running) | {"env": await up.environment(name)}
 
 
 async def devices(up: Stack) -> dict[str, list[dict[str, Any]]]:

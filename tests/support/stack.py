@@ -135,6 +135,25 @@ class Stack:
         assert KUBECTL is not None
         return await run(KUBECTL, *arguments, stdin=stdin, env={"KUBECONFIG": self.kubeconfig})
 
+    async def kubectl_out(self, *arguments: str, stdin: str = "") -> str:
+        """Return the output of a kubectl that must succeed."""
+        done = await self.kubectl(*arguments, stdin=stdin)
+        assert done.code == 0, f"kubectl {arguments}: {done.out}{done.err}"
+        return done.out
+
+    async def apply(self, manifest: str | Path) -> None:
+        """Apply a manifest, or that of a file."""
+        if isinstance(manifest, Path):
+            await self.kubectl_out("apply", "-f", str(manifest))
+        else:
+            await self.kubectl_out("apply", "-f", "-", stdin=manifest)
+
+    async def environment(self, pod: str) -> dict[str, str]:
+        """Return the variables of a pod's container."""
+        done = await self.exec(pod, "env")
+        assert done.code == 0, done.err
+        return dict(line.split("=", 1) for line in done.out.splitlines() if "=" in line)
+
     async def exec(self, pod: str, *command: str) -> Done:
         """Run a command in a pod through kubectl, or by hand where kubectl is too old for it."""
         if kubectl_minor() >= WEBSOCKET_MINOR:

@@ -32,7 +32,7 @@ async def test_what_if_and_defrag_make_room_for_a_waiting_pod(up: Stack) -> None
         await up.create(gpu_pod(f"first-{number}", vgpu(memory=9_000)))
         await up.until(f"first-{number}", running)
         beside = deployment(f"beside-{number}", gpu_pod("p", vgpu(memory=6_000)))
-        assert succeeded(await up.kubectl("apply", "-f", "-", stdin=beside))
+        await up.apply(beside)
         await up.until_all(2 * (number + 1))
     assert succeeded(
         await up.kubectl("delete", "pod", *(f"first-{n}" for n in range(CARDS)), "--wait")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.support.dialects.checklist import condition_text
 from tests.support.stack import NEEDS_KUBECTL, Stack, gpu_pod, running, vgpu
 from tests.support.waiting import until
 
@@ -22,8 +23,7 @@ WHOLE = vgpu(number=1, cores=100)
 async def pod_groups(whole: Stack) -> None:
     """Install both kinds of PodGroup."""
     for kind in ("volcano", "coscheduling"):
-        done = await whole.kubectl("apply", "-f", str(CRDS / f"{kind}_podgroup.yaml"))
-        assert done.code == 0, done.err
+        await whole.apply(CRDS / f"{kind}_podgroup.yaml")
 
 
 def group(name: str, size: int, version: str = VOLCANO) -> str:
@@ -37,18 +37,8 @@ spec:
 """
 
 
-async def apply(up: Stack, manifest: str) -> None:
-    done = await up.kubectl("apply", "-f", "-", stdin=manifest)
-    assert done.code == 0, done.err
-
-
 def member(name: str, of: str) -> dict[str, Any]:
     return gpu_pod(name, WHOLE, annotations={"scheduling.k8s.io/group-name": of})
-
-
-def why(pod: dict[str, Any]) -> str:
-    conditions = pod["status"].get("conditions", [])
-    return next((c.get("message", "") for c in conditions if c["type"] == "PodScheduled"), "")
 
 
 async def all_run(up: Stack, *names: str) -> None:
@@ -56,7 +46,7 @@ async def all_run(up: Stack, *names: str) -> None:
 
 
 async def test_two_gangs_that_do_not_fit_together_run_one_after_the_other(up: Stack) -> None:
-    await apply(up, "---".join((group("red", 3), group("blue", 3))))
+    await up.apply("---".join((group("red", 3), group("blue", 3))))
 
     for number in range(3):
         for colour in ("red", "blue"):
@@ -67,7 +57,7 @@ async def test_two_gangs_that_do_not_fit_together_run_one_after_the_other(up: St
     first = first_gang[0]["metadata"]["name"].partition("-")[0]
     second = "blue" if first == "red" else "red"
     assert {pod["metadata"]["name"] for pod in first_gang} == {f"{first}-{n}" for n in range(3)}
-    waiting = await up.until(f"{second}-0", lambda pod: "1 of 3 fit" in why(pod))
+    waiting = await up.until(f"{second}-0", lambda pod: "1 of 3 fit" in condition_text(pod))
     assert not waiting["spec"].get("nodeName")
     explained = await up.leasehold("explain", f"{second}-0")
     assert f"gang        default/{second}, at least 3 run together or none" in explained.out
@@ -79,11 +69,11 @@ async def test_two_gangs_that_do_not_fit_together_run_one_after_the_other(up: St
 
 
 async def test_a_lowered_minimum_lets_the_existing_pods_run(up: Stack) -> None:
-    await apply(up, group("shrinking", 6))
+    await up.apply(group("shrinking", 6))
     await up.create(member("only", "shrinking"))
-    await up.until("only", lambda pod: "1 of 6 pods exist" in why(pod))
+    await up.until("only", lambda pod: "1 of 6 pods exist" in condition_text(pod))
 
-    await apply(up, group("shrinking", 1))
+    await up.apply(group("shrinking", 1))
 
     await all_run(up, "only")
 
@@ -92,12 +82,12 @@ async def test_a_lowered_minimum_lets_the_existing_pods_run(up: Stack) -> None:
 async def test_a_pod_without_a_gpu_counts_whichever_scheduler_places_it(
     up: Stack, scheduler: str
 ) -> None:
-    await apply(up, group("trained", 2))
+    await up.apply(group("trained", 2))
     worker, launcher = member("worker", "trained"), member("launcher", "trained")
     launcher["spec"]["containers"][0].pop("resources")
     launcher["spec"]["schedulerName"] = scheduler
     await up.create(worker)
-    await up.until("worker", lambda pod: "1 of 2 pods exist" in why(pod))
+    await up.until("worker", lambda pod: "1 of 2 pods exist" in condition_text(pod))
 
     await up.create(launcher)
 
@@ -106,7 +96,7 @@ async def test_a_pod_without_a_gpu_counts_whichever_scheduler_places_it(
 
 
 async def test_coschedulings_label_and_koordinators_annotation_define_gangs(up: Stack) -> None:
-    await apply(up, group("labelled", 2, COSCHEDULING))
+    await up.apply(group("labelled", 2, COSCHEDULING))
     for name in ("l-0", "l-1"):
         pod = gpu_pod(name, WHOLE)
         pod["metadata"]["labels"] = {"scheduling.x-k8s.io/pod-group": "labelled"}
@@ -120,6 +110,6 @@ async def test_coschedulings_label_and_koordinators_annotation_define_gangs(up: 
     for number in range(3):
         await up.create(gpu_pod(f"k-{number}", WHOLE, annotations=own))
 
-    await up.until("k-0", lambda pod: "2 of 3 fit" in why(pod))
+    await up.until("k-0", lambda pod: "2 of 3 fit" in condition_text(pod))
     await up.kubectl("delete", "pod", "l-0", "--now")
     await all_run(up, "k-0", "k-1", "k-2")

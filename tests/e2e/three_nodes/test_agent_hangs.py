@@ -6,9 +6,8 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from tests.support.dialects.checklist import asking
+from tests.support.dialects.checklist import asking, condition_text
 from tests.support.stack import Stack, gpu_pod, running, vgpu
 from tests.support.waiting import until
 
@@ -25,17 +24,10 @@ def hanging(up: Stack, part: str) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def condition(pod: dict[str, Any]) -> str:
-    """Return the message of the condition PodScheduled."""
-    found = pod["status"].get("conditions", [])
-    return "".join(c.get("message", "") for c in found if c["type"] == "PodScheduled")
-
-
 async def test_pods_avoid_the_node_of_an_agent_that_hangs_until_it_replies(up: Stack) -> None:
     with hanging(up, AGENT):
         await up.create(asking("stuck", vgpu(memory=1000)))
-        waiting = await up.until("stuck", lambda pod: "does not respond" in condition(pod))
-        assert "node-0" in condition(waiting)
+        await up.until("stuck", lambda pod: "node-0" in condition_text(pod))
         explained = await until(lambda: explain(up), lambda text: "does not respond" in text)
         assert "node-0" in explained
         names = [f"p{n}" for n in range(6)]
@@ -44,8 +36,8 @@ async def test_pods_avoid_the_node_of_an_agent_that_hangs_until_it_replies(up: S
         for name in names:
             found = await up.until(name, running)
             assert found["spec"]["nodeName"] != "node-0"
-        refused = await up.until("stuck", lambda pod: "0/3 nodes" in condition(pod))
-        assert "had a node agent that was not ready" in condition(refused)
+        refused = await up.until("stuck", lambda pod: "0/3 nodes" in condition_text(pod))
+        assert "had a node agent that was not ready" in condition_text(refused)
         text, document, doctor = await asyncio.gather(
             up.leasehold("gpus"),
             up.leasehold("gpus", "-o", "json"),

@@ -15,8 +15,9 @@ from shared.credentials.logins import ClientCredentials
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.ledger.leases import RedisLeases
+from shared.model.errors import UnavailableError
 from shared.model.lease import Lease
-from shared.model.names import NodeName
+from shared.model.names import Namespace, NodeName
 from shared.nats.subjects import user_of
 from simcluster.node_agent.gpus import uuid_of
 from tests.support.stack import Stack, gpu_pod, running
@@ -103,19 +104,38 @@ def state_of(up: Stack, pod: Mapping[str, Any], container: str = "cuda") -> dict
     return found
 
 
+@asynccontextmanager
+async def ledger_of(up: Stack, user: str = "operator") -> AsyncIterator[RedisLeases]:
+    """Open the ledger as a user of it."""
+    login = ClientCredentials(login_file=up.secret("redis", user))
+    async with RedisLeases.connect(up.state()["redis_url"], credentials=login) as ledger:
+        yield ledger
+
+
+async def until_quota(up: Stack, namespace: str = "default") -> None:
+    """Wait until the ledger knows the quota of a namespace."""
+    async with ledger_of(up) as ledger:
+        await until(
+            ledger.quotas.totals, lambda totals: totals.quota_of(Namespace(namespace)) is not None
+        )
+
+
 async def leases(up: Stack) -> dict[str, Lease]:
     """Return the live leases by the name of their pod."""
-    async with RedisLeases.connect(
-        up.state()["redis_url"],
-        credentials=ClientCredentials(login_file=up.secret("redis", "operator")),
-    ) as ledger:
+    async with ledger_of(up) as ledger:
         return {lease.name: lease async for page in ledger.load_all() for lease in page}
 
 
 async def delete_all_pods(up: Stack) -> None:
-    """Delete all pods and wait until their leases have ended."""
+    """Delete all pods and wait until their leases have ended, also where a test shut the ledger."""
+
+    async def held() -> object:
+        with contextlib.suppress(UnavailableError):
+            return await leases(up)
+        return "unknown"
+
     await up.clear()
-    await until(lambda: leases(up), lambda held: not held)
+    await until(held, lambda found: not found)
 
 
 async def node_allocatable(

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.simcluster.apiserver import ApiUnderTest, Client, create, read
+from tests.support.simcluster.apiserver import PODS, ApiUnderTest, Client, create, read, refusal
 
-PODS = "/api/v1/namespaces/default/pods"
+BINDING = f"{PODS}/web/binding"
 
 
 @pytest.fixture
@@ -34,10 +34,8 @@ async def test_a_binding_is_one_write_with_node_annotations_and_labels(
         uid=pod["metadata"]["uid"], annotations={"a": "new", "c": "added"}, labels={"zone": "z"}
     )
 
-    answer = await client.post(f"{PODS}/web/binding", json=binding)
+    assert (await create(client, BINDING, binding))["status"] == "Success"
 
-    assert answer.status == 201
-    assert (await answer.json())["status"] == "Success"
     bound = api.store.read("pods", "default", "web")
     assert bound["spec"]["nodeName"] == "node-0"
     assert bound["metadata"]["annotations"] == {"a": "new", "b": "kept", "c": "added"}
@@ -52,12 +50,11 @@ async def test_a_binding_is_one_write_with_node_annotations_and_labels(
 async def test_a_second_binding_is_a_conflict_even_to_the_same_node(
     client: Client, pod: Any
 ) -> None:
-    await client.post(f"{PODS}/web/binding", json=a_binding())
+    await client.post(BINDING, json=a_binding())
 
-    again = await client.post(f"{PODS}/web/binding", json=a_binding())
+    again = await refusal(client, BINDING, a_binding(), code=409)
 
-    assert again.status == 409
-    assert 'already assigned to node "node-0"' in (await again.json())["message"]
+    assert 'already assigned to node "node-0"' in again
     writes = await read(client, "/debug/writes?prefix=pods/default/web")
     assert writes["pods/default/web"]["POST binding refused 409"] == 1
 
@@ -67,7 +64,7 @@ async def test_one_of_many_concurrent_bindings_succeeds(
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
         answers = [
-            tasks.create_task(client.post(f"{PODS}/web/binding", json=a_binding(f"node-{number}")))
+            tasks.create_task(client.post(BINDING, json=a_binding(f"node-{number}")))
             for number in range(20)
         ]
 
@@ -77,10 +74,9 @@ async def test_one_of_many_concurrent_bindings_succeeds(
 
 
 async def test_a_binding_for_another_uid_is_a_conflict(client: Client, pod: Any) -> None:
-    answer = await client.post(f"{PODS}/web/binding", json=a_binding(uid="another"))
+    message = await refusal(client, BINDING, a_binding(uid="another"), code=409)
 
-    assert answer.status == 409
-    assert "Precondition failed: UID" in (await answer.json())["message"]
+    assert "Precondition failed: UID" in message
 
 
 async def test_a_pod_being_deleted_or_missing_is_not_bound(
@@ -89,30 +85,25 @@ async def test_a_pod_being_deleted_or_missing_is_not_bound(
     api.store.patch("pods", "default", "web", {"metadata": {"finalizers": ["example.com/hold"]}})
     api.store.delete("pods", "default", "web")
 
-    deleted = await client.post(f"{PODS}/web/binding", json=a_binding())
-    missing = await client.post(f"{PODS}/none/binding", json=a_binding(name="none"))
+    deleted = await refusal(client, BINDING, a_binding(), code=409)
+    await refusal(client, f"{PODS}/none/binding", a_binding(name="none"), code=404)
 
-    assert (deleted.status, missing.status) == (409, 404)
-    assert "is being deleted" in (await deleted.json())["message"]
+    assert "is being deleted" in deleted
 
 
 async def test_the_bindings_collection_binds_as_well(
     api: ApiUnderTest, client: Client, pod: Any
 ) -> None:
-    answer = await client.post("/api/v1/namespaces/default/bindings", json=a_binding())
+    await create(client, "/api/v1/namespaces/default/bindings", a_binding())
 
-    assert answer.status == 201
     assert api.store.read("pods", "default", "web")["spec"]["nodeName"] == "node-0"
 
 
 async def test_a_binding_without_a_node_is_invalid(client: Client, pod: Any) -> None:
-    answer = await client.post(f"{PODS}/web/binding", json=a_binding(""))
-
-    assert answer.status == 422
+    await refusal(client, BINDING, a_binding(""), code=422)
 
 
 async def test_a_dry_run_binds_nothing(api: ApiUnderTest, client: Client, pod: Any) -> None:
-    answer = await client.post(f"{PODS}/web/binding?dryRun=All", json=a_binding())
+    await create(client, f"{BINDING}?dryRun=All", a_binding())
 
-    assert answer.status == 201
     assert "nodeName" not in api.store.read("pods", "default", "web")["spec"]

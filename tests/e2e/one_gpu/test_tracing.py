@@ -1,13 +1,10 @@
 """O1: one bound pod is one trace, from the watch event to the kubelet's Allocate."""
 
 import json
-from collections.abc import AsyncIterator
-
-import pytest_asyncio
 
 from shared.model.events.event import ADMISSION
-from tests.support.servers.otlp import Spans, otlp_receiver
-from tests.support.stack import PODS, Stack, gpu_pod, running, stack, vgpu
+from tests.support.servers.otlp import Spans
+from tests.support.stack import PODS, Stack, gpu_pod, running, vgpu
 from tests.support.waiting import until
 
 STEPS = (
@@ -17,19 +14,6 @@ STEPS = (
     "binder bind_pods",
     "node-agent allocate",
 )
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def spans() -> AsyncIterator[Spans]:
-    async with otlp_receiver() as receiver:
-        yield receiver
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def whole(spans: Spans) -> AsyncIterator[Stack]:
-    flags = ("--nodes", "1", "--gpus", "1xT4", "--otlp-endpoint", spans.url)
-    async with stack(*flags, webhook=True) as started:
-        yield started
 
 
 async def test_o1_one_trace_covers_a_pod_from_watch_to_allocate(up: Stack, spans: Spans) -> None:

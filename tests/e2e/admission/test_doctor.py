@@ -2,23 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pytest_asyncio
 import redis.asyncio
 
 from tests.support.simcluster.kubelet import ScriptedPlugin, healthy
-from tests.support.stack import LEASEHOLD, Done, Stack, gpu_pod, run, running, stack, vgpu
+from tests.support.stack import LEASEHOLD, Done, Stack, gpu_pod, run, running, vgpu
 
 NUMBER = "volcano.sh/vgpu-number"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def up() -> AsyncIterator[Stack]:
-    async with stack("--nodes", "1", "--gpus", "2xT4", webhook=True) as running_stack:
-        yield running_stack
 
 
 def findings(done: Done) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,7 @@
 """The simulated cluster as a process of its own: ready, killed, back with everything, stopped."""
 
 import asyncio
+import json
 import signal
 import ssl
 import sys
@@ -9,15 +10,14 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 import yaml
 
-from tests.support.simcluster.apiserver import Client
+from tests.support.simcluster.apiserver import PODS, Client, a_pod, create, read
 from tests.support.waiting import until
-
-PODS = "/api/v1/namespaces/default/pods"
 
 
 @pytest.fixture
@@ -64,20 +64,14 @@ async def cluster(state: Path) -> AsyncIterator[Running]:
 async def test_a_kill_loses_no_acknowledged_write(state: Path) -> None:
     async with cluster(state) as first:
         for number in range(50):
-            meta = {"name": f"web-{number}"}
-            spec = {
-                "containers": [{"name": "main", "image": "x:1"}],
-                "schedulerName": "none",
-            }
-            answer = await first.client.post(PODS, json={"metadata": meta, "spec": spec})
-            assert answer.status == 201
-        before = await (await first.client.get(PODS)).json()
+            await create(first.client, PODS, a_pod(f"web-{number}", schedulerName="none"))
+        before = await read(first.client, PODS)
         first.process.kill()
         await first.process.wait()
 
     async with cluster(state) as second:
-        after = await (await second.client.get(PODS)).json()
-        nodes = await (await second.client.get("/api/v1/nodes")).json()
+        after = await read(second.client, PODS)
+        nodes = await read(second.client, "/api/v1/nodes")
 
     assert after["items"] == before["items"]
     assert int(after["metadata"]["resourceVersion"]) >= int(before["metadata"]["resourceVersion"])
@@ -93,3 +87,27 @@ async def test_a_signal_stops_it_cleanly_while_watches_are_open(state: Path) -> 
 
     assert code == 0
     assert (state / "kubeconfig").stat().st_mode & 0o777 == 0o600
+
+
+async def running(up: Running, name: str) -> Any:
+    return await until(
+        lambda: read(up.client, f"{PODS}/{name}"),
+        lambda pod: pod["status"].get("phase") == "Running",
+    )
+
+
+async def test_a_container_keeps_running_after_a_kill_of_the_whole_cluster(state: Path) -> None:
+    description = state / "nodes" / "node-0" / "kubelet.json"
+    async with cluster(state) as first:
+        await create(first.client, PODS, a_pod("one", nodeName="node-0"))
+        before = await running(first, "one")
+        described = json.loads(description.read_text())
+        first.process.kill()
+
+    async with cluster(state) as second:
+        await create(second.client, PODS, a_pod("two", nodeName="node-0"))
+        await running(second, "two")
+        after = await running(second, "one")
+
+        assert after["status"]["containerStatuses"] == before["status"]["containerStatuses"]
+        assert json.loads(description.read_text()) == described

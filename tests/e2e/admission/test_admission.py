@@ -2,26 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from shared.model.errors import RequestError
 from shared.model.lease_copy import ANNOTATION
-from tests.support.stack import KUBECTL, Stack, running, stack, vgpu
+from tests.support.stack import KUBECTL, Stack, running, vgpu
 from tests.support.waiting import until
 
 ROUNDS = 20
 CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def whole() -> AsyncIterator[Stack]:
-    flags = ("--nodes", "1", "--gpus", "2xT4", "--kube-scheduler")
-    async with stack(*flags, webhook=True) as started:
-        yield started
 
 
 def asking(name: str, limits: dict[str, int], **spec: object) -> dict[str, Any]:

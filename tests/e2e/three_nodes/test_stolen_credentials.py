@@ -9,21 +9,20 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from services.auth.nats_users import NatsUser, all_users
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
-from shared.ledger.leases import RedisLeases
 from shared.model.events.event import Event
 from shared.model.names import NodeName
 from shared.nats import subjects, wire
 from shared.nats.bus import Bus
 from tests.integration.auth.test_nats_permissions import is_open
+from tests.support.dialects.checklist import ledger_of
 from tests.support.fuzz.messages import extremes
 from tests.support.hostile_agent import LIE, false_reports, lies_about
 from tests.support.samples import NODE, POD, SAMPLES
-from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
+from tests.support.stack import Stack, gpu_pod, running, vgpu
 from tests.support.waiting import until
 
 STOLEN, OTHER = NodeName("node-0"), NodeName("node-1")
@@ -32,21 +31,8 @@ SERVICES = sorted(name for name in USERS if not name.startswith("node-agent"))
 EVENTS = "/api/v1/namespaces/default/events"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def up() -> AsyncIterator[Stack]:
-    async with stack("--nodes", "2", "--gpus", "2xT4") as running_stack:
-        yield running_stack
-
-
 def pod_on(node: str, name: str, mib: int = 2000) -> dict[str, Any]:
     return gpu_pod(name, vgpu(memory=mib), nodeSelector={"kubernetes.io/hostname": node})
-
-
-@asynccontextmanager
-async def ledger_of(up: Stack) -> AsyncIterator[RedisLeases]:
-    login = ClientCredentials(login_file=up.secret("redis", "admin"))
-    async with RedisLeases.connect(up.state()["redis_url"], credentials=login) as leases:
-        yield leases
 
 
 @asynccontextmanager
@@ -59,7 +45,7 @@ async def bus_of(up: Stack, user: str) -> AsyncIterator[Bus]:
 
 async def holdings(up: Stack, node: NodeName) -> tuple[list[Any], list[Any]]:
     """Return the devices of a node with their use, and its leases."""
-    async with ledger_of(up) as leases:
+    async with ledger_of(up, "admin") as leases:
         [totals] = await leases.totals.of_nodes([node])
     return sorted(totals.node.devices, key=str), sorted(totals.leases, key=str)
 

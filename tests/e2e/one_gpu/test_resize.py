@@ -4,12 +4,10 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import redis.asyncio
 
 from shared.credentials.logins import ClientCredentials
@@ -21,17 +19,11 @@ from shared.model.lease_copy import ANNOTATION, load_lease
 from shared.model.names import Namespace
 from shared.nats.bus import Bus
 from tests.support.node_agent.regions import limit_mib, use_memory
-from tests.support.stack import Done, Stack, gpu_pod, running, stack, succeeded, vgpu
+from tests.support.stack import Done, Stack, gpu_pod, running, succeeded, vgpu
 from tests.support.waiting import until
 
 MIB = 1 << 20
 IDS = "volcano.sh/vgpu-ids-new"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def whole() -> AsyncIterator[Stack]:
-    async with stack("--nodes", "1", "--gpus", "1xT4") as running_stack:
-        yield running_stack
 
 
 def region_at(up: Stack, pod: dict[str, Any]) -> Path:
