@@ -5,7 +5,6 @@ Errors of /api/v1 are JSON `{"error": ...}`.
 
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 
@@ -15,7 +14,7 @@ from aiohttp import web
 from services.api import static_page
 from services.api.read_api import ROUTES, ApiCall, ReadApi, Route
 from services.api.service import ApiService
-from services.api.visible_cluster import NamespaceFilter, VisibleCluster, all_namespaces
+from services.api.visible_cluster import NamespaceFilter, all_namespaces
 from shared.credentials.authorization import Authenticator, Viewer, is_loopback
 from shared.credentials.tokens import VIEWER_COOKIE, AccessDeniedError
 from shared.model.errors import LeaseholdError, UnavailableError
@@ -53,37 +52,6 @@ HEARTBEAT_S = 10.0
 encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class ViewerScope:
-    """A viewer, and the namespaces that it may see."""
-
-    viewer: Viewer
-    visible: NamespaceFilter
-
-
-class Viewers:
-    """The viewers, by the token of their requests."""
-
-    def __init__(self, service: ApiService, authenticator: Authenticator) -> None:
-        self.service = service
-        self.authenticator = authenticator
-
-    async def scope(self, request: web.Request) -> ViewerScope | None:
-        """Return the sender's scope, or None if its token is not valid."""
-        viewer = await self.authenticator.authenticate(token_of(request))
-        if viewer is None:
-            return None
-        visible = await viewer.visible(self.service.projection.known_namespaces())
-        return ViewerScope(viewer, namespace_filter(visible))
-
-    async def require(self, request: web.Request) -> ViewerScope:
-        """Return the sender's scope. Raises HTTPUnauthorized."""
-        scope = await self.scope(request)
-        if scope is None:
-            raise web.HTTPUnauthorized(reason="send a valid token: Authorization: Bearer ...")
-        return scope
-
-
 def token_of(request: web.Request) -> str:
     """Return the token of a request: of its header, or else of the page's cookie."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
@@ -96,7 +64,6 @@ class HttpServer:
     def __init__(self, api: ReadApi, authenticator: Authenticator) -> None:
         self.api = api
         self.service = api.service
-        self.viewers = Viewers(api.service, authenticator)
         self.authenticator = authenticator
         self.files = {name: _load_file(name) for name in FILES}
 
@@ -138,12 +105,11 @@ class HttpServer:
 
     async def page(self, request: web.Request) -> web.StreamResponse:
         """Return the page as tables; its scripts replace them with the live view."""
-        scope = await self.viewers.scope(request)
-        if scope is None:
+        call = await self._call(request)
+        if call is None:
             return web.Response(status=303, headers={"Location": "/login"})
         if reason := self.service.unready_reason():
             return _html(static_page.unready_page(reason), status=503)
-        call = ApiCall(viewer=scope.viewer, visible=scope.visible)
         text = static_page.page(
             await self.api.state(call),
             number=_page_number(request.query.get("page", "")),
@@ -193,23 +159,37 @@ class HttpServer:
 
     # /api/v1
 
+    async def _call(self, request: web.Request) -> ApiCall | None:
+        """Return a request with its sender, or None if its token is not valid."""
+        token = token_of(request)
+        viewer = await self.authenticator.authenticate(token)
+        if viewer is None:
+            return None
+        visible = await viewer.visible(self.service.projection.known_namespaces())
+        return ApiCall(
+            viewer=viewer,
+            visible=namespace_filter(visible),
+            path=request.match_info,
+            query=request.query,
+            body=await request.read(),
+            anonymous=self.authenticator.is_anonymous and not token,
+        )
+
+    async def _required_call(self, request: web.Request) -> ApiCall:
+        call = await self._call(request)
+        if call is None:
+            raise web.HTTPUnauthorized(reason="send a valid token: Authorization: Bearer ...")
+        return call
+
     async def respond(self, route: Route, request: web.Request) -> web.StreamResponse:
         """Return what the handler of a route returns, as compressed JSON."""
-        scope = await self.viewers.require(request)
+        call = await self._required_call(request)
         reason = self.service.unready_reason() if route.needs_sync else None
         if reason:
             raise UnavailableError(f"{reason}; retry in a second")
         if route.body and request.content_type != "application/json":
             # Without this, a page of another site could send the request: a browser asks first.
             raise web.HTTPUnsupportedMediaType(reason="send Content-Type: application/json")
-        call = ApiCall(
-            viewer=scope.viewer,
-            visible=scope.visible,
-            path=request.match_info,
-            query=request.query,
-            body=await request.read(),
-            anonymous=self.authenticator.is_anonymous and not token_of(request),
-        )
         body = encode(await route.handler(self.api, call))
         response = web.Response(body=body, content_type="application/json")
         response.enable_compression()
@@ -217,7 +197,7 @@ class HttpServer:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Stream changes after the header Last-Event-ID, or else `?after=`."""
-        await self.viewers.require(request)
+        await self._required_call(request)
         after = request.headers.get("Last-Event-ID") or request.query.get("after", "")
         response = web.StreamResponse(
             headers={
@@ -290,13 +270,7 @@ async def stream(
         known, before = namespaces, visible
         if keys:
             position = service.feed.position
-            cluster = VisibleCluster(
-                projection=service.projection,
-                missing=service.missing,
-                visible=namespace_filter(visible),
-                now=service.clock.now(),
-                idle_after_s=service.timing.idle_after_s,
-            )
+            cluster = service.cluster(namespace_filter(visible))
             delta = cluster.delta(keys, after_event=last_event)
             last_event = max((each.number for each in delta.events), default=last_event)
             yield event("delta", encode(delta), position)

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
+from msgspec import structs
 
 from services.api.first_pod import first_pod
 from services.api.history import (
@@ -219,16 +220,7 @@ class ReadApi:
 
     def cluster(self, call: ApiCall) -> VisibleCluster:
         """Return the cluster as the viewer may see it."""
-        idle_after_s = call.number("idle_after_s")
-        if idle_after_s is None:
-            idle_after_s = self.service.timing.idle_after_s
-        return VisibleCluster(
-            projection=self.service.projection,
-            missing=self.service.missing,
-            visible=call.visible,
-            now=self.service.clock.now(),
-            idle_after_s=idle_after_s,
-        )
+        return self.service.cluster(call.visible, call.number("idle_after_s"))
 
     async def state(self, call: ApiCall) -> StateView:
         """Return everything that the page shows; /api/v1/events continues from its `id`."""
@@ -286,8 +278,8 @@ class ReadApi:
     async def namespace(self, call: ApiCall) -> NamespaceDetails:
         """Return a namespace, and the history of its budget in the open window."""
         view = self._namespace(call)
-        fields = {name: getattr(view, name) for name in view.__struct_fields__}
-        return NamespaceDetails(**fields, budget_history=await self._budget_history(view))
+        history = await self._budget_history(view)
+        return NamespaceDetails(**structs.asdict(view), budget_history=history)
 
     async def namespace_history(self, call: ApiCall) -> HistoryView:
         """Return the last day of a namespace, MiB and percent of one device."""

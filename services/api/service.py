@@ -16,6 +16,7 @@ from services.api.history import INTERVAL_S, UsageHistory
 from services.api.missing_components import ComponentMonitor
 from services.api.projection import MISSING, ChangeKey, Projection
 from services.api.recent_events import PodEvent
+from services.api.visible_cluster import NamespaceFilter, VisibleCluster
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock, wait_for_event
@@ -158,6 +159,18 @@ class ApiService:
     def unready_reason(self) -> str | None:
         """Return why the page cannot be shown yet, or None."""
         return None if self.synced else "the ledger was not read yet"
+
+    def cluster(
+        self, visible: NamespaceFilter, idle_after_s: float | None = None
+    ) -> VisibleCluster:
+        """Return what a viewer may see, with shares marked as idle after this time."""
+        return VisibleCluster(
+            projection=self.projection,
+            missing=self.missing,
+            visible=visible,
+            now=self.clock.now(),
+            idle_after_s=self.timing.idle_after_s if idle_after_s is None else idle_after_s,
+        )
 
     async def begin(self) -> None:
         """Record that heartbeats are received from now on."""

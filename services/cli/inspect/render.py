@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from msgspec import structs
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -240,7 +241,7 @@ def top_rows(view: LeasesView, *, sort: str, node: str = "") -> list[TopRow]:
     """Return the shares on one node or all; init containers left out."""
     rows = [
         TopRow(
-            **{name: getattr(share, name) for name in ShareView.__struct_fields__},
+            **structs.asdict(share),
             pod=lease.pod,
             namespace=lease.namespace,
             name=lease.name,
