@@ -5,7 +5,6 @@ Leasehold's: runtimes inject no device that two files define, and other plugins 
 Libraries for graphics and video are left out, since HAMi-core does not limit them.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -67,11 +66,6 @@ def build_specification(
     return found if common is None else {**found, "containerEdits": common}
 
 
-def encode_specification(specification: Mapping[str, Any]) -> bytes:
-    """Return the file's bytes; equal specifications give equal bytes."""
-    return json.dumps(specification, indent=2).encode() + b"\n"
-
-
 def names_in(specification: Mapping[str, Any]) -> frozenset[str]:
     """Return the qualified names of all devices."""
     return frozenset(qualified_name(device["name"]) for device in specification["devices"])
@@ -89,18 +83,18 @@ def parse_minors(text: str) -> dict[str, int]:
 
 def names_of(gpu: Gpu) -> tuple[str, ...]:
     """Return the devices of a GPU: itself, or its MIG instances."""
-    if gpu.mode is not DeviceMode.MIG:
-        return (gpu.uuid,)
-    return tuple(instance.uuid for instance in gpu.instances if instance.uuid)
+    return tuple(name for name, _ in _devices_of(gpu, {}))
 
 
 def _devices_of(gpu: Gpu, minors: Mapping[str, int]) -> list[tuple[str, tuple[str, ...]]]:
     """Return the devices of a GPU, each with its device nodes."""
     whole = f"/dev/nvidia{gpu.index}"
-    instances = {instance.uuid: instance for instance in gpu.instances}
+    if gpu.mode is not DeviceMode.MIG:
+        return [(gpu.uuid, (whole,))]
     return [
-        (name, (whole, *(_capabilities(gpu, instances[name], minors) if name in instances else ())))
-        for name in names_of(gpu)
+        (each.uuid, (whole, *_capabilities(gpu, each, minors)))
+        for each in gpu.instances
+        if each.uuid
     ]
 
 

@@ -6,6 +6,7 @@ seconds.
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,7 +21,6 @@ from services.node_agent.allocate.cdi import (
     PROGRAMS,
     build_specification,
     driver_edits,
-    encode_specification,
     names_in,
     parse_minors,
 )
@@ -171,7 +171,7 @@ def write_specification(path: Path, specification: Mapping[str, Any]) -> None:
 
     Raises UnavailableError naming the path that cannot be written.
     """
-    content = encode_specification(specification)
+    content = json.dumps(specification, indent=2).encode() + b"\n"
     try:
         if path.is_file() and path.read_bytes() == content:
             return

@@ -61,7 +61,15 @@ def name_devices(
         environment.pop(VISIBLE, None)
     if DeviceListStrategy.VOLUME_MOUNTS in strategies:
         environment[VISIBLE] = MOUNTS
-        mounts += [_named(device) for device in devices]
+        mounts += [
+            Mount(
+                container_path=f"{MOUNTS}/{device}",
+                host_path=NULL_DEVICE,
+                read_only=True,
+                directory=False,
+            )
+            for device in devices
+        ]
     names = tuple(map(qualified_name, devices))
     if DeviceListStrategy.CDI_ANNOTATIONS in strategies:
         annotations[f"{CDI_KEY}{uuid.uuid5(_RESPONSES, response)}"] = ",".join(names)
@@ -78,9 +86,3 @@ def cdi_names_of(setup: ContainerSetup) -> frozenset[str]:
     """Return the CDI names of a container's devices, by either strategy."""
     annotated = (value for key, value in setup.annotations.items() if key.startswith(CDI_KEY))
     return frozenset(setup.cdi_devices).union(*(value.split(",") for value in annotated))
-
-
-def _named(device: str) -> Mount:
-    return Mount(
-        container_path=f"{MOUNTS}/{device}", host_path=NULL_DEVICE, read_only=True, directory=False
-    )

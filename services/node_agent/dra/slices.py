@@ -361,13 +361,9 @@ def is_current(wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
 
 def _comparable(spec: Mapping[str, Any]) -> dict[str, Any]:
     devices = [
-        {**device, "taints": [_without_time(taint) for taint in device.get("taints") or ()]}
+        {**device, "taints": [{**each, "timeAdded": ""} for each in device.get("taints") or ()]}
         for device in spec.get("devices") or ()
     ]
     pool = {**spec.get("pool", {}), "generation": 0}
     shared = list(spec.get("sharedCounters") or ())
     return {"nodeName": spec.get("nodeName"), "pool": pool, "devices": devices, "shared": shared}
-
-
-def _without_time(taint: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in taint.items() if key != "timeAdded"}

@@ -179,12 +179,9 @@ def source_file(source: Path) -> Path:
     if not source.is_dir():
         return source
     usual = source / LIBRARY_NAME
-    versions = [] if usual.is_file() else sorted(source.glob(f"{LIBRARY_NAME}.*"), key=_numbers)
-    return versions[-1] if versions else usual
-
-
-def _numbers(path: Path) -> tuple[int, ...]:
-    return tuple(map(int, _NUMBERS.findall(path.name)))
+    versions = () if usual.is_file() else source.glob(f"{LIBRARY_NAME}.*")
+    numbers = {path: [*map(int, _NUMBERS.findall(path.name))] for path in versions}
+    return max(numbers, key=numbers.__getitem__, default=usual)
 
 
 def _store(source: Path, root: Path) -> StoredLibrary:

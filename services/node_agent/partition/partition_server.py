@@ -72,7 +72,7 @@ class PartitionServer:
     ) -> None:
         try:
             pid, uid = _peer_credentials(writer)
-            while line := await _read_line(reader):
+            while line := await asyncio.wait_for(reader.readline(), IDLE_TIMEOUT_S):
                 reply = (
                     await self.reply_to(line) if uid == self.agent_uid else self._refuse(pid, uid)
                 )
@@ -132,11 +132,6 @@ def _check_request(gpu: Gpu, positions: int) -> None:
         raise RequestError(f"device {gpu.uuid} is not in MIG mode, which only an operator changes")
     if not 0 < positions <= MAX_POSITIONS:
         raise RequestError(f"a layout cannot have {positions} instances")
-
-
-async def _read_line(reader: asyncio.StreamReader) -> bytes:
-    async with asyncio.timeout(IDLE_TIMEOUT_S):
-        return await reader.readline()
 
 
 def _peer_credentials(writer: asyncio.StreamWriter) -> tuple[int, int]:
