@@ -282,6 +282,24 @@ def test_a_node_serves_ids_and_shows_amounts(
     assert (len({each.id for each in ids}), sum(each.healthy for each in ids)) == counts
 
 
+BLOCKS = leased(pod(vcuda(core=30, memory=4)), (0,))
+UNITS = leased_on(read(gpushare(memory=1024)), (device(0, 11178),))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "lease", "resource", "count"),
+    [
+        ("tencent", BLOCKS, "tencent.com/vcuda-core", 30),
+        ("volcano-gpushare", UNITS, "volcano.sh/gpu-memory", 1024),
+        ("volcano-gpushare", UNITS, "leasehold.dev/share", 1),
+    ],
+)
+def test_a_share_has_an_id_for_each_part_that_is_served(
+    dialect: str, lease: Lease, resource: str, count: int
+) -> None:
+    assert DIALECTS[dialect].id_count(lease.shares[0], resource) == count
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_ids_of_a_real_uuid_are_short_enough_for_a_kubelet(dialect: str) -> None:
     card = device(uuid=DeviceUuid("GPU-57047317-c2d0-b5bd-37b9-522cf6d24591"))
