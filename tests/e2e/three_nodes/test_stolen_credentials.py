@@ -17,7 +17,7 @@ from shared.model.events.event import Event
 from shared.model.names import NodeName
 from shared.nats import subjects, wire
 from shared.nats.bus import Bus
-from tests.integration.auth.test_nats_permissions import is_open
+from tests.support.auth.logins import covers
 from tests.support.dialects.checklist import ledger_of
 from tests.support.fuzz.messages import extremes
 from tests.support.hostile_agent import LIE, false_reports, lies_about
@@ -60,7 +60,7 @@ def messages(user: NatsUser, names: Mapping[str, str]) -> Iterator[tuple[str, by
     for sample in SAMPLES:
         kind = type(sample)
         subject = subject_for(kind, STOLEN if subjects.is_routed(kind) else "")
-        if is_open(subject, user.publish):
+        if covers(user.publish, subject):
             for data in extremes(sample, names):
                 yield subject, data
 

@@ -27,6 +27,7 @@ from shared.nats import subjects
 from shared.nats.bus import Bus
 from shared.nats.servers import reload_servers
 from tests.support.auth.cluster import AuthCluster
+from tests.support.auth.logins import covers
 from tests.support.auth.world import AuthWorld, auth_world
 from tests.support.clock import FakeClock
 from tests.support.servers.nats import flush, free_port
@@ -118,7 +119,7 @@ async def test_each_service_account_has_the_permissions_of_its_service_and_no_mo
     others = {
         subject for user in USERS.values() for subject in user.publish if "*" not in subject
     } - set(mine.publish)
-    others = {subject for subject in others if not _covered(subject, mine.publish)}
+    others = {subject for subject in others if not covers(mine.publish, subject.replace(">", "x"))}
 
     async with world.raw(token, name) as (client, errors):
         for subject in mine.publish:
@@ -132,18 +133,6 @@ async def test_each_service_account_has_the_permissions_of_its_service_and_no_mo
     assert {_subject(text) for text in errors if "violation" in text} == {
         subject.replace(">", "x").lower() for subject in others
     }
-
-
-def _covered(subject: str, patterns: tuple[str, ...]) -> bool:
-    def covers(pattern: list[str], parts: list[str]) -> bool:
-        for index, part in enumerate(pattern):
-            if part == ">":
-                return len(parts) > index
-            if index >= len(parts) or part not in {"*", parts[index]}:
-                return False
-        return len(pattern) == len(parts)
-
-    return any(covers(one.split("."), subject.replace(">", "x").split(".")) for one in patterns)
 
 
 async def test_no_other_client_is_authorized(world: AuthWorld) -> None:

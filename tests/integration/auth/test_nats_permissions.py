@@ -30,7 +30,7 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.nats import subjects
 from shared.nats.bus import Bus
 from shared.nats.usage_requests import request_usage
-from tests.support.auth.logins import NODES
+from tests.support.auth.logins import NODES, covers
 from tests.support.servers.nats import flush, free_port, nats_binary
 
 USERS = {user.name: user for user in all_users(NODES)}
@@ -96,20 +96,6 @@ async def raw(url: str, written: CredentialFiles, user: str) -> AsyncIterator[Ra
     await made.client.close()
 
 
-def is_open(subject: str, allowed: tuple[str, ...]) -> bool:
-    """Whether a user may publish there by its own list, wildcards included."""
-    return any(_covers(pattern.split("."), subject.split(".")) for pattern in allowed)
-
-
-def _covers(pattern: list[str], subject: list[str]) -> bool:
-    for index, part in enumerate(pattern):
-        if part == ">":
-            return len(subject) > index
-        if index >= len(subject) or part not in {"*", subject[index]}:
-            return False
-    return len(pattern) == len(subject)
-
-
 @pytest.mark.parametrize("user", USERS.values(), ids=lambda user: user.name)
 async def test_each_user_publishes_and_subscribes_as_permitted_and_nothing_else(
     nats_url: str, written: CredentialFiles, user: NatsUser
@@ -140,10 +126,10 @@ async def test_each_user_publishes_and_subscribes_as_permitted_and_nothing_else(
             for subject, _, queue in (each.partition(" "),)
         }
 
-    assert found == {name: not is_open(name, user.publish) for name in everything}
+    assert found == {name: not covers(user.publish, name) for name in everything}
     plain = tuple(each for each in user.subscribe if " " not in each)
     assert received == {
-        each: each not in user.subscribe and not is_open(each.partition(" ")[0], plain)
+        each: each not in user.subscribe and not covers(plain, each.partition(" ")[0])
         for each in received
     }
     assert any(found.values())

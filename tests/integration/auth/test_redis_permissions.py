@@ -5,6 +5,7 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -24,32 +25,41 @@ from tests.support.servers.valkey import valkey_binary
 from tests.support.waiting import until
 
 
+@dataclass(frozen=True)
+class Server:
+    """A server, and the logins of its users."""
+
+    url: str
+    written: CredentialFiles
+
+    @asynccontextmanager
+    async def as_user(self, user: str) -> AsyncIterator[Any]:
+        login = load_login(self.written.redis(user))
+        async with redis.asyncio.Redis.from_url(
+            self.url, username=login.user, password=login.secret
+        ) as client:
+            await until(lambda: _answers(client))
+            yield client
+
+    async def loaded(self, script: str) -> str:
+        """Load a script as a writer may; return its name for EVALSHA."""
+        async with self.as_user("binder") as writer:
+            return str(await writer.script_load(script))
+
+    def keys(self, user: str) -> ClientCredentials:
+        return ClientCredentials(login_file=self.written.redis(user))
+
+
 @pytest.fixture(scope="module")
-def redis_url(written: CredentialFiles) -> Iterator[str]:
+def at(written: CredentialFiles) -> Iterator[Server]:
     with tempfile.TemporaryDirectory(prefix="lh-valkey-") as folder:
         socket = Path(folder) / "s"
         command = [valkey_binary(), "--port", "0", "--unixsocket", str(socket), "--save", ""]
         command += ["--dir", folder, "--aclfile", str(written.acl)]
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        yield f"unix://{socket}"
+        yield Server(f"unix://{socket}", written)
         server.kill()
         server.wait()
-
-
-@asynccontextmanager
-async def logged_in(url: str, written: CredentialFiles, user: str) -> AsyncIterator[Any]:
-    login = load_login(written.redis(user))
-    async with redis.asyncio.Redis.from_url(
-        url, username=login.user, password=login.secret
-    ) as client:
-        await until(lambda: _answers(client))
-        yield client
-
-
-async def loaded(url: str, written: CredentialFiles, script: str) -> str:
-    """Load a script as a writer may; return its name for EVALSHA."""
-    async with logged_in(url, written, "binder") as writer:
-        return str(await writer.script_load(script))
 
 
 async def _answers(client: Any) -> bool:
@@ -69,29 +79,25 @@ READERS = {"api": ("lh:", "lh-budget:"), "operator": ("lh:",), "timekeeper": ("l
 
 
 @pytest.mark.parametrize("user", ["placer", "binder", "timekeeper", "api", "operator"])
-async def test_no_service_has_the_permissions_of_an_administrator(
-    redis_url: str, written: CredentialFiles, user: str
-) -> None:
-    async with logged_in(redis_url, written, user) as client:
+async def test_no_service_has_the_permissions_of_an_administrator(at: Server, user: str) -> None:
+    async with at.as_user(user) as client:
         for arguments in FORBIDDEN:
             with pytest.raises(NoPermissionError):
                 await client.execute_command(*arguments)
-        script = await loaded(redis_url, written, "return redis.call('GET', 'elsewhere')")
+        script = await at.loaded("return redis.call('GET', 'elsewhere')")
         with pytest.raises(ResponseError, match="ACL failure"):
             await client.evalsha(script, 0)
 
 
 @pytest.mark.parametrize(("user", "prefix"), [(u, p) for u, ps in READERS.items() for p in ps])
 async def test_a_read_only_user_cannot_write_through_a_script(
-    redis_url: str, written: CredentialFiles, user: str, prefix: str
+    at: Server, user: str, prefix: str
 ) -> None:
-    async with logged_in(redis_url, written, user) as client:
+    async with at.as_user(user) as client:
         await client.hgetall(f"{prefix}ledger")
         with pytest.raises(NoPermissionError):
             await client.hset(f"{prefix}ledger", "generation", "forged")
-        script = await loaded(
-            redis_url, written, f"return redis.call('HSET', '{prefix}ledger', 'ready', '0')"
-        )
+        script = await at.loaded(f"return redis.call('HSET', '{prefix}ledger', 'ready', '0')")
         with pytest.raises(ResponseError, match="ACL failure"):
             await client.evalsha(script, 0)
 
@@ -105,10 +111,10 @@ OWN_SCRIPTS = (
 
 @pytest.mark.parametrize("user", LEDGER_USERS, ids=lambda user: user.name)
 async def test_a_user_that_only_reads_runs_no_script_of_its_own_choice(
-    redis_url: str, written: CredentialFiles, user: RedisUser
+    at: Server, user: RedisUser
 ) -> None:
     permitted = set()
-    async with logged_in(redis_url, written, "admin") as admin:
+    async with at.as_user("admin") as admin:
         for arguments in OWN_SCRIPTS:
             if await allowed(admin, user.name, *arguments):
                 permitted.add(arguments[:2])
@@ -117,15 +123,11 @@ async def test_a_user_that_only_reads_runs_no_script_of_its_own_choice(
     assert permitted == ({("SCRIPT", "LOAD")} if user.loads_scripts else set())
 
 
-async def test_a_user_that_only_reads_waits_for_the_scripts_that_a_binder_loads(
-    redis_url: str, written: CredentialFiles
-) -> None:
+async def test_a_user_that_only_reads_waits_for_the_scripts_that_a_binder_loads(at: Server) -> None:
     async with (
-        logged_in(redis_url, written, "admin") as admin,
-        Budgets.connect(redis_url, credentials=keys_at(written, "api")) as api,
-        RedisLeases.connect(
-            redis_url, credentials=keys_at(written, "binder"), loads_scripts=True
-        ) as binder,
+        at.as_user("admin") as admin,
+        Budgets.connect(at.url, credentials=at.keys("api")) as api,
+        RedisLeases.connect(at.url, credentials=at.keys("binder"), loads_scripts=True) as binder,
     ):
         await admin.script_flush()
         with pytest.raises(UnavailableError, match="a binder of this version loads them"):
@@ -139,29 +141,27 @@ async def test_a_user_that_only_reads_waits_for_the_scripts_that_a_binder_loads(
             await admin.script_flush()
 
 
-async def test_a_placer_cannot_read_budgets_and_a_timekeeper_cannot_end_leases(
-    redis_url: str, written: CredentialFiles
-) -> None:
-    async with logged_in(redis_url, written, "placer") as placer:
+async def test_a_placer_cannot_read_budgets_and_a_timekeeper_cannot_end_leases(at: Server) -> None:
+    async with at.as_user("placer") as placer:
         with pytest.raises(NoPermissionError):
             await placer.hgetall("lh-budget:meta")
-    async with logged_in(redis_url, written, "timekeeper") as timekeeper:
+    async with at.as_user("timekeeper") as timekeeper:
         with pytest.raises(NoPermissionError):
             await timekeeper.hdel("lh:leases", "pod")
 
 
 async def test_clients_without_a_user_have_no_permission_and_the_probe_user_may_ping(
-    redis_url: str, written: CredentialFiles
+    at: Server,
 ) -> None:
-    probing = redis.asyncio.Redis.from_url(redis_url, username="probe", password="-")  # noqa: S106
-    async with logged_in(redis_url, written, "admin"), probing as probe:
+    probing = redis.asyncio.Redis.from_url(at.url, username="probe", password="-")  # noqa: S106
+    async with at.as_user("admin"), probing as probe:
         for command_line in ("PING", "GET lh:meta", "AUTH default x", "AUTH x"):
-            assert (await reply_to(redis_url, command_line)).startswith((b"-NOAUTH", b"-WRONGPASS"))
+            assert (await reply_to(at.url, command_line)).startswith((b"-NOAUTH", b"-WRONGPASS"))
         assert await probe.ping()
         for arguments in FORBIDDEN:
             with pytest.raises(NoPermissionError):
                 await probe.execute_command(*arguments)
-    async with RedisLeases.connect(redis_url) as ledger:
+    async with RedisLeases.connect(at.url) as ledger:
         with pytest.raises(UnavailableError, match="--redis-credentials"):
             await ledger.generation()
 
@@ -175,29 +175,19 @@ async def reply_to(url: str, arguments: str) -> bytes:
     return answer
 
 
-async def test_the_server_replays_the_transactions_of_every_user(
-    redis_url: str, written: CredentialFiles
-) -> None:
+async def test_the_server_replays_the_transactions_of_every_user(at: Server) -> None:
     """Redis, and Valkey before 9.1, replay transactions with the rights of `default`."""
-    async with logged_in(redis_url, written, "admin") as admin:
+    async with at.as_user("admin") as admin:
         for key in KEYS:
             assert await allowed(admin, "default", "HSET", key, "field", "value")
 
 
-def keys_at(written: CredentialFiles, user: str) -> ClientCredentials:
-    return ClientCredentials(login_file=written.redis(user))
-
-
-async def test_each_client_does_its_work_as_its_own_user(
-    redis_url: str, written: CredentialFiles
-) -> None:
+async def test_each_client_does_its_work_as_its_own_user(at: Server) -> None:
     async with (
-        logged_in(redis_url, written, "admin"),
-        RedisLeases.connect(
-            redis_url, credentials=keys_at(written, "binder"), loads_scripts=True
-        ) as binder,
-        RedisLeases.connect(redis_url, credentials=keys_at(written, "api")) as api,
-        Budgets.connect(redis_url, credentials=keys_at(written, "timekeeper")) as accounts,
+        at.as_user("admin"),
+        RedisLeases.connect(at.url, credentials=at.keys("binder"), loads_scripts=True) as binder,
+        RedisLeases.connect(at.url, credentials=at.keys("api")) as api,
+        Budgets.connect(at.url, credentials=at.keys("timekeeper")) as accounts,
     ):
         token = await binder.begin_rebuild(now=1.0)
         assert token is not None
@@ -209,12 +199,10 @@ async def test_each_client_does_its_work_as_its_own_user(
         assert await accounts.acquire_lock("count", every_ms=60_000)
 
 
-async def test_scripts_use_no_command_that_the_server_marks_as_dangerous(
-    redis_url: str, written: CredentialFiles
-) -> None:
+async def test_scripts_use_no_command_that_the_server_marks_as_dangerous(at: Server) -> None:
     from shared.ledger.script_sources import script_commands  # noqa: PLC0415 - one test
 
-    async with logged_in(redis_url, written, "admin") as admin:
+    async with at.as_user("admin") as admin:
         dangerous = {str(word) for word in await admin.acl_cat("dangerous")}
 
     assert script_commands().isdisjoint(dangerous)
@@ -225,9 +213,9 @@ KEYS = ("lh:leases", "lh-quotas", "lh-preemption:open", "lh-budget:meta", "lh", 
 
 @pytest.mark.parametrize("user", LEDGER_USERS, ids=lambda user: user.name)
 async def test_each_user_reads_and_writes_the_keys_it_declares_and_no_other(
-    redis_url: str, written: CredentialFiles, user: RedisUser
+    at: Server, user: RedisUser
 ) -> None:
-    async with logged_in(redis_url, written, "admin") as admin:
+    async with at.as_user("admin") as admin:
         for key in KEYS:
             writes = any(fnmatch(key, pattern) for pattern in user.writes)
             reads = writes or any(fnmatch(key, pattern) for pattern in user.reads)
@@ -238,11 +226,11 @@ async def test_each_user_reads_and_writes_the_keys_it_declares_and_no_other(
 
 @pytest.mark.parametrize("user", LEDGER_USERS, ids=lambda user: user.name)
 async def test_each_user_may_call_what_the_clients_and_scripts_call_and_no_other_command(
-    redis_url: str, written: CredentialFiles, user: RedisUser
+    at: Server, user: RedisUser
 ) -> None:
-    line = next(x for x in written.acl.read_text().splitlines() if x.split()[1] == user.name)
+    line = next(x for x in at.written.acl.read_text().splitlines() if x.split()[1] == user.name)
     granted = {word[1:].partition("|")[0] for word in line.split() if word.startswith("+")}
-    async with logged_in(redis_url, written, "admin") as admin:
+    async with at.as_user("admin") as admin:
         commands = await admin.execute_command("COMMAND")
         may = {
             name
