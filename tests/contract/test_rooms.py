@@ -24,6 +24,7 @@ ASYNC = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+@cache
 def production() -> list[Path]:
     folders = ("services", "shared", "simcluster")
     return sorted(
@@ -47,6 +48,7 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Names of modules that a file imports; of `from a import b` both `a` and `a.b`."""
     found: set[str] = set()
