@@ -1,7 +1,5 @@
 """The webhook's Prometheus metrics."""
 
-from collections.abc import Callable
-
 from prometheus_client import Counter, Gauge, Histogram
 
 REVIEWS = Counter("leasehold_admission_reviews", "Admission reviews, by outcome.", ["outcome"])
@@ -14,16 +12,3 @@ CERTIFICATE_EXPIRATION = Gauge(
     "leasehold_webhook_certificate_expiration_timestamp_seconds",
     "When the certificate that the webhook serves expires.",
 )
-
-
-class WebhookMetrics:
-    """Metrics of decisions and of the certificate."""
-
-    def count_review(self, outcome: str, duration_s: float) -> None:
-        """Count one decision."""
-        REVIEWS.labels(outcome).inc()
-        REVIEW_DURATION.observe(duration_s)
-
-    def export_expiration(self, expires_at: Callable[[], float]) -> None:
-        """Read the gauge from `expires_at` (Unix seconds) at every scrape."""
-        CERTIFICATE_EXPIRATION.set_function(expires_at)

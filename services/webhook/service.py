@@ -28,7 +28,7 @@ from services.webhook.admission_review import (
     late_response,
     new_allocation,
 )
-from services.webhook.metrics import WebhookMetrics
+from services.webhook.metrics import REVIEW_DURATION, REVIEWS
 from services.webhook.patches import add_annotation, add_gate
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -107,7 +107,6 @@ class Webhook:
         lease_claim: LeaseClaim,
         *,
         rotate_certificate: Callable[[Sleep], Awaitable[None]],
-        metrics: WebhookMetrics,
         clock: Clock,
         tracing: Tracing,
     ) -> None:
@@ -115,7 +114,6 @@ class Webhook:
         self.default_priority_class = default_priority_class
         self.lease_claim = lease_claim
         self.rotate_certificate = rotate_certificate
-        self.metrics = metrics
         self.clock = clock
         self.tracing = tracing
         self.budgets: dict[Namespace, tuple[BudgetChanged, float]] = {}
@@ -183,7 +181,8 @@ class Webhook:
         except RequestError as error:
             decision = AdmissionDecision(allowed=False, message=str(error), code=UNPROCESSABLE)
         outcome = "late" if decision is None else "allowed" if decision.allowed else "denied"
-        self.metrics.count_review(outcome, time.perf_counter() - started)
+        REVIEWS.labels(outcome).inc()
+        REVIEW_DURATION.observe(time.perf_counter() - started)
         if decision is None:
             return late_response(request.uid, all_pods=all_pods)
         return encode_response(request.uid, decision)

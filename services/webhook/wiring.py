@@ -6,7 +6,7 @@ from functools import partial
 
 import msgspec
 
-from services.webhook.metrics import WebhookMetrics
+from services.webhook.metrics import CERTIFICATE_EXPIRATION
 from services.webhook.registration import (
     NAME,
     configuration,
@@ -134,14 +134,13 @@ async def serve_webhook(settings: WebhookSettings) -> None:
         certificate = ServingCertificate(
             store, registration.trust, settings.names, lambda: datetime.now(UTC)
         )
-        metrics, tracing = WebhookMetrics(), open_tracing("webhook", settings)
-        metrics.export_expiration(lambda: certificate.expires_at)
+        tracing = open_tracing("webhook", settings)
+        CERTIFICATE_EXPIRATION.set_function(lambda: certificate.expires_at)
         webhook = Webhook(
             policy,
             partial(default_priority_class, client),
             partial(lease_claim, bus),
             rotate_certificate=certificate.run,
-            metrics=metrics,
             clock=SystemClock(),
             tracing=tracing,
         )

@@ -114,6 +114,11 @@ class ContainerSetup:
     """Names of its devices in the Container Device Interface, for the runtime."""
 
 
+def assigned_when_done(annotation: str) -> Callable[[Lease, frozenset[str]], dict[str, str]]:
+    """Return a function that marks a pod as assigned, once all its containers have GPUs."""
+    return lambda lease, done: {annotation: "true"} if done.issuperset(lease.containers) else {}
+
+
 def list_entries(text: str) -> tuple[str, ...]:
     """Return the entries of a comma-separated list, without empty ones."""
     return tuple(entry.strip() for entry in text.split(",") if entry.strip())

@@ -23,7 +23,6 @@ from shared.model.names import DeviceUuid, Namespace
 
 ALL_NAMESPACES = Namespace("*")
 """Name of the quota of namespaces without a quota of their own."""
-WHOLE_MILLI = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

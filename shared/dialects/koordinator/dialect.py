@@ -358,11 +358,6 @@ def binding_annotations(lease: Lease, _: float) -> dict[str, str]:
     return {ALLOCATED: encode_allocated(lease)}
 
 
-def resized_annotations(lease: Lease) -> dict[str, str]:
-    """Return the current allocation."""
-    return {ALLOCATED: encode_allocated(lease)}
-
-
 def released_amounts(share: Share) -> dict[str, int]:
     """Return the requested compute and memory that a resize has released."""
     if share.requested_size is None or share.requested_units is None:
@@ -466,7 +461,7 @@ DIALECT = Dialect(
     advertise=advertise,
     describe_node=describe_node,
     annotation_difference=difference,
-    resized_annotations=resized_annotations,
+    resized_annotations=lambda lease: binding_annotations(lease, 0.0),
     released_amounts=released_amounts,
     amount_changes=amount_changes,
     vendor_denial=denial,

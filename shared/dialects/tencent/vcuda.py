@@ -23,6 +23,7 @@ from shared.dialects.dialect import (
     Paths,
     PodManifest,
     Rules,
+    assigned_when_done,
 )
 from shared.dialects.hami_core import decode_memo, encode_memo
 from shared.dialects.strict_values import parse_whole_number
@@ -138,11 +139,6 @@ def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
     return {**gpus, NODE: lease.node, TIME: str(int(now_s * 1e9)), ASSIGNED: "false"}
 
 
-def allocated_annotations(lease: Lease, done: frozenset[str]) -> dict[str, str]:
-    """Return the annotation that marks a pod as assigned, once all its containers have GPUs."""
-    return {ASSIGNED: "true"} if done.issuperset(s.container for s in lease.shares) else {}
-
-
 def container_setup(
     lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
 ) -> ContainerSetup:
@@ -212,7 +208,7 @@ DIALECT = Dialect(
     request_annotations=frozenset({CORE_LIMIT}),
     parse=parse,
     binding_annotations=binding_annotations,
-    allocated_annotations=allocated_annotations,
+    allocated_annotations=assigned_when_done(ASSIGNED),
     container_setup=container_setup,
     advertise=advertise,
     id_count=id_count,

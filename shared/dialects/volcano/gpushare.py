@@ -24,6 +24,7 @@ from shared.dialects.dialect import (
     Paths,
     PodManifest,
     Rules,
+    assigned_when_done,
 )
 from shared.dialects.reserved import VISIBLE
 from shared.model.device import Device, DeviceMode
@@ -112,11 +113,6 @@ def _indices(lease: Lease) -> str:
 def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
     """Return the indices of the pod's GPUs, ascending, and the time in nanoseconds."""
     return {INDEX: _indices(lease), TIME: str(int(now_s * 1e9))}
-
-
-def allocated_annotations(lease: Lease, done: frozenset[str]) -> dict[str, str]:
-    """Return the annotation that marks a pod as assigned, once all its containers have GPUs."""
-    return {ASSIGNED: "true"} if done.issuperset(s.container for s in lease.shares) else {}
 
 
 def container_setup(
@@ -245,7 +241,7 @@ DIALECT = Dialect(
     request_annotations=frozenset(),
     parse=parse,
     binding_annotations=binding_annotations,
-    allocated_annotations=allocated_annotations,
+    allocated_annotations=assigned_when_done(ASSIGNED),
     container_setup=container_setup,
     advertise=advertise,
     id_count=id_count,

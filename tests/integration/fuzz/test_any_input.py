@@ -27,7 +27,6 @@ from services.timekeeper.config.budget_spec import parse_spec
 from services.timekeeper.report.budget_reports import budget_changed
 from services.timekeeper.rest.api import BudgetApi
 from services.webhook.admission import AdmissionPolicy, decide
-from services.webhook.metrics import WebhookMetrics
 from services.webhook.registration import webhook_paths
 from services.webhook.server import Drain
 from services.webhook.server import application as webhook_application
@@ -175,7 +174,6 @@ def webhook() -> Webhook:
         no_class,
         FakeClaimBinders().lease,
         rotate_certificate=lambda _: None,  # type: ignore[arg-type,return-value]
-        metrics=WebhookMetrics(),
         clock=FakeClock(),
         tracing=Tracing("webhook", None),
     )

@@ -10,7 +10,7 @@ from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, bookings
 from shared.model.ledger import Reservation
 from shared.model.names import DeviceUuid
-from shared.model.quota import WHOLE_MILLI, QuotaUsage
+from shared.model.quota import QuotaUsage
 from shared.model.request import Gang, SharingPolicy
 from tests.support.placer.ledger import NOW, queued, reservation, share
 
@@ -40,9 +40,9 @@ def charge_of(lease: Lease, memory_mib: Mapping[DeviceUuid, int]) -> QuotaUsage:
     held: dict[DeviceUuid, int] = {}
     for booking in bookings(lease.shares):
         size = memory_mib.get(booking.device, 0)
-        part = core = WHOLE_MILLI
+        part = core = 1000
         if size > 0 and booking.sharing is not SharingPolicy.EXCLUSIVE:
-            part = min(WHOLE_MILLI, -(-WHOLE_MILLI * booking.memory_mib // size))
+            part = min(1000, -(-1000 * booking.memory_mib // size))
             core = 10 * booking.cores_percent or part
         cores += core
         milli += max(core, part)

@@ -11,7 +11,6 @@ from typing import Any
 import aiohttp
 
 from services.webhook.admission import AdmissionPolicy
-from services.webhook.metrics import WebhookMetrics
 from services.webhook.server import serving_reviews
 from services.webhook.service import Webhook
 from services.webhook.wiring import RegistrationWriter, default_priority_class
@@ -80,7 +79,6 @@ async def replica(
         partial(default_priority_class, kube),
         binders.lease,
         rotate_certificate=certificate.run,
-        metrics=WebhookMetrics(),
         clock=SystemClock(),
         tracing=tracing or Tracing("webhook", None),
     )
