@@ -104,21 +104,21 @@ class PodClient:
         return node.metadata.labels
 
     async def annotate(
-        self, namespace: str, name: str, read: PodSnapshot, annotations: Mapping[str, str]
+        self,
+        namespace: str,
+        name: str,
+        uid: str,
+        annotations: Mapping[str, str | None],
+        *,
+        resource_version: str = "",
     ) -> None:
-        """Add annotations, in one write. Raises ConflictError if the pod has changed since."""
-        metadata = {
-            "uid": read.pod,
-            "resourceVersion": read.resource_version,
-            "annotations": annotations,
-        }
-        await self.client.patch_merge(pod_path(namespace, name), {"metadata": metadata})
+        """Set annotations of the pod with this uid in one write, or remove those that are None.
 
-    async def add_annotation(
-        self, namespace: str, name: str, uid: str, key: str, value: str
-    ) -> None:
-        """Set one annotation of the pod with this uid. Raises ConflictError for another uid."""
-        metadata = {"uid": uid, "annotations": {key: value}}
+        Raises ConflictError for another uid, and if the pod has changed since that version.
+        """
+        metadata: dict[str, Any] = {"uid": uid, "annotations": annotations}
+        if resource_version:
+            metadata["resourceVersion"] = resource_version
         await self.client.patch_merge(pod_path(namespace, name), {"metadata": metadata})
 
     async def patch_status(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
@@ -201,10 +201,9 @@ class PodClient:
         return EvictionOutcome.EVICTED, ""
 
     async def _annotate(self, victim: Victim, value: str | None) -> bool:
-        metadata: dict[str, Any] = {"uid": victim.pod, "annotations": {PREEMPT_AT: value}}
+        notes = {PREEMPT_AT: value}
         try:
-            path = pod_path(victim.namespace, victim.name)
-            await self.client.patch_merge(path, {"metadata": metadata})
+            await self.annotate(victim.namespace, victim.name, victim.pod, notes)
         except NotFoundError:
             return False
         except KubernetesConflictError as error:

@@ -222,10 +222,16 @@ class ApiServer:
         )
 
     async def annotate(
-        self, namespace: str, name: str, read: PodSnapshot, annotations: Mapping[str, str]
+        self,
+        namespace: str,
+        name: str,
+        uid: str,
+        annotations: Mapping[str, str],
+        *,
+        resource_version: str = "",
     ) -> None:
         pod = self.pods.get(name)
-        if pod is None or (pod.uid, pod.lease) != (read.pod, read.resource_version):
+        if pod is None or (pod.uid, pod.lease) != (uid, resource_version):
             raise ConflictError(f"pod {name} has changed since")
         pod.lease = annotations[ANNOTATION]
 

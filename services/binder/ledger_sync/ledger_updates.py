@@ -169,11 +169,7 @@ class LedgerUpdater:
 
         Returns nodes whose agents report what they cannot have, with why.
         """
-        newest: dict[NodeName, DeviceReported] = {}
-        for event in events:
-            known = newest.get(event.node)
-            if known is None or known.reported_at <= event.reported_at:
-                newest[event.node] = event
+        newest = {each.node: each for each in sorted(events, key=lambda each: each.reported_at)}
         shared = await self.ledger.save_devices(list(newest.values())) or {}
         for device, (node, owner) in shared.items():
             self._report_shared(device, node, owner)
@@ -380,12 +376,8 @@ class LedgerUpdater:
 
 def _newest(leases: Iterable[Lease]) -> dict[tuple[PodUid, NodeName], Lease]:
     """Return the newest lease of each pod on each node."""
-    newest: dict[tuple[PodUid, NodeName], Lease] = {}
-    for lease in leases:
-        known = newest.get((lease.pod, lease.node))
-        if known is None or known.version < lease.version:
-            newest[lease.pod, lease.node] = lease
-    return newest
+    by_version = sorted(leases, key=lambda lease: lease.version)
+    return {(lease.pod, lease.node): lease for lease in by_version}
 
 
 def _held(allocation: Allocation) -> _Held:

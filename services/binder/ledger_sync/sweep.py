@@ -160,7 +160,7 @@ class SchedulerOffers:
         value = f"{node or ''}@{self.clock.now() * 1000:.0f}"
         async with self._writes:
             try:
-                await self.pods.add_annotation(namespace, name, uid, OFFER, value)
+                await self.pods.annotate(namespace, name, uid, {OFFER: value})
             except LeaseholdError as error:
                 logger.info("pod %s/%s was not offered capacity: %s", namespace, name, error)
 

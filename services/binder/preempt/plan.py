@@ -20,11 +20,11 @@ from services.binder.preempt.rules import (
     tier_of,
 )
 from shared.model.lease import Lease, Share
-from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod
+from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import NodeName, PodUid
 from shared.model.preemption import PreemptionState
 from shared.model.request import PodRequest
-from shared.placing.room import ClusterTrials, Endable, RoomSearch, used_gpu_s
+from shared.placing.room import ClusterTrials, RoomSearch, used_gpu_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +69,7 @@ def plan(request: PodRequest, given: PlanInput) -> PreemptionPlan | NoPlan:
         allows=lambda ends: allowed([each.lease for each in ends], given),
     )
     by_pod = {each.lease.pod: each for each in given.candidates}
-    room = next(
-        search.rooms(
-            Endable(lease=each.lease, used_gpu_s=each.used_gpu_s, tier=each.tier)
-            for each in given.candidates
-        ),
-        None,
-    )
+    room = next(search.rooms(given.candidates), None)
     if room is not None:
         victims = sorted((by_pod[lease.pod] for lease in room.leases), key=lambda v: v.lease.pod)
         return PreemptionPlan(node=room.node, shares=room.shares, victims=tuple(victims))
@@ -159,40 +153,26 @@ def plan_input(
 ) -> PlanInput:
     """Return the input of a plan for the pending pod, `without` these victims."""
     candidates: list[VictimCandidate] = []
-    for node in cluster.nodes:
-        for lease in node.leases:
-            if lease.pod in without or lease.pod == pending.pod:
-                continue
-            candidate = _candidate(lease, node.node, pending, cluster, state, rules, now)
-            if candidate is not None:
-                candidates.append(candidate)
+    own = state.budget_of(pending.namespace)
+    for node, lease in ((each.node, lease) for each in cluster.nodes for lease in each.leases):
+        pod, theirs = cluster.pods.get(lease.pod), state.budget_of(lease.namespace)
+        if pod is None or lease.pod in without or lease.pod == pending.pod:
+            continue
+        cause = cause_for(pending, theirs, own, pod.priority)
+        if cause is None or exclusion_reason(lease, pod, state, rules, now) is not None:
+            continue
+        victim = preempted(lease, pod, cause, theirs)
+        candidates.append(
+            VictimCandidate(
+                lease=lease,
+                victim=victim,
+                tier=tier_of(victim, pod, theirs),
+                used_gpu_s=used_gpu_s(lease, node, now),
+            )
+        )
     return PlanInput(
         trials=cluster.trials,
         candidates=candidates,
         disruption_budgets=cluster.disruption_budgets,
         allowance=allowance(state, rules, now),
-    )
-
-
-def _candidate(  # noqa: PLR0917 - each is a different kind
-    lease: Lease,
-    node: LedgerNode,
-    pending: PendingPod,
-    cluster: ClusterSnapshot,
-    state: PreemptionState,
-    rules: PreemptionRules,
-    now: float,
-) -> VictimCandidate | None:
-    pod, theirs = cluster.pods.get(lease.pod), state.budget_of(lease.namespace)
-    if pod is None:
-        return None
-    cause = cause_for(pending, theirs, state.budget_of(pending.namespace), pod.priority)
-    if cause is None or exclusion_reason(lease, pod, state, rules, now) is not None:
-        return None
-    victim = preempted(lease, pod, cause, theirs)
-    return VictimCandidate(
-        lease=lease,
-        victim=victim,
-        tier=tier_of(victim, pod, theirs),
-        used_gpu_s=used_gpu_s(lease, node, now),
     )

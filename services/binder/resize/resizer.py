@@ -219,7 +219,13 @@ class Resizer:
             if all(read.annotations.get(key) == text for key, text in wanted.items()):
                 return current
             with contextlib.suppress(ConflictError):
-                await self.pods.annotate(lease.namespace, lease.name, read, wanted)
+                await self.pods.annotate(
+                    lease.namespace,
+                    lease.name,
+                    lease.pod,
+                    wanted,
+                    resource_version=read.resource_version,
+                )
                 return current
         raise ConflictError(f"pod {lease.namespace}/{lease.name} changes too often")
 

@@ -89,7 +89,9 @@ async def test_the_binder_annotates_pods_removes_gates_and_reports_conditions() 
             read = await pods.get("team-a", "train")
             assert read is not None
             notes = {"leasehold.dev/lease": "{}", "volcano.sh/vgpu-ids-new": "GPU-a,NVIDIA,1,1:"}
-            await pods.annotate("team-a", "train", read, notes)
+            await pods.annotate(
+                "team-a", "train", read.pod, notes, resource_version=read.resource_version
+            )
             condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
             await pods.patch_status("team-a", "train", {"status": {"conditions": [condition]}})
         found = api.store.read("pods", "team-a", "train")

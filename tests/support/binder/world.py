@@ -170,7 +170,6 @@ class FakePods(PodClient):
         self.events: dict[str, dict[str, Any]] = {}
         self.event_writes = 0
         self.nodes: set[NodeName] = set()
-        self.offered: list[tuple[str, str]] = []
 
     async def list_selected(
         self, term: AntiAffinityTerm, node: NodeName | None
@@ -211,28 +210,34 @@ class FakePods(PodClient):
         return self.seen.get(name)
 
     async def annotate(
-        self, namespace: str, name: str, read: PodSnapshot, annotations: Mapping[str, str]
+        self,
+        namespace: str,
+        name: str,
+        uid: str,
+        annotations: Mapping[str, str | None],
+        *,
+        resource_version: str = "",
     ) -> None:
+        if not resource_version:
+            return
         await self.before_annotate()
         now = self.seen[name]
         assert now is not None
-        if self.conflicts or now.resource_version != read.resource_version:
+        if self.conflicts or now.resource_version != resource_version:
             self.conflicts = max(0, self.conflicts - 1)
             raise ConflictError("it has changed")
         self.writes += 1
         self.seen[name] = replace(
             now,
             resource_version=f"{now.resource_version}+",
-            annotations={**now.annotations, **annotations},
+            annotations={
+                **now.annotations,
+                **{key: text or "" for key, text in annotations.items()},
+            },
         )
 
     async def remove_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
         return True
-
-    async def add_annotation(
-        self, namespace: str, name: str, uid: str, key: str, value: str
-    ) -> None:
-        self.offered.append((name, value))
 
     async def patch_status(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
         if self.errors.get(name):
