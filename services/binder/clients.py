@@ -57,6 +57,13 @@ SEVERAL_DISRUPTION_BUDGETS = 500
 Item = TypeVar("Item")
 _OTHERS = f"spec.schedulerName!={KUBE_SCHEDULER},status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of active pods of schedulers without the extender."""
+TERMINATION_TIMEOUT_S = 0.9
+LIMITS_TIMEOUT_S = 3.0
+"""An agent writes its checkpoint and measures memory twice before it replies."""
+SLICES_TIMEOUT_S = 2.0
+BIND_TIMEOUT_S = 0.5
+"""A batch of Bindings waits for the reply."""
+FIELD_MANAGER = "leasehold"
 
 
 class _EventCount(Struct, frozen=True):
@@ -283,14 +290,6 @@ def _events_path(namespace: str, name: str = "") -> str:
     return f"{events}/{quote(name, safe='')}" if name else events
 
 
-TERMINATION_TIMEOUT_S = 0.9
-LIMITS_TIMEOUT_S = 3.0
-"""An agent writes its checkpoint and measures memory twice before it replies."""
-SLICES_TIMEOUT_S = 2.0
-BIND_TIMEOUT_S = 0.5
-"""A batch of Bindings waits for the reply."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoReply:
     """A request to a node agent that got no reply."""
@@ -398,9 +397,6 @@ def _uses(pod: ApiPod) -> Iterator[RequestUse]:
             claim=extended.resource_claim_name if extended else "",
             request=each.request_name,
         )
-
-
-FIELD_MANAGER = "leasehold"
 
 
 @dataclass(eq=False)

@@ -1,6 +1,6 @@
 """Builds the binder from ports, and the ports from real clients."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from services.binder.bind.agent_presence import AgentPresence, NodeCordons
@@ -166,8 +166,7 @@ def _binding(
     presence: AgentPresence,
 ) -> Bindings:
     ledger, clock = ports.ledger, ports.clock
-    pod_binder = partial(
-        PodBinder,
+    pods = PodBinder(
         ledger=ledger,
         publish=ports.publish,
         sender=sender,
@@ -175,6 +174,7 @@ def _binding(
         updater=updater,
         gangs=GangCheck(ledger, holders, updater),
         conditions=reports.conditions,
+        events=reports.events,
         capacity_freed=sweeper.capacity_freed,
         clock=clock,
     )
@@ -189,10 +189,10 @@ def _binding(
         host_clock=ports.host_clock,
     )
     return Bindings(
-        pods=pod_binder(events=reports.events),
+        pods=pods,
         chosen=SchedulerBindings(
             ledger=ledger,
-            pods=pod_binder(events=NoEvents()),
+            pods=replace(pods, events=NoEvents()),
             api=ports.pods,
             updater=updater,
             publish=ports.publish,

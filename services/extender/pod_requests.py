@@ -20,6 +20,13 @@ from shared.pods.pod_parser import PodParser
 REMEMBERED_PODS = 16_384
 ELSEWHERE_S = 15.0
 """For this long, a pod that has a lease on one node is offered no other."""
+GANG = (
+    "the pod belongs to a gang, which starts together or not at all; kube-scheduler binds pods one "
+    "by one: set schedulerName leasehold"
+)
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+GetPod = Callable[[str, str], Awaitable[ApiPod | None]]
+"""Returns a pod of a namespace by name, or None if it does not exist."""
 
 
 @dataclass(slots=True)
@@ -109,15 +116,6 @@ class SoftHolds:
         return ended
 
 
-GANG = (
-    "the pod belongs to a gang, which starts together or not at all; kube-scheduler binds pods one "
-    "by one: set schedulerName leasehold"
-)
-
-
-PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-
-
 def has_preferences(spec: ApiPodSpec) -> bool:
     """Return whether a pod prefers nodes to others, which only kube-scheduler weighs."""
     affinity = spec.affinity
@@ -133,10 +131,6 @@ def has_preferences(spec: ApiPodSpec) -> bool:
         each.get("whenUnsatisfiable") == "ScheduleAnyway"
         for each in spec.topology_spread_constraints
     )
-
-
-GetPod = Callable[[str, str], Awaitable[ApiPod | None]]
-"""Returns a pod of a namespace by name, or None if it does not exist."""
 
 
 @dataclass(eq=False)

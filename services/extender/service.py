@@ -44,6 +44,21 @@ from shared.runtime.telemetry import Tracing
 CACHED_SPLITS = 64
 CLAIMED = "GpuClaimed"
 UNKNOWN = "node(s) were not in Leasehold's ledger"
+BEST = 10
+MOST_NODES = 100
+"""Fitting nodes of which kube-scheduler chooses one, for a pod that prefers none: below so many it
+takes no sample of its own, either (`minFeasibleNodesToFind` in pkg/scheduler/schedule_one.go)."""
+COMPARED_NODES = 16
+"""Nodes that the policy `fragmentation` compares, those that fit most tightly."""
+HOLD_S = 2.0
+"""Between prioritize and bind pass milliseconds, unless volumes have to be provisioned."""
+VOLUME_HOLD_S = 10.0
+FLUSH_S = 0.2
+"""Refusals are published together at this interval."""
+AGAIN_S = 0.1
+"""Pause before other devices of the node are chosen: the mirror lags behind the ledger."""
+Bind = Callable[[PodBindingRequest], Awaitable[PodBindingReply]]
+"""Lets a binder lease and bind. Raises UnavailableError if none replies in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +157,6 @@ def refused_everywhere(offered: Iterable[NodeName], reason: str) -> ExtenderFilt
     )
 
 
-BEST = 10
-MOST_NODES = 100
-"""Fitting nodes of which kube-scheduler chooses one, for a pod that prefers none: below so many it
-takes no sample of its own, either (`minFeasibleNodesToFind` in pkg/scheduler/schedule_one.go)."""
-COMPARED_NODES = 16
-"""Nodes that the policy `fragmentation` compares, those that fit most tightly."""
-
-
 def scores(
     request: PodRequest, offered: Sequence[NodeName], index: NodeIndex
 ) -> dict[NodeName, int]:
@@ -220,19 +227,6 @@ def _fragmentation(
             costs[at] = index.fragmentation.cost(request, nodes[at], picks)
     worst = max(costs.values(), default=0.0) + 1
     return [costs.get(at, worst) for at in range(len(nodes))]
-
-
-HOLD_S = 2.0
-"""Between prioritize and bind pass milliseconds, unless volumes have to be provisioned."""
-VOLUME_HOLD_S = 10.0
-FLUSH_S = 0.2
-"""Refusals are published together at this interval."""
-AGAIN_S = 0.1
-"""Pause before other devices of the node are chosen: the mirror lags behind the ledger."""
-
-
-Bind = Callable[[PodBindingRequest], Awaitable[PodBindingReply]]
-"""Lets a binder lease and bind. Raises UnavailableError if none replies in time."""
 
 
 @publishes(PodBindingRequest)

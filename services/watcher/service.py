@@ -37,6 +37,26 @@ from shared.runtime.service import emits, handles, loops
 
 ClaimEvent = ClaimAllocated | ClaimDeallocated
 UNANSWERED_CALLS = 1
+logger = logging.getLogger(__name__)
+Resync = (
+    PodsListed
+    | NodesListed
+    | NodeChanged
+    | DeviceReported
+    | QuotasUpdated
+    | PodEvent
+    | ClaimAllocated
+    | ClaimDeallocated
+)
+GATHER_PODS_S = 0.003
+"""After a message with pods, those that appear within this time share the next one."""
+NODE_USAGE_S = 0.2
+"""The delay of changed usage of nodes, so that many changes are published together."""
+REQUEUE_DELAY_S = 0.5
+"""The delay before a pod is placed again after its binding failed."""
+LIST_RETRY_S = 1.0
+UNEXPLAINED_S = 10.0
+"""A pod that waits longer than this without a reason in its status is published again."""
 
 
 class ClaimTracker:
@@ -91,29 +111,6 @@ def _deallocated(claim: AllocatedClaim) -> ClaimDeallocated:
         node=claim.node,
         generation=claim.generation,
     )
-
-
-logger = logging.getLogger(__name__)
-
-Resync = (
-    PodsListed
-    | NodesListed
-    | NodeChanged
-    | DeviceReported
-    | QuotasUpdated
-    | PodEvent
-    | ClaimAllocated
-    | ClaimDeallocated
-)
-GATHER_PODS_S = 0.003
-"""After a message with pods, those that appear within this time share the next one."""
-NODE_USAGE_S = 0.2
-"""The delay of changed usage of nodes, so that many changes are published together."""
-REQUEUE_DELAY_S = 0.5
-"""The delay before a pod is placed again after its binding failed."""
-LIST_RETRY_S = 1.0
-UNEXPLAINED_S = 10.0
-"""A pod that waits longer than this without a reason in its status is published again."""
 
 
 @dataclass(eq=False, kw_only=True)

@@ -45,6 +45,16 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 30.0
 """The interval at which a kind is requested that the API server does not know."""
+APPEARANCE_CHECK_S = 1.0
+"""The shortest such interval, while pods name groups of the kind."""
+CHUNK_BYTES = 256 * 1024
+"""The most bytes of leases in one chunk of a list: a chunk must fit a message."""
+CHUNK_UIDS = 4096
+"""The most unbound pods in one chunk."""
+CHUNK_CLAIMS = 100
+"""The most ResourceClaims in one chunk, each with a copy of at most 10 KiB."""
+LEASE_BYTES = 64 * 1024
+"""A longer annotation is not a lease: the pod's owner may write anything there."""
 
 
 @dataclass(slots=True)
@@ -166,18 +176,6 @@ def foreign_devices(node: ApiNode, *, now_s: float) -> DeviceReported | None:
     )
     check_bounds(report, "the devices that another device plugin registered")
     return report
-
-
-APPEARANCE_CHECK_S = 1.0
-"""The shortest such interval, while pods name groups of the kind."""
-CHUNK_BYTES = 256 * 1024
-"""The most bytes of leases in one chunk of a list: a chunk must fit a message."""
-CHUNK_UIDS = 4096
-"""The most unbound pods in one chunk."""
-CHUNK_CLAIMS = 100
-"""The most ResourceClaims in one chunk, each with a copy of at most 10 KiB."""
-LEASE_BYTES = 64 * 1024
-"""A longer annotation is not a lease: the pod's owner may write anything there."""
 
 
 @dataclass(slots=True)

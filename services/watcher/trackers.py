@@ -26,6 +26,15 @@ from shared.model.request import Gang
 from shared.pods.observed_pod import ObservedPod, queued
 from shared.pods.pod_anti_affinity import PodAntiAffinity, resolve_all
 
+_Counted = TypeVar("_Counted", str, PodAntiAffinity)
+PodEvent = PodQueued | PodRejected | PodGated | PodTerminated
+UNEXPLAINED_CALLS = 3
+"""Calls of `resync_unexplained` after which a pod is published; then after twice as many, ..."""
+MOST_UNEXPLAINED_CALLS = 8 * UNEXPLAINED_CALLS
+"""... and in the end each time that so many have passed."""
+RESYNC_SHARDS = 24
+"""Pods with a known reason to wait are published again in this many rounds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGroupChanges:
@@ -148,16 +157,6 @@ def _with(pod: ObservedPod, gang: Gang) -> ObservedPod:
 
 def _with_error(pod: ObservedPod, error: str) -> ObservedPod:
     return structs.replace(pod, request=None, request_error=error)
-
-
-_Counted = TypeVar("_Counted", str, PodAntiAffinity)
-PodEvent = PodQueued | PodRejected | PodGated | PodTerminated
-UNEXPLAINED_CALLS = 3
-"""Calls of `resync_unexplained` after which a pod is published; then after twice as many, ..."""
-MOST_UNEXPLAINED_CALLS = 8 * UNEXPLAINED_CALLS
-"""... and in the end each time that so many have passed."""
-RESYNC_SHARDS = 24
-"""Pods with a known reason to wait are published again in this many rounds."""
 
 
 class PodTracker:

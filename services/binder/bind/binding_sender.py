@@ -19,6 +19,11 @@ from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import ANNOTATION, dump_lease
 from shared.model.names import PodUid
 
+CONCURRENCY = 32
+BATCH_WAIT_S = 2.0
+MAX_RESULTS = 8192
+"""Results remembered for batches that are delivered again."""
+
 
 class BindingOutcome(StrEnum):
     """The outcome of one Binding."""
@@ -94,12 +99,6 @@ def judge(lease: Lease, error: LeaseholdError, pod: PodSnapshot | None) -> Bindi
         (True, BindingOutcome.REFUSED, str(error)),
     )
     return next(BindingResult(outcome, text) for applies, outcome, text in results if applies)
-
-
-CONCURRENCY = 32
-BATCH_WAIT_S = 2.0
-MAX_RESULTS = 8192
-"""Results remembered for batches that are delivered again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,7 @@ from services.binder.ledger_sync.ledger_updates import (
     lease_changes,
 )
 from services.binder.report.event_writer import ConditionWriter, EventRecorder
-from services.binder.report.explanations import (
-    bound_event,
-    event_of,
-    explain_deferred,
-)
+from services.binder.report.explanations import bound_event, event_of, explain_deferred
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
@@ -33,6 +29,20 @@ from shared.model.events.pod_events import (
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import PodUid
 from shared.runtime.service import Publish
+
+GIVE_UP_S = 5.0
+"""A reservation on a node that has been cordoned for this long is released."""
+EXPLAIN_S = 1.0
+"""Age of a reservation at which the pod's condition explains why it is not bound."""
+EXPLAIN_NEXT_S = 10.0
+"""The same for a pod that is next in line: a burst must not cause a write per pod."""
+ENDED = "the reservation ended before the pod was bound"
+BindEvent = PodBound | BindingFailed | LeaseChanged
+ADMISSION_WAIT_S = 1.0
+"""After this time, the remaining pods are redelivered later, and other batches continue."""
+ADMISSION_RETRY_S = 0.02
+"""A kubelet admits a pod within a few of these; the pause for a slower one doubles."""
+MAX_ADMISSION_RETRY_S = 0.3
 
 
 @dataclass(eq=False)
@@ -86,26 +96,6 @@ class GangCheck:
             for lease, pod in await self.holders.read_pods(leases)
             if pod is None or pod.terminal or pod.deleting
         ]
-
-
-GIVE_UP_S = 5.0
-"""A reservation on a node that has been cordoned for this long is released."""
-EXPLAIN_S = 1.0
-"""Age of a reservation at which the pod's condition explains why it is not bound."""
-EXPLAIN_NEXT_S = 10.0
-"""The same for a pod that is next in line: a burst must not cause a write per pod."""
-
-
-ENDED = "the reservation ended before the pod was bound"
-
-BindEvent = PodBound | BindingFailed | LeaseChanged
-
-
-ADMISSION_WAIT_S = 1.0
-"""After this time, the remaining pods are redelivered later, and other batches continue."""
-ADMISSION_RETRY_S = 0.02
-"""A kubelet admits a pod within a few of these; the pause for a slower one doubles."""
-MAX_ADMISSION_RETRY_S = 0.3
 
 
 @dataclass(eq=False, kw_only=True)

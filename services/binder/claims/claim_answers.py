@@ -17,6 +17,16 @@ from shared.model.events.pod_events import LeaseChanged
 from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import copy_of
 
+MAX_WRITES = 16
+"""Claims answered at once."""
+ATTEMPTS = 3
+"""Writes of one answer, while others change the claim."""
+PERMITTED = ClaimAnswer(
+    condition=LEASED,
+    reason="Leased",
+    message="administrative access takes nothing of the devices",
+)
+
 
 @dataclass(eq=False)
 class ClaimEnder:
@@ -72,19 +82,6 @@ class ClaimEnder:
             return lease.pod in await self.agents.list_terminated(lease.node, [lease.pod])
         except UnavailableError:
             return False
-
-
-MAX_WRITES = 16
-"""Claims answered at once."""
-ATTEMPTS = 3
-"""Writes of one answer, while others change the claim."""
-
-
-PERMITTED = ClaimAnswer(
-    condition=LEASED,
-    reason="Leased",
-    message="administrative access takes nothing of the devices",
-)
 
 
 def leased_answer(lease: Lease) -> ClaimAnswer:

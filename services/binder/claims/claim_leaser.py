@@ -45,6 +45,12 @@ logger = logging.getLogger(__name__)
 
 LimitedRequests = Mapping[str, bool]
 """Whether the containers that use a request are limited, by its name."""
+RESERVATION_S = 30.0
+"""A binder that dies between reservation and commit leaves the reservation so long."""
+WRITTEN_S = 10.0
+"""After this time, an allocation that was not written never will be."""
+WAIT_S = 10.0
+"""So long a claim waits for a share that is about to be free, before it is refused."""
 
 
 async def combination_refusal(
@@ -99,14 +105,6 @@ def combined(claim: str, uses: Iterable[RequestUse], limited: Mapping[str, Limit
 
 def _request_name(claim: str, request: str) -> str:
     return f"request {request} of ResourceClaim {claim}" if claim else request
-
-
-RESERVATION_S = 30.0
-"""A binder that dies between reservation and commit leaves the reservation so long."""
-WRITTEN_S = 10.0
-"""After this time, an allocation that was not written never will be."""
-WAIT_S = 10.0
-"""So long a claim waits for a share that is about to be free, before it is refused."""
 
 
 @dataclass(slots=True)

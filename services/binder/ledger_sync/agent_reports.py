@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 SHARE_IN_USE = "its claim is not prepared, and a pod whose lease was lost uses the device"
 BOUND_BEFORE = "the pod runs with an earlier lease, which was lost"
+E = TypeVar("E", ShareRefused, ViolationFound)
 
 
 @dataclass(slots=True)
@@ -165,9 +166,6 @@ async def release_as_read(
         *(ledger.release([each.pod], reason=reason, version=each.version) for each in leases)
     )
     return [lease for batch in ended for lease in batch]
-
-
-E = TypeVar("E", ShareRefused, ViolationFound)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -36,6 +36,11 @@ MIN_MISSED_REPLIES = 10
 """And so many requests must have had no reply: a suspended binder received none either."""
 MAX_REQUESTS = 64
 PODS_PER_REQUEST = 1000
+_Held = tuple[PodUid, int, float]
+"""What an agent has given out: a pod, and the version and the last resize of its lease."""
+TERMINAL = frozenset({"Succeeded", "Failed"})
+CLAIM_ENDED = "the claim is neither allocated nor prepared any more"
+GANG_ENDED = "a reservation of its gang ended before any of its pods was bound"
 
 
 @dataclass(slots=True)
@@ -108,14 +113,6 @@ class VanishedPods:
         pod.missed_replies += 1
         silent_s = self.clock.ticks() - pod.replied_at
         return pod.missed_replies >= MIN_MISSED_REPLIES and silent_s >= self.silence_s
-
-
-_Held = tuple[PodUid, int, float]
-"""What an agent has given out: a pod, and the version and the last resize of its lease."""
-
-TERMINAL = frozenset({"Succeeded", "Failed"})
-CLAIM_ENDED = "the claim is neither allocated nor prepared any more"
-GANG_ENDED = "a reservation of its gang ended before any of its pods was bound"
 
 
 @dataclass(eq=False)

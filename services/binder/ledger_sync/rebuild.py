@@ -24,6 +24,7 @@ from shared.model.lease import Lease
 from shared.runtime.service import Publish
 
 logger = logging.getLogger(__name__)
+RebuildEvent = LedgerRebuilt | ResyncRequested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +49,6 @@ class RebuildTiming:
     """Until pods are compared once more. A pod whose deletion was among the lost writes can be
     recorded as waiting after the rebuild, by an event that was sent before the deletion; all such
     events have been handled by then."""
-
-
-RebuildEvent = LedgerRebuilt | ResyncRequested
 
 
 @dataclass(eq=False, kw_only=True)

@@ -37,6 +37,10 @@ from shared.model.node import NodeRevision
 from shared.runtime.service import Publish
 
 logger = logging.getLogger(__name__)
+BINDING_S = 5.0
+"""The Binding of a lease that is younger than this may still be in progress."""
+Correction = HolderGone | PlacementChosen | LeaseChanged
+"""What a difference leads to."""
 
 
 class LedgerMismatch:
@@ -70,12 +74,6 @@ class LedgerMismatch:
     def unleased(self) -> list[BoundPod]:
         """Return pods with a lease in their annotation that none of the added leases is."""
         return [pod for pod in self._listed.values() if pod.lease and pod.pod not in self._leased]
-
-
-BINDING_S = 5.0
-"""The Binding of a lease that is younger than this may still be in progress."""
-Correction = HolderGone | PlacementChosen | LeaseChanged
-"""What a difference leads to."""
 
 
 @dataclass(eq=False)

@@ -19,6 +19,9 @@ from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import load_lease
 from shared.model.names import DeviceUuid, NodeName, PodUid
 
+NODES_PER_PAGE = 64
+K = TypeVar("K")
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
@@ -122,10 +125,6 @@ def _least(written: Share, reported: Share) -> Share:
     return structs.replace(
         written, memory_mib=memory_mib, cores_percent=cores_percent, requested_size=requested
     )
-
-
-NODES_PER_PAGE = 64
-K = TypeVar("K")
 
 
 class Recovery:

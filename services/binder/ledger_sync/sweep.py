@@ -29,6 +29,9 @@ NEXT_OFFER_S = 0.05
 """An offer is decided in about this time; if it is refused, the next pods get the same offer."""
 REPEAT_OFFERS_S = 30.0
 """Interval of offers without freed capacity, in case an offer was lost."""
+OFFER_CONCURRENCY = 8
+MOST_UNNAMED = 1000
+"""Pods of unreadable leases that are remembered until their leases are restored."""
 
 
 @dataclass(eq=False)
@@ -111,9 +114,6 @@ class Sweeper:
         await wait_for_event(self._freed, pause_s)
 
 
-OFFER_CONCURRENCY = 8
-
-
 @dataclass(eq=False)
 class SchedulerOffers:
     """Makes kube-scheduler try a waiting pod again, once the ledger may have room for it.
@@ -163,10 +163,6 @@ class SchedulerOffers:
                 await self.pods.annotate(namespace, name, uid, {OFFER: value})
             except LeaseholdError as error:
                 logger.info("pod %s/%s was not offered capacity: %s", namespace, name, error)
-
-
-MOST_UNNAMED = 1000
-"""Pods of unreadable leases that are remembered until their leases are restored."""
 
 
 @dataclass(eq=False)

@@ -11,13 +11,7 @@ from uuid import uuid4
 from services.binder.clients import PodClient
 from services.binder.ledger_sync.sweep import SchedulerOffers
 from services.binder.metrics import EVICTIONS
-from services.binder.preempt.plan import (
-    ClusterSnapshot,
-    NoPlan,
-    pending_pods,
-    plan,
-    plan_input,
-)
+from services.binder.preempt.plan import ClusterSnapshot, NoPlan, pending_pods, plan, plan_input
 from services.binder.preempt.rules import (
     HOUR_S,
     VIOLATION_ID,
@@ -75,6 +69,21 @@ OFFER_S = 2.0
 """Interval of offers to a pod whose node kube-scheduler chooses."""
 BLOCKED_S = 10.0
 """Pause before an eviction that a PodDisruptionBudget blocks is tried again."""
+LEADERSHIP_S = 5.0
+STEP_S = 0.5
+LOOK_S = 1.0
+"""Interval of looks at the ledger while no pod waits and no preemption is in progress."""
+IDLE_S = 5.0
+"""And of steps: policies of budgets may demand some."""
+PLAN_S = 2.0
+PLAN_S_PER_POD = 0.001
+"""Additional pause before the next plans for each waiting pod."""
+MAX_PLAN_S = 15.0
+"""Plans without a result double the pause before the next ones up to this."""
+MAX_PENDING = 8
+"""Pending pods for which plans are made at once."""
+MAX_PLANS = 5
+"""Plans for one pending pod, where the API server refuses the evictions of earlier ones."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -246,23 +255,6 @@ def _any_evicted(preemption: Preemption) -> bool:
 
 def _placements(lease: Lease | None) -> list[PlacementChosen]:
     return [PlacementChosen(lease=lease, trace=lease.trace)] if lease else []
-
-
-LEADERSHIP_S = 5.0
-STEP_S = 0.5
-LOOK_S = 1.0
-"""Interval of looks at the ledger while no pod waits and no preemption is in progress."""
-IDLE_S = 5.0
-"""And of steps: policies of budgets may demand some."""
-PLAN_S = 2.0
-PLAN_S_PER_POD = 0.001
-"""Additional pause before the next plans for each waiting pod."""
-MAX_PLAN_S = 15.0
-"""Plans without a result double the pause before the next ones up to this."""
-MAX_PENDING = 8
-"""Pending pods for which plans are made at once."""
-MAX_PLANS = 5
-"""Plans for one pending pod, where the API server refuses the evictions of earlier ones."""
 
 
 @dataclass(eq=False)

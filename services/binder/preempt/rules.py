@@ -46,6 +46,13 @@ VIOLATION_ID = "violation:"
 """Prefix of the id of a preemption whose cause is a violation."""
 MAX_VIOLATION_AGE_S = 600.0
 """An older violation is not a cause any more; one that lasts is reported again."""
+SLACK_S = 30.0
+"""How much longer than notice and grace period a preemption may last."""
+BUDGET = "GPUBudgetPreempt"
+PRIORITY = "GPUPriorityPreempt"
+VIOLATION = "GPUViolationEvict"
+REASONS = {PreemptionCause.PRIORITY: PRIORITY, PreemptionCause.VIOLATION: VIOLATION}
+"""Of Events; all other causes concern budgets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,10 +303,6 @@ def may_still_evict(
     return cause_for(pending, theirs, own, victim.priority) is not None
 
 
-SLACK_S = 30.0
-"""How much longer than notice and grace period a preemption may last."""
-
-
 class Step(StrEnum):
     """The next step of a preemption."""
 
@@ -388,13 +391,6 @@ def _cancel_reason(
 def expiry(victims: Collection[Victim], notice_s: float, now: float) -> float:
     """Return when a preemption is given up: after notice, the longest grace period, and slack."""
     return now + notice_s + max((each.grace_s for each in victims), default=0.0) + SLACK_S
-
-
-BUDGET = "GPUBudgetPreempt"
-PRIORITY = "GPUPriorityPreempt"
-VIOLATION = "GPUViolationEvict"
-REASONS = {PreemptionCause.PRIORITY: PRIORITY, PreemptionCause.VIOLATION: VIOLATION}
-"""Of Events; all other causes concern budgets."""
 
 
 def announced_event(victim: Victim, preemption: Preemption, at: float) -> KubernetesEvent:

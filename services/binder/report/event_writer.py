@@ -30,6 +30,13 @@ BURST = 100.0
 POD_BURST = 25.0
 POD_EVENTS_PER_S = 1 / 60
 RETRY_S = 1.0
+MAX_QUEUED_CONDITIONS = 16384
+MAX_REMEMBERED_CONDITIONS = 16384
+CONDITION_WRITERS = 8
+MIN_INTERVAL_S = 5.0
+"""A pod's message changes at most this often."""
+REPEAT_S = 60.0
+CONFLICT_RETRY_S = 0.2
 
 
 class EventRecorder(Protocol):
@@ -201,15 +208,6 @@ class EventWriter:
             if len(self._pod_rate_limits) > MAX_REMEMBERED:
                 self._pod_rate_limits.popitem(last=False)
         return rate_limit
-
-
-MAX_QUEUED_CONDITIONS = 16384
-MAX_REMEMBERED_CONDITIONS = 16384
-CONDITION_WRITERS = 8
-MIN_INTERVAL_S = 5.0
-"""A pod's message changes at most this often."""
-REPEAT_S = 60.0
-CONFLICT_RETRY_S = 0.2
 
 
 @dataclass(eq=False)

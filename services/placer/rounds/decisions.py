@@ -34,6 +34,9 @@ CONTESTED_PODS = 4096
 """After a first choice that the ledger did not grant, choices are contested for so many pods."""
 
 DEFERRED = Refusal(reason="the capacity it needs is being offered to a pod that comes first")
+CACHED_COUNTS = 1024
+GANG_NOT_DECIDED = Refusal(reason="its gang is being counted")
+"""The stored refusal of a pod until its gang has been decided on."""
 
 
 def too_large_refusal(reason: str) -> Refusal:
@@ -157,9 +160,6 @@ def decide(pods: Sequence[PodQueued], context: DecisionContext) -> RoundDecision
     return decisions
 
 
-CACHED_COUNTS = 1024
-
-
 def pods_on_empty_nodes(request: PodRequest, index: NodeIndex, most: int) -> int:
     """Return how many such pods fit side by side, `most` at most.
 
@@ -199,10 +199,6 @@ def _pods_on(request: PodRequest, node: MirroredNode, most: int) -> int:
             request.anti_affinity_groups,
         )
     return most
-
-
-GANG_NOT_DECIDED = Refusal(reason="its gang is being counted")
-"""The stored refusal of a pod until its gang has been decided on."""
 
 
 @dataclass(frozen=True, slots=True)

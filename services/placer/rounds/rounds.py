@@ -59,6 +59,10 @@ SECOND_COPY_S = 0.5
 """Two watchers send each pod within this time of each other."""
 
 PlacementEvent = PlacementChosen | PlacementRefused
+ROUNDS = 10
+"""Rounds of a batch before its events go back to the queue."""
+ROUND_PAUSE_S = 0.005
+"""Pause for the feed to deliver changes to the mirror."""
 
 
 class LastVerdicts:
@@ -354,12 +358,6 @@ class DecisionWriter:
         self.last_verdicts.forget(lease.pod)
         self._unpublished.discard(lease.pod)
         return PlacementChosen(lease=lease, trace=trace)
-
-
-ROUNDS = 10
-"""Rounds of a batch before its events go back to the queue."""
-ROUND_PAUSE_S = 0.005
-"""Pause for the feed to deliver changes to the mirror."""
 
 
 @dataclass(eq=False)

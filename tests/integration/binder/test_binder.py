@@ -12,11 +12,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.leases import RedisLeases
 from shared.model.events.event import Event
-from shared.model.events.pod_events import (
-    BindingFailed,
-    PlacementChosen,
-    PodBound,
-)
+from shared.model.events.pod_events import BindingFailed, PlacementChosen, PodBound
 from shared.model.lease import Lease
 from shared.model.lease_copy import ANNOTATION
 from shared.model.ledger import Reserved

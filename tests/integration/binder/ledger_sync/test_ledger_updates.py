@@ -27,14 +27,7 @@ from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.runtime.service import roles_of
 from tests.support.binder.events import activation, in_state, report, terminated
-from tests.support.binder.world import (
-    NOW,
-    NewWorld,
-    ObservedLedger,
-    World,
-    lease,
-    running,
-)
+from tests.support.binder.world import NOW, NewWorld, ObservedLedger, World, lease, running
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import ledger, queued, reservation, reserve, share, verdict
 from tests.support.servers.valkey import valkey_server

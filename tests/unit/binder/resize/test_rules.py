@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from services.binder.resize.rules import (
-    SizeChange,
-    SizeUnchanged,
-    decide,
-    is_smaller,
-    no_capacity,
-)
+from services.binder.resize.rules import SizeChange, SizeUnchanged, decide, is_smaller, no_capacity
 from shared.dialects import DIALECTS
 from shared.model.device import DeviceUse
 from shared.model.events.request_reply import ResizeReply, ResizeRequest
