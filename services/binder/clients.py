@@ -91,6 +91,7 @@ class PodClient:
 
         With a `node`, only those on it or on none yet.
         """
+        labels = ",".join(map(_requirement, term.selector))
         paths = [f"/api/v1/namespaces/{quote(each, safe='')}/pods" for each in term.namespaces]
         places = ("",) if node is None else (",spec.nodeName=", f",spec.nodeName={node}")
         return [
@@ -98,7 +99,7 @@ class PodClient:
             for path in (["/api/v1/pods"] if term.all_namespaces else paths)
             for place in places
             for pod in await self._list(
-                path, ApiPod, labelSelector=_selector(term), fieldSelector=_OTHERS + place
+                path, ApiPod, labelSelector=labels, fieldSelector=_OTHERS + place
             )
         ]
 
@@ -268,12 +269,8 @@ def _matches(requirement: SelectorRequirement, labels: Mapping[str, str]) -> boo
     }.get(requirement.operator, False)
 
 
-def _selector(term: AntiAffinityTerm) -> str:
-    """Return a term's selector as the API server reads it."""
-    return ",".join(map(_requirement, term.selector))
-
-
 def _requirement(one: LabelRequirement) -> str:
+    """Return a requirement of a label as the API server reads it."""
     values = ",".join(one.values)
     match one.operator:
         case "In":
