@@ -6,7 +6,7 @@ https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -19,14 +19,20 @@ from shared.model.events.node_events import (
     ShareRefused,
     ViolationFound,
 )
-from shared.model.events.pod_events import PlacementRefused, PodRejected, PodTerminated
+from shared.model.events.pod_events import PlacementRefused, PodGated, PodRejected, PodTerminated
 from shared.model.lease import Lease
-from shared.model.ledger import UnreadableRecord
+from shared.model.ledger import Reservation, UnreadableRecord
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.preemption import Victim
 from shared.pods.observed_pod import AGENT_REFUSES, advice, causes
 
 COMPONENT = "leasehold"
 FAILED = "FailedScheduling"
+Subject = (
+    Lease | LeaseHolder | PlacementRefused | PodGated | PodRejected | PodTerminated | Reservation
+    | Victim | ViolationFound
+)  # fmt: skip
+"""What an Event is about has the name of a pod, or of a ResourceClaim."""
 
 
 class KubernetesEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,27 +59,8 @@ class KubernetesEvent(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.name}.{hashlib.blake2s(text.encode(), digest_size=8).hexdigest()}"
 
 
-class Named(Protocol):
-    """What an Event is about: a pod, or a ResourceClaim."""
-
-    @property
-    def pod(self) -> PodUid:
-        """Its uid."""
-        ...
-
-    @property
-    def namespace(self) -> Namespace:
-        """Its namespace."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        ...
-
-
 def event_of(
-    about: Named, reason: str, message: str, *, warning: bool = True, kind: str = "Pod"
+    about: Subject, reason: str, message: str, *, warning: bool = True, kind: str = "Pod"
 ) -> KubernetesEvent:
     """Return an Event about a pod or a ResourceClaim, or about the holder of a lease."""
     return KubernetesEvent(
