@@ -137,7 +137,7 @@ class PodClient:
         await self.client.patch_strategic(f"{pod_path(namespace, name)}/status", patch)
 
     async def remove_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
-        """Remove a scheduling gate from the pod with this uid; False if that pod is gone."""
+        """Remove a scheduling gate from the pod with this uid; return whether that pod is there."""
         gates = [{"$patch": "delete", "name": gate}]
         patch = {"metadata": {"uid": uid}, "spec": {"schedulingGates": gates}}
         try:
@@ -155,7 +155,7 @@ class PodClient:
         await self.client.patch_merge(_events_path(namespace, name), patch)
 
     async def get_event_count(self, namespace: str, name: str) -> int:
-        """Return the stored count of an Event; 0 if there is none."""
+        """Return the stored count of an Event, or 0 if there is none."""
         try:
             event = await self.client.read(_events_path(namespace, name), _EventCount)
         except NotFoundError:
@@ -179,7 +179,7 @@ class PodClient:
         return await self._annotate(victim, stamp(at))
 
     async def withdraw(self, victim: Victim) -> bool:
-        """Remove that annotation; False if the pod is gone."""
+        """Remove that annotation; return whether the pod is there."""
         return await self._annotate(victim, None)
 
     async def evict(

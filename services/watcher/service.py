@@ -68,7 +68,7 @@ class ClaimTracker:
         """How often in a row `resync_unanswered` found a claim without an answer."""
 
     def update(self, claim: PodUid, now: AllocatedClaim | None) -> list[ClaimEvent]:
-        """Update a claim; None: it has no allocation of ours, or was deleted."""
+        """Update a claim; it has no allocation of ours, or was deleted, if that is None."""
         before = self.allocated.pop(claim, None)
         if now is not None:
             self.allocated[claim] = now

@@ -64,7 +64,7 @@ class ClaimReflector:
     client: KubernetesClient
     retry_s: float = RETRY_S
     unreadable: str = field(default="", init=False)
-    """Why claims cannot be read, although the API server has them; empty: they can."""
+    """Why claims cannot be read although the API server has them, if that is so."""
     _logged: str = field(default="", init=False)
 
     async def batches(self) -> AsyncIterator[list[tuple[PodUid, AllocatedClaim | None]]]:
@@ -128,11 +128,11 @@ class NodeUpdate:
 
     name: NodeName
     facts: NodeFacts | None = None
-    """None: it was deleted."""
+    """None if it was deleted."""
     devices: DeviceReported | None = None
     """Devices that another plugin registered."""
     revision: int = 0
-    """Resource version of the node, or of its deletion; 0: unknown."""
+    """Resource version of the node, or of its deletion, or 0 if that is unknown."""
 
 
 def parse_node(node: ApiNode) -> NodeFacts:
@@ -158,7 +158,7 @@ def parse_node(node: ApiNode) -> NodeFacts:
 
 
 def foreign_devices(node: ApiNode, *, now_s: float) -> DeviceReported | None:
-    """Return the devices that Volcano's own device plugin registered; None on our agent's nodes.
+    """Return the devices that Volcano's own device plugin registered, or None on our agent's nodes.
 
     Such a node fails closed. It has no devices without the plugin's annotation, without slots in
     allocatable, and when an older scheduler has marked the plugin as not responding.
@@ -222,7 +222,7 @@ class NodeReflector:
 
     client: KubernetesClient
     revision: int | None = None
-    """Highest resource version, 0 if unknown; None: not all nodes were yielded yet."""
+    """Highest resource version, 0 if unknown, or None until all nodes were yielded."""
     restored: bool = False
     """The last batch ended a list of an API server that may have gone back to an older state."""
 

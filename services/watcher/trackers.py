@@ -42,7 +42,7 @@ class PodGroupChanges:
 
     kind: PodGroupKind
     sizes: tuple[tuple[str, int | None], ...] = ()
-    """minMember of each added or changed PodGroup, by `namespace/name`; None: it was deleted."""
+    """minMember of each changed PodGroup, by `namespace/name`, or None if it was deleted."""
     synced: bool = False
     """The initial list is complete with these changes."""
     absent: bool = False
@@ -111,7 +111,7 @@ class PodGroupIndex:
         self._listed.discard(kind)
 
     def with_gang(self, pod: ObservedPod) -> ObservedPod | None:
-        """Return the pod with its gang or with an error; None: the gang is not known yet.
+        """Return the pod with its gang or with an error, or None if the gang is not known yet.
 
         A pod without a group, and one with an invalid request, is returned unchanged.
         """
@@ -187,7 +187,7 @@ class PodTracker:
         self.has_urgent_changes = False
         """Nodes in `changed_nodes` now repel other pods than before."""
         self.revision = 0
-        """Highest resource version of the observed pods; 0: unknown."""
+        """Highest resource version of the observed pods, or 0 if that is unknown."""
 
     def update(self, now: ObservedPod, before: ObservedPod | None) -> list[PodEvent]:
         """Update a pod; return the events that follow."""
@@ -358,7 +358,7 @@ class NodeTracker:
         self._revisions: dict[NodeName, int] = {}
         """Resource version of each observed node."""
         self.revision: int | None = None
-        """Highest resource version of the watch, 0 if unknown; None: not all were observed yet."""
+        """Highest resource version of the watch, 0 if unknown, or None until all were observed."""
         self.revisions_forgotten = False
         """The next `resync` has no revisions, so that it replaces states of higher ones."""
 
@@ -417,7 +417,7 @@ class ForeignDeviceTracker:
         """Nodes without a report when they were last observed."""
 
     def update(self, name: NodeName, report: DeviceReported | None) -> list[DeviceReported]:
-        """Update a node's report; None: the node is gone, or our agent reports its devices.
+        """Update a node's report, which is None if the node is gone or has our agent.
 
         A node that never had devices is not published. One that lost its devices is published with
         none, and so is one that our agent reported before.

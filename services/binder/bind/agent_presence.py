@@ -51,7 +51,7 @@ class Deferral:
     retry_soon: bool = False
     """The pod is next in line: a retry may succeed within milliseconds."""
     cordoned_s: float = 0.0
-    """How long the node has not accepted such pods; 0: it accepts this one soon."""
+    """How long the node has not accepted such pods, or 0 if it accepts this one soon."""
 
 
 @dataclass(slots=True)
@@ -65,13 +65,13 @@ class AgentRecord:
     missed_replies: int = 0
     """Requests in a row without a reply."""
     cordon_reason: str = ""
-    """Empty: the node is not cordoned."""
+    """Why the node is cordoned, if it is."""
     cordoned_at: float = 0.0
     """When that last changed."""
     uncordon: bool = False
     """It has replied since the cordon was saved in the ledger."""
     refusal: str = ""
-    """Why its messages are refused; empty: they are not."""
+    """Why its messages are refused, if they are."""
     refused_at: float = 0.0
     """When the last one was refused, or this binder learned of it."""
 
@@ -153,7 +153,7 @@ class AgentPresence:
                 self.changed.set()
 
     def cordon_changes(self) -> dict[NodeName, str]:
-        """Return unsaved changes: nodes with the reason of their cordon; empty: uncordon."""
+        """Return unsaved changes: nodes with the reason of their cordon, empty to uncordon them."""
         cordoned = {
             node: record.cordon_reason
             for node, record in self._records.items()

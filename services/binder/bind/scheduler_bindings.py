@@ -84,7 +84,7 @@ class SchedulerBindings:
             return PodBindingReply(bound=True, node=lease.node, lease=lease)
 
     async def _conflict(self, lease: Lease, request: PodBindingRequest) -> str:
-        """Return why the pod must not run beside another one; empty: nothing is known."""
+        """Return why the pod must not run beside another one, if anything is known."""
         if not request.repels or lease.state is not LeaseState.RESERVED:
             return ""
         try:

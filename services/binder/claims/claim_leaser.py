@@ -86,7 +86,7 @@ def limited_requests(claim: AllocatedClaim, node: LedgerNode | None) -> LimitedR
 
 
 def combined(claim: str, uses: Iterable[RequestUse], limited: Mapping[str, LimitedRequests]) -> str:
-    """Return which container combines a request of this claim with others; empty: none does."""
+    """Return which container combines a request of this claim with others, if one does."""
     used: dict[str, dict[tuple[str, str], bool]] = {}
     for use in uses:
         own = used.setdefault(use.container, {})

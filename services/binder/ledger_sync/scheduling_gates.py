@@ -115,7 +115,7 @@ class SchedulingGates:
                 self.events.record(_removed_event(pod), once=True)
 
     async def _remove_gate(self, pod: PodGated) -> bool:
-        """Remove a gate; False if the pod is gone, or the API server (a policy, say) refuses."""
+        """Remove a gate, and return whether it was there and the API server did not refuse."""
         try:
             return await self.pods.remove_gate(pod.namespace, pod.name, pod.pod, BUDGET_GATE)
         except RequestError as error:

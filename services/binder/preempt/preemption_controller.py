@@ -154,7 +154,7 @@ class PreemptionExecutor:
         await self.announce(read)
 
     async def announce(self, read: StoredPreemption) -> bool:
-        """Announce the evictions, if a dry run allows all; False: cancelled, since one may not."""
+        """Announce the evictions, or cancel them; return whether a dry run allows them all."""
         preemption = read.preemption
         for victim in preemption.victims:
             outcome, reason = await self.evictions.evict(victim, dry_run=True)

@@ -112,7 +112,7 @@ def lease_class(budget: BudgetChanged | None) -> int:
 def cause_for(
     pending: PendingPod, theirs: BudgetChanged | None, own: BudgetChanged | None, priority: int
 ) -> PreemptionCause | None:
-    """Return why a lease of a namespace with budget `theirs` may be preempted; None: it may not."""
+    """Return why a lease of a namespace with budget `theirs` may be preempted, or None."""
     own_class, their_class = lease_class(own), lease_class(theirs)
     if own_class == 0 and their_class > 0:
         return _CAUSES[their_class]
@@ -147,7 +147,7 @@ def owner_key(pod: PodSnapshot) -> str:
 
 
 def cooldown_until(past: Iterable[EvictionRecord], owner: str, rules: PreemptionRules) -> float:
-    """Return until when no other pod of an owner is evicted; 0: none has been evicted."""
+    """Return until when no other pod of an owner is evicted, or 0 if none has been."""
     evicted = [e.at for e in past if e.owner == owner and e.outcome is EvictionOutcome.EVICTED]
     if not evicted:
         return 0.0
@@ -185,7 +185,7 @@ def allowance(state: PreemptionState, rules: PreemptionRules, now: float) -> All
 def over_limit(
     preemption: Preemption, state: PreemptionState, rules: PreemptionRules, now: float
 ) -> str:
-    """Return why a violator may not be evicted yet, given recent evictions; empty: it may.
+    """Return why a violator may not be evicted yet, or an empty text if it may.
 
     Preemptions that are not announced yet do not count: each comes to this check itself.
     """
@@ -227,7 +227,7 @@ def exclusion_reason(
     rules: PreemptionRules,
     now: float,
 ) -> str | None:
-    """Return why a lease is not preempted although there is a cause; None: it may be."""
+    """Return why a lease is not preempted although there is a cause, or None if it may be."""
     if pod is None or is_leaving(lease, pod, state):
         return "it does not run, or terminates already"
     if not pod.preemptible:
@@ -333,7 +333,7 @@ class ObservedPreemption:
 
 
 def pending_pod_of(preemption: Preemption) -> PendingPod | None:
-    """Return the pod that the preemption is for; None: for none."""
+    """Return the pod that the preemption is for, if it is for one."""
     if preemption.wanted is None:
         return None
     return PendingPod(
@@ -372,7 +372,7 @@ def next_step(
 def _cancel_reason(
     read: StoredPreemption, observed: ObservedPreemption, state: PreemptionState, now: float
 ) -> str:
-    """Return why a preemption has become pointless; empty: it has not."""
+    """Return why a preemption has become pointless, or an empty text if it has not."""
     preemption, pending = read.preemption, pending_pod_of(read.preemption)
     if pending is not None and observed.lease is not None:
         return "the pending pod was placed elsewhere"

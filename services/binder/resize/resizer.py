@@ -83,7 +83,7 @@ class Resizer:
         return reply
 
     async def _try(self, request: ResizeRequest) -> ResizeReply | None:
-        """Decide on the lease as it is now, and act; None: the lease has moved on meanwhile."""
+        """Decide on the lease as it is now, and act; return None if it has moved on meanwhile."""
         (lease,) = await self.ledger.load([request.pod])
         node = await self._node(lease)
         match decide(lease, request, node):

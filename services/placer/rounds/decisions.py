@@ -234,7 +234,7 @@ def decide_gang(
 def _never_fits(members: Sequence[PodQueued], needed: int, context: DecisionContext) -> str:
     """Return why the gang would not fit if no other pod ran, and what to change.
 
-    Equal pods are counted on empty nodes. Empty: the gang fits as far as that shows.
+    Equal pods are counted on empty nodes. The text is empty if the gang fits, as far as that shows.
     """
     alike: dict[Hashable, list[PodRequest]] = {}
     for event in members:

@@ -234,7 +234,7 @@ class DecisionWriter:
     ) -> WaitResult:
         """Store refused pods as waiting, unless capacity freed since may help them.
 
-        Freed capacity is offered to the `recipients`; None: to all. With `min_members`, pods are
+        Freed capacity is offered to the `recipients`, all by default. With `min_members`, pods are
         not stored if that many of their gang exist by now.
         """
         if not refused:

@@ -22,6 +22,10 @@ from tests.support.binder.world import NewWorld, allocated, lease, on
 from tests.support.placer.ledger import assert_sound
 
 
+def holder(claim: AllocatedClaim) -> LeaseHolder:
+    return LeaseHolder(pod=claim.claim, namespace=claim.namespace, name=claim.name, claim=True)
+
+
 async def lose_and_lease(binder: ClaimBinder, lost_mib: int, other_mib: int) -> None:
     """Lease claim `lost`, lose its lease, and give its slot to claim `other`."""
     lost = binder.claims.put(allocated("lost", on(GPU, lost_mib)))
@@ -39,7 +43,7 @@ async def test_a_lost_lease_is_back_as_soon_as_the_claims_node_prepares_it(
     await binder.lease(claim)
     before = await binder.held(claim)
     await binder.ledger.release([claim.claim], reason="its write was lost")
-    prepared = LeaseHolder(pod=claim.claim, namespace=claim.namespace, name=claim.name, claim=True)
+    prepared = holder(claim)
 
     request = LeasesRequest(node=NodeName(node), pods=(claim.claim,), claim=prepared)
     await binder.binder.list_leases(request)
@@ -57,7 +61,7 @@ async def test_a_lease_of_a_claim_that_is_prepared_survives_an_end_that_was_deci
     claim = binder.claims.put(allocated("c", on(GPU)))
     await binder.lease(claim)
     before = await binder.held(claim)
-    prepared = LeaseHolder(pod=claim.claim, namespace=claim.namespace, name=claim.name, claim=True)
+    prepared = holder(claim)
     await binder.leaser.restore(prepared, NodeName("a"))
 
     ended = await binder.leaser.ender.release(before)
@@ -75,7 +79,7 @@ async def test_an_unprepared_claim_gets_a_newer_lease_than_the_one_that_its_agen
     await binder.lease(claim)
     [ended] = await binder.ledger.release([claim.claim], reason="its node refused the pod")
     binder.agents.answers[claim.claim] = True
-    prepared = LeaseHolder(pod=claim.claim, namespace=claim.namespace, name=claim.name, claim=True)
+    prepared = holder(claim)
 
     await binder.leaser.restore(prepared, NodeName("a"))
 
