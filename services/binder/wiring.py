@@ -29,7 +29,6 @@ from shared.kubernetes.reachability import ApiServerReachability
 from shared.ledger.connection_pool import LedgerClock
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
-from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import Clock, SystemClock
 from shared.model.events.pod_events import ResyncRequested
@@ -64,14 +63,20 @@ def build_binder(
     events_per_s: float = EVENTS_PER_S,
 ) -> Binder:
     """Return a binder on these ports."""
-    ledger, clock, gated_pods = ports.ledger, ports.clock, ports.ledger.part(GatedPods)
+    ledger, clock = ports.ledger, ports.clock
     events = EventWriter(ports.pods, ports.host_clock, per_s=events_per_s)
     presence = AgentPresence(ports.agents, ledger.reported_by_agent, clock)
     sweeper = Sweeper(ledger, clock)
     holders = LeaseHolders(ports.pods, ports.claims)
     lost_leases = LostLeases(ledger, holders, ports.agents, clock=clock)
     updater = LedgerUpdater(ledger, VanishedPods(ports.agents, clock), lost_leases, events=events)
-    reports = _reports(ports, events, holders, presence)
+    reports = Reports(
+        events=events,
+        conditions=ConditionWriter(ports.pods, ports.host_clock),
+        refusals=NodeRefusals(
+            ledger=ledger, holders=holders, events=events, distrust=presence.distrust
+        ),
+    )
     sender = BindingSender(ports.pods, clock, concurrency=concurrency, batch_wait_s=batch_wait_s)
     resizer = Resizer(
         ledger=ledger,
@@ -91,17 +96,16 @@ def build_binder(
         sync=LedgerSync(
             updater=updater,
             sweeper=sweeper,
-            reconciler=Reconciler(
-                ledger,
-                ports.ledger.part(LedgerStaging),
-                holders,
-                gated_pods,
+            reconciler=Reconciler(ledger, holders, publish=ports.publish, clock=clock),
+            rebuild=LedgerRebuild(
+                ledger=ledger,
                 publish=ports.publish,
+                holders=holders,
                 clock=clock,
+                bindings_in_flight=sender.in_flight,
             ),
-            rebuild=_rebuild(ports, sender, holders),
             records=RecordWatch(ledger, events),
-            gates=SchedulingGates(gated_pods, ports.pods, events, clock),
+            gates=SchedulingGates(ledger.part(GatedPods), ports.pods, events, clock),
         ),
         reports=reports,
         preemptor=_preemptor(ports, events, binding.offers, rules, enabled=preempts),
@@ -127,32 +131,6 @@ def _preemptor(
         offers=offers,
     )
     return PreemptionController(executor, enabled=enabled)
-
-
-def _reports(
-    ports: BinderPorts, events: EventWriter, holders: LeaseHolders, presence: AgentPresence
-) -> Reports:
-    return Reports(
-        events=events,
-        conditions=ConditionWriter(ports.pods, ports.host_clock),
-        refusals=NodeRefusals(
-            ledger=ports.ledger,
-            holders=holders,
-            events=events,
-            distrust=presence.distrust,
-        ),
-    )
-
-
-def _rebuild(ports: BinderPorts, sender: BindingSender, holders: LeaseHolders) -> LedgerRebuild:
-    return LedgerRebuild(
-        ledger=ports.ledger,
-        staging=ports.ledger.part(LedgerStaging),
-        publish=ports.publish,
-        holders=holders,
-        clock=ports.clock,
-        bindings_in_flight=sender.in_flight,
-    )
 
 
 def _binding(

@@ -56,7 +56,6 @@ class LedgerRebuild:
     """One rebuild at a time, by one replica; the others stage what they receive."""
 
     ledger: RedisLeases
-    staging: LedgerStaging
     publish: Publish
     holders: LeaseHolders
     clock: Clock
@@ -64,6 +63,7 @@ class LedgerRebuild:
     timing: RebuildTiming = RebuildTiming()
 
     def __post_init__(self) -> None:
+        self.staging = self.ledger.part(LedgerStaging)
         self._compare_again_at = math.inf
 
     async def stage_reports(self, reports: Sequence[DeviceReported]) -> None:

@@ -81,12 +81,13 @@ class Reconciler:
     """Compares complete listings with the ledger; a read of the pod itself decides."""
 
     ledger: RedisLeases
-    staging: LedgerStaging
     holders: LeaseHolders
-    gated_pods: GatedPods
     _: KW_ONLY
     publish: Publish
     clock: Clock
+
+    def __post_init__(self) -> None:
+        self.staging, self.gated_pods = self.ledger.part(LedgerStaging), self.ledger.part(GatedPods)
 
     async def reconcile(self, chunks: Sequence[PodsListed]) -> list[Correction]:
         """Stage chunks of listings, and compare the ledger with listings that are complete now.

@@ -61,7 +61,6 @@ async def rebuild(
             await connection._redis.delete(f"{connection.prefix}ledger")
             rebuilding = LedgerRebuild(
                 ledger=leases,
-                staging=staging,
                 publish=publish,
                 holders=holders(FakePods()),
                 clock=SystemClock(),
@@ -185,7 +184,6 @@ async def reply_bytes(url: str, nodes: int) -> list[int]:
         CountedConnection(url, prefix) as connection,
         LedgerStaging.connect(url, prefix=prefix) as elsewhere,
     ):
-        staging = LedgerStaging(connection)
 
         async def publish(events: Sequence[Event]) -> None:
             [request] = events
@@ -205,7 +203,6 @@ async def reply_bytes(url: str, nodes: int) -> list[int]:
 
         rebuild = LedgerRebuild(
             ledger=RedisLeases(connection),
-            staging=staging,
             publish=publish,
             holders=holders(FakePods()),
             clock=ReportingClock(elsewhere, leases),
