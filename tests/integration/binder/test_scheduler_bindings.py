@@ -12,7 +12,6 @@ import pytest
 from services.binder.clients import PodClient
 from services.binder.report.explanations import KubernetesEvent
 from services.binder.service import Binder
-from services.binder.wiring import BinderPorts, build_binder
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.leases import RedisLeases
@@ -31,7 +30,7 @@ from shared.model.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
 from shared.model.placement import Placement, Refusal
 from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import GpuRequest, PodRequest
-from tests.support.binder.world import FakeAgents, FakeBus, FakeClaims, running
+from tests.support.binder.world import FakeAgents, FakeBus, World, running
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import NOW, assert_sound, facts, ledger, queued, reservation, share
 from tests.support.placer.running import placers
@@ -54,16 +53,9 @@ class SchedulerBindingsStage:
     binders: list[Binder] = field(default_factory=list)
 
     def binder(self) -> Binder:
-        ports = BinderPorts(
-            ledger=self.leases,
-            pods=PodClient(self.kube),
-            claims=FakeClaims(),
-            agents=self.agents,
-            publish=self.bus.publish,
-            clock=self.clock,
-            host_clock=self.clock,
-        )
-        return build_binder(ports)
+        api = PodClient(self.kube)
+        world = World(self.leases, pods=api, agents=self.agents, bus=self.bus, clock=self.clock)
+        return world.binder
 
     async def pod(self, name: str) -> PodQueued:
         spec = {"schedulerName": "leasehold-full", "containers": [{"name": "main", "image": "i"}]}

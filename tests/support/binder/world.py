@@ -381,16 +381,18 @@ class World:
         self,
         ledger: RedisLeases,
         *,
+        pods: PodClient | None = None,
         claims: FakeClaims | None = None,
         agents: FakeAgents | None = None,
+        bus: FakeBus | None = None,
         batch_wait_s: float = 2.0,
         clock: FakeClock | None = None,
     ) -> None:
         self.clock = clock or FakeClock(NOW)
         self.ledger = ledger
-        self.pods = FakePods()
+        self.pods = cast(FakePods, pods) if pods else FakePods()
         self.claims = claims or FakeClaims()
-        self.bus = FakeBus()
+        self.bus = bus or FakeBus()
         self.agents = agents or FakeAgents()
         self.metrics = Counts()
         self.binder: Binder = build_binder(
