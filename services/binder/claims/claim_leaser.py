@@ -156,7 +156,7 @@ class ClaimLeaser:
         if not claims:
             return []
         decisions = await self._decide(claims, traces)
-        leased = await self.commit(decisions)
+        leased = await self._commit(decisions)
         results = await asyncio.gather(
             *(self.answers.confirm(claim, lease) for claim, lease in leased),
             *(self.answers.refuse(claim, text) for claim, text in decisions.refused),
@@ -195,12 +195,12 @@ class ClaimLeaser:
         if known is not None and covers(known, claim):
             decisions.leased.append((claim, known))
         elif known is None or await self._has_ended_before(known, claim):
-            await self.reserve([claim], decisions)
+            await self._reserve([claim], decisions)
         for _, text in decisions.refused:
             return ClaimLeaseReply(refusal=await self.answers.lower_slices(claim, text))
         for _ in decisions.permitted:
             return self._reply(claim, PERMITTED)
-        for _, lease in await self.commit(decisions):
+        for _, lease in await self._commit(decisions):
             self._admitted[claim.claim] = claim, self.clock.ticks()
             return self._reply(claim, leased_answer(lease))
         return ClaimLeaseReply()
@@ -272,7 +272,7 @@ class ClaimLeaser:
             if claim.answer != LEASED or await self._has_lost_share(claim):
                 new.append(claim)
         if new:
-            await self.reserve(new, decisions)
+            await self._reserve(new, decisions)
         return decisions
 
     async def _has_ended(
@@ -294,7 +294,7 @@ class ClaimLeaser:
             decisions.unresolved.append(f"an earlier lease of {_named(claim)} has not ended")
         return bool(ended)
 
-    async def reserve(self, claims: Sequence[AllocatedClaim], decisions: ClaimDecisions) -> None:
+    async def _reserve(self, claims: Sequence[AllocatedClaim], decisions: ClaimDecisions) -> None:
         """Reserve what was allocated; decide on claims that get no lease."""
         totals = await self._totals(claims)
         wanted: list[tuple[AllocatedClaim, Reservation]] = []
@@ -405,7 +405,7 @@ class ClaimLeaser:
         logger.error("the ledger had lost the lease of %s%s", _named(claim), reason)
         return False
 
-    async def commit(self, decisions: ClaimDecisions) -> list[tuple[AllocatedClaim, Lease]]:
+    async def _commit(self, decisions: ClaimDecisions) -> list[tuple[AllocatedClaim, Lease]]:
         """Bind reservations, update consumers, and publish what has changed."""
         bound = await self.ledger.bind([lease for _, lease in decisions.leased])
         committed: list[tuple[AllocatedClaim, Lease]] = []
