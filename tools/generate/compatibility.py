@@ -140,12 +140,12 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
         26: ("test_a_claim_waits_for_its_lease_and_is_refused_with_a_sentence_without_one",),
         27: ("test_a_claim_of_the_same_name_with_another_uid_is_refused",),
         28: (
-            "test_slices_are_back_after_a_kubelet_that_starts_has_deleted_them",
+            "test_a_slice_that_is_deleted_changed_or_lost_to_a_starting_kubelet_is_written_again",
             "test_a_claim_is_kept_over_restarts_and_released_after_its_pod",
         ),
         29: (
             "test_a_claim_is_kept_over_restarts_and_released_after_its_pod",
-            "test_a_deleted_slice_is_written_again_and_a_changed_one_too",
+            "test_a_slice_that_is_deleted_changed_or_lost_to_a_starting_kubelet_is_written_again",
         ),
         30: ("test_an_agent_killed_before_its_answer_prepares_the_same_devices_again",),
         31: (

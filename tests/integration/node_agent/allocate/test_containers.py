@@ -1,7 +1,11 @@
-"""Init containers, sidecars and restarts: which devices a container gets, and when it may start."""
+"""Init containers, sidecars, restarts, many slots: what containers get, and when they start."""
 
+import shutil
+
+from shared.model.names import NodeName
+from simcluster.node_agent.gpus import uuid_of
 from tests.support.node_agent.agent import NUMBER, handler_of, one_node_cluster, share
-from tests.support.simcluster.kubelet import container, pod
+from tests.support.simcluster.kubelet import NODE, container, pod
 from tests.support.waiting import until
 
 GPU = "nvidia.com/gpu"
@@ -94,3 +98,31 @@ async def test_a_restarted_node_admits_its_pods_with_the_same_devices() -> None:
             assert (await cluster.node.allocated_devices())["one", "main"] == before["one", "main"]
             assert limit(cluster.env("two")) == "2000m"
             assert len(agent.checkpoint.allocations) == 2
+
+
+async def test_a_gpu_may_have_2000_slots() -> None:
+    async with (
+        one_node_cluster("2xT4", device_split_count=2000) as cluster,
+        cluster.running() as agent,
+    ):
+        await cluster.run_pod("last", share(1, 1000, slot=1999))
+        held = await cluster.node.allocated_devices()
+
+        assert len(agent.node.shown.served[NUMBER]) == 4000
+        assert held["last", "main"] == {f"{uuid_of(NodeName(NODE), 1)}-1999"}
+
+
+async def test_the_agent_registers_again_once_a_directory_at_the_kubelets_socket_is_gone() -> None:
+    async with one_node_cluster() as cluster, cluster.running() as agent:
+        socket = cluster.node.kubelet.files.root / "device-plugins" / "kubelet.sock"
+        aside = socket.with_name("aside.sock")
+        socket.rename(aside)
+        socket.mkdir()
+        endpoints = agent.plugins.endpoints.values()
+        await until(lambda: not any(endpoint.is_served for endpoint in endpoints))
+        await cluster.node.allocatable(NUMBER, 0)
+        shutil.rmtree(socket)
+        aside.rename(socket)
+        await until(lambda: agent.plugins.unready_reason() is None)
+        await cluster.node.allocatable(NUMBER, 20)
+        await cluster.run_pod("one", share(0, 1000))

@@ -21,17 +21,6 @@ def set_permissions(cluster: OneNodeCluster, *allowed: str) -> None:
     cluster.node.kubelet.endpoint.allowed_resources = set(allowed)
 
 
-@pytest.mark.parametrize("right", ["nodes/pods", "nodes/proxy"])
-async def test_either_permission_suffices_to_list_pods(right: str) -> None:
-    async with one_node_cluster() as cluster:
-        set_permissions(cluster, right)
-        async with cluster.running() as agent:
-            await cluster.run_pod("one", share(0, 1000))
-
-            assert not agent.pods.unreadable_reason
-            assert not cluster.reported[-1].pods_unreadable
-
-
 async def test_equal_pods_are_bound_one_by_one_and_each_gets_its_own_limits() -> None:
     async with one_node_cluster("4xA100-80GB") as cluster:
         set_permissions(cluster)
@@ -100,43 +89,35 @@ async def test_a_pod_without_a_lease_does_not_get_the_lease_of_an_equal_pod() ->
         assert not cluster.annotation("stray", "volcano.sh/bind-phase")
 
 
-async def test_containers_of_one_pod_are_resolved_by_their_order() -> None:
+async def test_containers_of_one_pod_are_resolved_by_their_order_and_its_lease_is_requested() -> (
+    None
+):
     init = container("first", limits={NUMBER: 1}, restartPolicy="Always")
-    apps = [container("a", limits={NUMBER: 1}), container("b", limits={NUMBER: 1})]
     names = ["first", "a", "b"]
+    apps = [container(name, limits={NUMBER: 1}) for name in names[1:]]
     async with one_node_cluster() as cluster:
         set_permissions(cluster)
         async with cluster.running():
             parts = [share(0, 1000 + n, container=c, slot=n) for n, c in enumerate(names)]
-            await Binder(cluster).bind(
-                reserve(cluster, 0, *parts, containers=apps, initContainers=[init])
-            )
+            obj = pod("p0", containers=apps, initContainers=[init])
+            cluster.bind(obj, *parts, lease_known=False)
             await cluster.node.phase("p0", "Running")
 
         for n, name in enumerate(names):
             assert cluster.env("p0", name)["CUDA_DEVICE_MEMORY_LIMIT_0"] == f"{1000 + n}m"
 
 
-async def test_an_unknown_lease_is_requested_by_node() -> None:
-    async with one_node_cluster() as cluster:
-        set_permissions(cluster)
-        async with cluster.running():
-            await cluster.run_pod("one", share(0, 2000), lease_known=False)
-
-            assert cluster.env("one")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
-
-
-async def test_the_pod_list_is_read_again_once_the_permission_is_granted() -> None:
+async def test_the_pod_list_is_read_again_once_either_permission_is_granted() -> None:
     async with one_node_cluster(rate=50) as cluster, cluster.running() as agent:
-        await until(lambda: cluster.reported and not cluster.reported[-1].pods_unreadable)
-        set_permissions(cluster)
-        await until(lambda: cluster.reported[-1].pods_unreadable)
-        reason = agent.pods.unreadable_reason
-        set_permissions(cluster, "nodes/pods")
-        await until(lambda: not cluster.reported[-1].pods_unreadable)
+        for right in ("nodes/pods", "nodes/proxy"):
+            set_permissions(cluster)
+            await until(lambda: cluster.reported and cluster.reported[-1].pods_unreadable)
+            reason = agent.pods.unreadable_reason
+            set_permissions(cluster, right)
+            await until(lambda: not cluster.reported[-1].pods_unreadable)
 
-    assert "Forbidden" in reason
-    assert "grant the agent's account" in reason
+            assert "Forbidden" in reason
+            assert "grant the agent's account" in reason
 
 
 async def test_a_kubelet_restart_does_not_make_the_pod_list_unreadable() -> None:

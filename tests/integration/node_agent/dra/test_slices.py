@@ -65,7 +65,9 @@ async def test_a_claim_that_is_leased_before_its_allocation_is_written_counts_on
         await until(lambda: memory(cluster) == ["15Gi", "15Gi"])
 
 
-async def test_a_deleted_slice_is_written_again_and_a_changed_one_too() -> None:
+async def test_a_slice_that_is_deleted_changed_or_lost_to_a_starting_kubelet_is_written_again() -> (
+    None
+):
     async with serving_claims() as (cluster, _):
         [first] = slices_of(cluster)
         name = first["metadata"]["name"]
@@ -74,28 +76,19 @@ async def test_a_deleted_slice_is_written_again_and_a_changed_one_too() -> None:
         await until(lambda: len(devices(cluster)) == 2)
         cluster.api.store.patch("resourceslices", None, name, {"spec": {"devices": []}})
         await until(lambda: len(devices(cluster)) == 2)
-
-        [found] = slices_of(cluster)
-        assert found["metadata"]["uid"] != first["metadata"]["uid"]
-        assert (
-            found["metadata"]["ownerReferences"][0]["uid"] == cluster.node.node()["metadata"]["uid"]
-        )
-
-
-async def test_slices_are_back_after_a_kubelet_that_starts_has_deleted_them() -> None:
-    async with serving_claims() as (cluster, _):
-        [first] = slices_of(cluster)
-
+        [second] = slices_of(cluster)
         await cluster.node.kubelet.restart()
-        await until(
-            lambda: (
-                (found := slices_of(cluster))
-                and found[0]["metadata"]["uid"] != first["metadata"]["uid"]
-            )
-        )
+        await until(lambda: [s for s in slices_of(cluster) if uid_of(s) != uid_of(second)])
 
         await registered(cluster)
+        [third] = slices_of(cluster)
+        assert len({uid_of(each) for each in (first, second, third)}) == 3
         assert len(devices(cluster)) == 2
+        assert third["metadata"]["ownerReferences"][0]["uid"] == uid_of(cluster.node.node())
+
+
+def uid_of(obj: Json) -> str:
+    return str(obj["metadata"]["uid"])
 
 
 async def test_an_unhealthy_device_is_tainted_with_the_effect_of_the_settings() -> None:
