@@ -192,7 +192,6 @@ def budget_history(
 
 
 def _running_sum(charges: Sequence[tuple[int, int]], instants: Iterable[int]) -> list[int]:
-    """Return the sum of the sorted charges until each instant."""
     sums: list[int] = []
     used = taken = 0
     for instant in instants:

@@ -352,7 +352,6 @@ class ReadApi:
         return DryRunView(pod=name, plan=reply.plan, reason=reply.reason, protected=reply.protected)
 
     def _require_all(self, call: ApiCall) -> None:
-        """Raise AccessDeniedError unless the viewer may see all namespaces."""
         if call.visible is not all_namespaces:
             raise AccessDeniedError(
                 f"{call.viewer.name} may not see all namespaces, on whose pods it depends",

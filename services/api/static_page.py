@@ -160,7 +160,6 @@ def _share(share: HeldShare, now: float) -> str:
 
 
 def _measured(share: HeldShare, now: float) -> str:
-    """Describe the measured usage of a share, to be appended."""
     measured = share.measured
     if measured is None:
         return ""

@@ -49,7 +49,6 @@ def complete_plugin() -> None:
 
 
 def _report_bug(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
-    """Report an unexpected error in one line, and exit with the code of a bug."""
     sys.stderr.write(
         f"leasehold: a bug, or data of another version: {kind.__name__}: {error}; "
         f"{DEBUG_VARIABLE}=1 shows where\n"

@@ -275,7 +275,6 @@ class ApiClient:
         return found
 
     def _explained(self, error: KubernetesError) -> Exception:
-        """Return what to do about an error of the API server."""
         location = self.location
         if location.url:
             return RequestError(f"{location.api} is not the API of Leasehold ({error.response})")

@@ -64,7 +64,6 @@ def budget_table(budgets: Sequence[BudgetView], now: float) -> RenderableType:
 
 
 def _bar(budget: BudgetView) -> str:
-    """Draw the used part of the allowance."""
     if budget.allowed_units is None or budget.remaining_units is None:
         return ""
     whole = max(int(budget.allowed_units), 1)

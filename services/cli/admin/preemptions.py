@@ -21,7 +21,6 @@ def preemptions(flags: PreemptionsArguments) -> int:
 
 
 def _dry_run(api: ApiClient, flags: PreemptionsArguments) -> int:
-    """Show the plan that a binder would make; return 1 if there is none."""
     name = f"{flags.namespace}/{flags.dry_run}"
     pod = api.server.pod(flags.namespace, flags.dry_run)
     if pod is None:

@@ -149,7 +149,6 @@ def render(snapshot: Snapshot, lasting: Sequence[Difference]) -> RenderableType:
 
 
 def _counts(snapshot: Snapshot) -> tuple[int, int, int]:
-    """Return the numbers of nodes, devices and leases."""
     devices = sum(len(totals.node.devices) for totals in snapshot.nodes)
     return len(snapshot.nodes), devices, sum(len(totals.leases) for totals in snapshot.nodes)
 

@@ -138,7 +138,6 @@ def _over_booked(device: Device, leases: Iterable[Lease], slots: int) -> Iterato
 
 
 def _because(device: Device) -> str:
-    """Return the fault of a device, which may be why its leases do not fit any more."""
     return f" ({device.fault})" if device.fault else ""
 
 

@@ -287,7 +287,6 @@ class ClusterProbes:
         return tuple(one for one in latest.values() if not one.stopping)
 
     def _is_agent(self) -> bool:
-        """Whether we log in to NATS as a node's agent."""
         login = self.nats_credentials.login()
         return login is not None and login.user.startswith(f"{judge.AGENT}.")
 

@@ -122,7 +122,6 @@ def _running(pod: PodSummary, found: PodView, lease: LeaseView, program: str) ->
 
 
 def _origin_lines(lease: LeaseView) -> list[str]:
-    """Return how the pod requested its shares."""
     if lease.claim is None:
         return [f"dialect     {lease.dialect or 'none: it requests no GPU'}"]
     pods = len(lease.claim.consumers)
@@ -131,7 +130,6 @@ def _origin_lines(lease: LeaseView) -> list[str]:
 
 
 def _idle_lines(lease: LeaseView, now: float) -> list[str]:
-    """Return since when nothing of the lease has been used, if it is idle."""
     since = lease.idle_since
     if since is None:
         return []

@@ -126,7 +126,6 @@ def _holder(share: HeldShare) -> str:
 
 
 def _idle(since: float | None, now: float) -> str:
-    """Return the mark of what is idle, to be appended."""
     return "" if since is None else f", idle {age(now - since)}"
 
 
@@ -148,7 +147,6 @@ def _tail(device: DeviceView) -> str:
 
 
 def _layout(device: DeviceView) -> str:
-    """Describe a device's MIG instances and how many are leased."""
     if not device.instances:
         return f"idle, {device.layouts} possible layouts"
     leased = f"{device.used_shares}/{device.slots} instances"
@@ -182,7 +180,6 @@ def _device_indices(shares: Iterable[ShareView]) -> str:
 
 
 def _sum_text(amounts: Iterable[str]) -> str:
-    """Return `2x3000+5000` for 3000, 3000 and 5000."""
     counted = [(each, len(list(equal))) for each, equal in groupby(amounts)]
     return "+".join(f"{n}x{each}" if n > 1 else each for each, n in counted) or "-"
 

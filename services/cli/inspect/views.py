@@ -146,7 +146,6 @@ class _NoPodError(Exception):
 
 
 def _pod_view(api: ApiClient, uid: str, idle_s: str = "") -> PodView | None:
-    """Return what the API has about a pod, or None if it has nothing."""
     try:
         return api.get(f"/api/v1/leases/{uid}", PodView, idle_after_s=idle_s)
     except RefusedError as error:
@@ -180,7 +179,6 @@ def trace(flags: Trace) -> int:
 
 
 def _trace_in(directory: Path, flags: Trace) -> TraceView | None:
-    """Return the trace of a pod in a directory of spans."""
     from shared.runtime.span_files import read_spans, span_views
 
     spans = read_spans(directory, namespace=flags.namespace, name=flags.pod)

@@ -224,7 +224,6 @@ def _first_slot(share: Share) -> int | None:
 def _granted(
     report: ContainerReport, lease: Lease, node: LedgerNode, example: ExampleNode
 ) -> ContainerReport:
-    """Return the report with what the container gets, if it has a share."""
     shares = lease.shares_of(report.container)
     if not shares:
         return report

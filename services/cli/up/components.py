@@ -114,7 +114,6 @@ def _simcluster(plan: Plan, directory: StateDir) -> Component:
 
 
 def _flag(name: str, value: object) -> tuple[str, ...]:
-    """Return a flag with its value, or nothing without a value."""
     return (name, str(value)) if value else ()
 
 

@@ -1,7 +1,6 @@
 """The commands with nothing but a kubeconfig: through the API server to the API."""
 
 import asyncio
-import contextlib
 import json
 import sys
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 import yaml
 
 from shared.credentials.authorization import KubernetesAuthenticator
@@ -74,10 +74,10 @@ class Cluster:
         path.write_text(yaml.safe_dump(content))
 
 
-@contextlib.asynccontextmanager
-async def cluster(folder: Path) -> AsyncIterator[Cluster]:
+@pytest.fixture
+async def at(tmp_path: Path) -> AsyncIterator[Cluster]:
     """Start everything; `member` may get pods in `default`, `stranger` nowhere."""
-    made = Made(folder)
+    made = Made(tmp_path)
     tls = ServingFiles(*made.issue("api")).context
     async with (
         api_server() as api,
@@ -86,7 +86,7 @@ async def cluster(folder: Path) -> AsyncIterator[Cluster]:
         api.client() as client,
     ):
         await install(client, port=int(shown.url.rpartition(":")[2]))
-        yield Cluster(api, shown, folder, made.ca)
+        yield Cluster(api, shown, tmp_path, made.ca)
 
 
 async def install(client: aiohttp.ClientSession, *, port: int) -> None:
@@ -158,108 +158,102 @@ async def waiting_pod(at: Cluster, name: str, namespace: str = "default") -> Any
     return waits
 
 
-async def test_engineers_read_what_their_kubeconfig_lets_them_get(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as at:
+async def test_engineers_read_what_their_kubeconfig_lets_them_get(at: Cluster) -> None:
+    lease = await reserve_lease(at.shown)
+    at.shown.usage.measure(lease, memory_mib=77)
+    await waiting_pod(at, "hidden-pod", "other")
+    await waiting_pod(at, "mine")
+    await until(
+        lambda: documents(at, "ps"),
+        lambda found: found["waiting"] and found["leases"][0]["shares"][0]["measured"],
+    )
+
+    gpus, explained, top, wide = await asyncio.gather(
+        documents(at, "gpus"),
+        documents(at, "explain", "mine"),
+        documents(at, "top"),
+        at.leasehold("ps", "-o", "wide"),
+    )
+    foreign = await documents(at, "gpus", account="stranger")
+    text = await at.leasehold("gpus", account="stranger")
+    nothing = await documents(at, "ps", account="stranger")
+
+    (share,) = gpus["nodes"][0]["devices"][0]["shares"]
+    assert (share["namespace"], share["measured"]["memory_mib"]) == ("default", 77)
+    assert top["shares"][0]["measured"]["memory_mib"] == 77
+    assert explained["verdict"] == "waiting"
+    assert explained["waiting"]["queue"]["of"] == 2
+    assert lease.name in wide.out
+    assert "hidden-pod" not in wide.out
+    (hidden,) = foreign["nodes"][0]["devices"][0]["shares"]
+    assert (hidden["namespace"], hidden["name"], hidden["container"]) == ("", "", "")
+    assert hidden["memory_mib"] == share["memory_mib"]
+    assert "in use by another namespace" in text.out
+    assert (nothing["leases"], nothing["waiting"]) == ([], [])
+
+
+async def test_what_a_kubeconfig_does_not_permit_is_said_with_what_to_do(at: Cluster) -> None:
+    audit = await at.leasehold("audit")
+    elsewhere = await at.leasehold("gpus", "--api", "default/none")
+    pod = await at.leasehold("explain", "mine", account="stranger")
+    nowhere = await at.leasehold("gpus", KUBECONFIG="")
+    url = await documents(at, "gpus", "--api", at.shown.url, trusted=at.api_ca)
+    async with at.api.client() as client:
+        path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}/rolebindings"
+        endpoints = f"/api/v1/namespaces/{SYSTEM}/endpoints/api"
+        await client.delete(endpoints)
+        not_ready = await at.leasehold("gpus")
+        await client.delete(f"{path}/api-reader")
+    denied = await at.leasehold("gpus")
+
+    assert not_ready.code == 3
+    assert "no replica of the API is ready: `kubectl get pods -n" in not_ready.err
+    assert audit.code == 3
+    assert "exec -i deploy/operator -- leasehold audit" in audit.err
+    assert elsewhere.code == 2
+    assert "may not use Leasehold's API through the API server" in elsewhere.err
+    assert (pod.code, "cannot get resource" in pod.err) == (2, True)
+    assert nowhere.code == 3
+    assert nowhere.err.startswith("leasehold gpus: there is nothing to read: run `leasehold up`")
+    assert url["nodes"]
+    assert (denied.code, "bind the Role api-reader" in denied.err) == (2, True)
+
+
+async def test_a_watched_list_is_shown_again_when_it_changes(at: Cluster) -> None:
+    await at.write_kubeconfig(at.folder / "member", "member")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.cli", "ps", "-w"),
+        *("--state", str(at.folder / "none"), "--kubeconfig", str(at.folder / "member")),
+        env={"PYTHONPATH": str(ROOT), "HOME": str(at.folder), "PATH": "/usr/bin:/bin"},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        first = await process.stdout.readline()
         lease = await reserve_lease(at.shown)
-        at.shown.usage.measure(lease, memory_mib=77)
-        await waiting_pod(at, "hidden-pod", "other")
-        await waiting_pod(at, "mine")
-        await until(
-            lambda: documents(at, "ps"),
-            lambda found: found["waiting"] and found["leases"][0]["shares"][0]["measured"],
-        )
+        later = await process.stdout.readuntil(lease.name.encode())
+    process.terminate()
+    await process.wait()
 
-        gpus, explained, top, wide = await asyncio.gather(
-            documents(at, "gpus"),
-            documents(at, "explain", "mine"),
-            documents(at, "top"),
-            at.leasehold("ps", "-o", "wide"),
-        )
-        foreign = await documents(at, "gpus", account="stranger")
-        text = await at.leasehold("gpus", account="stranger")
-        nothing = await documents(at, "ps", account="stranger")
-
-        (share,) = gpus["nodes"][0]["devices"][0]["shares"]
-        assert (share["namespace"], share["measured"]["memory_mib"]) == ("default", 77)
-        assert top["shares"][0]["measured"]["memory_mib"] == 77
-        assert explained["verdict"] == "waiting"
-        assert explained["waiting"]["queue"]["of"] == 2
-        assert lease.name in wide.out
-        assert "hidden-pod" not in wide.out
-        (hidden,) = foreign["nodes"][0]["devices"][0]["shares"]
-        assert (hidden["namespace"], hidden["name"], hidden["container"]) == ("", "", "")
-        assert hidden["memory_mib"] == share["memory_mib"]
-        assert "in use by another namespace" in text.out
-        assert (nothing["leases"], nothing["waiting"]) == ([], [])
-
-
-async def test_what_a_kubeconfig_does_not_permit_is_said_with_what_to_do(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as at:
-        audit = await at.leasehold("audit")
-        elsewhere = await at.leasehold("gpus", "--api", "default/none")
-        pod = await at.leasehold("explain", "mine", account="stranger")
-        nowhere = await at.leasehold("gpus", KUBECONFIG="")
-        url = await documents(at, "gpus", "--api", at.shown.url, trusted=at.api_ca)
-        async with at.api.client() as client:
-            path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}/rolebindings"
-            endpoints = f"/api/v1/namespaces/{SYSTEM}/endpoints/api"
-            await client.delete(endpoints)
-            not_ready = await at.leasehold("gpus")
-            await client.delete(f"{path}/api-reader")
-        denied = await at.leasehold("gpus")
-
-        assert not_ready.code == 3
-        assert "no replica of the API is ready: `kubectl get pods -n" in not_ready.err
-        assert audit.code == 3
-        assert "exec -i deploy/operator -- leasehold audit" in audit.err
-        assert elsewhere.code == 2
-        assert "may not use Leasehold's API through the API server" in elsewhere.err
-        assert (pod.code, "cannot get resource" in pod.err) == (2, True)
-        assert nowhere.code == 3
-        assert nowhere.err.startswith(
-            "leasehold gpus: there is nothing to read: run `leasehold up`"
-        )
-        assert url["nodes"]
-        assert (denied.code, "bind the Role api-reader" in denied.err) == (2, True)
-
-
-async def test_a_watched_list_is_shown_again_when_it_changes(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as at:
-        await at.write_kubeconfig(tmp_path / "member", "member")
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.cli", "ps", "-w"),
-            *("--state", str(tmp_path / "none"), "--kubeconfig", str(tmp_path / "member")),
-            env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert process.stdout is not None
-        async with asyncio.timeout(60):
-            first = await process.stdout.readline()
-            lease = await reserve_lease(at.shown)
-            later = await process.stdout.readuntil(lease.name.encode())
-        process.terminate()
-        await process.wait()
-
-        assert b"no pod holds a lease" in first
-        assert later.count(b"no pod holds a lease") == 0
+    assert b"no pod holds a lease" in first
+    assert later.count(b"no pod holds a lease") == 0
 
 
 async def test_a_trace_shows_the_steps_that_the_api_has_seen_and_where_all_spans_are(
-    tmp_path: Path,
+    at: Cluster,
 ) -> None:
-    async with cluster(tmp_path) as at:
-        pod = await waiting_pod(at, "mine")
-        ended = PodTerminated(
-            pod=pod.pod, namespace=pod.namespace, name=pod.name, node=None, phase="Failed"
-        )
-        await at.shown.publish(pod)
-        await until(lambda: at.shown.service.projection.events.steps_of(pod.pod))
-        at.shown.service.projection.events.add([ended], time.time() + 2.5)
+    pod = await waiting_pod(at, "mine")
+    ended = PodTerminated(
+        pod=pod.pod, namespace=pod.namespace, name=pod.name, node=None, phase="Failed"
+    )
+    await at.shown.publish(pod)
+    await until(lambda: at.shown.service.projection.events.steps_of(pod.pod))
+    at.shown.service.projection.events.add([ended], time.time() + 2.5)
 
-        shown = await documents(at, "trace", "mine")
-        text = await at.leasehold("trace", "mine")
+    shown = await documents(at, "trace", "mine")
+    text = await at.leasehold("trace", "mine")
 
-        (step,) = shown["spans"]
-        assert (step["name"], step["duration_s"] >= 2.5) == ("until terminated", True)
-        assert "until terminated" in text.out
-        assert shown["url"] in text.out
+    (step,) = shown["spans"]
+    assert (step["name"], step["duration_s"] >= 2.5) == ("until terminated", True)
+    assert "until terminated" in text.out
+    assert shown["url"] in text.out
