@@ -311,17 +311,29 @@ class PluginEndpoint:
         checked_at = began
         while not await wait_for_event(server.ended, until_tick(LOOK_S)):
             now = time.monotonic()
-            if socket_identity(self._kubelet) != before:
-                return "the kubelet's socket was replaced"
-            if socket_identity(server.socket) != own:
-                return "our own socket was removed"
-            if server.watched_at is None and now - began > FIRST_LIST_S:
-                return f"the kubelet did not request the list within {FIRST_LIST_S:g} s"
+            if reason := self._lost(server, before, own, now - began):
+                return reason
             if now - checked_at >= self._plugins.timing.registration_check_s:
                 checked_at = now
                 if await self._is_unallocatable():
                     return "the node shows none of it as allocatable"
         return "the kubelet ended the stream"
+
+    def _lost(
+        self,
+        server: PluginServer,
+        before: SocketIdentity,
+        own: SocketIdentity | None,
+        for_s: float,
+    ) -> str:
+        """Return why the kubelet has lost a registration of `for_s` seconds, if it has."""
+        if socket_identity(self._kubelet) != before:
+            return "the kubelet's socket was replaced"
+        if socket_identity(server.socket) != own:
+            return "our own socket was removed"
+        if server.watched_at is None and for_s > FIRST_LIST_S:
+            return f"the kubelet did not request the list within {FIRST_LIST_S:g} s"
+        return ""
 
     async def _is_unallocatable(self) -> bool:
         if self._plugins.allocatable is None or not any(
