@@ -10,6 +10,7 @@ import msgspec
 from proto.deviceplugin import api_pb2
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json
+from simcluster.events import EventRecorder
 from simcluster.kubelet.claims.claim_manager import ClaimManager
 from simcluster.kubelet.containers.container_spec import (
     ContainerSpec,
@@ -18,15 +19,93 @@ from simcluster.kubelet.containers.container_spec import (
     parse_pod,
 )
 from simcluster.kubelet.containers.container_state import ContainerState, PodState
-from simcluster.kubelet.containers.container_status import pod_status, rejected_status
+from simcluster.kubelet.containers.container_status import (
+    pod_status,
+    rejected_status,
+    with_foreign_conditions,
+)
 from simcluster.kubelet.devices.device_manager import DeviceManager
 from simcluster.kubelet.devices.kubelet_devices import AllocationError
-from simcluster.kubelet.pods.event_recorder import KubeletEventRecorder
 from simcluster.kubelet.pods.pod_worker import FINAL, PodWorker
 from simcluster.kubelet.pods.predicates import KubeletNodeFacts, PodRejection, check_predicates
-from simcluster.kubelet.pods.status_manager import StatusManager
 from simcluster.kubelet.settings import NodeSettings, replace_file
 from simcluster.ports import ClusterEvent, ClusterStore
+
+COALESCE_S = 0.02
+
+
+class StatusManager:
+    """Stores the latest status of each pod and writes those that have changed.
+
+    `save` runs before each write, so the saved state of a pod is never older than its written
+    status.
+    """
+
+    def __init__(self, store: ClusterStore, save: Callable[[str], None]) -> None:
+        self._store = store
+        self._save = save
+        self._statuses: dict[str, Json] = {}
+        self._previous: dict[str, tuple[Json, float]] = {}
+        self._dirty: dict[str, PodSpec] = {}
+        self._wake = asyncio.Event()
+
+    def get(self, uid: str) -> Json | None:
+        """Return a pod's latest status."""
+        return self._statuses.get(uid)
+
+    def get_delayed(self, uid: str, lag_s: float) -> Json | None:
+        """Return the status that `/pods` shows: the previous one for the first `lag_s` seconds."""
+        before, at = self._previous.get(uid, ({}, 0.0))
+        return before if time.monotonic() - at < lag_s else self._statuses.get(uid)
+
+    def set(self, pod: PodSpec, status: Json) -> None:
+        """Set a new status; it is written soon."""
+        before = self._statuses.get(pod.uid) or pod.obj.get("status") or {}
+        self._previous[pod.uid] = (before, time.monotonic())
+        self._statuses[pod.uid] = status
+        self._dirty[pod.uid] = pod
+        self._wake.set()
+
+    def forget(self, uid: str) -> None:
+        """Drop a deleted pod."""
+        self._statuses.pop(uid, None)
+        self._previous.pop(uid, None)
+        self._dirty.pop(uid, None)
+
+    async def run(self) -> None:
+        """Write changes until cancelled, and once more at the end."""
+        try:
+            while True:
+                await self._wake.wait()
+                await asyncio.sleep(COALESCE_S)
+                self.flush()
+        finally:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write all changes now."""
+        dirty, self._dirty = self._dirty, {}
+        self._wake.clear()
+        for uid, pod in dirty.items():
+            self._save(uid)
+            self._write(pod, self._statuses[uid])
+
+    def _write(self, pod: PodSpec, status: Json) -> None:
+        found = self._store.find("pods", pod.namespace, pod.name)
+        if found is None or found.obj["metadata"]["uid"] != pod.uid:
+            return
+
+        def with_new_status(obj: Json) -> Json:
+            return obj | {"status": with_foreign_conditions(status, obj.get("status") or {})}
+
+        try:
+            self._store.patch(
+                "pods", pod.namespace, pod.name, with_new_status, subresource="status"
+            )
+        except ApiError as error:
+            if error.code not in {404, 409}:
+                raise
+
 
 _BEING_INITIALIZED = "PodInitializing"
 _BEING_CREATED = "ContainerCreating"
@@ -83,7 +162,7 @@ class PodManager:
         self._files = PodStateFiles(state_directory)
         self._node_facts = node_facts
         self._free_pod_ip = free_pod_ip
-        self._events = KubeletEventRecorder(store, node)
+        self._events = EventRecorder(store, host=node)
         self._waiting: dict[str, PodSpec] = {}
         self._admitting: str | None = None
         self._unsaved: set[str] = set()
@@ -201,7 +280,7 @@ class PodManager:
         return check_predicates(pod, others, self._node_facts())
 
     def _reject(self, pod: PodSpec, rejection: PodRejection) -> None:
-        self._events.write(pod, "Warning", rejection.reason, rejection.message)
+        self._events.write(pod.obj, "Pod", "Warning", rejection.reason, rejection.message)
         status = rejected_status(
             pod, pod.obj.get("status") or {}, rejection.reason, rejection.message, time.time()
         )
@@ -296,7 +375,7 @@ class PodManager:
 
     def event(self, pod: PodSpec, kind: str, reason: str, message: str, container: str) -> None:
         """Write an event about the pod."""
-        self._events.write(pod, kind, reason, message, container)
+        self._events.write(pod.obj, "Pod", kind, reason, message, container=container)
 
     # Reads
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from simcluster.apimachinery.objects import Json, deep_copy
 from simcluster.apiserver.crd import json_path
-from simcluster.apiserver.crd.schema_check import schema_violations
-from simcluster.apiserver.crd.schema_formats import has_format
+from simcluster.apiserver.crd.schema_check import has_format, schema_violations
 from simcluster.apiserver.crd.schema_merge import apply_by_schema
 from simcluster.apiserver.crd.schema_shape import fill_defaults, prune
 from simcluster.apiserver.kinds.quantities import Quantity, quantity

@@ -6,8 +6,7 @@ import pytest
 
 from services.node_agent.kubelet.cgroups import parse_cgroup
 from simcluster.kubelet.containers.container_state import ContainerState, MountPoint
-from simcluster.kubelet.programs.gpu_programs import CANNOT_RUN, GpuPrograms, environment
-from simcluster.kubelet.programs.process_table import cgroup
+from simcluster.kubelet.programs.gpu_programs import CANNOT_RUN, GpuPrograms, cgroup, environment
 from simcluster.kubelet.settings import NodeFiles
 
 GPU = "GPU-00000001-0000-4000-8000-000000000000"
