@@ -41,16 +41,6 @@ def allocated_annotations(lease: Lease, done: frozenset[str]) -> dict[str, str]:
     return {**left, PHASE: "success"}
 
 
-def resized_annotations(lease: Lease) -> dict[str, str]:
-    """Return the annotation with what a running pod holds."""
-    return {ALLOCATED: encode_devices(lease)}
-
-
-def failed_annotations(_: Lease) -> dict[str, str]:
-    """Return the annotations that change when Allocate was refused."""
-    return {PHASE: "failed"}
-
-
 def encode_devices(lease: Lease, done: frozenset[str] = frozenset()) -> str:
     """Encode an element for every container of the pod, init containers first, each ended by `;`.
 

@@ -26,6 +26,7 @@ from shared.dialects.dialect import (
 from shared.dialects.hami_core import decode_memo, encode_memo
 from shared.dialects.koordinator.amounts import NVIDIA_GPUS, reads_nvidia_gpus
 from shared.dialects.nvidia.annotations import (
+    ALLOCATED,
     PHASE,
     REGISTER,
     SCORES,
@@ -33,10 +34,9 @@ from shared.dialects.nvidia.annotations import (
     allocated_annotations,
     binding_annotations,
     cordoned_devices,
+    encode_devices,
     encode_register,
     encode_scores,
-    failed_annotations,
-    resized_annotations,
     slot_count,
 )
 from shared.dialects.nvidia.device_choice import (
@@ -192,10 +192,10 @@ DIALECT = Dialect(
     parse=parse,
     binding_annotations=binding_annotations,
     allocated_annotations=allocated_annotations,
-    failed_annotations=failed_annotations,
+    failed_annotations=lambda _: {PHASE: "failed"},
     container_setup=container_setup,
     advertise=advertise,
-    resized_annotations=resized_annotations,
+    resized_annotations=lambda lease: {ALLOCATED: encode_devices(lease)},
     released_amounts=lambda share: hami_core.released_amounts(share, MEMORY, CORES),
     amount_changes=amount_changes,
     check_rules=check_policies,

@@ -29,7 +29,7 @@ from shared.dialects.hami_core import decode_memo, encode_memo
 from shared.dialects.strict_values import parse_whole_number
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
-from shared.model.lease import MIB, Lease, Share
+from shared.model.lease import MIB, Lease
 from shared.model.names import DeviceUuid
 from shared.model.request import DeviceOrder, GpuRequest, PodRequest
 
@@ -165,11 +165,6 @@ def container_setup(
     )
 
 
-def id_count(share: Share, _: str) -> int:
-    """Return the number of a share's device IDs: one per hundredth of the GPU."""
-    return share.cores_percent
-
-
 def advertise(devices: Sequence[Device], _: str) -> Advertisement:
     """Serve each GPU's hundredths; write the blocks of healthy GPUs into node status.
 
@@ -211,7 +206,7 @@ DIALECT = Dialect(
     allocated_annotations=assigned_when_done(ASSIGNED),
     container_setup=container_setup,
     advertise=advertise,
-    id_count=id_count,
+    id_count=lambda share, _: share.cores_percent,
     added_annotations=added_annotations,
     vendor_denial=vendor_denial,
 )

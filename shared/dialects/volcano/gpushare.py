@@ -29,7 +29,7 @@ from shared.dialects.dialect import (
 from shared.dialects.reserved import VISIBLE
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
-from shared.model.lease import Lease, Share
+from shared.model.lease import Lease
 from shared.model.names import DeviceUuid
 from shared.model.quantity import parse_decimal
 from shared.model.request import DeviceOrder, GpuRequest, PodRequest
@@ -137,11 +137,6 @@ def container_setup(
     )
 
 
-def id_count(share: Share, resource: str) -> int:
-    """Return the number of a share's device IDs: one per unit where units of memory are served."""
-    return share.memory_units if resource == MEMORY else 1
-
-
 def unit_id(prefix: str, number: int) -> str:
     """Return the device ID of one unit of memory. It is short, because a list has many."""
     return f"{prefix}-{base36(number)}"
@@ -244,7 +239,7 @@ DIALECT = Dialect(
     allocated_annotations=assigned_when_done(ASSIGNED),
     container_setup=container_setup,
     advertise=advertise,
-    id_count=id_count,
+    id_count=lambda share, resource: share.memory_units if resource == MEMORY else 1,
     amount_changes=amount_changes,
     scheduler=SCHEDULER,
     cordoned_devices=unhealthy_devices,

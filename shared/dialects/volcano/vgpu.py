@@ -10,9 +10,7 @@ from shared.dialects import hami_core
 from shared.dialects.advertised import Advertisement, numbered_ids, unit_amounts
 from shared.dialects.dialect import (
     ContainerManifest,
-    ContainerSetup,
     Dialect,
-    Paths,
     PodManifest,
     Rules,
     list_entries,
@@ -30,7 +28,7 @@ from shared.dialects.volcano.gpushare import SCHEDULER
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share
-from shared.model.names import DeviceUuid, Namespace
+from shared.model.names import Namespace
 from shared.model.request import (
     DeviceOrder,
     DeviceSelection,
@@ -203,28 +201,6 @@ def allocated_annotations(lease: Lease, done: frozenset[str]) -> dict[str, str]:
     return {**left, PHASE: "success", TIME: NEVER}
 
 
-def resized_annotations(lease: Lease) -> dict[str, str]:
-    """Return the annotation with what a running pod holds."""
-    return {IDS: encode_ids(lease)}
-
-
-def failed_annotations(_: Lease) -> dict[str, str]:
-    """Return the annotations that change when Allocate was refused."""
-    return {PHASE: "failed", TIME: NEVER}
-
-
-def container_setup(
-    lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
-) -> ContainerSetup:
-    """Return HAMi-core's variables and mounts, and those that Volcano's plugin adds."""
-    return hami_core.limited_setup(
-        lease,
-        container,
-        paths,
-        more=RUNTIME_VARIABLES,
-    )
-
-
 def advertise(devices: Sequence[Device], _: str) -> Advertisement:
     """Serve slots; write the memory and cores of healthy devices into node status."""
     return Advertisement(
@@ -249,10 +225,12 @@ DIALECT = Dialect(
     parse=parse,
     binding_annotations=binding_annotations,
     allocated_annotations=allocated_annotations,
-    failed_annotations=failed_annotations,
-    container_setup=container_setup,
+    failed_annotations=lambda _: {PHASE: "failed", TIME: NEVER},
+    container_setup=lambda lease, container, _, paths: hami_core.limited_setup(
+        lease, container, paths, more=RUNTIME_VARIABLES
+    ),
     advertise=advertise,
-    resized_annotations=resized_annotations,
+    resized_annotations=lambda lease: {IDS: encode_ids(lease)},
     released_amounts=lambda share: hami_core.released_amounts(share, MEMORY, CORES),
     mig_variables=RUNTIME_VARIABLES,
     scheduler=SCHEDULER,
