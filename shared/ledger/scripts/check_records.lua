@@ -55,10 +55,10 @@ local function add_broken(kind, key, node, value)
   end
 end
 
-local function page(kind, at)
+local function each_in_page(kind, at)
   local found = call('HSCAN', PREFIX .. kind, cursors[at], 'COUNT', count)
   cursors[at] = found[1]
-  return found[2]
+  return each_pair(found[2])
 end
 
 -- Mirrors cannot follow a feed that something else has written to: they begin again with a snapshot.
@@ -213,10 +213,10 @@ end
 
 -- The use of each namespace, by its leases and by their charges to its quota.
 local function check_namespaces()
-  local names, charged, found = {}, {}, call('HGETALL', PREFIX .. 'leases')
-  for i = 1, #found, 2 do
-    leases[found[i]] = read_record('leases', found[i], found[i + 1])
-    local value = leases[found[i]]
+  local names, charged = {}, {}
+  for pod, stored in each_pair(call('HGETALL', PREFIX .. 'leases')) do
+    local value = read_record('leases', pod, stored)
+    leases[pod] = value
     if not value then return end
     local header = header_of(value)
     local _, _, _, _, namespace = description_of(header, value)
@@ -261,39 +261,34 @@ end
 local function check_pages()
   local is_beginning = cursors[1] == '0' and cursors[2] == '0' and cursors[3] == '0'
   check_keys()
-  local found = page('leases', 1)
-  for i = 1, #found, 2 do
-    local pod = found[i]
-    leases[pod] = read_record('leases', pod, found[i + 1])
+  for pod, value in each_in_page('leases', 1) do
+    leases[pod] = read_record('leases', pod, value)
     if leases[pod] then
       check_lease_indexes(pod, leases[pod])
     else
-      add_broken('leases', pod, '', found[i + 1])
+      add_broken('leases', pod, '', value)
     end
   end
-  found = page('nodes', 2)
   local sound = {}
-  for i = 1, #found, 2 do
-    local name = found[i]
-    nodes[name] = read_record('nodes', name, found[i + 1])
+  for name, value in each_in_page('nodes', 2) do
+    nodes[name] = read_record('nodes', name, value)
     if nodes[name] and are_amounts(nodes[name]) then
       check_node_indexes(name, nodes[name])
       sound[#sound + 1] = name
     else
-      add_broken('nodes', name, name, found[i + 1])
+      add_broken('nodes', name, name, value)
     end
   end
   if #missing == 0 and #broken == 0 then
     check_some_totals(sound)
     if is_beginning and call('HLEN', PREFIX .. 'leases') <= 4 * MOST_COUNTED then check_namespaces() end
   end
-  found = page('waiting', 3)
-  for i = 1, #found, 2 do
-    local waiting = waiting_of(found[i + 1])
+  for pod, value in each_in_page('waiting', 3) do
+    local waiting = waiting_of(value)
     if waiting then
-      check_waiting_indexes(found[i], waiting)
+      check_waiting_indexes(pod, waiting)
     else
-      add_broken('waiting', found[i], '', found[i + 1])
+      add_broken('waiting', pod, '', value)
     end
   end
 end

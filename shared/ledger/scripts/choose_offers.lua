@@ -160,10 +160,8 @@ if done ~= stored[1] or round ~= tonumber(stored[2] or 0) or newest ~= stored[3]
 end
 -- A namespace's quota has more left: offer it to its first waiting pods, and to the next ones once these
 -- are decided.
-do
-local quota_offers = call('HGETALL', PREFIX .. 'quota-offers')
-for i = 1, #quota_offers, 2 do
-  local namespace, times, before = quota_offers[i], tonumber(quota_offers[i + 1]), #members
+for namespace, stored_times in each_pair(call('HGETALL', PREFIX .. 'quota-offers')) do
+  local times, before = tonumber(stored_times), #members
   has_open_offers = false
   for _, group in ipairs(groups) do
     if quota_namespace(group) == namespace then
@@ -176,7 +174,6 @@ for i = 1, #quota_offers, 2 do
     call('HDEL', PREFIX .. 'quota-offers', namespace)
   end
   is_complete = false
-end
 end
 if spare > 0 then
   local before = #members

@@ -1,8 +1,6 @@
 -- Cordon nodes: no pod may be bound to them. Arguments: {node, reason, ...}; the reason '' uncordons.
 -- Returns {node, reason, ...} of all cordoned nodes.
-local reasons = ARGS[1]
-for i = 1, #reasons, 2 do
-  local name, reason = reasons[i], reasons[i + 1]
+for name, reason in each_pair(ARGS[1]) do
   local node, before = node_of(name), call('HGET', PREFIX .. 'cordons', name)
   if reason == '' and before then
     call('HDEL', PREFIX .. 'cordons', name)

@@ -16,10 +16,8 @@ if (tonumber(redis.pcall('GET', read_at_key)) or 0) > read_at then return encode
 call('SET', read_at_key, string.format('%.6f', read_at), 'EX', 120)
 
 for _, row in ipairs(ARGS[2]) do row[2] = encode(row[2]) end
-local before, found = {}, call('HGETALL', quota.rules_key)
-for i = 1, #found, 2 do before[found[i]] = found[i + 1] end
-local has_changed, removed = false, {}
-for name in pairs(before) do removed[name] = true end
+local has_changed, before, removed = false, {}, {}
+for name, rule in each_pair(call('HGETALL', quota.rules_key)) do before[name], removed[name] = rule, true end
 for _, row in ipairs(ARGS[2]) do
   has_changed = has_changed or before[row[1]] ~= row[2]
   removed[row[1]] = nil

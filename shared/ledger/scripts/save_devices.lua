@@ -70,11 +70,11 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
 
   local function raise_fences()
     local has_raised = false
-    for i = 1, #fences, 2 do
-      local device, fence = device_of(fences[i]), fences[i + 1]
+    for uuid, fence in each_pair(fences) do
+      local device = device_of(uuid)
       if device and device[D_NODE] == name and device[D_FENCE] < fence and fence <= highest_number(time) then
         device[D_FENCE] = fence
-        changed_devices[fences[i]] = true
+        changed_devices[uuid] = true
         has_raised = true
       end
     end

@@ -203,14 +203,6 @@ async def enroll(leases: RedisLeases, *pods: PodQueued) -> tuple[int, int, list[
     )
 
 
-async def test_a_gang_that_fits_is_reserved_as_a_whole(leases: RedisLeases) -> None:
-    refused = await reserve_gang(leases, member("p", 0), member("q", 1), member("r", 1))
-
-    assert refused == [Reserved] * 3
-    assert {lease.gang for lease in await assert_sound(leases)} == {GANG.name}
-    assert await leases.totals.gangs() == {GANG.name: {"p", "q", "r"}}
-
-
 async def test_a_gang_of_which_one_pod_does_not_fit_reserves_nothing_and_gets_the_stored_totals(
     leases: RedisLeases,
 ) -> None:

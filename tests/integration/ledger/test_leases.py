@@ -8,7 +8,7 @@ from shared.ledger.script_sources import reachable
 from shared.model.errors import UnavailableError
 from shared.model.lease import LIVE, TRANSITIONS, Lease, LeaseState, StaleLeaseError
 from shared.model.ledger import AlreadyLeased, NoCapacity, Reserved
-from shared.model.names import NodeName, PodUid
+from shared.model.names import NodeName
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
@@ -236,44 +236,6 @@ async def test_a_sidecar_is_added_to_the_init_containers_after_it_and_to_the_oth
     use = (await uses(leases))[uuid("a", 0)]
     assert (use.memory_mib, use.cores_percent, use.shares) == (10_000, 70, 2)
     assert use.slots_taken == "11"
-
-
-async def test_ending_a_lease_frees_exactly_what_it_took(leases: RedisLeases) -> None:
-    before = await leases.capacity()
-    taken = await reserve(
-        leases,
-        reservation("p", share("a", 0, cores=10), share("a", 1, mib=5), tag="red"),
-        reservation("q", share("a", 0)),
-    )
-
-    ended = await leases.release([PodUid("p"), PodUid("none")], reason="gone")
-
-    assert [(lease.pod, lease.state) for lease in ended] == [("p", LeaseState.RELEASED)]
-    assert await leases.capacity() > before
-    assert await leases.release([PodUid("p")], reason="gone") == []
-    [left] = await assert_sound(leases)
-    assert left == taken[1]
-    [again] = await reserve(leases, reservation("p", share("a", 0), tag="red"))
-    assert again.shares[0].slot == 0
-    assert again.shares[0].fence > taken[1].shares[0].fence > taken[0].shares[0].fence
-    assert again.version > ended[0].version
-
-
-async def test_a_lease_goes_from_reserved_to_bound_to_active(leases: RedisLeases) -> None:
-    [lease] = await reserve(leases, reservation("p", share("a")))
-    assert await leases.activate([(lease.pod, lease.node)]) == [None]
-
-    [bound] = await leases.bind([lease])
-    [active] = await leases.activate([(lease.pod, lease.node)])
-
-    assert isinstance(bound, Lease)
-    assert (bound.state, bound.expires_at) == (LeaseState.BOUND, 0.0)
-    assert active is not None
-    assert active.state is LeaseState.ACTIVE
-    assert lease.version < bound.version < active.version
-    assert await leases.activate([(lease.pod, lease.node)]) == [active]
-    assert await leases.bind([lease, bound]) == [active, active]
-    assert await leases.expire(NOW + 1000) == []
 
 
 async def test_a_lease_of_an_earlier_reservation_is_stale(leases: RedisLeases) -> None:

@@ -265,9 +265,7 @@ function quota.recount()
   local cursor = quota.on and '0'
   while cursor do
     local found = call('HSCAN', PREFIX .. 'leases', cursor, 'COUNT', 1000)
-    for i = 1, #found[2], 2 do
-      quota.charge_lease(found[2][i], header_of(found[2][i + 1]), found[2][i + 1])
-    end
+    for pod, value in each_pair(found[2]) do quota.charge_lease(pod, header_of(value), value) end
     cursor = found[1] ~= '0' and found[1]
   end
   quota.write()

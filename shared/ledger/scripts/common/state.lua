@@ -262,6 +262,15 @@ local function readable(value, parse)
   return is_read and type(found) == 'table' and found or {}
 end
 
+-- For each pair of a flat list, its two values.
+local function each_pair(flat)
+  local i = -1
+  return function()
+    i = i + 2
+    return flat[i], flat[i + 1]
+  end
+end
+
 -- For each field of a hash its name, and what its value packs.
 local function each_packed(key)
   local found, i = call('HGETALL', key), -1
