@@ -56,11 +56,8 @@ def derive_layouts(profiles: Sequence[InstanceProfile]) -> tuple[MigLayout, ...]
     the one that uses most of the device's compute slices stays.
     """
     plain = [profile for profile in profiles if profile.name.replace(".", "").isalnum()]
-    best: dict[int, InstanceProfile] = {}
-    for profile in plain:
-        rival = best.get(profile.memory_mib)
-        if rival is None or _usable_slices(rival) < _usable_slices(profile):
-            best[profile.memory_mib] = profile
+    ranked = sorted(plain, key=lambda each: each.count * each.compute_slices, reverse=True)
+    best = {profile.memory_mib: profile for profile in reversed(ranked)}
     sizes = [best[memory] for memory in sorted(best)]
     return tuple(
         _fill_layout(f"group{number}", profile, sizes[0], profiles)
@@ -132,10 +129,6 @@ def _closest_profile(
 def _instances(layout: MigLayout, profiles: Sequence[InstanceProfile]) -> list[InstanceProfile]:
     known = {profile.name: profile for profile in profiles}
     return [known[profile.name] for profile in layout.positions]
-
-
-def _usable_slices(profile: InstanceProfile) -> int:
-    return profile.count * profile.compute_slices
 
 
 def _fill_layout(

@@ -263,34 +263,24 @@ def handler_of(agent: NodeAgent | None) -> AllocationHandler:
     return agent.plugins.handler
 
 
+OWN_FACTS = ("timing", "rate", "backoff_s", "hang_limit_s")
+
+
 @asynccontextmanager
 async def one_node_cluster(
-    gpus: str | None = "2xT4",
-    settings: NodeSettings = FAST,
-    *,
-    timing: AgentTiming = DEFAULT_TIMING,
-    rate: float = 1.0,
-    backoff_s: float = BACKOFF_S,
-    hang_limit_s: float = HANG_LIMIT_S,
-    **changes: Any,
+    gpus: str | None = "2xT4", settings: NodeSettings = FAST, **changes: Any
 ) -> AsyncIterator[OneNodeCluster]:
-    """Start an API server and a kubelet; the agent is started by the test."""
+    """Start an API server and a kubelet; the agent is started by the test.
+
+    `changes` are of the cluster's own facts, and of the agent's settings.
+    """
+    own = {name: changes.pop(name) for name in OWN_FACTS if name in changes}
     root = Path(tempfile.mkdtemp(prefix="lh-"))
     try:
         async with (
             api_server() as api,
             one_kubelet(settings, store=api.store, directory=root / "k") as node,
         ):
-            yield OneNodeCluster(
-                api,
-                node,
-                root,
-                gpus=gpus,
-                timing=timing,
-                rate=rate,
-                backoff_s=backoff_s,
-                hang_limit_s=hang_limit_s,
-                changes=changes,
-            )
+            yield OneNodeCluster(api, node, root, gpus=gpus, changes=changes, **own)
     finally:
         shutil.rmtree(root, ignore_errors=True)
