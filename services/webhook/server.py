@@ -3,10 +3,9 @@
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 from aiohttp import web
@@ -19,6 +18,7 @@ from services.webhook.registration import (
     EXEMPT_PATH,
     PATH,
 )
+from services.webhook.service import Webhook
 from shared.model.errors import RequestError
 
 MAX_BODY_BYTES = 24 * 1024 * 1024
@@ -34,25 +34,6 @@ _UID = re.compile(rb'"uid": *"([^"\\\\]+)"')
 _TIMEOUT = re.compile(r"(\d+)s")
 
 
-class Review(Protocol):
-    """Responds to the body of one AdmissionReview."""
-
-    def __call__(
-        self,
-        body: bytes,
-        *,
-        exempt: bool = ...,
-        all_pods: bool = ...,
-        claims: bool = ...,
-        deadline: float | None = ...,
-    ) -> Awaitable[bytes]:
-        """Respond; the namespace is `exempt`, or has `all_pods` placed by Leasehold.
-
-        `claims`: ResourceClaims may be for GPUs.
-        """
-        ...
-
-
 @dataclass(slots=True)
 class Drain:
     """Shutdown of a replica: API servers call it for a while after it is no longer ready."""
@@ -66,17 +47,17 @@ class Drain:
         await asyncio.sleep(self.drain_s)
 
 
-def application(review: Review, drain: Drain) -> web.Application:
+def application(webhook: Webhook, drain: Drain) -> web.Application:
     """Build the application to which the API server posts reviews."""
-    reader = _BodyReader()
+    large = asyncio.Semaphore(LARGE_AT_ONCE)
 
     async def mutate(request: web.Request) -> web.Response:
         all_pods = request.path == ALL_PODS_PATH
         deadline = asyncio.get_running_loop().time() + _timeout_s(request) / 2
         try:
-            async with reader.body(request, deadline) as (complete, read):
+            async with _body(request, deadline, large) as (complete, read):
                 body = (
-                    await review(
+                    await webhook.review(
                         read,
                         exempt=request.path == EXEMPT_PATH,
                         all_pods=all_pods,
@@ -100,28 +81,22 @@ def application(review: Review, drain: Drain) -> web.Application:
     return routes
 
 
-class _BodyReader:
-    """Reads bodies: of large ones only a few at once."""
-
-    def __init__(self) -> None:
-        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
-
-    @asynccontextmanager
-    async def body(
-        self, request: web.Request, deadline: float
-    ) -> AsyncIterator[tuple[bool, bytes]]:
-        """Yield whether the body was read before the deadline, and what was read of it."""
-        head = await request.content.read(HEAD_BYTES)
-        async with AsyncExitStack() as stack:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    if (request.content_length or MAX_BODY_BYTES) > SMALL_BODY_BYTES:
-                        await stack.enter_async_context(self._large)
-                    body = head + await request.read()
-            except TimeoutError:
-                yield False, head
-            else:
-                yield True, body
+@asynccontextmanager
+async def _body(
+    request: web.Request, deadline: float, large: asyncio.Semaphore
+) -> AsyncIterator[tuple[bool, bytes]]:
+    """Yield whether the body was read before the deadline, and what was read of it."""
+    head = await request.content.read(HEAD_BYTES)
+    async with AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout_at(deadline):
+                if (request.content_length or MAX_BODY_BYTES) > SMALL_BODY_BYTES:
+                    await stack.enter_async_context(large)
+                body = head + await request.read()
+        except TimeoutError:
+            yield False, head
+        else:
+            yield True, body
 
 
 def _timeout_s(request: web.Request) -> float:
@@ -136,7 +111,7 @@ def _uid(head: bytes) -> str:
 
 @asynccontextmanager
 async def serving_reviews(
-    review: Review, address: str, context: ssl.SSLContext, drain: Drain | None = None
+    webhook: Webhook, address: str, context: ssl.SSLContext, drain: Drain | None = None
 ) -> AsyncIterator[tuple[str, int]]:
     """Listen on `HOST:PORT` (port 0: any free one) and yield the real host and port.
 
@@ -146,7 +121,7 @@ async def serving_reviews(
     if not port.isdecimal():
         raise RequestError(f"--listen {address!r} is not HOST:PORT")
     runner = web.AppRunner(
-        application(review, drain or Drain()), access_log=None, shutdown_timeout=5.0
+        application(webhook, drain or Drain()), access_log=None, shutdown_timeout=5.0
     )
     await runner.setup()
     try:

@@ -145,7 +145,7 @@ async def serve_webhook(settings: WebhookSettings) -> None:
             tracing=tracing,
         )
         drain = Drain(settings.drain_s)
-        async with serving_reviews(webhook.review, settings.listen, certificate.context, drain) as (
+        async with serving_reviews(webhook, settings.listen, certificate.context, drain) as (
             _,
             port,
         ):

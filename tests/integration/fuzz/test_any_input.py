@@ -203,7 +203,7 @@ async def all_ports() -> AsyncIterator[Mapping[str, str]]:
                 health.served(health.application({}), local) as http,
                 health.served(legacy_metrics_application(board.service.projection), local) as old,
                 health.served(metrics_app(CollectorRegistry()), local) as usage,
-                health.served(webhook_application(webhook().review, Drain()), local) as https,
+                health.served(webhook_application(webhook(), Drain()), local) as https,
             ):
                 yield {
                     "timekeeper": timekeeper,

@@ -82,7 +82,7 @@ async def replica(
         clock=SystemClock(),
         tracing=tracing or Tracing("webhook", None),
     )
-    async with serving_reviews(webhook.review, "127.0.0.1:0", certificate.context) as (_, port):
+    async with serving_reviews(webhook, "127.0.0.1:0", certificate.context) as (_, port):
         registration.url = f"https://127.0.0.1:{port}"
         await certificate.refresh()
         yield Replica(webhook, certificate, registration, binders)
