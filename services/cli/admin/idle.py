@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -103,16 +104,26 @@ def _sum(namespace: str, owner: str, shares: Sequence[IdleShare], now: float) ->
     )
 
 
-def idle_table(view: LeasesView, shares: Sequence[IdleShare]) -> RenderableType:
+def idle_view(view: LeasesView, shares: Sequence[IdleShare]) -> IdleView:
+    """Return what `-o json` prints."""
+    return IdleView(
+        read_at=view.read_at,
+        idle_after_s=view.idle_after_s,
+        holders=tuple(idle_holders(shares, view.read_at)),
+        total=_sum("", "", shares, view.read_at),
+        unmeasured_nodes=view.unmeasured_nodes,
+    )
+
+
+def idle_table(found: IdleView, view: LeasesView) -> RenderableType:
     """List the owners of idle shares, and their sum."""
-    if not shares:
-        text = f"no share has been idle for {age(view.idle_after_s)}"
+    if not found.holders:
+        text = f"no share has been idle for {age(found.idle_after_s)}"
         return Group(Text(text), *notes(view))
     listed = new_table(
         "NAMESPACE", "OWNER", "SHARES", "GPUS", "MIB", "GPU-HOURS", "MIB-HOURS", "SINCE"
     )
-    total = _sum("", "total", shares, view.read_at)
-    for one in (*idle_holders(shares, view.read_at), total):
+    for one in (*found.holders, structs.replace(found.total, owner="total")):
         listed.add_row(
             one.namespace,
             one.owner,
@@ -126,26 +137,15 @@ def idle_table(view: LeasesView, shares: Sequence[IdleShare]) -> RenderableType:
     return Group(listed, *notes(view))
 
 
-def idle_view(view: LeasesView, shares: Sequence[IdleShare]) -> IdleView:
-    """Return what `-o json` prints."""
-    return IdleView(
-        read_at=view.read_at,
-        idle_after_s=view.idle_after_s,
-        holders=tuple(idle_holders(shares, view.read_at)),
-        total=_sum("", "", shares, view.read_at),
-        unmeasured_nodes=view.unmeasured_nodes,
-    )
-
-
 def report_idle(flags: Report) -> int:
     """Add up what idle shares hold, by namespace and owner."""
     api = ApiClient(locate(flags))
     view = api.get("/api/v1/leases", LeasesView, idle_after_s=flags.idle_after_s)
     namespaces = sorted({lease.namespace for lease in view.leases})
     owners = {pod.pod: pod.owner for name in namespaces for pod in api.server.pods(name)}
-    shares = list(idle_shares(view, owners))
+    found = idle_view(view, list(idle_shares(view, owners)))
     if flags.output:
-        terminal.print_document(idle_view(view, shares), flags.output)
+        terminal.print_document(found, flags.output)
     else:
-        terminal.print_text(idle_table(view, shares))
+        terminal.print_text(idle_table(found, view))
     return 0

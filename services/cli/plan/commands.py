@@ -59,28 +59,19 @@ def _nodes(flags: ReplayArguments) -> Sequence[LedgerNode]:
     return [idle_in_parts(totals.node) for totals in placing.nodes]
 
 
-PAGE = 500
-
-
 async def read_requests(
     kubernetes: KubernetesClient, pods: Collection[PodUid], rules: Rules
 ) -> dict[PodUid, PodRequest]:
     """Return the requests of these pods; those that are gone or cannot be parsed are left out."""
     found: dict[PodUid, PodRequest] = {}
-    token = ""
-    while True:
-        page = await kubernetes.list_page(
-            "/api/v1/pods", query={}, limit=PAGE, continue_token=token
-        )
+    async for page in kubernetes.pages("/api/v1/pods"):
         for pod in page.read(ApiPod):
             if pod.metadata.uid in pods:
                 parser = PodParser(frozenset({pod.spec.scheduler_name}), rules)
                 parsed = parser.parse(pod)
                 if parsed.request is not None and not parsed.request_error:
                     found[parsed.pod] = parsed.request
-        token = page.metadata.continue_
-        if not token:
-            return found
+    return found
 
 
 def what_if(flags: WhatIf) -> int:

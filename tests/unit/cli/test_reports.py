@@ -134,7 +134,9 @@ def test_the_report_adds_up_idle_gpu_hours_and_mib_hours_by_owner() -> None:
 
 
 def test_the_report_as_a_table_ends_with_the_sum() -> None:
-    lines = drawn(idle.idle_table(*two_owners()), 160).splitlines()
+    view, shares = two_owners()
+
+    lines = drawn(idle.idle_table(idle.idle_view(view, shares), view), 160).splitlines()
 
     assert lines[0].split() == [
         "NAMESPACE", "OWNER", "SHARES", "GPUS", "MIB", "GPU-HOURS", "MIB-HOURS", "SINCE"
@@ -157,7 +159,9 @@ def test_a_share_counts_by_the_larger_part_of_its_device() -> None:
 
 
 def test_without_idle_shares_the_report_says_so_and_names_nodes_that_did_not_reply() -> None:
-    text = drawn(idle.idle_table(cluster_of(NODE, measured=None, now=NOW).leases(), []))
+    view = cluster_of(NODE, measured=None, now=NOW).leases()
+
+    text = drawn(idle.idle_table(idle.idle_view(view, []), view))
 
     assert "no share has been idle for 10m" in text
     assert "no reply from the agents of: node-0" in text
