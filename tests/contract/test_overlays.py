@@ -70,47 +70,27 @@ def test_an_overlay_builds_in_two_namespaces_with_every_object_of_the_base(name:
         assert workload["metadata"]["namespace"] == namespace_of(workload["metadata"]["name"])
 
 
-def test_with_ha_every_leasehold_service_has_several_replicas() -> None:
+def test_with_ha_services_have_several_replicas_and_a_disruption_budget_of_one() -> None:
     found = overlay("ha")
-
-    least = {
-        o["spec"]["scaleTargetRef"]["name"]: o["spec"]["minReplicas"]
-        for o in found
-        if o["kind"] == "HorizontalPodAutoscaler"
-    }
+    placer = one(found, "Deployment", "placer")
+    scaler = one(found, "HorizontalPodAutoscaler", "placer")["spec"]
     replicas = {
-        o["metadata"]["name"]: o["spec"].get("replicas", least.get(o["metadata"]["name"], 1))
+        o["metadata"]["name"]: scaler["minReplicas"] if o is placer else o["spec"]["replicas"]
         for o in found
-        if o["kind"] == "Deployment" and o["metadata"]["name"] != FOR_PEOPLE
+        if o["kind"] in {"Deployment", "StatefulSet"} and o["metadata"]["name"] != FOR_PEOPLE
     }
-    assert replicas["placer"] == 3
-    assert {name for name, count in replicas.items() if count < 2} == set()
-
-
-def test_with_ha_only_the_autoscaler_sets_the_number_of_placers() -> None:
-    placer = one(overlay("ha"), "Deployment", "placer")
-    scaler = one(overlay("ha"), "HorizontalPodAutoscaler", "placer")["spec"]
-
-    assert "replicas" not in placer["spec"]
-    assert scaler["minReplicas"] < scaler["maxReplicas"]
-    assert scaler["metrics"][0]["resource"]["name"] == "cpu"
-    assert container(placer)["resources"]["requests"]["cpu"] == "500m"
-
-
-def test_with_ha_every_replicated_workload_has_a_disruption_budget_of_one() -> None:
-    found = overlay("ha")
     budgets = {
         o["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"]: o["spec"]["maxUnavailable"]
         for o in found
         if o["kind"] == "PodDisruptionBudget"
     }
-    several = {
-        o["metadata"]["name"]
-        for o in found
-        if o["kind"] in {"Deployment", "StatefulSet"} and o["spec"].get("replicas") != 1
-    } - {FOR_PEOPLE}
 
-    assert budgets == dict.fromkeys(several, 1)
+    assert {name for name, count in replicas.items() if count < 2} == {"redis"}
+    assert budgets == dict.fromkeys(replicas.keys() - {"redis"}, 1)
+    assert "replicas" not in placer["spec"], "only the autoscaler sets their number"
+    assert replicas["placer"] == 3 < scaler["maxReplicas"]
+    assert scaler["metrics"][0]["resource"]["name"] == "cpu"
+    assert container(placer)["resources"]["requests"]["cpu"] == "500m"
 
 
 def test_with_ha_replicas_have_anti_affinity() -> None:
