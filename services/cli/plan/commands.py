@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from services.binder.clients import PodClient
-from services.binder.observations import DisruptionBudget, PodSnapshot
+from services.binder.observations import PodSnapshot
+from services.binder.preempt.plan import ClusterSnapshot
 from services.binder.preempt.rules import PreemptionRules, exclusion_reason
 from services.cli import terminal
 from services.cli.api_client import ApiClient, locate
@@ -118,13 +119,13 @@ async def _defrag(flags: Defrag) -> int:
         )
     async with KubernetesClient(api.server.credentials) as kubernetes:
         evictions = PodClient(kubernetes)
-        pods, budgets = await evictions.list_pods()
+        cluster = ClusterSnapshot(placing.nodes, *await evictions.list_pods())
         rules = PreemptionRules(min_runtime_s=flags.min_runtime_s)
         leases = {lease.pod: lease for totals in placing.nodes for lease in totals.leases}
         staying = {
             lease.pod: reason
             for lease in leases.values()
-            if (reason := _stays(lease, pods, budgets, placing.preemptions, rules, now))
+            if (reason := _stays(lease, cluster, placing.preemptions, rules, now))
         }
         watcher_rules = load_watcher_rules(flags.volcano_conf)
         requests = await read_requests(kubernetes, leases.keys() - staying.keys(), watcher_rules)
@@ -132,7 +133,7 @@ async def _defrag(flags: Defrag) -> int:
         _print_moves(flags, DefragView(pod=name, plan=plan, stays=_kept(leases, staying)))
         if plan is None:
             return 1
-        return await _evict(plan, pods, evictions) if flags.evict else 0
+        return await _evict(plan, cluster.pods, evictions) if flags.evict else 0
 
 
 def _kept(
@@ -154,10 +155,9 @@ def _refuse(reason: str) -> int:
     return 1
 
 
-def _stays(  # noqa: PLR0917 - each is a different kind
+def _stays(
     lease: Lease,
-    pods: Mapping[PodUid, PodSnapshot],
-    budgets: Sequence[DisruptionBudget],
+    cluster: ClusterSnapshot,
     state: PreemptionState,
     rules: PreemptionRules,
     now: float,
@@ -165,13 +165,13 @@ def _stays(  # noqa: PLR0917 - each is a different kind
     """Return why a pod is not moved, or nothing if it may be. The rules are those of preemption."""
     if lease.claim is not None:
         return "a ResourceClaim holds its devices"
-    pod = pods.get(lease.pod)
+    pod = cluster.pods.get(lease.pod)
     reason = exclusion_reason(lease, pod, state, rules, now)
     if pod is None or reason:
         return reason or "it is gone"
     if not pod.owner:
         return "no controller would replace it"
-    selecting = [budget for budget in budgets if lease.pod in budget.pods]
+    selecting = [each for each in cluster.disruption_budgets if lease.pod in each.pods]
     blocking = [budget.name for budget in selecting if budget.allowed < 1 or len(selecting) > 1]
     return f"PodDisruptionBudget {blocking[0]} allows no eviction now" if blocking else ""
 

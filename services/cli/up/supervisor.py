@@ -10,7 +10,7 @@ import sys
 import time
 from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from services.cli.state_dir import SUPERVISED_VARIABLE, ComponentState, StateDir
@@ -140,31 +140,22 @@ class SupervisionTiming:
     """Between SIGTERM and SIGKILL."""
 
 
+@dataclass(eq=False)
 class ComponentProcess:
     """One component and its current process, if it has one."""
 
-    def __init__(
-        self,
-        component: Component,
-        directory: StateDir,
-        *,
-        policy: RestartPolicy,
-        timing: SupervisionTiming,
-        report: Callable[[str], None],
-        on_change: Callable[[], None],
-    ) -> None:
-        self.component = component
-        self.directory = directory
-        self.policy = policy
-        self.timing = timing
-        self.report = report
-        self.on_change = on_change
-        self.history = RestartHistory()
-        self.pid: int | None = None
-        self._is_started = False
-        self.ready = asyncio.Event()
-        self._stopping = asyncio.Event()
-        self._finished = asyncio.Event()
+    component: Component
+    directory: StateDir
+    policy: RestartPolicy
+    timing: SupervisionTiming
+    report: Callable[[str], None]
+    on_change: Callable[[], None]
+    history: RestartHistory = field(default_factory=RestartHistory)
+    pid: int | None = None
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_started: bool = False
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    _finished: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def log(self) -> Path:
