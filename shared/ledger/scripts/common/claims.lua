@@ -12,7 +12,8 @@ do -- A script may have 200 local names.
 local FIELD, ended_claims = claims.FIELD, {}
 
 function claims.of(pod)
-  local claim = readable(claim_count > 0 and call('HGET', PREFIX .. 'claims', pod))
+  if claim_count == 0 then return nil end
+  local claim = readable(call('HGET', PREFIX .. 'claims', pod))
   return claim[FIELD.HELD] and claim or nil
 end
 

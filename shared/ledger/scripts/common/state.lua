@@ -195,6 +195,7 @@ end
 -- Call a command with all of `names`, some at a time, and return the replies to each.
 local function call_all(command, key, names)
   local replies = {}
+  if #names > 0 and #names <= MAX_ARGS then return call(command, PREFIX .. key, unpack(names)) end
   for from = 1, #names, MAX_ARGS do
     local page = call(command, PREFIX .. key, unpack(names, from, math.min(from + MAX_ARGS - 1, #names)))
     for i = 1, type(page) == 'table' and #page or 0 do replies[from + i - 1] = page[i] end
