@@ -22,7 +22,8 @@ from tests.support.dialects.checklist import condition_text, leases
 from tests.support.stack import PODS, Stack, gpu_pod, running, stack, succeeded, vgpu
 from tests.support.waiting import until
 
-HEALED_S = 25.0
+HEALED_S, SLOWER = 25.0, 12
+"""A damaged ledger is healed within this time, or so many times that of a pod on a sound one."""
 DEVICE_MIB = 40960
 LIMITS = """
 apiVersion: leasehold.dev/v1alpha1
@@ -53,6 +54,7 @@ class Damaged:
     redis: Any
     before: dict[str, Any] = field(default_factory=dict)
     placed: int = 0
+    limit_s: float = 60.0
 
     async def kept(self) -> dict[str, Any] | None:
         """Return what the pods from the beginning have; None while the ledger is not served."""
@@ -74,7 +76,7 @@ class Damaged:
             assert all(condition_text(pods[waiting]) for waiting in WAITING)
             return running(pods[name]), await self.kept()
 
-        await until(seen, lambda found: found == (True, self.before), limit_s=HEALED_S)
+        await until(seen, lambda found: found == (True, self.before), limit_s=self.limit_s)
         healed_s = time.monotonic() - began_at
         await self.up.kube.delete(f"{PODS}/{name}")
         return healed_s
@@ -94,7 +96,9 @@ class Damaged:
     async def doctor_names(self, record: str) -> None:
         """Wait until the diagnosis names a record that could not be read."""
         await until(
-            lambda: self.up.leasehold("doctor"), lambda done: record in done.out, limit_s=HEALED_S
+            lambda: self.up.leasehold("doctor"),
+            lambda done: record in done.out,
+            limit_s=self.limit_s,
         )
 
 
@@ -145,6 +149,7 @@ async def damaged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Dam
                 all_active,
                 lambda kept: kept and all(has and has[1] == "active" for has in kept.values()),
             )
+            found.limit_s = max(HEALED_S, SLOWER * await found.heal())
             yield found
 
 
@@ -166,7 +171,7 @@ async def test_pods_keep_what_they_have_whichever_key_is_deleted(damaged: Damage
         await damaged.redis.delete(*keys)
         took[family] = round(await damaged.heal(), 1)
 
-    assert max(took.values()) < HEALED_S, took
+    assert max(took.values()) < damaged.limit_s, took
     await damaged.up.audit()
 
 
@@ -190,7 +195,7 @@ async def test_pods_keep_what_they_have_although_records_are_overwritten(
             await both.delete(key).rpush(key, secrets.token_bytes(9)).execute()
         took[f"type of {key}"] = round(await damaged.heal(), 1)
 
-    assert max(took.values()) < HEALED_S, took
+    assert max(took.values()) < damaged.limit_s, took
     await damaged.up.audit()
     events = json.loads(await damaged.up.kube.read("/api/v1/events"))["items"]
     assert "LedgerRecordUnreadable" in {event["reason"] for event in events}
