@@ -261,6 +261,8 @@ def _packed(amounts: Sequence[int]) -> int:
 class NodeValue:
     """A node's free amounts, and what typical pods can use of them."""
 
+    __slots__ = ("cpu", "free", "memory", "parts", "usable", "value")
+
     def __init__(self, node: MirroredNode, usable: UsableGpu) -> None:
         self.cpu = node.free_resources.get("cpu", 0)
         self.memory = node.free_resources.get("memory", 0)

@@ -24,7 +24,7 @@ from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import NodeName, PodUid
 from shared.model.preemption import PreemptionState
 from shared.model.request import PodRequest
-from shared.placing.room import ClusterTrials, RoomSearch, used_gpu_s
+from shared.placing.room import ClusterTrials, Endable, RoomSearch, used_gpu_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,12 @@ def plan(request: PodRequest, given: PlanInput) -> PreemptionPlan | NoPlan:
         allows=lambda ends: allowed([each.lease for each in ends], given),
     )
     by_pod = {each.lease.pod: each for each in given.candidates}
-    room = next(search.rooms(given.candidates), None)
+    # Placement is compiled for the image: an interpreted class cannot inherit from a class of it.
+    endables = [
+        Endable(lease=each.lease, used_gpu_s=each.used_gpu_s, tier=each.tier)
+        for each in given.candidates
+    ]
+    room = next(search.rooms(endables), None)
     if room is not None:
         victims = sorted((by_pod[lease.pod] for lease in room.leases), key=lambda v: v.lease.pod)
         return PreemptionPlan(node=room.node, shares=room.shares, victims=tuple(victims))

@@ -28,7 +28,6 @@ from shared.model.preemption import (
     StoredPreemption,
     Victim,
 )
-from shared.placing.room import Endable
 
 HOUR_S = 3600.0
 MINUTE_S = 60.0
@@ -87,11 +86,14 @@ class EvictionTier(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VictimCandidate(Endable):
+class VictimCandidate:
     """A lease that may be preempted."""
 
+    lease: Lease
     victim: Victim
     tier: EvictionTier
+    used_gpu_s: float = 0.0
+    """GPU-seconds that it has used, summed over its devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

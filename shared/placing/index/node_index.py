@@ -27,6 +27,8 @@ CACHED_KINDS = 64
 class PlannedKind:
     """A request's kind, and the headroom that it needs."""
 
+    __slots__ = ("kind", "likely", "need")
+
     def __init__(self, kind: RequestKind, need: int) -> None:
         self.kind = self.likely = _one_object(kind)
         if kind.cores not in {0, 1, 100}:
@@ -43,6 +45,8 @@ def _one_object(kind: RequestKind) -> RequestKind:
 
 class RequestPlan:
     """The kinds of a request and the choice of its devices."""
+
+    __slots__ = ("choose", "kinds", "refused", "share_kinds")
 
     def __init__(self, request: PodRequest) -> None:
         modes = allowed_modes(request)

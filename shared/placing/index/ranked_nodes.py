@@ -282,6 +282,8 @@ LAST_RANK: Rank = 1 << 62
 class BestNodes:
     """The best of the ranked nodes, as groups of equal rank."""
 
+    __slots__ = ("ends", "groups", "tied", "total")
+
     def __init__(self) -> None:
         self.groups: list[list[MirroredNode]] = []
         self.ends: list[int] = []
@@ -299,6 +301,8 @@ class BestNodes:
 
 class NodePlace:
     """Where a node is among the ranked ones."""
+
+    __slots__ = ("changes", "position", "rank")
 
     def __init__(self) -> None:
         self.changes = -1

@@ -38,6 +38,8 @@ class SharingConstraints(msgspec.Struct, frozen=True, kw_only=True):
 class TentativeDeviceUse:
     """A tentative reservation's use of one device."""
 
+    __slots__ = ("constraints", "cores_percent", "fence", "memory_mib", "shares")
+
     def __init__(
         self,
         memory_mib: int,
@@ -107,6 +109,36 @@ NEVER = -(1 << 62)
 
 class MirroredDevice:
     """One device: the ledger's totals, tentative uses on top, and the sum of both."""
+
+    __slots__ = (
+        "accepts_shares",
+        "anti_affinity_groups",
+        "device",
+        "exclusive",
+        "free_cores",
+        "free_instance_mib",
+        "free_slot_cores",
+        "free_units",
+        "healthy",
+        "in_mig_mode",
+        "index",
+        "isolation_restricted",
+        "largest_instance_mib",
+        "layout",
+        "layout_shapes",
+        "ledger_use",
+        "node",
+        "shares",
+        "slots",
+        "taken_positions",
+        "tentative_uses",
+        "total_mib",
+        "unit_mib",
+        "used_cores",
+        "used_mib",
+        "uuid",
+        "whole_units_mib",
+    )
 
     def __init__(self, node: "MirroredNode", device: Device) -> None:
         self.node = node
@@ -266,6 +298,31 @@ class MirroredDevice:
 class MirroredNode:
     """One node: its facts, its devices by ascending index, and its free resources."""
 
+    __slots__ = (
+        "accepts_any_pod",
+        "changed_by_others",
+        "changes",
+        "devices",
+        "facts",
+        "free_resources",
+        "has_mig",
+        "has_soft_taint",
+        "has_topology",
+        "isolation_restricted",
+        "linked_sets",
+        "model",
+        "name",
+        "removed",
+        "serving",
+        "shareable_devices",
+        "shares",
+        "tentative_reservations",
+        "total_mib",
+        "used_mib",
+        "used_resources",
+        "version",
+    )
+
     def __init__(self, name: NodeName) -> None:
         self.name = name
         self.changes = 0
@@ -356,6 +413,8 @@ class MirroredNode:
 
 class TentativeReservation:
     """The use of one placement until the ledger's totals contain it."""
+
+    __slots__ = ("node", "resources", "uses")
 
     def __init__(
         self,
