@@ -349,7 +349,13 @@ class ReadApi:
         reply = await self.bus.request(request, DryRunReply, timeout_s=PLAN_S)
         if not reply.waits:
             raise web.HTTPNotFound(reason="the pod does not wait any more")
-        return DryRunView(pod=name, plan=reply.plan, reason=reply.reason, protected=reply.protected)
+        return DryRunView(
+            pod=name,
+            plan=reply.plan,
+            reason=reply.reason,
+            protected=reply.protected,
+            protected_left_out=reply.protected_left_out,
+        )
 
     def _require_all(self, call: ApiCall) -> None:
         if call.visible is not all_namespaces:

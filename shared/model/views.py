@@ -473,6 +473,8 @@ class DryRunView(View, frozen=True, kw_only=True):
     reason: str = ""
     in_progress: PreemptionView | None = None
     protected: tuple[ProtectedPod, ...] = ()
+    protected_left_out: int = 0
+    """Protected pods that are not listed, as there are too many."""
 
 
 class ResizeOrder(View, frozen=True, kw_only=True):

@@ -59,7 +59,9 @@ def planned(
         preempts=cluster.pods[queued.pod].preempts,
     )
     planned_from = plan_input(pending, cluster, state, rules, now=now)
-    protected = _protected(pending, cluster, state, rules, planned_from=planned_from, now=now)
+    protected = sorted(
+        _protected(pending, cluster, state, rules, planned_from=planned_from, now=now)
+    )
     request = repelled_request(queued, (node.node.facts for node in cluster.nodes))
     found = plan(request, planned_from)
     return DryRunReply(
@@ -67,8 +69,9 @@ def planned(
         plan=None if isinstance(found, NoPlan) else plan_view(found),
         reason=found.reason if isinstance(found, NoPlan) else "",
         protected=tuple(
-            ProtectedPod(pod=one, reason=why) for one, why in sorted(protected)[:MAX_PROTECTED]
+            ProtectedPod(pod=one, reason=why) for one, why in protected[:MAX_PROTECTED]
         ),
+        protected_left_out=max(0, len(protected) - MAX_PROTECTED),
     )
 
 

@@ -68,6 +68,8 @@ def dry_run_text(found: DryRunView) -> str:
                 f"{each.priority}, {each.gpu_s_lost:.0f} GPU-seconds{bare}"
             )
     lines += [f"stays       {each.pod}: {each.reason}" for each in found.protected]
+    if found.protected_left_out:
+        lines.append(f"stays       {found.protected_left_out} more pods")
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ from msgspec import Meta
 from shared.model.bounds import (
     MOST_ALLOCATIONS,
     MOST_ENTRIES,
+    Amount,
     CopyText,
     Index,
     MessageText,
@@ -255,6 +256,8 @@ class DryRunReply(Event, subject="preemption_plan.reply.v1"):
     reason: MessageText = ""
     """Why there is no plan."""
     protected: tuple[ProtectedPod, ...] = ()
+    protected_left_out: Amount = 0
+    """Protected pods that the reply has no room for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -299,7 +299,9 @@ async def test_a_pod_that_is_not_preemptible_stays(at: Scene, why: str) -> None:
     assert await at.announced_for("old") is None
 
 
-async def test_a_dry_run_names_victims_and_spared_pods_and_changes_nothing(at: Scene) -> None:
+async def test_a_dry_run_names_victims_and_spared_pods_and_changes_nothing(
+    at: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await at.running("old", mib=16_000)
     await at.save_budget("a")
     pod = await at.waiting("new")
@@ -314,6 +316,9 @@ async def test_a_dry_run_names_victims_and_spared_pods_and_changes_nothing(at: S
     assert (patient.plan, patient.reason) == (None, "no lease may be preempted for it")
     [spared] = patient.protected
     assert (spared.pod, spared.reason) == ("a/old", "it has not run for 7200 s")
+    monkeypatch.setattr("services.binder.preempt.dry_run.MAX_PROTECTED", 0)
+    full = await dry_run(DryRunRequest(pod=pod, min_runtime_s=7_200), binder)
+    assert (full.protected, full.protected_left_out) == ((), 1)
     assert await dry_run(DryRunRequest(pod=PodUid("gone")), binder) == DryRunReply()
     assert await stage_of(at) == []
     assert await at.announced_for("old") is None

@@ -40,12 +40,14 @@ def test_a_plan_shows_shares_victims_and_protected_pods() -> None:
     protected = ProtectedPod(pod="a/web", reason="PodDisruptionBudget a/web allows no eviction now")
     plan = plan_view(PLAN)
 
-    shown = dry_run_text(DryRunView(pod="b/p", plan=plan, protected=(protected,)))
+    view = DryRunView(pod="b/p", plan=plan, protected=(protected,), protected_left_out=4)
+    shown = dry_run_text(view)
 
     assert "8000 MiB of GPU 0 on n" in shown
     assert "a/v: reclaimable, budget exhausted" in shown
     assert "no controller replaces it" in shown
     assert "a/web: PodDisruptionBudget a/web allows no eviction now" in shown
+    assert shown.endswith("stays       4 more pods")
     [left] = plan.victims
     assert (left.pod, left.overdraft_permille, left.gpu_s_lost) == ("a/v", 250, 12.5)
 
