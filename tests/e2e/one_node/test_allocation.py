@@ -19,7 +19,7 @@ CONTEXT_MIB = 256
 """What a program takes of a simulated GPU beside its allocations."""
 
 
-ROUNDS = 5
+ROUNDS = 10
 """How often thirty pods are admitted at once on one node."""
 
 
