@@ -88,6 +88,11 @@ def _limits(spec: LimitsSpec, place: str) -> QuotaLimits:
         raise RequestError(f"{place}.maxMemory: {error}") from error
     if memory is not None and memory < 0:
         raise RequestError(f"{place}.maxMemory must be at least 0")
+    if memory == 0 and parse_count(spec.max_memory or 0):
+        raise RequestError(
+            f"{place}.maxMemory is a number of bytes: {spec.max_memory} is less than 1 MiB; for as "
+            f"many MiB write {spec.max_memory}Mi, or 0 for none"
+        )
     percent = spec.max_core_percent
     return QuotaLimits(
         cores_milli=_capped(None if percent is None else 10 * percent),

@@ -12,6 +12,8 @@ from typing import Any
 from shared.model.bounds import NAME as LONGEST_NAME
 from shared.model.bounds import SHORT
 from shared.model.errors import RequestError
+from shared.model.lease import MIB
+from shared.model.quantity import amount_text
 
 
 def load_json(text: str) -> Any:
@@ -50,6 +52,22 @@ def check_range(
     if amount is not None and (amount < least or (most is not None and amount > most)):
         allowed = f"{least} or more" if most is None else f"{least} to {most}"
         raise RequestError(f"{where}: {name} must be {allowed}, got {amount}")
+
+
+MORE_THAN_A_GPU = MIB
+"""A number of MiB, or of larger units, that no GPU has: it is one of bytes."""
+
+
+def check_not_bytes(where: str, name: str, amount: int, *, unit_mib: int = 1) -> None:
+    """Refuse an amount in bytes, such as 3Gi, where the resource is a number of larger units."""
+    if amount >= MORE_THAN_A_GPU:
+        unit = "MiB (where nodes have no other --memory-factor)"
+        if unit_mib > 1:
+            unit = f"blocks of {unit_mib} MiB"
+        raise RequestError(
+            f"{where}: {name} is a number of {unit}: for {amount_text('memory', amount)} write "
+            f"{-(-amount // (unit_mib * MIB))}"
+        )
 
 
 def parse_whole_number(key: str, text: str, *, least: int, most: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from shared.dialects.dialect import PodManifest, Rules
 from shared.dialects.strict_values import check_range
 from shared.model.errors import RequestError
+from shared.model.lease import MIB
 from shared.model.request import GpuRequest, SharingPolicy
 
 NAME = "koordinator"
@@ -88,9 +89,11 @@ def parse_part(
     gpus = full[SHARED]
     for name in (CORE, RATIO):
         _check_divides(where, name, full.get(name), gpus)
-    if MEMORY in full and full[MEMORY] < gpus:
+    if MEMORY in full and full[MEMORY] < gpus * MIB:
         raise RequestError(
-            f"{where}: {PREFIX}{MEMORY} {full[MEMORY]} over {gpus} GPUs is less than 1 byte each"
+            f"{where}: {PREFIX}{MEMORY} is a number of bytes, of all its GPUs together: "
+            f"{full[MEMORY]} over {gpus} is less than 1 MiB each; for as many MiB write "
+            f"{full[MEMORY]}Mi"
         )
     whole = full.get(CORE) == full.get(RATIO) == FULL * gpus
     return GpuRequest(

@@ -45,7 +45,7 @@ from shared.dialects.nvidia.device_choice import (
     parse_device_choice,
 )
 from shared.dialects.reserved import LIBRARY_DIRECTORY
-from shared.dialects.strict_values import check_range
+from shared.dialects.strict_values import check_not_bytes, check_range
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.lease import Lease
@@ -124,6 +124,7 @@ def _check(where: str, amounts: Amounts) -> None:
     check_range(where, PERCENTAGE, amounts.get(PERCENTAGE), 1, ALL)
     check_range(where, CORES, amounts.get(CORES), 0, ALL)
     check_range(where, MEMORY, amounts.get(MEMORY), 0)
+    check_not_bytes(where, MEMORY, amounts.get(MEMORY, 0))
 
 
 def _request(container: ContainerManifest, *, mig_only: bool, idle: bool) -> GpuRequest:

@@ -26,7 +26,7 @@ from shared.dialects.dialect import (
     assigned_when_done,
 )
 from shared.dialects.hami_core import decode_memo, encode_memo
-from shared.dialects.strict_values import parse_whole_number
+from shared.dialects.strict_values import check_not_bytes, parse_whole_number
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease
@@ -77,6 +77,7 @@ def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
 def _parse_container(container: ContainerManifest) -> GpuRequest:
     core, memory = _amount(container, CORE), _amount(container, MEMORY)
     where = f'container "{container.name}"'
+    check_not_bytes(where, MEMORY, memory, unit_mib=BLOCK_MIB)
     if core < 1:
         raise RequestError(
             f"{where}: {MEMORY}={memory} needs {CORE} beside it: 1..99 for a share of a GPU, or a "

@@ -27,6 +27,7 @@ from shared.dialects.dialect import (
     assigned_when_done,
 )
 from shared.dialects.reserved import VISIBLE
+from shared.dialects.strict_values import check_not_bytes
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.lease import Lease
@@ -61,6 +62,8 @@ def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
 
 
 def _parse_memory(containers: Sequence[ContainerManifest]) -> PodRequest:
+    for each in containers:
+        check_not_bytes(f"container {each.name}", MEMORY, each.limits[MEMORY])
     triggered = all(container.limits.get(TRIGGER) == 1 for container in containers)
     return PodRequest(
         dialect=NAME,

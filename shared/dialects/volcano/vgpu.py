@@ -17,7 +17,7 @@ from shared.dialects.dialect import (
 )
 from shared.dialects.nvidia.device_choice import NOT_TYPES, USE_TYPES
 from shared.dialects.pod_groups import VOLCANO_GROUPS, group_name
-from shared.dialects.strict_values import check_choice, check_range
+from shared.dialects.strict_values import check_choice, check_not_bytes, check_range
 from shared.dialects.volcano.device_register import (
     HANDSHAKE,
     NUMBER,
@@ -112,6 +112,7 @@ def _parse_container(container: ContainerManifest) -> GpuRequest | None:
     check_range(where, PERCENTAGE, percent, 1, 100)
     check_range(where, CORES, cores, 0, 100)
     check_range(where, MEMORY, memory, 0)
+    check_not_bytes(where, MEMORY, memory)
     return GpuRequest(
         container=container.name,
         gpus=limits[NUMBER],

@@ -291,7 +291,7 @@ def koordinator(draw: Any) -> ExpectedPod:
         cards, init = draw(few), kinds.runs_before(place)
         core = draw(st.one_of(st.none(), cores_of))
         ratio = None if in_bytes else draw(st.sampled_from([1, 10, 29, 33, 50, 100]))
-        memory = draw(st.integers(cards, 3000 * MIB)) if in_bytes else None
+        memory = draw(st.integers(cards * MIB, 3000 * MIB)) if in_bytes else None
         limits = {
             "koordinator.sh/gpu.shared": cards,
             "koordinator.sh/gpu-core": None if core is None else core * cards,

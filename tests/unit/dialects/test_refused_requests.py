@@ -29,6 +29,19 @@ REFUSED: dict[str, tuple[Asked, dict[str, Any], str]] = {
     "item 33 memory without a number": (
         vgpu(memory=3000), {}, "container c: .* needs volcano.sh/vgpu-number",
     ),
+    "bytes for MiB": (
+        vgpu(number=1, memory=3 * GI), {}, "vgpu-memory is a number of MiB .*: for 3Gi write 3072$",
+    ),
+    "bytes for MiB of gpushare": (gpushare(memory=GI), {}, "gpu-memory .*: for 1Gi write 1024$"),
+    "bytes for MiB of hami": (hami(gpu=1, gpumem=8 * GI), {}, "gpumem .*: for 8Gi write 8192$"),
+    "bytes for blocks": (
+        vcuda(core=30, memory=3 * GI), {},
+        "vcuda-memory is a number of blocks of 256 MiB: for 3Gi write 12$",
+    ),
+    "MiB for bytes": (
+        koord(shared=2, memory=1000), KOORD,
+        "1000 over 2 is less than 1 MiB each; for as many MiB write 1000Mi$",
+    ),
     "no gpus": (vgpu(number=0), {}, "container c: .*of 1 or more"),
     "more than all memory": (
         vgpu(number=1, memory_percentage=101), {}, "container c: .*must be 1 to 100",

@@ -45,6 +45,7 @@ def test_a_quota_is_read_field_by_field() -> None:
         ({"maxCards": -1}, "spec.maxCards: Expected `int` >= 0"),
         ({"maxCards": "three"}, "maxCards"),
         ({"maxMemory": "80 apples"}, "80 apples"),
+        ({"maxMemory": 8000}, "8000 is less than 1 MiB; for as many MiB write 8000Mi, or 0"),
         ({"models": [{"maxCards": 1}]}, "spec.models[0]: Object missing required field `name`"),
         ({"models": [{"name": "T4"}, {"name": "T4"}]}, "lists a model twice"),
         ([], "GPUQuota team: spec"),

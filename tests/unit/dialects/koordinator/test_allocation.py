@@ -156,7 +156,7 @@ def test_the_enforced_limit_never_exceeds_the_annotated_amount(ratio: int, mib: 
 
 @given(st.integers(1, 200_000), st.data())
 def test_bytes_are_written_and_enforced_exactly(mib: int, data: st.DataObject) -> None:
-    requested = data.draw(st.integers(1, mib * MIB))
+    requested = data.draw(st.integers(MIB, mib * MIB))
     lease = leased(device(0, mib), shared=1, memory=requested)
     shown = parse_allocated(encode_allocated(lease))[0].resources or {}
 
@@ -243,7 +243,7 @@ legal = st.one_of(
     ).flatmap(
         lambda known: st.one_of(
             st.builds(lambda r: {**known, "ratio": r}, st.integers(1, 800)),
-            st.builds(lambda m: {**known, "memory": m}, st.integers(8, 640 * GI)),
+            st.builds(lambda m: {**known, "memory": m}, st.integers(8 * MIB, 640 * GI)),
         )
     )
 )
