@@ -96,7 +96,7 @@ def _unready_reason(text: str) -> str:
         stored, ours = formats
         return (
             f"has format {stored}, which a newer version writes; this program uses format {ours} "
-            "and does not change it: run the newer version, or see Upgrades in docs/operations.md"
+            "and does not change it: run the newer version, or see docs/upgrade.md"
         )
     if formats:
         stored, ours = formats

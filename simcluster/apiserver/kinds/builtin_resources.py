@@ -46,6 +46,11 @@ BUILTIN = (
              short_names=("pv",), has_status=True),
     Resource(plural="storageclasses", kind="StorageClass", group="storage.k8s.io",
              namespaced=False, short_names=("sc",)),
+    # Stored only: nothing restricts connections, and nothing scales by load.
+    Resource(plural="networkpolicies", kind="NetworkPolicy", group="networking.k8s.io",
+             short_names=("netpol",)),
+    Resource(plural="horizontalpodautoscalers", kind="HorizontalPodAutoscaler",
+             group="autoscaling", version="v2", short_names=("hpa",), has_status=True),
     Resource(plural="leases", kind="Lease", group="coordination.k8s.io"),
     Resource(plural="priorityclasses", kind="PriorityClass", group="scheduling.k8s.io",
              namespaced=False, short_names=("pc",)),

@@ -1,6 +1,6 @@
 """Validation of pods and their updates: all invalid fields at once, as causes of a 422; pure."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 
 from shared.model.errors import RequestError
@@ -19,8 +19,8 @@ def required(field: str) -> Cause:
     return Cause("FieldValueRequired", "Required value", field)
 
 
-def pod_causes(pod: Json) -> list[Cause]:
-    """Validate the spec."""
+def pod_causes(pod: Json, claimed: Collection[str] = ()) -> list[Cause]:
+    """Validate the spec; its pods also have the volumes `claimed`, as those of a StatefulSet."""
     spec = pod.get("spec")
     if not isinstance(spec, dict):
         return [required("spec")]
@@ -36,7 +36,7 @@ def pod_causes(pod: Json) -> list[Cause]:
     if node and not (isinstance(node, str) and is_subdomain(node)):
         text = f'Invalid value: "{node}": not a valid node name'
         causes.append(Cause("FieldValueInvalid", text, "spec.nodeName"))
-    return [*causes, *_gate_causes(spec), *_container_causes(spec)]
+    return [*causes, *_gate_causes(spec), *_container_causes(spec, claimed)]
 
 
 def new_pod_causes(pod: Json) -> list[Cause]:
@@ -61,8 +61,9 @@ def _gate_causes(spec: Json) -> Iterator[Cause]:
         seen.add(name)
 
 
-def _container_causes(spec: Json) -> Iterator[Cause]:
-    volumes = {each.get("name") for each in spec.get("volumes") or () if isinstance(each, dict)}
+def _container_causes(spec: Json, claimed: Collection[str]) -> Iterator[Cause]:
+    own = (each.get("name") for each in spec.get("volumes") or () if isinstance(each, dict))
+    volumes: set[object] = {*claimed, *own}
     seen: set[object] = set()
     for field in ("initContainers", "containers"):
         listed = spec.get(field)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from simcluster.apimachinery.errors import ApiError, Cause
 from simcluster.apimachinery.names import metadata_causes
-from simcluster.apimachinery.objects import Json, JsonValue, at_path
+from simcluster.apimachinery.objects import Json, JsonValue, at_path, name_of
 from simcluster.apimachinery.selectors import selector_requirements
 from simcluster.apiserver.kinds.pod_defaults import complete_pod
 from simcluster.apiserver.kinds.pod_validation import pod_causes, required
@@ -46,7 +46,8 @@ class WorkloadStrategy(KindStrategy):
         template = spec.get("template")
         if not isinstance(template, dict):
             return [*causes, required("spec.template")]
-        template_causes = pod_causes(template)
+        claims = spec.get("volumeClaimTemplates") or ()
+        template_causes = pod_causes(template, [name_of(each) for each in claims])
         causes += [
             Cause(each.reason, each.message, f"spec.template.{each.field}")
             for each in template_causes

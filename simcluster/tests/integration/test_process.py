@@ -4,7 +4,6 @@ import asyncio
 import json
 import signal
 import ssl
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ import pytest
 import yaml
 
 from tests.support.simcluster.apiserver import PODS, Client, a_pod, create, read
+from tests.support.simcluster.process import cluster_process
 from tests.support.waiting import until
 
 
@@ -37,16 +37,8 @@ class Running:
 
 @asynccontextmanager
 async def cluster(state: Path) -> AsyncIterator[Running]:
-    kubeconfig = state / "kubeconfig"
-    kubeconfig.unlink(missing_ok=True)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "simcluster", "--state", str(state), "--nodes", "1",
-        stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        await until(lambda: kubeconfig.exists() or process.returncode is not None)
-        assert process.returncode is None
-        config = yaml.safe_load(kubeconfig.read_text())
+    async with cluster_process(state, "--nodes", "1") as process:
+        config = yaml.safe_load((state / "kubeconfig").read_text())
         url = config["clusters"][0]["cluster"]["server"]
         context = ssl.create_default_context(cafile=str(state / "tls" / "ca.crt"))
         async with aiohttp.ClientSession(
@@ -55,10 +47,6 @@ async def cluster(state: Path) -> AsyncIterator[Running]:
             connector=aiohttp.TCPConnector(ssl=context),
         ) as client:
             yield Running(process, client, url)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 async def test_a_kill_loses_no_acknowledged_write(state: Path) -> None:
