@@ -1,26 +1,31 @@
 # Start here: `make up` runs Leasehold on this machine, `make test` runs its tests.
 VENV := .venv
 PY := $(VENV)/bin/python
+# Packages of development, which include those of `up`, and these alone.
 STAMP := $(VENV)/.installed
+UP := $(VENV)/.up
+# make up PYTHON=python3.12
+PYTHON ?= $(shell $(PY) -c 'import pip' 2>/dev/null && echo $(PY) || echo python3)
 
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
 UV := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --no-annotate --custom-compile-command 'make locks'
 
-.PHONY: up down test test-fast compiled test-compiled lint locks vulnerabilities docs dist release-dry-run release proto
+.PHONY: up down status test test-fast compiled test-compiled lint locks vulnerabilities docs dist release-dry-run release proto
 
-# The versions of locks/development.txt, each of which must have one of the hashes there.
+# The versions of a lock, each of which must have one of the hashes there. A .venv that is not complete is made anew.
 $(STAMP): pyproject.toml locks/development.txt
-	test -x $(PY) || python3 -m venv $(VENV)
-	$(PIP) install --requirement locks/development.txt
-	$(PIP) install --no-deps --no-build-isolation --editable .
-	touch $@
+	@$(PYTHON) tools/install.py locks/development.txt $@
 
-up: $(STAMP)
-	$(VENV)/bin/leasehold up $(ARGS)
+$(UP): pyproject.toml locks/up.txt
+	@$(PYTHON) tools/install.py locks/up.txt $@
 
-down: $(STAMP)
-	$(VENV)/bin/leasehold down $(ARGS)
+up: $(or $(wildcard $(STAMP)),$(UP))
+	@$(VENV)/bin/leasehold up $(ARGS)
+
+down status:
+	@test -x $(VENV)/bin/leasehold || { echo "nothing runs: make up was never completed here"; exit 1; }
+	@$(VENV)/bin/leasehold $@ $(ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff format --check .
@@ -57,27 +62,29 @@ test-compiled: compiled
 
 # Moves all dependencies to their newest versions within the bounds of pyproject.toml.
 locks:
-	test -x $(PY) || python3 -m venv $(VENV)
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) install 'uv>=0.9,<1'
 	$(UV) --upgrade --all-extras --group build --no-emit-package leasehold --no-emit-package leasehold-simcluster \
 	  pyproject.toml --output-file locks/development.txt
 	$(UV) --constraint locks/development.txt pyproject.toml --output-file locks/runtime.txt
 	$(UV) --constraint locks/development.txt --no-emit-package leasehold simcluster/pyproject.toml \
 	  --output-file locks/simulated.txt
+	$(UV) --constraint locks/development.txt --extra embedded --group pyproject.toml:editable --no-emit-package leasehold \
+	  --no-emit-package leasehold-simcluster pyproject.toml --output-file locks/up.txt
 	$(UV) --constraint locks/development.txt --group pyproject.toml:build --output-file locks/build.txt
 	$(UV) --upgrade --group pyproject.toml:audit --output-file locks/audit.txt
 	$(UV) --upgrade --group pyproject.toml:docs --output-file locks/docs.txt
 
 # Fails if a package of the image has a known vulnerability, or if the service cannot say so.
 vulnerabilities:
-	test -x $(VENV)-audit || python3 -m venv $(VENV)-audit
+	test -x $(VENV)-audit || $(PYTHON) -m venv $(VENV)-audit
 	$(VENV)-audit/bin/python -m pip --quiet --disable-pip-version-check install --requirement locks/audit.txt
 	$(VENV)-audit/bin/pip-audit --strict --disable-pip --require-hashes --vulnerability-service osv \
 	  --requirement locks/runtime.txt $(ARGS)
 
 # The site of the documentation, in dist/site; ARGS=serve shows it on http://127.0.0.1:8000 and follows changes.
 docs:
-	test -x $(VENV)-docs || python3 -m venv $(VENV)-docs
+	test -x $(VENV)-docs || $(PYTHON) -m venv $(VENV)-docs
 	$(VENV)-docs/bin/python -m pip --quiet --disable-pip-version-check install --requirement locks/docs.txt
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs $(or $(ARGS),build) --strict
 
