@@ -46,6 +46,8 @@ def parser() -> argparse.ArgumentParser:
     add("--node-cpu", type=_quantity, default="64", help="cpu of each node (%(default)s)")
     add("--node-memory", type=_quantity, default="512Gi", help="memory of each node (%(default)s)")
     add("--max-pods", type=number_argument(int, 1), default=110, help="pods per node (%(default)s)")
+    add("--node-labels", type=_labels, default={}, metavar="NAME=VALUE,..",
+        help="labels of each node, besides those that every kubelet sets")  # fmt: skip
     add("--scheduler-config", type=Path,
         help="KubeSchedulerConfiguration of a second scheduler, with one extender")  # fmt: skip
     add("--install", type=Path,
@@ -55,6 +57,14 @@ def parser() -> argparse.ArgumentParser:
     add("--bookmark-s", type=number_argument(float, 0.01), default=60.0,
         help="seconds between the bookmarks of a watch (%(default)s)")  # fmt: skip
     return made
+
+
+def _labels(text: str) -> dict[str, str]:
+    """Return labels as a kubelet's flag has them."""
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if all(name and middle for name, middle, _ in pairs):
+        return {name: value for name, _, value in pairs}
+    raise argparse.ArgumentTypeError(f"{text!r} must be NAME=VALUE, with commas between several")
 
 
 def _quantity(text: str) -> str:

@@ -78,7 +78,12 @@ async def serve(options: argparse.Namespace) -> None:
         token=token,
         bookmark_s=options.bookmark_s,
     )
-    node = NodeSettings(cpu=options.node_cpu, memory=options.node_memory, max_pods=options.max_pods)
+    node = NodeSettings(
+        cpu=options.node_cpu,
+        memory=options.node_memory,
+        max_pods=options.max_pods,
+        labels=options.node_labels,
+    )
     fleet = KubeletFleet(
         store, state, nodes=options.nodes, settings=node, prefix=options.node_prefix
     )

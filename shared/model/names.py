@@ -18,6 +18,8 @@ SYSTEM_NAMESPACE = "leasehold-system"
 """The namespace of all services but the node agents, in the manifests."""
 AGENTS_NAMESPACE = "leasehold-agents"
 """The namespace of the node agents."""
+GPU_LABEL = "leasehold.dev/gpu"
+"""With the value `true` a node gets a node agent."""
 REQUIRED_SERVICES = ("watcher", "placer", "binder")
 """Services without which no pod is placed."""
 OWN_SCHEDULER = "leasehold"

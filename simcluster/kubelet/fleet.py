@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from simcluster.apimachinery.errors import ApiError
-from simcluster.apimachinery.objects import at_path
+from simcluster.apimachinery.objects import at_path, name_of, namespace_of
 from simcluster.kubelet.containers.container_commands import LogReader, exec_command
 from simcluster.kubelet.containers.container_state import ContainerPhase, ContainerState, PodState
 from simcluster.kubelet.kubelet import SimKubelet
@@ -64,6 +64,7 @@ class KubeletFleet:
         }
 
     async def __aenter__(self) -> Self:
+        self._remove_other_nodes()
         try:
             for name, kubelet in self.kubelets.items():
                 self._programs[name].start()
@@ -80,6 +81,15 @@ class KubeletFleet:
         trace: TracebackType | None,
     ) -> None:
         await self._stack.__aexit__(kind, error, trace)
+
+    def _remove_other_nodes(self) -> None:
+        """Delete the nodes of an earlier, larger fleet, and their pods."""
+        others = {name_of(node) for node in self._store.list("nodes")} - self.kubelets.keys()
+        for pod in self._store.list("pods") if others else ():
+            if at_path(pod, "spec.nodeName") in others:
+                self._store.delete("pods", namespace_of(pod), name_of(pod), grace_s=0)
+        for name in others:
+            self._store.delete("nodes", None, name)
 
     async def exec(
         self,

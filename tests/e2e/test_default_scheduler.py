@@ -119,9 +119,8 @@ def claim_pod(name: str) -> dict[str, Any]:
 
 
 async def test_pods_of_a_claim_and_of_a_vendor_share_a_gpu(cluster: Stack) -> None:
-    dra = "components/dra/device-classes.yaml", "components/dra/schedulers.yaml"
-    for file in ("base/crds/gpuquotas.yaml", *dra):
-        await cluster.apply(K8S / file)
+    for file in ("device-classes.yaml", "schedulers.yaml"):
+        await cluster.apply(K8S / "components/dra" / file)
     both = json.dumps({"apiVersion": "v1", "kind": "List", "items": [QUOTA, CLAIM]})
     await until(lambda: cluster.kubectl("apply", "-f", "-", stdin=both), succeeded)
     await until_quota(cluster)

@@ -1,11 +1,13 @@
-"""The examples whose kinds every cluster has run in the stack as a user starts it."""
+"""The examples in the stack as a user starts it."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import yaml
 
 from shared.model.lease_copy import ANNOTATION, load_lease
 from shared.model.names import Namespace
@@ -14,6 +16,10 @@ from tests.support.waiting import until
 
 pytestmark = NEEDS_KUBECTL
 EXAMPLES = Path(__file__).parents[2] / "examples"
+OTHER_PROJECTS = re.compile(
+    r"(jobset.x-k8s|karpenter|kubeflow|kueue.x-k8s|ray|scheduling.volcano)\.(io|sh|org)/"
+)
+"""Groups of kinds that neither Kubernetes nor Leasehold has."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -63,3 +69,23 @@ async def test_a_job_of_the_examples_completes(up: Stack, file: str, name: str, 
     found = await shares(up, f"job-name={name}")
     assert [len(each) for each in found] == [1] * pods
     await until(lambda: up.kubectl("delete", "job", name), succeeded)
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+async def test_all_kinds_of_kubernetes_and_leasehold_are_accepted(up: Stack, file: Path) -> None:
+    documents = list(yaml.safe_load_all(file.read_text()))
+    others = {each["kind"] for each in documents if OTHER_PROJECTS.match(each["apiVersion"])}
+
+    done = await up.kubectl("apply", "-f", str(file))
+
+    accepted = re.findall(r"(?:created|configured|unchanged)$", done.out, re.MULTILINE)
+    assert len(accepted) == sum(each["kind"] not in others for each in documents), done.err
+    assert set(re.findall(r'no matches for kind "(\w+)"', done.err)) == others
+    assert "rror from server" not in done.err
+    await up.kubectl("delete", "-f", str(file), "--wait=false")
+
+
+async def test_the_nodes_have_the_label_of_nodes_with_an_agent(up: Stack) -> None:
+    shown = await up.kubectl_out("get", "nodes", "-l", "leasehold.dev/gpu=true", "-o", "name")
+
+    assert shown.split() == ["node/node-0", "node/node-1"]

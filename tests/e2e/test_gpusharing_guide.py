@@ -204,7 +204,6 @@ async def test_gpusharing_10_gpu_admissions_quota_allows_and_denies_per_model_an
 
 async def test_gpusharing_a_gpuquota_sums_over_all_dialects(up: Stack) -> None:
     where = await namespace(up, "quota")
-    await up.apply(BASE / "crds" / "gpuquotas.yaml")
     quota = {
         "apiVersion": "leasehold.dev/v1alpha1",
         "kind": "GPUQuota",

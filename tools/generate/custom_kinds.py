@@ -12,7 +12,7 @@ from services.watcher.quotas import QuotaSpec
 from shared.kubernetes.custom_kinds import structural_schema
 from tools.generate.pages import ROOT
 
-FOLDER = ROOT / "k8s" / "base" / "crds"
+FOLDER = ROOT / "shared" / "kubernetes" / "kinds"
 SPECS = {"gpubudgets.yaml": BudgetSpec, "gpuquotas.yaml": QuotaSpec}
 BEGIN, END = "            # generated: spec\n", "            # end\n"
 DESCRIPTIONS = {

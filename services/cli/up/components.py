@@ -9,6 +9,7 @@ from services.cli.state_dir import StateDir
 from services.cli.up import servers
 from services.cli.up.installation import BINDER, agent_account
 from services.cli.up.plan import Plan
+from shared.model.names import GPU_LABEL
 from shared.nats.subjects import user_of
 
 SCHEDULER = "scheduler"
@@ -101,6 +102,7 @@ def _simcluster(plan: Plan, directory: StateDir) -> Component:
             *("--state", str(directory.root)),
             *("--port", str(port)),
             *("--nodes", str(len(plan.nodes))),
+            *("--node-labels", f"{GPU_LABEL}=true"),
             *("--install", str(directory.installation)),
             *scheduler,
         ),

@@ -5,9 +5,13 @@ accounts may do everything else: the roles of a cluster are not installed.
 """
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from services.webhook.registration import admission_policies
+from shared.kubernetes import custom_kinds
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 
 AGENT, BINDER, API = "node-agent", "binder", "api"
@@ -16,6 +20,8 @@ ACCOUNTS = ("watcher", BINDER, "timekeeper", "webhook", "extender", API)
 ADMINISTRATORS = "leasehold-up"
 PAGE = "page"
 """The port of the page and of the API in their Service."""
+KINDS = Path(custom_kinds.__file__).with_name("kinds")
+"""The definitions of our kinds."""
 Manifest = dict[str, Any]
 
 
@@ -64,6 +70,8 @@ def _objects(*, policies: bool) -> Iterator[Manifest]:
             for namespace in (SYSTEM_NAMESPACE, AGENTS_NAMESPACE)
         ],
     }
+    for kind in ("gpubudgets.yaml", "gpuquotas.yaml"):
+        yield yaml.safe_load(KINDS.joinpath(kind).read_text())
     if policies:
         yield from admission_policies()
 

@@ -10,12 +10,11 @@ from shared.model.device import Device
 from shared.model.events.node_events import Allocation
 from shared.model.findings import Finding, fail, ok, warn
 from shared.model.lease import Lease
-from shared.model.names import AGENTS_NAMESPACE, PodUid
+from shared.model.names import AGENTS_NAMESPACE, GPU_LABEL, PodUid
 
 AGENT_POD = f"kubectl -n {AGENTS_NAMESPACE}"
 AGENT_LABEL = "leasehold.dev/agent"
 """With the value `unit` the DaemonSet has no pod on the node, in spite of `GPU_LABEL`."""
-GPU_LABEL = "leasehold.dev/gpu"
 MAX_LISTED = 5
 MAX_LISTED_IDS = 2_000
 """With more, a kubelet of 1.36 that restarts is busy for seconds, and allocates nothing."""

@@ -10,7 +10,7 @@ from tests.support.servers.valkey import ValkeyServer
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.timekeeper.accounts import AccountLedger, account_ledger, budget
 
-DEFINITION = Path(__file__).parents[3] / "k8s" / "base" / "crds" / "gpubudgets.yaml"
+DEFINITION = Path(__file__).parents[3] / "shared" / "kubernetes" / "kinds" / "gpubudgets.yaml"
 
 
 @pytest.fixture

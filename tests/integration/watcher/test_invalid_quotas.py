@@ -17,7 +17,7 @@ from shared.model.names import Namespace
 from shared.model.quota import Quota, QuotaLimits
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 
-DEFINITION = Path(__file__).parents[3] / "k8s" / "base" / "crds" / "gpuquotas.yaml"
+DEFINITION = Path(__file__).parents[3] / "shared" / "kubernetes" / "kinds" / "gpuquotas.yaml"
 TEAM = Namespace("team-a")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from proto.deviceplugin import api_pb2
 from simcluster.apimachinery.errors import ApiError
-from simcluster.apimachinery.objects import Json, at_path
+from simcluster.apimachinery.objects import Json, at_path, name_of
 from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.storage.records import ObjectChange
 from simcluster.kubelet.fleet import KubeletFleet
@@ -356,5 +356,21 @@ async def test_the_log_is_the_output_of_a_printing_command() -> None:
             assert chunks == [b"hello there\n"]
             with pytest.raises(ApiError, match="container not found"):
                 await fleet.exec("default", "one", "main", ["env"], tty=False, streams=Terminal())
+    finally:
+        shutil.rmtree(root)
+
+
+async def test_a_smaller_fleet_leaves_no_node_without_a_kubelet() -> None:
+    root, store = Path(tempfile.mkdtemp(prefix="lh-")), new_store()
+    try:
+        async with KubeletFleet(store, root, nodes=2, settings=FAST) as fleet:
+            for number in range(2):
+                node = Node(store, fleet.kubelets[f"node-{number}"])
+                node.create(pod(f"on-{number}", node=f"node-{number}"))
+                await node.phase(f"on-{number}", "Running")
+
+        async with KubeletFleet(store, root, nodes=1, settings=FAST):
+            assert [name_of(node) for node in store.list("nodes")] == ["node-0"]
+            assert [name_of(left) for left in store.list("pods")] == ["on-0"]
     finally:
         shutil.rmtree(root)
