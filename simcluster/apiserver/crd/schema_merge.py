@@ -1,5 +1,6 @@
-"""Server-side apply to custom objects: maps merge, lists merge by their schema; pure."""
+"""Server-side apply: maps merge, lists merge by their schema; pure."""
 
+from simcluster.apimachinery.merge_patches import field_schema
 from simcluster.apimachinery.objects import Json, JsonValue
 
 
@@ -19,10 +20,7 @@ def apply_by_schema(schema: Json, old: JsonValue, new: JsonValue) -> JsonValue:
 
 
 def _field(schema: Json, key: str, old: Json, value: JsonValue) -> JsonValue:
-    below = (schema.get("properties") or {}).get(key, schema.get("additionalProperties"))
-    if key not in old:
-        return value
-    return apply_by_schema(below if isinstance(below, dict) else {}, old[key], value)
+    return apply_by_schema(field_schema(schema, key), old[key], value) if key in old else value
 
 
 def _list(schema: Json, old: list[JsonValue], new: list[JsonValue]) -> list[JsonValue]:

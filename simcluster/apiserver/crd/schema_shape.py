@@ -8,9 +8,12 @@ RULES = "x-kubernetes-validations"
 _TYPE_AND_METADATA = frozenset({"apiVersion", "kind", "metadata"})
 
 
-def prune(schema: Json, obj: Json) -> list[str]:
-    """Drop the fields that the schema does not specify, in place, and return their paths."""
-    return list(_prune(schema, obj, "", embedded=True))
+def prune(schema: Json, obj: Json, *, embedded: bool = True) -> list[str]:
+    """Drop the fields that the schema does not specify, in place, and return their paths.
+
+    Type and metadata of an `embedded` object are not looked at.
+    """
+    return list(_prune(schema, obj, "", embedded=embedded))
 
 
 def _prune(schema: Json, value: object, path: str, *, embedded: bool) -> Iterator[str]:

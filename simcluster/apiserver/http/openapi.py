@@ -1,19 +1,25 @@
-"""The smallest OpenAPI documents with which kubectl works; pure.
+"""OpenAPI documents, as far as kubectl reads them.
 
 kubectl 1.20 reads version 2 as a protobuf `Document`, and skips its own validation of kinds that
-are not in it. Later versions read version 3 to learn whether the server supports `fieldValidation`.
+are not in it. Later versions read version 3 to learn whether the server supports `fieldValidation`,
+and `kubectl explain` shows its schemas.
 """
 
 import hashlib
 from collections.abc import Iterator
 
-from simcluster.apimachinery.objects import Json, encode
+from simcluster.apimachinery.objects import Json, JsonValue, encode
 from simcluster.apimachinery.resources import Kinds, Resource
+from simcluster.apimachinery.schemas import OBJECT_META, REFERENCE, published, schema_name
 from simcluster.apiserver.crd.custom_kinds import CustomKind
 from simcluster.apiserver.http.discovery import VERSION, group_versions
 
 PROTOBUF_V2 = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 _TITLE = "Kubernetes"
+_CONVENTIONS = "https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md"
+_API_VERSION = f"The version of this object's schema. More info: {_CONVENTIONS}#resources"
+_KIND = f"The kind of this object, in CamelCase. More info: {_CONVENTIONS}#types-kinds"
+_METADATA = f"Standard object's metadata. More info: {_CONVENTIONS}#metadata"
 _PARAMETERS = ("dryRun", "fieldManager", "fieldValidation", "pretty")
 
 
@@ -42,21 +48,45 @@ def index_v3(kinds: Kinds) -> Json:
     """Return the list of version 3 documents, one per group and version."""
     paths = {}
     for path in group_versions(kinds):
-        digest = hashlib.sha256(encode(document_v3(kinds, path))).hexdigest()[:32].upper()
+        chosen = [(kind.plural, _custom_schema(kind)) for kind in _kinds_at(kinds, path)]
+        digest = hashlib.sha256(encode(chosen)).hexdigest()[:32].upper()
         paths[path] = {"serverRelativeURL": f"/openapi/v3/{path}?hash={digest}"}
     return {"paths": paths}
 
 
 def document_v3(kinds: Kinds, path: str) -> Json:
     """Return the document of one group and version, `api/v1` or `apis/{group}/{version}`."""
-    api_version = path.removeprefix("apis/").removeprefix("api/")
-    chosen = [kind for kind in kinds if kind.api_version == api_version]
+    chosen = _kinds_at(kinds, path)
+    schemas = {_schema_name(kind): _schema(kind) for kind in chosen}
+    waiting = [*schemas.values(), {"$ref": f"{REFERENCE}{OBJECT_META}"}]
+    while waiting:
+        for name in _references(waiting.pop()):
+            if name not in schemas:
+                schemas[name] = published()[name]
+                waiting.append(schemas[name])
     return {
         "openapi": "3.0.0",
         "info": {"title": _TITLE, "version": VERSION},
         "paths": {url: item for kind in chosen for url, item in _paths(f"/{path}", kind)},
-        "components": {"schemas": {_schema_name(kind): _schema(kind) for kind in chosen}},
+        "components": {"schemas": schemas},
     }
+
+
+def _kinds_at(kinds: Kinds, path: str) -> list[Resource]:
+    api_version = path.removeprefix("apis/").removeprefix("api/")
+    return [kind for kind in kinds if kind.api_version == api_version]
+
+
+def _references(schema: JsonValue) -> Iterator[str]:
+    """Yield the names of the published schemas to which a schema refers."""
+    if isinstance(schema, list):
+        for each in schema:
+            yield from _references(each)
+    elif isinstance(schema, dict):
+        if isinstance(schema.get("$ref"), str):
+            yield schema["$ref"].removeprefix(REFERENCE)
+        for below in schema.values():
+            yield from _references(below)
 
 
 def _type(kind: Resource) -> Json:
@@ -66,20 +96,27 @@ def _type(kind: Resource) -> Json:
 def _schema_name(kind: Resource) -> str:
     if isinstance(kind, CustomKind):
         return ".".join((*reversed(kind.group.split(".")), kind.version, kind.kind))
-    group = kind.group.split(".")[0] or "core"
-    return f"io.k8s.api.{group}.{kind.version}.{kind.kind}"
+    return schema_name(kind)
+
+
+def _custom_schema(kind: Resource) -> Json:
+    return kind.schema if isinstance(kind, CustomKind) else {}
 
 
 def _schema(kind: Resource) -> Json:
-    own = kind.schema if isinstance(kind, CustomKind) else {}
+    own = _custom_schema(kind) or published().get(schema_name(kind), {})
     return {
         **own,
         "type": "object",
         "properties": {
-            **(own.get("properties") or {}),
-            "apiVersion": {"type": "string"},
-            "kind": {"type": "string"},
-            "metadata": {"type": "object"},
+            "apiVersion": {"type": "string", "description": _API_VERSION},
+            "kind": {"type": "string", "description": _KIND},
+            "metadata": {"$ref": f"{REFERENCE}{OBJECT_META}", "description": _METADATA},
+            **{
+                key: row
+                for key, row in (own.get("properties") or {}).items()
+                if key not in {"apiVersion", "kind", "metadata"}
+            },
         },
         "x-kubernetes-group-version-kind": [_type(kind)],
     }
@@ -95,7 +132,7 @@ def _paths(root: str, kind: Resource) -> Iterator[tuple[str, Json]]:
 
 
 def _operation(kind: Resource, verb: str) -> Json:
-    schema = {"$ref": f"#/components/schemas/{_schema_name(kind)}"}
+    schema = {"$ref": f"{REFERENCE}{_schema_name(kind)}"}
     body = {"description": "OK", "content": {"application/json": {"schema": schema}}}
     operation: Json = {
         "responses": {"200": body},

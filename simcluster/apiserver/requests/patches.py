@@ -1,4 +1,4 @@
-"""Patches by content type, each as a function from the old object to the new one; pure."""
+"""Patches by content type, each as a function from the old object to the new one."""
 
 from collections.abc import Callable
 
@@ -12,6 +12,7 @@ from simcluster.apimachinery.objects import Json, JsonValue
 from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.crd.custom_kinds import CustomKind
 from simcluster.apiserver.crd.schema_merge import apply_by_schema
+from simcluster.apiserver.requests.body_checks import schema_of
 
 Patcher = Callable[[Json], Json]
 JSON_PATCH = "application/json-patch+json"
@@ -39,10 +40,10 @@ def patch_function(kind: Resource, content_type: str, body: JsonValue) -> Patche
         raise ApiError.bad_request("a patch of this type must be a map")
     if content_type == MERGE_PATCH:
         return lambda old: apply_merge_patch(old, body)
-    if isinstance(kind, CustomKind):
-        schema = kind.schema
+    schema = schema_of(kind)
+    if content_type == APPLY_PATCH:
         return lambda old: apply_by_schema(schema, old, body)
-    return lambda old: apply_strategic_merge_patch(old, body)
+    return lambda old: apply_strategic_merge_patch(schema, old, body)
 
 
 def parse_yaml(body: bytes) -> JsonValue:

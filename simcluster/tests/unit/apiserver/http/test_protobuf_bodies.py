@@ -12,8 +12,8 @@ def field(number: int, content: bytes | int) -> bytes:
     return bytes([number << 3 | 2, len(content)]) + content
 
 
-def body(kind: str, message: bytes) -> bytes:
-    kind_of = field(1, b"v1") + field(2, kind.encode())
+def body(kind: str, message: bytes, api_version: str = "v1") -> bytes:
+    kind_of = field(1, api_version.encode()) + field(2, kind.encode())
     return b"k8s\0" + field(1, kind_of) + field(2, message)
 
 
@@ -49,7 +49,7 @@ def test_a_quota_is_decoded_with_its_amounts_and_scopes() -> None:
 def test_bytes_become_base64_and_numbers_differ_from_percentages() -> None:
     secret = decode_body(body("Secret", field(2, field(1, b"p") + field(2, b"q"))))
     spec = field(1, field(1, 1) + field(3, b"50%")) + field(3, field(2, 2))
-    budget = decode_body(body("PodDisruptionBudget", field(2, spec)))
+    budget = decode_body(body("PodDisruptionBudget", field(2, spec), "policy/v1"))
 
     assert secret["data"] == {"p": "cQ=="}
     assert budget["spec"] == {"minAvailable": "50%", "maxUnavailable": 2}
@@ -63,7 +63,7 @@ def test_unknown_fields_are_skipped() -> None:
 
 @pytest.mark.parametrize(
     ("data", "code"),
-    [(b"{}", 400), (b"k8s\0\x0a\x7f", 400), (b"k8s\0", 400), (body("Deployment", b""), 415)],
+    [(b"{}", 400), (b"k8s\0\x0a\x7f", 400), (b"k8s\0", 400), (body("Gadget", b""), 415)],
 )
 def test_malformed_bodies_are_refused(data: bytes, code: int) -> None:
     with pytest.raises(ApiError) as refused:

@@ -5,12 +5,15 @@ import pytest
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.merge_patches import apply_merge_patch, apply_strategic_merge_patch
 from simcluster.apiserver.kinds.builtin_resources import RESOURCES
+from simcluster.apiserver.requests.body_checks import schema_of
 from simcluster.apiserver.requests.patches import (
     CONTENT_TYPES,
     JSON_PATCH,
     MERGE_PATCH,
     patch_function,
 )
+
+POD = schema_of(RESOURCES["pods"])
 
 
 @pytest.mark.parametrize(
@@ -117,20 +120,20 @@ def containers(*items: dict[str, object]) -> dict[str, object]:
 def test_a_strategic_merge_patch_merges_as_in_kubernetes(
     target: dict[str, object], patch: dict[str, object], expected: dict[str, object]
 ) -> None:
-    assert apply_strategic_merge_patch(target, patch) == expected
+    assert apply_strategic_merge_patch(POD, target, patch) == expected
 
 
 def test_a_patch_does_not_change_the_object_it_is_applied_to() -> None:
     target = containers({"name": "a", "image": "x"})
 
-    apply_strategic_merge_patch(target, containers({"name": "a", "image": "y"}))
+    apply_strategic_merge_patch(POD, target, containers({"name": "a", "image": "y"}))
 
     assert target == containers({"name": "a", "image": "x"})
 
 
 def test_an_item_without_its_key_is_refused() -> None:
     with pytest.raises(ApiError, match="merge key"):
-        apply_strategic_merge_patch(containers({"name": "a"}), containers({"image": "y"}))
+        apply_strategic_merge_patch(POD, containers({"name": "a"}), containers({"image": "y"}))
 
 
 def test_json_patch_is_applied_or_refused_as_unprocessable() -> None:
