@@ -115,11 +115,14 @@ def kustomized(parts: Collection[str]) -> dict[Key, Json]:
     return by_key(found)
 
 
-def charted(values: Mapping[str, Any], namespace: str = SYSTEM_NAMESPACE) -> dict[Key, Json]:
-    """Return the objects that helm makes of the chart with these values instead of the defaults."""
+def charted(
+    values: Mapping[str, Any], namespace: str = SYSTEM_NAMESPACE, *, tests: bool = False
+) -> dict[Key, Json]:
+    """Return what helm makes of the chart with these values instead of the defaults."""
     assert HELM is not None
     given = yaml.safe_dump(dict(values))
     options = ["--namespace", namespace, "--kube-version", "1.36", "--values", "-"]
+    options += [] if tests else ["--skip-tests"]
     command = [HELM, "template", "leasehold", str(CHART), *options]
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -91,7 +91,7 @@ def _released_values(values: str, image: str, number: str) -> str:
         f"  repository: {before['repository']}\n  tag: {before['tag']}\n",
         f"  repository: {image}\n  tag: {number}\n",
     )
-    if yaml.safe_load(changed)["image"] != {"repository": image, "tag": number}:
+    if yaml.safe_load(changed)["image"] != {**before, "repository": image, "tag": number}:
         raise AssertionError("values.yaml has its image in another form")
     return changed
 

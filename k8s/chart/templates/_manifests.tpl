@@ -91,14 +91,41 @@ What kustomize does with the manifests, as far as they need it. `manifests` has 
 {{- end -}}
 {{- end }}
 
+{{/* The labels of an object: those that Kubernetes recommends. */}}
+{{- define "leasehold.labels" -}}
+app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
 {{/* Sets the values in a workload. */}}
 {{- define "leasehold.workload" -}}
 {{- $values := .root.Values -}}
 {{- $name := .object.metadata.name -}}
 {{- $spec := .object.spec -}}
-{{- if and (hasKey $spec "replicas") (hasKey $values.replicas $name) -}}
-{{- $_ := set $spec "replicas" (get $values.replicas $name) -}}
+{{- $shared := list "podAnnotations" "podLabels" "extraEnv" -}}
+{{- if ne $name "node-agent" -}}
+{{- $shared = concat $shared (list "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" "resources") -}}
 {{- end -}}
+{{- $own := get $values.components $name | default dict -}}
+{{- range $key := $shared -}}
+{{- if not (hasKey $own $key) }}{{ $_ := set $own $key (get $values $key) }}{{ end -}}
+{{- end -}}
+{{- if and (hasKey $spec "replicas") $own.replicas -}}
+{{- $_ := set $spec "replicas" $own.replicas -}}
+{{- end -}}
+{{- $component := dict "app.kubernetes.io/component" $name "app.kubernetes.io/instance" .root.Release.Name -}}
+{{- include "leasehold.merge" (list .object.metadata (dict "labels" $component)) -}}
+{{- $_ := set $spec.template.metadata "labels" (merge $spec.template.metadata.labels $component ($own.podLabels | default dict)) -}}
+{{- with $own.podAnnotations }}{{ include "leasehold.merge" (list $spec.template.metadata (dict "annotations" .)) }}{{ end -}}
+{{- range $key := list "affinity" "topologySpreadConstraints" "priorityClassName" -}}
+{{- with get $own $key }}{{ $_ := set $spec.template.spec $key . }}{{ end -}}
+{{- end -}}
+{{- with $own.nodeSelector }}{{ include "leasehold.merge" (list $spec.template.spec (dict "nodeSelector" .)) }}{{ end -}}
+{{- with $own.tolerations }}{{ $_ := set $spec.template.spec "tolerations" (concat ($spec.template.spec.tolerations | default list) .) }}{{ end -}}
+{{- with $own.resources }}{{ include "leasehold.merge" (list (first $spec.template.spec.containers) (dict "resources" .)) }}{{ end -}}
 {{- range $claim := $spec.volumeClaimTemplates -}}
 {{- $_ := set $claim.spec.resources.requests "storage" (get $values $name).storage -}}
 {{- with (get $values $name).storageClass }}{{ $_ := set $claim.spec "storageClassName" . }}{{ end -}}
@@ -109,6 +136,8 @@ What kustomize does with the manifests, as far as they need it. `manifests` has 
 {{- range $container := concat ($pod.initContainers | default list) $pod.containers -}}
 {{- if regexMatch "^leasehold(:|$)" $container.image -}}
 {{- $_ := set $container "image" (printf "%s:%s" $values.image.repository $values.image.tag) -}}
+{{- with $values.image.pullPolicy }}{{ $_ := set $container "imagePullPolicy" . }}{{ end -}}
+{{- with $own.extraEnv }}{{ include "leasehold.merge" (list $container (dict "env" .)) }}{{ end -}}
 {{- else if hasKey $images $container.name -}}
 {{- $_ := set $container "image" (get $images $container.name) -}}
 {{- end -}}

@@ -26,7 +26,12 @@ from tests.support.packaging import (
     kustomized,
 )
 
+NEEDS = {"dra": {"cdi"}}
 PARTS = (HIGHLY_AVAILABLE, *components(), KOORDINATOR)
+HELMS_LABELS = (
+    *(f"app.kubernetes.io/{name}" for name in ("component", "instance", "managed-by", "version")),
+    "helm.sh/chart",
+)
 SETTINGS = {"settings": "leasehold-settings", "agentSettings": "node-agent-settings"}
 DEFAULTS: Json = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: Json = json.loads((CHART / "values.schema.json").read_text())
@@ -46,12 +51,25 @@ def checksum(workload: Json) -> str:
     return str(found)
 
 
+def without_helms_labels(it: Json) -> None:
+    """Take out the labels that Helm's users expect, which kustomize does not add."""
+    labels = it["metadata"].get("labels", {})
+    if "template" in it.get("spec", {}) or "app.kubernetes.io/version" in labels:
+        labels.pop("app.kubernetes.io/name", None)
+    for name in HELMS_LABELS:
+        labels.pop(name, None)
+    if not labels:
+        it["metadata"].pop("labels", None)
+
+
 def comparable(made: dict[Key, Json]) -> dict[Key, Any]:
     """The objects without what only one of the two adds, and with named items in one order."""
     made.pop(("Namespace", "", SYSTEM_NAMESPACE), None)
     for (kind, *_), it in made.items():
+        without_helms_labels(it)
         if "template" in it.get("spec", {}):
             checksum(it)
+            without_helms_labels(it["spec"]["template"])
         if kind == "CustomResourceDefinition":
             it["metadata"].setdefault("annotations", {})["helm.sh/resource-policy"] = "keep"
     return {key: in_order(it) for key, it in made.items()}
@@ -74,7 +92,11 @@ def on(parts: Collection[str]) -> Json:
 @with_helm
 @pytest.mark.parametrize(
     "chosen",
-    [frozenset(), *({part} for part in PARTS), *(set(PARTS) - {it} for it in sorted(EXCLUSIVE))],
+    [
+        frozenset(),
+        *({part, *NEEDS.get(part, ())} for part in PARTS),
+        *(set(PARTS) - {it} for it in sorted(EXCLUSIVE)),
+    ],
     ids=lambda chosen: "+".join(sorted(chosen)) or "base",
 )
 def test_helm_makes_what_kustomize_makes(chosen: Collection[str]) -> None:
@@ -128,7 +150,7 @@ def test_the_image_its_pull_secrets_and_other_values_are_set_in_their_fields() -
             "image": {"repository": "registry.example.org/leasehold-system/it", "tag": "1"},
             "imagePullSecrets": [{"name": "registry"}],
             "hamiCoreImage": "hami:1",
-            "replicas": {"binder": 5},
+            "components": {"binder": {"replicas": 5}},
             "placers": {"min": 4, "max": 9},
             "redis": {"image": "valkey:8", "storage": "3Gi", "storageClass": "fast"},
         },
@@ -161,7 +183,14 @@ def test_the_image_its_pull_secrets_and_other_values_are_set_in_their_fields() -
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        ({"replicas": {"placer": 0}}, "placer"),
+        ({"components": {"placer": {"replicas": 0}}}, "placer"),
+        ({"components": {"placers": {}}}, "placers"),
+        ({"image": {"repository": "x", "tag": "1", "pullPolicy": "Sometimes"}}, "pullPolicy"),
+        ({"resources": {"limit": {}}}, "limit"),
+        ({"highAvailability": True, "placers": {"min": 9, "max": 3}}, "must not be larger"),
+        ({"agentsNamespace": SYSTEM_NAMESPACE}, "need one of their own"),
+        ({"agentsNamespace": "Agents"}, "agentsNamespace"),
+        ({"dra": True}, "dra requires cdi"),
         ({"image": {"repository": ""}}, "repository"),
         ({"mig": "yes"}, "mig"),
         ({"replica": 3}, "replica"),
@@ -172,6 +201,95 @@ def test_the_image_its_pull_secrets_and_other_values_are_set_in_their_fields() -
 def test_helm_refuses_invalid_values(wrong: Json, reason: str) -> None:
     with pytest.raises(AssertionError, match=reason):
         charted(wrong)
+
+
+@with_helm
+def test_values_for_all_pods_and_for_one_workload_are_set_in_its_pods() -> None:
+    spread = {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
+    taint = {"key": "nvidia.com/gpu", "operator": "Exists"}
+    found = charted(
+        {
+            "image": {"repository": "leasehold", "tag": "1", "pullPolicy": "Always"},
+            "nodeSelector": {"pool": "system"},
+            "tolerations": [taint],
+            "affinity": {"nodeAffinity": {}},
+            "topologySpreadConstraints": [spread],
+            "priorityClassName": "important",
+            "resources": {"requests": {"cpu": "2"}},
+            "podAnnotations": {"note": "all"},
+            "podLabels": {"team": "platform", "app.kubernetes.io/name": "theirs"},
+            "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+            "components": {
+                "binder": {"nodeSelector": {"pool": "fast"}, "podAnnotations": {"note": "one"}},
+                "node-agent": {"resources": {"limits": {"memory": "1Gi"}}},
+            },
+        }
+    )
+
+    pods = {
+        name: it["spec"]["template"]
+        for (*_, name), it in found.items()
+        if "template" in it.get("spec", {})
+    }
+    agent = pods.pop("node-agent")
+    for name, pod in pods.items():
+        spec, first = pod["spec"], pod["spec"]["containers"][0]
+        assert spec["nodeSelector"]["pool"] == ("fast" if name == "binder" else "system")
+        assert taint in spec["tolerations"]
+        assert spec["affinity"] == {"nodeAffinity": {}}
+        assert spec["topologySpreadConstraints"] == [spread]
+        assert spec["priorityClassName"] == "important"
+        assert first["resources"]["requests"]["cpu"] == "2"
+        assert "memory" in first["resources"]["limits"]
+        assert pod["metadata"]["labels"]["app.kubernetes.io/name"] == name
+    assert agent["spec"]["nodeSelector"] == {"leasehold.dev/gpu": "true"}
+    assert "affinity" not in agent["spec"] or "pool" not in json.dumps(agent["spec"]["affinity"])
+    assert agent["spec"]["priorityClassName"] == "system-node-critical"
+    assert agent["spec"]["containers"][0]["resources"]["limits"]["memory"] == "1Gi"
+    for name, pod in (*pods.items(), ("node-agent", agent)):
+        assert pod["metadata"]["annotations"]["note"] == ("one" if name == "binder" else "all")
+        assert pod["metadata"]["labels"]["team"] == "platform"
+        for container in pod["spec"]["containers"]:
+            if container["image"] == "leasehold:1":
+                assert {"name": "HTTPS_PROXY", "value": "http://proxy:3128"} in container["env"]
+                assert container["imagePullPolicy"] == "Always"
+
+
+@with_helm
+def test_objects_have_the_recommended_labels_and_monitors_those_that_their_operator_selects() -> (
+    None
+):
+    found = charted(
+        {
+            **on([HIGHLY_AVAILABLE, "prometheusOperator"]),
+            "nameOverride": "gpus",
+            "prometheusOperatorLabels": {"release": "monitoring"},
+        }
+    )
+
+    for (kind, _, name), it in found.items():
+        labels = it["metadata"]["labels"]
+        assert labels.keys() >= {*HELMS_LABELS, "app.kubernetes.io/name"} - {
+            "app.kubernetes.io/component"
+        }
+        assert labels["app.kubernetes.io/name"] == "gpus"
+        assert labels["helm.sh/chart"].startswith("leasehold-")
+        if "template" in it.get("spec", {}):
+            assert labels["app.kubernetes.io/component"] == name
+        if kind in {"PodMonitor", "PrometheusRule"}:
+            assert labels["release"] == "monitoring"
+
+
+@with_helm
+def test_helm_test_runs_doctor_as_the_operator_does() -> None:
+    made = charted({"image": {"repository": "registry.example.org/it", "tag": "2"}}, tests=True)
+    test = made["Pod", SYSTEM_NAMESPACE, "leasehold-doctor"]
+    operator = made["Deployment", SYSTEM_NAMESPACE, "operator"]["spec"]["template"]
+
+    container, usual = test["spec"]["containers"][0], operator["spec"]["containers"][0]
+    assert container == {**usual, "command": ["leasehold", "doctor"]}
+    assert test["metadata"]["labels"].items() >= operator["metadata"]["labels"].items()
+    assert test["metadata"]["annotations"]["helm.sh/hook"] == "test"
 
 
 def test_the_schema_and_the_documentation_list_exactly_the_values() -> None:

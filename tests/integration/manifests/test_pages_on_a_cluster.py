@@ -17,20 +17,22 @@ from typing import Any
 
 import pytest
 
+from tests.support.packaging import HELM
 from tests.support.simcluster.process import cluster_process
 from tests.support.stack import NEEDS_KUBECTL
 from tools.generate.pages import DOCS, ROOT
 
 pytestmark = NEEDS_KUBECTL
+with_helm = pytest.mark.skipif(HELM is None, reason="helm is not installed")
 SHELL_BLOCK = re.compile(r"^( *)```sh\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 NEEDS_A_SERVICE = re.compile(r" exec | port-forward |configmap/auth-ca")
 WAITS_AT_MOST_S = 60
 NODE = "gpu-node-1"
 
 
-def commands(page: str, section: str = "") -> Iterator[str]:
-    """Yield kubectl's commands in a page, or in those of its sections whose title begins so."""
-    text = (DOCS / page).read_text()
+def commands(page: str, section: str = "", program: str = "kubectl") -> Iterator[str]:
+    """Yield a program's commands in a page, or in those of its sections whose title begins so."""
+    text = (ROOT / page if "/" in page else DOCS / page).read_text()
     parts = re.split(r"^## ", text, flags=re.MULTILINE)
     for part in parts[1:] if section else [text]:
         if part.startswith(section):
@@ -41,7 +43,7 @@ def commands(page: str, section: str = "") -> Iterator[str]:
                 )
                 for found in heredocs:
                     whole = whole.replace(found, "")
-                lines = [line for line in whole.splitlines() if line.startswith("kubectl ")]
+                lines = [line for line in whole.splitlines() if line.startswith(f"{program} ")]
                 yield from (
                     each for each in [*heredocs, *lines] if not NEEDS_A_SERVICE.search(each)
                 )
@@ -137,3 +139,41 @@ async def test_pages_can_be_followed_from_the_installation_to_the_end(
         left = await shell.names("all,configmaps,secrets,roles,clusterroles,crds")
         assert not {each for each in left if "leasehold" in each}
         assert not await shell.names("all", "-l app.kubernetes.io/part-of=leasehold")
+
+
+HELM_INSTALLS = [
+    command
+    for page in ("install.md", "k8s/chart/README.md")
+    for command in commands(page, program="helm")
+    if command.startswith("helm install ")
+]
+
+
+@with_helm
+@pytest.mark.parametrize("command", HELM_INSTALLS)
+async def test_helm_lints_the_values_of_the_pages(command: str, tmp_path: Path) -> None:
+    _, chart, options = re.split(r" leasehold (?=k8s)| --namespace .*?--create-namespace ", command)
+
+    await Shell(tmp_path / "none", tmp_path).run(f"helm lint --strict {chart} {options}")
+
+
+@with_helm
+async def test_helm_installs_a_release_on_nodes_with_taints_only_and_uninstalls_it(
+    short_path: Path, tmp_path: Path
+) -> None:
+    shell = Shell(short_path / "kubeconfig", tmp_path)
+    tolerations = "--set tolerations[0].key=nvidia.com/gpu --set tolerations[0].operator=Exists"
+    async with cluster_process(short_path, "--nodes", "2", "--node-prefix", "gpu-node-"):
+        await shell.run("kubectl taint nodes --all nvidia.com/gpu=:NoSchedule")
+        await shell.run(f"{HELM_INSTALLS[0]} {tolerations}")
+        await shell.run(f"kubectl label node {NODE} leasehold.dev/gpu=true")
+        await shell.run("kubectl -n leasehold-system rollout status deployment/binder")
+        await shell.run("kubectl -n leasehold-agents rollout status daemonset/node-agent")
+        await shell.run("kubectl -n leasehold-system wait --for=condition=Ready pod --all")
+
+        await shell.run("helm upgrade leasehold k8s/chart -n leasehold-system --reuse-values")
+        for command in commands("uninstall.md", program="helm"):
+            await shell.run(command)
+
+        assert not await shell.names("all", "-l app.kubernetes.io/part-of=leasehold")
+        assert "gpubudgets.leasehold.dev" in await shell.names("crds")
