@@ -48,6 +48,9 @@ def parser() -> argparse.ArgumentParser:
     add("--max-pods", type=number_argument(int, 1), default=110, help="pods per node (%(default)s)")
     add("--node-labels", type=_labels, default={}, metavar="NAME=VALUE,..",
         help="labels of each node, besides those that every kubelet sets")  # fmt: skip
+    add("--programs", type=lambda text: tuple(filter(None, text.split(","))), default=(),
+        help="further programs of this machine, with commas, that containers run as processes of "
+        "this user, such as python3 (default: only gpu-load, nvidia-smi, sh and bash)")  # fmt: skip
     add("--scheduler-config", type=Path,
         help="KubeSchedulerConfiguration of a second scheduler, with one extender")  # fmt: skip
     add("--install", type=Path,

@@ -85,7 +85,12 @@ async def serve(options: argparse.Namespace) -> None:
         labels=options.node_labels,
     )
     fleet = KubeletFleet(
-        store, state, nodes=options.nodes, settings=node, prefix=options.node_prefix
+        store,
+        state,
+        nodes=options.nodes,
+        settings=node,
+        prefix=options.node_prefix,
+        programs=options.programs,
     )
     server = ApiServer(store, settings, runtime=fleet)
     installation.create_objects(store)

@@ -67,6 +67,12 @@ class Up(StateArguments):
         metavar="PATH",
         read=absolute,
     )
+    programs: tuple[str, ...] = argument(
+        (),
+        "further programs of this machine, such as python3, that pods may run as processes of "
+        "this user (default: gpu-load, nvidia-smi, sh and bash)",
+        metavar="NAME,..",
+    )
     kube_scheduler: bool = argument(
         False,
         "also start the extender; the simulated cluster's scheduler, which stands for "

@@ -2,16 +2,19 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import at_path, name_of, namespace_of
-from simcluster.kubelet.containers.container_commands import LogReader, exec_command
+from simcluster.kubelet.containers.container_commands import (
+    LogReader,
+    exec_command,
+    is_built_in,
+)
 from simcluster.kubelet.containers.container_state import ContainerPhase, ContainerState, PodState
 from simcluster.kubelet.kubelet import SimKubelet
-from simcluster.kubelet.programs.gpu_programs import PROGRAMS, GpuPrograms
 from simcluster.kubelet.settings import NodeSettings
 from simcluster.ports import ClusterStore, ExecStreams, LogOptions
 
@@ -49,25 +52,28 @@ class KubeletFleet:
         nodes: int,
         settings: NodeSettings | SettingsOf,
         prefix: str = "node-",
+        programs: Sequence[str] = (),
     ) -> None:
         chosen = settings if callable(settings) else lambda _name: settings
         names = [f"{prefix}{number}" for number in range(nodes)]
         self._store = store
         self._stack = AsyncExitStack()
         self.kubelets = {
-            name: SimKubelet(store, name, directory / "nodes" / name, chosen(name), index=index)
+            name: SimKubelet(
+                store,
+                name,
+                directory / "nodes" / name,
+                chosen(name),
+                index=index,
+                programs=programs,
+            )
             for index, name in enumerate(names)
-        }
-
-        self._programs = {
-            name: GpuPrograms(kubelet.files) for name, kubelet in self.kubelets.items()
         }
 
     async def __aenter__(self) -> Self:
         self._remove_other_nodes()
         try:
-            for name, kubelet in self.kubelets.items():
-                self._programs[name].start()
+            for kubelet in self.kubelets.values():
                 await self._stack.enter_async_context(kubelet)
         except BaseException:
             await self._stack.aclose()
@@ -102,17 +108,22 @@ class KubeletFleet:
         streams: ExecStreams,
     ) -> int:
         """Run a command in a running container and return its exit code."""
-        node, found = self._pod(namespace, pod)
+        kubelet, found = self._pod(namespace, pod)
         state = None if found is None else found.containers.get(container)
-        if found is None or state is None or state.phase is not ContainerPhase.RUNNING:
+        if (
+            kubelet is None
+            or found is None
+            or state is None
+            or state.phase is not ContainerPhase.RUNNING
+        ):
             raise ApiError(
                 500,
                 "InternalError",
                 f'unable to upgrade connection: container not found ("{container}")',
             )
-        if PurePosixPath(command[0]).name in PROGRAMS:
+        if kubelet.processes.programs.has(command, built_in=is_built_in(command)):
             output = TerminalStreams(streams) if tty else streams
-            return await self._programs[node].run(found.uid, state, command, output)
+            return await kubelet.processes.run(found.uid, state, command, output)
         return await exec_command(state, command, tty=tty, streams=streams)
 
     def log(
@@ -123,14 +134,18 @@ class KubeletFleet:
         if state is None or not state.container_id:
             text = f'container "{container}" in pod "{pod}" is waiting to start: ContainerCreating'
             raise ApiError.bad_request(text)
+        waits = state.phase is ContainerPhase.WAITING and state.last_termination is not None
+        if options.previous and not (state.restarts or waits):
+            text = f'previous terminated container "{container}" in pod "{pod}" not found'
+            raise ApiError.bad_request(text)
         return LogReader(state, options).chunks()
 
     def _state(self, namespace: str, pod: str, container: str) -> ContainerState | None:
         _, found = self._pod(namespace, pod)
         return None if found is None else found.containers.get(container)
 
-    def _pod(self, namespace: str, pod: str) -> tuple[str, PodState | None]:
-        """Return a pod's node, and its state there."""
+    def _pod(self, namespace: str, pod: str) -> tuple[SimKubelet | None, PodState | None]:
+        """Return a pod's kubelet, and its state there."""
         node = at_path(self._store.read("pods", namespace, pod), "spec.nodeName")
         kubelet = self.kubelets.get(node)
-        return str(node), None if kubelet is None else kubelet.state_of(namespace, pod)
+        return kubelet, None if kubelet is None else kubelet.state_of(namespace, pod)

@@ -5,6 +5,7 @@ import itertools
 import secrets
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +37,8 @@ from simcluster.kubelet.node import (
 )
 from simcluster.kubelet.pods.pod_manager import PodManager
 from simcluster.kubelet.pods.predicates import KubeletNodeFacts
+from simcluster.kubelet.programs.gpu_programs import SimulatedPrograms
+from simcluster.kubelet.programs.processes import NodeProcesses
 from simcluster.kubelet.settings import NodeFiles, NodeSettings, replace_file
 from simcluster.ports import ClusterStore
 
@@ -44,7 +47,10 @@ FULL_STATUS_S = 300.0
 
 
 class SimKubelet:
-    """Runs from `__aenter__` to `__aexit__`; its containers survive it."""
+    """Runs from `__aenter__` to `__aexit__`; its containers survive it, without processes.
+
+    `programs` of this machine are what containers may run beside shells and `gpu-load`.
+    """
 
     def __init__(
         self,
@@ -54,10 +60,12 @@ class SimKubelet:
         settings: NodeSettings,
         *,
         index: int = 0,
+        programs: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.files = NodeFiles(directory.absolute())
         self.settings = settings
+        self.processes = NodeProcesses(self.files, SimulatedPrograms(self.files, programs))
         self.port = 0
         self.token = ""
         self._store = store
@@ -73,6 +81,7 @@ class SimKubelet:
 
     async def __aenter__(self) -> Self:
         self.files.root.mkdir(parents=True, exist_ok=True)
+        await self.processes.clear()
         self.token = load_secret(self.files.token, lambda: secrets.token_urlsafe(32))
         certificates = api_server_certificates(self.files.tls)
         self.endpoint = endpoint = KubeletEndpoint(self.token, self._list_pods, self.restart)
@@ -96,6 +105,7 @@ class SimKubelet:
         trace: TracebackType | None,
     ) -> None:
         await self._stop()
+        await self.processes.end_all()
         await self._stack.__aexit__(kind, error, trace)
 
     # Starts and restarts
@@ -110,6 +120,7 @@ class SimKubelet:
         """Reboot the node: no container survives, and each pod is admitted again."""
         async with self._restart_lock:
             await self._stop()
+            await self.processes.end_all()
             await asyncio.to_thread(shutil.rmtree, self.files.pods, ignore_errors=True)
             await self._start()
 
@@ -144,6 +155,7 @@ class SimKubelet:
             self._store,
             devices=devices,
             claims=claims,
+            processes=self.processes,
             state_directory=self.files.pods,
             node_facts=lambda: self._node_facts(devices),
             free_pod_ip=self._free_pod_ip,

@@ -2,6 +2,7 @@
 
 import asyncio
 import shlex
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -11,13 +12,9 @@ from simcluster.kubelet.containers.container_state import ContainerPhase, Contai
 from simcluster.ports import ExecStreams, LogOptions
 
 NOT_FOUND = 127
-LOG_POLL_S = 1.0
+LOG_POLL_S = 0.2
 _SHELLS = frozenset({"sh", "bash"})
-_NO_SHELL = "simulated containers have no interactive shell: run `kubectl exec POD -- COMMAND`"
-_REASONS = {
-    "tar": "kubectl cp is not supported: simulated containers have no files",
-    **dict.fromkeys(_SHELLS, _NO_SHELL),
-}
+_REASONS = {"tar": "kubectl cp is not supported: simulated containers have no files"}
 """Why commands that kubectl and its users expect are missing."""
 
 
@@ -45,6 +42,17 @@ async def exec_command(
     return outcome.code
 
 
+def is_built_in(command: Sequence[str]) -> bool:
+    """Return whether a command is built in, or a script of built-in commands."""
+    name, arguments = PurePosixPath(command[0]).name, command[1:]
+    if name not in _SHELLS:
+        return name in _BUILTINS
+    if len(arguments) < 2 or arguments[0] not in {"-c", "-lc"} or set("|<>()`*?") & {*arguments[1]}:
+        return False
+    words = (line.split() for line in _lines(arguments[1]))
+    return all(line[0] in _BUILTINS for line in words if line)
+
+
 def run_command(state: ContainerState, command: Sequence[str]) -> CommandResult:
     """Run one of the built-in commands."""
     if not command:
@@ -59,12 +67,16 @@ def run_command(state: ContainerState, command: Sequence[str]) -> CommandResult:
 def _script(state: ContainerState, text: str) -> CommandResult:
     """Run simple commands in turn and expand variables; no other shell syntax works."""
     result = CommandResult()
-    for line in text.replace("&&", ";").replace("\n", ";").split(";"):
+    for line in _lines(text):
         arguments = [_expand_variable(state, word) for word in shlex.split(line)]
         if arguments:
             step = run_command(state, arguments)
             result = CommandResult(step.code, result.out + step.out, result.err + step.err)
     return result
+
+
+def _lines(text: str) -> list[str]:
+    return text.replace("&&", ";").replace("\n", ";").split(";")
 
 
 def _expand_variable(state: ContainerState, argument: str) -> str:
@@ -131,7 +143,7 @@ _BUILTINS: dict[str, Callable[[ContainerState, Sequence[str]], CommandResult]] =
 
 
 class LogReader:
-    """The log of a container: the output of its command, if it is a printing one."""
+    """The log of a container: the output of its command."""
 
     def __init__(self, state: ContainerState, options: LogOptions) -> None:
         self._state = state
@@ -139,14 +151,22 @@ class LogReader:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the requested lines; with `follow`, also new ones until the container ends."""
-        lines = self._state.previous_log if self._options.previous else self._state.log
-        skipped = len(lines) - self._options.tail_lines if self._options.tail_lines else 0
-        at = max(skipped, 0) if self._options.tail_lines != 0 else len(lines)
+        options, state = self._options, self._state
+        waits = state.phase is ContainerPhase.WAITING  # the latest log is the previous one, too
+        log = state.previous_log if options.previous and not waits else state.log
+        since = 0.0 if options.since_s is None else time.time() - options.since_s
+        tail = len(log.lines) if options.tail_lines is None else options.tail_lines
+        at = log.dropped + max(len(log.lines) - tail, 0)
+        left = options.limit_bytes
         while True:
-            for moment, text in lines[at:]:
-                at += 1
-                yield self._line(moment, text)
-            if not self._options.follow or self._state.phase is not ContainerPhase.RUNNING:
+            follows = options.follow and state.phase is ContainerPhase.RUNNING and state.log is log
+            for moment, text in log.lines[max(at - log.dropped, 0) :]:
+                line = self._line(moment, text)[:left] if moment >= since else b""
+                left = None if left is None else left - len(line)
+                if line:
+                    yield line
+            at = log.dropped + len(log.lines)
+            if not follows or left == 0:
                 return
             await asyncio.sleep(LOG_POLL_S)
 

@@ -18,7 +18,7 @@ _ANNOTATION_PATTERNS = {
     STOP_AFTER: _DURATION,
     EXIT_CODE: re.compile(r"\d{1,3}"),
 }
-_SEPARATOR = re.compile(r"[;&|\n]")
+_SEPARATOR = re.compile(r"[;&|\n<>()`]")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -140,6 +140,8 @@ class ContainerBehaviour:
 
     run_for_s: float | None
     exit_code: int = 0
+    known: bool = True
+    """Whether annotations or a built-in command determine it; otherwise it is a guess."""
 
 
 def parse_behaviour(container: ContainerSpec, annotations: Mapping[str, str]) -> ContainerBehaviour:
@@ -157,13 +159,12 @@ def parse_behaviour(container: ContainerSpec, annotations: Mapping[str, str]) ->
             return ContainerBehaviour(0)
         case ("false", *_):
             return ContainerBehaviour(0, 1)
-        case ("sleep", text, *_) if _DURATION.fullmatch(text):
-            return ContainerBehaviour(parse_duration_s(text))
+        case ("sleep", text, *_) if text == "infinity" or _DURATION.fullmatch(text):
+            return ContainerBehaviour(None if text == "infinity" else parse_duration_s(text))
     if prints(container):
         return ContainerBehaviour(0)
-    return (
-        ContainerBehaviour(0) if container.role is ContainerRole.INIT else ContainerBehaviour(None)
-    )
+    run_for_s = 0 if container.role is ContainerRole.INIT else None
+    return ContainerBehaviour(run_for_s, known=False)
 
 
 def prints(container: ContainerSpec) -> bool:

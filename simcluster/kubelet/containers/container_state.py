@@ -12,6 +12,10 @@ class ContainerPhase(enum.StrEnum):
     TERMINATED = "terminated"
 
 
+CANNOT_START = 128
+"""The exit code of a container whose command cannot be started."""
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerTermination:
     """The termination of a container."""
@@ -21,6 +25,30 @@ class ContainerTermination:
     started_at: float
     finished_at: float
     container_id: str
+    message: str = ""
+
+
+MAX_LOG_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class ContainerLog:
+    """The latest output of a container: the time and the text of each line."""
+
+    lines: list[tuple[float, str]] = field(default_factory=list)
+    dropped: int = 0
+    """How many lines were before these."""
+    size: int = 0
+
+    def add(self, at: float, text: str) -> None:
+        """Add a line; beyond 1 MiB, the older half of the lines is dropped."""
+        self.lines.append((at, text))
+        self.size += len(text) + 1
+        if self.size > MAX_LOG_BYTES:
+            half = max(len(self.lines) // 2, 1)
+            self.size -= sum(len(line) + 1 for _, line in self.lines[:half])
+            self.dropped += half
+            del self.lines[:half]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +76,10 @@ class ContainerState:
     env: dict[str, str] = field(default_factory=dict)
     mounts: list[MountPoint] = field(default_factory=list)
     device_nodes: list[str] = field(default_factory=list)
-    log: list[tuple[float, str]] = field(default_factory=list)
-    previous_log: list[tuple[float, str]] = field(default_factory=list)
+    log: ContainerLog = field(default_factory=ContainerLog)
+    previous_log: ContainerLog = field(default_factory=ContainerLog)
+    is_process: bool = False
+    """Whether its command is a process of this machine; otherwise it is simulated."""
 
     def set_waiting(self, reason: str, message: str = "") -> None:
         """Record why the container is not running."""
@@ -64,11 +94,16 @@ class ContainerState:
     def set_terminated(self, exit_code: int, at: float) -> None:
         """Record the end of the container, also as its last termination."""
         reason = "Completed" if exit_code == 0 else "Error"
+        self._end(ContainerTermination(exit_code, reason, self.started_at, at, self.container_id))
+
+    def set_unstartable(self, container_id: str, at: float, message: str) -> None:
+        """Record that its command cannot be started, as its termination."""
+        self.container_id = container_id
+        self._end(ContainerTermination(CANNOT_START, "StartError", 0.0, at, container_id, message))
+
+    def _end(self, ending: ContainerTermination) -> None:
         self.phase = ContainerPhase.TERMINATED
-        self.termination = ContainerTermination(
-            exit_code, reason, self.started_at, at, self.container_id
-        )
-        self.last_termination = self.termination
+        self.termination = self.last_termination = ending
 
 
 @dataclass(slots=True)

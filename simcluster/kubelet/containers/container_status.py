@@ -189,4 +189,4 @@ def _terminated(ending: ContainerTermination) -> Json:
         "startedAt": rfc3339(ending.started_at),
         "finishedAt": rfc3339(ending.finished_at),
         "containerID": ending.container_id,
-    }
+    } | ({"message": ending.message} if ending.message else {})

@@ -28,6 +28,7 @@ from simcluster.kubelet.devices.device_manager import DeviceManager
 from simcluster.kubelet.devices.kubelet_devices import AllocationError
 from simcluster.kubelet.pods.pod_worker import FINAL, PodWorker
 from simcluster.kubelet.pods.predicates import KubeletNodeFacts, PodRejection, check_predicates
+from simcluster.kubelet.programs.processes import NodeProcesses
 from simcluster.kubelet.settings import NodeSettings, replace_file
 from simcluster.ports import ClusterEvent, ClusterStore
 
@@ -147,11 +148,13 @@ class PodManager:
         *,
         devices: DeviceManager,
         claims: ClaimManager,
+        processes: NodeProcesses,
         state_directory: Path,
         node_facts: Callable[[], KubeletNodeFacts],
         free_pod_ip: Callable[[set[str]], str],
     ) -> None:
         self.settings = settings
+        self.processes = processes
         self.pods: dict[str, PodSpec] = {}
         self.workers: dict[str, PodWorker] = {}
         self.statuses = StatusManager(store, self._save)

@@ -10,12 +10,14 @@ from typing import Protocol
 
 from proto.deviceplugin import api_pb2
 from shared.model.clock import wait_for_event
+from shared.model.errors import UnavailableError
 from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.claims.claim_manager import ClaimError
 from simcluster.kubelet.containers.container_commands import run_command
 from simcluster.kubelet.containers.container_env import (
     MissingSourceError,
     environment,
+    expand_references,
     mount_points,
 )
 from simcluster.kubelet.containers.container_spec import (
@@ -26,13 +28,18 @@ from simcluster.kubelet.containers.container_spec import (
     prints,
     stop_after_s,
 )
-from simcluster.kubelet.containers.container_state import ContainerPhase, ContainerState, PodState
+from simcluster.kubelet.containers.container_state import (
+    ContainerLog,
+    ContainerPhase,
+    ContainerState,
+    PodState,
+)
 from simcluster.kubelet.containers.container_status import phase
 from simcluster.kubelet.devices.kubelet_devices import AllocationError
+from simcluster.kubelet.programs.processes import KILLED, NodeProcesses, StartError
 from simcluster.kubelet.settings import NodeSettings
 
 MAX_BACK_OFF_S = 300.0
-KILLED = 137
 FINAL = frozenset({"Succeeded", "Failed"})
 
 
@@ -40,6 +47,7 @@ class WorkerHost(Protocol):
     """The parts of the kubelet that a worker uses."""
 
     settings: NodeSettings
+    processes: NodeProcesses
 
     async def before_start(self, pod: PodSpec, container: ContainerSpec) -> None:
         """Call the device plugins; AllocationError if one refuses."""
@@ -127,7 +135,7 @@ class PodWorker:
             for task in sidecars:
                 task.cancel()
         for spec in self.pod.of_role(ContainerRole.SIDECAR):
-            self._set_terminated(spec, 0)
+            await self._stop_container(spec)
 
     async def _initialize(
         self, group: asyncio.TaskGroup, sidecars: list[asyncio.Task[int]]
@@ -144,7 +152,6 @@ class PodWorker:
     async def _supervise(self, spec: ContainerSpec) -> int:
         """Run one container and its restarts; return its final exit code."""
         state = self.state.containers[spec.name]
-        behaviour = parse_behaviour(spec, self.pod.annotations)
         for attempt in itertools.count():
             if state.phase is ContainerPhase.TERMINATED and state.termination is not None:
                 if not self._restarts(spec, state.termination.exit_code):
@@ -154,9 +161,16 @@ class PodWorker:
                 await self._start(spec, state)
             if spec.role is ContainerRole.SIDECAR:
                 self._sidecar_runs[spec.name].set()
-            await _wait_until(state.ends_at)
-            self._set_terminated(spec, behaviour.exit_code)
+            if state.phase is ContainerPhase.RUNNING:
+                self._set_terminated(spec, await self._exit_code(spec, state))
         raise AssertionError("counting never ends")
+
+    async def _exit_code(self, spec: ContainerSpec, state: ContainerState) -> int:
+        """Wait until a container ends by itself."""
+        if state.is_process:
+            return await self._host.processes.wait(state.container_id)
+        await _wait_until(state.ends_at)
+        return parse_behaviour(spec, self.pod.annotations).exit_code
 
     def _restarts(self, spec: ContainerSpec, exit_code: int) -> bool:
         if spec.role is ContainerRole.SIDECAR:
@@ -186,12 +200,12 @@ class PodWorker:
             try:
                 async with self._starting:
                     await self._host.before_start(self.pod, spec)
-                    self._set_running(spec, state)
+                    await self._create(spec, state)
             except ClaimError as error:
                 text = str(error)
                 self._host.event(self.pod, "Warning", "FailedPrepareDynamicResources", text, "")
                 await wait_for_event(self._annotated, self._host.settings.claim_retry_s)
-            except (AllocationError, MissingSourceError) as error:
+            except (AllocationError, MissingSourceError, UnavailableError) as error:
                 state.set_waiting("CreateContainerConfigError", str(error))
                 self._host.event(self.pod, "Warning", "Failed", f"Error: {error}", spec.name)
                 self._changed()
@@ -203,7 +217,8 @@ class PodWorker:
         self.is_final = phase(self.pod, self.state) in FINAL
         self._host.changed(self, started=started)
 
-    def _set_running(self, spec: ContainerSpec, state: ContainerState) -> None:
+    async def _create(self, spec: ContainerSpec, state: ContainerState) -> None:
+        """Create a container and start its command, which is a process or simulated."""
         responses = self._host.allocate_responses(self.pod, spec)
         edits = self._host.runtime_edits(self.pod, spec)
         state.env = environment(
@@ -220,26 +235,43 @@ class PodWorker:
         state.device_nodes = [
             node.container_path for answer in responses for node in answer.devices
         ]
+        container_id = f"containerd://{secrets.token_hex(32)}"
+        state.previous_log, state.log = state.log, ContainerLog()
+        self._event(spec, "Pulled", f'Container image "{spec.image}" already present on machine')
+        self._event(spec, "Created", f"Container created: {spec.name}")
+        try:
+            run_for_s = await self._run(spec, state, container_id)
+        except StartError as error:
+            text = f"failed to create containerd task: {error}"
+            self._host.event(self.pod, "Warning", "Failed", f"Error: {text}", spec.name)
+            state.set_unstartable(container_id, time.time(), text)
+            self._changed()
+            return
         now = time.time()
-        run_for_s = parse_behaviour(spec, self.pod.annotations).run_for_s
-        ends_at = None if run_for_s is None else now + run_for_s
-        self._log(spec, state, now)
-        state.set_running(f"containerd://{secrets.token_hex(32)}", now, ends_at)
-        present = f'Container image "{spec.image}" already present on machine'
-        for reason, text in (
-            ("Pulled", present),
-            ("Created", f"Container created: {spec.name}"),
-            ("Started", f"Container started: {spec.name}"),
-        ):
-            self._host.event(self.pod, "Normal", reason, text, spec.name)
+        state.set_running(container_id, now, None if run_for_s is None else now + run_for_s)
+        self._event(spec, "Started", f"Container started: {spec.name}")
         self._changed(started=True)
 
-    @staticmethod
-    def _log(spec: ContainerSpec, state: ContainerState, now: float) -> None:
-        """Log the output of the command, if it is a printing one."""
-        state.previous_log = state.log
-        printed = run_command(state, spec.command).out if prints(spec) else ""
-        state.log = [(now, line) for line in printed.splitlines()]
+    async def _run(
+        self, spec: ContainerSpec, state: ContainerState, container_id: str
+    ) -> float | None:
+        """Start the command; return how long it is simulated, or None until it ends or stops."""
+        behaviour = parse_behaviour(spec, self.pod.annotations)
+        command = [expand_references(word, state.env) for word in spec.command]
+        processes = self._host.processes
+        state.is_process = processes.programs.has(command, built_in=behaviour.known)
+        if state.is_process:
+            await processes.start(self.pod.uid, container_id, state, command)
+            return None
+        if prints(spec):
+            for line in run_command(state, command).out.splitlines():
+                state.log.add(time.time(), line)
+        elif not behaviour.known:
+            state.log.add(time.time(), processes.programs.not_run(spec.image, command))
+        return behaviour.run_for_s
+
+    def _event(self, spec: ContainerSpec, reason: str, text: str) -> None:
+        self._host.event(self.pod, "Normal", reason, text, spec.name)
 
     def _set_terminated(self, spec: ContainerSpec, exit_code: int) -> None:
         state = self.state.containers[spec.name]
@@ -254,15 +286,25 @@ class PodWorker:
             if self.state.containers[spec.name].phase is ContainerPhase.RUNNING
         ]
         for spec in running:
-            text = f"Stopping container {spec.name}"
-            self._host.event(self.pod, "Normal", "Killing", text, spec.name)
-        wanted_s = stop_after_s(self.pod.annotations) if running else 0.0
-        killed = wanted_s > self._grace_s
-        killed = await _set_within(self._deleted, min(wanted_s, self._grace_s)) or killed
-        for spec in running:
-            self._set_terminated(spec, KILLED if killed else 0)
+            self._event(spec, "Killing", f"Stopping container {spec.name}")
+        async with asyncio.TaskGroup() as group:
+            for spec in running:
+                group.create_task(self._stop_container(spec))
         self.state.stopping = True
         self._changed()
+
+    async def _stop_container(self, spec: ContainerSpec) -> None:
+        """Stop one container within the grace period."""
+        state = self.state.containers[spec.name]
+        if state.phase is not ContainerPhase.RUNNING:
+            return
+        if state.is_process:
+            stop = self._host.processes.stop(state.container_id, self._grace_s, self._deleted)
+            self._set_terminated(spec, await stop)
+            return
+        wanted_s = stop_after_s(self.pod.annotations)
+        killed = await _set_within(self._deleted, min(wanted_s, self._grace_s))
+        self._set_terminated(spec, KILLED if killed or wanted_s > self._grace_s else 0)
 
 
 async def _wait_until(at: float | None) -> None:

@@ -10,7 +10,7 @@ import json
 import shutil
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,12 +180,13 @@ async def one_kubelet(
     *,
     store: ObjectStore | None = None,
     directory: Path | None = None,
+    programs: Sequence[str] = (),
 ) -> AsyncIterator[Node]:
     """Start one kubelet named `node-0` in a directory with a short path."""
     used = new_store() if store is None else store
     root = Path(tempfile.mkdtemp(prefix="lh-")) if directory is None else directory
     try:
-        async with SimKubelet(used, NODE, root, settings) as kubelet:
+        async with SimKubelet(used, NODE, root, settings, programs=programs) as kubelet:
             yield Node(used, kubelet)
     finally:
         if directory is None:

@@ -15,14 +15,15 @@ from tests.support.simcluster.pod_specs import container, pod_spec
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        ((), ContainerBehaviour(None)),
+        ((), ContainerBehaviour(None, known=False)),
         (("sleep", "3"), ContainerBehaviour(3.0)),
         (("/bin/sleep", "infinity"), ContainerBehaviour(None)),
         (("sh", "-c", "sleep 2"), ContainerBehaviour(2.0)),
-        (("sh", "-c", "sleep 2; false"), ContainerBehaviour(None)),
+        (("sh", "-c", "sleep 2; false"), ContainerBehaviour(None, known=False)),
+        (("sh", "-c", "echo $(date)"), ContainerBehaviour(None, known=False)),
         (("false",), ContainerBehaviour(0, 1)),
         (("env",), ContainerBehaviour(0)),
-        (("python", "train.py"), ContainerBehaviour(None)),
+        (("python", "train.py"), ContainerBehaviour(None, known=False)),
     ],
 )
 def test_the_command_decides_how_long_a_container_runs(
@@ -43,7 +44,7 @@ def test_annotations_take_precedence_over_the_command() -> None:
 def test_an_init_container_succeeds_at_once() -> None:
     first, _ = pod_spec(container(), initContainers=[container("first")]).containers
 
-    assert parse_behaviour(first, {}) == ContainerBehaviour(0)
+    assert parse_behaviour(first, {}) == ContainerBehaviour(0, known=False)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("2s", 2), ("150ms", 0.15), ("3m", 180), ("4", 4)])

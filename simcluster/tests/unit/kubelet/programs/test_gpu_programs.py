@@ -6,7 +6,8 @@ import pytest
 
 from services.node_agent.kubelet.cgroups import parse_cgroup
 from simcluster.kubelet.containers.container_state import ContainerState, MountPoint
-from simcluster.kubelet.programs.gpu_programs import CANNOT_RUN, GpuPrograms, cgroup, environment
+from simcluster.kubelet.programs.gpu_programs import SimulatedPrograms, environment
+from simcluster.kubelet.programs.processes import CANNOT_RUN, NodeProcesses, cgroup
 from simcluster.kubelet.settings import NodeFiles
 
 GPU = "GPU-00000001-0000-4000-8000-000000000000"
@@ -29,7 +30,7 @@ def limited(root: Path, *, preload: str) -> ContainerState:
             "CUDA_DEVICE_MEMORY_SHARED_CACHE": "/tmp/vgpu/r.cache",
             "CUDA_DEVICE_SM_LIMIT": "30",
             "LD_PRELOAD": "/mine.so",
-            "SECRET": "x",
+            "OWN": "x",
         },
         mounts=[MountPoint(path, str(host), read_only=True) for path, host in mounts.items()],
     )
@@ -42,7 +43,8 @@ def test_without_a_library_the_driver_enforces_the_limits_of_the_region(tmp_path
     assert found["GPU_DRIVER_STATE"] == "/gpus"
     assert found["LD_LIBRARY_PATH"] == "/driver"
     assert found["CUDA_DEVICE_SM_LIMIT"] == "30"
-    assert not {"LD_PRELOAD", "CUDA_DEVICE_MEMORY_SHARED_CACHE", "SECRET"} & found.keys()
+    assert found["OWN"] == "x"
+    assert not {"LD_PRELOAD", "CUDA_DEVICE_MEMORY_SHARED_CACHE"} & found.keys()
 
 
 def test_a_library_that_is_preloaded_in_the_container_is_preloaded_here(tmp_path: Path) -> None:
@@ -86,9 +88,10 @@ async def test_without_a_compiler_the_program_says_so_in_a_sentence(
             self.errors += data
 
     monkeypatch.setenv("PATH", str(tmp_path))
-    programs, streams = GpuPrograms(NodeFiles(tmp_path / "node")), Streams()
+    files, streams = NodeFiles(tmp_path / "node"), Streams()
+    processes = NodeProcesses(files, SimulatedPrograms(files))
 
-    code = await programs.run(POD, ContainerState(), ["gpu-load", "info"], streams)
+    code = await processes.run(POD, ContainerState(), ["gpu-load", "info"], streams)
 
     assert code == CANNOT_RUN
     assert streams.errors.count(b"\n") == 1

@@ -1,0 +1,336 @@
+"""The processes of one node's containers: started, logged, ended, and shown in the node's /proc."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+from shared.model.errors import UnavailableError
+from simcluster.kubelet.containers.container_state import (
+    ContainerLog,
+    ContainerPhase,
+    ContainerState,
+)
+from simcluster.kubelet.settings import NodeFiles
+from simcluster.ports import ExecStreams
+
+HOST = Path("/proc")
+_LINKED = ("status", "stat")
+MARKER = "SIMULATED_CONTAINER"
+"""Variable of a container's processes, by which those that leave their session are found."""
+_SUPERVISED = "LEASEHOLD_SUPERVISED"
+"""Variable of this process, if it has it, by which `leasehold down` finds all processes."""
+
+
+class ProcessTable:
+    """The node's /proc, with the processes of its containers only.
+
+    A node agent finds a process's container by its cgroup. The processes of simulated containers
+    have no cgroup of their own: here each has one, with the name that a kubelet gives it, beside
+    links to its other files.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def clear(self) -> None:
+        """Forget the processes of an earlier run."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        self.root.mkdir(parents=True)
+
+    def add_tree(self, pid: int, pod_uid: str, container_id: str) -> None:
+        """Add a process of a container, and its present children."""
+        for each in (pid, *_descendants(pid)):
+            entry = self.root / str(each)
+            if entry.exists():
+                continue
+            draft = self.root / f".{each}"
+            draft.mkdir(exist_ok=True)
+            (draft / "cgroup").write_text(cgroup(pod_uid, container_id))
+            for name in _LINKED:
+                with contextlib.suppress(FileExistsError):
+                    (draft / name).symlink_to(HOST / str(each) / name)
+            draft.rename(entry)
+
+    def remove_ended(self) -> None:
+        """Remove the entries of processes that have ended."""
+        for entry in self.root.iterdir():
+            if entry.name.isdecimal() and not (HOST / entry.name).exists():
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def cgroup(pod_uid: str, container_id: str) -> str:
+    """Return the content of a process's `cgroup`, with systemd as the cgroup driver."""
+    slice_name = f"kubepods-pod{pod_uid.replace('-', '_')}.slice"
+    container = container_id.rpartition("/")[2]
+    return f"0::/kubepods.slice/{slice_name}/cri-containerd-{container}.scope\n"
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        for task in (HOST / str(pid) / "task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield int(child)
+                yield from _descendants(int(child))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How a command of a container is started on this machine."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    directory: Path | None = None
+
+
+class Programs(Protocol):
+    """Which commands of containers are processes of this machine, and what these get."""
+
+    def has(self, command: Sequence[str], *, built_in: bool) -> bool:
+        """Return whether a command is started; `built_in`: it can also be simulated."""
+        ...
+
+    def launch(self, state: ContainerState, command: Sequence[str]) -> Launch:
+        """Return how it is started. Raises UnavailableError while it cannot be."""
+        ...
+
+    def not_run(self, image: str, command: Sequence[str]) -> str:
+        """Say for a container's log why its command is not started."""
+        ...
+
+
+class StartError(Exception):
+    """A command that cannot be started; the message is that of a container runtime."""
+
+
+CANNOT_RUN = 126
+KILLED = 137
+_LOOK_S = 0.2
+"""How often the container and the program's children are looked at."""
+_CHUNK_BYTES = 32 * 1024
+_LINE_BYTES = 16 * 1024
+"""The longest line of a log; a container runtime cuts it there, too."""
+Writer = Callable[[bytes], Awaitable[None]]
+Process = subprocess.Popen[bytes]
+"""Not a process of asyncio: gRPC's handlers of fork, which that would run, crash the child."""
+
+
+class NodeProcesses:
+    """The processes of one node's containers. They survive a restart of the kubelet."""
+
+    def __init__(self, files: NodeFiles, programs: Programs) -> None:
+        self.programs = programs
+        self._table = ProcessTable(files.proc)
+        self._root = files.root
+        self._processes: dict[str, Process] = {}
+        """The first process of each container, by the container's ID."""
+        self._endings: dict[str, asyncio.Task[int]] = {}
+
+    async def clear(self) -> None:
+        """End and forget the processes of an earlier run."""
+        await asyncio.to_thread(self._table.clear)
+        await asyncio.to_thread(_kill_marked, str(self._root))
+
+    async def end_all(self) -> None:
+        """Kill all processes, as a reboot does."""
+        for process in self._processes.values():
+            _signal_group(process, signal.SIGKILL)
+        await asyncio.gather(*self._endings.values())
+
+    async def start(
+        self, pod_uid: str, container_id: str, state: ContainerState, command: Sequence[str]
+    ) -> None:
+        """Start a container's command. Raises StartError, and UnavailableError for now."""
+        launch = await asyncio.to_thread(self.programs.launch, state, command)
+        process = await asyncio.to_thread(self._start, launch, container_id, subprocess.DEVNULL)
+        self._processes[container_id] = process
+        ending = self._attend_main(process, pod_uid, container_id, state.log)
+        self._endings[container_id] = asyncio.create_task(ending)
+
+    async def wait(self, container_id: str) -> int:
+        """Return the exit code of a container's command when it has ended.
+
+        The processes of an earlier simulated cluster were killed with it.
+        """
+        ending = self._endings.get(container_id)
+        if ending is None:
+            return KILLED
+        code = await asyncio.shield(ending)
+        self._endings.pop(container_id, None)
+        return code
+
+    async def stop(self, container_id: str, grace_s: float, now: asyncio.Event) -> int:
+        """Terminate a container's command, and kill it after its grace or `now`."""
+        process, ending = self._processes.get(container_id), self._endings.get(container_id)
+        if process is not None and ending is not None:
+            if grace_s > 0:
+                process.terminate()
+                hurry = asyncio.create_task(now.wait())
+                await asyncio.wait(
+                    [ending, hurry], timeout=grace_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                hurry.cancel()
+            _signal_group(process, signal.SIGKILL)
+        return await self.wait(container_id)
+
+    async def run(
+        self, pod_uid: str, state: ContainerState, command: Sequence[str], streams: ExecStreams
+    ) -> int:
+        """Run a command in a container until it or the container ends; return its exit code."""
+        try:
+            launch = await asyncio.to_thread(self.programs.launch, state, command)
+            process = await asyncio.to_thread(
+                self._start, launch, state.container_id, subprocess.PIPE
+            )
+        except (UnavailableError, StartError) as error:
+            await streams.write_stderr(f"{command[0]}: {error}\n".encode())
+            return CANNOT_RUN
+        try:
+            return await self._attend(process, pod_uid, state, streams)
+        finally:
+            _signal_group(process, signal.SIGKILL)
+            await asyncio.to_thread(process.wait)
+            await asyncio.to_thread(self._table.remove_ended)
+
+    def _start(self, launch: Launch, container_id: str, stdin: int) -> Process:
+        own = {MARKER: f"{self._root}/{container_id}"}
+        if _SUPERVISED in os.environ:
+            own[_SUPERVISED] = os.environ[_SUPERVISED]
+        return start_process(launch, stdin=stdin, more=own)
+
+    async def _attend_main(
+        self, process: Process, pod_uid: str, container_id: str, log: ContainerLog
+    ) -> int:
+        outputs = [
+            asyncio.create_task(_copy(pipe, LineWriter(log).write))
+            for pipe in (process.stdout, process.stderr)
+        ]
+        while (code := process.poll()) is None:
+            await asyncio.to_thread(self._table.add_tree, process.pid, pod_uid, container_id)
+            await asyncio.sleep(_LOOK_S)
+        await asyncio.to_thread(_kill_marked, f"{self._root}/{container_id}")
+        await asyncio.wait(outputs)
+        await asyncio.to_thread(self._table.remove_ended)
+        del self._processes[container_id]
+        return _exit_code(code)
+
+    async def _attend(
+        self, process: Process, pod_uid: str, state: ContainerState, streams: ExecStreams
+    ) -> int:
+        async with asyncio.TaskGroup() as tasks:
+            helpers = [
+                tasks.create_task(_feed(process, streams)),
+                tasks.create_task(self._watch(process, pod_uid, state)),
+            ]
+            outputs = [
+                tasks.create_task(_copy(process.stdout, streams.write_stdout)),
+                tasks.create_task(_copy(process.stderr, streams.write_stderr)),
+            ]
+            await asyncio.wait(outputs)
+            code = await asyncio.to_thread(process.wait)
+            for helper in helpers:
+                helper.cancel()
+        return _exit_code(code)
+
+    async def _watch(self, process: Process, pod_uid: str, state: ContainerState) -> None:
+        """Show the program and its children in the node's /proc; kill it with its container."""
+        container = state.container_id
+        while True:
+            running = state.phase is ContainerPhase.RUNNING and state.container_id == container
+            if not running:
+                os.killpg(process.pid, signal.SIGKILL)
+                return
+            await asyncio.to_thread(self._table.add_tree, process.pid, pod_uid, container)
+            await asyncio.sleep(_LOOK_S)
+
+
+def start_process(
+    launch: Launch, *, stdin: int = subprocess.PIPE, more: Mapping[str, str] | None = None
+) -> Process:
+    """Start a command of a container, with pipes for its output; raises StartError."""
+    try:
+        return subprocess.Popen(  # noqa: S603 - what the pod's owner wants to run
+            launch.command,
+            env={**launch.environment, **(more or {})},
+            cwd=launch.directory,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            bufsize=0,
+        )
+    except FileNotFoundError as error:
+        text = f'exec: "{launch.command[0]}": executable file not found in $PATH'
+        raise StartError(text) from error
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise StartError(f'exec: "{launch.command[0]}": {why.lower()}') from error
+
+
+def _exit_code(code: int) -> int:
+    return code if code >= 0 else 128 - code
+
+
+def _signal_group(process: Process, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _kill_marked(prefix: str) -> None:
+    """Kill the processes whose marker begins so."""
+    marker = f"{MARKER}={prefix}".encode()
+    for entry in HOST.glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if any(each.startswith(marker) for each in _variables(entry)):
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _variables(entry: Path) -> list[bytes]:
+    return (entry / "environ").read_bytes().split(b"\0")
+
+
+class LineWriter:
+    """Writes output to a log, line by line."""
+
+    def __init__(self, log: ContainerLog) -> None:
+        self._log = log
+        self._rest = b""
+
+    async def write(self, data: bytes) -> None:
+        """Add the whole lines; no data is the end of the output."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _LINE_BYTES or (self._rest and not data):
+            lines, self._rest = [*lines, self._rest], b""
+        for line in lines:
+            self._log.add(time.time(), line.decode(errors="replace"))
+
+
+async def _copy(source: IO[bytes] | None, write: Writer) -> None:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), source
+    )
+    try:
+        while data := await reader.read(_CHUNK_BYTES):
+            await write(data)
+        await write(b"")
+    finally:
+        transport.close()
+
+
+async def _feed(process: Process, streams: ExecStreams) -> None:
+    """Pass the client's input on; a pipe holds what the program has not read yet."""
+    if process.stdin is None:
+        return
+    with contextlib.suppress(OSError):
+        while data := await streams.read_stdin():
+            await asyncio.to_thread(process.stdin.write, data)
+        process.stdin.close()

@@ -1,0 +1,248 @@
+"""Commands of containers that are processes: ends, restarts, logs, termination."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proto.deviceplugin import api_pb2
+from services.node_agent.kubelet.cgroups import parse_cgroup
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json
+from simcluster.kubelet.fleet import KubeletFleet
+from simcluster.ports import LogOptions
+from tests.support.simcluster.kubelet import (
+    FAST,
+    SLOT,
+    Node,
+    ScriptedPlugin,
+    answering,
+    container,
+    new_store,
+    one_kubelet,
+    pod,
+)
+from tests.support.waiting import until
+
+
+class Cluster:
+    """One node whose containers have logs."""
+
+    def __init__(self, fleet: KubeletFleet, node: Node) -> None:
+        self.fleet, self.node = fleet, node
+
+    async def log(self, name: str, container: str = "main", **options: Any) -> str:
+        log = self.fleet.log("default", name, container, LogOptions(**options))
+        return b"".join([chunk async for chunk in log]).decode()
+
+    def create(self, name: str, script: str, **spec: Any) -> Json:
+        main = container("main", command=["sh", "-c", script])
+        return self.node.create(pod(name, containers=[main], **spec))
+
+    def pids(self, name: str) -> list[int]:
+        """Return the processes of a pod, as the node's /proc shows them."""
+        uid = self.node.pod(name)["metadata"]["uid"]
+        found = []
+        for entry in self.node.kubelet.files.proc.glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if parse_cgroup((entry / "cgroup").read_text())[0] == uid:
+                    found.append(int(entry.name))
+        return sorted(found)
+
+
+@pytest.fixture
+async def one() -> AsyncIterator[Cluster]:
+    root, store = Path(tempfile.mkdtemp(prefix="lh-")), new_store()
+    try:
+        async with KubeletFleet(store, root, nodes=1, settings=FAST) as fleet:
+            yield Cluster(fleet, Node(store, fleet.kubelets["node-0"]))
+    finally:
+        shutil.rmtree(root)
+
+
+def state_of(obj: Json, kind: str = "terminated", part: str = "state") -> Json:
+    found: Json = obj["status"]["containerStatuses"][0][part].get(kind) or {}
+    return found
+
+
+async def test_a_command_that_ends_sets_the_status_and_the_log(one: Cluster) -> None:
+    one.create("fine", "echo a; echo b >&2; printf c", restartPolicy="Never")
+    one.create("broken", "echo $(echo x); exit 3", restartPolicy="Never")
+
+    fine = await one.node.phase("fine", "Succeeded")
+    broken = await one.node.phase("broken", "Failed")
+
+    assert (state_of(fine)["exitCode"], state_of(fine)["reason"]) == (0, "Completed")
+    assert (state_of(broken)["exitCode"], state_of(broken)["reason"]) == (3, "Error")
+    assert sorted((await one.log("fine")).splitlines()) == ["a", "b", "c"]
+    assert await one.log("broken", tail_lines=1, limit_bytes=1) == "x"
+    assert await one.log("fine", since_s=3600)
+    with pytest.raises(ApiError, match="previous terminated container"):
+        await one.log("fine", previous=True)
+
+
+async def test_a_command_gets_what_the_pod_and_the_device_plugin_set(one: Cluster) -> None:
+    async with ScriptedPlugin(one.node.device_plugins) as plugin:
+        plugin.on_allocate = answering({"LIMIT": "1000m"})
+        plugin.mounts = [api_pb2.Mount(container_path="/lease", host_path="/", read_only=True)]
+        await plugin.serve(one.node, "a")
+        main = container(
+            "main",
+            limits={SLOT: 1},
+            command=["sh", "-c"],
+            args=["echo $(OWN) $LIMIT $1; echo $$(id -u)", "-", "$(LIMIT)"],
+            env=[{"name": "OWN", "value": "mine"}],
+        )
+        one.node.create(pod("one", containers=[main], restartPolicy="Never"))
+
+        await one.node.phase("one", "Succeeded")
+
+        assert await one.log("one") == f"mine 1000m 1000m\n{os.getuid()}\n"
+
+
+@pytest.mark.parametrize(("policy", "restarts"), [("Always", True), ("OnFailure", False)])
+async def test_the_restart_policy_applies_and_the_previous_log_stays(
+    one: Cluster, policy: str, restarts: bool
+) -> None:
+    count = one.node.kubelet.files.root / "count"
+    one.create("one", f"echo run >>{count}; wc -l <{count}; [ -e {count}.end ]; exit $?",
+               restartPolicy=policy)  # fmt: skip
+
+    backing_off = await until(
+        lambda: one.node.pod("one"),
+        lambda found: (
+            found["status"].get("containerStatuses")
+            and state_of(found, "waiting").get("reason") == "CrashLoopBackOff"
+        ),
+    )
+    (count.parent / "count.end").touch()
+    await until(lambda: one.node.pod("one"), succeeded)
+
+    assert state_of(backing_off, part="lastState")["exitCode"] == 1
+    log, previous = int(await one.log("one")), int(await one.log("one", previous=True))
+    assert previous in {log, log - 1}, "the latest end is the previous one while it waits"
+    assert (one.node.pod("one")["status"]["phase"] == "Succeeded") is not restarts
+
+
+def succeeded(obj: Json) -> bool:
+    found = obj["status"]["containerStatuses"][0]
+    ends = (found["state"].get("terminated"), found["lastState"].get("terminated"))
+    return any(end and end["exitCode"] == 0 for end in ends)
+
+
+async def test_a_program_of_the_machine_runs_if_it_is_named() -> None:
+    async with one_kubelet(programs=["python3"]) as node:
+        main = container("main", command=["python3", "-c", "exit(4)"])
+        node.create(pod("one", containers=[main], restartPolicy="Never"))
+
+        assert state_of(await node.phase("one", "Failed"))["exitCode"] == 4
+
+
+async def test_logs_follow_until_the_container_ends(one: Cluster) -> None:
+    gate = one.node.kubelet.files.root / "gate"
+    one.create("one", f"echo first; until [ -e {gate} ]; do sleep 0.05; done; echo last",
+               restartPolicy="Never")  # fmt: skip
+    await one.node.phase("one", "Running")
+    chunks = one.fleet.log("default", "one", "main", LogOptions(follow=True))
+
+    assert await anext(chunks) == b"first\n"
+    gate.touch()
+
+    assert [chunk async for chunk in chunks] == [b"last\n"]
+
+
+async def test_deletion_terminates_within_the_grace_and_then_kills(one: Cluster) -> None:
+    one.create("polite", "trap 'exit 0' TERM; setsid sleep 1000 & wait")
+    one.create("stubborn", "trap '' TERM; while :; do sleep 0.1; done",
+               terminationGracePeriodSeconds=1)  # fmt: skip
+    seen: dict[str, int] = {}
+
+    def note(_kind: object, change: Any) -> None:
+        for name in ("polite", "stubborn"):
+            if change.latest.obj["metadata"]["name"] == name:
+                statuses = change.latest.obj["status"].get("containerStatuses")
+                ended = state_of(change.latest.obj) if statuses else {}
+                seen.update({name: ended["exitCode"]} if ended else {})
+
+    one.node.store.listeners.append(note)
+    pids: list[int] = []
+    for name in ("polite", "stubborn"):
+        pids += await until(partial(one.pids, name), lambda found: len(found) > 1)
+
+    for name in ("polite", "stubborn"):
+        one.node.store.delete("pods", "default", name)
+        await until(partial(gone, one.node, name))
+
+    assert seen == {"polite": 0, "stubborn": 137}
+    await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def gone(node: Node, name: str) -> bool:
+    return not node.exists(name)
+
+
+async def test_init_containers_run_first_and_sidecars_beside(one: Cluster) -> None:
+    file = one.node.kubelet.files.root / "file"
+    init = [
+        container("first", command=["sh", "-c", f"echo one >{file}; cat {file} | tr a-z A-Z"]),
+        container("side", command=["sh", "-c", "echo up; sleep 1000 & wait"],
+                  restartPolicy="Always"),
+    ]  # fmt: skip
+    apps = [
+        container("main", command=["sh", "-c", f"echo two >>{file}; cat {file} | wc -l"]),
+        container("plain", image="train:1"),
+    ]
+    one.node.create(
+        pod("one", initContainers=init, containers=apps, restartPolicy="Never",
+            terminationGracePeriodSeconds=2)
+    )  # fmt: skip
+
+    def ended() -> bool:
+        statuses = one.node.pod("one")["status"].get("containerStatuses") or [{}]
+        return bool(statuses[0].get("state", {}).get("terminated"))
+
+    await until(ended)
+
+    assert (await one.log("one", "first")).strip() == "ONE"
+    assert (await one.log("one", "side")).strip() == "up"
+    assert (await one.log("one", "main")).strip() == "2"
+    assert "image train:1 is not run" in await one.log("one", "plain")
+
+
+async def test_processes_survive_a_restart_of_the_kubelet_but_no_reboot(one: Cluster) -> None:
+    one.create("one", "echo up; sleep 1000 & wait")
+    (pid, *_) = await until(lambda: one.pids("one"))
+
+    await one.node.kubelet.restart()
+    assert await until(lambda: one.pids("one")) == await until(lambda: one.pids("one"))
+    assert Path(f"/proc/{pid}").exists()
+    await one.node.kubelet.reboot()
+
+    again = await until(lambda: one.pids("one"), lambda found: found and pid not in found)
+    assert not Path(f"/proc/{pid}").exists()
+    assert again
+
+
+async def test_what_a_killed_cluster_leaves_is_ended_at_the_next_start() -> None:
+    store, root = new_store(), Path(tempfile.mkdtemp(prefix="lh-"))
+    try:
+        async with one_kubelet(store=store, directory=root) as node:
+            main = container("main", command=["sh", "-c", "sleep 1000 & wait"])
+            node.create(pod("one", containers=[main], restartPolicy="Never"))
+            await node.phase("one", "Running")
+            marker = {"SIMULATED_CONTAINER": f"{node.kubelet.files.root}/containerd://x"}
+            left = await asyncio.create_subprocess_exec("sleep", "1000", env=os.environ | marker)
+        async with one_kubelet(store=store, directory=root) as node:
+            failed = await node.phase("one", "Failed")
+
+            assert state_of(failed)["exitCode"] == 137
+            assert await left.wait() == -9
+    finally:
+        shutil.rmtree(root)
