@@ -1,159 +1,165 @@
-"""Leased and measured amounts of the last day, per device and namespace, in memory; pure.
+"""Amounts over time: the ranges, what is sampled of which subject, and budgets; pure.
 
-Every `INTERVAL_S` one sample of everything is stored, so that 5,000 devices take 15 MB. Nothing
-survives a restart, and each replica has its own samples.
+A subject is the cluster, a node, a device, a pod, a namespace, or a reason to wait. Amounts are MiB
+and percent of one device.
 """
 
-from array import array
-from collections import deque
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import zip_longest
 
-from shared.model.budget import UNITS_PER_GPU_MINUTE, Account, BudgetWindow, ChargeEntry
-from shared.model.names import DeviceUuid, Namespace
-from shared.model.views import BudgetHistory, BudgetPoint, DeviceView, NamespaceView
+from shared.model.budget import (
+    UNITS_PER_GPU_MINUTE,
+    Account,
+    BudgetHistory,
+    BudgetPoint,
+    BudgetWindow,
+    ChargeEntry,
+)
+from shared.model.device import Hardware
+from shared.model.errors import RequestError
+from shared.model.names import DeviceUuid
+from shared.model.views import Column, DeviceView, HeldShare
 
-INTERVAL_S = 120.0
-SAMPLES = 720
-"""A day of them."""
-MOST_ABSENT = 1024
-"""Names without an amount now, of which samples are kept: a node agent can report others again and
-again."""
 BUDGET_POINTS = 60
+CLUSTER, NODE, DEVICE, POD, NAMESPACE = "cluster", "node", "device", "pod", "namespace"
+WAITING, HARDWARE = "waiting", "hardware"
+KINDS = (CLUSTER, NODE, DEVICE, POD, NAMESPACE, WAITING, HARDWARE)
+AMOUNTS = ("memory", "cores", "used_memory", "used_cores", "idle")
+MEASURED = frozenset({"used_memory", "used_cores", "idle"})
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    WAITING: ("pods",),
+    HARDWARE: ("temperature", "power", "clock", "busy"),
+}
+"""The columns of these kinds; those of the others are `AMOUNTS`."""
+ALL_CORES = 100
+GAP = 2.5
+"""Points that are further apart than so many steps have a gap between them."""
+
+Values = Sequence[float | None]
+"""None: not known."""
+Sample = Mapping[str, Mapping[str, Values]]
+"""By kind and name, a value for each column."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryPoint:
-    """Amounts at one instant. Devices: percent; namespaces: MiB, and percent of one device."""
+@dataclass(frozen=True, slots=True)
+class HistoryRange:
+    """A range of time, and the time between two points in it."""
 
-    memory: int
-    cores: int
-    used_memory: int | None = None
-    """Measured; None: not measured."""
-    used_cores: int | None = None
+    name: str
+    span_s: float
+    step_s: float
 
 
-class Samples:
-    """The points of many names at the same instants. A typecode of `array` holds the amounts."""
-
-    def __init__(self, typecode: str) -> None:
-        self.times: deque[float] = deque(maxlen=SAMPLES)
-        self._empty = array(typecode)
-        self._unknown = (1 << 8 * self._empty.itemsize) - 1
-        self._points: dict[str, array[int]] = {}
-        self._latest: dict[str, int] = {}
-        """Of each name, the number of its latest sample: names without any are removed."""
-        self._number = 0
-
-    def add(self, points: Mapping[str, HistoryPoint], now: float) -> None:
-        """Add one sample; names that it lacks have no amounts at this instant."""
-        self._number += 1
-        unknown, missing = self._unknown, len(self.times)
-        self.times.append(now)
-        for name in points.keys() - self._points.keys():
-            self._points[name] = self._empty + array(
-                self._empty.typecode, [unknown] * min(missing, SAMPLES - 1) * 4
-            )
-        for name, stored in self._points.items():
-            point = points.get(name)
-            if point is not None:
-                self._latest[name] = self._number
-            stored.extend([unknown] * 4 if point is None else self._encode(point))
-            del stored[: -SAMPLES * 4]
-        absent = sorted(self._points.keys() - points.keys(), key=self._latest.__getitem__)
-        old = [one for one in absent if self._number - self._latest[one] >= SAMPLES]
-        for name in {*old, *absent[:-MOST_ABSENT]}:
-            del self._points[name], self._latest[name]
-
-    def _encode(self, point: HistoryPoint) -> list[int]:
-        amounts = (point.memory, point.cores, point.used_memory, point.used_cores)
-        return [
-            self._unknown if amount is None else min(max(amount, 0), self._unknown - 1)
-            for amount in amounts
-        ]
-
-    def of(self, name: str) -> list[HistoryPoint | None]:
-        """Return the points of a name at all times; None: it did not exist."""
-        stored = [
-            None if amount == self._unknown else amount for amount in self._points.get(name, ())
-        ]
-        return [
-            None
-            if memory is None or cores is None
-            else HistoryPoint(
-                memory=memory, cores=cores, used_memory=used_memory, used_cores=used_cores
-            )
-            for memory, cores, used_memory, used_cores in zip(*[iter(stored)] * 4, strict=True)
-        ] or [None] * len(self.times)
+RANGES = (
+    HistoryRange("1h", 3600.0, 30.0),
+    HistoryRange("1d", 86_400.0, 600.0),
+    HistoryRange("7d", 604_800.0, 3600.0),
+)
+"""From the shortest. A point of a longer one is the mean of those of the one before it."""
 
 
-class UsageHistory:
-    """The samples of devices and of namespaces."""
-
-    def __init__(self) -> None:
-        self.devices = Samples("B")
-        self.namespaces = Samples("I")
-
-    def sample(
-        self, devices: Iterable[DeviceView], namespaces: Iterable[NamespaceView], now: float
-    ) -> None:
-        """Add a sample of everything."""
-        views = list(devices)
-        used = measured_by_namespace(views)
-        self.devices.add({view.uuid: device_point(view) for view in views}, now)
-        self.namespaces.add(
-            {view.namespace: namespace_point(view, used) for view in namespaces}, now
-        )
-
-
-def device_point(view: DeviceView) -> HistoryPoint:
-    """Return the amounts of a device now, percent of it."""
-    whole = max(view.memory_mib, 1)
-    memory = [m.memory_mib for s in view.shares if (m := s.measured) and m.memory_mib is not None]
-    cores = [
-        m.cores_percent for s in view.shares if (m := s.measured) and m.cores_percent is not None
-    ]
-    return HistoryPoint(
-        memory=round(100 * view.used_memory_mib / whole),
-        cores=view.used_cores_percent,
-        used_memory=round(100 * sum(memory) / whole) if memory else None,
-        used_cores=sum(cores) if cores else None,
-    )
-
-
-Measured = Mapping[Namespace, tuple[int, int]]
-"""MiB, and percent of one device, by namespace."""
-
-
-def measured_by_namespace(devices: Iterable[DeviceView]) -> Measured:
-    """Add up what the shares of namespaces are measured to use."""
-    found: dict[Namespace, tuple[int, int]] = {}
-    for share in chain.from_iterable(view.shares for view in devices):
-        if share.measured is not None:
-            memory, cores = found.get(share.namespace, (0, 0))
-            found[share.namespace] = (
-                memory + (share.measured.memory_mib or 0),
-                cores + (share.measured.cores_percent or 0),
-            )
+def range_of(name: str) -> HistoryRange:
+    """Return a range by its name, or a day. Raises RequestError for an unknown name."""
+    found = next((each for each in RANGES if each.name == (name or "1d")), None)
+    if found is None:
+        names = ", ".join(each.name for each in RANGES)
+        raise RequestError(f"range={name} is not one of {names}")
     return found
 
 
-def namespace_point(view: NamespaceView, used: Measured) -> HistoryPoint:
-    """Return the amounts of a namespace now, MiB and percent of one device."""
-    memory, cores = used.get(view.namespace, (None, None))
-    return HistoryPoint(
-        memory=view.memory_mib, cores=view.cores_percent, used_memory=memory, used_cores=cores
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """The values of a subject at some instants, oldest first."""
+
+    at: Sequence[float]
+    columns: Mapping[str, Values]
+    waiting: Mapping[str, Values]
+    """Of the cluster: waiting pods by reason."""
+
+
+def sample_of(
+    devices: Iterable[DeviceView],
+    reasons: Iterable[str],
+    hardware: Mapping[DeviceUuid, Hardware],
+) -> Sample:
+    """Return the amounts of everything now. Shares of init containers are left out."""
+    found: dict[str, dict[str, _Amounts]] = {kind: {} for kind in (NODE, DEVICE, POD, NAMESPACE)}
+    cluster = _all()
+    for view in devices:
+        amounts = _all(None if view.shares else 0)
+        for share in view.shares:
+            held = () if share.init else _amounts_of(share)
+            _add(amounts, held)
+            if share.pod:
+                _add(found[POD].setdefault(share.pod, _all()), held)
+                _add(found[NAMESPACE].setdefault(share.namespace, _all()), held)
+        amounts[:2] = view.used_memory_mib, view.used_cores_percent
+        found[DEVICE][view.uuid] = amounts
+        _add(found[NODE].setdefault(view.node, _all()), amounts)
+        _add(cluster, amounts)
+    return {
+        **found,
+        CLUSTER: {"": cluster},
+        WAITING: {reason: (count,) for reason, count in Counter(reasons).items()},
+        HARDWARE: {
+            uuid: (one.temperature_c, one.power_w, one.sm_clock_mhz, one.busy_percent)
+            for uuid, one in hardware.items()
+        },
+    }
+
+
+_Amounts = list[float | None]
+
+
+def _all(value: float | None = None) -> _Amounts:
+    return [value] * len(AMOUNTS)
+
+
+def _amounts_of(share: HeldShare) -> Values:
+    measured = share.measured
+    if measured is None:
+        return share.memory_mib, share.booked_cores
+    idle = ALL_CORES * share.part_of_device if measured.idle else 0.0
+    used = measured.memory_mib, measured.cores_percent, idle
+    return share.memory_mib, share.booked_cores, *used
+
+
+def _add(total: _Amounts, more: Values) -> None:
+    for place, value in enumerate(more):
+        if value is not None:
+            total[place] = value + (total[place] or 0)
+
+
+def history_columns(
+    recorded: Recorded, within: HistoryRange
+) -> tuple[tuple[float, ...], dict[str, Column], dict[str, Column]]:
+    """Return the instants, the columns and the waiting pods, from the first known value on.
+
+    Where points are missing, there is one without values.
+    """
+    columns = {name: recorded.columns.get(name, ()) for name in AMOUNTS} | dict(recorded.columns)
+    known = [any(value is not None for value in row) for row in zip_longest(*columns.values())]
+    first = known.index(True) if True in known else len(recorded.at)
+    at: list[float] = []
+    places: list[int | None] = []
+    for place, instant in enumerate(recorded.at[first:], start=first):
+        if at and instant - at[-1] > GAP * within.step_s:
+            at.append(at[-1] + within.step_s)
+            places.append(None)
+        at.append(instant)
+        places.append(place)
+
+    def shown(values: Values) -> Column:
+        whole = len(values) > 0
+        return tuple(values[each] if whole and each is not None else None for each in places)
+
+    return (
+        tuple(at),
+        {name: shown(values) for name, values in columns.items()},
+        {reason: shown(values) for reason, values in recorded.waiting.items()},
     )
-
-
-def history_of(
-    samples: Samples, name: DeviceUuid | Namespace, current: HistoryPoint, now: float
-) -> list[tuple[float, HistoryPoint | None]]:
-    """Return the samples of a name, and its amounts now, from its first sample on."""
-    points = [*zip(samples.times, samples.of(name), strict=True), (now, current)]
-    first = next(number for number, (_, point) in enumerate(points) if point is not None)
-    return points[first:]
 
 
 def budget_history(

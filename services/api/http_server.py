@@ -12,7 +12,8 @@ import msgspec
 from aiohttp import web
 
 from services.api import static_page
-from services.api.read_api import ROUTES, ApiCall, ReadApi, Route
+from services.api.api_call import ApiCall
+from services.api.read_api import ROUTES, ReadApi, Route
 from services.api.service import ApiService
 from services.api.visible_cluster import NamespaceFilter, all_namespaces
 from shared.credentials.authorization import Authenticator, Viewer, is_loopback

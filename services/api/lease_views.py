@@ -6,7 +6,9 @@ from typing import Any
 from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout
 from shared.model.lease import Lease, Share, ShareMeasurement
 from shared.model.names import NodeName
-from shared.model.views import DeviceView, HeldShare, MeasuredView, ShareView
+from shared.model.views import DeviceView, FinishedPod, HeldShare, MeasuredView, ShareView
+
+HOUR_S = 3600.0
 
 
 def measured_view(measured: ShareMeasurement, *, is_idle: bool) -> MeasuredView:
@@ -89,6 +91,27 @@ def hidden_share(share: HeldShare) -> HeldShare:
 def share_view(share: Share, measured: MeasuredView | None) -> ShareView:
     """Return a share of a lease."""
     return ShareView(**_amounts(share), measured=measured)
+
+
+def finished_pod(lease: Lease, ended: float, reason: str) -> FinishedPod:
+    """Return a pod whose lease has ended. Shares of init containers are left out."""
+    shares = [share_view(share, None) for share in lease.shares if not share.init]
+    gpus = sum(share.part_of_device for share in shares)
+    return FinishedPod(
+        pod=lease.pod,
+        namespace=lease.namespace,
+        name=lease.name,
+        claim=lease.claim is not None,
+        node=lease.node,
+        devices=tuple(dict.fromkeys(share.device for share in shares)),
+        gpus=round(gpus, 4),
+        memory_mib=sum(share.memory_mib for share in shares),
+        cores_percent=sum(share.booked_cores for share in shares),
+        started=lease.created_at,
+        ended=ended,
+        reason=reason,
+        gpu_hours=round(gpus * max(ended - lease.created_at, 0.0) / HOUR_S, 4),
+    )
 
 
 def _amounts(share: Share) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from msgspec import structs
 
 from services.api.lease_views import device_view, held_share, measured_view
 from services.api.recent_events import PodEvent, RecentEvents
-from shared.model.budget import UNITS_PER_GPU_MINUTE, LeaseClass
+from shared.model.budget import UNITS_PER_GPU_MINUTE, BudgetSummary, LeaseClass
+from shared.model.device import Hardware
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.fair_share import Entitlement, FairShare, GpuAmount, fair_order
 from shared.model.lease import LIVE, Lease, Share, ShareKey, ShareMeasurement, bookings, share_key
@@ -19,14 +20,7 @@ from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import cordon_reason
 from shared.model.preemption import PreemptionState
-from shared.model.views import (
-    BudgetSummary,
-    DeviceView,
-    HeldShare,
-    MeasuredView,
-    NamespaceView,
-    NodeView,
-)
+from shared.model.views import DeviceView, HeldShare, MeasuredView, NamespaceView, NodeView
 
 ChangeKey = tuple[str, str]
 """A changed item: (`device`, uuid), (`node`, name), or a list: (`waiting`, ``)."""
@@ -61,6 +55,7 @@ class Projection:
         self.totals: dict[NodeName, NodeTotals] = {}
         self.waiting: dict[PodUid, WaitingPod] = {}
         self.budgets: dict[Namespace, BudgetChanged] = {}
+        self.hardware: dict[DeviceUuid, Hardware] = {}
         self.events = RecentEvents(self.lease_of)
         self._usage: dict[NodeName, dict[Namespace, _NamespaceUsage]] = {}
         self._measured: dict[NodeName, Mapping[ShareKey, MeasuredView]] = {}
@@ -125,6 +120,11 @@ class Projection:
     def _remove_devices(self, uuids: Iterable[DeviceUuid]) -> set[ChangeKey]:
         removed = [uuid for uuid in uuids if self.devices.pop(uuid, None) is not None]
         return {("device", uuid) for uuid in removed}
+
+    def leases_of(self, nodes: Iterable[NodeName]) -> dict[PodUid, Lease]:
+        """Return the leases of nodes by their holders."""
+        known = (self.totals[name] for name in nodes if name in self.totals)
+        return {lease.pod: lease for totals in known for lease in totals.leases}
 
     def leased_nodes(self) -> list[NodeName]:
         """Return the nodes with leases."""

@@ -1,37 +1,39 @@
 """`/api/v1`: what the page and the commands read. What a viewer may not see is not found."""
 
 import asyncio
-import math
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Protocol, get_type_hints
 from urllib.parse import quote
 
-import msgspec
 from aiohttp import web
-from msgspec import structs
+from msgspec import UNSET, structs
 
+from services.api.api_call import ApiCall
 from services.api.first_pod import first_pod
 from services.api.history import (
-    HistoryPoint,
+    ALL_CORES,
+    CLUSTER,
+    DEVICE,
+    MEASURED,
+    NAMESPACE,
+    NODE,
+    POD,
+    HistoryRange,
+    Recorded,
     budget_history,
-    device_point,
-    history_of,
-    measured_by_namespace,
-    namespace_point,
+    history_columns,
+    range_of,
 )
 from services.api.service import ApiService
 from services.api.visible_cluster import (
-    NamespaceFilter,
     VisibleCluster,
     all_namespaces,
     preemptions_view,
     steps_as_spans,
 )
-from shared.credentials.authorization import Viewer
 from shared.credentials.tokens import AccessDeniedError
 from shared.ledger.budgets import Budgets
 from shared.ledger.showback import GROUPS, EntryRange, add_up, showback_view
@@ -40,6 +42,7 @@ from shared.model.budget import (
     Accounts,
     Balance,
     Budget,
+    BudgetHistory,
     BudgetsView,
     BudgetView,
     ChargeEntry,
@@ -55,12 +58,12 @@ from shared.model.events.request_reply import (
     ResizeReply,
     ResizeRequest,
 )
-from shared.model.names import DeviceUuid, Namespace, PodUid
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.preemption import PlacingView
 from shared.model.views import (
-    BudgetHistory,
     DeviceView,
     DryRunView,
+    FinishedView,
     GpusView,
     GrantOrder,
     GrantView,
@@ -69,6 +72,7 @@ from shared.model.views import (
     ManifestView,
     NamespaceDetails,
     NamespaceView,
+    NodeView,
     PodView,
     PreemptionsView,
     ResizeOrder,
@@ -125,7 +129,6 @@ def uncharged_minutes(found: Iterable[Balance], window: str) -> dict[Namespace, 
 
 
 _UID = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGNORECASE)
-T = TypeVar("T")
 DAY_S = 24 * 3600.0
 RESIZE_S = 20.0
 """A binder sends two requests to the node and writes to the pod before it replies."""
@@ -137,6 +140,8 @@ _OF_RESIZE_REPLY = (
     *("outcome", "container", "node", "devices", "before", "after", "pending", "notes"),
     *("reason", "hint"),
 )
+_OF_FINISHED = ("namespace", "node", "name")
+MOST_FINISHED = 500
 ENTRIES_PER_PAGE = 1000
 MAX_ENTRY_PAGES = 5
 """Upper limit of the charges that a budget's chart is made from."""
@@ -157,47 +162,13 @@ class SpanDirectory:
         return await asyncio.to_thread(read_spans, self.path, namespace=namespace, name=name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiCall:
-    """One request of an authenticated viewer."""
+class HistorySource(Protocol):
+    """What has recorded the amounts."""
 
-    viewer: Viewer
-    visible: NamespaceFilter
-    path: Mapping[str, str] = field(default_factory=dict)
-    query: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
-    anonymous: bool = False
-    """The viewer has sent no token, and needs none to read."""
+    name: str
 
-    def decode(self, kind: type[T]) -> T:
-        """Return the body. Raises RequestError with what is wrong with it."""
-        try:
-            return msgspec.json.decode(self.body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RequestError(f"the body is not valid: {error}") from error
-
-    def number(self, name: str) -> float | None:
-        """Return a parameter. Raises RequestError if it is not a number of 0 or more."""
-        text = self.query.get(name, "")
-        if not text:
-            return None
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = math.nan
-        if not (math.isfinite(seconds) and seconds >= 0):
-            raise RequestError(f"{name}={text} is not a number of 0 or more")
-        return seconds
-
-    def instant_ms(self, name: str) -> int | None:
-        """Return a parameter that is an instant, RFC 3339. Raises RequestError for other text."""
-        text = self.query.get(name, "")
-        try:
-            return round(datetime.fromisoformat(text).timestamp() * 1000) if text else None
-        except (ValueError, OverflowError) as error:
-            raise RequestError(
-                f"{name}={text} is not a time such as 2031-05-01T00:00:00Z"
-            ) from error
+    async def read(self, kind: str, name: str, within: HistoryRange, now: float) -> Recorded:
+        """Return the values of a subject. Raises UnavailableError if they cannot be read."""
 
 
 class ReadApi:
@@ -209,12 +180,14 @@ class ReadApi:
         budgets: Budgets,
         bus: Bus,
         *,
+        histories: HistorySource | None = None,
         trace_url: str = "",
         spans: SpanDirectory | None = None,
     ) -> None:
         self.service = service
         self.budgets = budgets
         self.bus = bus
+        self.histories = histories or service.history
         self.trace_url = trace_url
         self.spans = spans
 
@@ -263,11 +236,56 @@ class ReadApi:
         """Return one device and its shares."""
         return self.cluster(call).device(self._device(call))
 
+    async def cluster_history(self, call: ApiCall) -> HistoryView:
+        """Return the amounts of the cluster over time, and how many pods waited for what reason."""
+        views = list(self.service.projection.devices.values())
+        return await self._history(call, CLUSTER, "", views)
+
+    async def node_history(self, call: ApiCall) -> HistoryView:
+        """Return the amounts of a node over time."""
+        name = self._node(call).node
+        views = [view for view in self.service.projection.devices.values() if view.node == name]
+        return await self._history(call, NODE, name, views)
+
     async def device_history(self, call: ApiCall) -> HistoryView:
-        """Return the last day of a device, percent of it; measured for viewers of everything."""
-        view, samples = self._device(call), self.service.history.devices
-        points = history_of(samples, view.uuid, device_point(view), self.service.clock.now())
-        return _history(points, measured=call.visible is all_namespaces)
+        """Return the amounts of a device over time."""
+        view = self._device(call)
+        return await self._history(call, DEVICE, view.uuid, [view])
+
+    async def pod_history(self, call: ApiCall) -> HistoryView:
+        """Return the amounts over time of a pod that has a lease, or finished within a day."""
+        pod = PodUid(call.path["pod"])
+        lease = self.service.projection.lease_of(pod)
+        finished = await self.service.history.finished(self.service.clock.now(), pod)
+        known = next((each for each in (lease, *finished) if each is not None), None)
+        if known is None or not call.visible(known.namespace):
+            raise web.HTTPNotFound(reason="no lease or finished pod that you may see has this UID")
+        return await self._history(call, POD, known.pod)
+
+    async def _history(
+        self, call: ApiCall, kind: str, name: str, devices: Sequence[DeviceView] = ()
+    ) -> HistoryView:
+        """Return the history of a subject; measured amounts of devices to viewers of everything."""
+        within, now = range_of(call.query.get("range", "")), self.service.clock.now()
+        recorded = await self.histories.read(kind, name, within, now)
+        at, columns, waiting = history_columns(recorded, within)
+        hidden = MEASURED if devices and call.visible is not all_namespaces else ()
+        shown: Any = {name: values for name, values in columns.items() if name not in hidden}
+        return HistoryView(
+            range=within.name,
+            source=self.histories.name,
+            memory_capacity=sum(view.memory_mib for view in devices) if devices else None,
+            cores_capacity=ALL_CORES * len(devices) if devices else None,
+            at=at,
+            waiting=waiting if kind == CLUSTER else UNSET,
+            **shown,
+        )
+
+    def _node(self, call: ApiCall) -> NodeView:
+        view = self.service.projection.nodes.get(NodeName(call.path["node"]))
+        if view is None:
+            raise web.HTTPNotFound(reason="there is no such node with GPUs")
+        return view
 
     def _device(self, call: ApiCall) -> DeviceView:
         view = self.service.projection.devices.get(DeviceUuid(call.path["uuid"]))
@@ -282,11 +300,24 @@ class ReadApi:
         return NamespaceDetails(**structs.asdict(view), budget_history=history)
 
     async def namespace_history(self, call: ApiCall) -> HistoryView:
-        """Return the last day of a namespace, MiB and percent of one device."""
-        view = self._namespace(call)
-        used = measured_by_namespace(self.service.projection.devices.values())
-        samples, now = self.service.history.namespaces, self.service.clock.now()
-        return _history(history_of(samples, view.namespace, namespace_point(view, used), now))
+        """Return the amounts of a namespace over time."""
+        return await self._history(call, NAMESPACE, self._namespace(call).namespace)
+
+    async def finished(self, call: ApiCall) -> FinishedView:
+        """Return the pods that finished within a day; at most 500, the latest first."""
+        now, leases = self.service.clock.now(), self.service.projection.totals.values()
+        live = {lease.pod for totals in leases for lease in totals.leases}
+        asked = {name: value for name in _OF_FINISHED if (value := call.query.get(name))}
+        found = [
+            each
+            for each in await self.service.history.finished(now)
+            if call.visible(each.namespace)
+            and each.pod not in live
+            and all(getattr(each, name) == value for name, value in asked.items())
+        ]
+        return FinishedView(
+            read_at=now, since=now - DAY_S, total=len(found), pods=tuple(found[:MOST_FINISHED])
+        )
 
     def _namespace(self, call: ApiCall) -> NamespaceView:
         name = call.path["namespace"]
@@ -470,17 +501,6 @@ class ReadApi:
         return self.trace_url.replace("{trace}", quote(id_, safe=""))
 
 
-def _history(
-    points: Sequence[tuple[float, HistoryPoint | None]], *, measured: bool = True
-) -> HistoryView:
-    def column(name: str) -> Any:
-        return tuple(None if point is None else getattr(point, name) for _, point in points)
-
-    used = {name: column(name) for name in ("used_memory", "used_cores") if measured}
-    at = tuple(at for at, _ in points)
-    return HistoryView(at=at, memory=column("memory"), cores=column("cores"), **used)
-
-
 Handler = Callable[[ReadApi, ApiCall], Awaitable[Any]]
 
 
@@ -508,6 +528,7 @@ class Route:
 
 
 IDLE = {"idle_after_s": "shares that have not been used for this long are marked as idle"}
+RANGE = {"range": "1h, 1d (the default) or 7d"}
 ROUTES = (
     Route(path="/api/v1/state", handler=ReadApi.state, needs_sync=True),
     Route(path="/api/v1/gpus", handler=ReadApi.gpus, query=IDLE, needs_sync=True),
@@ -520,9 +541,21 @@ ROUTES = (
     Route(path="/api/v1/leases/{pod}", handler=ReadApi.lease, query=IDLE, needs_sync=True),
     Route(path="/api/v1/traces/{namespace}/{pod}", handler=ReadApi.trace, needs_sync=True),
     Route(path="/api/v1/devices/{uuid}", handler=ReadApi.device),
-    Route(path="/api/v1/devices/{uuid}/history", handler=ReadApi.device_history),
     Route(path="/api/v1/namespaces/{namespace}", handler=ReadApi.namespace),
-    Route(path="/api/v1/namespaces/{namespace}/history", handler=ReadApi.namespace_history),
+    Route(path="/api/v1/history", handler=ReadApi.cluster_history, query=RANGE),
+    Route(path="/api/v1/nodes/{node}/history", handler=ReadApi.node_history, query=RANGE),
+    Route(path="/api/v1/devices/{uuid}/history", handler=ReadApi.device_history, query=RANGE),
+    Route(path="/api/v1/leases/{pod}/history", handler=ReadApi.pod_history, query=RANGE),
+    Route(
+        path="/api/v1/namespaces/{namespace}/history",
+        handler=ReadApi.namespace_history,
+        query=RANGE,
+    ),
+    Route(
+        path="/api/v1/finished",
+        handler=ReadApi.finished,
+        query={name: f"of this {name} only" for name in _OF_FINISHED},
+    ),
     Route(path="/api/v1/first-pod", handler=ReadApi.first_pod),
     Route(path="/api/v1/budgets", handler=ReadApi.budgets_of),
     Route(

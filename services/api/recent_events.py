@@ -66,6 +66,7 @@ CAUSES = {
     PreemptionCause.POLICY: "the exhausted budget of its namespace evicts running pods",
     PreemptionCause.VIOLATION: "it violates its limits",
 }
+TERMINAL = ("Succeeded", "Failed")
 ONCE_PER_POD = frozenset({"queued", "placed", "bound", "running", "terminated"})
 """Steps that a pod takes once; repetitions are ignored."""
 
@@ -179,6 +180,15 @@ class RecentEvents:
     def latest_of(self, pod: PodUid) -> RecentEvent | None:
         """Return the latest event of a pod; None: it is not among the recent ones."""
         return next((event for event in reversed(self.latest) if event.pod == pod), None)
+
+    def end_of(self, pod: PodUid) -> str:
+        """Return why a pod ended: its phase, that it was deleted, or why it was evicted."""
+        latest = (event for event in reversed(self.latest) if event.pod == pod)
+        kinds = {event.kind: event.text for event in latest}
+        if EVICTIONS[EvictionOutcome.EVICTED] in kinds:
+            return f"evicted: {kinds[EVICTIONS[EvictionOutcome.EVICTED]]}"
+        phase = kinds.get(STEPS[PodTerminated][0])
+        return "" if phase is None else phase if phase in TERMINAL else "deleted"
 
     def _pod_of(self, event: PodEvent) -> tuple[PodUid | None, Namespace, str, str]:
         """Return the pod and the node; no pod if a node speaks of one that has no lease there."""

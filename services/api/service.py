@@ -9,10 +9,13 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from uuid import uuid4
 
-from services.api.cluster_metrics import export_cluster, observe_bound
-from services.api.history import INTERVAL_S, UsageHistory
+from services.api.cluster_metrics import export_cluster, observe_bound, reason_code
+from services.api.history import RANGES, sample_of
+from services.api.history_file import HistoryFile
+from services.api.lease_views import finished_pod
 from services.api.missing_components import ComponentMonitor
 from services.api.projection import MISSING, ChangeKey, Projection
 from services.api.recent_events import PodEvent
@@ -40,7 +43,7 @@ from shared.model.events.request_reply import (
     ResizeRequest,
     UsageRequest,
 )
-from shared.model.lease import IDLE_AFTER_S, ShareMeasurement
+from shared.model.lease import IDLE_AFTER_S, Lease, LeaseState, ShareMeasurement
 from shared.model.ledger import LedgerChange, LedgerSnapshot
 from shared.model.names import NodeName, PodUid
 from shared.model.quantity import parse_decimal
@@ -115,8 +118,10 @@ class ApiTiming:
     """Between two requests for the measured usage of shares."""
     preemptions_s: float = 5.0
     """Between two readings of the evictions of the last hour."""
-    history_s: float = INTERVAL_S
-    """Between two samples of the last day's history."""
+    history_s: float = RANGES[0].step_s
+    """Between two samples of the history."""
+    finished_s: float = 2.0
+    """Between two records of pods that have finished, which events explain meanwhile."""
     idle_after_s: float = IDLE_AFTER_S
     """A share that has not been used for so long is marked as idle."""
 
@@ -138,6 +143,7 @@ class ApiService:
         *,
         read_usage: ReadUsage,
         preemptions: Preemptions,
+        history: HistoryFile,
         timing: ApiTiming | None = None,
     ) -> None:
         self.ledger = ledger
@@ -146,7 +152,7 @@ class ApiService:
         self.preemptions = preemptions
         self.timing = timing or ApiTiming()
         self.projection = Projection()
-        self.history = UsageHistory()
+        self.history = history
         self.components = ComponentMonitor(clock.now())
         self.feed = ChangeFeed()
         self.missing: list[MissingComponent] = []
@@ -155,6 +161,8 @@ class ApiService:
         self._stale_pods: set[PodUid] = set()
         self._all_pods_stale = True
         self._wake = asyncio.Event()
+        self._ended: dict[PodUid, tuple[Lease, float]] = {}
+        """Leases that have ended, and when."""
 
     def unready_reason(self) -> str | None:
         """Return why the page cannot be shown yet, or None."""
@@ -237,7 +245,9 @@ class ApiService:
         self._stale_pods, self._all_pods_stale = set(), False
         try:
             totals = await self.ledger.totals.of_nodes(nodes) if nodes else []
+            before = self.projection.leases_of(nodes)
             changed = self.projection.update_nodes(nodes, totals)
+            self._record_ended(before, self.projection.leases_of(nodes))
             if all_pods:
                 changed |= self.projection.update_waiting(await self.ledger.waiting_pods.load())
             elif pods:
@@ -282,11 +292,34 @@ class ApiService:
         state = await self.preemptions.state(now=self.clock.now(), past_s=PAST_EVICTIONS_S)
         self.feed.publish(self.projection.update_preemptions(state))
 
-    @loops(every_s=lambda service: service.timing.history_s, waits_first=True)
+    @loops(every_s=lambda service: service.timing.history_s)
     async def sample_history(self) -> None:
         """Add a sample to the history."""
-        views, namespaces = self.projection.devices.values(), self.projection.namespaces()
-        self.history.sample(views, namespaces, self.clock.now())
+        if self.synced:
+            devices = list(self.projection.devices.values())
+            reasons = [reason_code(waiting) for waiting in self.projection.waiting.values()]
+            hardware = dict(self.projection.hardware)
+            make = partial(sample_of, devices, reasons, hardware)
+            await self.history.add(make, self.clock.now())
+
+    @loops(every_s=lambda service: service.timing.finished_s)
+    async def record_finished(self) -> None:
+        """Record the pods that have finished."""
+        if self._ended:
+            ended, self._ended = self._ended, {}
+            events = self.projection.events
+            pods = [
+                finished_pod(lease, at, events.end_of(pod)) for pod, (lease, at) in ended.items()
+            ]
+            await self.history.add_finished(pods, self.clock.now())
+
+    def _record_ended(self, before: Mapping[PodUid, Lease], after: Mapping[PodUid, Lease]) -> None:
+        now = self.clock.now()
+        for pod in before.keys() - after.keys():
+            if before[pod].state is not LeaseState.RESERVED:
+                self._ended[pod] = before[pod], now
+        for pod in after:
+            self._ended.pop(pod, None)
 
     def _mark_all_stale(self, snapshot: LedgerSnapshot) -> None:
         self._all_pods_stale = True

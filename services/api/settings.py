@@ -46,7 +46,8 @@ class ApiSettings(LedgerSettings):
     )
     state_dir: Path = setting(
         Path("/var/lib/api"),
-        "with --auth tokens, without --tokens: a token for all namespaces is made in `tokens` here",
+        "directory of `history.sqlite`, 7 days in at most 256 MiB; with --auth tokens and "
+        "without --tokens, a token for all namespaces is made in `tokens` here",
     )
     trace_url: str = setting(
         "",

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 
+from services.api.history_file import HistoryFile
 from services.api.http_server import HttpServer
 from services.api.legacy_metrics import legacy_metrics_application
 from services.api.read_api import ReadApi, SpanDirectory
@@ -55,13 +56,15 @@ async def serve_api(settings: ApiSettings) -> None:
         budgets = await stack.enter_async_context(
             Budgets.connect(redis_url, credentials=credentials)
         )
-        timing = ApiTiming(idle_after_s=settings.idle_after_minutes * MINUTE_S)
+        history = HistoryFile(settings.state_dir / "history.sqlite")
+        await stack.enter_async_context(aclosing(history))
         service = ApiService(
             ledger,
             SystemClock(),
             read_usage=_usage_reader(bus),
             preemptions=ledger.part(Preemptions),
-            timing=timing,
+            history=history,
+            timing=ApiTiming(idle_after_s=settings.idle_after_minutes * MINUTE_S),
         )
         api = ReadApi(
             service,

@@ -384,3 +384,34 @@ class ReportView(ShowbackView, frozen=True, kw_only=True):
     """GPU time, and the GPU-minutes of running leases that it does not contain yet."""
 
     not_charged: dict[Namespace, str]
+
+
+class BudgetSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A namespace's budget, as the timekeeper reported it last."""
+
+    state: str
+    lease_class: str
+    new_pods: str
+    window: str
+    used_minutes: float
+    remaining_minutes: float | None
+    current_rate_milli_gpu: int
+    exhausted_at: float | None
+    at: float
+
+
+class BudgetPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """GPU-minutes used until an instant."""
+
+    at: float
+    minutes: float
+
+
+class BudgetHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """The GPU-minutes used in a budget's window, so far."""
+
+    window: str
+    start: float
+    end: float | None
+    limit_minutes: float | None
+    points: tuple[BudgetPoint, ...]

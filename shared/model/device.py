@@ -16,6 +16,8 @@ from shared.model.bounds import (
     LongText,
     Mib,
     ModelText,
+    Percent,
+    Seconds,
     ShortText,
 )
 from shared.model.names import DeviceUuid, Namespace
@@ -308,3 +310,28 @@ def _sharing_reason(request: GpuRequest, use: DeviceUse, own: DeviceUse) -> Devi
         text = "an earlier container of the pod uses it exclusively"
         return DeviceRefusal("GpuInExclusiveUse", text)
     return DeviceRefusal("GpuInExclusiveUse", "all of its cores are reserved")
+
+
+class XidEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An XID event of a device."""
+
+    number: Count
+    at: Seconds
+    meaning: ShortText = ""
+
+
+class Hardware(msgspec.Struct, frozen=True, kw_only=True):
+    """What the driver reports of a device; null where it does not."""
+
+    device: DeviceUuid
+    at: Seconds
+    temperature_c: Count | None = None
+    power_w: Seconds | None = None
+    power_limit_w: Seconds | None = None
+    sm_clock_mhz: Count | None = None
+    memory_clock_mhz: Count | None = None
+    busy_percent: Percent | None = None
+    throttle: Annotated[tuple[ShortText, ...], Meta(max_length=16)] = ()
+    """Why its clocks are lower than they could be."""
+    xids: Annotated[tuple[XidEvent, ...], Meta(max_length=16)] = ()
+    """The latest ones, since its agent started."""

@@ -21,6 +21,7 @@ from shared.model.bounds import (
     ShortText,
     SignedAmount,
 )
+from shared.model.budget import BudgetHistory, BudgetSummary
 from shared.model.lease import ClaimAllocation, MigPlacement, Share, ShareSize
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.placement import NodeVerdict, Refusal
@@ -64,6 +65,12 @@ class ShareView(View, frozen=True, kw_only=True):
     share_id: str = ""
     requested_size: ShareSize | None = None
     measured: MeasuredView | None = None
+
+    @property
+    def part_of_device(self) -> float:
+        """The larger part of the device's cores or memory, 0 to 1."""
+        memory = self.memory_mib / max(self.device_mib, 1)
+        return 1.0 if self.whole else min(1.0, max(self.booked_cores / 100, memory))
 
 
 class HeldShare(ShareView, frozen=True, kw_only=True):
@@ -308,20 +315,6 @@ class EventView(View, frozen=True, kw_only=True):
     """Namespace and name of the pod for which it was evicted."""
 
 
-class BudgetSummary(View, frozen=True, kw_only=True):
-    """A namespace's budget, as the timekeeper reported it last."""
-
-    state: str
-    lease_class: str
-    new_pods: str
-    window: str
-    used_minutes: float
-    remaining_minutes: float | None
-    current_rate_milli_gpu: int
-    exhausted_at: float | None
-    at: float
-
-
 class NamespaceView(View, frozen=True, kw_only=True):
     """A namespace's leases, waiting pods and budget."""
 
@@ -334,37 +327,83 @@ class NamespaceView(View, frozen=True, kw_only=True):
     budget: BudgetSummary | None = None
 
 
-class BudgetPoint(View, frozen=True, kw_only=True):
-    """GPU-minutes used until an instant."""
-
-    at: float
-    minutes: float
-
-
-class BudgetHistory(View, frozen=True, kw_only=True):
-    """The GPU-minutes used in a budget's window, so far."""
-
-    window: str
-    start: float
-    end: float | None
-    limit_minutes: float | None
-    points: tuple[BudgetPoint, ...]
-
-
 class NamespaceDetails(NamespaceView, frozen=True, kw_only=True):
     """A namespace, with the history of its budget in the open window."""
 
     budget_history: BudgetHistory | None = None
 
 
-class HistoryView(View, frozen=True, kw_only=True):
-    """The last day in columns; null where the amount is not known."""
+Column = tuple[float | None, ...]
+"""One value for each instant; null where it is not known."""
 
+
+class HistoryView(View, frozen=True, kw_only=True):
+    """Amounts over time in columns: MiB, and percent of one device; the last ones are the latest.
+
+    What is measured is absent if the viewer may not see it. Replicas have recorded their own.
+    """
+
+    range: str
+    source: str
+    """`file`, or `prometheus`."""
+    memory_capacity: int | None = None
+    """Of the devices now; null of a pod and a namespace."""
+    cores_capacity: int | None = None
     at: tuple[float, ...]
-    memory: tuple[int | None, ...]
-    cores: tuple[int | None, ...]
-    used_memory: tuple[int | None, ...] | UnsetType = UNSET
-    used_cores: tuple[int | None, ...] | UnsetType = UNSET
+    memory: Column
+    """Leased."""
+    cores: Column
+    used_memory: Column | UnsetType = UNSET
+    """Measured."""
+    used_cores: Column | UnsetType = UNSET
+    idle: Column | UnsetType = UNSET
+    """What idle shares hold: the larger part of a device's cores or memory."""
+    temperature: Column | UnsetType = UNSET
+    """Of a device, degrees Celsius."""
+    power: Column | UnsetType = UNSET
+    """Of a device, watts."""
+    clock: Column | UnsetType = UNSET
+    """Of a device's multiprocessors, MHz."""
+    busy: Column | UnsetType = UNSET
+    """Percent of the time in which a kernel ran on the device."""
+    waiting: dict[str, Column] | UnsetType = UNSET
+    """Of the cluster: waiting pods by reason."""
+
+
+class FinishedPod(View, frozen=True, kw_only=True):
+    """A pod whose lease has ended."""
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    claim: bool = False
+    """It is a ResourceClaim."""
+    node: NodeName
+    devices: tuple[DeviceUuid, ...]
+    gpus: float
+    """The larger part of each device's cores or memory, added up."""
+    memory_mib: int
+    cores_percent: int
+    started: float
+    """When the lease was created."""
+    ended: float
+    reason: str = ""
+    """`Succeeded`, `Failed`, or why it was deleted; empty if it is not known."""
+    gpu_hours: float
+    used_memory_mib: int | None = None
+    """The mean; null if it was not measured."""
+    used_cores_percent: int | None = None
+    idle_gpu_hours: float | None = None
+
+
+class FinishedView(View, frozen=True, kw_only=True):
+    """Pods that finished within a day while this replica of the API ran, the latest first."""
+
+    read_at: float
+    since: float
+    total: int
+    """All that were asked for; at most 500 are listed."""
+    pods: tuple[FinishedPod, ...]
 
 
 class ManifestView(View, frozen=True, kw_only=True):

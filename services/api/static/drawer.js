@@ -132,8 +132,8 @@ function whenAdded(parent, draw) {
 
 function historyChart(history, kind) {
   const isDevice = kind === "device";
-  const amount = (value) => value === null ? null : isDevice ? value : value / 1024;
-  const line = (name, label, colour, dashed) => history[name] && { label, colour, dashed, values: history[name].map(amount) };
+  const unit = (name) => !name.includes("memory") ? 1 : isDevice ? history.memory_capacity / 100 : 1024;
+  const line = (name, label, colour, dashed) => history[name] && { label, colour, dashed, values: history[name].map((value) => value === null ? null : value / unit(name)) };
   const lines = isDevice
     ? [line("memory", "Memory leased", "link"), line("used_memory", "Memory used", "good"), line("cores", "Cores leased", "warn"), line("used_cores", "Cores used", "soft")]
     : [line("memory", "Memory leased", "link"), line("used_memory", "Memory used", "good")];

@@ -133,6 +133,7 @@ def _services(plan: Plan, directory: StateDir) -> list[Component]:
     page = (
         *_as_account(directory, "api"),
         *("--listen", plan.page_url.removeprefix("http://")),
+        *("--state-dir", str(directory.root / "api")),
         *_flag("--scheduler-metrics", settings.scheduler_metrics),
     )
     binder = _as_account(directory, BINDER)

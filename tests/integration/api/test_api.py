@@ -20,6 +20,7 @@ from shared.model.events.pod_events import (
     PlacementChosen,
     PlacementRefused,
     PodBound,
+    PodTerminated,
 )
 from shared.model.names import Namespace
 from shared.model.placement import Refusal
@@ -94,6 +95,44 @@ async def test_leases_are_shown_until_they_end(shown: RunningApi) -> None:
     await until(shown.shares, lambda shares: shares[0]["state"] == "bound")
     await shown.ledger.release([lease.pod], reason="test")
     await shown.until_shares(0)
+
+
+async def test_a_pod_has_a_history_and_is_listed_for_a_day_after_it_finished(
+    shown: RunningApi,
+) -> None:
+    lease = await reserve_lease(shown)
+    await shown.ledger.bind([lease])
+    await shown.publish(PodBound(lease=lease))
+    await until(shown.shares, lambda shares: bool(shares and shares[0]["state"] == "bound"))
+    shown.usage.measure(lease, memory_mib=1_600, cores_percent=7)
+    await until(shown.shares, lambda shares: bool(shares and shares[0]["measured"]))
+    await shown.service.sample_history()
+    for path in ("leases/p1", "nodes/a", "devices/GPU-a-0", f"namespaces/{lease.namespace}"):
+        _, history = await shown.get(f"/api/v1/{path}/history?range=1h")
+        assert (history["memory"][-1], history["used_memory"][-1]) == (4000, 1600)
+    _, cluster = await shown.get("/api/v1/history")
+    assert cluster["cores_capacity"] == 200
+    assert cluster["used_cores"][-1] == 7
+    assert (await shown.get("/api/v1/history?range=1y"))[0] == 400
+
+    ended = PodTerminated(
+        pod=lease.pod,
+        namespace=lease.namespace,
+        name=lease.name,
+        node=lease.node,
+        phase="Succeeded",
+    )
+    await shown.publish(ended)
+    await until(shown.state, lambda state: len(state["events"]) == 2)
+    await shown.ledger.release([lease.pod], reason="test")
+
+    _, found = await until(
+        lambda: shown.get("/api/v1/finished?node=a"), lambda reply: reply[1]["total"] == 1
+    )
+    (pod,) = found["pods"]
+    assert (pod["pod"], pod["reason"], pod["memory_mib"]) == ("p1", "Succeeded", 4000)
+    assert (await shown.get("/api/v1/finished?node=b"))[1]["total"] == 0
+    assert (await shown.get("/api/v1/leases/p1/history"))[0] == 200
 
 
 async def test_changes_are_streamed_and_a_reader_that_reconnects_misses_nothing(

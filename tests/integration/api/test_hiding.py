@@ -50,6 +50,7 @@ async def test_neither_stream_nor_api_nor_pages_name_a_namespace_that_the_viewer
     async with serve(tokens="for-b b\nfor-default default\n") as shown:
         begin = (await shown.state("for-b"))["id"]
         lease = await reserve_lease(shown)
+        await shown.ledger.bind([lease])
         shown.usage.measure(lease, memory_mib=1_234_567)
         await until(
             lambda: shown.shares("for-default"), lambda found: found and found[0]["measured"]
@@ -110,10 +111,19 @@ async def test_neither_stream_nor_api_nor_pages_name_a_namespace_that_the_viewer
         for text in answers:
             assert [expected for expected in THEIRS if expected in text] == []
         assert "in use" in answers[-1]
-        for path in ("leases/p1", "leases/w1", "namespaces/default", "namespaces/default/history"):
+        theirs_only = ("leases/p1", "leases/w1", "namespaces/default")
+        for path in (*theirs_only, "leases/p1/history", "namespaces/default/history"):
             assert (await shown.get(f"/api/v1/{path}", "for-b"))[0] == 404
-        _, history = await shown.get(f"/api/v1/devices/{uuid}/history", "for-b")
-        assert history.keys() == {"at", "memory", "cores"}
+        for path in ("history", "nodes/a/history", f"devices/{uuid}/history"):
+            _, history = await shown.get(f"/api/v1/{path}", "for-b")
+            assert {"used_memory", "used_cores", "idle"}.isdisjoint(history)
+        await shown.ledger.release(["p1"], reason="test")
+        await until(lambda: finished(shown, "for-default"), lambda names: names == ["name-of-p1"])
+        assert await finished(shown, "for-b") == []
+
+
+async def finished(shown: RunningApi, token: str) -> list[str]:
+    return [pod["name"] for pod in (await shown.get("/api/v1/finished", token))[1]["pods"]]
 
 
 async def test_a_viewer_sees_neither_the_steps_of_pods_that_are_gone_nor_for_which_one_was_evicted(

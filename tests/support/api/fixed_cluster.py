@@ -2,8 +2,11 @@
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 
-from services.api.history import INTERVAL_S, SAMPLES
+from services.api.history import sample_of
+from services.api.history_file import HistoryFile
 from services.api.http_server import HttpServer
 from services.api.read_api import ReadApi
 from services.api.service import ApiService
@@ -262,9 +265,15 @@ class FixedBudgets:
         ]
 
 
-def filled() -> ApiService:
+async def filled(history: HistoryFile) -> ApiService:
     """The page's state at that moment."""
-    board = ApiService(None, FixedClock(), read_usage=no_agents, preemptions=None)  # type: ignore[arg-type]
+    board = ApiService(
+        None,  # type: ignore[arg-type]
+        FixedClock(),
+        read_usage=no_agents,
+        preemptions=None,  # type: ignore[arg-type]
+        history=history,
+    )
     projection = board.projection
     totals = [node_totals(node, leases) for node, leases in LEASES.items()]
     projection.update_nodes([], totals)
@@ -295,15 +304,18 @@ def filled() -> ApiService:
     )
     projection.add_events([resized], NOW)
     projection.update_preemptions(PreemptionState(evictions=(EVICTION,)))
-    for number in range(SAMPLES):
+    day, hour = range(86_400, 3600, -600), range(3600, 0, -30)
+    for number, before_s in enumerate((*day, *hour)):
         projection.update_measured(
             NodeName("gpu-b"),
             [usage(lease, 100 - number % 60) for lease in LEASES["gpu-b"]],
             now=NOW,
             idle_after_s=600,
         )
-        at = NOW - INTERVAL_S * (SAMPLES - number)
-        board.history.sample(projection.devices.values(), projection.namespaces(), at)
+        await history.add(
+            partial(sample_of, list(projection.devices.values()), ["NoMemory"] * 2, {}),
+            NOW - before_s,
+        )
     board.synced = True
     return board
 
@@ -311,7 +323,8 @@ def filled() -> ApiService:
 @asynccontextmanager
 async def fixed_page() -> AsyncIterator[str]:
     """Serve the page of the cluster; yields its URL."""
-    api = ReadApi(filled(), FixedBudgets(), None)  # type: ignore[arg-type]
+    history = HistoryFile(Path("/nonexistent/history"))
+    api = ReadApi(await filled(history), FixedBudgets(), None)  # type: ignore[arg-type]
     pages = HttpServer(api, AnonymousAuthenticator())
     async with health.served(pages.application(), "127.0.0.1:0") as address:
         yield f"http://{address}"

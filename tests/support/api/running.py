@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import aiohttp
 
+from services.api.history_file import HistoryFile
 from services.api.http_server import HttpServer
 from services.api.read_api import ReadApi, SpanDirectory
 from services.api.service import ApiService, ApiTiming
@@ -126,13 +127,16 @@ async def running_api(
         bus = await enter(Bus.connect(nats_url, name="test"))
         budgets = await enter(Budgets.connect(redis_url, prefix=f"lh-budget-{uuid4().hex}:"))
         client = await enter(aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)))
+        history = HistoryFile(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "history")
+        stack.push_async_callback(history.aclose)
         usage, preemptions = NodesUsage(), leases.part(Preemptions)
         service = ApiService(
             leases,
             SystemClock(),
             read_usage=usage,
             preemptions=preemptions,
-            timing=ApiTiming(round_s=0.02, usage_s=0.05, preemptions_s=0.05),
+            history=history,
+            timing=ApiTiming(round_s=0.02, usage_s=0.05, preemptions_s=0.05, finished_s=0.05),
         )
         started = asyncio.Event()
         runner = Runner("api", service, bus, Tracing("api", None))
