@@ -4,7 +4,7 @@ A kubelet takes a `ClusterStore`, which the API server's store implements. The A
 `ContainerRuntime`, which the fleet of kubelets implements. Neither half imports the other.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +39,15 @@ class LogOptions:
     limit_bytes: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a container's processes use."""
+
+    node: str
+    cores: float
+    memory_bytes: int
+
+
 class ContainerRuntime(Protocol):
     """Runs commands in containers and reads their logs.
 
@@ -63,6 +72,10 @@ class ContainerRuntime(Protocol):
         self, namespace: str, pod: str, container: str, options: LogOptions
     ) -> AsyncIterator[bytes]:
         """Yield the container's log in chunks; with `follow`, until the container ends."""
+        ...
+
+    def usage(self) -> Mapping[str, Usage]:
+        """Return the use of the containers with processes, by the last part of their ID."""
         ...
 
 

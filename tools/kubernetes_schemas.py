@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from simcluster.apimachinery.schemas import FILE, schema_name
-from simcluster.apiserver.kinds.builtin_resources import BUILTIN
+from simcluster.apiserver.kinds.builtin_resources import BUILTIN, METRICS
 
 _MODULES = ("api", "apimachinery", "apiextensions-apiserver")
 _BODIES = (
@@ -230,7 +230,9 @@ def _reachable(schemas: dict[str, dict[str, Any]], roots: list[str]) -> dict[str
 
 def main() -> None:
     schemas = {name: row for source in _sources(sys.argv[1]) for name, row in source.schemas()}
-    roots = [schema_name(kind) for kind in BUILTIN] + [_PREFIX + name for name in _BODIES]
+    roots = [schema_name(kind) for kind in BUILTIN if kind.group != METRICS] + [
+        _PREFIX + name for name in _BODIES
+    ]
     rows = _reachable(schemas, roots)
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
     FILE.write_text(f"{{\n{lines}\n}}\n")

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
@@ -18,6 +20,7 @@ class Resource:
     has_status: bool = False
     selectable: tuple[str, ...] = ()
     subresources: tuple[str, ...] = ()
+    verbs: tuple[str, ...] = VERBS
     singular_name: str = ""
     list_name: str = ""
     stored_as: str = ""

@@ -13,7 +13,7 @@ _ACCOUNT = "system:serviceaccount:"
 def rules_of(store: ObjectStore, user: Json, namespace: str) -> Iterator[Json]:
     """Yield the rules of all roles that are bound to the user, cluster-wide or in the namespace."""
     if _ADMINISTRATORS in user.get("groups", ()):
-        yield EVERYTHING
+        yield from EVERYTHING
         return
     bindings = store.list("clusterrolebindings")
     if namespace:

@@ -5,7 +5,19 @@ from dataclasses import dataclass
 
 from simcluster.apimachinery.objects import Json
 
-EVERYTHING: Json = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}
+EVERYTHING: Sequence[Json] = (
+    {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]},
+    {"verbs": ["*"], "nonResourceURLs": ["*"]},
+)
+_OPEN = ("/api", "/apis", "/healthz", "/livez", "/openapi", "/readyz", "/version")
+AUTHENTICATED: Sequence[Json] = (
+    {"verbs": ["create"], "apiGroups": ["authentication.k8s.io"],
+     "resources": ["selfsubjectreviews"]},
+    {"verbs": ["create"], "apiGroups": ["authorization.k8s.io"],
+     "resources": ["selfsubjectaccessreviews", "selfsubjectrulesreviews"]},
+    {"verbs": ["get"], "nonResourceURLs": [url for path in _OPEN for url in (path, f"{path}/*")]},
+)  # fmt: skip
+"""The rules of every user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +40,14 @@ def allows(rule: Json, request: ResourceAttributes) -> bool:
         and _named(rule.get("apiGroups"), request.group)
         and any(_covers(each, request.resource) for each in rule.get("resources") or ())
         and (not names or request.name in names)
+    )
+
+
+def allows_url(rule: Json, verb: str, path: str) -> bool:
+    """Return whether a rule allows a request of a path that is no resource."""
+    urls = rule.get("nonResourceURLs") or ()
+    return _named(rule.get("verbs"), verb) and any(
+        each in {"*", path} or (each.endswith("*") and path.startswith(each[:-1])) for each in urls
     )
 
 

@@ -29,6 +29,7 @@ from simcluster.controller_manager.plans import (
 
 HASH = "pod-template-hash"
 REVISION = "deployment.kubernetes.io/revision"
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def plan_deployment(
@@ -45,8 +46,12 @@ def plan_deployment(
         new = _new_replica_set(deployment, newest + 1)
         new["spec"]["replicas"] = _room_for_new(deployment, 0, old, pods)
         plan.create.append(("replicasets", new))
-    elif _revision(current) <= newest:
-        plan.update.append(("replicasets", _revised(current, newest + 1)))
+        return plan
+    revision = max(_revision(current), newest + 1)
+    if _revision(deployment) != revision:
+        plan.annotations = {REVISION: str(revision)}
+    if changed := _annotated(current, _annotations(deployment, revision)):
+        plan.update.append(("replicasets", changed))
     else:
         step = _recreate if deployment["spec"]["strategy"]["type"] == "Recreate" else _roll
         step(plan, deployment, current, old, pods)
@@ -82,7 +87,7 @@ def _new_replica_set(deployment: Json, revision: int) -> Json:
             "name": f"{name_of(deployment)}-{name}",
             "namespace": namespace_of(deployment),
             "labels": labels,
-            "annotations": {REVISION: str(revision)},
+            "annotations": _annotations(deployment, revision),
             "ownerReferences": [owner_reference(deployment, "Deployment", "apps/v1")],
         },
         "spec": {
@@ -93,14 +98,22 @@ def _new_replica_set(deployment: Json, revision: int) -> Json:
     }
 
 
-def _revision(replica_set: Json) -> int:
-    return int(annotations_of(replica_set).get(REVISION) or 0)
+def _revision(workload: Json) -> int:
+    return int(annotations_of(workload).get(REVISION) or 0)
 
 
-def _revised(replica_set: Json, revision: int) -> Json:
-    """Return a ReplicaSet whose template is the Deployment's again, as its newest revision."""
+def _annotations(deployment: Json, revision: int) -> Json:
+    """Return the annotations of the ReplicaSet of a revision: those of the Deployment, mostly."""
+    kept = {k: v for k, v in annotations_of(deployment).items() if k != _LAST_APPLIED}
+    return {**kept, REVISION: str(revision)}
+
+
+def _annotated(replica_set: Json, annotations: Json) -> Json | None:
+    """Return a ReplicaSet with these annotations, too; None if it has them."""
+    if annotations.items() <= annotations_of(replica_set).items():
+        return None
     changed = deep_copy(replica_set)
-    changed["metadata"].setdefault("annotations", {})[REVISION] = str(revision)
+    changed["metadata"].setdefault("annotations", {}).update(annotations)
     return changed
 
 

@@ -14,6 +14,7 @@ from simcluster.apimachinery.objects import (
     namespace_of,
     parse_time,
 )
+from simcluster.controller_manager.cron_jobs import plan_cron_job
 from simcluster.controller_manager.daemon_sets import plan_daemon_set
 from simcluster.controller_manager.deployments import plan_deployment
 from simcluster.controller_manager.jobs import plan_job
@@ -101,6 +102,7 @@ TABLES = {
     "StatefulSet": "statefulsets",
     "DaemonSet": "daemonsets",
     "Job": "jobs",
+    "CronJob": "cronjobs",
 }
 WORKERS = 8
 FIRST_RETRY_S = 0.2
@@ -186,6 +188,9 @@ class ControllerManager:
             self._store.patch(
                 table, key.namespace, key.name, _with_status(plan.status), subresource="status"
             )
+        if plan.annotations:
+            annotated = {"metadata": {"annotations": plan.annotations}}
+            self._store.patch(table, key.namespace, key.name, annotated)
         if plan.again_in_s is not None:
             self._queue.add_after(key, max(plan.again_in_s, 0.0))
         for changed_table, obj in plan.update:
@@ -204,6 +209,8 @@ class ControllerManager:
             replica_sets = self._owned("replicasets", workload)
             pods = [pod for each in replica_sets for pod in self._owned("pods", each)]
             return plan_deployment(workload, replica_sets, pods, now)
+        if kind == "CronJob":
+            return plan_cron_job(workload, self._owned("jobs", workload), now)
         pods = self._owned("pods", workload)
         if kind == "ReplicaSet":
             return plan_replica_set(workload, pods, now)
@@ -224,10 +231,12 @@ class ControllerManager:
         ]
 
     def _update(self, table: str, obj: Json, owner: Json, kind: str) -> None:
+        before = self._store.read(table, namespace_of(obj), name_of(obj))
         self._store.patch(table, namespace_of(obj), name_of(obj), lambda _old: obj)
         replicas = obj["spec"].get("replicas")
-        text = f"Scaled replica set {name_of(obj)} to {replicas}"
-        self._events.write(owner, kind, "Normal", "ScalingReplicaSet", text)
+        if replicas != before["spec"].get("replicas"):
+            text = f"Scaled replica set {name_of(obj)} to {replicas}"
+            self._events.write(owner, kind, "Normal", "ScalingReplicaSet", text)
 
     def _delete(self, table: str, obj: Json, owner: Json, kind: str) -> None:
         """Delete an object, unless it is marked for deletion already."""
@@ -263,7 +272,8 @@ class ControllerManager:
 
 
 def _noun(table: str) -> str:
-    nouns = {"pods": "pod", "replicasets": "replica set", "persistentvolumeclaims": "claim"}
+    nouns = {"pods": "pod", "replicasets": "replica set", "jobs": "job",
+             "persistentvolumeclaims": "claim"}  # fmt: skip
     return nouns[table]
 
 
@@ -279,6 +289,7 @@ def _controller_user(kind: str) -> Json:
         "StatefulSet": "statefulset",
         "DaemonSet": "daemon-set",
         "Job": "job",
+        "CronJob": "cronjob",
     }
     return {
         "username": f"system:serviceaccount:kube-system:{names[kind]}-controller",

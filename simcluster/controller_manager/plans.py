@@ -36,6 +36,8 @@ class WorkloadPlan:
     """Table and object; what is marked for deletion already is left alone."""
     update: list[tuple[str, Json]] = field(default_factory=list)
     """Table, and the object with its changes."""
+    annotations: Json = field(default_factory=dict)
+    """Annotations to set on the workload itself."""
     delete_itself: bool = False
     again_in_s: float | None = None
     """Seconds after which the workload must be looked at again; None: when something changes."""

@@ -1,6 +1,6 @@
 """The fleet of simulated kubelets: all nodes of a cluster, and access to their containers."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,7 @@ from simcluster.kubelet.containers.container_commands import (
 from simcluster.kubelet.containers.container_state import ContainerPhase, ContainerState, PodState
 from simcluster.kubelet.kubelet import SimKubelet
 from simcluster.kubelet.settings import NodeSettings
-from simcluster.ports import ClusterStore, ExecStreams, LogOptions
+from simcluster.ports import ClusterStore, ExecStreams, LogOptions, Usage
 
 
 class TerminalStreams:
@@ -139,6 +139,14 @@ class KubeletFleet:
             text = f'previous terminated container "{container}" in pod "{pod}" not found'
             raise ApiError.bad_request(text)
         return LogReader(state, options).chunks()
+
+    def usage(self) -> Mapping[str, Usage]:
+        """Return the use of the containers with processes, by the last part of their ID."""
+        return {
+            container: Usage(node, cores, memory_bytes)
+            for node, kubelet in self.kubelets.items()
+            for container, (cores, memory_bytes) in kubelet.processes.usage().items()
+        }
 
     def _state(self, namespace: str, pod: str, container: str) -> ContainerState | None:
         _, found = self._pod(namespace, pod)

@@ -8,7 +8,6 @@ from simcluster.apiserver.crd.custom_kinds import version_priority
 
 VERSION = "v1.36.0"
 AGGREGATED = "apidiscovery.k8s.io"
-_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
 _SUBRESOURCES = {
     "status": ("", ("get", "patch", "update")),
     "binding": ("Binding", ("create",)),
@@ -110,7 +109,7 @@ def _entries(kind: Resource) -> Iterable[Json]:
         "singularName": kind.singular,
         "namespaced": kind.namespaced,
         "kind": kind.kind,
-        "verbs": list(_VERBS),
+        "verbs": list(kind.verbs),
     }
     if kind.short_names:
         entry["shortNames"] = list(kind.short_names)
@@ -177,7 +176,7 @@ def _aggregated_kind(kind: Resource) -> Json:
         "responseKind": response(kind.kind, kind.group),
         "scope": "Namespaced" if kind.namespaced else "Cluster",
         "singularResource": kind.singular,
-        "verbs": list(_VERBS),
+        "verbs": list(kind.verbs),
     }
     if kind.short_names:
         entry["shortNames"] = list(kind.short_names)

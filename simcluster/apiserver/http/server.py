@@ -33,10 +33,11 @@ from simcluster.apiserver.http.messages import (
 )
 from simcluster.apiserver.http.pod_access import serve_log
 from simcluster.apiserver.http.representations import ObjectView, negotiate_view
+from simcluster.apiserver.http.resource_metrics import read_metrics
 from simcluster.apiserver.http.service_proxy import parse_proxied, serve_proxied
 from simcluster.apiserver.http.watches import WatchRequest, serve_watch
 from simcluster.apiserver.kinds.binding import bind
-from simcluster.apiserver.kinds.builtin_resources import BINDINGS
+from simcluster.apiserver.kinds.builtin_resources import BINDINGS, METRICS
 from simcluster.apiserver.kinds.disruption_budgets import DisruptionController
 from simcluster.apiserver.kinds.garbage_collection import GarbageCollector
 from simcluster.apiserver.kinds.namespaces import NamespaceController, create_system_objects
@@ -125,7 +126,12 @@ log = logging.getLogger(__name__)
 _REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 _CREATE_REVIEW = ResourceAttributes("create", "authentication.k8s.io", "tokenreviews")
 _SCHEDULER: Json = {"username": "system:kube-scheduler", "groups": ["system:authenticated"]}
-_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/"
+_SUBJECT_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+_SELF_REVIEWS = frozenset({
+    "/apis/authentication.k8s.io/v1/selfsubjectreviews",
+    "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+    "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",
+})  # fmt: skip
 _CREATE_ACCESS_REVIEW = ResourceAttributes("create", "authorization.k8s.io", "subjectaccessreviews")
 _UNAUTHORIZED = ApiError(401, "Unauthorized", "Unauthorized")
 _NOT_SIMULATED = {
@@ -257,6 +263,11 @@ class ApiServer:
         fields = request.query.get("fieldSelector", "")
         attributes = attributes_of(request.method, target, watch=watch, fields=fields)
         authorize(self.store, user, attributes)
+        if target.kind.group == METRICS:
+            if request.method != "GET" or watch:
+                raise method_not_allowed(request.method)
+            body = read_metrics(self.store, self.runtime, target, request.query)
+            return json_response(encode(body))
         if target.subresource in {"exec", "attach", "portforward", "log"}:
             return await self._access_pod(request, target, user)
         if request.method == "GET":
@@ -275,8 +286,8 @@ class ApiServer:
         if path == _REVIEWS and request.method == "POST":
             authorize(self.store, user, _CREATE_REVIEW)
             return json_response(encode(self._tokens.review(await read_body(request) or {})), 201)
-        if path.startswith(_ACCESS_REVIEWS) and request.method == "POST":
-            if path.endswith("/subjectaccessreviews"):
+        if path in {_SUBJECT_REVIEWS, *_SELF_REVIEWS} and request.method == "POST":
+            if path == _SUBJECT_REVIEWS:
                 authorize(self.store, user, _CREATE_ACCESS_REVIEW)
             review = review_access(self.store, user, await read_body(request) or {})
             return json_response(encode(review), 201)

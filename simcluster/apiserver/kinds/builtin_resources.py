@@ -19,6 +19,7 @@ _NEW_EVENT_FIELDS = (
 BINDINGS = Resource(plural="bindings", kind="Binding", stored_as="pods")
 """The older path of Bindings. It only accepts new ones, and is not the subresource of a pod for
 roles and admission."""
+METRICS = "metrics.k8s.io"
 BUILTIN = (
     Resource(plural="namespaces", kind="Namespace", namespaced=False, short_names=("ns",),
              has_status=True, selectable=("status.phase",)),
@@ -86,6 +87,8 @@ BUILTIN = (
              categories=("all",), has_status=True),
     Resource(plural="jobs", kind="Job", group="batch", categories=("all",), has_status=True,
              selectable=("status.successful",)),
+    Resource(plural="cronjobs", kind="CronJob", group="batch", short_names=("cj",),
+             categories=("all",), has_status=True),
     Resource(plural="resourceclaims", kind="ResourceClaim", group="resource.k8s.io",
              has_status=True),
     Resource(plural="resourceclaimtemplates", kind="ResourceClaimTemplate",
@@ -95,5 +98,8 @@ BUILTIN = (
     Resource(plural="deviceclasses", kind="DeviceClass", group="resource.k8s.io",
              namespaced=False),
     Resource(plural="runtimeclasses", kind="RuntimeClass", group="node.k8s.io", namespaced=False),
+    *(Resource(plural=plural, kind=kind, group=METRICS, version="v1beta1", stored_as=plural,
+               namespaced=plural == "pods", verbs=("get", "list"))
+      for plural, kind in (("nodes", "NodeMetrics"), ("pods", "PodMetrics"))),
 )  # fmt: skip
 RESOURCES = {row.table: row for row in BUILTIN if not row.stored_as}

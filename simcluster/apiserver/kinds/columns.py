@@ -127,6 +127,15 @@ def _job_duration(job: Json, now: float) -> str:
     return "" if not started else format_age(started, parse_time(ended) if ended else now)
 
 
+def _last_schedule(cron_job: Json, now: float) -> str:
+    last = at_path(cron_job, "status.lastScheduleTime")
+    return format_age(last, now) if last else _NONE
+
+
+def _in_job(cell: Callable[[Json, float], str]) -> Callable[[Json, float], str]:
+    return lambda obj, now: cell(at_path(obj, "spec.jobTemplate"), now)
+
+
 _WORKLOAD_WIDE = (
     Column("Containers", _template("name"), 1),
     Column("Images", _template("image"), 1),
@@ -246,6 +255,18 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         Column("Duration", _job_duration),
         AGE,
         *_WORKLOAD_WIDE,
+    ),
+    "cronjobs": (
+        NAME,
+        Column("Schedule", _path("spec.schedule", "")),
+        Column("Timezone", _path("spec.timeZone")),
+        Column("Suspend", lambda obj, _now: str(_path("spec.suspend", False)(obj, 0))),
+        Column("Active", _size("status.active"), type="integer"),
+        Column("Last Schedule", _last_schedule),
+        AGE,
+        Column("Containers", _in_job(_template("name")), 1),
+        Column("Images", _in_job(_template("image")), 1),
+        Column("Selector", lambda _obj, _now: _NONE, 1),
     ),
     "leases": (NAME, Column("Holder", _path("spec.holderIdentity", "")), AGE),
     "priorityclasses": (

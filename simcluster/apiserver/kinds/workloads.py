@@ -3,17 +3,27 @@
 https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from simcluster.apimachinery.errors import ApiError, Cause
 from simcluster.apimachinery.names import metadata_causes
 from simcluster.apimachinery.objects import Json, JsonValue, at_path, name_of
+from simcluster.apimachinery.schedules import Schedule
 from simcluster.apimachinery.selectors import selector_requirements
 from simcluster.apiserver.kinds.pod_defaults import complete_pod
 from simcluster.apiserver.kinds.pod_validation import pod_causes, required
 from simcluster.apiserver.storage.strategy import KindStrategy, ObjectLookup
 
 JOB_LABELS = ("batch.kubernetes.io/controller-uid", "controller-uid")
+_ENDING = ("OnFailure", "Never")
+_CONCURRENCY = ("Allow", "Forbid", "Replace")
+_CRON_JOB: Json = {
+    "concurrencyPolicy": "Allow",
+    "suspend": False,
+    "successfulJobsHistoryLimit": 3,
+    "failedJobsHistoryLimit": 1,
+}
 JOB_NAME_LABELS = ("batch.kubernetes.io/job-name", "job-name")
 
 
@@ -77,7 +87,7 @@ class JobStrategy(WorkloadStrategy):
             "suspend": False,
             "podReplacementPolicy": "TerminatingOrFailed",
         }
-        super().__init__(defaults, restart_policies=("Never", "OnFailure"))
+        super().__init__(defaults, restart_policies=_ENDING)
 
     def prepare_for_create(self, obj: Json, cluster: ObjectLookup) -> None:
         """Set the selector and the labels of the template; only a work queue has no completions."""
@@ -101,6 +111,37 @@ class JobStrategy(WorkloadStrategy):
         return causes
 
 
+class CronJobStrategy(KindStrategy):
+    """CronJobs hold the template of a Job."""
+
+    has_generation = True
+
+    def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
+        """Set the defaults of the spec, and of the pod template."""
+        spec = obj.get("spec")
+        if isinstance(spec, dict):
+            for field, value in _CRON_JOB.items():
+                _set_default(spec, field, value)
+            template = at_path(spec, "jobTemplate.spec.template")
+            if isinstance(template, dict):
+                complete_pod(template)
+
+    def validate(self, obj: Json) -> list[Cause]:
+        """Validate the schedule, its time zone, and the Job's template."""
+        causes = metadata_causes(obj)
+        spec = obj.get("spec")
+        if not isinstance(spec, dict):
+            return [*causes, required("spec")]
+        causes += _schedule_causes(spec)
+        policy = spec["concurrencyPolicy"]
+        if policy not in _CONCURRENCY:
+            causes.append(_unsupported(policy, _CONCURRENCY, "spec.concurrencyPolicy"))
+        template = at_path(spec, "jobTemplate.spec.template")
+        if not isinstance(template, dict):
+            return [*causes, required("spec.jobTemplate.spec.template")]
+        return [*causes, *_template_causes(template, "spec.jobTemplate.spec.", _ENDING)]
+
+
 def _set_default(holder: Json, field: str, value: JsonValue) -> None:
     if holder.get(field) is None:
         holder[field] = value
@@ -109,6 +150,38 @@ def _set_default(holder: Json, field: str, value: JsonValue) -> None:
         for name, below in value.items():
             if name == "type" or same_type:
                 _set_default(holder[field], name, below)
+
+
+def _schedule_causes(spec: Json) -> Iterator[Cause]:
+    schedule, zone = str(spec.get("schedule") or ""), str(spec.get("timeZone") or "UTC")
+    try:
+        Schedule.parse(schedule)
+    except ValueError as error:
+        text = f'Invalid value: "{schedule}": {error}'
+        yield Cause("FieldValueInvalid", text, "spec.schedule")
+    try:
+        ZoneInfo(zone)
+    except (ValueError, ZoneInfoNotFoundError, OSError):
+        text = f'Invalid value: "{zone}": unknown time zone {zone}'
+        yield Cause("FieldValueInvalid", text, "spec.timeZone")
+
+
+def _template_causes(template: Json, path: str, restart_policies: Sequence[str]) -> list[Cause]:
+    causes = [
+        Cause(each.reason, each.message, f"{path}template.{each.field}")
+        for each in pod_causes(template)
+    ]
+    policy = at_path(template, "spec.restartPolicy")
+    if causes or policy in restart_policies:
+        return causes
+    field = f"{path}template.spec.restartPolicy"
+    return [_unsupported(str(policy), restart_policies, field)]
+
+
+def _unsupported(value: str, allowed: Sequence[str], field: str) -> Cause:
+    listed = ", ".join(f'"{each}"' for each in allowed)
+    text = f'Unsupported value: "{value}": supported values: {listed}'
+    return Cause("FieldValueNotSupported", text, field)
 
 
 def _amount_causes(spec: Json) -> Iterator[Cause]:
@@ -167,4 +240,5 @@ WORKLOAD_STRATEGIES = {
         }
     ),
     "jobs": JobStrategy(),
+    "cronjobs": CronJobStrategy(),
 }

@@ -9,7 +9,12 @@ from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json
 from simcluster.apimachinery.selectors import selected_name
 from simcluster.apiserver.rbac import rules_of
-from simcluster.apiserver.rbac_rules import ResourceAttributes, allows
+from simcluster.apiserver.rbac_rules import (
+    AUTHENTICATED,
+    ResourceAttributes,
+    allows,
+    allows_url,
+)
 from simcluster.apiserver.requests.request_target import RequestTarget
 from simcluster.apiserver.storage.store import ObjectStore
 
@@ -58,10 +63,20 @@ def is_allowed(store: ObjectStore, user: Json, request: ResourceAttributes) -> b
 
 
 def review_access(store: ObjectStore, user: Json, review: Json) -> Json:
-    """Return the completed SubjectAccessReview, or of `user` the SelfSubjectAccessReview."""
+    """Return a completed review: of `user` if it is a Self... one, of the user in it if not."""
     spec = review.get("spec") or {}
-    wanted = spec.get("resourceAttributes") or {}
+    if review.get("kind") == "SelfSubjectReview":
+        return {**review, "metadata": {"creationTimestamp": store.now()},
+                "status": {"userInfo": user}}  # fmt: skip
+    if review.get("kind") == "SelfSubjectRulesReview":
+        return {**review, "status": _rules_status(store, user, str(spec.get("namespace") or ""))}
     of_user = {"username": spec.get("user"), "groups": spec.get("groups") or ()}
+    chosen = user if review.get("kind") == "SelfSubjectAccessReview" else of_user
+    wanted = spec.get("resourceAttributes") or {}
+    if url := spec.get("nonResourceAttributes"):
+        rules = (*rules_of(store, chosen, ""), *AUTHENTICATED)
+        allowed = any(allows_url(each, url.get("verb", ""), url.get("path", "")) for each in rules)
+        return {**review, "status": {"allowed": allowed}}
     names = filter(None, (wanted.get("resource", ""), wanted.get("subresource", "")))
     request = ResourceAttributes(
         verb=wanted.get("verb", ""),
@@ -70,6 +85,13 @@ def review_access(store: ObjectStore, user: Json, review: Json) -> Json:
         namespace=wanted.get("namespace", ""),
         name=wanted.get("name", ""),
     )
-    is_self = review.get("kind") == "SelfSubjectAccessReview"
-    allowed = is_allowed(store, user if is_self else of_user, request)
-    return {**review, "status": {"allowed": allowed}}
+    return {**review, "status": {"allowed": is_allowed(store, chosen, request)}}
+
+
+def _rules_status(store: ObjectStore, user: Json, namespace: str) -> Json:
+    rules = (*rules_of(store, user, namespace), *AUTHENTICATED)
+    return {
+        "resourceRules": [rule for rule in rules if rule.get("resources")],
+        "nonResourceRules": [rule for rule in rules if rule.get("nonResourceURLs")],
+        "incomplete": False,
+    }

@@ -23,6 +23,10 @@ from simcluster.ports import ExecStreams
 
 HOST = Path("/proc")
 _LINKED = ("status", "stat")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_WINDOW_S = 15.0
+"""How long a rate is measured against the same earlier time."""
 MARKER = "SIMULATED_CONTAINER"
 """Variable of a container's processes, by which those that leave their session are found."""
 _SUPERVISED = "LEASEHOLD_SUPERVISED"
@@ -39,6 +43,8 @@ class ProcessTable:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._samples: dict[str, tuple[float, float]] = {}
+        """By process, an earlier time and the seconds of CPU that it had used by then."""
 
     def clear(self) -> None:
         """Forget the processes of an earlier run."""
@@ -64,6 +70,27 @@ class ProcessTable:
         for entry in self.root.iterdir():
             if entry.name.isdecimal() and not (HOST / entry.name).exists():
                 shutil.rmtree(entry, ignore_errors=True)
+
+    def usage(self) -> Mapping[str, tuple[float, int]]:
+        """Return the cores in use and the bytes of memory of each container's processes."""
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        found: dict[str, tuple[float, int]] = {}
+        samples: dict[str, tuple[float, float]] = {}
+        for entry in self.root.glob("[0-9]*"):
+            with contextlib.suppress(OSError, IndexError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                container = (entry / "cgroup").read_text().rpartition("-")[2].partition(".")[0]
+                used_s = (int(fields[11]) + int(fields[12])) / _TICKS
+                since_s, used_then_s = self._samples.get(entry.name, (int(fields[19]) / _TICKS, 0))
+                is_old = now_s - since_s > _WINDOW_S
+                samples[entry.name] = (now_s, used_s) if is_old else (since_s, used_then_s)
+                cores, memory_bytes = found.get(container, (0.0, 0))
+                found[container] = (
+                    cores + (used_s - used_then_s) / max(now_s - since_s, 1 / _TICKS),
+                    memory_bytes + int(fields[21]) * _PAGE_BYTES,
+                )
+        self._samples = samples
+        return found
 
 
 def cgroup(pod_uid: str, container_id: str) -> str:
@@ -132,6 +159,10 @@ class NodeProcesses:
         self._processes: dict[str, Process] = {}
         """The first process of each container, by the container's ID."""
         self._endings: dict[str, asyncio.Task[int]] = {}
+
+    def usage(self) -> Mapping[str, tuple[float, int]]:
+        """Return the cores in use and the bytes of memory of each container's processes."""
+        return self._table.usage()
 
     async def clear(self) -> None:
         """End and forget the processes of an earlier run."""

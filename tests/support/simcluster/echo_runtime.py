@@ -1,11 +1,11 @@
 """Containers that echo their commands, for tests of exec and logs."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apiserver.storage.store import ObjectStore
-from simcluster.ports import ExecStreams, LogOptions
+from simcluster.ports import ExecStreams, LogOptions, Usage
 
 
 class Echo:
@@ -42,3 +42,6 @@ class Echo:
         self.log_options.append(options)
         yield f"{namespace}/{pod}/{container}\n".encode()
         yield b"second\n"
+
+    def usage(self) -> Mapping[str, Usage]:
+        return {}
