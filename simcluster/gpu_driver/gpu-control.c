@@ -5,7 +5,7 @@
  *                                   profile|ID|NAME|MIB|COMPUTE SLICES|MEMORY SLICES|COUNT|START,...
  *                                 A GPU of the same model that is there keeps its processes and instances.
  *   gpu-control set UUID FAULT N  the faults of state.h: 1 or 0, or the number of ecc-errors
- *   gpu-control xid UUID NUMBER   reports an XID event
+ *   gpu-control xid UUID NUMBER   reports one XID event; a GPU that then works is soon healthy again
  *   gpu-control show              a line for each GPU, each MIG device and each process on it
  */
 #include "state.h"

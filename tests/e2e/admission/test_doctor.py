@@ -8,7 +8,7 @@ from typing import Any
 import redis.asyncio
 
 from tests.support.simcluster.kubelet import ScriptedPlugin, healthy
-from tests.support.stack import LEASEHOLD, Done, Stack, gpu_pod, run, running, vgpu
+from tests.support.stack import LEASEHOLD, Done, Stack, gpu_pod, run, running, succeeded, vgpu
 
 NUMBER = "volcano.sh/vgpu-number"
 
@@ -47,8 +47,7 @@ async def test_doctor_finds_no_fault_in_a_healthy_stack(up: Stack) -> None:
 
 
 async def test_doctor_names_each_fault_and_its_remedy(up: Stack) -> None:
-    faults = up.root / "agents" / "node-0" / "faults.json"
-    faults.write_text('{"1": "xid-79"}')
+    assert succeeded(await up.leasehold("sim", "break", "node-0/1", "--xid", "79"))
     server = redis.asyncio.Redis.from_url(up.state()["redis_url"], **up.login())
     await up.kube.delete(
         "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/leasehold"
@@ -76,7 +75,7 @@ async def test_doctor_names_each_fault_and_its_remedy(up: Stack) -> None:
     finally:
         await server.config_set("maxmemory-policy", "noeviction")
         await server.aclose()
-        faults.unlink()
+        assert succeeded(await up.leasehold("sim", "heal", "node-0/1"))
 
     assert done.code == 1
     assert {"device-health", "other-plugins"} <= outcomes(done, "fail"), done.out
