@@ -111,40 +111,6 @@ class Down(StateArguments):
     """Stop what `up` started, and wait for it."""
 
 
-FAULTS = ("unhealthy", "vanish", "hang", "mode-flip", "busy")
-
-
-@command("sim", "admin.simulation:sim", "break node-0/1 --xid 79", "heal node-0/1")
-class Sim(StateArguments):
-    """Make a simulated GPU sick, or heal it, on the stack of `leasehold up`.
-
-    unhealthy   its memory has a row that could not be remapped
-    vanish      the driver does not list it
-    hang        the driver does not respond
-    mode-flip   its MIG mode is changed manually
-    busy        processes use all its MIG instances
-    """
-
-    action: str = argument(..., "what to do", positional=True, one_of=("break", "heal"))
-    device: str = argument(
-        ..., "a node, and the GPU's number as `leasehold gpus` shows it", positional=True,
-        metavar="NODE/GPU",
-    )  # fmt: skip
-    fault: str = argument(FAULTS[0], f"default: {FAULTS[0]}", one_of=FAULTS)
-    xid: int | None = argument(
-        None,
-        "instead, report this XID: 79 has fallen off the bus, 48 has an ECC error; a program's "
-        "errors, such as 31, do not make a GPU unhealthy",
-        at_least=1,
-        at_most=999,
-    )
-
-    def check(self) -> None:
-        """Raise RequestError for a fault of a GPU that is to be healed."""
-        if self.action == "heal" and (self.xid is not None or self.fault != FAULTS[0]):
-            raise RequestError("heal ends any fault: omit --xid and --fault")
-
-
 @command("gpus", "inspect.views:gpus", "", "--json")
 class Gpus(UsageArguments):
     """Show every device and its leases."""
@@ -456,6 +422,40 @@ class Resize(ApiArguments):
         """Raise RequestError without a size."""
         if not self.memory and self.cores is None:
             raise RequestError("set --memory 6Gi, --cores 30, or both")
+
+
+FAULTS = ("unhealthy", "vanish", "hang", "mode-flip", "busy")
+
+
+@command("sim", "admin.simulation:sim", "break node-0/1 --xid 79", "heal node-0/1")
+class Sim(StateArguments):
+    """Make a simulated GPU sick, or heal it, on the stack of `leasehold up`.
+
+    unhealthy   its memory has a row that could not be remapped
+    vanish      the driver does not list it
+    hang        the driver does not respond
+    mode-flip   its MIG mode is changed manually
+    busy        processes use all its MIG instances
+    """
+
+    action: str = argument(..., "what to do", positional=True, one_of=("break", "heal"))
+    device: str = argument(
+        ..., "a node, and the GPU's number as `leasehold gpus` shows it", positional=True,
+        metavar="NODE/GPU",
+    )  # fmt: skip
+    fault: str = argument(FAULTS[0], f"default: {FAULTS[0]}", one_of=FAULTS)
+    xid: int | None = argument(
+        None,
+        "instead, report this XID: 79 has fallen off the bus, 48 has an ECC error; a program's "
+        "errors, such as 31, do not make a GPU unhealthy",
+        at_least=1,
+        at_most=999,
+    )
+
+    def check(self) -> None:
+        """Raise RequestError for a fault of a GPU that is to be healed."""
+        if self.action == "heal" and (self.xid is not None or self.fault != FAULTS[0]):
+            raise RequestError("heal ends any fault: omit --xid and --fault")
 
 
 @command(

@@ -42,7 +42,7 @@ def test_help_of_every_command_ends_with_examples_and_exit_codes() -> None:
     assert set(commands) == {
         *("up", "down", "completion", "gpus", "ps", "top", "explain", "trace", "audit", "topology"),
         *("doctor", "budget", "report", "preemptions", "credentials", "resize", "node-keys"),
-        *("help", "what-if", "replay", "defrag"),
+        *("help", "what-if", "replay", "defrag", "sim"),
     }
     for name in commands:
         text = commands[name].format_help()  # type: ignore[index]
