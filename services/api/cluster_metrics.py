@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import Gauge, Histogram
 
+from services.api.problems import MissingComponent
 from services.api.projection import Projection
 from shared.model.device import DeviceMode
 from shared.model.lease import MIB
 from shared.model.ledger import WaitingPod
-from shared.model.views import DeviceView, MissingComponent
+from shared.model.views import DeviceView
 
 WAITING = Gauge(
     "leasehold_waiting_pods",
@@ -61,7 +62,8 @@ def export_cluster(projection: Projection, missing: Iterable[MissingComponent], 
     usable = [view for view in projection.devices.values() if _export_state(view, projection)]
     _export_capacity(usable)
     _export_idle(projection.devices.values())
-    for service, count in Counter(one.service for one in missing).items():
+    replicas = {(one.service, one.name) for one in missing}
+    for service, count in Counter(service for service, _ in replicas).items():
         MISSING.labels(service).set(count)
 
 

@@ -27,7 +27,8 @@ ChangeKey = tuple[str, str]
 WAITING: ChangeKey = ("waiting", "")
 EVENTS: ChangeKey = ("events", "")
 NAMESPACES: ChangeKey = ("namespaces", "")
-MISSING: ChangeKey = ("missing_components", "")
+PROBLEMS: ChangeKey = ("problems", "")
+DATA: ChangeKey = ("data", "")
 
 
 @dataclass(slots=True)

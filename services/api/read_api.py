@@ -59,10 +59,9 @@ from shared.model.events.request_reply import (
     ResizeRequest,
 )
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.preemption import PlacingView
+from shared.model.preemption import DryRunView, PlacingView, PreemptionsView
 from shared.model.views import (
     DeviceView,
-    DryRunView,
     FinishedView,
     GpusView,
     GrantOrder,
@@ -74,7 +73,6 @@ from shared.model.views import (
     NamespaceView,
     NodeView,
     PodView,
-    PreemptionsView,
     ResizeOrder,
     ResizeView,
     StateView,

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
 
+from msgspec import structs
+
 from services.api.cluster_metrics import export_cluster, observe_bound, reason_code
 from services.api.history import RANGES, sample_of
 from services.api.history_file import HistoryFile
 from services.api.lease_views import finished_pod
-from services.api.missing_components import ComponentMonitor
-from services.api.projection import MISSING, ChangeKey, Projection
+from services.api.problems import ComponentMonitor, MissingComponent
+from services.api.projection import DATA, PROBLEMS, ChangeKey, Projection
 from services.api.recent_events import PodEvent
-from services.api.visible_cluster import NamespaceFilter, VisibleCluster
+from services.api.visible_cluster import NamespaceFilter, VisibleCluster, all_namespaces
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock, wait_for_event
@@ -47,7 +49,7 @@ from shared.model.lease import IDLE_AFTER_S, Lease, LeaseState, ShareMeasurement
 from shared.model.ledger import LedgerChange, LedgerSnapshot
 from shared.model.names import NodeName, PodUid
 from shared.model.quantity import parse_decimal
-from shared.model.views import MissingComponent
+from shared.model.views import DataAge, Problem
 from shared.runtime.service import loops, observes, publishes
 
 MAX_CHANGES = 2_000
@@ -111,7 +113,9 @@ class ApiTiming:
     """Delay before an event's nodes and pods are read again: the ledger may change after it."""
     resync_s: float = 30.0
     components_s: float = 1.0
-    """Between two checks for missing components."""
+    """Between two checks of what is wrong."""
+    data_s: float = 10.0
+    """Between two notices of how old the data is."""
     metrics_s: float = 5.0
     """Between two updates of the metrics of the cluster."""
     usage_s: float = 5.0
@@ -156,11 +160,13 @@ class ApiService:
         self.components = ComponentMonitor(clock.now())
         self.feed = ChangeFeed()
         self.missing: list[MissingComponent] = []
+        self.data = DataAge()
         self.synced = False
         self._stale_nodes: set[NodeName] = set()
         self._stale_pods: set[PodUid] = set()
         self._all_pods_stale = True
         self._wake = asyncio.Event()
+        self._problems: tuple[Problem, ...] = ()
         self._ended: dict[PodUid, tuple[Lease, float]] = {}
         """Leases that have ended, and when."""
 
@@ -174,7 +180,8 @@ class ApiService:
         """Return what a viewer may see, with shares marked as idle after this time."""
         return VisibleCluster(
             projection=self.projection,
-            missing=self.missing,
+            components=self.missing,
+            data=self.data,
             visible=visible,
             now=self.clock.now(),
             idle_after_s=self.timing.idle_after_s if idle_after_s is None else idle_after_s,
@@ -262,13 +269,19 @@ class ApiService:
         self.feed.publish(changed)
 
     @loops(every_s=lambda service: service.timing.components_s)
-    async def watch_components(self) -> None:
-        """Publish which components are missing."""
+    async def watch_problems(self) -> None:
+        """Publish what is wrong."""
         nodes = {view.node for view in self.projection.devices.values()}
-        missing = self.components.missing(nodes, self.clock.now())
-        if missing != self.missing:
-            self.missing = missing
-            self.feed.publish({MISSING})
+        self.missing = self.components.missing(nodes, self.clock.now())
+        problems = self.cluster(all_namespaces).all_problems()
+        if problems != self._problems:
+            self._problems = problems
+            self.feed.publish({PROBLEMS})
+
+    @loops(every_s=lambda service: service.timing.data_s)
+    async def publish_data_age(self) -> None:
+        """Publish how old the data is, which also shows that the stream goes on."""
+        self.feed.publish({DATA})
 
     @loops(every_s=lambda service: service.timing.metrics_s, waits_first=True)
     async def export_metrics(self) -> None:
@@ -280,6 +293,8 @@ class ApiService:
         """Request the usage of the nodes with leases; of one that does not reply none is shown."""
         usage = await self.read_usage(self.projection.leased_nodes())
         now, after_s = self.clock.now(), self.timing.idle_after_s
+        if any(shares is not None for shares in usage.values()):
+            self.data = structs.replace(self.data, usage_at=now)
         update = self.projection.update_measured
         changes = [
             update(name, shares, now=now, idle_after_s=after_s) for name, shares in usage.items()
@@ -290,6 +305,7 @@ class ApiService:
     async def watch_preemptions(self) -> None:
         """Read the evictions, which are not published as events."""
         state = await self.preemptions.state(now=self.clock.now(), past_s=PAST_EVICTIONS_S)
+        self.data = structs.replace(self.data, ledger_at=self.clock.now())
         self.feed.publish(self.projection.update_preemptions(state))
 
     @loops(every_s=lambda service: service.timing.history_s)

@@ -9,8 +9,8 @@ from html import escape
 from shared.model.views import (
     DeviceView,
     HeldShare,
-    MissingComponent,
     NamespaceView,
+    Problem,
     QueueView,
     StateView,
 )
@@ -49,7 +49,7 @@ def page(state: StateView, *, number: int, only_table: bool, signed_in: bool) ->
             "</head>\n<body>\n",
             '<a class="skip" href="#main">Skip to the devices</a>\n',
             _header(only_table=only_table, signed_in=signed_in),
-            _banner(state.missing_components, state.now),
+            _banner(state.problems, state.now),
             f'<main id="main">\n<div id="plain"{_fallback_class(only_table=only_table)}>\n',
             _devices(here, state.now),
             _links(number, pages, len(devices), only_table=only_table),
@@ -105,12 +105,18 @@ def _header(*, only_table: bool, signed_in: bool) -> str:
     )
 
 
-def _banner(missing: Iterable[MissingComponent], now: float) -> str:
+def _banner(problems: Iterable[Problem], now: float) -> str:
     lines = "".join(
-        f"<li>{text(each.text)} since {text(age(now - each.since))}</li>" for each in missing
+        f"<li>{text(each.text)}{_since(each.since, now)}</li>"
+        for each in problems
+        if each.severity == "error"
     )
     hidden = "" if lines else " hidden"
     return f'<div id="banner" role="alert"{hidden}><ul>{lines}</ul></div>\n'
+
+
+def _since(since: float | None, now: float) -> str:
+    return "" if since is None else f" since {text(age(now - since))}"
 
 
 def _devices(devices: Sequence[DeviceView], now: float) -> str:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from services.api.lease_views import hidden_share, share_view
+from services.api.problems import MissingComponent, problems_of
 from services.api.projection import ChangeKey, Projection
 from services.api.recent_events import PodStep, RecentEvent
 from shared.model.device import visible_fault
@@ -15,31 +16,36 @@ from shared.model.fair_share import FairShare, precedence_reason
 from shared.model.lease import Lease
 from shared.model.ledger import WaitingPod
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.preemption import EvictionRecord, Preemption, PreemptionState
+from shared.model.preemption import (
+    EvictionRecord,
+    EvictionView,
+    Preemption,
+    PreemptionState,
+    PreemptionsView,
+    PreemptionView,
+    VictimView,
+)
 from shared.model.views import (
+    DataAge,
     DeltaView,
     DeviceView,
     EventView,
-    EvictionView,
     GangView,
     GpusView,
     HeldShare,
     LeasesView,
     LeaseView,
     MeasuredView,
-    MissingComponent,
     NamespaceView,
     NodeDevices,
     PodView,
-    PreemptionsView,
-    PreemptionView,
+    Problem,
     QueuePlace,
     QueueView,
     ReasonCount,
     SpanView,
     StateView,
     TraceView,
-    VictimView,
     WaitingDetails,
     WaitingView,
 )
@@ -61,7 +67,9 @@ class VisibleCluster:
     """What a viewer may see, with shares marked as idle as the viewer asks."""
 
     projection: Projection
-    missing: Sequence[MissingComponent]
+    components: Sequence[MissingComponent]
+    """Those that are missing."""
+    data: DataAge
     visible: NamespaceFilter
     now: float
     idle_after_s: float
@@ -78,7 +86,8 @@ class VisibleCluster:
             waiting=self.queue(),
             namespaces=self.namespaces(),
             events=self.events(),
-            missing_components=tuple(self.missing),
+            problems=self.all_problems(),
+            data=self.data,
         )
 
     def delta(self, keys: Iterable[ChangeKey], *, after_event: int) -> DeltaView:
@@ -90,7 +99,8 @@ class VisibleCluster:
             "waiting": self.queue,
             "namespaces": self.namespaces,
             "events": lambda: self.events(after=after_event),
-            "missing_components": lambda: tuple(self.missing),
+            "problems": self.all_problems,
+            "data": lambda: self.data,
         }
         devices, removed_devices = _present(changed.get("device", ()), self.projection.devices)
         nodes, removed_nodes = _present(changed.get("node", ()), self.projection.nodes)
@@ -125,10 +135,16 @@ class VisibleCluster:
             problems=self.problems,
         )
 
+    def all_problems(self) -> tuple[Problem, ...]:
+        """Return what is wrong, one problem for each cause."""
+        return problems_of(
+            self.projection, self.components, self.data, visible=self.visible, now=self.now
+        )
+
     @property
     def problems(self) -> tuple[str, ...]:
-        """Missing components as text."""
-        return tuple(each.text for each in self.missing)
+        """Return the errors as text."""
+        return tuple(each.text for each in self.all_problems() if each.severity == "error")
 
     def device(self, view: DeviceView) -> DeviceView:
         """Return a device without the names of others."""

@@ -147,7 +147,7 @@ class GpusView(View, frozen=True, kw_only=True):
     unmeasured_nodes: tuple[NodeName, ...] = ()
     """Nodes with leases whose agents did not reply."""
     problems: tuple[str, ...] = ()
-    """Components that are missing or not ready."""
+    """What is wrong, as text."""
 
 
 class LeaseView(View, frozen=True, kw_only=True):
@@ -412,47 +412,6 @@ class ManifestView(View, frozen=True, kw_only=True):
     manifest: str | None
 
 
-class VictimView(View, frozen=True, kw_only=True):
-    """A pod whose lease is preempted."""
-
-    pod: str
-    outcome: str | None
-
-
-class PreemptionView(View, frozen=True, kw_only=True):
-    """A preemption in progress."""
-
-    id: str
-    beneficiary: str
-    """Namespace and name of the pod for which it is; empty if there is none."""
-    stage: str
-    evict_at: float | None
-    victims: tuple[VictimView, ...]
-
-
-class EvictionView(View, frozen=True, kw_only=True):
-    """An evicted pod, and why."""
-
-    at: float
-    pod: str
-    uid: PodUid
-    node: NodeName
-    devices: tuple[DeviceUuid, ...]
-    cause: str
-    budget: str
-    outcome: str
-    beneficiary: str
-    """Namespace and name of the pod that gets the devices; empty if there is none."""
-    event: str
-
-
-class PreemptionsView(View, frozen=True, kw_only=True):
-    """The preemptions in progress, and the evictions of the last day."""
-
-    in_progress: tuple[PreemptionView, ...] = ()
-    evictions: tuple[EvictionView, ...] = ()
-
-
 class PlannedShare(View, frozen=True, kw_only=True):
     """A share that a pod would get."""
 
@@ -504,18 +463,6 @@ class ProtectedPod(View, frozen=True, kw_only=True):
     reason: MessageText
 
 
-class DryRunView(View, frozen=True, kw_only=True):
-    """The preemption that a binder would plan for one pod."""
-
-    pod: str
-    plan: PlanView | None = None
-    reason: str = ""
-    in_progress: PreemptionView | None = None
-    protected: tuple[ProtectedPod, ...] = ()
-    protected_left_out: int = 0
-    """Protected pods that are not listed, as there are too many."""
-
-
 class ResizeOrder(View, frozen=True, kw_only=True):
     """Another size for the shares of a running container."""
 
@@ -560,14 +507,29 @@ class GrantView(View, frozen=True, kw_only=True):
     """Null if the namespace has no limit."""
 
 
-class MissingComponent(View, frozen=True, kw_only=True):
-    """One component that is missing or not ready."""
+class Problem(View, frozen=True, kw_only=True):
+    """What is wrong for one cause."""
 
-    service: str
-    instance: str = ""
-    since: float = 0.0
-    """When its last heartbeat was received, or when the API subscribed."""
-    text: str = ""
+    severity: str
+    """`error`: pods may not be placed, or what is shown is old; `warning`; or `info`."""
+    cause: str
+    text: str
+    """The cause, and what is affected."""
+    hint: str
+    since: float | None
+    """Null if it is not known."""
+    count: int
+    affected: tuple[str, ...]
+    """The first ones."""
+
+
+class DataAge(View, frozen=True, kw_only=True):
+    """When data was last received; 0: never."""
+
+    ledger_at: float = 0.0
+    """Leases, devices and waiting pods, as read from the ledger."""
+    usage_at: float = 0.0
+    """What agents measure."""
 
 
 class StateView(View, frozen=True, kw_only=True):
@@ -580,7 +542,8 @@ class StateView(View, frozen=True, kw_only=True):
     waiting: QueueView
     namespaces: tuple[NamespaceView, ...]
     events: tuple[EventView, ...]
-    missing_components: tuple[MissingComponent, ...]
+    problems: tuple[Problem, ...]
+    data: DataAge
 
 
 class DeltaView(View, frozen=True, kw_only=True, omit_defaults=True):
@@ -594,4 +557,6 @@ class DeltaView(View, frozen=True, kw_only=True, omit_defaults=True):
     waiting: QueueView | UnsetType = UNSET
     namespaces: tuple[NamespaceView, ...] | UnsetType = UNSET
     events: tuple[EventView, ...] = ()
-    missing_components: tuple[MissingComponent, ...] | UnsetType = UNSET
+    problems: tuple[Problem, ...] | UnsetType = UNSET
+    data: DataAge | UnsetType = UNSET
+    """At least every 10 s."""

@@ -7,7 +7,7 @@ import { Panels } from "./panels.js";
 import { el } from "./dom.js";
 
 const state = {
-  nodes: new Map(), devices: new Map(), waiting: { total: 0, hidden: 0, pods: [] }, namespaces: [], missing_components: [],
+  nodes: new Map(), devices: new Map(), waiting: { total: 0, hidden: 0, pods: [] }, namespaces: [], problems: [],
   clockOffset: 0, lastEvent: 0, offlineSince: 0, updatedAt: 0,
   sums: { devices: 0, leases: 0, usedMib: 0, totalMib: 0, unhealthy: 0 },
 };
@@ -74,7 +74,7 @@ function applyUpdate(update) {
   for (const node of update.nodes ?? []) { state.nodes.set(node.node, node); grid.node(node.node); }
   if (update.waiting) { state.waiting = update.waiting; drawSoon("waiting", () => panels.drawQueue()); }
   if (update.namespaces) { state.namespaces = update.namespaces; drawSoon("namespaces", () => panels.drawNamespaces()); }
-  if (update.missing_components) { state.missing_components = update.missing_components; panels.drawBanner(); }
+  if (update.problems) { state.problems = update.problems; panels.drawBanner(); }
   if (update.events) {
     const events = update.events.filter((event) => event.number > state.lastEvent);
     panels.drawEvents(events);

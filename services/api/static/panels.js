@@ -76,7 +76,8 @@ export class Panels {
 
   drawBanner() {
     const banner = document.getElementById("banner");
-    const lines = this.state.missing_components.map((component) => `${component.text} since ${age(this.now() - component.since)}`);
+    const lines = this.state.problems.filter((problem) => problem.severity === "error")
+      .map((problem) => `${problem.text}${problem.since ? ` since ${age(this.now() - problem.since)}` : ""}`);
     if (this.state.offlineSince) lines.unshift(`The API does not respond. Last update: ${clock(this.state.offlineSince)}`);
     banner.hidden = !lines.length;
     const list = banner.querySelector("ul");

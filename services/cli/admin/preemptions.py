@@ -7,7 +7,7 @@ from services.cli.api_client import ApiClient, RefusedError, locate
 from services.cli.commands import PreemptionsArguments
 from services.cli.formats import timestamp
 from services.cli.terminal import program, program_name
-from shared.model.views import DryRunView, PreemptionsView, PreemptionView
+from shared.model.preemption import DryRunView, PreemptionsView, PreemptionView
 
 
 def preemptions(flags: PreemptionsArguments) -> int:

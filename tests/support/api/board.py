@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from services.api.problems import MissingComponent
 from services.api.projection import Projection
 from services.api.visible_cluster import VisibleCluster, all_namespaces
 from shared.model.events.pod_events import BudgetChanged
@@ -11,7 +12,7 @@ from shared.model.ledger import NodeTotals, WaitingPod, counted_use
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
 from shared.model.preemption import EvictionOutcome, EvictionRecord, PreemptionCause
-from shared.model.views import MissingComponent
+from shared.model.views import DataAge
 from tests.support import build
 
 EVIL = '<img src=x onerror="alert(1)">'
@@ -60,7 +61,8 @@ def seen(
     """Return what a viewer may see of a projection."""
     return VisibleCluster(
         projection=board,
-        missing=tuple(missing),
+        components=tuple(missing),
+        data=DataAge(),
         visible=visible,
         now=now,
         idle_after_s=idle_after_s,

@@ -1,5 +1,6 @@
 """The metrics of the cluster, and which components the page reports as missing."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -7,13 +8,22 @@ from msgspec import structs
 from prometheus_client import REGISTRY
 
 from services.api.cluster_metrics import export_cluster, observe_bound
-from services.api.missing_components import GRACE_PERIOD_S, RETENTION_S, ComponentMonitor
+from services.api.problems import (
+    GRACE_PERIOD_S,
+    RETENTION_S,
+    ComponentMonitor,
+    MissingComponent,
+    problems_of,
+)
 from services.api.projection import Projection
+from services.api.visible_cluster import all_namespaces
 from shared.model.events.pod_events import Heartbeat
 from shared.model.lease import MIB, ShareMeasurement
-from shared.model.names import NodeName
+from shared.model.ledger import NodeTotals
+from shared.model.names import Namespace, NodeName
 from shared.model.placement import Refusal
-from shared.model.views import MissingComponent
+from shared.model.views import DataAge
+from tests.support import build
 from tests.support.api.board import lease, node_totals, projected, waiting
 
 
@@ -26,6 +36,14 @@ def all_report(components: ComponentMonitor, now: float) -> None:
         components.record(report(service), now)
 
 
+def problem_texts(
+    components: ComponentMonitor, now: float, nodes: Iterable[NodeName] = ()
+) -> list[str]:
+    missing = components.missing(nodes, now)
+    found = problems_of(Projection(), missing, DataAge(), visible=all_namespaces, now=now)
+    return [each.text for each in found]
+
+
 def test_a_late_replica_is_missing_and_one_that_stops_on_purpose_is_not() -> None:
     components = ComponentMonitor(0.0)
     all_report(components, 100.0)
@@ -34,9 +52,7 @@ def test_a_late_replica_is_missing_and_one_that_stops_on_purpose_is_not() -> Non
     components.record(report("placer", "placer-2", stopping=True), 101.0)
     all_report(components, 116.0)
 
-    assert [one.text for one in components.missing([], 116.0)] == [
-        "placer (placer-1) does not send heartbeats"
-    ]
+    assert problem_texts(components, 116.0) == ["No heartbeats: placer-1"]
     all_report(components, 100.0 + RETENTION_S + 1)
     assert components.missing([], 100.0 + RETENTION_S + 1) == []
 
@@ -63,19 +79,53 @@ def test_a_node_with_devices_and_without_an_agent_is_reported() -> None:
     all_report(components, 20.0)
     components.record(report("node-agent", "agent-a", node="n1"), 20.0)
 
-    (missing,) = components.missing([NodeName("n1"), NodeName("n2")], 21.0)
+    nodes = [NodeName("n1"), NodeName("n2")]
+    assert problem_texts(components, 21.0, nodes) == ["No heartbeats: node-agent of n2"]
 
-    assert missing.text == "no heartbeat of the node-agent of n2"
 
-
-def test_a_replica_that_is_not_ready_is_reported_with_its_reasons() -> None:
+def test_what_lacks_the_same_is_one_problem_with_its_first_time_and_a_hint() -> None:
     components = ComponentMonitor(0.0)
-    all_report(components, 20.0)
-    components.record(report("binder", unready_reasons=("nats: not connected",)), 20.0)
+    reason = "redis: the call to the ledger failed; check that the server runs"
+    for number, (service, at) in enumerate([("watcher", 20.0), ("placer", 30.0), ("binder", 25.0)]):
+        for name in (service, f"{service}-b"):
+            reasons = (reason, "nats: not connected") if number == 1 else (reason,)
+            components.record(report(service, name, unready_reasons=reasons), at)
+            components.record(report(service, name, unready_reasons=reasons), 31.0)
 
-    (missing,) = components.missing([], 21.0)
+    found = problems_of(
+        Projection(), components.missing([], 32.0), DataAge(), visible=all_namespaces, now=32.0
+    )
 
-    assert missing.text == "binder (binder) is not ready: nats: not connected"
+    assert [(each.text, each.hint, each.since) for each in found] == [
+        (
+            "the call to the ledger failed: binder, binder-b, placer and 3 more",
+            "check that the server runs",
+            20.0,
+        ),
+        ("not connected: placer, placer-b", "", 30.0),
+    ]
+    assert found[0].count == len(found[0].affected) == 6
+
+
+def test_sick_and_closed_gpus_and_old_data_are_problems_by_reason() -> None:
+    sick, well = build.devices(2, "n1")
+    sick = replace(sick, healthy=False, fault="it holds default/secret beyond its memory")
+    node = build.ledger_node("n1", sick, well, excluded_devices=(1,), unschedulable=True)
+    projection = projected(NodeTotals(node=node, leases=()))
+
+    def texts(visible: Callable[[Namespace], bool]) -> list[tuple[str, str]]:
+        data = DataAge(ledger_at=10.0)
+        found = problems_of(projection, [], data, visible=visible, now=50.0)
+        return [(each.severity, each.text) for each in found]
+
+    rest = [
+        ("info", "Closed to new pods by an annotation: GPU 1 of n1"),
+        ("info", "kubectl cordon: n1"),
+    ]
+    old = ("error", "The ledger cannot be read: all that is shown")
+    assert texts(all_namespaces) == [old, ("warning", f"{sick.fault}: GPU 0 of n1"), *rest]
+    hidden = ("warning", "The agent reports no reason: GPU 0 of n1")
+    assert texts({"other"}.__contains__) == [old, hidden, *rest]
 
 
 NOW = 1000.0
@@ -142,7 +192,7 @@ def test_idle_leases_and_missing_components_are_counted() -> None:
         idle_since=100.0,
     )
     shown.update_measured(NodeName("n1"), [measured], now=NOW, idle_after_s=600)
-    late = MissingComponent(service="binder", instance="b-1", since=0.0, text="late")
+    late = MissingComponent(service="binder", name="b-1", since=0.0, cause="late")
 
     export_cluster(shown, [late], NOW)
 

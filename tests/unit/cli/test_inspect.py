@@ -8,13 +8,13 @@ from msgspec import structs
 from rich.console import Group
 from rich.text import Text
 
+from services.api.problems import MissingComponent
 from services.cli.formats import age, new_table
 from services.cli.inspect import render
 from services.cli.terminal import print_text
 from shared.model.device import DeviceUse
 from shared.model.names import Namespace, PodUid
 from shared.model.node import CORDON_PREFIX
-from shared.model.views import MissingComponent
 from tests.support.snapshots import (
     DEVICE,
     EMPTY,
@@ -178,14 +178,17 @@ def test_missing_usage_is_a_dash_and_nodes_without_a_reply_are_named() -> None:
 def test_gpus_names_cordoned_nodes_and_missing_components() -> None:
     reason = "the agent of node node-0 does not respond"
     node = replace(NODE, node=replace(NODE.node, served=(CORDON_PREFIX + reason,)))
-    late = MissingComponent(service="node-agent", text="node-agent of node-0 sends nothing")
-    view = replace(cluster_of(node), missing=(late,)).gpus()
+    late = MissingComponent(
+        service="node-agent", name="node-agent of node-0", since=0.0, cause="No heartbeats"
+    )
+    view = replace(cluster_of(node), components=(late,)).gpus()
 
     text = drawn(render.gpus(view, 160))
 
     assert f"gets no pods: {reason}" in text
-    assert "node-agent of node-0 sends nothing" in text
-    assert (view.nodes[0].cordoned, view.problems) == (reason, (late.text,))
+    problem = "No heartbeats: node-agent of node-0"
+    assert problem in text
+    assert (view.nodes[0].cordoned, view.problems) == (reason, (problem,))
     assert HELD.gpus().nodes[0].cordoned == ""
 
 

@@ -13,13 +13,16 @@ from shared.model.device import DeviceUse
 from shared.model.ledger import LedgerNode, NodeTotals
 from shared.model.names import NodeName
 from shared.model.preemption import (
+    DryRunView,
     EvictionOutcome,
     EvictionRecord,
     Preemption,
     PreemptionState,
+    PreemptionsView,
     StoredPreemption,
+    VictimView,
 )
-from shared.model.views import DryRunView, PreemptionsView, ProtectedPod, VictimView
+from shared.model.views import ProtectedPod
 from tests.support.build import lease
 from tests.support.placer.ledger import device, facts, share
 from tests.unit.binder.preempt.test_rules import ANNOUNCED, EVICTED, NOW, eviction, victim

@@ -1,0 +1,209 @@
+"""Problems, one for each cause: missing components, GPUs that are sick or closed, old data; pure.
+
+`now` is an argument, Unix seconds.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from services.api.projection import Projection
+from shared.model.device import visible_fault
+from shared.model.events.pod_events import Heartbeat
+from shared.model.names import (
+    AGENTS_NAMESPACE,
+    REQUIRED_SERVICES,
+    SYSTEM_NAMESPACE,
+    Namespace,
+    NodeName,
+)
+from shared.model.views import DataAge, Problem
+
+MISSED_HEARTBEATS = 3
+"""After so many missed heartbeats, a replica is late."""
+RETENTION_S = 300.0
+"""A late replica is reported this long while other replicas of its service run."""
+AGENT = "node-agent"
+GRACE_PERIOD_S = 15.0
+"""After the API's start, components that have never sent a heartbeat are not yet missing."""
+OLD_S = 30.0
+"""The ledger is read every few seconds."""
+MOST_NAMED = 20
+NAMED = 3
+SEVERITIES = ("error", "warning", "info")
+LATE = "No heartbeats"
+PODS = "check that NATS runs, and its pods: kubectl -n {} get pods -o wide"
+REDIS = "check that Redis and NATS run: leasehold doctor"
+AGENTS = f"check that they run and reach NATS: kubectl -n {AGENTS_NAMESPACE} get pods -o wide"
+OLD = "The ledger cannot be read"
+SICK = "pods on it stay; it gets new ones once its agent finds it healthy: leasehold doctor"
+CLOSED = "pods on it stay; remove the annotation to open it"
+CORDONED = "pods on it stay; new ones are placed elsewhere"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingComponent:
+    """One component that is missing or not ready."""
+
+    service: str
+    name: str
+    since: float
+    cause: str
+    """The same for all components that lack the same."""
+    hint: str = ""
+
+
+class ComponentMonitor:
+    """The latest heartbeat of every replica."""
+
+    def __init__(self, started_at: float) -> None:
+        self.started_at = started_at
+        self._heartbeats: dict[tuple[str, str, str], tuple[Heartbeat, float]] = {}
+        """By service, replica and node: agents of two nodes may run on one host."""
+        self._unready: dict[tuple[str, str, str], float] = {}
+        """Since when replicas are not ready."""
+
+    def record(self, event: Heartbeat, now: float) -> None:
+        """Record a heartbeat; a replica that stops on purpose is not missing."""
+        key = (event.service, event.instance, event.node)
+        if event.unready_reasons and not event.stopping:
+            self._unready.setdefault(key, now)
+        else:
+            self._unready.pop(key, None)
+        if event.stopping:
+            self._heartbeats.pop(key, None)
+        else:
+            self._heartbeats[key] = (event, now)
+
+    def missing(self, nodes: Iterable[NodeName], now: float) -> list[MissingComponent]:
+        """Return missing replicas, required services, and agents of nodes with devices.
+
+        A replica that is not ready is listed once for each of its reasons.
+        """
+        self._remove_expired(now)
+        return [
+            *self._missing_services(now),
+            *self._missing_replicas(now),
+            *self._missing_agents(nodes, now),
+        ]
+
+    def running(self, now: float) -> dict[str, int]:
+        """Count the replicas of each service that are not late."""
+        counts: dict[str, int] = {}
+        for event, received_at in self._heartbeats.values():
+            if not _is_late(event, received_at, now):
+                counts[event.service] = counts.get(event.service, 0) + 1
+        return counts
+
+    def _remove_expired(self, now: float) -> None:
+        running = self.running(now)
+        for key, (event, received_at) in list(self._heartbeats.items()):
+            expired = now - received_at > RETENTION_S
+            if event.service != AGENT and running.get(event.service) and expired:
+                del self._heartbeats[key]
+
+    def _missing_services(self, now: float) -> Iterator[MissingComponent]:
+        known = {service for service, _, _ in self._heartbeats}
+        for name in REQUIRED_SERVICES if now - self.started_at >= GRACE_PERIOD_S else ():
+            if name not in known:
+                yield _late(name, name, self.started_at)
+
+    def _missing_replicas(self, now: float) -> Iterator[MissingComponent]:
+        for key, (event, received_at) in sorted(self._heartbeats.items(), key=lambda item: item[0]):
+            name = f"{event.service} of {event.node}" if event.node else event.instance
+            if _is_late(event, received_at, now):
+                yield _late(event.service, name, received_at)
+                continue
+            for reason in event.unready_reasons:
+                _, _, text = reason.partition(": ")
+                cause, _, hint = (text or reason).partition("; ")
+                since = self._unready[key]
+                yield MissingComponent(
+                    service=event.service, name=name, since=since, cause=cause, hint=hint
+                )
+
+    def _missing_agents(self, nodes: Iterable[NodeName], now: float) -> Iterator[MissingComponent]:
+        known = {event.node for event, _ in self._heartbeats.values() if event.service == AGENT}
+        for name in sorted(nodes) if now - self.started_at >= GRACE_PERIOD_S else ():
+            if name not in known:
+                yield _late(AGENT, f"{AGENT} of {name}", self.started_at)
+
+
+def _late(service: str, name: str, since: float) -> MissingComponent:
+    hint = PODS.format(AGENTS_NAMESPACE if service == AGENT else SYSTEM_NAMESPACE)
+    return MissingComponent(service=service, name=name, since=since, cause=LATE, hint=hint)
+
+
+def _is_late(event: Heartbeat, received_at: float, now: float) -> bool:
+    return now - received_at > MISSED_HEARTBEATS * event.interval_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Affected:
+    """What is affected by a cause."""
+
+    severity: str
+    cause: str
+    hint: str
+    name: str
+    since: float | None = None
+
+
+def problems_of(
+    projection: Projection,
+    components: Iterable[MissingComponent],
+    data: DataAge,
+    *,
+    visible: Callable[[Namespace], bool],
+    now: float,
+) -> tuple[Problem, ...]:
+    """Return the problems, errors first."""
+    causes: dict[str, list[_Affected]] = {}
+    if data.ledger_at and now - data.ledger_at > OLD_S:
+        causes[OLD] = [_Affected("error", OLD, REDIS, "all that is shown", data.ledger_at)]
+    for each in components:
+        found = _Affected("error", each.cause, each.hint, each.name, each.since)
+        causes.setdefault(each.cause, []).append(found)
+    for found in (*_sick_or_closed(projection, visible), *_cordoned(projection)):
+        causes.setdefault(found.cause, []).append(found)
+    problems = [_problem(cause, found) for cause, found in causes.items()]
+    return tuple(sorted(problems, key=lambda each: SEVERITIES.index(each.severity)))
+
+
+def _sick_or_closed(
+    projection: Projection, visible: Callable[[Namespace], bool]
+) -> Iterator[_Affected]:
+    for view in projection.devices.values():
+        where = f"GPU {view.index} of {view.node}"
+        if not view.healthy:
+            fault = visible_fault(view.fault, visible) or "The agent reports no reason"
+            yield _Affected("warning", fault, SICK, where)
+        elif view.excluded:
+            yield _Affected("info", "Closed to new pods by an annotation", CLOSED, where)
+
+
+def _cordoned(projection: Projection) -> Iterator[_Affected]:
+    for name in projection.unmeasured_nodes():
+        yield _Affected("warning", "Agents report no usage", AGENTS, name)
+    for node in projection.nodes.values():
+        if node.cordoned or node.unschedulable:
+            yield _Affected("info", node.cordoned or "kubectl cordon", CORDONED, node.node)
+
+
+def _problem(cause: str, found: list[_Affected]) -> Problem:
+    since = [each.since for each in found if each.since is not None]
+    names = [each.name for each in found]
+    return Problem(
+        severity=found[0].severity,
+        cause=cause,
+        text=f"{cause}: {_listed(names)}",
+        hint=found[0].hint,
+        since=min(since, default=None),
+        count=len(found),
+        affected=tuple(names[:MOST_NAMED]),
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - NAMED
+    shown = ", ".join(names[:NAMED] if more > 1 else names)
+    return f"{shown} and {more} more" if more > 1 else shown
