@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from services.cli.arguments import ApiArguments
+from services.cli.arguments import ApiArguments, StateArguments
 from services.cli.pod_summary import PodSummary, summary_of
 from services.cli.state_dir import StateDir, load_state, optional_path, supervisor_pid
 from services.cli.terminal import program
@@ -89,6 +89,12 @@ def locate(flags: ApiArguments) -> ApiLocation:
     """Return the API that the flags name, else that of the state directory or the kubeconfig."""
     directory = StateDir.at(flags.state)
     saved = None if flags.context or flags.api else load_state(directory)
+    elsewhere = flags.context or flags.api or flags.kubeconfig
+    if saved is None and flags.state != StateArguments.state and not elsewhere:
+        raise UnavailableError(
+            f"there is nothing to read: no stack is in {directory.root}; run `{program()} up` with "
+            "the same --state, or omit the flag to use the cluster of the kubeconfig"
+        )
     if saved is None:
         return ApiLocation(
             api=flags.api or API_SERVICE,

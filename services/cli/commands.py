@@ -111,6 +111,16 @@ class Down(StateArguments):
     """Stop what `up` started, and wait for it."""
 
 
+@command("status", "up.status:status", "", "-o json", "--state /tmp/demo")
+class Status(StateArguments):
+    """Show what `up` runs here: the page, the kubeconfig, nodes, and what is not ready.
+
+    The exit code is 0 if everything runs and is ready. For a real cluster, see `doctor`.
+    """
+
+    output: str = output()
+
+
 @command("gpus", "inspect.views:gpus", "", "--json")
 class Gpus(UsageArguments):
     """Show every device and its leases."""

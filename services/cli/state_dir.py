@@ -57,6 +57,11 @@ class StateDir:
         return self.root / "kubeconfig"
 
     @property
+    def first_pod(self) -> Path:
+        """A manifest to try."""
+        return self.root / "first-pod.yaml"
+
+    @property
     def installation(self) -> Path:
         """What the simulated cluster installs before it serves."""
         return self.root / "installation.json"

@@ -34,7 +34,7 @@ class LedgerMirror:
         self._disconnected_since: float | None = None
         self._snapshot_at: float | None = None
         self._failing_since: float | None = None
-        """When the mirror first failed to follow, unless it has followed for long since."""
+        """When it first failed after a snapshot, unless it has followed for long since."""
         self._fault = ""
         self._requested = asyncio.Event()
         """Changes are to be read now."""
@@ -80,7 +80,7 @@ class LedgerMirror:
             raise
         except Exception as error:
             self._fault = f": {str(error) or type(error).__name__}"
-            if not self._is_failing():
+            if self._snapshot_at is not None and not self._is_failing():
                 self._failing_since = self.clock.ticks()
             raise
         finally:

@@ -24,6 +24,7 @@ from shared.runtime.settings import ServiceSettings, settings_digests
 from shared.runtime.shared_process import SharedProcess, open_process
 
 INTERVAL_S = 5.0
+READY_POLL_S = 0.5
 IN_POD = "KUBERNETES_SERVICE_HOST"
 """The kubelet sets it in each container."""
 
@@ -38,7 +39,7 @@ async def sending_heartbeats(
     node: str = "",
     every_s: float = INTERVAL_S,
 ) -> AsyncIterator[None]:
-    """Publish heartbeats at an interval until the context exits."""
+    """Publish heartbeats at an interval, and once ready, until the context exits."""
     own_version = version("leasehold")
     settings = settings_digests() if IN_POD in os.environ else {}
 
@@ -61,7 +62,11 @@ async def sending_heartbeats(
     async def repeat() -> None:
         while True:
             await send()
-            await asyncio.sleep(until_tick(every_s))
+            pause_s = until_tick(every_s)
+            while pause_s > READY_POLL_S and unready(probes):
+                await asyncio.sleep(READY_POLL_S)
+                pause_s = pause_s - READY_POLL_S if unready(probes) else 0.0
+            await asyncio.sleep(pause_s)
 
     sending = asyncio.create_task(repeat())
     try:

@@ -133,7 +133,7 @@ class SupervisionTiming:
     """The times of a supervisor, in seconds."""
 
     ready_s: float = 60.0
-    """All components must be ready within this time."""
+    """The longest pause without another component being ready."""
     poll_s: float = 0.02
     """Between two readiness checks; ten times as long once a start has lasted 5 s."""
     terminate_s: float = 5.0
@@ -366,16 +366,28 @@ class Supervisor:
         except* StartError as errors:
             raise errors.exceptions[0] from None
 
+    def states(self) -> tuple[ComponentState, ...]:
+        """Return the components' entries of `state.json`."""
+        return tuple(process.state() for process in self.processes.values())
+
     async def _start(self, tasks: asyncio.TaskGroup) -> None:
-        ready_s = self.timing.ready_s
+        pause_s = self.timing.ready_s
+        now_s = asyncio.get_running_loop().time
         try:
-            async with asyncio.timeout(ready_s), asyncio.TaskGroup() as starting:
+            async with asyncio.timeout(pause_s) as limit, asyncio.TaskGroup() as starting:
+
+                async def start(process: ComponentProcess) -> None:
+                    await self._start_one(process, tasks)
+                    limit.reschedule(now_s() + pause_s)
+
                 for process in self.processes.values():
-                    starting.create_task(self._start_one(process, tasks))
+                    starting.create_task(start(process))
         except TimeoutError as error:
             late = [process for process in self.processes.values() if not process.ready.is_set()]
+            if not late:
+                return
             raise StartError(
-                f"not ready within {ready_s:g} s: "
+                f"no component became ready for {pause_s:g} s; missing: "
                 f"{', '.join(process.component.name for process in late)}; the end of "
                 f"{late[0].log}:\n{late[0].log_tail()}"
             ) from error
@@ -392,7 +404,7 @@ class Supervisor:
             await asyncio.gather(*(process.stop() for process in stage))
 
     def _save_state(self) -> None:
-        self.save(tuple(process.state() for process in self.processes.values()), self.all_ready)
+        self.save(self.states(), self.all_ready)
 
 
 async def _run_unless(stop: asyncio.Event, starting: Coroutine[None, None, None]) -> bool:

@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -19,6 +19,7 @@ from services.cli.commands import Up
 from services.cli.credentials import CredentialFiles
 from services.cli.simulated_nodes import load_simulated_nodes
 from services.cli.state_dir import (
+    AlreadyRunningError,
     ComponentState,
     State,
     StateDir,
@@ -26,18 +27,19 @@ from services.cli.state_dir import (
     locked,
     save_state,
     short_root,
+    supervisor_pid,
     wipe,
     write_supervisor_pid,
 )
-from services.cli.terminal import program
 from services.cli.up import servers
 from services.cli.up.components import Component, components_of, with_credentials
 from services.cli.up.down import kill_leftovers
 from services.cli.up.installation import installation
 from services.cli.up.plan import Plan, layouts_of, plan_of
-from services.cli.up.supervisor import Supervisor
+from services.cli.up.status import EXAMPLE, faults_of, summary, text_of
+from services.cli.up.supervisor import SupervisionTiming, Supervisor
 from services.extender.scheduler_configuration import SchedulerTls, scheduler_configuration
-from shared.model.errors import LeaseholdError
+from shared.model.errors import LeaseholdError, RequestError
 from shared.model.names import NodeName
 
 _READY = b"\0"
@@ -56,13 +58,16 @@ def run_in_background(run: Callable[[Callable[[str], None]], int], directory: St
         os._exit(_detached(run, directory, writer))
     os.close(writer)
     try:
-        return 0 if _print_until_ready(reader) else 1
+        if _print_until_ready(reader):
+            return 0
     except KeyboardInterrupt:
         os.kill(child, signal.SIGTERM)
         os.waitpid(child, 0)
         return 130
     finally:
         os.close(reader)
+    _print(f"leasehold up: it did not start; {directory.log('supervisor')} has more")
+    return 1
 
 
 def _print_until_ready(reader: int) -> bool:
@@ -84,7 +89,7 @@ def _detached(run: Callable[[Callable[[str], None]], int], directory: StateDir, 
 
     def report(text: str) -> None:
         nonlocal pipe
-        print(text, flush=True)
+        _print(text)
         if pipe is None:
             return
         done = text.startswith("ready in ")
@@ -139,21 +144,11 @@ def forget_devices(
 
 
 Report = Callable[[str], None]
-EXAMPLE = """\
-apiVersion: v1
-kind: Pod
-metadata: {name: first}
-spec:
-  schedulerName: volcano
-  containers:
-  - name: main
-    image: busybox
-    command: [sleep, "3600"]
-    resources:
-      limits:
-        volcano.sh/vgpu-number: 1
-        volcano.sh/vgpu-memory: 3000
-        volcano.sh/vgpu-cores: 30"""
+READY_S, READY_EACH_S = 60.0, 3.0
+"""The longest pause without another component being ready, and more for each component: all agents
+start at once, and on a slow machine none is ready before most are."""
+FREE_MB = 100
+"""Below it nothing is started: the ledger and the logs could not be written."""
 
 
 def up(settings: Up) -> int:
@@ -172,6 +167,8 @@ def up(settings: Up) -> int:
         load_rules(RequestSettings(volcano_conf=settings.volcano_conf))
     directory = StateDir.at(settings.state)
     before = load_state(directory)
+    if before is not None and supervisor_pid(directory) is not None:
+        return _already_running(settings, directory, before)
     nodes = layouts_of(
         settings.gpus,
         settings.nodes,
@@ -180,6 +177,7 @@ def up(settings: Up) -> int:
     )
     plan = plan_of(settings, nodes, before)
     directory.make()
+    _check_disk(directory)
     with locked(directory):
         killed = kill_leftovers(directory)
         if killed:
@@ -195,6 +193,28 @@ def up(settings: Up) -> int:
         return _run(settings, plan, directory, _print)
 
 
+def _already_running(settings: Up, directory: StateDir, state: State) -> int:
+    """Print what runs, if that is what the settings ask for. Raises AlreadyRunningError if not."""
+    same = replace(settings, headless=False, nodes=None, gpus="") == Up(state=settings.state)
+    if same and state.nodes == layouts_of(
+        settings.gpus, settings.nodes, before=state.nodes, check=str
+    ):
+        faults = faults_of(directory, state)
+        _print(text_of(directory, state, faults))
+        return int(bool(faults))
+    with locked(directory):
+        raise AlreadyRunningError(f"{directory.root} was in use until now: try again")
+
+
+def _check_disk(directory: StateDir) -> None:
+    free_mb = shutil.disk_usage(directory.root).free // 1_000_000
+    if free_mb < FREE_MB:
+        raise RequestError(
+            f"{directory.root} has {free_mb} MB of free disk, and {FREE_MB} MB are needed: free "
+            "some, or choose another --state"
+        )
+
+
 def _run(settings: Up, plan: Plan, directory: StateDir, report: Report) -> int:
     write_supervisor_pid(directory)
     started_at_s = time.monotonic()
@@ -206,6 +226,7 @@ def _run(settings: Up, plan: Plan, directory: StateDir, report: Report) -> int:
         ]
         components = _add_credentials(components, plan, directory)
         _write_installation(components, plan, directory)
+        directory.first_pod.write_text(EXAMPLE)
         _rotate_logs(components, directory)
         asyncio.run(_supervise(components, plan, directory, report, started_at_s))
     kill_leftovers(directory)
@@ -248,20 +269,28 @@ async def _supervise(
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     started_at = time.time()
 
+    is_saved = True
+
     def save(states: tuple[ComponentState, ...], ready: bool) -> None:
+        nonlocal is_saved
         state = _state(plan, directory, states, ready=ready, started_at=started_at)
         try:
             save_state(directory, state)
+            is_saved = True
         except OSError as error:
-            report(f"  {directory.state} could not be written ({error.strerror}); continuing")
+            if is_saved:
+                report(f"  {directory.state} cannot be written ({error.strerror}); continuing")
+            is_saved = False
 
     def on_ready() -> None:
-        has_page = any(component.name == "api" for component in components)
-        steps = next_steps(directory, plan.page_url if has_page else "")
-        report(f"ready in {time.monotonic() - started_at_s:.1f} s\n\n{steps}")
+        state = _state(plan, directory, supervisor.states(), ready=True, started_at=started_at)
+        took_s = time.monotonic() - started_at_s
+        report(f"ready in {took_s:.1f} s\n\n{summary(directory, state)}")
 
     report(f"{len(components)} components start in {directory.root}")
-    await Supervisor(components, directory, report=report, save=save).run(stop, on_ready)
+    timing = SupervisionTiming(ready_s=READY_S + READY_EACH_S * len(components))
+    supervisor = Supervisor(components, directory, report=report, save=save, timing=timing)
+    await supervisor.run(stop, on_ready)
 
 
 def _state(
@@ -300,32 +329,3 @@ def _rotate_logs(components: Sequence[Component], directory: StateDir) -> None:
 def _print(text: str) -> None:
     with contextlib.suppress(OSError):  # the reader is gone; the components continue
         print(text, flush=True)
-
-
-def load_line() -> str:
-    """Return a command that uses the share of the first pod."""
-    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        return "  # no C compiler is on PATH: with one, programs can use the simulated GPUs"
-    return (
-        "  kubectl exec first -- gpu-load 'alloc 2g' 'alloc 1g' 'burn 9s'   # 3g exceed its share"
-    )
-
-
-def next_steps(directory: StateDir, page: str = "") -> str:
-    """Return commands for a first pod, as they can be pasted into a shell."""
-    page_line = f"\n  open {page}   # all of this, live" if page else ""
-    is_default = directory == StateDir.at(Path(".leasehold"))
-    flag = "" if is_default else f" --state {shlex.quote(str(directory.root))}"
-    command = program()
-    note = "" if shutil.which("kubectl") else "   # install kubectl first: none is on PATH"
-    return f"""Try next:
-  export KUBECONFIG={shlex.quote(str(directory.kubeconfig))}{note}
-  kubectl apply -f - <<'EOF'
-{EXAMPLE}
-EOF
-  kubectl exec first -- env       # the limits of its share
-{load_line()}
-  {command} gpus{flag}            # every device and its leases
-  {command} explain first{flag}   # why it runs where it runs
-  {command} trace first{flag}     # how long each step took{page_line}
-  {command} down{flag}            # stops it, as Ctrl-C does without --headless"""

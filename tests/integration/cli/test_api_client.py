@@ -48,9 +48,9 @@ class Cluster:
         if not config.exists():
             await self.write_kubeconfig(config, account)
         return await run(
-            *(sys.executable, "-m", "services.cli", *words),
+            *("env", "-C", str(self.folder), sys.executable, "-m", "services.cli", *words),
             env={"PYTHONPATH": str(ROOT), "KUBECONFIG": str(config), "HOME": str(self.folder)}
-            | {"LEASEHOLD_STATE": str(self.folder / "none"), **env},
+            | env,
         )
 
     async def write_kubeconfig(self, path: Path, account: str) -> None:

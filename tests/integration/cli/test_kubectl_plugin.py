@@ -50,4 +50,6 @@ async def test_kubectl_runs_the_commands_and_their_help_is_that_of_the_plugin(
     assert '"placement.chosen.v1"' in events.out
     assert (events.code, misspelt.code, nowhere.code) == (0, 2, 3)
     assert "did you mean gpus?" in misspelt.err
-    assert nowhere.err.startswith("kubectl leasehold ps: there is nothing to read: run ")
+    assert nowhere.err.startswith(
+        f"kubectl leasehold ps: there is nothing to read: no stack is in {tmp_path}/none; run "
+    )

@@ -24,7 +24,7 @@ from services.cli.state_dir import (
 )
 from services.cli.terminal import program
 from services.cli.up import servers
-from services.cli.up.up import EXAMPLE, next_steps
+from services.cli.up.status import summary
 from shared.model.errors import RequestError, UnavailableError
 
 
@@ -40,9 +40,9 @@ def test_help_of_every_command_ends_with_examples_and_exit_codes() -> None:
     assert commands is not None
 
     assert set(commands) == {
-        *("up", "down", "completion", "gpus", "ps", "top", "explain", "trace", "audit", "topology"),
+        *("up", "down", "status", "sim", "gpus", "ps", "top", "explain", "trace", "audit"),
         *("doctor", "budget", "report", "preemptions", "credentials", "resize", "node-keys"),
-        *("help", "what-if", "replay", "defrag", "sim"),
+        *("help", "completion", "topology", "what-if", "replay", "defrag"),
     }
     for name in commands:
         text = commands[name].format_help()  # type: ignore[index]
@@ -79,7 +79,7 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        (("lend",), "'lend' is not one of up, down, gpus"),
+        (("lend",), "'lend' is not one of up, down, status, gpus"),
         (("gpsu",), "did you mean gpus?"),
         (("help", "explian"), "did you mean explain?"),
         (("ps", "--jsn"), "leasehold ps: error: unknown arguments: --jsn; did you mean --json?"),
@@ -240,12 +240,23 @@ def test_a_taken_port_is_not_chosen() -> None:
 
 
 def test_the_next_steps_can_be_pasted() -> None:
-    text = next_steps(StateDir(Path("/tmp/s")))
+    directory = StateDir(Path("/tmp/my s"))
+    state = State(
+        pid=1,
+        started_at=0.0,
+        ready=True,
+        nats_url="",
+        redis_url="",
+        kubeconfig=str(directory.kubeconfig),
+        nodes={"node-0": "4xT4", "node-1": "4xT4", "node-2": "2xA10"},
+    )
 
-    assert f"<<'EOF'\n{EXAMPLE}\nEOF\n" in text
-    assert "leasehold explain first --state /tmp/s" in text
-    assert "  export KUBECONFIG='/tmp/my s/kubeconfig'" in next_steps(StateDir(Path("/tmp/my s")))
-    assert "leasehold gpus --state '/tmp/my s' " in next_steps(StateDir(Path("/tmp/my s")))
+    text = summary(directory, state)
+
+    assert "  nodes       2 nodes with 4xT4, 1 node with 2xA10\n" in text
+    assert "  export KUBECONFIG='/tmp/my s/kubeconfig'\n" in text
+    assert "  kubectl apply -f '/tmp/my s/first-pod.yaml'\n" in text
+    assert "leasehold explain first --state '/tmp/my s' " in text
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from services.webhook.service import FairTurns
 from shared.ledger.leases import RedisLeases
+from shared.model.errors import UnavailableError
 from shared.model.ledger import LedgerChange, LedgerSnapshot
 from shared.runtime import ledger_mirror
 from shared.runtime.ledger_mirror import LedgerMirror
@@ -56,8 +57,11 @@ class FedLedger(RedisLeases):
         """It needs no server."""
         self.feed: asyncio.Queue[list[LedgerChange] | Exception] = asyncio.Queue()
         self.snapshots = 0
+        self.rebuilding = False
 
     async def snapshot(self) -> LedgerSnapshot:
+        if self.rebuilding:
+            raise UnavailableError("the ledger is being rebuilt")
         self.snapshots += 1
         return LedgerSnapshot(position="1", capacity=7, nodes=())
 
@@ -150,6 +154,24 @@ async def test_a_mirror_that_fails_after_each_snapshot_is_unready_and_says_why()
     assert followed.unready_reason() == (
         "disconnected from the ledger for 16 s: a change that cannot be applied"
     )
+
+
+async def test_a_mirror_is_ready_from_its_first_snapshot_on() -> None:
+    ledger, clock = FedLedger(), FakeClock()
+    followed = LedgerMirror(ledger, clock)
+    ledger.rebuilding = True
+    with pytest.raises(UnavailableError):
+        await followed.follow()
+    clock.advance(8)
+    ledger.rebuilding = False
+
+    task = asyncio.create_task(followed.follow())
+    await until(lambda: ledger.snapshots == 1)
+    clock.advance(4)
+
+    assert followed.unready_reason() is None
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_mirror_that_has_followed_for_long_is_ready_again() -> None:

@@ -79,11 +79,42 @@ def test_the_devices_are_listed_and_the_audit_is_clean(running: StateDir) -> Non
     assert [shown[each] for each in ("leases", "waiting", "unmeasured_nodes")] == [[], [], []]
 
 
-def test_a_second_up_reports_the_pid_of_the_first(running: StateDir) -> None:
-    second = leasehold("up", "--state", str(running.root))
+@pytest.mark.parametrize("command", [("up",), ("up", "--nodes", "1"), ("status",)])
+def test_a_second_up_and_status_say_where_everything_is(
+    running: StateDir, command: tuple[str, ...]
+) -> None:
+    second = leasehold(*command, "--state", str(running.root))
+
+    assert second.returncode == 0, second.stdout + second.stderr
+    state = load_state(running)
+    assert state is not None
+    for text in ("10 of 10 components are ready", "1 node with 2xT4", state.api_url):
+        assert text in second.stdout
+    assert f"export KUBECONFIG={running.kubeconfig}\n" in second.stdout
+
+
+def test_a_second_up_with_other_settings_reports_the_pid_of_the_first(running: StateDir) -> None:
+    second = leasehold("up", "--state", str(running.root), "--nodes", "3")
 
     assert second.returncode == 1
     assert f"in use by process {supervisor_pid(running)}" in second.stderr
+
+
+def test_status_names_what_is_not_ready(running: StateDir) -> None:
+    state = load_state(running)
+    assert state is not None
+    (binder,) = (each for each in state.components if each.name == "binder")
+    assert binder.pid is not None
+    os.kill(binder.pid, signal.SIGSTOP)
+    try:
+        stopped = leasehold("status", "--state", str(running.root))
+    finally:
+        os.kill(binder.pid, signal.SIGCONT)
+
+    assert stopped.returncode == 1
+    assert "9 of 10 components are ready\n  binder: does not respond: timed out" in stopped.stdout
+    until_blocking(lambda: not leasehold("status", "--state", str(running.root)).returncode)
+    assert show(running, "status")["components"][-1]["ready"]
 
 
 def test_every_service_that_is_killed_comes_back(running: StateDir) -> None:
@@ -163,3 +194,25 @@ def test_up_ends_with_the_log_of_a_server_that_cannot_start(tmp_path: Path) -> N
     assert "valkey exited 4 times" in failed.stderr
     assert "append-only" in failed.stderr.lower()
     assert leftovers(StateDir.at(tmp_path)) == []
+
+
+def test_status_says_that_nothing_runs(tmp_path: Path) -> None:
+    for root, text in (
+        (tmp_path, f"nothing runs in {tmp_path}"),
+        (Path("/none"), "there is no /none"),
+    ):
+        done = leasehold("status", "--state", str(root))
+
+        assert done.returncode == 1
+        assert done.stdout.startswith(f"{text}: start it with `leasehold up --state {root}`")
+
+
+def test_a_start_that_fails_in_the_background_has_a_last_sentence(tmp_path: Path) -> None:
+    (tmp_path / "installation.json").mkdir()
+
+    failed = leasehold("up", "--headless", "--state", str(tmp_path), "--placers", "1")
+
+    assert failed.returncode == 1
+    log = StateDir.at(tmp_path).log("supervisor")
+    assert failed.stdout.splitlines()[-1] == (f"leasehold up: it did not start; {log} has more")
+    assert "Is a directory" in log.read_text()

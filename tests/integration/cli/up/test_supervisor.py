@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -172,10 +173,31 @@ async def test_a_component_that_is_too_slow_is_named(directory: StateDir) -> Non
     slow = dummy(directory, "slow", before="import time; time.sleep(600)")
     watched = Watched(directory, [slow], ready_s=0.3)
 
-    with pytest.raises(StartError, match=r"not ready within 0.3 s: slow"):
+    with pytest.raises(StartError, match=r"no component became ready for 0.3 s; missing: slow"):
         await watched.run()
 
     assert not is_alive(watched.pids["slow"][0])
+
+
+async def test_each_component_that_becomes_ready_allows_the_others_more_time(
+    directory: StateDir,
+) -> None:
+    names = ("a", "b", "c", "d")
+    pause_s = 1.5
+    chain = [
+        dummy(directory, name, before="import time; time.sleep(0.5)", after=tuple(names[:number]))
+        for number, name in enumerate(names)
+    ]
+    watched = Watched(directory, chain, ready_s=pause_s)
+    task = asyncio.create_task(watched.run())
+    began_s = time.monotonic()
+
+    async with asyncio.timeout(20):
+        await watched.ready.wait()
+
+    assert time.monotonic() - began_s > pause_s
+    watched.stop.set()
+    await task
 
 
 async def test_a_stop_during_the_start_ends_what_had_started(directory: StateDir) -> None:

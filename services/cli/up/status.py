@@ -1,0 +1,141 @@
+"""`leasehold status`, and what `up` prints when it is ready: where it is, and what to try."""
+
+import json
+import shlex
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from services.cli.commands import Status
+from services.cli.state_dir import (
+    ComponentState,
+    State,
+    StateDir,
+    load_state,
+    supervisor_pid,
+)
+from services.cli.terminal import print_document, program
+from shared.runtime.probe import OK, request_readiness
+
+EXAMPLE = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: first}
+spec:
+  containers:
+  - name: main
+    image: nvidia/cuda:12.4.1-base-ubuntu22.04
+    command: [sleep, infinity]
+    resources:
+      limits:
+        nvidia.com/gpu: 1
+        nvidia.com/gpumem: 3000
+        nvidia.com/gpucores: 50
+"""
+
+
+def status(flags: Status) -> int:
+    """Run the command; the exit code is 0 if everything runs and is ready."""
+    directory = StateDir.at(flags.state)
+    pid, state = supervisor_pid(directory), load_state(directory)
+    running = pid is not None and state is not None
+    faults = faults_of(directory, state) if running and state else {}
+    if flags.output:
+        print_document(_document(state if running else None, faults), flags.output)
+    elif running and state:
+        print(text_of(directory, state, faults))
+    else:
+        what = f"nothing runs in {directory.root}"
+        if not directory.root.is_dir():
+            what = f"there is no {directory.root}"
+        print(f"{what}: start it with `{program()} up{_flag(directory)}`")
+    return int(not running or bool(faults))
+
+
+def faults_of(directory: StateDir, state: State) -> dict[str, str]:
+    """Return why components are not ready, by their names."""
+    found = {each.name: _fault(directory, each) for each in state.components}
+    return {name: fault for name, fault in found.items() if fault}
+
+
+def _fault(directory: StateDir, component: ComponentState) -> str:
+    if not component.ready:
+        exits = f"exited {component.restarts} times; " if component.restarts else ""
+        return f"starts; {exits}its log is {component.log}"
+    try:
+        run = json.loads(directory.run_file(component.name).read_text())
+        code, text = request_readiness(run["http"])
+    except FileNotFoundError:
+        return ""  # a server: it replied to the supervisor
+    except (OSError, ValueError, KeyError) as error:
+        return f"does not respond: {error}"
+    return "" if code == OK else " ".join(text.split())
+
+
+def text_of(directory: StateDir, state: State, faults: dict[str, str]) -> str:
+    """Return what runs, where it is, and what to try next."""
+    count = len(state.components)
+    minutes = (time.time() - state.started_at) // 60
+    lines = [
+        f"running for {minutes:.0f} min: {count - len(faults)} of {count} components are ready",
+        *(f"  {name}: {fault}" for name, fault in faults.items()),
+        "",
+        summary(directory, state),
+    ]
+    return "\n".join(lines)
+
+
+def summary(directory: StateDir, state: State) -> str:
+    """Return where everything is, and commands for a first pod that can be pasted into a shell."""
+    command, flag, kubeconfig = program(), _flag(directory), shlex.quote(state.kubeconfig)
+    layouts = Counter(state.nodes.values()).items()
+    nodes = (f"{count} node{'s' * (count > 1)} with {layout}" for layout, count in layouts)
+    page = any(component.name == "api" for component in state.components)
+    pod = shlex.quote(str(directory.first_pod))
+    missing = "" if shutil.which("kubectl") else "   # kubectl is not on PATH: install it first"
+    uses = "nvidia-smi                 # it sees its share of a GPU"
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        uses = "env     # the limits of its share; nvidia-smi needs a C compiler on PATH"
+    return f"""\
+  page        {state.api_url if page else "none: the component api does not run"}
+  kubeconfig  {state.kubeconfig}
+  nodes       {", ".join(nodes)}
+
+Try next:
+  export KUBECONFIG={kubeconfig}{missing}
+  kubectl apply -f {pod}
+  kubectl exec first -- {uses}
+  {command} explain first{flag}     # why it runs where it runs
+
+`{command} status{flag}` shows this again, `{command} down{flag}` stops it."""
+
+
+def _flag(directory: StateDir) -> str:
+    is_default = directory == StateDir.at(Path(".leasehold"))
+    return "" if is_default else f" --state {shlex.quote(str(directory.root))}"
+
+
+def _document(state: State | None, faults: dict[str, str]) -> dict[str, Any]:
+    if state is None:
+        return {"running": False}
+    return {
+        "running": True,
+        "started_at": state.started_at,
+        "page": state.api_url,
+        "kubeconfig": state.kubeconfig,
+        "nodes": dict(state.nodes),
+        "components": [
+            {
+                "name": each.name,
+                "ready": each.name not in faults,
+                "reason": faults.get(each.name, ""),
+                "restarts": each.restarts,
+                "address": each.address,
+                "pid": each.pid,
+                "log": each.log,
+            }
+            for each in state.components
+        ],
+    }
