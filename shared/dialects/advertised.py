@@ -85,7 +85,14 @@ def trigger_ids(devices: Sequence[Device]) -> tuple[PluginDeviceId, ...]:
 def numbered_ids(device: Device, count: int) -> Iterator[PluginDeviceId]:
     """Yield IDs of a device with numbers from 0."""
     for n in range(count):
-        yield PluginDeviceId(id=f"{device.uuid}-{n}", healthy=device.healthy, device=device.uuid)
+        yield PluginDeviceId(
+            id=numbered_id(device.uuid, n), healthy=device.healthy, device=device.uuid
+        )
+
+
+def numbered_id(device: DeviceUuid, number: int | str) -> str:
+    """Return a device ID in the form of NVIDIA's plugin, by which dcgm-exporter finds the GPU."""
+    return f"{device}::{number}"
 
 
 def unit_amounts(devices: Iterable[Device], memory: str, cores: str) -> dict[str, int]:

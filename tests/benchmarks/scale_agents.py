@@ -59,7 +59,7 @@ def report_of(number):
             lease_of(number, one),
             container="c",
             resource=TRIGGER,
-            device_ids=(f"{one.uuid}-0",),
+            device_ids=(f"{one.uuid}::0",),
         )
         for one in devices_of(number)
     )

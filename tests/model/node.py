@@ -194,8 +194,8 @@ class Node:
 
     def snapshot(self) -> NodeSnapshot:
         ids = {
-            f"{device.uuid}-{slot}": PluginDeviceId(
-                id=f"{device.uuid}-{slot}", healthy=True, device=device.uuid
+            f"{device.uuid}::{slot}": PluginDeviceId(
+                id=f"{device.uuid}::{slot}", healthy=True, device=device.uuid
             )
             for device in self.devices
             for slot in range(device.slots)

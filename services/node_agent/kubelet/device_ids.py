@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from shared.dialects.advertised import PluginDeviceId
+from shared.dialects.advertised import PluginDeviceId, numbered_id
 from shared.model.errors import RequestError
 from shared.model.lease import Share
 from shared.model.names import DeviceUuid
@@ -16,7 +16,7 @@ MAX_PLAIN = 64
 
 
 def compact(ids: Iterable[str]) -> tuple[str, ...]:
-    """Return IDs sorted; many `head-number` IDs (base 36) as runs, `0-1..0-rs`.
+    """Return IDs sorted; many that end in a number (base 36) as runs, `0-1..0-rs`.
 
     Two sets of IDs are equal if what this returns for them is.
     """
@@ -25,7 +25,7 @@ def compact(ids: Iterable[str]) -> tuple[str, ...]:
         return plain
     numbers: dict[str, dict[int, str]] = {}
     for text in plain:
-        head, _, tail = text.rpartition("-")
+        head, _, tail = text.replace("::", "-").rpartition("-")
         try:
             numbers.setdefault(head, {})[int(tail, 36)] = text
         except ValueError:
@@ -84,7 +84,7 @@ def preferred_ids(
     wanted: Counter[DeviceUuid | None] = Counter(wanted_counts(shares, ids_of))
     wanted.subtract(served[text].device for text in must_include if text in served)
     free = set(available).intersection(served)
-    leased = [f"{share.device}-{share.slot}" for share in shares if share.slot is not None]
+    leased = [numbered_id(share.device, share.slot) for share in shares if share.slot is not None]
     chosen = dict.fromkeys(must_include)
     for text in (*leased, *served):
         if len(chosen) >= size:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shared.dialects import hami_core
-from shared.dialects.advertised import Advertisement, PluginDeviceId, base36
+from shared.dialects.advertised import Advertisement, PluginDeviceId, base36, numbered_id
 from shared.dialects.dialect import (
     ContainerManifest,
     ContainerSetup,
@@ -191,7 +191,7 @@ def advertise(devices: Sequence[Device], _: str) -> Advertisement:
 
 def core_id(device: DeviceUuid, number: int) -> str:
     """Return the device ID of one hundredth of a GPU."""
-    return f"{device}-{base36(number)}"
+    return numbered_id(device, base36(number))
 
 
 DIALECT = Dialect(

@@ -132,7 +132,7 @@ async def test_gpusharing_4_200_cores_are_two_whole_cards_also_in_the_kubelet(up
     assert (
         given.annotations["tencent.com/vcuda-device"] == f"/dev/nvidia{first},/dev/nvidia{second}"
     )
-    assert Counter(text.rpartition("-")[0] for text in ids_given(up, pod, CORE)) == {
+    assert Counter(text.partition("::")[0] for text in ids_given(up, pod, CORE)) == {
         uuid(first): 100,
         uuid(second): 100,
     }

@@ -38,7 +38,7 @@ GPU: Device = device(NODE, 0, memory_mib=81_920)
 
 
 def activation(lease: Lease) -> Allocation:
-    return allocation_of(lease, resource="volcano.sh/vgpu-number", device_ids=(f"{GPU.uuid}-0",))
+    return allocation_of(lease, resource="volcano.sh/vgpu-number", device_ids=(f"{GPU.uuid}::0",))
 
 
 class Cluster(World):

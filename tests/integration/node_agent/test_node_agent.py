@@ -26,7 +26,7 @@ async def test_a_pod_gets_the_limits_and_mounts_of_its_lease() -> None:
     assert env["NVIDIA_VISIBLE_DEVICES"] == uuid_of(NodeName(NODE), 1)
     assert env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
     assert env["CUDA_DEVICE_SM_LIMIT"] == "50"
-    assert held["one", "main"] == {f"{uuid_of(NodeName(NODE), 1)}-4"}
+    assert held["one", "main"] == {f"{uuid_of(NodeName(NODE), 1)}::4"}
     assert "/usr/local/vgpu/libvgpu.so" in str(mounts)
     assert activated[0].allocation.pod == lease.pod
 
@@ -107,7 +107,7 @@ async def test_03_a_gpushare_pod_gets_its_three_variables_and_the_assigned_annot
     assert env["NVIDIA_VISIBLE_DEVICES"] == "1"
     assert env["VOLCANO_GPU_ALLOCATED"] == "1024"
     assert env["VOLCANO_GPU_MEMORY_TOTAL"] == "15360"
-    assert [one.rpartition("-")[0] for one in held["one", "main"]] == [uuid_of(NodeName(NODE), 1)]
+    assert [one.partition("::")[0] for one in held["one", "main"]] == [uuid_of(NodeName(NODE), 1)]
     assert activated[0].allocation.resource == "leasehold.dev/share"
 
 
@@ -160,7 +160,7 @@ async def test_39_thirty_pods_at_once_each_get_their_own_limits() -> None:
 
             for n in range(30):
                 assert cluster.env(f"p{n}")["CUDA_DEVICE_MEMORY_LIMIT_0"] == f"{1000 + n}m"
-                assert held[f"p{n}", "main"] == {f"{uuid_of(NodeName(NODE), n % 4)}-{n // 4}"}
+                assert held[f"p{n}", "main"] == {f"{uuid_of(NodeName(NODE), n % 4)}::{n // 4}"}
             assert not cluster.refused
 
 
@@ -173,7 +173,7 @@ async def test_22_a_refusal_takes_less_than_a_tenth_of_a_second() -> None:
             with pytest.raises(
                 RequestError, match="no pod in the kubelet's list waits for these devices"
             ):
-                await handler_of(agent).allocate(NUMBER, [f"{uuid_of(NodeName(NODE), 0)}-0"])
+                await handler_of(agent).allocate(NUMBER, [f"{uuid_of(NodeName(NODE), 0)}::0"])
             took.append(loop.time() - began)
 
     assert min(took) < 0.1
@@ -184,7 +184,7 @@ async def test_a_start_with_devices_that_were_not_allocated_is_refused() -> None
         await cluster.run_pod("one", share(0, 1000))
         ids = list((await cluster.node.allocated_devices())["one", "main"])
         await handler_of(agent).pre_start_container(NUMBER, ids)
-        free = [f"{uuid_of(NodeName(NODE), 1)}-7"]
+        free = [f"{uuid_of(NodeName(NODE), 1)}::7"]
 
         with pytest.raises(
             RequestError, match="with no container, and they were allocated to no container"

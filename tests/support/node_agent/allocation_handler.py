@@ -27,8 +27,8 @@ from tests.support.node_agent.agent import NUMBER, FakeLeaseReplies, lease_of
 from tests.support.node_agent.node import FakeKubelet, kubelet_pod, node_of
 from tests.support.simcluster.kubelet import NODE
 
-SLOT = f"{uuid_of(NodeName(NODE), 0)}-0"
-OTHER = f"{uuid_of(NodeName(NODE), 1)}-0"
+SLOT = f"{uuid_of(NodeName(NODE), 0)}::0"
+OTHER = f"{uuid_of(NodeName(NODE), 1)}::0"
 
 
 class Effects(AgentMetrics):

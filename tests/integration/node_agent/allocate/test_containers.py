@@ -109,7 +109,7 @@ async def test_a_gpu_may_have_2000_slots() -> None:
         held = await cluster.node.allocated_devices()
 
         assert len(agent.node.shown.served[NUMBER]) == 4000
-        assert held["last", "main"] == {f"{uuid_of(NodeName(NODE), 1)}-1999"}
+        assert held["last", "main"] == {f"{uuid_of(NodeName(NODE), 1)}::1999"}
 
 
 async def test_the_agent_registers_again_once_a_directory_at_the_kubelets_socket_is_gone() -> None:

@@ -156,4 +156,4 @@ async def test_a_device_keeps_the_slots_that_containers_hold(cluster: OneNodeClu
     async with cluster.running(registered=False) as agent:
         await until(lambda: [device.slots for device in agent.node.devices] == [2, 7])
 
-        assert f"{SECOND}-6" in agent.node.shown.served[NUMBER]
+        assert f"{SECOND}::6" in agent.node.shown.served[NUMBER]

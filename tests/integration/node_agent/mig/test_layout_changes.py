@@ -150,6 +150,6 @@ async def test_instances_lost_in_a_reset_are_created_again_before_a_container_st
         await cluster.run_pod("one", mig_share("group2", 1))
         before = await instances_by_start(cluster)
         (cluster.root / "agent" / "simulated-mig.json").unlink()
-        await handler_of(agent).pre_start_container(NUMBER, [f"{GPU}-1"])
+        await handler_of(agent).pre_start_container(NUMBER, [f"{GPU}::1"])
 
         assert await instances_by_start(cluster) == before

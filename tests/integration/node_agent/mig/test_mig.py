@@ -35,7 +35,7 @@ async def test_item_45_a_container_gets_only_its_instance_and_the_switches() -> 
     }  # fmt: skip
     assert plugin_variables(state.env) == {"NVIDIA_VISIBLE_DEVICES": instances[6].uuid, **SWITCHES}
     assert state.mounts == []
-    assert held["one", "main"] == {f"{GPU}-3"}
+    assert held["one", "main"] == {f"{GPU}::3"}
 
 
 async def test_the_register_annotation_has_the_mode_of_each_device() -> None:

@@ -47,7 +47,7 @@ NODE_FACTS = NodeSnapshot(
         for index, uuid in enumerate((A, B))
     },
     served={
-        NUMBER: ids_of(*((f"{uuid}-{n}", uuid) for uuid in (A, B) for n in range(4))),
+        NUMBER: ids_of(*((f"{uuid}::{n}", uuid) for uuid in (A, B) for n in range(4))),
         MEMORY: ids_of(*((f"{i}-{n}", uuid) for i, uuid in enumerate((A, B)) for n in range(9))),
         TRIGGER: ids_of(*((f"share-{n}", None) for n in range(4))),
     },
@@ -98,7 +98,7 @@ def granted(
         container or candidate(),
         node,
         resource=resource,
-        device_ids=ids or (f"{A}-2",),
+        device_ids=ids or (f"{A}::2",),
         honoured=honoured or {},
         reusable=reusable,
     ).setup
@@ -176,7 +176,7 @@ def test_a_lease_that_is_not_valid_for_the_container_is_refused(
 @pytest.mark.parametrize(
     ("leased", "ids", "resource", "text"),
     [
-        (lease(), (f"{B}-0",), NUMBER, "chose 1 of GPU-bbbb, and the lease is for 1 of GPU"),
+        (lease(), (f"{B}::0",), NUMBER, "chose 1 of GPU-bbbb, and the lease is for 1 of GPU"),
         (lease(), ("GPU-cccc-0",), NUMBER, "not one that this node serves"),
         (units(A, 3), ("0-0", "0-1"), MEMORY, "2 of GPU-aaaa, and the lease is for 3 of GPU-aaaa"),
     ],
@@ -189,8 +189,8 @@ def test_ids_other_than_the_leased_ones_are_refused(
 
 
 def test_ids_of_the_leased_device_and_reused_ones_are_accepted() -> None:
-    assert granted(lease(), f"{A}-0") == granted()
-    assert granted(lease(), f"{B}-0", reusable=(f"{B}-0",)) == granted()
+    assert granted(lease(), f"{A}::0") == granted()
+    assert granted(lease(), f"{B}::0", reusable=(f"{B}::0",)) == granted()
     assert granted(units(A, 3), "0-0", "0-1", "0-2", resource=MEMORY)
     triggered = granted(units(A, 3000), "share-3", resource=TRIGGER)
     assert triggered.environment["NVIDIA_VISIBLE_DEVICES"] == "0"
@@ -246,14 +246,18 @@ UNITS = units(B, 3)
 @pytest.mark.parametrize(
     ("leased", "resource", "free", "ids"),
     [
-        pytest.param(lease(), NUMBER, {}, [f"{A}-2"], id="the leased slot"),
-        pytest.param(BOTH, NUMBER, {}, [f"{A}-2", f"{B}-3"], id="of each device"),
+        pytest.param(lease(), NUMBER, {}, [f"{A}::2"], id="the leased slot"),
+        pytest.param(BOTH, NUMBER, {}, [f"{A}::2", f"{B}::3"], id="of each device"),
         pytest.param(
-            lease(), NUMBER, {"available": [f"{B}-0", f"{A}-3"]}, [f"{A}-3"], id="in use: another"
+            lease(),
+            NUMBER,
+            {"available": [f"{B}::0", f"{A}::3"]},
+            [f"{A}::3"],
+            id="in use: another",
         ),
-        pytest.param(lease(), NUMBER, {"available": [f"{B}-0"]}, [], id="none is free"),
+        pytest.param(lease(), NUMBER, {"available": [f"{B}::0"]}, [], id="none is free"),
         pytest.param(
-            BOTH, NUMBER, {"must_include": [f"{A}-0"]}, [f"{A}-0", f"{B}-3"], id="must include"
+            BOTH, NUMBER, {"must_include": [f"{A}::0"]}, [f"{A}::0", f"{B}::3"], id="must include"
         ),
         pytest.param(UNITS, MEMORY, {}, ["1-0", "1-1", "1-2"], id="units of memory"),
     ],
