@@ -250,7 +250,7 @@ def test_every_annotation_that_a_dialect_reads_is_a_request_annotation() -> None
 def test_dcgm_exporter_finds_the_gpu_of_each_device_id() -> None:
     served = advertisement_of(DIALECTS.values(), LARGEST, Strategy.AUTO).served
 
-    # Its rule for shared GPUs: https://github.com/NVIDIA/dcgm-exporter, transformation/kubernetes.go
+    # Its rule for GPUs that are shared: NVIDIA/dcgm-exporter, transformation/kubernetes.go
     for ids in served.values():
         found = {name: each.device for name, each in ids.items()}
         assert found == {name: name.split("::")[0] for name in ids if "::" in name}
