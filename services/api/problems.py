@@ -86,13 +86,13 @@ class ComponentMonitor:
             *self._missing_agents(nodes, now),
         ]
 
-    def running(self, now: float) -> dict[str, int]:
-        """Count the replicas of each service that are not late."""
-        counts: dict[str, int] = {}
+    def running(self, now: float) -> dict[str, tuple[str, ...]]:
+        """Return the versions of the replicas of each service that are not late."""
+        found: dict[str, set[str]] = {}
         for event, received_at in self._heartbeats.values():
             if not _is_late(event, received_at, now):
-                counts[event.service] = counts.get(event.service, 0) + 1
-        return counts
+                found.setdefault(event.service, set()).add(event.version)
+        return {service: tuple(sorted(found[service])) for service in sorted(found)}
 
     def _remove_expired(self, now: float) -> None:
         running = self.running(now)

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, get_type_hints
 from urllib.parse import quote
@@ -77,6 +78,7 @@ from shared.model.views import (
     ResizeView,
     StateView,
     TraceView,
+    VersionView,
     View,
 )
 from shared.nats.bus import Bus
@@ -196,6 +198,12 @@ class ReadApi:
     async def state(self, call: ApiCall) -> StateView:
         """Return everything that the page shows; /api/v1/events continues from its `id`."""
         return self.cluster(call).state(self.service.feed.position)
+
+    async def version(self, _: ApiCall) -> VersionView:
+        """Return the versions that run."""
+        service = self.service
+        versions = service.components.running(service.clock.now())
+        return VersionView(version=version("leasehold"), services=versions)
 
     async def gpus(self, call: ApiCall) -> GpusView:
         """Return every device and its shares."""
@@ -529,6 +537,7 @@ IDLE = {"idle_after_s": "shares that have not been used for this long are marked
 RANGE = {"range": "1h, 1d (the default) or 7d"}
 ROUTES = (
     Route(path="/api/v1/state", handler=ReadApi.state, needs_sync=True),
+    Route(path="/api/v1/version", handler=ReadApi.version),
     Route(path="/api/v1/gpus", handler=ReadApi.gpus, query=IDLE, needs_sync=True),
     Route(
         path="/api/v1/leases",

@@ -1,9 +1,11 @@
 """The `leasehold` command. Every subcommand is imported only when it is called."""
 
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 from services.cli.parser import NO_FILES, build_parser, candidates, parse
 from services.cli.terminal import program_name
@@ -30,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         name = f"{program} {entry.name}"
         if argv is None and not os.environ.get(DEBUG_VARIABLE):
             sys.excepthook = _report_bug
-        code = entry.run(arguments)
+        code = entry.run(_in_namespace(arguments))
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
@@ -46,6 +48,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 def complete_plugin() -> None:
     """Complete `kubectl leasehold`: kubectl runs `kubectl_complete-leasehold WORDS`."""
     print("\n".join((*candidates(build_parser(), sys.argv[1:]), NO_FILES)))
+
+
+def _in_namespace(arguments: Any) -> Any:
+    """Return the arguments with the context's namespace if they name none."""
+    if getattr(arguments, "namespace", "") is not None:
+        return arguments
+    from services.cli.api_client import default_namespace
+
+    return dataclasses.replace(arguments, namespace=default_namespace(arguments))
 
 
 def _report_bug(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:

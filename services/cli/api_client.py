@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
 from services.cli.arguments import ApiArguments, StateArguments
-from services.cli.pod_summary import PodSummary, summary_of
 from services.cli.state_dir import StateDir, load_state, optional_path, supervisor_pid
 from services.cli.terminal import program
 from shared.credentials.tokens import VIEWER_COOKIE
@@ -36,9 +35,12 @@ from shared.kubernetes.kubeconfig import (
     load_credentials,
     tls_context,
 )
-from shared.kubernetes.types import ApiPod
-from shared.model.errors import RequestError, UnavailableError
+from shared.kubernetes.types import ApiObject, ApiPod, ObjectMeta
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.names import SYSTEM_NAMESPACE
+
+if TYPE_CHECKING:
+    from services.cli.pod_summary import PodSummary
 
 T = TypeVar("T")
 API_SERVICE = f"{SYSTEM_NAMESPACE}/api"
@@ -48,6 +50,10 @@ VIEWER = "viewer"
 TOKEN_S = 3600
 TIMEOUT_S = 30.0
 JSON = {"Accept": "application/json", "Content-Type": "application/json"}
+
+
+class NothingFoundError(LeaseholdError):
+    """What a command is about does not exist."""
 
 
 class RefusedError(RequestError):
@@ -113,6 +119,15 @@ def locate(flags: ApiArguments) -> ApiLocation:
     )
 
 
+def default_namespace(flags: ApiArguments) -> str:
+    """Return the namespace of the context, as kubectl does."""
+    location = locate(flags)
+    try:
+        return load_credentials(location.kubeconfig, context=location.context).namespace
+    except KubeconfigError:
+        return "default"
+
+
 class KubernetesApi:
     """Requests to the API server of a kubeconfig, each on a connection of its own."""
 
@@ -168,28 +183,40 @@ class KubernetesApi:
             return content
         raise _kubernetes_error(method, path, status, content)
 
-    def items(self, path: str, kind: type[T]) -> Iterator[T]:
+    def items(self, path: str, kind: type[T], **query: str) -> Iterator[T]:
         """Yield the objects of a collection, page by page."""
         token = ""
         while True:
-            query = urlencode({"limit": 500} | ({"continue": token} if token else {}))
-            page = msgspec.json.decode(self.send("GET", f"{path}?{query}"))
+            page_query = query | {"limit": "500"} | ({"continue": token} if token else {})
+            page = msgspec.json.decode(self.send("GET", f"{path}?{urlencode(page_query)}"))
             for item in page.get("items") or ():
                 yield msgspec.convert(item, kind)
             token = page.get("metadata", {}).get("continue", "")
             if not token:
                 return
 
-    def pod(self, namespace: str, name: str) -> PodSummary | None:
-        """Return one pod, or None if it does not exist."""
+    def pod(self, namespace: str, name: str) -> "PodSummary":
+        """Return one pod. Raises NothingFoundError if it does not exist."""
+        from services.cli.pod_summary import summary_of
+
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
         try:
             return summary_of(msgspec.json.decode(self.send("GET", path), type=ApiPod))
-        except NotFoundError:
-            return None
+        except NotFoundError as error:
+            raise NothingFoundError(
+                f"there is no pod {namespace}/{name}; `kubectl get pods -A` lists them, -n names "
+                "another namespace"
+            ) from error
 
-    def pods(self, namespace: str) -> Iterator[PodSummary]:
+    def selected(self, path: str, selector: str) -> Iterator[ObjectMeta]:
+        """Yield the metadata of the objects of a collection that have these labels."""
+        for each in self.items(path, ApiObject, labelSelector=selector):
+            yield each.metadata
+
+    def pods(self, namespace: str) -> Iterator["PodSummary"]:
         """Yield the pods of a namespace."""
+        from services.cli.pod_summary import summary_of
+
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
         yield from map(summary_of, self.items(path, ApiPod))
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
+from services.cli.terminal import JSON_PATH
 from shared.model.request import NodeOrder
 from shared.runtime.settings import RedisLogin, argument
 
-FORMS = ("json", "yaml")
+FORMS = ("json", "yaml", JSON_PATH)
 MINUTE_S = 60.0
 MAX_PLACERS = 64
 MAX_PORT = 65535
@@ -79,14 +80,23 @@ def connection(default: Any, text: str, **form: Any) -> Any:
 
 def output(*more: str) -> Any:
     """Declare the form of the output: a document with stable keys, or one of `more`."""
-    constants = {"--json": "json"}
-    return argument("", "default: text", "-o", one_of=(*FORMS, *more), constants=constants)
+    text = "default: text; jsonpath='{.TEMPLATE}' as in kubectl"
+    return argument("", text, "-o", one_of=(*FORMS, *more), constants={"--json": "json"})
 
 
-def namespace(default: str) -> Any:
-    """Declare the flag for a namespace, and, where all is the default, kubectl's flag for all."""
-    constants = {} if default else {"-A --all-namespaces": ""}
-    return argument(default, f"default: {default or 'all'}", "-n", constants=constants)
+def namespace(default: str | None = None, *, all_: bool = False) -> Any:
+    """Declare the flag for a namespace; `all_`: with kubectl's flag for all of them.
+
+    Without a default, commands get the namespace of the context.
+    """
+    constants = {"-A --all-namespaces": ""} if all_ else {}
+    text = f"default: {default or 'that of the context'}"
+    return argument(default, text, "-n", constants=constants)
+
+
+def selector(of: str) -> Any:
+    """Declare kubectl's flag to select by labels."""
+    return argument("", f"only {of} with these labels, such as a=b,c!=d", "-l", metavar="LABELS")
 
 
 def pod(nargs: str | None = None) -> Any:

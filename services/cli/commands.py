@@ -19,6 +19,7 @@ from services.cli.arguments import (
     pod,
     pod_name,
     schedulers,
+    selector,
     volcano_conf,
     watch,
 )
@@ -121,32 +122,43 @@ class Status(StateArguments):
     output: str = output()
 
 
-@command("gpus", "inspect.views:gpus", "", "--json")
+@command("gpus", "inspect.views:gpus", "", "-o wide", "-l pool=training -w", "--json")
 class Gpus(UsageArguments):
     """Show every device and its leases."""
 
     watch: bool = watch()
+    selector: str = selector("nodes")
+    output: str = output("wide", "name")
 
 
-@command("ps", "inspect.views:ps", "", "-n team-a -o wide", "my-pod -n team-a -o yaml")
+@command(
+    "ps",
+    "inspect.views:ps",
+    "-A",
+    "-n team-a -l app=train -o wide",
+    "my-pod -n team-a -o jsonpath='{.leases[*].node}'",
+)
 class Ps(UsageArguments):
     """Show leases, and waiting pods with the reason."""
 
     pod: str = pod("?")
-    namespace: str = namespace("")
+    namespace: str = namespace(all_=True)
     watch: bool = watch()
+    selector: str = selector("pods")
     output: str = output("wide", "name")
 
 
 SORTS = ("memory", "cores", "idle", "pod", "node")
 
 
-@command("top", "inspect.views:top", "", "--sort idle -n team-a", "--once --node gpu-1", "--json")
+@command("top", "inspect.views:top", "-A", "--sort idle -n team-a", "--once --node gpu-1", "--json")
 class Top(UsageArguments):
     """Show the measured usage of every share beside its lease, and refresh it."""
 
     sort: str = argument(SORTS[0], f"default: {SORTS[0]}", one_of=SORTS)
-    namespace: str = namespace("")
+    namespace: str = namespace(all_=True)
+    selector: str = selector("pods")
+    output: str = output("wide", "name")
     node: str = argument("", "default: all")
     interval: float = argument(2.0, "default: 2", metavar="SECONDS", at_least=0.1)
     once: bool = argument(False, "print it once, as without a terminal")
@@ -164,7 +176,7 @@ class Explain(UsageArguments):
     """Explain why a pod waits, or why it runs on its node."""
 
     pod: str = pod("?")
-    namespace: str = namespace("default")
+    namespace: str = namespace()
     watch: bool = watch()
     request: str = argument(
         "",
@@ -197,10 +209,17 @@ class Trace(ApiArguments):
     """Show how long each step of a pod took, as a waterfall."""
 
     pod: str = pod()
-    namespace: str = namespace("default")
+    namespace: str = namespace()
     trace_dir: Path | None = argument(
         None, "read the spans in this directory instead", metavar="DIR"
     )
+
+
+@command("version", "inspect.views:version", "", "--client", "-o jsonpath='{.server.version}'")
+class Version(ApiArguments):
+    """Show the versions of this command and of the cluster's Leasehold."""
+
+    client: bool = argument(False, "only that of this command")
 
 
 @command("topology", "inspect.views:topology", "", "--mermaid")
@@ -260,7 +279,7 @@ class Defrag(ApiArguments):
     """Show the fewest pods that would have to move for a waiting pod to fit, or evict them."""
 
     pod: str = pod()
-    namespace: str = namespace("default")
+    namespace: str = namespace()
     dry_run: bool = argument(False, "only show them")
     evict: bool = argument(
         False, "evict them through the Eviction API; their controllers replace them"
@@ -343,6 +362,9 @@ class Doctor(LedgerArguments):
 class BudgetArguments(ApiArguments):
     """Show GPU-time budgets, or grant GPU time to one."""
 
+    watch: bool = watch()
+    output: str = output("wide", "name")
+
     words: tuple[str, ...] = argument(
         (),
         "a namespace; or: grant NAMESPACE MINUTES",
@@ -370,6 +392,7 @@ class Report(UsageArguments):
     to: str = argument("", "RFC 3339, exclusive", metavar="TIME")
     group_by: str = argument("", "of namespace, model, class; default: all", metavar="NAME,..")
     csv: bool = argument(False, "with a header, exact units last")
+    output: str = output("wide")
     idle: bool = argument(
         False,
         "instead: GPU-hours and MiB-hours since the last use of the shares that are idle now",
@@ -393,10 +416,12 @@ class Report(UsageArguments):
 class PreemptionsArguments(ApiArguments):
     """Show preemptions and evictions, or the pods that would be evicted for a pod."""
 
+    watch: bool = watch()
+
     dry_run: str = argument(
         "", "show which pods would be evicted for this pod", metavar="POD", read=pod_name
     )
-    namespace: str = namespace("default")
+    namespace: str = namespace()
     min_runtime_s: float | None = argument(
         None, "with --dry-run, instead of the binder's setting", metavar="SECONDS"
     )
@@ -419,7 +444,7 @@ class Resize(ApiArguments):
     """
 
     pod: str = pod()
-    namespace: str = namespace("default")
+    namespace: str = namespace()
     container: str = argument(
         "", "required where several containers have shares", "-c", metavar="NAME"
     )

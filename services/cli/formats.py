@@ -1,27 +1,58 @@
 """Formats of durations, instants and usage in the commands' output; pure."""
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from shared.model.views import GpusView, LeasesView, MeasuredView
 
-
-def new_table(*titles: str) -> Table:
-    """Return a table whose lines are never broken."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles:
-        made.add_column(title, no_wrap=True)
-    return made
+WRAPPED_WIDTH = 30
+"""Columns that a wrapped text needs at least."""
 
 
-def keep_widths(table: Table, *shortened: str) -> None:
-    """On a narrow terminal, shorten only the columns with these titles."""
-    for column in table.columns:
-        if column.header not in shortened:
-            column.min_width = max(map(cell_len, map(str, (column.header, *column.cells))))
+class FittedTable:
+    """A table without as many of its least valuable columns as the width requires.
+
+    No cell is shortened; those of `wrapped` are continued on the next line.
+    """
+
+    def __init__(self, *titles: str, least: Sequence[str] = (), wrapped: str = "") -> None:
+        self.titles, self.least, self.wrapped = titles, least, wrapped
+        self.rows: list[tuple[tuple[str | Text, ...], str]] = []
+
+    def add_row(self, *cells: str | Text, style: str = "") -> None:
+        """Add a row with a cell for each title."""
+        self.rows.append((cells, style))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table with the columns that fit, wider than the console if none are left."""
+        widths = {title: self._width(number) for number, title in enumerate(self.titles)}
+        hidden: set[str] = set()
+        for title in self.least:
+            if _sum(widths) > options.max_width:
+                hidden.add(title)
+                del widths[title]
+        made = Table(box=None, pad_edge=False, header_style="bold")
+        for title, width in widths.items():
+            made.add_column(title, no_wrap=title != self.wrapped, min_width=width)
+        for cells, style in self.rows:
+            shown = zip(self.titles, cells, strict=True)
+            made.add_row(*(cell for title, cell in shown if title not in hidden), style=style)
+        yield from console.render(made, options.update(width=max(options.max_width, _sum(widths))))
+
+    def _width(self, number: int) -> int:
+        if self.titles[number] == self.wrapped:
+            return WRAPPED_WIDTH
+        cells = (str(cells[number]) for cells, _ in self.rows)
+        return max(map(cell_len, (self.titles[number], *cells)))
+
+
+def _sum(widths: Mapping[str, int]) -> int:
+    return sum(widths.values()) + 2 * (len(widths) - 1)
 
 
 def age(seconds: float) -> str:

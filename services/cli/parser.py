@@ -5,11 +5,13 @@ https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins/
 """
 
 import argparse
+import signal
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import services.cli.commands  # noqa: F401 - it declares the commands
 from services.cli.arguments import COMMANDS, CommandEntry
+from services.cli.terminal import JSON_PATH
 from shared.runtime.settings import add_arguments, from_arguments
 
 EXIT_CODES = """\
@@ -33,6 +35,13 @@ examples:
   leasehold audit --json
   leasehold down
 """
+GROUPS = {
+    "See what runs and what waits": ("gpus", "ps", "top", "explain", "trace", "preemptions"),
+    "GPU time and plans": ("budget", "report", "what-if", "defrag", "replay"),
+    "Operate": (*("resize", "doctor", "audit", "credentials", "node-keys", "topology"),),
+    "On this machine": ("up", "status", "down", "sim", "version", "completion", "help"),
+}
+"""The commands in the order of the help."""
 SCRIPTS = {
     "bash": """\
 _leasehold() {
@@ -58,6 +67,15 @@ end
 complete -c leasehold -f -a '(__leasehold)'
 """,
 }
+NAMED = {
+    **dict.fromkeys(("pod", "dry_run"), "pod"),
+    **dict.fromkeys(("namespace", "words"), "namespace"),
+    "node": "node",
+    "gpu": "gpu",
+}
+"""What the values of arguments name."""
+COMPLETE_WITHIN_S = 3
+"""After it the process ends: a shell does not wait for a cluster that does not respond."""
 NO_FILES = ":4"
 """To kubectl: do not offer names of files. The value of cobra's ShellCompDirectiveNoFileComp."""
 
@@ -93,13 +111,18 @@ def build_parser(program: str = "leasehold", only: str | None = None) -> "Comman
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS
+    )
+
+    abouts: dict[str, str] = {}
 
     def add(name: str, about: str, examples: Sequence[str]) -> CommandParser:
         lines = "".join(f"  {program} {name} {example}".rstrip() + "\n" for example in examples)
+        first_line = about.partition("\n")[0].rstrip(".")
+        abouts[name] = f"  {name:<13}{first_line[0].lower()}{first_line[1:]}"
         added: CommandParser = commands.add_parser(
             name,
-            help=f"{about[0].lower()}{about[1:]}".partition("\n")[0].rstrip("."),
             description=about,
             epilog=f"examples:\n{lines}\n{EXIT_CODES}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -126,6 +149,11 @@ def build_parser(program: str = "leasehold", only: str | None = None) -> "Comman
     topics = list(commands.choices)
     about = add("help", "Show the help of a command.", ("", "explain"))
     about.add_argument("topic", metavar="COMMAND", nargs="?", choices=topics)
+    groups = (
+        "\n".join((f"{title}:", *(abouts[name] for name in names if name in abouts)))
+        for title, names in GROUPS.items()
+    )
+    parser.description = "\n\n".join((str(parser.description), *groups))
     return parser
 
 
@@ -177,6 +205,8 @@ class CommandParser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return
+        if JSON_PATH in action.choices and str(value).startswith(JSON_PATH):
+            return
         choices = [str(choice) for choice in action.choices]
         raise argparse.ArgumentError(
             action,
@@ -207,13 +237,31 @@ def candidates(whole: CommandParser, words: Sequence[str]) -> list[str]:
     actions = parser._option_string_actions  # noqa: SLF001 - argparse has no other list of flags
     taking = actions.get(rest[-1]) if rest else None
     if taking is not None and taking.nargs != 0:
-        known = list(taking.choices or ())
+        known = list(taking.choices or _names(whole, taking.dest, rest[:-1]))
     elif word.startswith("-"):
         known = list(actions)
     else:
         positional = parser._get_positional_actions()  # noqa: SLF001
-        known = [choice for action in positional for choice in action.choices or ()]
+        known = [
+            choice
+            for action in positional
+            for choice in action.choices or _names(whole, action.dest, rest)
+        ]
     return sorted(choice for choice in map(str, known) if choice.startswith(word))
+
+
+def _names(whole: CommandParser, dest: str, words: Sequence[str]) -> Sequence[str]:
+    """Return the pods, namespaces or nodes that an argument may name, by the flags before it."""
+    if dest not in NAMED:
+        return ()
+    from services.cli.inspect.views import names_in_cluster
+
+    flags, _ = _command_of(whole, ["ps"])[0].parse_known_args(words)
+    signal.alarm(COMPLETE_WITHIN_S)
+    try:
+        return names_in_cluster(NAMED[dest], from_arguments(COMMANDS["ps"].arguments, flags))
+    finally:
+        signal.alarm(0)
 
 
 def _command_of(

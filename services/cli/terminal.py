@@ -3,8 +3,10 @@
 import shlex
 import shutil
 import sys
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+T = TypeVar("T")
 NAME = "leasehold"
 PLUGIN = "kubectl-leasehold"
 """kubectl runs a program of this name as `kubectl leasehold`."""
@@ -40,8 +43,68 @@ UNBROKEN_WIDTH = 4_000
 """Columns where the output is not a terminal: lines are never broken there."""
 
 
+INTERVAL_S = 2.0
+CHANGING = frozenset({"measured", "read_at", "dominant_share", "weighted_share", "text", "trace"})
+"""Keys of documents that change all the time: usage, and texts with ages."""
+JSON_PATH = "jsonpath="
+
+
+def present(
+    flags: Any,
+    read: Callable[[], T],
+    text: Callable[[T], "RenderableType"],
+    names: Callable[[T], Iterable[str]] = lambda _: (),
+) -> int:
+    """Show what is read in the form that the flags name, and return 0.
+
+    With --watch, show it again whenever it changes, until it is interrupted.
+    """
+    watch, before = getattr(flags, "watch", False), None
+    while True:
+        found = read()
+        lasting = _lasting(msgspec.to_builtins(found)) if watch else None
+        if before is None or lasting != before:
+            if before is not None:
+                print()
+            show(flags.output, found, text, names)
+            sys.stdout.flush()
+        if not watch:
+            return 0
+        before = lasting
+        time.sleep(INTERVAL_S)
+
+
+def _lasting(document: Any) -> Any:
+    """Return a document without what changes all the time."""
+    if isinstance(document, dict):
+        return {key: _lasting(value) for key, value in document.items() if key not in CHANGING}
+    if isinstance(document, list | tuple):
+        return [_lasting(value) for value in document]
+    return document
+
+
+def show(
+    output: str,
+    found: T,
+    text: Callable[[T], "RenderableType"],
+    names: Callable[[T], Iterable[str]] = lambda _: (),
+) -> None:
+    """Show a document in a form."""
+    if output in {"json", "yaml"} or output.startswith(JSON_PATH):
+        print_document(found, output)
+    elif output == "name":
+        print("".join(f"{name}\n" for name in dict.fromkeys(names(found))), end="")
+    else:
+        print_text(text(found))
+
+
 def print_document(document: Any, output: str) -> None:
-    """Print a document as `json` or `yaml`."""
+    """Print a document as `json` or `yaml`, or what a `jsonpath=` template takes from it."""
+    if output.startswith(JSON_PATH):
+        from services.cli.json_path import expand
+
+        print(expand(output.removeprefix(JSON_PATH), msgspec.to_builtins(document)), end="")
+        return
     text = msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
     if output == "yaml":
         import yaml

@@ -5,7 +5,6 @@ a share has its amounts and the state of its lease: no names, no times and no me
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -25,8 +24,6 @@ from shared.model.budget import BudgetHistory, BudgetSummary
 from shared.model.lease import ClaimAllocation, MigPlacement, Share, ShareSize
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.placement import NodeVerdict, Refusal
-
-Json = dict[str, Any]
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +165,11 @@ class LeaseView(View, frozen=True, kw_only=True):
     unhealthy_devices: dict[DeviceUuid, str] = {}
     """The faults of its devices that are not healthy."""
     shares: tuple[ShareView, ...] = ()
+
+    @property
+    def users(self) -> tuple[PodUid, ...]:
+        """The pods that have its shares: one, or the consumers of its claim."""
+        return (self.pod,) if self.claim is None else self.claim.consumers
 
     @property
     def idle_since(self) -> float | None:
@@ -505,6 +507,15 @@ class GrantView(View, frozen=True, kw_only=True):
     granted_minutes: str
     remaining_minutes: str | None
     """Null if the namespace has no limit."""
+
+
+class VersionView(View, frozen=True, kw_only=True):
+    """The versions of Leasehold that run."""
+
+    version: str
+    """That of the API."""
+    services: dict[str, tuple[str, ...]]
+    """Those of the replicas of each service: during an upgrade there may be two."""
 
 
 class Problem(View, frozen=True, kw_only=True):

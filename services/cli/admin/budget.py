@@ -12,10 +12,10 @@ from rich.text import Text
 
 from services.cli import terminal
 from services.cli.admin.idle import report_idle
-from services.cli.api_client import ApiClient, locate
+from services.cli.api_client import ApiClient, NothingFoundError, locate
 from services.cli.commands import BudgetArguments, Report
-from services.cli.formats import age, keep_widths, new_table, timestamp
-from services.cli.terminal import program, program_name
+from services.cli.formats import FittedTable, age, timestamp
+from services.cli.terminal import program
 from shared.model.budget import BudgetState, BudgetsView, BudgetView, ReportView, minutes
 from shared.model.errors import RequestError
 from shared.model.views import GrantOrder, GrantView
@@ -30,16 +30,19 @@ STYLES = {
 }
 
 
-def budget_table(budgets: Sequence[BudgetView], now: float) -> RenderableType:
+def budget_table(
+    budgets: Sequence[BudgetView], now: float, *, wide: bool = False
+) -> RenderableType:
     """List budgets: a bar of the usage, the rest, the current rate, and when it runs out."""
     if not budgets:
         return Text(
             "no namespace has a budget or has used a GPU yet; `leasehold up --budgets FILE` or "
             "`kubectl apply` of a GPUBudget gives it one"
         )
-    table = new_table(
+    table = FittedTable(
         *("NAMESPACE", "STATE", "", "USED", "OF", "LEFT", "CURRENT RATE", "LEASES"),
         *("RUNS OUT", "WINDOW"),
+        least=() if wide else ("", "WINDOW", "LEASES", "CURRENT RATE", "OF"),
     )
     for each in budgets:
         table.add_row(
@@ -52,9 +55,8 @@ def budget_table(budgets: Sequence[BudgetView], now: float) -> RenderableType:
             f"{each.current_rate_milli_gpu / 1000:.3f} GPU",
             str(each.leases),
             _runs_out(each, now),
-            each.window + _window_end(each),
+            each.window.partition("+")[0] + _window_end(each),
         )
-    keep_widths(table, "", "WINDOW")
     problems = [
         Text(f"{each.namespace} is invalid: {each.problem}", style="red")
         for each in budgets
@@ -72,7 +74,7 @@ def _bar(budget: BudgetView) -> str:
     return "[" + "#" * cells + "." * (BAR_WIDTH - cells) + "]"
 
 
-def report_table(report: ReportView) -> RenderableType:
+def report_table(report: ReportView, *, wide: bool = False) -> RenderableType:
     """List GPU time by group, then the GPU-minutes that are not charged yet by namespace."""
     amounts = ", ".join(f"{name} {amount}" for name, amount in report.not_charged.items())
     note = Text(
@@ -86,7 +88,15 @@ def report_table(report: ReportView) -> RenderableType:
         *("window", "namespace", "model", "class", "gpu_minutes", "core_minutes"),
         *("mem_gib_minutes", "wall_minutes", "leases", "grants", "rollover"),
     ]
-    table = new_table(*(name.upper().replace("_", " ") for name in columns))
+    table = FittedTable(
+        *(name.upper().replace("_", " ") for name in columns),
+        least=()
+        if wide
+        else (
+            *("ROLLOVER", "GRANTS", "MEM GIB MINUTES", "WALL MINUTES", "CORE MINUTES", "LEASES"),
+            *("WINDOW", "CLASS"),
+        ),
+    )
     for row in map(msgspec.to_builtins, report.rows):
         table.add_row(*(str(row[name]) or "-" for name in columns))
     return Group(table, note)
@@ -115,24 +125,25 @@ def budget(flags: BudgetArguments) -> int:
         raise RequestError(
             f"{' '.join(flags.words)!r} is neither a namespace nor `grant NAMESPACE MINUTES`"
         )
-    namespace = flags.words[0] if flags.words else None
+    api, namespace = ApiClient(locate(flags)), "".join(flags.words)
+    wide = flags.output == "wide"
 
-    found = ApiClient(locate(flags)).get("/api/v1/budgets", BudgetsView)
-    if namespace is not None:
-        chosen = tuple(each for each in found.budgets if each.namespace == namespace)
-        found = structs.replace(found, budgets=chosen)
-    if namespace is not None and not found.budgets:
-        print(
-            f"{program_name()} budget: namespace {namespace} has no budget and has used no GPU; "
-            f"`{program()} budget` lists those that have",
-            file=sys.stderr,
-        )
-        return 1
-    if flags.output:
-        terminal.print_document(found, flags.output)
-    else:
-        terminal.print_text(budget_table(found.budgets, found.read_at))
-    return 0
+    def read() -> BudgetsView:
+        found = api.get("/api/v1/budgets", BudgetsView)
+        chosen = [each for each in found.budgets if namespace in {"", each.namespace}]
+        if namespace and not chosen:
+            raise NothingFoundError(
+                f"namespace {namespace} has no budget and has used no GPU; `{program()} budget` "
+                "lists those that have"
+            )
+        return structs.replace(found, budgets=tuple(chosen))
+
+    return terminal.present(
+        flags,
+        read,
+        lambda found: budget_table(found.budgets, found.read_at, wide=wide),
+        lambda found: [f"namespace/{each.namespace}" for each in found.budgets],
+    )
 
 
 def report(flags: Report) -> int:
@@ -144,11 +155,9 @@ def report(flags: Report) -> int:
     found = api.get("/api/v1/reports/showback", ReportView, groupBy=flags.group_by, **query)
     if flags.csv:
         sys.stdout.write(found.as_csv())
-    elif flags.output:
-        terminal.print_document(found, flags.output)
-    else:
-        terminal.print_text(report_table(found))
-    return 0
+        return 0
+    wide = flags.output == "wide"
+    return terminal.present(flags, lambda: found, lambda report: report_table(report, wide=wide))
 
 
 def _grant(flags: BudgetArguments) -> int:

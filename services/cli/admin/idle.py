@@ -10,7 +10,7 @@ from rich.text import Text
 from services.cli import terminal
 from services.cli.api_client import ApiClient, locate
 from services.cli.commands import Report
-from services.cli.formats import age, new_table, notes, timestamp
+from services.cli.formats import FittedTable, age, notes, timestamp
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.views import LeasesView, ShareView, View
 
@@ -115,13 +115,14 @@ def idle_view(view: LeasesView, shares: Sequence[IdleShare]) -> IdleView:
     )
 
 
-def idle_table(found: IdleView, view: LeasesView) -> RenderableType:
+def idle_table(found: IdleView, view: LeasesView, *, wide: bool = False) -> RenderableType:
     """List the owners of idle shares, and their sum."""
     if not found.holders:
         text = f"no share has been idle for {age(found.idle_after_s)}"
         return Group(Text(text), *notes(view))
-    listed = new_table(
-        "NAMESPACE", "OWNER", "SHARES", "GPUS", "MIB", "GPU-HOURS", "MIB-HOURS", "SINCE"
+    listed = FittedTable(
+        *("NAMESPACE", "OWNER", "SHARES", "GPUS", "MIB", "GPU-HOURS", "MIB-HOURS", "SINCE"),
+        least=() if wide else ("MIB-HOURS", "SHARES", "MIB", "SINCE"),
     )
     for one in (*found.holders, structs.replace(found.total, owner="total")):
         listed.add_row(
@@ -144,8 +145,7 @@ def report_idle(flags: Report) -> int:
     namespaces = sorted({lease.namespace for lease in view.leases})
     owners = {pod.pod: pod.owner for name in namespaces for pod in api.server.pods(name)}
     found = idle_view(view, list(idle_shares(view, owners)))
-    if flags.output:
-        terminal.print_document(found, flags.output)
-    else:
-        terminal.print_text(idle_table(found, view))
+    terminal.show(
+        flags.output, found, lambda found: idle_table(found, view, wide=flags.output == "wide")
+    )
     return 0

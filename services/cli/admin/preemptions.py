@@ -1,12 +1,10 @@
 """The command `preemptions`: those in progress and recent evictions, or a dry run for a pod."""
 
-import sys
-
 from services.cli import terminal
-from services.cli.api_client import ApiClient, RefusedError, locate
+from services.cli.api_client import ApiClient, NothingFoundError, RefusedError, locate
 from services.cli.commands import PreemptionsArguments
 from services.cli.formats import timestamp
-from services.cli.terminal import program, program_name
+from services.cli.terminal import program
 from shared.model.preemption import DryRunView, PreemptionsView, PreemptionView
 
 
@@ -15,39 +13,23 @@ def preemptions(flags: PreemptionsArguments) -> int:
     api = ApiClient(locate(flags))
     if flags.dry_run:
         return _dry_run(api, flags)
-    view = api.get("/api/v1/preemptions", PreemptionsView)
-    _print(flags, view, text(view))
-    return 0
+    return terminal.present(flags, lambda: api.get("/api/v1/preemptions", PreemptionsView), text)
 
 
 def _dry_run(api: ApiClient, flags: PreemptionsArguments) -> int:
     name = f"{flags.namespace}/{flags.dry_run}"
     pod = api.server.pod(flags.namespace, flags.dry_run)
-    if pod is None:
-        return _refuse(f"there is no pod {name}; `kubectl get pods -A` lists them")
     runtime = "" if flags.min_runtime_s is None else f"{flags.min_runtime_s:g}"
     try:
         found = api.get(f"/api/v1/preemptions/{pod.pod}", DryRunView, min_runtime_s=runtime)
     except RefusedError as error:
         if error.status != 404:
             raise
-        return _refuse(
+        raise NothingFoundError(
             f"pod {name} does not wait for devices; `{program()} explain` shows its state"
-        )
-    _print(flags, found, dry_run_text(found))
+        ) from error
+    terminal.show(flags.output, found, dry_run_text)
     return 0 if found.plan or found.in_progress else 1
-
-
-def _refuse(reason: str) -> int:
-    print(f"{program_name()} preemptions: {reason}", file=sys.stderr)
-    return 1
-
-
-def _print(flags: PreemptionsArguments, document: object, content: str) -> None:
-    if flags.output:
-        terminal.print_document(document, flags.output)
-    else:
-        print(content)
 
 
 def dry_run_text(found: DryRunView) -> str:

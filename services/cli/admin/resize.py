@@ -20,13 +20,6 @@ def resize(flags: Resize) -> int:
     order = ResizeOrder(container=flags.container, memory_mib=memory_mib, cores_percent=flags.cores)
     api = ApiClient(locate(flags))
     pod = api.server.pod(flags.namespace, flags.pod)
-    if pod is None:
-        print(
-            f"{program_name()} resize: there is no pod {flags.namespace}/{flags.pod}; "
-            "`kubectl get pods -A` lists them, -n names another namespace",
-            file=sys.stderr,
-        )
-        return 1
     view = api.post(f"/api/v1/leases/{pod.pod}/resize", order, ResizeView)
     if flags.output:
         terminal.print_document(view, flags.output)

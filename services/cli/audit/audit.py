@@ -41,10 +41,7 @@ def audit(flags: Audit) -> int:
     snapshot, lasting = asyncio.run(
         _audit(location, own_schedulers(flags.schedulers), wait=not flags.now)
     )
-    if flags.output:
-        terminal.print_document(shape(snapshot, lasting), flags.output)
-    else:
-        terminal.print_text(render(snapshot, lasting))
+    terminal.show(flags.output, shape(snapshot, lasting), lambda _: render(snapshot, lasting))
     return 1 if lasting else 0
 
 

@@ -162,11 +162,8 @@ def doctor(flags: Doctor) -> int:
     """Run every check; return 1 if one fails."""
     findings = asyncio.run(run_checks(target_of(flags)))
     failed = any(finding.outcome is Outcome.FAIL for finding in findings)
-    if flags.output:
-        document = {"healthy": not failed, "findings": findings}
-        terminal.print_document(document, flags.output)
-    else:
-        terminal.print_text(render(findings))
+    document = {"healthy": not failed, "findings": findings}
+    terminal.show(flags.output, document, lambda _: render(findings))
     return 1 if failed else 0
 
 

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from services.cli.formats import age, keep_widths, new_table, notes, used_texts
-from services.cli.inspect.explanation import Explanation
+from services.cli.formats import FittedTable, age, notes, used_texts
 from shared.model.device import DeviceMode
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import peak
@@ -23,11 +22,17 @@ from shared.model.views import (
     View,
 )
 
+if TYPE_CHECKING:
+    from services.cli.inspect.explanation import Explanation
+
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
-def gpus(view: GpusView, width: int) -> RenderableType:
-    """Draw a bar per device in `width` columns, one letter per lease, and the leases below."""
+def gpus(view: GpusView, width: int, *, wide: bool = False) -> RenderableType:
+    """Draw a bar per device in `width` columns, one letter per lease, and the leases below.
+
+    `wide`: with the UUIDs of the devices.
+    """
     blocks: list[RenderableType] = []
     for node in view.nodes:
         blocks.append(Text(node.node, style="bold"))
@@ -35,31 +40,38 @@ def gpus(view: GpusView, width: int) -> RenderableType:
             blocks.append(Text(f"  gets no pods: {node.cordoned}", style="yellow"))
         for device in node.devices:
             blocks += _device_lines(device, width, view.read_at)
+            if wide:
+                blocks.append(Text(f"      {device.uuid}", style="dim"))
     if not blocks:
         return Text("no node has reported a device yet: are the node agents running?")
     return Group(*blocks, *notes(view))
 
 
-def ps(view: LeasesView, *, wide: bool = False) -> RenderableType:
+def ps(view: LeasesView, *, namespace: str = "", wide: bool = False) -> RenderableType:
     """List leases, then waiting pods with the reason; `wide`: with UIDs and UUIDs."""
-    leases = new_table(
-        *("POD", "NODE", "DEVICES", "MIB", "USED", "CORES", "USED", "STATE", "AGE", "DIALECT"),
+    leases = FittedTable(
+        *("POD", "NODE", "GPUS", "MIB", "USED MIB", "CORES", "USED CORES", "STATE", "AGE"),
+        "DIALECT",
         *(("POD UID", "DEVICE UUIDS") if wide else ()),
+        least=() if wide else ("DIALECT", "USED CORES", "CORES", "USED MIB", "AGE", "GPUS"),
     )
     for lease in view.leases:
         identities = lease.pod, ",".join(sorted({share.device for share in lease.shares}))
         leases.add_row(*_lease_row(lease, view.read_at), *(identities if wide else ()))
-    keep_widths(leases, "POD", "DIALECT")
-    blocks: list[RenderableType] = [leases if view.leases else Text("no pod holds a lease")]
+    blocks: list[RenderableType] = [leases if view.leases else _no_lease(namespace)]
     blocks += [Text(line, style="red") for line in dict.fromkeys(_fault_lines(view))]
     if view.waiting:
-        waiting = new_table("WAITING", "FOR", "VERDICT")
-        waiting.columns[2].no_wrap = False
+        waiting = FittedTable("WAITING", "FOR", "VERDICT", wrapped="VERDICT")
         for one in view.waiting:
             pod = f"{one.namespace}/{one.name}"
             waiting.add_row(pod, age(view.read_at - one.since), one.text)
         blocks += [Text(), waiting]
     return Group(*blocks, *notes(view))
+
+
+def _no_lease(namespace: str) -> Text:
+    where = f" in namespace {namespace}; -A shows all namespaces" if namespace else ""
+    return Text(f"no pod holds a lease{where}")
 
 
 def _fault_lines(view: LeasesView) -> Iterator[str]:
@@ -70,7 +82,7 @@ def _fault_lines(view: LeasesView) -> Iterator[str]:
                 yield f"{lease.node} device {share.index}: {fault}"
 
 
-def explanation(explained: Explanation) -> RenderableType:
+def explanation(explained: "Explanation") -> RenderableType:
     """Format the output of `explain`."""
     lines = (Text(f"  {line}") for line in explained.lines)
     return Group(
@@ -256,10 +268,12 @@ def top_view(rows: Sequence[TopRow], view: LeasesView) -> TopView:
     return TopView(shares=tuple(rows), unmeasured_nodes=view.unmeasured_nodes)
 
 
-def top_table(rows: Sequence[TopRow], view: LeasesView) -> RenderableType:
+def top_table(rows: Sequence[TopRow], view: LeasesView, *, wide: bool = False) -> RenderableType:
     """List the shares: use of the lease, in MiB and percent of the device's cores."""
-    listed = new_table(
-        "POD", "CONTAINER", "NODE", "GPU", "MIB", "CORES", "PROCESSES", "NOT USED FOR"
+    listed = FittedTable(
+        *("POD", "CONTAINER", "NODE", "GPU", "MIB", "CORES", "PROCESSES", "NOT USED FOR"),
+        *(("DEVICE UUID",) if wide else ()),
+        least=() if wide else ("PROCESSES", "CONTAINER", "GPU", "NODE", "NOT USED FOR"),
     )
     for row in rows:
         measured = row.measured
@@ -273,9 +287,10 @@ def top_table(rows: Sequence[TopRow], view: LeasesView) -> RenderableType:
             f"{cores} of {cores_text(row)}",
             "-" if measured is None else str(measured.processes),
             _idle_text(row, view.read_at),
+            *((row.device,) if wide else ()),
             style="yellow" if measured and measured.idle else "",
         )
-    return Group(listed if rows else Text("no pod holds a lease"), *notes(view))
+    return Group(listed if rows else _no_lease(""), *notes(view))
 
 
 def _idle_text(row: TopRow, now: float) -> str:

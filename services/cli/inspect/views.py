@@ -3,25 +3,39 @@
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-import msgspec
+from msgspec import structs
 
 from services.cli import terminal
-from services.cli.api_client import ApiClient, RefusedError, locate
+from services.cli.api_client import (
+    ApiClient,
+    NothingFoundError,
+    RefusedError,
+    default_namespace,
+    locate,
+)
 from services.cli.arguments import own_schedulers
-from services.cli.commands import Explain, Gpus, Ps, Top, Topology, Trace
-from services.cli.terminal import program, program_name
-from shared.model.bounds import printable
-from shared.model.views import GpusView, LeasesView, PodView, SpanView, TraceView
+from services.cli.commands import Explain, Gpus, Ps, Top, Topology, Trace, Version
+from services.cli.terminal import program
+from shared.model.errors import LeaseholdError
+from shared.model.views import (
+    GpusView,
+    LeasesView,
+    PodView,
+    SpanView,
+    TraceView,
+    VersionView,
+    View,
+)
 
-T = TypeVar("T")
-INTERVAL_S = 2.0
-CHANGING = frozenset({"measured", "read_at", "dominant_share", "weighted_share", "text", "trace"})
-"""Keys of documents that change all the time: usage, and texts with ages."""
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+API_PODS = "/api/v1/pods"
 NO_TRACE_URL = (
     "these are the times at which the API saw each step. With --otlp-endpoint, services send every "
     "span to a collector, and --trace-url of the API links to its page"
@@ -32,79 +46,112 @@ def gpus(flags: Gpus) -> int:
     """Show every device and its leases."""
     api = ApiClient(locate(flags))
 
-    def show(view: GpusView) -> None:
+    def read() -> GpusView:
+        view = api.get("/api/v1/gpus", GpusView, idle_after_s=flags.idle_after_s)
+        if not flags.selector:
+            return view
+        chosen = {node.name for node in api.server.selected("/api/v1/nodes", flags.selector)}
+        return structs.replace(view, nodes=tuple(e for e in view.nodes if e.node in chosen))
+
+    def show(view: GpusView) -> "RenderableType":
         from services.cli.inspect import render
 
-        terminal.print_text(render.gpus(view, terminal.terminal_width()))
+        return render.gpus(view, terminal.terminal_width(), wide=flags.output == "wide")
 
-    def read() -> GpusView:
-        return api.get("/api/v1/gpus", GpusView, idle_after_s=flags.idle_after_s)
+    def names(view: GpusView) -> list[str]:
+        return [f"{node.node}/{gpu.index}" for node in view.nodes for gpu in node.devices]
 
-    _show(flags, read, show)
-    return 0
+    return terminal.present(flags, read, show, names)
 
 
 def ps(flags: Ps) -> int:
     """Show leases and waiting pods."""
     api = ApiClient(locate(flags))
 
-    def show(view: LeasesView) -> None:
-        if flags.output == "name":
-            names = dict.fromkeys(
-                (*(one.name for one in view.leases), *(one.name for one in view.waiting))
-            )
-            print("".join(f"pod/{name}\n" for name in names), end="")
-            return
+    def show(view: LeasesView) -> "RenderableType":
         from services.cli.inspect import render
 
-        terminal.print_text(render.ps(view, wide=flags.output == "wide"))
+        return render.ps(view, namespace=flags.namespace, wide=flags.output == "wide")
 
     def read() -> LeasesView:
         return _leases(api, flags, name=flags.pod)
 
-    _show(flags, read, show)
-    return 0
+    return terminal.present(flags, read, show, _pod_names)
+
+
+def _pod_names(view: LeasesView) -> list[str]:
+    names = [*(one.name for one in view.leases), *(one.name for one in view.waiting)]
+    return [f"pod/{name}" for name in names]
 
 
 def _leases(api: ApiClient, flags: Ps | Top, name: str = "") -> LeasesView:
-    return api.get(
+    view = api.get(
         "/api/v1/leases",
         LeasesView,
         namespace=flags.namespace,
         name=name,
         idle_after_s=flags.idle_after_s,
     )
+    if not flags.selector:
+        return view
+    path = f"/api/v1/namespaces/{quote(flags.namespace)}/pods" if flags.namespace else API_PODS
+    chosen = {pod.uid for pod in api.server.selected(path, flags.selector)}
+    return structs.replace(
+        view,
+        leases=tuple(lease for lease in view.leases if chosen.intersection(lease.users)),
+        waiting=tuple(each for each in view.waiting if each.pod in chosen),
+    )
 
 
 def top(flags: Top) -> int:
     """Show the usage of every share beside its lease, until interrupted."""
-    from services.cli.inspect.render import top_rows, top_table, top_view
+    from services.cli.inspect.render import TopView, top_rows, top_table, top_view
 
     api = ApiClient(locate(flags))
+    wide = flags.output == "wide"
+    view = LeasesView(read_at=0.0, idle_after_s=0.0)
 
-    def read() -> LeasesView:
-        return _leases(api, flags)
+    def read() -> TopView:
+        nonlocal view
+        view = _leases(api, flags)
+        return top_view(top_rows(view, sort=flags.sort, node=flags.node), view)
 
-    view = read()
-    rows = top_rows(view, sort=flags.sort, node=flags.node)
-    if flags.output:
-        terminal.print_document(top_view(rows, view), flags.output)
-        return 0
-    if flags.once or not sys.stdout.isatty():
-        terminal.print_text(top_table(rows, view))
-        return 0
+    def show(found: TopView) -> "RenderableType":
+        return top_table(found.shares, view, wide=wide)
+
+    if flags.once or flags.output not in {"", "wide"} or not sys.stdout.isatty():
+        return terminal.present(
+            flags, read, show, lambda found: [f"pod/{row.name}" for row in found.shares]
+        )
     from rich.live import Live
 
     with (
         contextlib.suppress(KeyboardInterrupt),
-        Live(top_table(rows, view), screen=True, auto_refresh=False) as live,
+        Live(show(read()), screen=True, auto_refresh=False) as live,
     ):
         while True:
             time.sleep(flags.interval)
-            view = read()
-            rows = top_rows(view, sort=flags.sort, node=flags.node)
-            live.update(top_table(rows, view), refresh=True)
+            live.update(show(read()), refresh=True)
     return 0
+
+
+def names_in_cluster(kind: str, flags: Ps) -> list[str]:
+    """Return the names of a kind for completion; empty if the API does not respond."""
+    try:
+        api = ApiClient(locate(flags))
+        if kind in {"node", "gpu"}:
+            nodes = api.get("/api/v1/gpus", GpusView).nodes
+            if kind == "node":
+                return [node.node for node in nodes]
+            return [f"{node.node}/{gpu.index}" for node in nodes for gpu in node.devices]
+        namespace = "" if kind == "namespace" else flags.namespace
+        if namespace is None:
+            namespace = default_namespace(flags)
+        view = api.get("/api/v1/leases", LeasesView, namespace=namespace)
+    except LeaseholdError:
+        return []
+    attribute = "name" if kind == "pod" else "namespace"
+    return list({getattr(one, attribute) for one in (*view.leases, *view.waiting)})
 
 
 def explain(flags: Explain) -> int:
@@ -119,30 +166,15 @@ def explain(flags: Explain) -> int:
 
     def read() -> Explanation:
         pod = api.server.pod(flags.namespace, flags.pod)
-        if pod is None:
-            raise _NoPodError
         found = _pod_view(api, pod.pod, flags.idle_after_s)
         return explanation_of(pod, found, own_schedulers(flags.schedulers), program())
 
-    def show(found: Explanation) -> None:
+    def show(found: Explanation) -> "RenderableType":
         from services.cli.inspect import render
 
-        terminal.print_text(render.explanation(found))
+        return render.explanation(found)
 
-    try:
-        _show(flags, read, show)
-    except _NoPodError:
-        print(
-            f"{program_name()} explain: there is no pod {flags.namespace}/{flags.pod}; "
-            "`kubectl get pods -A` lists them, -n names another namespace",
-            file=sys.stderr,
-        )
-        return 1
-    return 0
-
-
-class _NoPodError(Exception):
-    """The pod does not exist."""
+    return terminal.present(flags, read, show, lambda found: [f"pod/{found.name}"])
 
 
 def _pod_view(api: ApiClient, uid: str, idle_s: str = "") -> PodView | None:
@@ -156,26 +188,27 @@ def _pod_view(api: ApiClient, uid: str, idle_s: str = "") -> PodView | None:
 
 def trace(flags: Trace) -> int:
     """Show the spans of a pod."""
-    found = _trace_in(flags.trace_dir, flags) if flags.trace_dir else _trace_of_api(flags)
     name = f"{flags.namespace}/{flags.pod}"
-    if found is None:
-        where = flags.trace_dir or "the API"
-        print(
-            f"{program_name()} trace: no span of pod {name} is in {where}; spans arrive half a "
-            "second after they end. Services with --otlp-endpoint send them there: the trace id "
-            "is the pod's uid without its hyphens",
-            file=sys.stderr,
-        )
-        return 1
-    if flags.output:
-        terminal.print_document(found, flags.output)
-        return 0
-    claim = next((f", ResourceClaim {span.claim}" for span in found.spans if span.claim), "")
-    print(f"trace {found.trace} of {name}{claim}")
-    print("\n".join(map(printable, waterfall(found.spans, terminal.terminal_width()))))
-    if found.url or not any(span.service for span in found.spans):
-        print(found.url or NO_TRACE_URL)
-    return 0
+
+    def read() -> TraceView:
+        found = _trace_in(flags.trace_dir, flags) if flags.trace_dir else _trace_of_api(flags)
+        if found is None:
+            raise NothingFoundError(
+                f"no span of pod {name} is in {flags.trace_dir or 'the API'}; spans arrive half a "
+                "second after they end. Services with --otlp-endpoint send them there: the trace "
+                "id is the pod's uid without its hyphens"
+            )
+        return found
+
+    def show(found: TraceView) -> str:
+        claim = next((f", ResourceClaim {span.claim}" for span in found.spans if span.claim), "")
+        lines = [f"trace {found.trace} of {name}{claim}"]
+        lines += waterfall(found.spans, terminal.terminal_width())
+        if found.url or not any(span.service for span in found.spans):
+            lines.append(found.url or NO_TRACE_URL)
+        return "\n".join(lines)
+
+    return terminal.present(flags, read, show)
 
 
 def _trace_in(directory: Path, flags: Trace) -> TraceView | None:
@@ -193,58 +226,57 @@ def _trace_of_api(flags: Trace) -> TraceView | None:
     except RefusedError as error:
         if error.status != 404:
             raise
-    pod = api.server.pod(flags.namespace, flags.pod)
-    found = pod and _pod_view(api, pod.pod)
+    found = _pod_view(api, api.server.pod(flags.namespace, flags.pod).pod)
     return found.trace if found else None
+
+
+class Versions(View, frozen=True, kw_only=True):
+    """The versions of the command and of the cluster's Leasehold."""
+
+    client: str
+    server: VersionView | None
+
+
+def version(flags: Version) -> int:
+    """Show the versions of the client and of the server."""
+    from importlib import metadata
+
+    def read() -> Versions:
+        server = None
+        if not flags.client:
+            server = ApiClient(locate(flags)).get("/api/v1/version", VersionView)
+        return Versions(client=metadata.version("leasehold"), server=server)
+
+    def show(found: Versions) -> str:
+        lines = [f"client {found.client}"]
+        if found.server is not None:
+            others = [
+                f"{service} {', '.join(versions)}"
+                for service, versions in found.server.services.items()
+                if versions != (found.server.version,)
+            ]
+            lines += [f"server {found.server.version}", *others]
+        return "\n".join(lines)
+
+    return terminal.present(flags, read, show)
 
 
 def topology(flags: Topology) -> int:
     """Show which service publishes which event to which other."""
     from services.topology import edges, mermaid, table
 
-    if flags.output:
-        listed = [
-            {
-                "publisher": edge.publisher,
-                "event": edge.event.subject,
-                "delivery": edge.delivery,
-                "consumer": edge.consumer,
-            }
-            for edge in edges()
-        ]
-        terminal.print_document({"edges": listed}, flags.output)
-    else:
-        print(mermaid() if flags.mermaid else table())
-    return 0
-
-
-def _show(flags: Gpus | Ps | Explain, read: Callable[[], T], show: Callable[[T], None]) -> None:
-    """Show what is read; with --watch, again whenever it changes, until it is interrupted."""
-    before: Any = None
-    while True:
-        found = read()
-        lasting = _lasting(msgspec.to_builtins(found)) if flags.watch else None
-        if before is None or lasting != before:
-            if before is not None:
-                print()
-            if flags.output in {"json", "yaml"}:
-                terminal.print_document(found, flags.output)
-            else:
-                show(found)
-            sys.stdout.flush()
-        if not flags.watch:
-            return
-        before = lasting
-        time.sleep(INTERVAL_S)
-
-
-def _lasting(document: Any) -> Any:
-    """Return a document without what changes all the time."""
-    if isinstance(document, dict):
-        return {key: _lasting(value) for key, value in document.items() if key not in CHANGING}
-    if isinstance(document, list | tuple):
-        return [_lasting(value) for value in document]
-    return document
+    listed = [
+        {
+            "publisher": edge.publisher,
+            "event": edge.event.subject,
+            "delivery": edge.delivery,
+            "consumer": edge.consumer,
+        }
+        for edge in edges()
+    ]
+    return terminal.present(
+        flags, lambda: {"edges": listed}, lambda _: mermaid() if flags.mermaid else table()
+    )
 
 
 def waterfall(spans: Sequence[SpanView], width: int) -> list[str]:

@@ -11,7 +11,7 @@ from services.binder.observations import PodSnapshot
 from services.binder.preempt.plan import ClusterSnapshot
 from services.binder.preempt.rules import PreemptionRules, exclusion_reason
 from services.cli import terminal
-from services.cli.api_client import ApiClient, locate
+from services.cli.api_client import ApiClient, NothingFoundError, locate
 from services.cli.commands import Defrag, ReplayArguments, WhatIf
 from services.cli.plan import render
 from services.cli.plan.moves import DefragView, MovePlan, plan_moves
@@ -24,7 +24,7 @@ from services.cli.terminal import program
 from shared.dialects.dialect import Rules
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.types import ApiPod
-from shared.model.errors import RequestError
+from shared.model.errors import ConflictError, RequestError
 from shared.model.lease import Lease
 from shared.model.ledger import LedgerNode
 from shared.model.names import PodUid
@@ -45,10 +45,8 @@ def replay_trace(flags: ReplayArguments) -> int:
         raise RequestError(f"{flags.nodes or 'the cluster'} has no node with GPUs")
     pods = [replace(pod, created_s=pod.created_s / flags.load) for pod in pods]
     results = [replay(pods, nodes, NodeOrder(policy)) for policy in flags.policies]
-    if flags.output:
-        terminal.print_document(render.replay_shape(results), flags.output)
-    else:
-        terminal.print_text(render.replay_text(results))
+    shape = render.replay_shape(results)
+    terminal.show(flags.output, shape, lambda _: render.replay_text(results))
     return 0
 
 
@@ -82,10 +80,7 @@ def what_if(flags: WhatIf) -> int:
     pods = [pod for each in pods_in(text, source) for pod in _tried_pods(each, rules)]
     placing = ApiClient(locate(flags)).get("/api/v1/placing", PlacingView)
     found = forecast(pods, placing.nodes, now=time.time())
-    if flags.output:
-        terminal.print_document(found, flags.output)
-    else:
-        terminal.print_text(render.forecast_text(found))
+    terminal.show(flags.output, found, render.forecast_text)
     return 1 if found.waiting else 0
 
 
@@ -109,12 +104,10 @@ async def _defrag(flags: Defrag) -> int:
     name, now = f"{flags.namespace}/{flags.pod}", time.time()
     api = ApiClient(locate(flags))
     pod = api.server.pod(flags.namespace, flags.pod)
-    if pod is None:
-        return _refuse(f"there is no pod {name}; `kubectl get pods -A` lists them")
     placing = api.get("/api/v1/placing", PlacingView)
     waiting = [each for each in placing.waiting if each.queued.pod == pod.pod]
     if not waiting:
-        return _refuse(
+        raise NothingFoundError(
             f"pod {name} does not wait for devices; `{program()} explain` shows its state"
         )
     async with KubernetesClient(api.server.credentials) as kubernetes:
@@ -130,7 +123,8 @@ async def _defrag(flags: Defrag) -> int:
         watcher_rules = load_watcher_rules(flags.volcano_conf)
         requests = await read_requests(kubernetes, leases.keys() - staying.keys(), watcher_rules)
         plan = plan_moves(waiting[0].queued.request, placing.nodes, requests, now=now)
-        _print_moves(flags, DefragView(pod=name, plan=plan, stays=_kept(leases, staying)))
+        found = DefragView(pod=name, plan=plan, stays=_kept(leases, staying))
+        terminal.show(flags.output, found, render.moves_text)
         if plan is None:
             return 1
         return await _evict(plan, cluster.pods, evictions) if flags.evict else 0
@@ -141,18 +135,6 @@ def _kept(
 ) -> tuple[ProtectedPod, ...]:
     named = [(f"{leases[uid].namespace}/{leases[uid].name}", why) for uid, why in staying.items()]
     return tuple(ProtectedPod(pod=pod, reason=reason) for pod, reason in sorted(named))
-
-
-def _print_moves(flags: Defrag, found: DefragView) -> None:
-    if flags.output:
-        terminal.print_document(found, flags.output)
-    else:
-        terminal.print_text(render.moves_text(found))
-
-
-def _refuse(reason: str) -> int:
-    print(f"leasehold defrag: {reason}", file=sys.stderr)
-    return 1
 
 
 def _stays(
@@ -183,7 +165,7 @@ async def _evict(plan: MovePlan, pods: Mapping[PodUid, PodSnapshot], evictions: 
         for pod in moved:
             outcome, reason = await evictions.evict(pod, dry_run=dry_run)
             if outcome is EvictionOutcome.BLOCKED:
-                return _refuse(f"{pod.namespace}/{pod.name} cannot be evicted: {reason}")
+                raise ConflictError(f"{pod.namespace}/{pod.name} cannot be evicted: {reason}")
             if not dry_run:
                 print(f"{pod.namespace}/{pod.name}: {outcome}", file=sys.stderr)
     return 0

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from services.cli.formats import age, new_table
+from services.cli.formats import FittedTable, age
 from services.cli.plan.moves import DefragView, Move
 from services.cli.plan.replay import Replay
 from services.cli.plan.what_if import AddedNodes, Forecast, TriedOutcome
@@ -72,9 +72,10 @@ def replay_text(results: Sequence[Replay]) -> RenderableType:
     shapes = [_policy_shape(result) for result in results]
     begin_s, end_s = results[0].arrivals_s
     title = f"{shapes[0]['gpus']} GPUs, pods arrive for {age(end_s - begin_s)}"
-    table = new_table(
+    table = FittedTable(
         *("POLICY", "GPUS IDLE", "WHILE PODS WAIT", "STARTED", "WAITED", "MEAN", "P50", "P99"),
         *("MAX", "NEVER"),
+        least=("MAX", "P50", "WAITED", "STARTED"),
     )
     for shape in shapes:
         waits = shape["wait_s"]
@@ -86,7 +87,7 @@ def replay_text(results: Sequence[Replay]) -> RenderableType:
             *(age(waits[name]) for name in ("mean", "p50", "p99", "max")),
             str(shape["never"]),
         )
-    lines = [Text(title, style="bold"), table, Text(), _timeline(shapes)]
+    lines: list[RenderableType] = [Text(title, style="bold"), table, Text(), _timeline(shapes)]
     if shapes[0]["impossible"]:
         text = f"left out, as no node fits them even when idle: {shapes[0]['impossible']} pods"
         lines.append(Text(text, style="red"))
@@ -99,7 +100,7 @@ def _timeline(shapes: Sequence[dict[str, Any]]) -> RenderableType:
         for shape in shapes
         for title in (f"IDLE, {shape['policy']}", f"PODS WAITING, {shape['policy']}")
     )
-    table = new_table("FROM", *titles)
+    table = FittedTable("FROM", *titles)
     for rows in zip(*(shape["intervals"] for shape in shapes), strict=True):
         figures = (
             text for row in rows for text in (f"{row['idle_gpus']:.1f}", f"{row['waiting']:.1f}")

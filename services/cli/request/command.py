@@ -319,8 +319,9 @@ def explain_manifest(flags: Explain) -> int:
     schedulers = own_schedulers(flags.schedulers)
     pods = pods_in(text, source)
     found = ManifestReport(pods=tuple(report_of(pod, rules, schedulers, example) for pod in pods))
-    if flags.output:
-        terminal.print_document(found, flags.output)
-    else:
-        terminal.print_text(Group(*(line for report in found.pods for line in _lines(report))))
+    terminal.show(
+        flags.output,
+        found,
+        lambda found: Group(*(line for report in found.pods for line in _lines(report))),
+    )
     return 1 if any(report.fault or report.refusal for report in found.pods) else 0

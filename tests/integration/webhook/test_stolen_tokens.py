@@ -4,6 +4,7 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -11,7 +12,6 @@ import yaml
 
 from shared.model.claim import DRIVER
 from shared.model.names import SYSTEM_NAMESPACE
-from shared.model.views import Json
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.installed import created, install_rights, token_of
 from tools.generate.component_tries import COMPONENT_TRIES, tries_of
@@ -40,7 +40,10 @@ async def cluster(component: str) -> AsyncIterator[ApiUnderTest]:
         await install_rights(api, *added)
         await add_scheduler_roles(client)
         for name, node in (("own", OWN), ("other", OTHER), ("waiting", "")):
-            spec: Json = {"containers": [{"name": "main", "image": "app"}], "nodeName": node}
+            spec: dict[str, Any] = {
+                "containers": [{"name": "main", "image": "app"}],
+                "nodeName": node,
+            }
             await created(client, PODS, {"metadata": {"name": name}, "spec": spec})
         for kind in ("secrets", "configmaps"):
             path = f"/api/v1/namespaces/team-a/{kind}"
@@ -50,10 +53,13 @@ async def cluster(component: str) -> AsyncIterator[ApiUnderTest]:
             await created(client, path, {"metadata": {"name": name}})
         await created(client, WEBHOOK, {"metadata": {"name": "leasehold"}})
         requests = [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]
-        claim: Json = {"metadata": {"name": "own"}, "spec": {"devices": {"requests": requests}}}
+        claim: dict[str, Any] = {
+            "metadata": {"name": "own"},
+            "spec": {"devices": {"requests": requests}},
+        }
         await created(client, CLAIMS, claim)
         result = {"request": "gpu", "driver": DRIVER, "pool": OTHER, "device": "gpu"}
-        status: Json = {"status": {"allocation": {"devices": {"results": [result]}}}}
+        status: dict[str, Any] = {"status": {"allocation": {"devices": {"results": [result]}}}}
         async with client.patch(f"{CLAIMS}/own/status", json=status, headers=MERGE) as response:
             assert response.status == 200, await response.text()
         pool = {"name": OTHER, "generation": 1, "resourceSliceCount": 1}

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from services.cli.__main__ import main
-from services.cli.parser import build_parser
+from services.cli.parser import GROUPS, build_parser
 from services.cli.state_dir import (
     MAX_ROOT_BYTES,
     ComponentState,
@@ -39,11 +39,8 @@ def test_help_of_every_command_ends_with_examples_and_exit_codes() -> None:
     commands = next(a for a in whole._actions if a.dest == "command").choices
     assert commands is not None
 
-    assert set(commands) == {
-        *("up", "down", "status", "sim", "gpus", "ps", "top", "explain", "trace", "audit"),
-        *("doctor", "budget", "report", "preemptions", "credentials", "resize", "node-keys"),
-        *("help", "completion", "topology", "what-if", "replay", "defrag"),
-    }
+    assert set(commands) == {name for names in GROUPS.values() for name in names}
+    assert all(f"\n  {name} " in whole.format_help() for name in commands)
     for name in commands:
         text = commands[name].format_help()  # type: ignore[index]
         assert "examples:" in text

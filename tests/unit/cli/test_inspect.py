@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from services.api.problems import MissingComponent
-from services.cli.formats import age, new_table
+from services.cli.formats import FittedTable, age
 from services.cli.inspect import render
 from services.cli.terminal import print_text
 from shared.model.device import DeviceUse
@@ -92,7 +92,7 @@ def test_gpus_without_a_device_prints_what_to_check() -> None:
 def test_ps_lists_leases_and_waiting_pods() -> None:
     text = drawn(render.ps(cluster_of(NODE, waiting=[WAITING]).leases()), 160)
 
-    assert "team/first  node-0  2        3000  -     30%    -     active  2m   volcano-vgpu" in text
+    assert "team/first node-0 2 3000 - 30% - active 2m volcano-vgpu" in " ".join(text.split())
     assert "Ask for at most 4 MiB." in text
 
 
@@ -100,7 +100,7 @@ def test_no_value_of_a_pod_changes_how_the_rest_is_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     hostile = "[/x] [bold]\x1b[2J:smile:\u202e"
-    table = new_table("VERDICT")
+    table = FittedTable("VERDICT")
     table.add_row(hostile)
 
     print_text(Group(table, Text(f"{hostile}\nnext line")))
@@ -119,6 +119,28 @@ def test_leases_are_of_one_namespace_or_pod() -> None:
     assert ([one.name for one in here.leases], here.waiting) == ([LEASE.name], ())
     assert (there.leases, [one.name for one in there.waiting]) == ((), ["later"])
     assert both.leases("nowhere").leases == ()
+
+
+def test_a_narrow_table_lacks_its_least_columns_and_no_word_is_cut() -> None:
+    table = FittedTable("POD", "NODE", "VERDICT", "AGE", least=("NODE", "AGE"), wrapped="VERDICT")
+    table.add_row("team/a-long-name-of-a-pod", "node-0", "waits for a GPU with room", "2m")
+
+    wide, narrow, tiny = (drawn(table, width).splitlines() for width in (100, 65, 58))
+
+    assert wide[0].split() == ["POD", "NODE", "VERDICT", "AGE"]
+    assert narrow[0].split() == ["POD", "VERDICT", "AGE"]
+    assert tiny[0].split() == ["POD", "VERDICT"]
+    assert "team/a-long-name-of-a-pod" in tiny[1]
+    assert all("…" not in line for line in (*wide, *narrow, *tiny))
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_state_of_a_lease_is_shown_in_80_columns(width: int) -> None:
+    lines = drawn(render.ps(HELD.leases()), width).splitlines()
+
+    assert all(len(line) <= width for line in lines)
+    assert {"POD", "NODE", "STATE"} <= set(lines[0].split())
+    assert "active" in lines[1]
 
 
 def test_ps_shows_uids_and_uuids_if_it_is_wide() -> None:
@@ -149,7 +171,7 @@ def test_usage_is_shown_beside_each_lease() -> None:
     running = explained(POD, cluster)
 
     assert "in use: 1200 MiB, 0%" in drawn(render.gpus(cluster.gpus(), 160))
-    assert "3000  1200  30%    0%" in drawn(render.ps(cluster.leases()))
+    assert "3000 1200 30% 0%" in " ".join(drawn(render.ps(cluster.leases())).split())
     assert any("uses 1200 MiB and 0% of the cores; processes: 2, idle for 10m" in line
                for line in running.lines)  # fmt: skip
     (device,) = cluster.gpus().nodes[0].devices
