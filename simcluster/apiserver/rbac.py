@@ -7,7 +7,7 @@ from simcluster.apiserver.rbac_rules import EVERYTHING
 from simcluster.apiserver.storage.store import ObjectStore
 
 _ADMINISTRATORS = "system:masters"
-_ACCOUNT = "system:serviceaccount:"
+ACCOUNT = "system:serviceaccount:"
 
 
 def rules_of(store: ObjectStore, user: Json, namespace: str) -> Iterator[Json]:
@@ -29,7 +29,7 @@ def rules_of(store: ObjectStore, user: Json, namespace: str) -> Iterator[Json]:
 def _is_subject(subject: Json, user: Json) -> bool:
     if subject["kind"] == "ServiceAccount":
         return bool(
-            user.get("username") == f"{_ACCOUNT}{subject.get('namespace')}:{subject['name']}"
+            user.get("username") == f"{ACCOUNT}{subject.get('namespace')}:{subject['name']}"
         )
     if subject["kind"] == "Group":
         return subject["name"] in user.get("groups", ())

@@ -45,7 +45,12 @@ from simcluster.apiserver.kinds.resource_quotas import QuotaController
 from simcluster.apiserver.kinds.scale import scale_of
 from simcluster.apiserver.kinds.service_account_tokens import ServiceAccountTokens, TokenError
 from simcluster.apiserver.rbac_rules import ResourceAttributes
-from simcluster.apiserver.requests.authorization import attributes_of, authorize, review_access
+from simcluster.apiserver.requests.authorization import (
+    attributes_of,
+    authorize,
+    impersonated,
+    review_access,
+)
 from simcluster.apiserver.requests.object_writes import (
     ObjectWriter,
     WriteRequest,
@@ -244,9 +249,12 @@ class ApiServer:
         if scheme != "Bearer":
             raise _UNAUTHORIZED
         try:
-            return self._tokens.authenticate(token)[0]
+            user = self._tokens.authenticate(token)[0]
         except TokenError as error:
             raise _UNAUTHORIZED from error
+        name = request.headers.get("Impersonate-User")
+        groups = request.headers.getall("Impersonate-Group", [])
+        return impersonated(self.store, user, name, groups) if name else user
 
     async def _route(
         self, request: web.BaseRequest, labels: _RequestLabels, user: Json

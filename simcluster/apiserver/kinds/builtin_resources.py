@@ -48,6 +48,8 @@ BUILTIN = (
     Resource(plural="storageclasses", kind="StorageClass", group="storage.k8s.io",
              namespaced=False, short_names=("sc",)),
     # Stored only: nothing restricts connections, and nothing scales by load.
+    Resource(plural="ingresses", kind="Ingress", group="networking.k8s.io", short_names=("ing",),
+             has_status=True),
     Resource(plural="networkpolicies", kind="NetworkPolicy", group="networking.k8s.io",
              short_names=("netpol",)),
     Resource(plural="horizontalpodautoscalers", kind="HorizontalPodAutoscaler",

@@ -100,9 +100,12 @@ def _template(field: str) -> Callable[[Json, float], str]:
     return cell
 
 
-def _selector(workload: Json, _now: float) -> str:
-    labels = at_path(workload, "spec.selector.matchLabels") or {}
-    return ",".join(f"{key}={value}" for key, value in sorted(labels.items())) or _NONE
+def _labels(path: str) -> Callable[[Json, float], str]:
+    def cell(obj: Json, _now: float) -> str:
+        labels = at_path(obj, path) or {}
+        return ",".join(f"{key}={value}" for key, value in sorted(labels.items())) or _NONE
+
+    return cell
 
 
 def _fraction(part: str, whole: str) -> Callable[[Json, float], str]:
@@ -139,7 +142,7 @@ def _in_job(cell: Callable[[Json, float], str]) -> Callable[[Json, float], str]:
 _WORKLOAD_WIDE = (
     Column("Containers", _template("name"), 1),
     Column("Images", _template("image"), 1),
-    Column("Selector", _selector, 1),
+    Column("Selector", _labels("spec.selector.matchLabels"), 1),
 )
 
 
@@ -199,6 +202,7 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         Column("External-IP", lambda _service, _now: _NONE),
         Column("Port(s)", _ports),
         AGE,
+        Column("Selector", _labels("spec.selector"), 1),
     ),
     "persistentvolumeclaims": (
         NAME,

@@ -8,7 +8,7 @@ https://kubernetes.io/docs/reference/access-authn-authz/rbac/
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json
 from simcluster.apimachinery.selectors import selected_name
-from simcluster.apiserver.rbac import rules_of
+from simcluster.apiserver.rbac import ACCOUNT, rules_of
 from simcluster.apiserver.rbac_rules import (
     AUTHENTICATED,
     ResourceAttributes,
@@ -60,6 +60,18 @@ def authorize(store: ObjectStore, user: Json, request: ResourceAttributes) -> No
 def is_allowed(store: ObjectStore, user: Json, request: ResourceAttributes) -> bool:
     """Return whether a role of the user allows the request."""
     return any(allows(rule, request) for rule in rules_of(store, user, request.namespace))
+
+
+def impersonated(store: ObjectStore, user: Json, name: str, groups: list[str]) -> Json:
+    """Return the other user as whom a request is made; 403 if `user` may not impersonate it."""
+    account = name.removeprefix(ACCOUNT).partition(":") if name.startswith(ACCOUNT) else None
+    kind = "users" if account is None else "serviceaccounts"
+    authorize(store, user, ResourceAttributes("impersonate", "", kind, name=name))
+    for group in groups:
+        authorize(store, user, ResourceAttributes("impersonate", "", "groups", name=group))
+    if account is not None and not groups:
+        groups = ["system:serviceaccounts", f"system:serviceaccounts:{account[0]}"]
+    return {"username": name, "groups": [*groups, "system:authenticated"]}
 
 
 def review_access(store: ObjectStore, user: Json, review: Json) -> Json:

@@ -38,7 +38,8 @@ class Kubectl:
             env={
                 "KUBECONFIG": str(self.api.kubeconfig),
                 "HOME": str(self.home),
-                "PATH": "/usr/bin",
+                "PATH": "/usr/bin:/bin",
+                "KUBE_EDITOR": str(self.home / "edit.sh"),
             },
         )
         async with asyncio.timeout(30):
