@@ -24,7 +24,14 @@ from shared.model.device import Device, DeviceMode, DeviceUse
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share
 from shared.model.ledger import LedgerNode
-from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.names import (
+    DEFAULT_SCHEDULER,
+    OWN_SCHEDULER,
+    DeviceUuid,
+    Namespace,
+    NodeName,
+    PodUid,
+)
 from shared.model.node import NodeFacts
 from shared.model.placement import Refusal
 from shared.model.request import GpuRequest, NodeRequirements, PodRequest, SharingPolicy
@@ -158,7 +165,7 @@ def report_of(
     written: ManifestPod, rules: Rules, schedulers: frozenset[str], example: ExampleNode
 ) -> PodReport:
     """Parse one pod's request, and place it on the example node."""
-    scheduler = written.pod.spec.scheduler_name or "default-scheduler"
+    scheduler = written.pod.spec.scheduler_name or DEFAULT_SCHEDULER
     parsed = PodParser(frozenset({written.pod.spec.scheduler_name}), rules).parse(written.pod)
     report = PodReport(origin=written.origin, scheduler=scheduler, ours=scheduler in schedulers)
     if parsed.request_error or parsed.request is None:
@@ -275,17 +282,19 @@ def request_text(container: GpuRequest) -> str:
 
 def _lines(report: PodReport) -> Iterable[Text]:
     yield Text(report.origin, style="bold")
-    if not report.ours:
-        yield Text(
-            f"  schedulerName is {report.scheduler!r}: change it for Leasehold to schedule the pod",
-            style="yellow",
-        )
     if report.fault:
         yield Text(f"  invalid request: {report.fault}", style="red")
         return
     if not report.containers:
         yield Text("  requests no GPU in any known dialect")
         return
+    if report.scheduler == DEFAULT_SCHEDULER and not report.ours:
+        yield Text(f"  scheduler   {OWN_SCHEDULER}: the webhook sets it")
+    elif not report.ours:
+        yield Text(
+            f"  schedulerName is {report.scheduler!r}: remove it for Leasehold to schedule the pod",
+            style="yellow",
+        )
     yield Text(f"  dialect     {report.dialect}")
     for container in report.containers:
         yield Text(f"  container   {container.container}: {container.request}")

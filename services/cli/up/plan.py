@@ -51,6 +51,7 @@ def usage_port(node: str) -> str:
 
 def plan_of(settings: Up, nodes: Mapping[str, str], before: State | None) -> Plan:
     """Choose ports and programs: those in the flags, else those of the last run, else free ones."""
+    servers.check_loopback()
     ports: dict[str, int] = {}
     for name, requested in (
         ("nats", settings.nats_port),

@@ -16,6 +16,7 @@ from shared.model.errors import RequestError
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
 """The subject alternative names of the servers' certificate."""
+LOOPBACK_S = 5.0
 _PORTS = range(20000, 32000)
 """Below the ephemeral ports, so that no outgoing connection takes a stopped server's port."""
 
@@ -69,6 +70,18 @@ def valkey_command(program: str, *, port: int, store: Path) -> tuple[str, ...]:
         "daemonize": "no",
     }
     return (program, *(word for name, value in options.items() for word in (f"--{name}", value)))
+
+
+def check_loopback() -> None:
+    """Raise RequestError unless connections to HOST work."""
+    try:
+        with socket.create_server((HOST, 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=LOOPBACK_S).close()
+    except OSError as error:
+        raise RequestError(
+            f"connections to {HOST} fail ({error.strerror}), and everything here uses it: give the "
+            "loopback interface its IPv4 address, `ip addr add 127.0.0.1/8 dev lo`"
+        ) from error
 
 
 def choose_port(preferred: int, *, taken: Sequence[int] = ()) -> int:

@@ -37,7 +37,7 @@ from services.cli.up.down import kill_leftovers
 from services.cli.up.installation import installation
 from services.cli.up.plan import Plan, layouts_of, plan_of
 from services.cli.up.status import EXAMPLE, faults_of, summary, text_of
-from services.cli.up.supervisor import SupervisionTiming, Supervisor
+from services.cli.up.supervisor import StartError, SupervisionTiming, Supervisor
 from services.extender.scheduler_configuration import SchedulerTls, scheduler_configuration
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.names import NodeName
@@ -228,7 +228,11 @@ def _run(settings: Up, plan: Plan, directory: StateDir, report: Report) -> int:
         _write_installation(components, plan, directory)
         directory.first_pod.write_text(EXAMPLE)
         _rotate_logs(components, directory)
-        asyncio.run(_supervise(components, plan, directory, report, started_at_s))
+        try:
+            asyncio.run(_supervise(components, plan, directory, report, started_at_s))
+        except StartError:
+            _check_disk(directory)  # it explains any failure
+            raise
     kill_leftovers(directory)
     report("stopped; nothing is left running")
     return 0

@@ -105,12 +105,20 @@ def test_a_request_that_no_such_device_fits_is_refused_with_the_numbers(
     assert "request at most 15360 MiB" in out
 
 
-def test_a_pod_of_another_scheduler_is_read_and_reported_as_such(explained: Explained) -> None:
-    text = pod("volcano.sh/vgpu-number: 1", scheduler="default-scheduler")
-    code, out, _ = explained(text)
+@pytest.mark.parametrize(
+    ("scheduler", "text"),
+    [
+        ("default-scheduler", "  scheduler   leasehold: the webhook sets it\n"),
+        ("yunikorn", "schedulerName is 'yunikorn': remove it for Leasehold to schedule the pod"),
+    ],
+)
+def test_a_pod_of_another_scheduler_is_read_and_reported_as_such(
+    explained: Explained, scheduler: str, text: str
+) -> None:
+    code, out, _ = explained(pod("volcano.sh/vgpu-number: 1", scheduler=scheduler))
 
     assert code == 0
-    assert "schedulerName is 'default-scheduler': change it for Leasehold" in out
+    assert text in out
 
 
 def test_a_pod_without_a_gpu_is_reported_as_such(explained: Explained) -> None:
