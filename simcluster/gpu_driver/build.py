@@ -33,21 +33,26 @@ def build() -> Path:
 
     The folder is in the user's cache, and has the files of `_PRODUCTS`: a program whose
     `LD_LIBRARY_PATH` names it uses the simulated GPUs that `GPU_DRIVER_STATE` names.
-    Raises UnavailableError without a compiler (on Linux only), or with the compiler's message.
+    Raises UnavailableError if it must be compiled, and there is no compiler (or no Linux), or with
+    the compiler's message.
     """
+    user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(user_cache) / "leasehold" / "gpu-driver" / _digest()
+    try:
+        if not folder.is_dir():
+            _build(_usable_compiler(), folder)
+    except OSError as error:
+        raise UnavailableError(f"{error.filename or folder}: {error.strerror}") from error
+    return folder
+
+
+def _usable_compiler() -> str:
     command = compiler()
     if command is None or sys.platform != "linux":
         raise UnavailableError(
             "simulated GPUs that programs can use need Linux and a C compiler: install gcc or clang"
         )
-    user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(user_cache) / "leasehold" / "gpu-driver" / _digest()
-    try:
-        if not folder.is_dir():
-            _build(command, folder)
-    except OSError as error:
-        raise UnavailableError(f"{error.filename or folder}: {error.strerror}") from error
-    return folder
+    return command
 
 
 def _build(command: str, folder: Path) -> None:

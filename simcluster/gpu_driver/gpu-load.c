@@ -5,14 +5,24 @@
  *
  *   device N                use another device
  *   alloc | managed | pitch | async | create SIZE    memory, by different functions; 1g, 512m, 64k
+ *   pool | graph SIZE       memory of an own pool, of a graph's node; real drivers only
+ *   direct SIZE             as alloc, past everything that replaces the driver's functions
+ *   fill FUNCTION MOST      allocate to the last MiB, MOST MiB at most
  *   free N                  free the Nth allocation, counted from 0
  *   info | total | nvml [N] memory as CUDA and NVML report it
- *   burn TIME [US [BLOCKS]] launch kernels of US microseconds (1000) and BLOCKS blocks (640)
+ *   calibrate               measure loops of a kernel per millisecond, on a GPU that nothing else uses
+ *   burn TIME [US [BLOCKS [LOOPS]]]  launch kernels of US microseconds (1000) and BLOCKS blocks (640),
+ *                           of LOOPS loops if another process has measured that
+ *   launches TIME           launch empty kernels as fast as possible
  *   sleep TIME              10s, 500ms
  *   fork COMMAND            a child that carries out one command, and lives until its parent ends
  *   spawn COMMAND           another gpu-load that carries out one command, and ends
+ *
+ * It also runs on real GPUs, with the driver that the loader finds.
  */
+#define _GNU_SOURCE
 #include <dlfcn.h>
+#include <link.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -68,9 +78,51 @@ static int start(int number) {
     return error ? error : use_device(number);
 }
 
+/* The driver's own function, read from its table of symbols: nothing can have replaced that. */
+static void *own_function(const char *name) {
+    struct link_map *map;
+    const ElfW(Sym) *symbols = NULL;
+    const char *names = NULL;
+    if (dlinfo(cuda, RTLD_DI_LINKMAP, &map)) return NULL;
+    for (const ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; entry++) {
+        if (entry->d_tag == DT_SYMTAB) symbols = (const void *)entry->d_un.d_ptr;
+        if (entry->d_tag == DT_STRTAB) names = (const void *)entry->d_un.d_ptr;
+    }
+    for (; symbols && (const char *)symbols < names; symbols++) /* the names follow the symbols */
+        if (symbols->st_value && !strcmp(names + symbols->st_name, name)) return (void *)(map->l_addr + symbols->st_value);
+    return NULL;
+}
+static int allocate_directly(uint64_t *at, size_t size) {
+    int (*own)(uint64_t *, size_t) = own_function("cuMemAlloc_v2");
+    return own ? own(at, size) : UNKNOWN_COMMAND;
+}
+
+static const int on_device[64] = {1, 0, 1, 0}; /* pinned, no handle type, on device 0; the rest is zero */
+static int allocate_in_pool(uint64_t *at, size_t size) {
+    static void *pool;
+    int error = pool ? 0 : CALL("cuMemPoolCreate", (void **, const void *))(&pool, on_device);
+    return error ? error : CALL("cuMemAllocFromPoolAsync", (uint64_t *, size_t, void *, void *))(at, size, pool, NULL);
+}
+static int allocate_in_graph(uint64_t *at, size_t size) {
+    void *graph, *node, *program;
+    struct {
+        int properties[22];
+        const void *access;
+        size_t access_count, size;
+        uint64_t at;
+    } parameters = {.properties = {1, 0, 1, 0}, .size = size};
+    int error = CALL("cuGraphCreate", (void **, unsigned))(&graph, 0);
+    if (!error) error = CALL("cuGraphAddMemAllocNode", (void **, void *, void *, size_t, void *))(&node, graph, NULL, 0, &parameters);
+    if (!error) error = CALL("cuGraphInstantiateWithFlags", (void **, void *, uint64_t))(&program, graph, 0);
+    if (!error) error = CALL("cuGraphLaunch", (void *, void *))(program, NULL);
+    if (!error) error = CALL("cuCtxSynchronize", (void))();
+    *at = parameters.at;
+    return error;
+}
+
 static int allocate(const char *how, size_t size) {
     uint64_t *at = &allocations[allocation_count].at;
-    int error, properties[8] = {1, 0, 1, 0}; /* pinned, no handle type, on device 0 */
+    int error;
     size_t pitch;
     if (allocation_count == MOST) return OUT_OF_MEMORY;
     if (!strcmp(how, "managed")) error = CALL("cuMemAllocManaged", (uint64_t *, size_t, unsigned))(at, size, 1);
@@ -78,10 +130,28 @@ static int allocate(const char *how, size_t size) {
         error = CALL("cuMemAllocPitch_v2", (uint64_t *, size_t *, size_t, size_t, unsigned))(at, &pitch, 1 << 20, size >> 20, 4);
     else if (!strcmp(how, "async")) error = CALL("cuMemAllocAsync", (uint64_t *, size_t, void *))(at, size, NULL);
     else if (!strcmp(how, "create"))
-        error = CALL("cuMemCreate", (uint64_t *, size_t, int *, uint64_t))(at, size, properties, 0);
+        error = CALL("cuMemCreate", (uint64_t *, size_t, const int *, uint64_t))(at, size, on_device, 0);
+    else if (!strcmp(how, "pool")) error = allocate_in_pool(at, size);
+    else if (!strcmp(how, "graph")) error = allocate_in_graph(at, size);
+    else if (!strcmp(how, "direct")) error = allocate_directly(at, size);
     else error = CALL("cuMemAlloc_v2", (uint64_t *, size_t))(at, size);
+    if (error == -1) error = OUT_OF_MEMORY; /* of HAMi-core's cuMemAllocAsync */
     if (!error) allocations[allocation_count++].kind = how[0] == 'a' ? how[1] : how[0];
     return error;
+}
+/* Allocate ever smaller pieces until not even a MiB is given, or `most` MiB are. */
+static int fill(const char *how, size_t most) {
+    size_t piece = 1024, given = 0;
+    int error = 0;
+    while (piece && given < most) {
+        while (piece > most - given) piece /= 2;
+        error = allocate(how, piece << 20);
+        if (!error) given += piece;
+        else if (error == OUT_OF_MEMORY || piece == 1) piece /= 2; /* pieces of cuMemCreate are of 2 MiB */
+        else return error;
+    }
+    printf("mib=%zu refused=%d\n", given, error);
+    return 0;
 }
 static int release(int number) {
     if (number < 0 || number >= allocation_count) return 1;
@@ -117,27 +187,87 @@ static int show_nvml(unsigned number) {
     return error;
 }
 
-static int burn(double seconds, long microseconds, unsigned blocks) {
-    char name[32];
-    void *module, *kernel;
-    double began = now();
-    long launched = 0;
+/* A kernel of any duration: the simulated driver reads its name, and a real one runs its loops. */
+static const char *const PTX = ".version 7.0\n.target %s\n.address_size 64\n"
+    ".visible .entry us_%ld(.param .u64 loops) {\n"
+    ".reg .pred %%p<2>;\n.reg .u64 %%n<4>;\n"
+    "ld.param.u64 %%n1, [loops];\nmov.u64 %%n2, 0;\nmov.u64 %%n3, %%clock64;\n"
+    "again:\nmad.lo.u64 %%n3, %%n3, 6364136223846793005, 1442695040888963407;\n"
+    "add.u64 %%n2, %%n2, 1;\nsetp.lt.u64 %%p1, %%n2, %%n1;\n@%%p1 bra again;\n"
+    "setp.eq.u64 %%p1, %%n3, %%n1;\n@%%p1 trap;\nret;\n}\n"; /* the result decides, so that no loop is left out */
+typedef int (*launch_function)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+
+static int load_kernel(long microseconds, void **kernel) {
+    static const char *const targets[] = {"sm_75", "sm_52"};
+    char text[1024], name[32];
+    void *module;
+    int error = 1;
     snprintf(name, sizeof name, "us_%ld", microseconds);
-    int error = CALL("cuModuleLoadData", (void **, const void *))(&module, "");
-    if (!error) error = CALL("cuModuleGetFunction", (void **, void *, const char *))(&kernel, module, name);
-    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **) =
-        function("cuLaunchKernel");
-    while (!error && now() < began + seconds) {
-        error = launch(kernel, blocks, 1, 1, 256, 1, 1, 0, NULL, NULL, NULL);
-        launched++;
+    for (int n = 0; n < 2 && error; n++) {
+        snprintf(text, sizeof text, PTX, targets[n], microseconds);
+        error = CALL("cuModuleLoadData", (void **, const void *))(&module, text);
     }
-    if (!error) error = CALL("cuCtxSynchronize", (void))();
-    double took = now() - began;
-    if (!error) printf("%ld kernels in %.1f s, busy=%.0f %%\n", launched, took, (double)launched * (double)microseconds / 1e4 / took);
+    return error ? error : CALL("cuModuleGetFunction", (void **, void *, const char *))(kernel, module, name);
+}
+/* Launch a kernel some times, and wait for the last. */
+static int launch(void *kernel, unsigned blocks, uint64_t loops, long times) {
+    launch_function one = (launch_function)function("cuLaunchKernel");
+    void *parameters[] = {&loops};
+    int error = 0;
+    while (!error && times-- > 0) error = one(kernel, blocks, 1, 1, 256, 1, 1, 0, NULL, parameters, NULL);
+    return error ? error : CALL("cuCtxSynchronize", (void))();
+}
+/* Measure how many loops of 640 blocks take a millisecond: the best of five times. */
+static int measure_loops(uint64_t *per_ms) {
+    enum { LOOPS = 50000, TIMES = 10 };
+    void *kernel;
+    double best = 1e9;
+    int error = load_kernel(1000, &kernel);
+    if (!error) error = launch(kernel, 640, LOOPS, 1);
+    for (int n = 0; n < 5 && !error; n++) {
+        double began = now();
+        error = launch(kernel, 640, LOOPS, TIMES);
+        double took = (now() - began) / TIMES;
+        if (took < best) best = took;
+    }
+    *per_ms = (uint64_t)(LOOPS / (best * 1000)) + 1;
+    return error;
+}
+static int calibrate(void) {
+    uint64_t per_ms;
+    int error = measure_loops(&per_ms);
+    if (!error) printf("loops=%lu\n", (unsigned long)per_ms);
     return error;
 }
 
-static const char *const allocators[] = {"alloc", "managed", "pitch", "async", "create"};
+static int burn(double seconds, long microseconds, unsigned blocks, uint64_t loops) {
+    void *kernel;
+    long launched = 0, queued = microseconds < 10000 ? 10000 / microseconds : 1;
+    int error = load_kernel(microseconds, &kernel);
+    if (!error && !loops) error = measure_loops(&loops);
+    loops = loops * (uint64_t)microseconds / 1000;
+    double began = now(), took;
+    while (!error && now() < began + seconds) {
+        error = launch(kernel, blocks, loops, queued);
+        launched += queued;
+    }
+    took = now() - began;
+    if (!error) printf("%ld kernels in %.1f s, busy=%.0f %%\n", launched, took, (double)launched * (double)microseconds / 1e4 / took);
+    return error;
+}
+static int count_launches(double seconds) {
+    enum { TIMES = 500 };
+    void *kernel;
+    long launched = 0;
+    int error = load_kernel(1, &kernel);
+    if (!error) error = launch(kernel, 1, 1, TIMES);
+    double began = now();
+    for (; !error && now() < began + seconds; launched += TIMES) error = launch(kernel, 1, 1, TIMES);
+    if (!error) printf("per_s=%.0f\n", (double)launched / (now() - began));
+    return error;
+}
+
+static const char *const allocators[] = {"alloc", "managed", "pitch", "async", "create", "pool", "graph", "direct"};
 
 static int run(char *line);
 static int fork_child(char *command) {
@@ -176,7 +306,7 @@ static int spawn(char *command) {
 }
 
 /* Carry out a command; return CUDA's or NVML's error, PRINTED if the command has printed its line. */
-static int execute(const char *line, char *command, char words[3][64], int count) {
+static int execute(const char *line, char *command, char words[4][64], int count) {
     const char *first = count > 0 ? words[0] : "";
     if (!strcmp(command, "device")) return use_device(atoi(first));
     if (!strcmp(command, "free")) return release(atoi(first));
@@ -184,7 +314,11 @@ static int execute(const char *line, char *command, char words[3][64], int count
     if (!strcmp(command, "total")) return show_total(atoi(first)) ?: PRINTED;
     if (!strcmp(command, "nvml")) return show_nvml((unsigned)atoi(first)) ?: PRINTED;
     if (!strcmp(command, "burn"))
-        return burn(seconds_of(first), count > 1 ? atol(words[1]) : 1000, count > 2 ? (unsigned)atoi(words[2]) : 640) ?: PRINTED;
+        return burn(seconds_of(first), count > 1 ? atol(words[1]) : 1000, count > 2 ? (unsigned)atoi(words[2]) : 640,
+                    count > 3 ? strtoul(words[3], NULL, 10) : 0) ?: PRINTED;
+    if (!strcmp(command, "calibrate")) return calibrate() ?: PRINTED;
+    if (!strcmp(command, "launches")) return count_launches(seconds_of(first)) ?: PRINTED;
+    if (!strcmp(command, "fill") && count > 1) return fill(first, strtoul(words[1], NULL, 10)) ?: PRINTED;
     if (!strcmp(command, "sleep")) return usleep((useconds_t)(seconds_of(first) * 1e6));
     if (!strcmp(command, "fork") && count > 0) return fork_child(strchr(line, ' ') + 1);
     if (!strcmp(command, "spawn") && count > 0) return spawn(strchr(line, ' ') + 1);
@@ -195,9 +329,9 @@ static int execute(const char *line, char *command, char words[3][64], int count
 
 /* Carry out a line, and print its result; return 0 if it succeeded. */
 static int run(char *line) {
-    char command[32] = "", words[3][64] = {"", "", ""};
+    char command[32] = "", words[4][64] = {"", "", "", ""};
     line[strcspn(line, "\n")] = '\0';
-    int count = sscanf(line, "%31s %63s %63s %63s", command, words[0], words[1], words[2]) - 1;
+    int count = sscanf(line, "%31s %63s %63s %63s %63s", command, words[0], words[1], words[2], words[3]) - 1;
     int error = execute(line, command, words, count);
     if (error == 0) printf("ok\n");
     else if (error == UNKNOWN_COMMAND) printf("unknown command: %s\n", line);

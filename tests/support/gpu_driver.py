@@ -46,7 +46,14 @@ def _lines(one: DriverGpu) -> list[str]:
 class GpuLoad:
     """A program that uses a GPU as its commands say."""
 
-    def __init__(self, command: Sequence[str | Path], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        environment: Mapping[str, str],
+        *,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self.answer_s = answer_s
         self.process = subprocess.Popen(
             command,
             env=environment,
@@ -85,7 +92,9 @@ class GpuLoad:
 
     def value(self, command: str, name: str) -> int:
         """Return a number from a command's result."""
-        words = dict(word.split("=", 1) for word in self.do(command).split() if "=" in word)
+        result = self.do(command)
+        words = dict(word.split("=", 1) for word in result.split() if "=" in word)
+        assert name in words, f"{command}: {result}"
         return int(words[name])
 
     def end(self) -> None:
@@ -114,11 +123,11 @@ class GpuLoad:
 
     def _line(self) -> str:
         assert self.process.stdout is not None
-        until = time.monotonic() + ANSWER_S
+        until = time.monotonic() + self.answer_s
         while b"\n" not in self._read:
             left = max(0.0, until - time.monotonic())
             if not select.select([self.process.stdout], [], [], left)[0]:
-                raise TimeoutError(f"no result within {ANSWER_S:g} s: {self.errors()}")
+                raise TimeoutError(f"no result within {self.answer_s:g} s: {self.errors()}")
             read = os.read(self.process.stdout.fileno(), 65536)
             if not read:
                 raise ValueError(f"the program has ended: {self._read!r} {self.errors()}")

@@ -10,10 +10,8 @@ from services.node_agent.isolation.library import unusable_reason
 from services.node_agent.isolation.region import sums
 from services.node_agent.isolation.region_image import RegionSeed, altered_limits
 from services.node_agent.isolation.region_writer import write_limits
-from shared.model.lease import Lease
 from tests.support.gpu_driver import CONTEXT, GIB, MIB, GpuDriver, gpu
-from tests.support.hami_core import LIBRARIES, HamiContainer, IsolatedContainer, can_unshare
-from tests.support.node_agent.agent import lease_of, share
+from tests.support.hami_core import LIBRARIES, HamiContainer
 from tests.support.waiting import until
 
 ONE = gpu(1)
@@ -201,63 +199,3 @@ def test_standard_error_has_errors_only(one: HamiContainer) -> None:
     assert "Msg" not in quiet
     assert "Limit inconsistency" not in quiet
     assert "Limit inconsistency detected for 0th device" in later.errors()
-
-
-isolated = pytest.mark.skipif(not can_unshare(), reason="namespaces need root and unshare")
-
-
-def leased(pod: str, cores: int = 0) -> Lease:
-    return lease_of(pod, share(0, 4096, device=ONE.uuid, cores_percent=cores), dialect="nvidia")
-
-
-@isolated
-async def test_two_containers_in_namespaces_are_independent(
-    driver: GpuDriver, library: Path, tmp_path: Path
-) -> None:
-    driver.create(ONE)
-    containers = [
-        await IsolatedContainer.prepared(driver, library, tmp_path, leased(pod))
-        for pod in ("u1", "u2")
-    ]
-    first, second = (container.load() for container in containers)
-
-    assert (first.pid, second.pid) == (1, 1)
-    assert first.fits("3g")
-    assert second.fits("3g")
-    assert not first.fits("2g")
-    for container in containers:
-        (slot,) = container.region.slots
-        assert sums(container.region, 0, {1}).total == 3 * GIB + CONTEXT
-        assert slot.host_pid in driver.pids(), "the driver lists PIDs of the node"
-
-
-@isolated
-async def test_an_image_cannot_lift_limits_by_a_file_of_overrides(
-    driver: GpuDriver, library: Path, tmp_path: Path
-) -> None:
-    driver.create(ONE)
-    container = await IsolatedContainer.prepared(driver, library, tmp_path, leased("u1", cores=25))
-    container.image_overrides = (
-        "GPU_CORE_UTILIZATION_POLICY=disable\n"
-        "CUDA_DEVICE_MEMORY_LIMIT_0=16g\n"
-        "CUDA_DEVICE_MEMORY_SHARED_CACHE=/tmp/own.cache\n"
-    )
-    load = container.load()
-    load.do("nvml")  # now the library sets the variables, for child processes too
-
-    assert load.do("spawn alloc 8g") == "alloc 8g: out of memory"
-    assert load.value("spawn burn 8s", "busy") < 95, "the first seconds have no limit"
-
-
-@isolated
-async def test_a_process_without_environment_has_the_limits_of_its_container(
-    driver: GpuDriver, library: Path, tmp_path: Path
-) -> None:
-    driver.create(ONE)
-    container = await IsolatedContainer.prepared(driver, library, tmp_path, leased("u1"))
-
-    load = container.load(with_environment=False)
-
-    assert not load.fits("5g")
-    assert load.fits("3g")
-    assert len(container.region.slots) == 1

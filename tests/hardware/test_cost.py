@@ -1,0 +1,62 @@
+"""What the library costs a program: HAMi publishes 1.3 and 2 percent."""
+
+from statistics import median
+
+from tests.hardware.conftest import Add, AddPod
+from tests.hardware.machine import Machine
+from tests.support.gpu_driver import GpuLoad
+
+MOST_PERCENT = 2.0
+
+
+def test_launches_per_second(machine: Machine, pods: AddPod, seen: Add) -> None:
+    seconds = 1 if machine.real else 0.3
+    without, limited = machine.load(), pods("launch", mib=4096).load()
+
+    rates = [
+        [one.value(f"launches {seconds}s", "per_s") for one in (without, limited)] for _ in range(5)
+    ]
+
+    bare, held = (median(rate) for rate in zip(*rates, strict=True))
+    seen("launches of empty kernels per second, without the library", f"{bare:,.0f}")
+    cost = (bare - held) / bare * 100
+    holds = cost <= MOST_PERCENT if machine.real else held > 0
+    seen(
+        "with it",
+        f"{held:,.0f}: {cost:.1f} % less",
+        f"at most {MOST_PERCENT:g} % less",
+        holds=holds,
+    )
+    without.kill()
+
+
+def measure(*loads: GpuLoad) -> list[dict[str, float]]:
+    """Have PyTorch compute in all processes at once; return what each measured."""
+    for load in loads:
+        load.send("model")
+    results = [dict(word.split("=") for word in load.result().split()) for load in loads]
+    return [{name: float(text) for name, text in one.items()} for one in results]
+
+
+def test_a_matrix_product_and_a_transformer(real: Machine, pods: AddPod, seen: Add) -> None:
+    bare, limited = real.torch(), pods("whole", mib=real.gpu.memory_mib // 2).torch()
+    runs = [(measure(bare)[0], measure(limited)[0]) for _ in range(3)]
+    bare.kill()
+    limited.kill()
+    halves = [pods(name, mib=real.gpu.memory_mib // 2, cores=50).torch() for name in ("a", "b")]
+    both = measure(*halves)
+
+    units = {
+        "tflops": "TFLOP/s of a bf16 matrix product",
+        "first_ms": "ms to the first token of a transformer of 1 GB",
+        "token_ms": "ms per further token",
+    }
+    for name, shows in units.items():
+        before, after = (median(run[n][name] for run in runs) for n in (0, 1))
+        spread = max(run[0][name] for run in runs) / min(run[0][name] for run in runs) - 1
+        cost = (before / after if name == "tflops" else after / before) * 100 - 100
+        figure = f"{before:.2f}, with the library {after:.2f}: {cost:+.1f} %"
+        target = f"at most +{MOST_PERCENT:g} %; runs without it differ by {spread * 100:.1f} %"
+        most = max(MOST_PERCENT, spread * 100)
+        seen(shows, figure, target, holds=cost <= most)
+        seen(f"{shows}, two pods at 50 %", " and ".join(f"{one[name]:.2f}" for one in both))

@@ -1,0 +1,104 @@
+"""A limit of memory holds to the MiB, in every way to allocate that the library counts."""
+
+import pytest
+
+from tests.hardware.conftest import Add, AddPod
+from tests.hardware.machine import Machine
+from tests.support.gpu_driver import MIB
+
+LIMIT = 4096
+MORE = LIMIT + 512
+"""No test asks for more than this, even if nothing refuses it."""
+
+
+@pytest.mark.parametrize("way", ["alloc", "managed", "pitch", "async", "create"])
+def test_the_last_mib_is_given_and_the_next_refused(
+    machine: Machine, pods: AddPod, seen: Add, way: str
+) -> None:
+    pod = pods(way, mib=LIMIT)
+    load = pod.load()
+
+    given = load.value(f"fill {way} {MORE}", "mib")
+
+    context = pod.counted().context // MIB
+    step = 2 if way == "create" and machine.real else 1
+    holds = LIMIT - step < given + context <= LIMIT
+    figure = f"{given} + {context} of its context"
+    seen(f"MiB given by `{way}`", figure, f"{LIMIT}, to {step} MiB", holds=holds)
+    more = load.fits(f"{step}m", way)
+    seen(f"one more by `{way}`", "given" if more else "refused", "refused", holds=not more)
+    by_driver = machine.used_by(pod.pids) // MIB
+    seen(
+        f"MiB of the pod by NVML, `{way}`",
+        by_driver,
+        f"at most {LIMIT}, and 64",
+        holds=by_driver <= LIMIT + 64,
+    )
+
+
+@pytest.mark.parametrize("way", ["pool", "graph"])
+def test_what_the_library_does_not_count(real: Machine, pods: AddPod, seen: Add, way: str) -> None:
+    load = pods(way, mib=LIMIT).load()
+
+    given = load.value(f"fill {way} {MORE}", "mib")
+
+    held = given < LIMIT
+    words = "limited" if held else "not limited"
+    seen(f"MiB given by `{way}`", f"{given}: {words}", "not limited, as docs/hami-core.md says")
+
+
+def test_two_processes_of_a_pod_share_its_limit(machine: Machine, pods: AddPod, seen: Add) -> None:
+    pod = pods("two", mib=LIMIT)
+    first, second = pod.load(), pod.load()
+    assert first.fits("2g")
+
+    given = 2048 + second.value(f"fill alloc {MORE}", "mib") + pod.counted().context // MIB
+
+    seen("MiB of two processes of a pod", given, LIMIT, holds=LIMIT - 1 <= given <= LIMIT)
+
+
+def test_two_pods_side_by_side_use_the_whole_gpu(machine: Machine, pods: AddPod, seen: Add) -> None:
+    half = machine.gpu.memory_mib // 2
+    both = [pods(name, mib=half) for name in ("left", "right")]
+
+    got = []
+    for pod in both:
+        load = pod.load()
+        given = load.value(f"fill alloc {half + 512}", "mib")
+        got.append(given + pod.counted().context // MIB)
+
+    seen("MiB of a pod with half of the GPU, alone", got[0], half, holds=half - 1 <= got[0] <= half)
+    reserved = 0 if not machine.real else 1024
+    holds = half - reserved - 1 <= got[1] <= half
+    target = f"{half}, less what the driver keeps of the GPU"
+    seen("MiB of the other half, beside it", got[1], target, holds=holds)
+    left = (machine.gpu.memory_mib << 20) - machine.sample().used_bytes
+    seen("MiB of the GPU that nobody could use", left // MIB)
+
+
+def test_pytorch_stays_within_the_limit(real: Machine, pods: AddPod, seen: Add) -> None:
+    pod = pods("torch", mib=LIMIT)
+    torch = pod.torch()
+
+    total = torch.value("info", "total") // MIB
+    seen("MiB by torch.cuda.mem_get_info", total, LIMIT, holds=total == LIMIT)
+    given = torch.value(f"fill {MORE}", "mib")
+    counted = pod.counted().total // MIB
+    figure = f"{given} in tensors, {counted} counted"
+    seen(
+        "MiB of PyTorch until OutOfMemoryError",
+        figure,
+        f"within 64 of {LIMIT}",
+        holds=LIMIT - 64 <= counted <= LIMIT,
+    )
+    by_driver = real.used_by(pod.pids) // MIB
+    seen(
+        "MiB of that process by NVML",
+        by_driver,
+        f"at most {LIMIT}, and 64",
+        holds=by_driver <= LIMIT + 64,
+    )
+    again = torch.do("again")
+    seen("PyTorch after tensors were freed", again, "ok", holds=again == "ok")
+    graph = torch.do("graph")
+    seen("a CUDA graph, captured and replayed by PyTorch", graph, "ok", holds=graph == "ok")

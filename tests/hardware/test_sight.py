@@ -1,0 +1,66 @@
+"""What the node agent sees while a pod computes, and what looking costs."""
+
+import resource
+import time
+
+from tests.hardware.conftest import Add, AddPod
+from tests.hardware.machine import Machine
+from tests.support.gpu_driver import MIB
+
+PERIOD_S = 5.0
+"""Of the agent's samples."""
+
+
+def test_utilization_and_memory_while_a_pod_computes(
+    machine: Machine, pods: AddPod, seen: Add
+) -> None:
+    pod = pods("busy", mib=4096)
+    load = pod.load()
+    assert load.fits("1g")
+    seconds = 5 if machine.real else 3
+    load.send(f"burn {seconds}s 1000 640 {machine.loops}")
+    time.sleep(seconds - 0.5)
+
+    sample = machine.sample()
+    busy = {p.pid: p.busy_percent for p in sample.processes if p.pid in pod.pids}
+
+    of_pod = max((percent or 0 for percent in busy.values()), default=0)
+    percent = sample.busy_percent or 0
+    seen("percent of the GPU while one pod computes", percent, "at least 80", holds=percent >= 80)
+    seen("percent of the pod's process", of_pod, "at least 60", holds=of_pod >= 60)
+    if machine.real:
+        names = (
+            "utilization.gpu,memory.used,power.draw,temperature.gpu,clocks_throttle_reasons.active"
+        )
+        query = (f"--query-gpu={names}", "--format=csv,noheader,nounits")
+        shown = machine.run("nvidia-smi", "-i", machine.gpu.uuid, *query).strip().split(", ")
+        seen("utilization, MiB, W, °C and throttling by nvidia-smi", ", ".join(shown))
+        used, theirs = sample.used_bytes // MIB, int(shown[1])
+        seen(
+            "MiB used: ours, nvidia-smi",
+            f"{used}, {theirs}",
+            "within 1024",
+            holds=abs(used - theirs) <= 1024,
+        )
+    load.result()
+
+
+def test_what_looking_costs(machine: Machine, pods: AddPod, seen: Add) -> None:
+    loads = [pods(f"cost{n}", mib=1024).load() for n in range(3)]
+    machine.sample()
+    count = 50
+
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    for _ in range(count):
+        machine.sample()
+    after = resource.getrusage(resource.RUSAGE_SELF)
+
+    took = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / count * 1000
+    figure = f"{took:.2f}: {took / PERIOD_S:.2f} per second"
+    holds = took / PERIOD_S <= 2 if machine.real else None
+    seen(
+        f"ms of CPU for a sample, {len(loads)} processes",
+        figure,
+        "at most 2 per second",
+        holds=holds,
+    )
