@@ -11,7 +11,7 @@ PIP := $(PY) -m pip --quiet --disable-pip-version-check
 UV := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --no-annotate --custom-compile-command 'make locks'
 
-.PHONY: up down status test test-fast compiled test-compiled lint locks vulnerabilities docs dist release-dry-run release proto
+.PHONY: up down status test test-fast test-gpu test-gpu-kit compiled test-compiled lint locks vulnerabilities docs dist release-dry-run release proto
 
 # The versions of a lock, each of which must have one of the hashes there. A .venv that is not complete is made anew.
 $(STAMP): pyproject.toml locks/development.txt
@@ -40,10 +40,18 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV)/bin/pytest -q --dist loadfile
 # More processes than cores, since tests with real servers mostly wait; files in this order, so that the longest start
 # first.
 test: $(STAMP)
-	$(PYTEST) -n 6 --no-loadscope-reorder tests/e2e tests/integration tests/unit tests/contract simcluster/tests $(ARGS)
+	$(PYTEST) -n 6 --no-loadscope-reorder tests/e2e tests/integration tests/hardware tests/unit tests/contract simcluster/tests $(ARGS)
 
 test-fast: $(STAMP)
 	$(PYTEST) -n 2 tests/unit tests/contract $(ARGS)
+
+# On the GPUs of this machine: docs/hardware.md
+test-gpu: $(STAMP)
+	@$(PY) -m tests.hardware $(if $(LIBRARY),--library $(LIBRARY)) $(ARGS)
+
+# What these tests need on a machine without a network, in dist/gpu-kit.
+test-gpu-kit: $(STAMP)
+	@$(PY) -m tests.hardware.kit --library "$(LIBRARY)" $(if $(COMMIT),--commit $(COMMIT)) $(ARGS)
 
 # Placement compiled as in the image, in dist/compiled: needs a C compiler and Python's header files.
 compiled: $(STAMP)

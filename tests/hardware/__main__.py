@@ -22,6 +22,7 @@ from tests.hardware import results
 from tests.hardware.conftest import RESULTS, SIMULATED
 from tests.hardware.machine import torch_python
 from tests.hardware.results import Row
+from tests.support.hami_core import can_unshare
 
 PARTS = {
     "library": 90,
@@ -85,7 +86,6 @@ def run_part(file: Path, arguments: Sequence[str], out: Path, limit_s: float) ->
     given = os.environ | {
         RESULTS: str(out),
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
     }
     command = [sys.executable, "-m", "pytest", *PYTEST, str(file), *arguments]
     with (out / "log.txt").open("a") as log:
@@ -157,6 +157,7 @@ def about(gpu: Sequence[str], library: Path) -> list[str]:
         f"driver {driver}",
         f"HAMi-core {named} (layout {layout_name(library)})",
         f"kernel {platform.release()}",
+        "pods in namespaces" if can_unshare() else "pods with LD_PRELOAD only",
     ]
     if torch_python():
         code = "import torch; print(torch.__version__)"

@@ -46,7 +46,14 @@ def machine(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         driver = GpuDriver(folder=folder, state=tmp_path / "gpus")
         driver.create(gpu(1))
         monkeypatch.setenv("GPU_DRIVER_STATE", str(driver.state))
-    yield Machine(folder=folder, root=tmp_path, library=library, driver=driver, gpu=first_gpu())
+    yield Machine(
+        folder=folder,
+        root=tmp_path,
+        library=library,
+        driver=driver,
+        gpu=first_gpu(),
+        quick=RESULTS not in os.environ,
+    )
     if driver:
         driver.close()
 

@@ -81,6 +81,8 @@ class Machine:
     """Of simulated GPUs."""
     gpu: Gpu
     """Its first one."""
+    quick: bool
+    """For `make test`: shorter, and fewer cases."""
 
     @property
     def real(self) -> bool:

@@ -14,7 +14,7 @@ KERNELS = {"long": 20_000, "short": 1_000, "tiny": 20}
 
 def burn(machine: Machine, pods: AddPod, kernel_us: int, *limits: int) -> list[int]:
     """Have pods with these limits compute at once; return the percent of the GPU that each got."""
-    warm, measured = (4, 6) if machine.real else (0.5, 1)
+    warm, measured = (0.5, 1) if machine.quick else (4, 6)
     loops = machine.loops
     loads = [pods(f"burn{n}", mib=4096, cores=limit).load() for n, limit in enumerate(limits)]
     for seconds in (warm, measured):
@@ -29,8 +29,8 @@ def burn(machine: Machine, pods: AddPod, kernel_us: int, *limits: int) -> list[i
 def test_one_pod_with_a_limit(
     machine: Machine, pods: AddPod, seen: Add, kind: str, limit: int
 ) -> None:
-    if not machine.real and (kind, limit) != ("short", 25):
-        pytest.skip("one case is enough on the simulated driver")
+    if machine.quick and (kind, limit) != ("short", 25):
+        pytest.skip("one case is enough in `make test`")
     (got,) = burn(machine, pods, KERNELS[kind], limit)
 
     bound = None if machine.real or machine.library else got <= limit + 15
@@ -41,8 +41,8 @@ def test_one_pod_with_a_limit(
 def test_two_pods_that_want_everything(
     machine: Machine, pods: AddPod, seen: Add, kind: str
 ) -> None:
-    if not machine.real and kind != "short":
-        pytest.skip("one case is enough on the simulated driver")
+    if machine.quick and kind != "short":
+        pytest.skip("one case is enough in `make test`")
     for limits in ((100, 100), (50, 50), (25, 75)):
         got = burn(machine, pods, KERNELS[kind], *limits)
         words = "no limits" if limits[0] == 100 else "limits {} and {}".format(*limits)

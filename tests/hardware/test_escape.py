@@ -27,8 +27,8 @@ def test_without_its_variables(machine: Machine, pods: AddPod, seen: Add) -> Non
 
 def test_with_variables_of_its_own(machine: Machine, pods: AddPod, seen: Add) -> None:
     pod = pods("own", mib=LIMIT)
-    own = {"CUDA_DEVICE_MEMORY_LIMIT_0": "16g", "CUDA_DEVICE_MEMORY_LIMIT": "16g"}
-    judge(seen, "own limits in variables", pod.load(**own).do("alloc 6g"))
+    load = pod.load(CUDA_DEVICE_MEMORY_LIMIT_0="16g", CUDA_DEVICE_MEMORY_LIMIT="16g")
+    judge(seen, "own limits in variables", load.do("alloc 6g"))
 
 
 def test_in_another_process(machine: Machine, pods: AddPod, seen: Add) -> None:

