@@ -110,6 +110,7 @@ def test_a_machine_without_a_compiler_is_refused_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     with pytest.raises(UnavailableError, match="install gcc or clang"):
         gpu_driver_build.build()

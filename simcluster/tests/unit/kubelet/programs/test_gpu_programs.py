@@ -88,6 +88,7 @@ async def test_without_a_compiler_the_program_says_so_in_a_sentence(
             self.errors += data
 
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     files, streams = NodeFiles(tmp_path / "node"), Streams()
     processes = NodeProcesses(files, SimulatedPrograms(files))
 
