@@ -14,8 +14,9 @@ from services.api.recent_events import PodEvent, RecentEvents
 from shared.model.budget import UNITS_PER_GPU_MINUTE, BudgetSummary, LeaseClass
 from shared.model.device import Hardware
 from shared.model.events.pod_events import BudgetChanged
+from shared.model.events.request_reply import UsageReply
 from shared.model.fair_share import Entitlement, FairShare, GpuAmount, fair_order
-from shared.model.lease import LIVE, Lease, Share, ShareKey, ShareMeasurement, bookings, share_key
+from shared.model.lease import LIVE, Lease, Share, ShareKey, bookings, share_key
 from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import cordon_reason
@@ -120,6 +121,8 @@ class Projection:
 
     def _remove_devices(self, uuids: Iterable[DeviceUuid]) -> set[ChangeKey]:
         removed = [uuid for uuid in uuids if self.devices.pop(uuid, None) is not None]
+        for uuid in removed:
+            self.hardware.pop(uuid, None)
         return {("device", uuid) for uuid in removed}
 
     def leases_of(self, nodes: Iterable[NodeName]) -> dict[PodUid, Lease]:
@@ -136,19 +139,15 @@ class Projection:
         return [name for name in self.leased_nodes() if name not in self._measured]
 
     def update_measured(
-        self,
-        name: NodeName,
-        measured: Iterable[ShareMeasurement] | None,
-        *,
-        now: float,
-        idle_after_s: float,
+        self, name: NodeName, reply: UsageReply | None, *, now: float, idle_after_s: float
     ) -> frozenset[ChangeKey]:
-        """Replace the usage of a node's shares; None: its agent did not report it."""
+        """Replace what a node's agent measures; None: it did not reply."""
+        self._update_hardware(name, reply.hardware if reply else ())
         found = {
             one.key: measured_view(one, is_idle=one.is_idle(now, after_s=idle_after_s))
-            for one in measured or ()
+            for one in (reply.shares if reply else ())
         }
-        if measured is None:
+        if reply is None:
             self._measured.pop(name, None)
         else:
             self._measured[name] = found
@@ -161,6 +160,15 @@ class Projection:
                 self.devices[uuid] = structs.replace(view, shares=shares)
                 changed.add(("device", uuid))
         return frozenset(changed)
+
+    def _update_hardware(self, name: NodeName, hardware: Iterable[Hardware]) -> None:
+        """Replace what the agent of a node reports of the devices that the node has."""
+        node = self.nodes.get(name)
+        for uuid in node.devices if node else ():
+            self.hardware.pop(uuid, None)
+        for one in hardware:
+            if node and one.device in node.devices:
+                self.hardware[one.device] = one
 
     def update_waiting(
         self, found: Iterable[WaitingPod], *, requested: Iterable[PodUid] | None = None

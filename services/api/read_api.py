@@ -62,6 +62,7 @@ from shared.model.events.request_reply import (
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.preemption import DryRunView, PlacingView, PreemptionsView
 from shared.model.views import (
+    DeviceDetails,
     DeviceView,
     FinishedView,
     GpusView,
@@ -72,6 +73,7 @@ from shared.model.views import (
     ManifestView,
     NamespaceDetails,
     NamespaceView,
+    NodeDevices,
     NodeView,
     PodView,
     ResizeOrder,
@@ -238,9 +240,13 @@ class ReadApi:
             raise web.HTTPNotFound(reason="no pod that you may see and of which a step is known")
         return await self._trace(uid)
 
-    async def device(self, call: ApiCall) -> DeviceView:
-        """Return one device and its shares."""
-        return self.cluster(call).device(self._device(call))
+    async def device(self, call: ApiCall) -> DeviceDetails:
+        """Return one device, its shares, and what its sensors read."""
+        return self.cluster(call).details(self._device(call))
+
+    async def node(self, call: ApiCall) -> NodeDevices:
+        """Return one node with its devices."""
+        return self.cluster(call).node(self._node(call))
 
     async def cluster_history(self, call: ApiCall) -> HistoryView:
         """Return the amounts of the cluster over time, and how many pods waited for what reason."""
@@ -547,6 +553,7 @@ ROUTES = (
     ),
     Route(path="/api/v1/leases/{pod}", handler=ReadApi.lease, query=IDLE, needs_sync=True),
     Route(path="/api/v1/traces/{namespace}/{pod}", handler=ReadApi.trace, needs_sync=True),
+    Route(path="/api/v1/nodes/{node}", handler=ReadApi.node),
     Route(path="/api/v1/devices/{uuid}", handler=ReadApi.device),
     Route(path="/api/v1/namespaces/{namespace}", handler=ReadApi.namespace),
     Route(path="/api/v1/history", handler=ReadApi.cluster_history, query=RANGE),

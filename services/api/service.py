@@ -43,9 +43,10 @@ from shared.model.events.request_reply import (
     DryRunRequest,
     GrantRequest,
     ResizeRequest,
+    UsageReply,
     UsageRequest,
 )
-from shared.model.lease import IDLE_AFTER_S, Lease, LeaseState, ShareMeasurement
+from shared.model.lease import IDLE_AFTER_S, Lease, LeaseState
 from shared.model.ledger import LedgerChange, LedgerSnapshot
 from shared.model.names import NodeName, PodUid
 from shared.model.quantity import parse_decimal
@@ -130,10 +131,8 @@ class ApiTiming:
     """A share that has not been used for so long is marked as idle."""
 
 
-ReadUsage = Callable[
-    [Iterable[NodeName]], Awaitable[Mapping[NodeName, Iterable[ShareMeasurement] | None]]
-]
-"""Returns the usage of each node's shares, or None where its agent did not reply."""
+ReadUsage = Callable[[Iterable[NodeName]], Awaitable[Mapping[NodeName, UsageReply | None]]]
+"""Returns the reply of each node's agent, or None if it had none."""
 
 
 @publishes(UsageRequest, ResizeRequest, GrantRequest, DryRunRequest)
@@ -290,14 +289,15 @@ class ApiService:
 
     @loops(every_s=lambda service: service.timing.usage_s)
     async def update_usage(self) -> None:
-        """Request the usage of the nodes with leases; of one that does not reply none is shown."""
-        usage = await self.read_usage(self.projection.leased_nodes())
+        """Request the usage of all nodes with devices; of one that does not reply none is shown."""
+        nodes = [view.node for view in self.projection.nodes.values() if view.devices]
+        usage = await self.read_usage(nodes)
         now, after_s = self.clock.now(), self.timing.idle_after_s
-        if any(shares is not None for shares in usage.values()):
+        if any(usage.values()):
             self.data = structs.replace(self.data, usage_at=now)
         update = self.projection.update_measured
         changes = [
-            update(name, shares, now=now, idle_after_s=after_s) for name, shares in usage.items()
+            update(name, reply, now=now, idle_after_s=after_s) for name, reply in usage.items()
         ]
         self.feed.publish(frozenset[ChangeKey]().union(*changes))
 

@@ -15,7 +15,7 @@ from shared.model.device import visible_fault
 from shared.model.fair_share import FairShare, precedence_reason
 from shared.model.lease import Lease
 from shared.model.ledger import WaitingPod
-from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.names import Namespace, PodUid
 from shared.model.preemption import (
     EvictionRecord,
     EvictionView,
@@ -28,6 +28,7 @@ from shared.model.preemption import (
 from shared.model.views import (
     DataAge,
     DeltaView,
+    DeviceDetails,
     DeviceView,
     EventView,
     GangView,
@@ -38,6 +39,7 @@ from shared.model.views import (
     MeasuredView,
     NamespaceView,
     NodeDevices,
+    NodeView,
     PodView,
     Problem,
     QueuePlace,
@@ -117,20 +119,10 @@ class VisibleCluster:
 
     def gpus(self) -> GpusView:
         """Return every device, by node."""
-        by_node: dict[NodeName, list[DeviceView]] = {}
-        for view in self.projection.devices.values():
-            by_node.setdefault(view.node, []).append(self.device(view))
-        nodes = self.projection.nodes
+        nodes = sorted(self.projection.nodes.values(), key=lambda view: view.node)
         return GpusView(
             read_at=self.now,
-            nodes=tuple(
-                NodeDevices(
-                    node=name,
-                    cordoned=nodes[name].cordoned,
-                    devices=tuple(sorted(by_node[name], key=lambda view: view.index)),
-                )
-                for name in sorted(by_node)
-            ),
+            nodes=tuple(self.node(view) for view in nodes if view.devices),
             unmeasured_nodes=tuple(self.projection.unmeasured_nodes()),
             problems=self.problems,
         )
@@ -145,6 +137,21 @@ class VisibleCluster:
     def problems(self) -> tuple[str, ...]:
         """Return the errors as text."""
         return tuple(each.text for each in self.all_problems() if each.severity == "error")
+
+    def node(self, view: NodeView) -> NodeDevices:
+        """Return a node with its devices."""
+        devices = [self.details(self.projection.devices[uuid]) for uuid in view.devices]
+        return NodeDevices(
+            node=view.node,
+            cordoned=view.cordoned,
+            unschedulable=view.unschedulable,
+            devices=tuple(sorted(devices, key=lambda one: one.index)),
+        )
+
+    def details(self, view: DeviceView) -> DeviceDetails:
+        """Return a device with what its sensors read."""
+        fields = {name: getattr(self.device(view), name) for name in view.__struct_fields__}
+        return DeviceDetails(**fields, hardware=self.projection.hardware.get(view.uuid))
 
     def device(self, view: DeviceView) -> DeviceView:
         """Return a device without the names of others."""

@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 
 from services.api.history_file import HistoryFile
 from services.api.http_server import HttpServer
 from services.api.legacy_metrics import legacy_metrics_application
 from services.api.read_api import ReadApi, SpanDirectory
-from services.api.service import ApiService, ApiTiming, ReadUsage
+from services.api.service import ApiService, ApiTiming
 from services.api.settings import ApiSettings
 from shared.credentials.authorization import (
     AnonymousAuthenticator,
@@ -25,8 +25,6 @@ from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import SystemClock
-from shared.model.lease import ShareMeasurement
-from shared.model.names import NodeName
 from shared.nats.bus import Bus
 from shared.nats.usage_requests import request_usage
 from shared.runtime import health
@@ -61,7 +59,7 @@ async def serve_api(settings: ApiSettings) -> None:
         service = ApiService(
             ledger,
             SystemClock(),
-            read_usage=_usage_reader(bus),
+            read_usage=partial(request_usage, bus),
             preemptions=ledger.part(Preemptions),
             history=history,
             timing=ApiTiming(idle_after_s=settings.idle_after_minutes * MINUTE_S),
@@ -97,16 +95,6 @@ async def serve_api(settings: ApiSettings) -> None:
             probes={"redis": ledger.unready_reason, "ledger": service.unready_reason},
             begin=service.begin,
         )
-
-
-def _usage_reader(bus: Bus) -> ReadUsage:
-    async def read(
-        nodes: Iterable[NodeName],
-    ) -> Mapping[NodeName, Iterable[ShareMeasurement] | None]:
-        replies = await request_usage(bus, nodes)
-        return {node: reply.shares if reply else None for node, reply in replies.items()}
-
-    return read
 
 
 async def _authenticator(settings: ApiSettings, stack: AsyncExitStack) -> Authenticator:

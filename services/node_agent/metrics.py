@@ -45,6 +45,8 @@ HEALTH = Gauge(
 )
 
 
+XIDS = Counter("leasehold_device_xids", "XID events of a device, by number.", ["device", "xid"])
+
 LIBRARY = Gauge(
     "leasehold_library_info",
     "1 for the HAMi-core library that new containers mount; no series without a usable one.",

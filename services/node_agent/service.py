@@ -175,8 +175,8 @@ class NodeAgent:
 
     @answers
     async def report_usage(self, event: UsageRequest) -> UsageReply:
-        """Return the usage of every leased share as of the latest scan."""
-        return self.usage.report()
+        """Return the usage of every leased share, and the hardware, as of the latest scan."""
+        return self.usage.report(self.watcher.health.latest_xids)
 
     async def drain(self) -> None:
         """Admit no more pods, report that, and wait until the kubelet starts the admitted."""

@@ -94,6 +94,9 @@ Members = Annotated[int, Meta(ge=1, le=999_999)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 """A duration, or an instant in Unix seconds; also refuses NaN."""
 
+Reading = Annotated[float, Meta(ge=0, le=1e6)]
+"""What a sensor of a device reads: degrees Celsius, watts, MHz or percent."""
+
 Groups = Annotated[tuple[LongText, ...], Meta(max_length=MOST_GROUPS)]
 """Anti-affinity groups of a pod."""
 Choices = Annotated[tuple[ChoiceText, ...], Meta(max_length=256)]

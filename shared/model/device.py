@@ -16,7 +16,7 @@ from shared.model.bounds import (
     LongText,
     Mib,
     ModelText,
-    Percent,
+    Reading,
     Seconds,
     ShortText,
 )
@@ -24,6 +24,8 @@ from shared.model.names import DeviceUuid, Namespace
 from shared.model.request import GpuRequest, SharingPolicy
 
 LABEL_LENGTH = 63
+MOST_XIDS = 16
+"""Numbers of XID events of a device."""
 _NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
 _NAMESPACE_OF_POD = re.compile(r"([a-z0-9-]+)/[a-z0-9.-]+")
 
@@ -325,13 +327,13 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
 
     device: DeviceUuid
     at: Seconds
-    temperature_c: Count | None = None
-    power_w: Seconds | None = None
-    power_limit_w: Seconds | None = None
-    sm_clock_mhz: Count | None = None
-    memory_clock_mhz: Count | None = None
-    busy_percent: Percent | None = None
+    temperature_c: Reading | None = None
+    power_w: Reading | None = None
+    power_limit_w: Reading | None = None
+    sm_clock_mhz: Reading | None = None
+    memory_clock_mhz: Reading | None = None
+    busy_percent: Reading | None = None
     throttle: Annotated[tuple[ShortText, ...], Meta(max_length=16)] = ()
     """Why its clocks are lower than they could be."""
-    xids: Annotated[tuple[XidEvent, ...], Meta(max_length=16)] = ()
-    """The latest ones, since its agent started."""
+    xids: Annotated[tuple[XidEvent, ...], Meta(max_length=MOST_XIDS)] = ()
+    """The latest of each number since its agent started."""

@@ -21,6 +21,7 @@ from shared.model.bounds import (
     SignedAmount,
 )
 from shared.model.budget import BudgetHistory, BudgetSummary
+from shared.model.device import Hardware
 from shared.model.lease import ClaimAllocation, MigPlacement, Share, ShareSize
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.placement import NodeVerdict, Refusal
@@ -116,6 +117,12 @@ class DeviceView(View, frozen=True, kw_only=True):
     shares: tuple[HeldShare, ...] = ()
 
 
+class DeviceDetails(DeviceView, frozen=True, kw_only=True):
+    """One device, with what its sensors read."""
+
+    hardware: Hardware | None = None
+
+
 class NodeView(View, frozen=True, kw_only=True):
     """A node with the UUIDs of its devices."""
 
@@ -133,7 +140,8 @@ class NodeDevices(View, frozen=True, kw_only=True):
 
     node: NodeName
     cordoned: str = ""
-    devices: tuple[DeviceView, ...] = ()
+    unschedulable: bool = False
+    devices: tuple[DeviceDetails, ...] = ()
 
 
 class GpusView(View, frozen=True, kw_only=True):

@@ -152,14 +152,46 @@ API result nvmlDeviceGetMemoryInfo_v2(device d, unsigned long long *memory) { /*
     memory[3] = memory[1] > memory[4] ? memory[1] - memory[4] : 0;
     return NVML_SUCCESS;
 }
-API result nvmlDeviceGetUtilizationRates(device d, unsigned *rates) { /* gpu, memory */
-    CHECK(d);
-    if (gpu_of(d)->mig) return NVML_NOT_SUPPORTED;
+static unsigned busy_of(device d) {
     unsigned busy = 0;
     for (int n = 0; n < PROCESSES; n++)
         if (lives(n)) busy += busy_percent(&state->processes[n], d->gpu, TICKS_PER_S);
-    rates[0] = busy > 100 ? 100 : busy;
+    return busy > 100 ? 100 : busy;
+}
+API result nvmlDeviceGetUtilizationRates(device d, unsigned *rates) { /* gpu, memory */
+    CHECK(d);
+    if (gpu_of(d)->mig) return NVML_NOT_SUPPORTED;
+    rates[0] = busy_of(d);
     rates[1] = 0;
+    return NVML_SUCCESS;
+}
+
+/* Sensors follow how busy the GPU is: at 100 %, its clocks are held down by the power limit. */
+enum { IDLE_WATTS = 55, LIMIT_WATTS = 400, IDLE_CELSIUS = 31, HOT_CELSIUS = 74, IDLE_MHZ = 210, SM_MHZ = 1410, MEMORY_MHZ = 1593 };
+API result nvmlDeviceGetTemperature(device d, int sensor, unsigned *celsius) {
+    CHECK(d);
+    if (sensor != 0) return NVML_INVALID_ARGUMENT;
+    *celsius = IDLE_CELSIUS + (unsigned)(d->gpu % 4) + busy_of(d) * (HOT_CELSIUS - IDLE_CELSIUS) / 100;
+    return NVML_SUCCESS;
+}
+API result nvmlDeviceGetPowerUsage(device d, unsigned *milliwatts) {
+    CHECK(d);
+    *milliwatts = 1000 * IDLE_WATTS + 10 * busy_of(d) * (LIMIT_WATTS - IDLE_WATTS);
+    return NVML_SUCCESS;
+}
+API result nvmlDeviceGetEnforcedPowerLimit(device d, unsigned *milliwatts) {
+    CHECK(d);
+    *milliwatts = 1000 * LIMIT_WATTS;
+    return NVML_SUCCESS;
+}
+API result nvmlDeviceGetClockInfo(device d, int type, unsigned *mhz) { /* graphics, SM, memory, video */
+    CHECK(d);
+    *mhz = type == 2 ? MEMORY_MHZ : busy_of(d) ? SM_MHZ : IDLE_MHZ;
+    return NVML_SUCCESS;
+}
+API result nvmlDeviceGetCurrentClocksThrottleReasons(device d, unsigned long long *reasons) {
+    CHECK(d);
+    *reasons = busy_of(d) == 100 ? 0x4 : busy_of(d) == 0 ? 0x1 : 0;
     return NVML_SUCCESS;
 }
 

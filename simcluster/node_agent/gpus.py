@@ -14,6 +14,7 @@ from services.node_agent.gpus.inventory import DeviceSample, Gpu
 from services.node_agent.gpus.probes import GpuProber
 from services.node_agent.mig.gpu_models import GPU_MODELS, GpuModel
 from services.node_agent.mig.instances import MigInstance, MigState
+from shared.model.device import Hardware
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import DeviceUuid, NodeName
 from simcluster.node_agent.mig import SimulatedMig
@@ -274,6 +275,16 @@ class NoUsage:
                 model=gpu.model,
                 busy_percent=0,
                 memory_busy_percent=0,
+                hardware=Hardware(
+                    device=gpu.uuid,
+                    at=time.time(),
+                    temperature_c=31,
+                    power_w=55,
+                    power_limit_w=400,
+                    sm_clock_mhz=210,
+                    memory_clock_mhz=1593,
+                    busy_percent=0,
+                ),
             )
             for gpu in await self.discover()
         )

@@ -20,7 +20,7 @@ from shared.model.node import NodeFacts
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.request import PodRequest
 from shared.model.views import TraceView
-from tests.support.api.board import seen
+from tests.support.api.board import seen, usage
 
 OURS = frozenset({"volcano", "leasehold"})
 GPU = DeviceUuid("GPU-0")
@@ -111,7 +111,8 @@ def cluster_of(
     board.update_nodes([], nodes)
     board.update_waiting(waiting)
     for node in nodes:
-        board.update_measured(node.node.facts.name, measured, now=now, idle_after_s=idle_after_s)
+        reply = None if measured is None else usage(*measured)
+        board.update_measured(node.node.facts.name, reply, now=now, idle_after_s=idle_after_s)
     return seen(board, now=now, idle_after_s=idle_after_s)
 
 

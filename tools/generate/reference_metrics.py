@@ -18,6 +18,7 @@ from services.node_agent.usage.measurements import MeasuredContainer, MeasuredSh
 from services.node_agent.usage.snapshot import UsageSnapshot
 from services.node_agent.usage.usage_metrics import usage_metrics
 from services.node_agent.usage.violations import Violation
+from shared.model.device import Hardware
 from shared.model.events.node_events import ViolationReason
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
@@ -103,7 +104,22 @@ def _everything() -> UsageSnapshot:
     return UsageSnapshot(
         devices=(
             DeviceSample(
-                device=share.device, index=0, model="T4", busy_percent=1, memory_busy_percent=1
+                device=share.device,
+                index=0,
+                model="T4",
+                busy_percent=1,
+                memory_busy_percent=1,
+                hardware=Hardware(
+                    device=share.device,
+                    at=1.0,
+                    temperature_c=1,
+                    power_w=1,
+                    power_limit_w=1,
+                    sm_clock_mhz=1,
+                    memory_clock_mhz=1,
+                    busy_percent=1,
+                    throttle=("power limit",),
+                ),
             ),
         ),
         containers=(MeasuredContainer(container=tenant, region=region, shares=(use,)),),

@@ -56,10 +56,14 @@ class Xid:
     number: int
 
     @property
+    def meaning(self) -> str:
+        """What it says."""
+        return _MEANINGS.get(self.number, "see NVIDIA's list of XID errors")
+
+    @property
     def fault(self) -> Fault:
         """The fault that it reports."""
-        meaning = _MEANINGS.get(self.number, "see NVIDIA's list of XID errors")
-        return Fault(code="XidError", text=f"Xid {self.number}, {meaning}", severe=True)
+        return Fault(code="XidError", text=f"Xid {self.number}, {self.meaning}", severe=True)
 
 
 def no_response(reason: str) -> Fault:

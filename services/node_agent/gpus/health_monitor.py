@@ -11,6 +11,7 @@ from services.node_agent.gpus.device_faults import (
     ENABLE_VARIABLE,
     NOT_LISTED,
     Fault,
+    Xid,
     XidRules,
 )
 from services.node_agent.gpus.device_health import (
@@ -22,11 +23,11 @@ from services.node_agent.gpus.device_health import (
 )
 from services.node_agent.gpus.driver import XidSource
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.metrics import HEALTH
+from services.node_agent.metrics import HEALTH, XIDS
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
 from shared.model.clock import Clock
-from shared.model.device import Device
+from shared.model.device import MOST_XIDS, Device, XidEvent
 from shared.model.events.node_events import HealthChanged, LeaseHolder
 from shared.model.names import DeviceUuid, NodeName
 
@@ -57,6 +58,8 @@ class HealthMonitor:
         self.checkpoint = checkpoint
         self.clock = clock
         self.devices: dict[DeviceUuid, DeviceHealth] = {}
+        self.latest_xids: dict[DeviceUuid, dict[int, XidEvent]] = {}
+        """By device and number."""
         self._gpus: Sequence[Gpu] = ()
         self._indices: dict[DeviceUuid, int] = {}
         self._queue: asyncio.Queue[list[HealthChanged]] = asyncio.Queue(MAX_QUEUED)
@@ -122,6 +125,7 @@ class HealthMonitor:
     def update(self, gpus: Sequence[Gpu], driver_fault: Fault | None = None) -> None:
         """Apply one probe; with `driver_fault`, the driver did not respond."""
         xids = self.xids.xids()
+        self._keep(xids)
         if gpus == self._gpus and not (xids or driver_fault or self.faults):
             return
         self._gpus = gpus
@@ -150,6 +154,16 @@ class HealthMonitor:
         if events:
             with contextlib.suppress(asyncio.QueueFull):  # no consumer; device reports suffice
                 self._queue.put_nowait(events)
+
+    def _keep(self, xids: Iterable[Xid]) -> None:
+        for xid in xids:
+            XIDS.labels(xid.device, str(xid.number)).inc()
+            kept = self.latest_xids.setdefault(xid.device, {})
+            kept.pop(xid.number, None)
+            event = XidEvent(number=xid.number, at=self.clock.now(), meaning=xid.meaning)
+            kept[xid.number] = event
+            while len(kept) > MOST_XIDS:
+                del kept[next(iter(kept))]
 
     async def changes(self) -> list[HealthChanged]:
         """Wait until devices are cordoned, or are healthy again."""

@@ -10,7 +10,7 @@ from services.node_agent.mig.instances import MigInstance, MigState
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, current_layouts, layouts_for
 from shared.dialects.volcano.device_config import DeviceConfig, MigGeometries
 from shared.model.bounds import MOST_MIB, check_bounds
-from shared.model.device import Device, DeviceMode, Isolation, MigLayout
+from shared.model.device import Device, DeviceMode, Hardware, Isolation, MigLayout
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
 
@@ -122,6 +122,7 @@ class DeviceSample:
     busy_percent: int | None = None
     memory_busy_percent: int | None = None
     processes: tuple[GpuProcess, ...] = ()
+    hardware: Hardware | None = None
     sampled_at_s: float | None = None
     """When the driver was queried, in seconds since the machine booted, if it is known.
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec import structs
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
@@ -38,10 +39,11 @@ from services.node_agent.usage.snapshot import UsageSnapshot, build_snapshot
 from services.node_agent.usage.usage_metrics import usage_metrics
 from services.node_agent.usage.violations import Violation
 from shared.model.clock import until_tick
+from shared.model.device import XidEvent
 from shared.model.errors import LeaseholdError
 from shared.model.events.request_reply import UsageReply
 from shared.model.lease import MIB, ShareKey, ShareMeasurement
-from shared.model.names import PodUid
+from shared.model.names import DeviceUuid, PodUid
 
 logger = logging.getLogger(__name__)
 
@@ -234,11 +236,17 @@ class UsageMonitor(Collector):
             await self.last_uses.save(self._idle.record)
         self._report(snapshot.violations)
 
-    def report(self) -> UsageReply:
-        """Return the usage of every leased share as of the latest scan."""
+    def report(self, xids: Mapping[DeviceUuid, Mapping[int, XidEvent]]) -> UsageReply:
+        """Return the usage of every leased share, and the hardware, as of the latest scan."""
+        hardware = (each.hardware for each in self.snapshot.devices)
         return UsageReply(
             measured_at=self.snapshot.scanned_at,
             shares=tuple(share_measurements(self.snapshot.containers, self._idle.since)),
+            hardware=tuple(
+                structs.replace(one, xids=tuple(xids.get(one.device, {}).values()))
+                for one in hardware
+                if one is not None
+            ),
         )
 
     async def living_pids(self, container: ContainerKey) -> frozenset[int] | None:

@@ -4,7 +4,7 @@ Vendors' names are in tables of the dialects. A time series exists as long as it
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -25,6 +25,7 @@ from shared.dialects.metrics import (
 )
 from shared.dialects.nvidia import metrics as hami
 from shared.dialects.volcano import metrics as volcano
+from shared.model.device import Hardware
 from shared.model.lease import ShareKey
 from shared.model.names import NodeName
 
@@ -133,6 +134,19 @@ _CONTAINER_METRICS: Mapping[str, tuple[str, Callable[[MeasuredContainer], float 
 }
 
 
+_HARDWARE_METRICS: Mapping[str, tuple[str, Callable[[Hardware], float | None]]] = {
+    "leasehold_gpu_temperature_celsius": ("Temperature.", lambda of: of.temperature_c),
+    "leasehold_gpu_power_watts": ("Power draw.", lambda of: of.power_w),
+    "leasehold_gpu_power_limit_watts": ("Power limit in force.", lambda of: of.power_limit_w),
+    "leasehold_gpu_sm_clock_mhz": ("Clock of the multiprocessors.", lambda of: of.sm_clock_mhz),
+    "leasehold_gpu_memory_clock_mhz": ("Clock of the memory.", lambda of: of.memory_clock_mhz),
+    "leasehold_gpu_busy_percent": (
+        "Time in which a kernel ran, percent.",
+        lambda of: of.busy_percent,
+    ),
+}
+
+
 def _of_region(use: MeasuredContainer, value: Callable[[Region], float]) -> float | None:
     return value(use.region) if isinstance(use.region, Region) else None
 
@@ -165,7 +179,23 @@ def usage_metrics(
     for name, (about, of_container) in _CONTAINER_METRICS.items():
         values = ((_container_labels(use), of_container(use)) for use in snapshot.containers)
         yield _family(name, about, values)
+    yield from _hardware_metrics([one.hardware for one in snapshot.devices if one.hardware])
     yield from _node_metrics(snapshot, restored)
+
+
+def _hardware_metrics(hardware: Sequence[Hardware]) -> Iterator[Metric]:
+    for name, (about, of_device) in _HARDWARE_METRICS.items():
+        values = [({"device_uuid": str(one.device)}, of_device(one)) for one in hardware]
+        yield _family(name, about, values)
+    yield _family(
+        "leasehold_gpu_throttled",
+        "1 for each reason why the clocks of a device are lower than they could be.",
+        (
+            ({"device_uuid": one.device, "reason": reason}, 1)
+            for one in hardware
+            for reason in one.throttle
+        ),
+    )
 
 
 def _device_usage(sample: DeviceSample, node: NodeName) -> DeviceUsage:

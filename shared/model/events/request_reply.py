@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from shared.model.bounds import (
     MOST_ALLOCATIONS,
+    MOST_DEVICES,
     MOST_ENTRIES,
     Amount,
     CopyText,
@@ -19,6 +20,7 @@ from shared.model.bounds import (
     ShortText,
     TraceText,
 )
+from shared.model.device import Hardware
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.event import Event, NodeEvent
 from shared.model.events.node_events import LeaseHolder
@@ -181,6 +183,7 @@ class UsageReply(Event, subject="usage.reply.v1"):
     measured_at: Seconds
     """Unix seconds of the latest scan; 0: there was none yet."""
     shares: Annotated[tuple[ShareMeasurement, ...], Meta(max_length=MOST_ALLOCATIONS)] = ()
+    hardware: Annotated[tuple[Hardware, ...], Meta(max_length=MOST_DEVICES)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,10 @@ from typing import Any
 from services.api.problems import MissingComponent
 from services.api.projection import Projection
 from services.api.visible_cluster import VisibleCluster, all_namespaces
+from shared.model.device import Hardware
 from shared.model.events.pod_events import BudgetChanged
-from shared.model.lease import Lease, LeaseState
+from shared.model.events.request_reply import UsageReply
+from shared.model.lease import Lease, LeaseState, ShareMeasurement
 from shared.model.ledger import NodeTotals, WaitingPod, counted_use
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
@@ -67,6 +69,10 @@ def seen(
         now=now,
         idle_after_s=idle_after_s,
     )
+
+
+def usage(*shares: ShareMeasurement, hardware: Iterable[Hardware] = ()) -> UsageReply:
+    return UsageReply(measured_at=0.0, shares=shares, hardware=tuple(hardware))
 
 
 def budget(namespace: str = "a", state: str = "ok", at: float = 1.0) -> BudgetChanged:

@@ -22,6 +22,7 @@ from shared.model.events.pod_events import (
     PodBound,
     PodQueued,
 )
+from shared.model.events.request_reply import UsageReply
 from shared.model.lease import Lease, LeaseState, MigPlacement, Share, ShareMeasurement, ShareSize
 from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
@@ -280,7 +281,12 @@ async def filled(history: HistoryFile) -> ApiService:
     for of_node in totals:
         shares = [usage(lease) for lease in of_node.leases if lease.state is LeaseState.ACTIVE]
         update = projection.update_measured
-        update(of_node.node.facts.name, shares, now=NOW, idle_after_s=600)
+        update(
+            of_node.node.facts.name,
+            UsageReply(measured_at=NOW, shares=tuple(shares)),
+            now=NOW,
+            idle_after_s=600,
+        )
     reason = "0/3 nodes are available: 2 Insufficient GPU memory, 1 GPU is unhealthy."
     projection.update_waiting(
         waiting(number, reason, "request at most 40960 MiB per GPU, or wait") for number in (1, 2)
@@ -308,7 +314,10 @@ async def filled(history: HistoryFile) -> ApiService:
     for number, before_s in enumerate((*day, *hour)):
         projection.update_measured(
             NodeName("gpu-b"),
-            [usage(lease, 100 - number % 60) for lease in LEASES["gpu-b"]],
+            UsageReply(
+                measured_at=NOW,
+                shares=tuple(usage(lease, 100 - number % 60) for lease in LEASES["gpu-b"]),
+            ),
             now=NOW,
             idle_after_s=600,
         )

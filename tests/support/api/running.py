@@ -28,6 +28,7 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import SystemClock
 from shared.model.events.event import Event
+from shared.model.events.request_reply import UsageReply
 from shared.model.lease import Lease, ShareMeasurement
 from shared.model.names import NodeName
 from shared.nats.bus import Bus
@@ -44,7 +45,7 @@ from tests.support.waiting import until
 class NodesUsage:
     """Reports the usage of nodes that a test sets; other nodes' agents do not reply."""
 
-    nodes: dict[NodeName, tuple[ShareMeasurement, ...]] = field(default_factory=dict)
+    nodes: dict[NodeName, UsageReply] = field(default_factory=dict)
 
     def measure(self, lease: Lease, **amounts: Any) -> None:
         """Have the agent of a lease's node report the usage of the lease's share."""
@@ -57,11 +58,9 @@ class NodesUsage:
             device=share.device,
             **amounts,
         )
-        self.nodes[lease.node] = (measured,)
+        self.nodes[lease.node] = UsageReply(measured_at=0.0, shares=(measured,))
 
-    async def __call__(
-        self, nodes: Iterable[NodeName]
-    ) -> dict[NodeName, tuple[ShareMeasurement, ...] | None]:
+    async def __call__(self, nodes: Iterable[NodeName]) -> dict[NodeName, UsageReply | None]:
         return {node: self.nodes.get(node) for node in nodes}
 
 

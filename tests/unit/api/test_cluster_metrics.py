@@ -24,7 +24,7 @@ from shared.model.names import Namespace, NodeName
 from shared.model.placement import Refusal
 from shared.model.views import DataAge
 from tests.support import build
-from tests.support.api.board import lease, node_totals, projected, waiting
+from tests.support.api.board import lease, node_totals, projected, usage, waiting
 
 
 def report(service: str, instance: str = "", **fields: Any) -> Heartbeat:
@@ -191,7 +191,7 @@ def test_idle_leases_and_missing_components_are_counted() -> None:
         device=share.device,
         idle_since=100.0,
     )
-    shown.update_measured(NodeName("n1"), [measured], now=NOW, idle_after_s=600)
+    shown.update_measured(NodeName("n1"), usage(measured), now=NOW, idle_after_s=600)
     late = MissingComponent(service="binder", name="b-1", since=0.0, cause="late")
 
     export_cluster(shown, [late], NOW)

@@ -26,7 +26,7 @@ from shared.model.device import Hardware
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.lease import ShareMeasurement
 from shared.model.names import DeviceUuid, NodeName
-from tests.support.api.board import lease, node_totals, projected
+from tests.support.api.board import lease, node_totals, projected, usage
 
 HOUR, DAY, WEEK = RANGES
 BEGIN = 1_800_000_000.0
@@ -227,7 +227,7 @@ def test_a_sample_has_leased_and_measured_amounts_of_everything() -> None:
         cores_percent=7,
         idle_since=1.0,
     )
-    projection.update_measured(NodeName("n1"), [measured], now=700.0, idle_after_s=600)
+    projection.update_measured(NodeName("n1"), usage(measured), now=700.0, idle_after_s=600)
     hardware = Hardware(device=share.device, at=1.0, temperature_c=61, sm_clock_mhz=1410)
 
     sample = sample_of(

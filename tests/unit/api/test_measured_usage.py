@@ -7,9 +7,10 @@ import msgspec
 from services.api.legacy_metrics import metric_families
 from services.api.projection import Projection
 from services.api.static_page import page
+from shared.model.device import Hardware, XidEvent
 from shared.model.lease import Lease, ShareMeasurement
 from shared.model.names import DeviceUuid, NodeName
-from tests.support.api.board import lease, node_totals, projected, seen
+from tests.support.api.board import lease, node_totals, projected, seen, usage
 
 NODE = NodeName("n1")
 GPU = DeviceUuid("GPU-n1-0")
@@ -31,8 +32,25 @@ def board_of(
     measured: ShareMeasurement | None, *held: Lease, now: float = 2_000.0
 ) -> tuple[Projection, frozenset[tuple[str, str]]]:
     board = projected(node_totals(*(held or (HELD,))))
-    shares = None if measured is None else [measured]
-    return board, board.update_measured(NODE, shares, now=now, idle_after_s=600.0)
+    reply = None if measured is None else usage(measured)
+    return board, board.update_measured(NODE, reply, now=now, idle_after_s=600.0)
+
+
+def test_sensors_are_those_of_the_devices_of_the_node_whose_agent_reports_them() -> None:
+    board = projected(node_totals(HELD), node_totals(name="n2"))
+    own = Hardware(device=GPU, at=5.0, temperature_c=61, xids=(XidEvent(number=79, at=4.0),))
+    foreign = Hardware(device=DeviceUuid("GPU-n2-0"), at=5.0, temperature_c=99)
+    report = usage(hardware=[own, foreign])
+
+    board.update_measured(NODE, report, now=6.0, idle_after_s=600.0)
+
+    shown = seen(board)
+    assert shown.details(board.devices[GPU]).hardware == own
+    assert shown.details(board.devices[foreign.device]).hardware is None
+    first, second = shown.gpus().nodes
+    assert [one.hardware for one in (*first.devices, *second.devices)] == [own, None, None, None]
+    board.update_measured(NODE, None, now=9.0, idle_after_s=600.0)
+    assert shown.details(board.devices[GPU]).hardware is None
 
 
 def measured_of(board: Projection) -> object:
@@ -63,7 +81,7 @@ def test_a_share_has_its_measured_usage_and_is_marked_once_it_is_idle() -> None:
 def test_the_same_usage_changes_nothing_and_a_silent_agent_removes_it() -> None:
     board, _ = board_of(USED)
 
-    again = board.update_measured(NODE, [USED], now=2_005.0, idle_after_s=600.0)
+    again = board.update_measured(NODE, usage(USED), now=2_005.0, idle_after_s=600.0)
     silent = board.update_measured(NODE, None, now=2_010.0, idle_after_s=600.0)
 
     assert again == frozenset()

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pynvml
@@ -17,12 +17,25 @@ from services.node_agent.gpus.nvml.calls import (
     with_nvml,
 )
 from services.node_agent.gpus.worker_threads import SingleFlight
+from shared.model.device import Hardware
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 
 UTILIZATION_WINDOW_S = 5.0
 """A process's utilization is the average of the driver's samples within this time."""
 NO_INSTANCE = 0xFFFFFFFF
+MOST_READING = 1e6
+THROTTLE = {
+    0x2: "application clocks",
+    0x4: "power limit",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "temperature",
+    0x40: "temperature (hardware)",
+    0x80: "power brake",
+    0x100: "display clock",
+}
+"""nvmlClocksThrottleReasons, without that of a GPU that is idle."""
 
 
 class NvmlProcesses:
@@ -68,8 +81,9 @@ def _read_sample(number: int) -> DeviceSample:
     busy_percents = _busy_percents(handle)
     listed = _listed(handle)
     instances, memory = _instances(listed), _memory_bytes(listed)
+    uuid = DeviceUuid(text_of(pynvml.nvmlDeviceGetUUID(handle)))
     return DeviceSample(
-        device=DeviceUuid(text_of(pynvml.nvmlDeviceGetUUID(handle))),
+        device=uuid,
         index=index_of(handle, number),
         model=model_of(handle),
         used_bytes=_used_bytes(handle, memory),
@@ -84,7 +98,27 @@ def _read_sample(number: int) -> DeviceSample:
             )
             for pid, memory in sorted(memory.items())
         ),
+        hardware=_hardware(handle, uuid, None if rates is None else int(rates.gpu)),
         sampled_at_s=sampled_at_s,
+    )
+
+
+def _hardware(handle: Any, uuid: DeviceUuid, busy_percent: int | None) -> Hardware:
+    def read(function: Callable[..., Any], *of: int, scale: float = 1.0) -> float | None:
+        value = value_or(lambda: float(function(handle, *of)) * scale, None)
+        return None if value is None else min(max(value, 0.0), MOST_READING)
+
+    reasons = int(read(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0)
+    return Hardware(
+        device=uuid,
+        at=time.time(),
+        temperature_c=read(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
+        power_w=read(pynvml.nvmlDeviceGetPowerUsage, scale=0.001),
+        power_limit_w=read(pynvml.nvmlDeviceGetEnforcedPowerLimit, scale=0.001),
+        sm_clock_mhz=read(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
+        memory_clock_mhz=read(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM),
+        busy_percent=busy_percent,
+        throttle=tuple(name for bit, name in THROTTLE.items() if reasons & bit),
     )
 
 

@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY
 from services.node_agent.gpus.device_health import HealthState
 from shared.model.device import Device, DeviceMode
 from shared.model.events.node_events import HealthChanged, LeaseHolder
+from shared.model.events.request_reply import UsageRequest
 from shared.model.lease import ClaimAllocation
 from shared.model.names import NodeName
 from simcluster.node_agent.gpus import uuid_of
@@ -49,6 +50,8 @@ async def test_hami_core_41_an_xid_cordons_a_gpu_reports_its_leases_and_the_gpu_
         await cluster.node.allocatable("volcano.sh/vgpu-cores", 100)
         unhealthy = await until_unhealthy(cluster, 1, "cordoned")
         shown = state_shown(unhealthy.uuid, 1)
+        await agent.usage.scan()
+        _, second = (await agent.report_usage(UsageRequest(node=NodeName(NODE)))).hardware
         cluster.inject()
         await cluster.node.allocatable(NUMBER, 20)
         changes = cluster.events_of(HealthChanged)
@@ -66,6 +69,10 @@ async def test_hami_core_41_an_xid_cordons_a_gpu_reports_its_leases_and_the_gpu_
     assert changes[0].fault == "XidError: Xid 79, the GPU has fallen off the bus"
     assert running == "Running"
     assert shown == {"cordoned": 1.0}
+    ((xid, meaning),) = [(one.number, one.meaning) for one in second.xids]
+    assert (xid, meaning) == (79, "the GPU has fallen off the bus")
+    labels = {"device": unhealthy.uuid, "xid": "79"}
+    assert (REGISTRY.get_sample_value("leasehold_device_xids_total", labels) or 0) >= 1
     assert state_shown(unhealthy.uuid, 1) == {"healthy": 1.0}
 
 

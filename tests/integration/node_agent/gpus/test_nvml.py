@@ -20,6 +20,7 @@ from services.node_agent.mig.instances import is_laid_out
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from services.node_agent.mig.partitioner import Partitioner
 from services.node_agent.usage.usage_metrics import render_metrics
+from shared.model.device import Hardware
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 from tests.support.gpu_driver import CONTEXT, GIB, MIB, DriverGpu, GpuDriver, gpu
@@ -106,6 +107,7 @@ async def test_processes_have_their_memory_and_utilization(nvml: GpuDriver) -> N
     assert idle.fits("2g")
     assert busy.fits("1g")
     processes = NvmlProcesses()
+    (before,) = await processes.sample()
 
     busy.send("burn 5s")
 
@@ -119,6 +121,20 @@ async def test_processes_have_their_memory_and_utilization(nvml: GpuDriver) -> N
     assert sample.busy_percent > 50
     assert sample.used_bytes == 3 * GIB + 2 * CONTEXT
     assert (await shown())[idle.pid] == (2 * GIB + CONTEXT, 0)
+    assert before.hardware is not None
+    assert before.hardware == Hardware(
+        device=before.device,
+        at=before.hardware.at,
+        temperature_c=31,
+        power_w=55,
+        power_limit_w=400,
+        sm_clock_mhz=210,
+        memory_clock_mhz=1593,
+        busy_percent=0,
+    )
+    assert sample.hardware is not None
+    assert sample.hardware.sm_clock_mhz == 1410
+    assert (sample.hardware.power_w or 0) > 200
     busy.kill()
     assert (await shown()).keys() == {idle.pid}
 

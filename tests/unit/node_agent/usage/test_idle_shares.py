@@ -152,11 +152,11 @@ async def test_a_restarted_agent_reports_the_same_time_of_the_last_use(world: Mo
     world.driver.samples = (replace(sample, processes=(replace(process, busy_percent=0),)),)
     world.clock.advance(20)
     await world.monitor.scan()
-    before = world.monitor.report()
+    before = world.monitor.report({})
     world.clock.advance(30)
     await run_once(world, file)
 
-    for report in (before, world.monitor.report()):
+    for report in (before, world.monitor.report({})):
         assert [one.idle_since for one in report.shares] == [used_at]
 
 

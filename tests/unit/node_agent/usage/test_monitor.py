@@ -5,13 +5,16 @@ import time
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
+from services.node_agent.gpus.inventory import DeviceSample
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.usage.idle_shares import LastUseFile
 from services.node_agent.usage.usage_metrics import render_metrics
 from shared.dialects.dialect import ContainerSetup
 from shared.model.bounds import MOST_MIB
+from shared.model.device import Hardware, XidEvent
 from shared.model.events.request_reply import UsageReply
 from shared.model.lease import ClaimAllocation, Lease, MigPlacement, share_key
 from shared.model.names import PodUid
@@ -19,6 +22,7 @@ from shared.nats import wire
 from tests.support.build import allocation_of
 from tests.support.node_agent.agent import NUMBER, lease_of, share
 from tests.support.node_agent.monitor_world import (
+    GPU,
     HAMI,
     MIB,
     NUMBERS,
@@ -66,7 +70,7 @@ async def test_the_report_of_a_node_can_be_read_whatever_a_container_writes_into
     world.restart(LastUseFile(world.root / "last-uses.json", save_s=0))
     await world.monitor.scan()
 
-    (reply,) = wire.decode(wire.encode([world.monitor.report()]), UsageReply)
+    (reply,) = wire.decode(wire.encode([world.monitor.report({})]), UsageReply)
 
     assert (reply.shares[0].memory_mib, reply.shares[0].cores_percent) == (MOST_MIB, 100)
     assert "GpuMemoryOverLease" in {each.reason for each in world.monitor.snapshot.violations}
@@ -74,13 +78,31 @@ async def test_the_report_of_a_node_can_be_read_whatever_a_container_writes_into
     assert await world.monitor.last_uses.load()
 
 
+async def test_the_report_and_the_metrics_have_what_sensors_read(world: MonitorWorld) -> None:
+    hardware = Hardware(
+        device=GPU, at=world.clock.now(), temperature_c=61, power_w=312.5, throttle=("power limit",)
+    )
+    world.driver.samples = (DeviceSample(device=GPU, index=0, model="A", hardware=hardware),)
+    xid = XidEvent(number=31, at=5.0, meaning="m")
+    await world.monitor.scan()
+
+    (reported,) = world.monitor.report({GPU: {31: xid}}).hardware
+
+    assert reported == structs.replace(hardware, xids=(xid,))
+    found, of_device = read(await scraped(world.monitor)), ("device_uuid", GPU)
+    assert found["leasehold_gpu_temperature_celsius"] == {(of_device,): 61}
+    assert found["leasehold_gpu_power_watts"] == {(of_device,): 312.5}
+    assert "leasehold_gpu_power_limit_watts" not in found
+    assert found["leasehold_gpu_throttled"] == {(of_device, ("reason", "power limit")): 1}
+
+
 async def test_the_report_has_the_usage_of_each_share_and_since_when_it_is_idle(
     world: MonitorWorld,
 ) -> None:
     tenant = computing(world)
-    assert world.monitor.report().shares == ()
+    assert world.monitor.report({}).shares == ()
     await world.monitor.scan()
-    (used,) = world.monitor.report().shares
+    (used,) = world.monitor.report({}).shares
 
     world.end_process(70)
     world.clock.advance(60)
@@ -88,7 +110,7 @@ async def test_the_report_has_the_usage_of_each_share_and_since_when_it_is_idle(
     await world.monitor.scan()
     world.clock.advance(60)
     await world.monitor.scan()
-    report = world.monitor.report()
+    report = world.monitor.report({})
 
     assert used.key == share_key(tenant.lease.pod, share(0))
     assert used.memory_mib is not None
@@ -189,7 +211,7 @@ async def test_a_process_that_the_driver_does_not_list_counts_while_it_lives(
     assert use.shares[0].region is not None
     assert use.shares[0].region.total == 300 * MIB
     assert await world.monitor.living_pids(tenant.key) == frozenset({7})
-    (reported,) = world.monitor.report().shares
+    (reported,) = world.monitor.report({}).shares
     assert (reported.memory_mib, reported.cores_percent) == (300, 25)
     found = read(render_metrics(world.monitor).decode())
     assert list(found["hami_vgpu_memory_used_bytes"].values()) == [300 * MIB]
