@@ -42,6 +42,11 @@ RUN python3 -m venv /opt/leasehold \
  && /opt/leasehold/bin/pip install --no-cache-dir --requirement simulated.txt
 COPY --from=wheel-simulated /dist /dist
 RUN /opt/leasehold/bin/pip install --no-cache-dir --no-deps /dist/*.whl
+# The driver of the simulated GPUs is compiled here, since the image has no compiler.
+ENV XDG_CACHE_HOME=/opt/leasehold/cache
+RUN (command -v cc || (apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev)) \
+ && /opt/leasehold/bin/python -c "from simcluster.gpu_driver.build import build; build()" \
+ || echo "The driver could not be compiled, as reported above: nvidia-smi and gpu-load do not run in pods."
 
 FROM ${REGISTRY}${BASE} AS runtime
 LABEL org.opencontainers.image.title="leasehold" \
@@ -60,6 +65,7 @@ ENTRYPOINT ["python", "-m"]
 CMD ["services.cli", "--help"]
 
 FROM runtime AS simulated
+ENV XDG_CACHE_HOME=/opt/leasehold/cache
 COPY --from=build-simulated /opt/leasehold /opt/leasehold
 
 FROM runtime
