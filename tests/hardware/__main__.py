@@ -5,6 +5,7 @@ a limit of time, so that one that fails or hangs costs no other. No setting of t
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from services.node_agent.isolation.library import digest_of, layout_name
@@ -57,6 +58,13 @@ gpu = first_gpu()
 print(gpu.model, gpu.memory_mib, gpu.driver, sep="|")
 """
 
+_HOLD = """
+import pynvml, time
+pynvml.nvmlInit()
+held = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+time.sleep(3600)
+"""
+
 
 def say(text: str) -> None:
     """Show progress."""
@@ -79,6 +87,17 @@ def gpu_of_this_machine() -> tuple[str, ...]:
     if found.returncode:
         sys.exit(NO_GPU.format(found.stderr.strip().splitlines()[-1].rpartition("Error: ")[2]))
     return tuple(found.stdout.strip().split("|"))
+
+
+@contextlib.contextmanager
+def held_open() -> Iterator[None]:
+    """Keep the driver in use: otherwise each process that comes alone waits until it has started."""
+    holder = subprocess.Popen([sys.executable, "-c", _HOLD], stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        holder.kill()
+        holder.wait()
 
 
 def run_part(file: Path, arguments: Sequence[str], out: Path, limit_s: float) -> int | None:
@@ -112,10 +131,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _descendants(pid: int) -> list[int]:
     try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        texts = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+        children = [int(child) for text in texts for child in text.split()]
     except OSError:
         return []
-    return [each for child in map(int, children) for each in (*_descendants(child), child)]
+    return [each for child in children for each in (*_descendants(child), child)]
 
 
 def run_parts(arguments: Sequence[str], out: Path) -> None:
@@ -192,8 +212,9 @@ def main() -> int:
     out = Path(settings.out or ROOT / "dist" / "gpu-results").resolve()
     out.mkdir(parents=True, exist_ok=True)
     os.environ["LEASEHOLD_LIBVGPU"] = str(settings.library.resolve())
+    os.environ["TORCH_PYTHON"] = torch_python()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="leasehold-gpu-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="leasehold-gpu-") as scratch, held_open():
         draft = Path(scratch)
         run_parts(arguments, draft)
         rows = results.read(draft / "rows.jsonl")

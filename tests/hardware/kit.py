@@ -28,6 +28,7 @@ trap 'rm -rf "$site"' EXIT
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 python3 -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" \\
   "$kit"/wheels/*.whl
+chmod +x "$kit"/cache/leasehold/gpu-driver/*/*
 cd "$kit/../.."
 export PYTHONPATH="$site" XDG_CACHE_HOME="$kit/cache" PATH="$PATH:$site/bin"
 status=0

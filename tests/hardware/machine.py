@@ -29,11 +29,12 @@ from tests.support.hami_core import can_unshare
 
 PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR")
 TORCH_PROGRAM = Path(__file__).with_name("torch_program.py")
-ANSWER_S = 120.0
+ANSWER_S, TORCH_ANSWER_S = 30.0, 100.0
 """Importing PyTorch from a cold disk takes up to a minute."""
 
 _START = """
 set -e
+PATH=$PATH:/usr/sbin:/sbin
 root=$1; shift
 mount -t tmpfs tmpfs "$root"
 cd "$root"
@@ -101,7 +102,7 @@ class Machine:
 
     def torch(self) -> GpuLoad:
         """Start PyTorch on the node."""
-        return GpuLoad([torch_python(), TORCH_PROGRAM], self.environment, answer_s=ANSWER_S)
+        return GpuLoad([torch_python(), TORCH_PROGRAM], self.environment, answer_s=TORCH_ANSWER_S)
 
     def run(self, *command: str | Path, timeout_s: float = 60.0) -> str:
         """Run a program on the node, and return what it printed."""
@@ -183,8 +184,8 @@ class Pod:
         """Return what starts a process of the container: in its mounts, if this is root."""
         if not can_unshare():
             return list(command)
-        folders = (self.machine.root, self.machine.folder)  # either may be below /tmp
-        mounts = [text for one in folders for text in (one, one, "rw")]
+        folders = (self.machine.root, self.machine.folder, TORCH_PROGRAM.parent)
+        mounts = [text for one in folders for text in (one, one, "rw")]  # they may be below /tmp
         for one in self.setup.mounts:
             mounts += [one.container_path, one.host_path, "ro" if one.read_only else "rw"]
         unshare = ("unshare", "--mount", "--propagation", "private", "--pid", "--fork")
@@ -205,16 +206,22 @@ class Pod:
             given["GPU_DRIVER_PROC"] = "/node-proc"
         return machine.environment | given
 
-    def load(self, *command: str | Path, own: bool = True, **variables: str) -> GpuLoad:
+    def load(
+        self,
+        *command: str | Path,
+        own: bool = True,
+        answer_s: float = ANSWER_S,
+        **variables: str,
+    ) -> GpuLoad:
         """Start a process that carries out commands; `gpu-load` if nothing else is named."""
         line = self.command(*(command or [self.machine.folder / "gpu-load"]))
-        load = GpuLoad(line, self.environment(own=own) | variables, answer_s=ANSWER_S)
+        load = GpuLoad(line, self.environment(own=own) | variables, answer_s=answer_s)
         self.loads.append(load)
         return load
 
     def torch(self) -> GpuLoad:
         """Start PyTorch in the pod."""
-        return self.load(torch_python(), TORCH_PROGRAM)
+        return self.load(torch_python(), TORCH_PROGRAM, answer_s=TORCH_ANSWER_S)
 
     def run(self, *command: str | Path, timeout_s: float = 60.0) -> str:
         """Run a program in the pod, and return what it printed."""
@@ -288,13 +295,12 @@ def _with_children(pid: int) -> Iterator[int]:
 @functools.cache
 def torch_python() -> str:
     """Return the interpreter that has PyTorch, or nothing."""
+    if "TORCH_PYTHON" in os.environ:
+        return os.environ["TORCH_PYTHON"]
     given = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-    for python in (os.environ.get("TORCH_PYTHON"), sys.executable, shutil.which("python3")):
-        probe = [python or "python3", "-c", "import torch"]
-        if (
-            python
-            and subprocess.run(probe, env=given, capture_output=True, check=False).returncode == 0
-        ):
+    probe = "import importlib.util as u; raise SystemExit(u.find_spec('torch') is None)"
+    for python in (sys.executable, shutil.which("python3")):
+        if python and not subprocess.run([python, "-c", probe], env=given, check=False).returncode:
             return python
     return ""
 

@@ -14,7 +14,7 @@ KERNELS = {"long": 20_000, "short": 1_000, "tiny": 20}
 
 def burn(machine: Machine, pods: AddPod, kernel_us: int, *limits: int) -> list[int]:
     """Have pods with these limits compute at once; return the percent of the GPU that each got."""
-    warm, measured = (0.5, 1) if machine.quick else (4, 6)
+    warm, measured = (0.5, 1) if machine.quick else (3, 4)
     loops = machine.loops
     loads = [pods(f"burn{n}", mib=4096, cores=limit).load() for n, limit in enumerate(limits)]
     for seconds in (warm, measured):
@@ -43,7 +43,7 @@ def test_two_pods_that_want_everything(
 ) -> None:
     if machine.quick and kind != "short":
         pytest.skip("one case is enough in `make test`")
-    for limits in ((100, 100), (50, 50), (25, 75)):
+    for limits in ((100, 100), (25, 75)):
         got = burn(machine, pods, KERNELS[kind], *limits)
         words = "no limits" if limits[0] == 100 else "limits {} and {}".format(*limits)
         seen(f"percent that two pods got, {words}, {kind} kernels", "{} and {}".format(*got))

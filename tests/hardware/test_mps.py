@@ -53,12 +53,12 @@ def test_memory_with_mps(real: Machine, mps: dict[str, str], seen: Add) -> None:
         seen(f"MPS: MiB given by `{way}`, limit {LIMIT}", given.removeprefix("mib="))
 
 
-@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize("kind", ["short", "tiny"])
 def test_compute_with_mps(real: Machine, mps: dict[str, str], seen: Add, kind: str) -> None:
-    for percents in ((25,), (50,), (75,), (50, 50), (25, 75)):
+    for percents in ((25,), (50,), (50, 50)):
         loads = [client(real, mps, percent) for percent in percents]
         for load in loads:
-            load.send(f"burn 3s {KERNELS[kind]} 2640 {max(1, real.loops // 4)}")
+            load.send(f"burn 3s {KERNELS[kind]} 640 {real.loops}")
         got = [load.result().partition("busy=")[2] for load in loads]
         for load in loads:
             load.kill()

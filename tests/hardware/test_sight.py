@@ -31,19 +31,13 @@ def test_utilization_and_memory_while_a_pod_computes(
     holds = min(percent, of_pod) >= least
     seen(shows, f"{percent}, {of_pod}", f"at least {least}", holds=holds)
     if machine.real:
-        names = (
-            "utilization.gpu,memory.used,power.draw,temperature.gpu,clocks_throttle_reasons.active"
-        )
+        names = "utilization.gpu,memory.used,power.draw,temperature.gpu"
         query = (f"--query-gpu={names}", "--format=csv,noheader,nounits")
         shown = machine.run("nvidia-smi", "-i", machine.gpu.uuid, *query).strip().split(", ")
-        seen("utilization, MiB, W, °C and throttling by nvidia-smi", ", ".join(shown))
+        seen("percent, MiB, W and °C by nvidia-smi", ", ".join(shown))
         used, theirs = sample.used_bytes // MIB, int(shown[1])
-        seen(
-            "MiB used: ours, nvidia-smi",
-            f"{used}, {theirs}",
-            "within 1024",
-            holds=abs(used - theirs) <= 1024,
-        )
+        holds = abs(used - theirs) <= 1024  # either counts what the driver reserves
+        seen("MiB used: ours, nvidia-smi", f"{used}, {theirs}", "within 1024", holds=holds)
     load.result()
 
 
