@@ -18,6 +18,7 @@ from shared.dialects.advertised import Strategy
 from shared.dialects.reserved import LIBRARY_DIRECTORY
 from shared.dialects.volcano.device_config import MAX_SPLIT_COUNT, MAX_UNIT_MIB
 from shared.kubernetes.kubeconfig import ClusterCredentials
+from shared.model.bounds import MOST_MIB
 from shared.model.claim import DraMode, TaintEffect
 from shared.model.device import Isolation
 from shared.model.errors import RequestError
@@ -104,6 +105,11 @@ class AgentSettings(ServiceSettings):
         None, "MiB per unit in which pods request memory; default: gpuMemoryFactor of the device "
         "configuration, else 1", at_least=1, at_most=MAX_UNIT_MIB
     )  # fmt: skip
+    unified_memory_mib: int | None = setting(
+        None, "MiB to share of a GPU whose driver does not report its memory, as it is the host's "
+        "(GB10); default: such a GPU is given whole, or without a limit",
+        at_least=1, at_most=MOST_MIB,
+    )  # fmt: skip
     device_config: Path | None = setting(
         None, "device-config.yaml; default: of ConfigMap volcano-vgpu-device-config in "
         "kube-system or volcano-system, if there is one"
@@ -168,6 +174,7 @@ class AgentSettings(ServiceSettings):
             strategy=self.gpu_strategy,
             may_partition=self.partitions,
             isolation=Isolation(self.isolation),
+            unified_mib=self.unified_memory_mib,
         )
 
     @property

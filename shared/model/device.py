@@ -232,7 +232,8 @@ _NOT_ISOLATED: Mapping[Isolation, str] = {
     Isolation.UNHELD: "HAMi-core's library is missing or unusable on its node, so that limits "
     "would not be enforced",
     Isolation.UNMEASURED: "the driver does not report its memory, as it is the host's: limits "
-    "would not be enforced, and pods get it whole or without a limit",
+    "would not be enforced, and pods get it whole or without a limit, unless the agent's "
+    "--unified-memory-mib says what to share",
 }
 
 

@@ -91,7 +91,7 @@ def gpu_of_this_machine() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def held_open() -> Iterator[None]:
-    """Keep the driver in use: otherwise each process that comes alone waits until it has started."""
+    """Keep the driver in use: otherwise each process that comes alone waits until it starts."""
     holder = subprocess.Popen([sys.executable, "-c", _HOLD], stderr=subprocess.DEVNULL)
     try:
         yield

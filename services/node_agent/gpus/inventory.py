@@ -39,6 +39,8 @@ class SharingConfig:
     """UUIDs, and indices as text, of devices that are not served."""
     isolation: Isolation = Isolation.SHARED
     """Which shares are offered of devices that are not partitioned."""
+    unified_mib: int | None = None
+    """What to share of a GPU whose driver does not report its memory, as it is the host's."""
     expected_mode: DeviceMode | None = None
     """The mode that the configuration expects of the node's devices."""
 
@@ -224,8 +226,13 @@ def mode_warnings(gpus: Iterable[Gpu], sharing: SharingConfig) -> tuple[str, ...
         if not gpu.measured:
             warnings.append(
                 f"{where}: the driver does not report its memory, as it is the host's "
-                f"({gpu.memory_mib} MiB): no share of it can be limited, so that pods get it "
-                "whole, or without a limit"
+                f"({gpu.memory_mib} MiB): "
+                + (
+                    f"shares of {sharing.unified_mib} MiB are given, as --unified-memory-mib says"
+                    if sharing.unified_mib
+                    else "pods get it whole, or without a limit; to give shares of it, set "
+                    "--unified-memory-mib to what the host can spare"
+                )
             )
         if gpu.mig is not None and gpu.mig.enabled != gpu.mig.pending:
             to = "on" if gpu.mig.pending else "off"
@@ -242,7 +249,7 @@ def _device(gpu: Gpu, sharing: SharingConfig, fault: str, slots: int) -> Device:
         uuid=gpu.uuid,
         index=gpu.index,
         model=gpu.model,
-        memory_mib=gpu.memory_mib,
+        memory_mib=gpu.memory_mib if gpu.measured else sharing.unified_mib or gpu.memory_mib,
         slots=max([slots, sharing.split_count, *(len(layout.positions) for layout in layouts)]),
         unit_mib=sharing.unit_mib,
         mode=gpu.mode,
@@ -258,7 +265,7 @@ def _device(gpu: Gpu, sharing: SharingConfig, fault: str, slots: int) -> Device:
 
 
 def _isolation(gpu: Gpu, sharing: SharingConfig) -> Isolation:
-    if gpu.measured or sharing.isolation is Isolation.STRICT:
+    if gpu.measured or sharing.unified_mib or sharing.isolation is Isolation.STRICT:
         return sharing.isolation
     return Isolation.UNMEASURED
 

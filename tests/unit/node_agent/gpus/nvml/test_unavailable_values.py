@@ -14,6 +14,7 @@ from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of, m
 from services.node_agent.gpus.nvml import gpus as nvml_gpus
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
+from services.node_agent.settings import AgentSettings
 from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
 from shared.model.device import DeviceUse, Isolation, device_refusal, required_memory_mib
@@ -215,8 +216,24 @@ async def test_unified_memory_is_the_hosts_and_is_served_whole_or_without_a_limi
     everything = required_memory_mib(whole, device)
     assert device_refusal(whole, device, DeviceUse(), memory_mib=everything) is None
     (warning,) = mode_warnings(gpus, SharingConfig())
-    assert "does not report its memory" in warning
+    assert "set --unified-memory-mib" in warning
     assert node_checks.driver(gpus, {}).outcome is Outcome.WARN
+
+
+async def test_of_unified_memory_as_much_is_shared_as_an_administrator_says(
+    driver: pytest.MonkeyPatch,
+) -> None:
+    found = await found_with(driver, "nvmlDeviceGetMemoryInfo", "NOT_SUPPORTED")
+    gpus = list(found.values())
+    sharing = AgentSettings(unified_memory_mib=65536).sharing
+    device = devices_of(gpus, sharing)[0]
+    part = GpuRequest(container="main", gpus=1, memory_units=1000)
+
+    assert (device.memory_mib, device.isolation) == (65536, Isolation.SHARED)
+    assert device_refusal(part, device, DeviceUse(), memory_mib=1000) is None
+    assert device_refusal(part, device, DeviceUse(), memory_mib=65537) is not None
+    (warning,) = mode_warnings(gpus, sharing)
+    assert "shares of 65536 MiB are given" in warning
 
 
 async def test_the_usage_of_unified_memory_is_that_of_its_processes(
