@@ -19,7 +19,9 @@ SYSTEM_NAMESPACE = "leasehold-system"
 AGENTS_NAMESPACE = "leasehold-agents"
 """The namespace of the node agents."""
 GPU_LABEL = "leasehold.dev/gpu"
-"""With the value `true` a node gets a node agent."""
+"""With the value `true` a node gets a node agent, with `false` none."""
+DISCOVERED_LABELS = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present")
+"""With the value `true` too, unless it has `GPU_LABEL`: those of GPU and node feature discovery."""
 REQUIRED_SERVICES = ("watcher", "placer", "binder")
 """Services without which no pod is placed."""
 OWN_SCHEDULER = "leasehold"

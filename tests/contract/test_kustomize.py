@@ -1,11 +1,14 @@
 """The manifests for a cluster, as kubectl builds them: rights, privileges, roll-outs, deletion."""
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
 
-from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
+from services.node_agent.diagnosis.node_checks import gets_agent_pod
+from shared.model.names import AGENTS_NAMESPACE, DISCOVERED_LABELS, SYSTEM_NAMESPACE
+from simcluster.apimachinery.node_selection import node_selected
 from tests.support.packaging import (
     COMPONENTS,
     K8S,
@@ -16,6 +19,7 @@ from tests.support.packaging import (
     kustomize_overlay,
     needs_kubectl,
     objects,
+    one,
     part,
 )
 from tools.generate import security
@@ -226,3 +230,24 @@ def test_what_is_kept_has_a_directory_of_its_own_that_is_installed_first() -> No
         ("CustomResourceDefinition", "gpuquotas.leasehold.dev"),
     }
     assert install.index("apply -k k8s/persistent") < install.index("apply -k k8s/overlays/dev")
+
+
+LABELS = {
+    "leasehold.dev/gpu": ("", "true", "false"),
+    "leasehold.dev/agent": ("", "unit"),
+    **dict.fromkeys(DISCOVERED_LABELS, ("", "true")),
+}
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {name: value for name, value in zip(LABELS, values, strict=True) if value}
+        for values in product(*LABELS.values())
+    ],
+    ids=str,
+)
+def test_agents_run_on_the_nodes_that_doctor_expects_them_on(labels: dict[str, str]) -> None:
+    spec = one(built("base"), "DaemonSet", "node-agent")["spec"]["template"]["spec"]
+
+    assert node_selected(spec, "gpu-1", labels) == gets_agent_pod(labels)

@@ -10,17 +10,25 @@ from shared.model.device import Device
 from shared.model.events.node_events import Allocation
 from shared.model.findings import Finding, fail, ok, warn
 from shared.model.lease import Lease
-from shared.model.names import AGENTS_NAMESPACE, GPU_LABEL, PodUid
+from shared.model.names import AGENTS_NAMESPACE, DISCOVERED_LABELS, GPU_LABEL, PodUid
 
 AGENT_POD = f"kubectl -n {AGENTS_NAMESPACE}"
 AGENT_LABEL = "leasehold.dev/agent"
-"""With the value `unit` the DaemonSet has no pod on the node, in spite of `GPU_LABEL`."""
+"""With the value `unit` the DaemonSet has no pod on the node, whatever its other labels are."""
 MAX_LISTED = 5
 MAX_LISTED_IDS = 2_000
 """With more, a kubelet of 1.36 that restarts is busy for seconds, and allocates nothing."""
 
 Registered = Mapping[str, frozenset[str] | None]
 """IDs that the kubelet lists as healthy, by resource."""
+
+
+def gets_agent_pod(labels: Mapping[str, str]) -> bool:
+    """Tell whether the DaemonSet has a pod for a node with these labels, as its affinity says."""
+    chosen = labels.get(GPU_LABEL)
+    discovered = any(labels.get(name) == "true" for name in DISCOVERED_LABELS)
+    is_gpu_node = chosen == "true" or (discovered and chosen != "false")
+    return is_gpu_node and labels.get(AGENT_LABEL) != UNIT
 
 
 def agent(node: str, instance: AgentInstance | None, labels: Mapping[str, str] | None) -> Finding:
@@ -32,7 +40,7 @@ def agent(node: str, instance: AgentInstance | None, labels: Mapping[str, str] |
             "leasehold-agent",
         )
     unit_expected = labels is not None and labels.get(AGENT_LABEL) == UNIT
-    pod_expected = labels is not None and labels.get(GPU_LABEL) == "true" and not unit_expected
+    pod_expected = labels is not None and gets_agent_pod(labels)
     if instance.form == UNIT and pod_expected:
         return fail(
             f"{instance} serves this node, and the DaemonSet has a pod for it as well",

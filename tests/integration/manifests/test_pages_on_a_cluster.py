@@ -163,9 +163,10 @@ async def test_helm_installs_a_release_on_nodes_with_taints_only_and_uninstalls_
 ) -> None:
     shell = Shell(short_path / "kubeconfig", tmp_path)
     tolerations = "--set tolerations[0].key=nvidia.com/gpu --set tolerations[0].operator=Exists"
+    without_image = "--set hamiCore=false"  # its init container copies a file of its image
     async with cluster_process(short_path, "--nodes", "2", "--node-prefix", "gpu-node-"):
         await shell.run("kubectl taint nodes --all nvidia.com/gpu=:NoSchedule")
-        await shell.run(f"{HELM_INSTALLS[0]} {tolerations}")
+        await shell.run(f"{HELM_INSTALLS[0]} {tolerations} {without_image}")
         await shell.run(f"kubectl label node {NODE} leasehold.dev/gpu=true")
         await shell.run("kubectl -n leasehold-system rollout status deployment/binder")
         await shell.run("kubectl -n leasehold-agents rollout status daemonset/node-agent")

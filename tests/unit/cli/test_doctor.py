@@ -249,6 +249,8 @@ UNIT_LABEL = {"leasehold.dev/agent": "unit"}
         ("unit", None, OK, "a unit of this node"),
         ("unit", {}, OK, "a unit of this node"),
         ("unit", {"leasehold.dev/gpu": "true"}, FAIL, "the DaemonSet has a pod for it as well"),
+        ("unit", {"nvidia.com/gpu.present": "true"}, FAIL, "the DaemonSet has a pod for it"),
+        ("unit", {"nvidia.com/gpu.present": "true", "leasehold.dev/gpu": "false"}, OK, "a unit"),
         ("pod", UNIT_LABEL, FAIL, "whose label selects the unit"),
     ],
 )
