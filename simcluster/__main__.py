@@ -51,6 +51,9 @@ def parser() -> argparse.ArgumentParser:
     add("--programs", type=lambda text: tuple(filter(None, text.split(","))), default=(),
         help="further programs of this machine, with commas, that containers run as processes of "
         "this user, such as python3 (default: only gpu-load, nvidia-smi, sh and bash)")  # fmt: skip
+    add("--host-pods", action="store_true",
+        help="containers run whatever command they have, as processes of this user, with the "
+        "mounts of device plugins; images are ignored; for the GPUs of this machine")  # fmt: skip
     add("--scheduler-config", type=Path,
         help="KubeSchedulerConfiguration of a second scheduler, with one extender")  # fmt: skip
     add("--install", type=Path,

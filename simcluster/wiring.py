@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,6 +23,8 @@ from simcluster.controller_manager.volumes import VolumeController
 from simcluster.credentials import api_server_certificates, load_secret, write_kubeconfig
 from simcluster.installation import Installation
 from simcluster.kubelet.fleet import KubeletFleet
+from simcluster.kubelet.programs.gpu_programs import SimulatedPrograms
+from simcluster.kubelet.programs.host_programs import HostPrograms
 from simcluster.kubelet.settings import NodeSettings
 from simcluster.scheduler.extender import SchedulerExtender
 from simcluster.scheduler.scheduler import Scheduler
@@ -90,7 +93,9 @@ async def serve(options: argparse.Namespace) -> None:
         nodes=options.nodes,
         settings=node,
         prefix=options.node_prefix,
-        programs=options.programs,
+        programs=HostPrograms
+        if options.host_pods
+        else partial(SimulatedPrograms, more=options.programs),
     )
     server = ApiServer(store, settings, runtime=fleet)
     installation.create_objects(store)

@@ -13,7 +13,7 @@ class SimulatedNodes(Protocol):
     """The module `simcluster.node_agent.agent`."""
 
     SimulatedAgentSettings: type[AgentSettings]
-    parse_layout: Callable[[str], object]
+    check_layout: Callable[[str], None]
     simulated_gpus: Callable[[AgentSettings], NodeGpus]
 
 

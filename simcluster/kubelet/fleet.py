@@ -14,29 +14,10 @@ from simcluster.kubelet.containers.container_commands import (
     is_built_in,
 )
 from simcluster.kubelet.containers.container_state import ContainerPhase, ContainerState, PodState
-from simcluster.kubelet.kubelet import SimKubelet
+from simcluster.kubelet.kubelet import ProgramsOf, SimKubelet
+from simcluster.kubelet.programs.gpu_programs import SimulatedPrograms
 from simcluster.kubelet.settings import NodeSettings
 from simcluster.ports import ClusterStore, ExecStreams, LogOptions, Usage
-
-
-class TerminalStreams:
-    """Sends errors with the output, and carriage returns before line feeds, as a terminal does."""
-
-    def __init__(self, streams: ExecStreams) -> None:
-        self._streams = streams
-
-    async def read_stdin(self) -> bytes:
-        """Wait for input and return it; empty bytes at its end."""
-        return await self._streams.read_stdin()
-
-    async def write_stdout(self, data: bytes) -> None:
-        """Send output."""
-        await self._streams.write_stdout(data.replace(b"\n", b"\r\n"))
-
-    async def write_stderr(self, data: bytes) -> None:
-        """Send errors."""
-        await self.write_stdout(data)
-
 
 SettingsOf = Callable[[str], NodeSettings]
 
@@ -52,7 +33,7 @@ class KubeletFleet:
         nodes: int,
         settings: NodeSettings | SettingsOf,
         prefix: str = "node-",
-        programs: Sequence[str] = (),
+        programs: ProgramsOf = SimulatedPrograms,
     ) -> None:
         chosen = settings if callable(settings) else lambda _name: settings
         names = [f"{prefix}{number}" for number in range(nodes)]
@@ -122,8 +103,7 @@ class KubeletFleet:
                 f'unable to upgrade connection: container not found ("{container}")',
             )
         if kubelet.processes.programs.has(command, built_in=is_built_in(command)):
-            output = TerminalStreams(streams) if tty else streams
-            return await kubelet.processes.run(found.uid, state, command, output)
+            return await kubelet.processes.run(found.uid, state, command, streams, tty=tty)
         return await exec_command(state, command, tty=tty, streams=streams)
 
     def log(

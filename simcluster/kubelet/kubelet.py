@@ -5,7 +5,7 @@ import itertools
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,7 +38,7 @@ from simcluster.kubelet.node import (
 from simcluster.kubelet.pods.pod_manager import PodManager
 from simcluster.kubelet.pods.predicates import KubeletNodeFacts
 from simcluster.kubelet.programs.gpu_programs import SimulatedPrograms
-from simcluster.kubelet.programs.processes import NodeProcesses
+from simcluster.kubelet.programs.processes import NodeProcesses, Programs
 from simcluster.kubelet.settings import NodeFiles, NodeSettings, replace_file
 from simcluster.ports import ClusterStore
 
@@ -46,11 +46,11 @@ COALESCE_S = 0.05
 FULL_STATUS_S = 300.0
 
 
-class SimKubelet:
-    """Runs from `__aenter__` to `__aexit__`; its containers survive it, without processes.
+ProgramsOf = Callable[[NodeFiles], Programs]
 
-    `programs` of this machine are what containers may run beside shells and `gpu-load`.
-    """
+
+class SimKubelet:
+    """Runs from `__aenter__` to `__aexit__`; its containers survive it, without processes."""
 
     def __init__(
         self,
@@ -60,12 +60,12 @@ class SimKubelet:
         settings: NodeSettings,
         *,
         index: int = 0,
-        programs: Sequence[str] = (),
+        programs: ProgramsOf = SimulatedPrograms,
     ) -> None:
         self.name = name
         self.files = NodeFiles(directory.absolute())
         self.settings = settings
-        self.processes = NodeProcesses(self.files, SimulatedPrograms(self.files, programs))
+        self.processes = NodeProcesses(self.files, programs(self.files))
         self.port = 0
         self.token = ""
         self._store = store

@@ -1,15 +1,18 @@
 """Settings and GPUs of node agents with simulated GPUs."""
 
+import asyncio
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.node_agent.allocate.cdi_files import DriverPlaces
-from services.node_agent.gpu_access import NodeGpus, with_partitioner
+from services.node_agent.gpu_access import NodeGpus, open_gpus, with_partitioner
 from services.node_agent.gpus.device_health import HealthPolicy
+from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.settings import AgentSettings
-from shared.model.errors import UnavailableError
+from shared.dialects.reserved import LIBRARY_DIRECTORY
+from shared.model.errors import RequestError, UnavailableError
 from shared.runtime.settings import setting
 from simcluster.node_agent.driver import DriverGpus
 from simcluster.node_agent.gpus import HANG_LIMIT_S, NoUsage, SimulatedGpus, parse_layout
@@ -27,7 +30,9 @@ EXAMPLES = (
     "python -m simcluster.node_agent --gpus 4xT4 --kubelet-token-file /tmp/token \\",
     "    --kubelet-insecure                        # beside a real kubelet",
 )
-GPUS_HELP = "the GPUs, such as 8xA100-80GB, 4xT4+2xA10, 4xA100-40GB:mig"
+GPUS_HELP = "the GPUs, such as 8xA100-80GB, 4xT4+2xA10, 4xA100-40GB:mig; local: this machine's own"
+LOCAL = "local"
+"""The layout of this machine's own GPUs."""
 MIG_FILE = "simulated-mig.json"
 BACKOFF_S = 1.0
 """First backoff of a simulated GPU that was cordoned, in seconds."""
@@ -56,12 +61,18 @@ class SimulatedAgentSettings(AgentSettings):
     def check(self) -> None:
         """Raise RequestError for an unknown strategy or layout."""
         _ = self.device_list_strategies
-        parse_layout(self.gpus)
+        if not self.local:
+            parse_layout(self.gpus)
+
+    @property
+    def local(self) -> bool:
+        """Whether the GPUs are those of this machine, not simulated ones."""
+        return self.gpus == LOCAL
 
     @property
     def partitions(self) -> bool:
-        """Whether MIG layouts are changed, for which no privileges are needed."""
-        return self.partition
+        """Whether MIG layouts are changed, for which simulated GPUs need no privileges."""
+        return self.partition and not self.local
 
     @property
     def cdi_directory(self) -> Path:
@@ -80,8 +91,25 @@ class SimulatedAgentSettings(AgentSettings):
 
     @property
     def library_origin(self) -> Path | None:
-        """HAMi-core's library, or None if the GPUs' driver enforces limits itself."""
-        return self.library_source
+        """HAMi-core's library, or None if the simulated driver enforces limits itself."""
+        return self.library_source or (Path(LIBRARY_DIRECTORY) if self.local else None)
+
+
+def check_layout(text: str) -> None:
+    """Raise RequestError for an invalid layout, and for GPUs of this machine that it lacks."""
+    if text != LOCAL:
+        parse_layout(text)
+        return
+    try:
+        found = asyncio.run(NvmlGpus().discover())
+    except UnavailableError as error:
+        why = str(error).partition(". ")[0]
+        raise RequestError(
+            f"--gpus local needs a GPU of NVIDIA in this machine, and its driver: {why}; check "
+            "`nvidia-smi -L`, or omit the flag to simulate GPUs"
+        ) from error
+    if not found:
+        raise RequestError("--gpus local: NVIDIA's driver lists no GPU; check `nvidia-smi -L`")
 
 
 def simulated_gpus(
@@ -91,6 +119,8 @@ def simulated_gpus(
     hang_limit_s: float = HANG_LIMIT_S,
 ) -> NodeGpus:
     """Return the GPUs of a layout: of their driver in C if it has a directory and is compiled."""
+    if settings.local:
+        return open_gpus(settings)
     faults = settings.fault_file or settings.state_dir / "faults.json"
     gpus = _driver_gpus(settings, faults, hang_limit_s) or SimulatedGpus(
         settings.node_name,

@@ -6,6 +6,7 @@ from pathlib import Path
 from services.cli.commands import Sim
 from services.cli.state_dir import StateDir, load_state, supervisor_pid
 from services.cli.terminal import program
+from services.cli.up.plan import LOCAL
 from shared.model.errors import RequestError, UnavailableError
 
 NOTICED_S = 5
@@ -47,6 +48,8 @@ def _check(directory: StateDir, node: str, index: str, device: str) -> None:
             "or name its directory with --state"
         )
     layout = state.nodes.get(node)
+    if layout == LOCAL:
+        raise RequestError(f"the GPUs of {node} are this machine's own: only simulated ones break")
     if layout is None or not index.isdecimal():
         raise RequestError(
             f"{device} is not NODE/GPU, such as {next(iter(state.nodes), 'node-0')}/0: the nodes "

@@ -228,6 +228,7 @@ def _simulated_node(
         "--kubelet-dir": str(directory.node(name)),
         "--state-dir": str(directory.agent(name)),
         "--gpus": layout,
+        "--proc-dir": str(directory.node(name) / "proc"),
         "--library-source": library,
     }
     settings = _agent_settings(simulated.SimulatedAgentSettings, arguments)

@@ -104,6 +104,7 @@ def _simcluster(plan: Plan, directory: StateDir) -> Component:
             *("--nodes", str(len(plan.nodes))),
             *("--node-labels", f"{GPU_LABEL}=true"),
             *("--install", str(directory.installation)),
+            *(("--host-pods",) if plan.local else ()),
             *_flag("--programs", ",".join(plan.settings.programs)),
             *scheduler,
         ),

@@ -11,6 +11,8 @@ from shared.model.errors import RequestError
 
 DEFAULT_NODES = 2
 DEFAULT_LAYOUT = "4xT4"
+LOCAL = "local"
+"""The layout of a node that has the GPUs of this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,11 @@ class Plan:
     def usage_address(self, node: str) -> str:
         """Return HOST:PORT of a node's usage metrics."""
         return f"{servers.HOST}:{self.ports[usage_port(node)]}"
+
+    @property
+    def local(self) -> bool:
+        """Whether the GPUs are those of this machine."""
+        return LOCAL in self.nodes.values()
 
     @property
     def extender_address(self) -> str:
@@ -95,6 +102,10 @@ def layouts_of(
     those of `before`. Raises RequestError if the two do not match or `check` rejects a layout.
     """
     layouts = _layouts(gpus, nodes, list(before.values()))
+    if LOCAL in layouts:
+        if len(layouts) > 1 or nodes not in {None, 1}:
+            raise RequestError("--gpus local is one node, this machine: omit --nodes")
+        nodes = 1
     if nodes is None:
         nodes = len(layouts) if len(layouts) > 1 else len(before) or DEFAULT_NODES
     if nodes < 1:

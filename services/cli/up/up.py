@@ -173,7 +173,7 @@ def up(settings: Up) -> int:
         settings.gpus,
         settings.nodes,
         before=before.nodes if before and not settings.fresh else {},
-        check=load_simulated_nodes().parse_layout,
+        check=load_simulated_nodes().check_layout,
     )
     plan = plan_of(settings, nodes, before)
     directory.make()

@@ -38,6 +38,7 @@ class ContainerSpec:
     role: ContainerRole
     image: str
     command: tuple[str, ...]
+    directory: str
     limits: Mapping[str, int]
     requests: Mapping[str, int]
     host_ports: frozenset[tuple[str, int]]
@@ -110,6 +111,7 @@ def _container(obj: Json, role: ContainerRole, volumes: Mapping[str, str]) -> Co
         role=role,
         image=obj.get("image") or "",
         command=(*(obj.get("command") or ()), *(obj.get("args") or ())),
+        directory=obj.get("workingDir") or "",
         limits={name: count for name, count in limits.items() if "/" in name},
         requests=limits | parse_resources(resources.get("requests") or {}),
         host_ports=_host_ports(obj),

@@ -78,6 +78,8 @@ class ContainerState:
     device_nodes: list[str] = field(default_factory=list)
     log: ContainerLog = field(default_factory=ContainerLog)
     previous_log: ContainerLog = field(default_factory=ContainerLog)
+    directory: str = ""
+    """The pod's workingDir; empty: that of the image."""
     is_process: bool = False
     """Whether its command is a process of this machine; otherwise it is simulated."""
 

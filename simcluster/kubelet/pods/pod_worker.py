@@ -232,12 +232,13 @@ class PodWorker:
         )
         responses += edits
         state.mounts = mount_points(spec, responses)
+        state.directory = spec.directory
         state.device_nodes = [
             node.container_path for answer in responses for node in answer.devices
         ]
         container_id = f"containerd://{secrets.token_hex(32)}"
         state.previous_log, state.log = state.log, ContainerLog()
-        self._event(spec, "Pulled", f'Container image "{spec.image}" already present on machine')
+        self._event(spec, "Pulled", self._host.processes.programs.pulled(spec.image))
         self._event(spec, "Created", f"Container created: {spec.name}")
         try:
             run_for_s = await self._run(spec, state, container_id)

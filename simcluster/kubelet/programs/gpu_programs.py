@@ -21,6 +21,33 @@ _OWN = ("LD_",)
 """Prefixes of the container's variables that would change how this machine starts a program."""
 _REGION = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 _PRELOAD = "/etc/ld.so.preload"
+_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+
+
+def preloaded(state: ContainerState) -> dict[str, str]:
+    """Return the container's variables for a process that has its mounts only by `LD_PRELOAD`.
+
+    Its GPUs are chosen for CUDA alone: the driver lists the others, too.
+    """
+    given = dict(state.env)
+    region = _mounted(state, given.pop(_REGION, ""))
+    gpus = {"CUDA_VISIBLE_DEVICES": given.get(_VISIBLE, "")}
+    return {**gpus, **given, **_limits(region, _preloaded(state))}
+
+
+def hidden_files(state: ContainerState, gpus: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
+    """Return the device files of GPUs that the container does not get, as its runtime would.
+
+    Without them the driver does not list these GPUs; and what would make them again is hidden too.
+    """
+    visible = state.env.get(_VISIBLE, "")
+    hidden = []
+    for file in gpus.glob("*/information"):
+        facts = dict(line.partition(":")[::2] for line in file.read_text().splitlines())
+        uuid, minor = facts.get("GPU UUID", "?").strip(), facts.get("Device Minor", "").strip()
+        if "?" not in uuid and minor.isdecimal() and uuid not in visible and "MIG" not in visible:
+            hidden.append(f"/dev/nvidia{minor}")
+    return [*hidden, "/usr/bin/nvidia-modprobe"] if hidden else []
 
 
 class SimulatedPrograms:
@@ -65,6 +92,10 @@ class SimulatedPrograms:
         known = ", ".join(sorted({*GPU_PROGRAMS, *self._of_machine}))
         return f"this container is simulated: {what} is not run; the programs here are {known}"
 
+    def pulled(self, image: str) -> str:
+        """Say for an Event what became of the image."""
+        return f'Container image "{image}" already present on machine'
+
 
 def environment(state: ContainerState, folder: Path | None, gpus: Path) -> dict[str, str]:
     """Return the environment of a program; paths of the container become those of this machine.
@@ -82,7 +113,7 @@ def environment(state: ContainerState, folder: Path | None, gpus: Path) -> dict[
         "GPU_DRIVER_STATE": str(gpus),
     }
     return {
-        "NVIDIA_VISIBLE_DEVICES": "void",
+        _VISIBLE: "void",
         "HOME": os.environ.get("HOME", "/"),
         **given,
         **(driver if folder else {"PATH": path}),

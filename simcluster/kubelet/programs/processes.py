@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -17,11 +20,13 @@ from simcluster.kubelet.containers.container_state import (
     ContainerLog,
     ContainerPhase,
     ContainerState,
+    MountPoint,
 )
 from simcluster.kubelet.settings import NodeFiles
 from simcluster.ports import ExecStreams
 
 HOST = Path("/proc")
+LAUNCHER = Path(__file__).with_name("launcher.py")
 _LINKED = ("status", "stat")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -114,7 +119,12 @@ class Launch:
 
     command: Sequence[str]
     environment: Mapping[str, str]
-    directory: Path | None = None
+    directory: Path
+    root: Path | None = None
+    """An empty directory: the program gets a mount namespace of its own, with these mounts."""
+    mounts: Sequence[MountPoint] = ()
+    hidden: Sequence[str] = ()
+    """Files of this machine that it does not have there."""
 
 
 class Programs(Protocol):
@@ -130,6 +140,10 @@ class Programs(Protocol):
 
     def not_run(self, image: str, command: Sequence[str]) -> str:
         """Say for a container's log why its command is not started."""
+        ...
+
+    def pulled(self, image: str) -> str:
+        """Say for an Event what became of the image."""
         ...
 
 
@@ -212,13 +226,19 @@ class NodeProcesses:
         return await self.wait(container_id)
 
     async def run(
-        self, pod_uid: str, state: ContainerState, command: Sequence[str], streams: ExecStreams
+        self,
+        pod_uid: str,
+        state: ContainerState,
+        command: Sequence[str],
+        streams: ExecStreams,
+        *,
+        tty: bool = False,
     ) -> int:
         """Run a command in a container until it or the container ends; return its exit code."""
         try:
             launch = await asyncio.to_thread(self.programs.launch, state, command)
             process = await asyncio.to_thread(
-                self._start, launch, state.container_id, subprocess.PIPE
+                self._start, launch, state.container_id, subprocess.PIPE, tty=tty
             )
         except (UnavailableError, StartError) as error:
             await streams.write_stderr(f"{command[0]}: {error}\n".encode())
@@ -230,11 +250,14 @@ class NodeProcesses:
             await asyncio.to_thread(process.wait)
             await asyncio.to_thread(self._table.remove_ended)
 
-    def _start(self, launch: Launch, container_id: str, stdin: int) -> Process:
+    def _start(
+        self, launch: Launch, container_id: str, stdin: int, *, tty: bool = False
+    ) -> Process:
         own = {MARKER: f"{self._root}/{container_id}"}
         if _SUPERVISED in os.environ:
             own[_SUPERVISED] = os.environ[_SUPERVISED]
-        return start_process(launch, stdin=stdin, more=own)
+        launch = replace(launch, environment={**launch.environment, **own})
+        return start_on_terminal(launch) if tty else start_process(launch, stdin=stdin)
 
     async def _attend_main(
         self, process: Process, pod_uid: str, container_id: str, log: ContainerLog
@@ -283,26 +306,81 @@ class NodeProcesses:
 
 
 def start_process(
-    launch: Launch, *, stdin: int = subprocess.PIPE, more: Mapping[str, str] | None = None
+    launch: Launch,
+    *,
+    stdin: int = subprocess.PIPE,
+    output: int = subprocess.PIPE,
+    tty: bool = False,
 ) -> Process:
-    """Start a command of a container, with pipes for its output; raises StartError."""
+    """Start a command of a container; it has the mounts if it has a root. Raises StartError."""
+    if launch.root is None and not tty:
+        try:
+            return _spawn(launch.command, launch.environment, (stdin, output), launch.directory)
+        except FileNotFoundError as error:
+            text = f'exec: "{launch.command[0]}": executable file not found in $PATH'
+            raise StartError(text) from error
+        except (OSError, ValueError) as error:
+            raise StartError(f'exec: "{launch.command[0]}": {error}') from error
+    spec = {
+        "command": launch.command,
+        "environment": launch.environment,
+        "directory": str(launch.directory),
+        "root": str(launch.root or ""),
+        "mounts": [(one.container_path, one.host_path, one.read_only) for one in launch.mounts],
+        "hidden": launch.hidden,
+        "tty": tty,
+    }
+    failure, failed = os.pipe()
+    with tempfile.TemporaryFile() as given, os.fdopen(failure, "rb") as reader:
+        given.write(json.dumps(spec).encode())
+        given.seek(0)
+        try:
+            descriptors = (given.fileno(), failed)
+            command = [sys.executable, "-I", "-S", str(LAUNCHER), *map(str, descriptors)]
+            process = _spawn(command, os.environ, (stdin, output), pass_fds=descriptors)
+        finally:
+            os.close(failed)
+        text = reader.read().decode()  # it ends when the program starts
+    if text:
+        process.communicate()
+        raise StartError(text)
+    return process
+
+
+def start_on_terminal(launch: Launch) -> Process:
+    """Start a command on a terminal of its own, whose other end is its input and output here."""
+    ours, theirs = os.openpty()
     try:
-        return subprocess.Popen(  # noqa: S603 - what the pod's owner wants to run
-            launch.command,
-            env={**launch.environment, **(more or {})},
-            cwd=launch.directory,
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            bufsize=0,
-        )
-    except FileNotFoundError as error:
-        text = f'exec: "{launch.command[0]}": executable file not found in $PATH'
-        raise StartError(text) from error
-    except (OSError, ValueError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise StartError(f'exec: "{launch.command[0]}": {why.lower()}') from error
+        process = start_process(launch, stdin=theirs, output=theirs, tty=True)
+    except StartError:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
+    process.stdin = os.fdopen(os.dup(ours), "wb", buffering=0)
+    process.stdout = os.fdopen(ours, "rb", buffering=0)
+    return process
+
+
+def _spawn(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    streams: tuple[int, int],
+    directory: Path | None = None,
+    pass_fds: Sequence[int] = (),
+) -> Process:
+    stdin, output = streams
+    return subprocess.Popen(  # noqa: S603 - what the pod's owner wants to run
+        command,
+        env=environment,
+        cwd=directory,
+        stdin=stdin,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        pass_fds=pass_fds,
+        bufsize=0,
+    )
 
 
 def _exit_code(code: int) -> int:
@@ -344,14 +422,17 @@ class LineWriter:
 
 
 async def _copy(source: IO[bytes] | None, write: Writer) -> None:
+    if source is None:
+        return
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     transport, _ = await loop.connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), source
     )
     try:
-        while data := await reader.read(_CHUNK_BYTES):
-            await write(data)
+        with contextlib.suppress(OSError):  # so ends a terminal
+            while data := await reader.read(_CHUNK_BYTES):
+                await write(data)
         await write(b"")
     finally:
         transport.close()

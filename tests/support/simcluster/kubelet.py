@@ -10,7 +10,7 @@ import json
 import shutil
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,8 @@ from simcluster.apimachinery.objects import Json
 from simcluster.apiserver.registry import open_store
 from simcluster.apiserver.storage.store import ObjectStore
 from simcluster.kubelet.containers.container_state import ContainerState
-from simcluster.kubelet.kubelet import SimKubelet
+from simcluster.kubelet.kubelet import ProgramsOf, SimKubelet
+from simcluster.kubelet.programs.gpu_programs import SimulatedPrograms
 from simcluster.kubelet.settings import NodeSettings
 from tests.support.waiting import until
 
@@ -180,7 +181,7 @@ async def one_kubelet(
     *,
     store: ObjectStore | None = None,
     directory: Path | None = None,
-    programs: Sequence[str] = (),
+    programs: ProgramsOf = SimulatedPrograms,
 ) -> AsyncIterator[Node]:
     """Start one kubelet named `node-0` in a directory with a short path."""
     used = new_store() if store is None else store

@@ -17,6 +17,7 @@ from services.node_agent.kubelet.cgroups import parse_cgroup
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.fleet import KubeletFleet
+from simcluster.kubelet.programs.gpu_programs import SimulatedPrograms
 from simcluster.ports import LogOptions
 from tests.support.simcluster.kubelet import (
     FAST,
@@ -138,7 +139,7 @@ def succeeded(obj: Json) -> bool:
 
 
 async def test_a_program_of_the_machine_runs_if_it_is_named() -> None:
-    async with one_kubelet(programs=["python3"]) as node:
+    async with one_kubelet(programs=partial(SimulatedPrograms, more=["python3"])) as node:
         main = container("main", command=["python3", "-c", "exit(4)"])
         node.create(pod("one", containers=[main], restartPolicy="Never"))
 

@@ -1,0 +1,127 @@
+"""Starts a program where it finds the mounts of its container; `processes` runs this file.
+
+In a mount namespace of its own, the program's root has everything of this machine, with the mounts
+at their places. Directories that lack the place of a mount are made anew in memory, around what is
+in them. It imports only the standard library, without site packages: it runs at each start.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import sys
+import termios
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+NEW_NAMESPACE = 0x20000
+READ_ONLY, REMOUNT, BIND, RECURSIVE, UNBINDABLE, PRIVATE = 1, 32, 4096, 16384, 1 << 17, 1 << 18
+SCRATCH = "/tmp/"  # noqa: S108 - what lacks there is made on this machine
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, what: str) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+
+
+def mount(source: str | None, target: str, flags: int, *, kind: str | None = None) -> None:
+    """Show what a kind of file system has, or a source, at a target; raises OSError."""
+    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
+    _checked(_libc.mount(texts[0], texts[1], texts[2], flags, None), f"mount {target}")
+
+
+def bind(source: str, target: str, *, read_only: bool = False) -> None:
+    """Show a file or directory at another place, with what is mounted in it."""
+    mount(source, target, BIND | RECURSIVE)
+    if read_only:
+        mount(None, target, REMOUNT | BIND | READ_ONLY)
+
+
+def fill(source: str, target: str, lacking: Collection[str], hidden: Collection[str]) -> None:
+    """Bind what a directory has into an empty one; make those anew that lack a place below."""
+    for entry in os.scandir(source):
+        place = Path(target, entry.name)
+        if entry.path in hidden:
+            continue
+        if entry.is_symlink():
+            place.symlink_to(Path(entry.path).readlink())
+        elif not entry.is_dir(follow_symlinks=False):
+            place.touch()
+            bind(entry.path, str(place))
+        elif any(path.startswith(f"{entry.path}/") for path in (*lacking, *hidden)):
+            status = entry.stat()
+            place.mkdir()
+            os.chown(place, status.st_uid, status.st_gid)
+            place.chmod(status.st_mode & 0o7777)
+            fill(entry.path, str(place), lacking, hidden)
+        else:
+            place.mkdir()
+            bind(entry.path, str(place))
+
+
+def make_place(path: Path, *, directory: bool) -> None:
+    """Make an empty file or directory to mount on, unless there is one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if directory:
+        path.mkdir(exist_ok=True)
+    elif not path.exists():
+        path.touch()
+
+
+def enter(root: str, mounts: Sequence[tuple[str, str, bool]], hidden: Collection[str]) -> None:
+    """Enter a mount namespace whose root is made at `root`, an empty directory."""
+    lacking = [
+        place
+        for place, _, _ in mounts
+        if not place.startswith(SCRATCH) and not Path(place).exists()
+    ]
+    _checked(_libc.unshare(NEW_NAMESPACE), "unshare")
+    mount(None, "/", RECURSIVE | PRIVATE)
+    mount("tmpfs", root, 0, kind="tmpfs")
+    mount(None, root, UNBINDABLE)  # it is not bound into itself
+    fill("/", root, lacking, hidden)
+    os.chroot(root)
+    os.chdir("/")
+    for place, source, read_only in mounts:
+        make_place(Path(place), directory=Path(source).is_dir())
+        bind(source, place, read_only=read_only)
+
+
+def prepare(spec: dict[str, Any]) -> None:
+    """Make this process's surroundings those of the program."""
+    if spec["tty"]:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    if spec["root"]:
+        enter(spec["root"], spec["mounts"], spec["hidden"])
+    os.chdir(spec["directory"])
+
+
+def main() -> None:
+    """Read what to start from a file; write to another one why it cannot be started."""
+    with os.fdopen(int(sys.argv[1])) as file:
+        spec = json.load(file)
+    errors = int(sys.argv[2])
+    os.set_inheritable(errors, False)
+    command = spec["command"]
+    try:
+        prepare(spec)
+    except OSError as error:
+        _end(errors, f"{error.filename or 'terminal'}: {error.strerror}")
+    try:
+        os.execvpe(command[0], command, spec["environment"])  # noqa: S606 - to be this program
+    except FileNotFoundError:
+        _end(errors, f'exec: "{command[0]}": executable file not found in $PATH')
+    except OSError as error:
+        _end(errors, f'exec: "{command[0]}": {error.strerror}')
+
+
+def _end(errors: int, why: str) -> None:
+    os.write(errors, why.encode())
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
