@@ -33,6 +33,7 @@ from shared.runtime.settings import LOG_LEVELS, argument
     "up.up:up",
     "",
     "--nodes 4 --gpus 8xA100-80GB --placers 4",
+    "--gpus local --library-source libvgpu.so",
     "--combined",
     "--headless --state /tmp/demo",
     "--budgets budgets.yaml",
@@ -46,7 +47,7 @@ class Up(StateArguments):
     gpus: str = argument(
         "",
         "devices of every node, such as 4xT4+2xA100-40GB:mig (in MIG mode); with commas: one "
-        "layout per node",
+        "layout per node; local: this machine's own GPUs, for pods that are processes of it",
         metavar="LAYOUT",
     )
     placers: int = argument(2, "placer replicas (default: 2)", at_least=1, at_most=MAX_PLACERS)

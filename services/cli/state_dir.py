@@ -22,6 +22,8 @@ from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 FORMAT = 1
 SUPERVISED_VARIABLE = "LEASEHOLD_SUPERVISED"
 """Set in every process under the supervisor; its value is the state directory."""
+LOCAL = "local"
+"""The layout of a node that has the GPUs of this machine."""
 MAX_ROOT_BYTES = 107 - len("/nodes/node-999/device-plugins/") - 36
 """The longest state directory: the kernel takes 107 bytes as the path of a unix socket in it."""
 

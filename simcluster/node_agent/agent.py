@@ -1,6 +1,5 @@
 """Settings and GPUs of node agents with simulated GPUs."""
 
-import asyncio
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +7,9 @@ from pathlib import Path
 from services.node_agent.allocate.cdi_files import DriverPlaces
 from services.node_agent.gpu_access import NodeGpus, open_gpus, with_partitioner
 from services.node_agent.gpus.device_health import HealthPolicy
-from services.node_agent.gpus.nvml.gpus import NvmlGpus
+from services.node_agent.gpus.nvml.gpus import count_gpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.settings import AgentSettings
-from shared.dialects.reserved import LIBRARY_DIRECTORY
 from shared.model.errors import RequestError, UnavailableError
 from shared.runtime.settings import setting
 from simcluster.node_agent.driver import DriverGpus
@@ -92,7 +90,9 @@ class SimulatedAgentSettings(AgentSettings):
     @property
     def library_origin(self) -> Path | None:
         """HAMi-core's library, or None if the simulated driver enforces limits itself."""
-        return self.library_source or (Path(LIBRARY_DIRECTORY) if self.local else None)
+        if not self.local:
+            return self.library_source
+        return super(SimulatedAgentSettings, self).library_origin
 
 
 def check_layout(text: str) -> None:
@@ -101,7 +101,7 @@ def check_layout(text: str) -> None:
         parse_layout(text)
         return
     try:
-        found = asyncio.run(NvmlGpus().discover())
+        found = count_gpus()
     except UnavailableError as error:
         why = str(error).partition(". ")[0]
         raise RequestError(

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 from services.cli.commands import Sim
-from services.cli.state_dir import StateDir, load_state, supervisor_pid
+from services.cli.state_dir import LOCAL, StateDir, load_state, supervisor_pid
 from services.cli.terminal import program
-from services.cli.up.plan import LOCAL
 from shared.model.errors import RequestError, UnavailableError
 
 NOTICED_S = 5

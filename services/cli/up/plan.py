@@ -5,14 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from services.cli.commands import Up
-from services.cli.state_dir import State
+from services.cli.state_dir import LOCAL, State
 from services.cli.up import servers
 from shared.model.errors import RequestError
 
 DEFAULT_NODES = 2
 DEFAULT_LAYOUT = "4xT4"
-LOCAL = "local"
-"""The layout of a node that has the GPUs of this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """`leasehold status`, and what `up` prints when it is ready: where it is, and what to try."""
 
 import json
+import os
 import shlex
 import shutil
 import time
@@ -10,6 +11,7 @@ from typing import Any
 
 from services.cli.commands import Status
 from services.cli.state_dir import (
+    LOCAL,
     ComponentState,
     State,
     StateDir,
@@ -17,6 +19,7 @@ from services.cli.state_dir import (
     supervisor_pid,
 )
 from services.cli.terminal import print_document, program
+from shared.dialects.reserved import LIBRARY_DIRECTORY
 from shared.runtime.probe import OK, request_readiness
 
 EXAMPLE = """\
@@ -91,18 +94,24 @@ def summary(directory: StateDir, state: State) -> str:
     """Return where everything is, and commands for a first pod that can be pasted into a shell."""
     command, flag, kubeconfig = program(), _flag(directory), shlex.quote(state.kubeconfig)
     layouts = Counter(state.nodes.values()).items()
-    nodes = (f"{count} node{'s' * (count > 1)} with {layout}" for layout, count in layouts)
+    nodes = (
+        "this machine, with its own GPUs"
+        if layout == LOCAL
+        else f"{count} node{'s' * (count > 1)} with {layout}"
+        for layout, count in layouts
+    )
     page = any(component.name == "api" for component in state.components)
     pod = shlex.quote(str(directory.first_pod))
     missing = "" if shutil.which("kubectl") else "   # kubectl is not on PATH: install it first"
     uses = "nvidia-smi                 # it sees its share of a GPU"
-    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+    local = LOCAL in state.nodes.values()
+    if not local and not any(map(shutil.which, ("cc", "gcc", "clang"))):
         uses = "env     # the limits of its share; nvidia-smi needs a C compiler on PATH"
     return f"""\
   page        {state.api_url if page else "none: the component api does not run"}
   kubeconfig  {state.kubeconfig}
   nodes       {", ".join(nodes)}
-
+{local_notes(state) if local else ""}
 Try next:
   export KUBECONFIG={kubeconfig}{missing}
   kubectl apply -f {pod}
@@ -110,6 +119,21 @@ Try next:
   {command} explain first{flag}     # why it runs where it runs
 
 `{command} status{flag}` shows this again, `{command} down{flag}` stops it."""
+
+
+def local_notes(state: State) -> str:
+    """Return what a user of this machine's own GPUs has to know."""
+    limits = (
+        "each has the mounts of its container"
+        if os.geteuid() == 0
+        else "limits hold by LD_PRELOAD alone, which a program can remove; run up as root for more"
+    )
+    lines = [f"  pods        processes of this host, images are ignored; {limits}"]
+    if not (state.library_source or Path(LIBRARY_DIRECTORY).exists()):
+        lines.append(
+            "  shares      none, only whole GPUs: a share needs HAMi-core, --library-source PATH"
+        )
+    return "\n".join((*lines, ""))
 
 
 def _flag(directory: StateDir) -> str:

@@ -52,7 +52,7 @@ class NvmlGpus:
 
     def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
-        self._prober = GpuProber(_count_gpus, _read_gpu, limit_s=lambda: self.timeout_s)
+        self._prober = GpuProber(count_gpus, _read_gpu, limit_s=lambda: self.timeout_s)
         self._events = XidListener()
         self._link_calls: SingleFlight[Links] = SingleFlight(pynvml.NVMLError)
         self._links: Links = {}
@@ -148,7 +148,8 @@ class NvmlGpus:
         return UnavailableError(f"the NVIDIA driver did not respond within {self.timeout_s:g} s")
 
 
-def _count_gpus() -> int:
+def count_gpus() -> int:
+    """Return how many GPUs there are. Raises UnavailableError, with a remedy, without a driver."""
     try:
         return int(with_nvml(pynvml.nvmlDeviceGetCount))
     except pynvml.NVMLError as error:

@@ -1,0 +1,193 @@
+"""Containers that are processes of this machine: their mounts, their terminal, what fails."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+from proto.deviceplugin import api_pb2
+from simcluster.kubelet.containers.container_state import ContainerState, MountPoint
+from simcluster.kubelet.fleet import KubeletFleet
+from simcluster.kubelet.programs.gpu_programs import hidden_files
+from simcluster.kubelet.programs.host_programs import HostPrograms, host_launch
+from simcluster.kubelet.programs.processes import StartError, start_process
+from simcluster.ports import LogOptions
+from tests.support.hami_core import can_unshare
+from tests.support.simcluster.kubelet import (
+    FAST,
+    SLOT,
+    Node,
+    ScriptedPlugin,
+    answering,
+    container,
+    new_store,
+    pod,
+)
+
+isolated = pytest.mark.skipif(not can_unshare(), reason="mount namespaces need root")
+ONE, TWO = "GPU-00000001-0000-4000-8000-000000000000", "GPU-00000002-0000-4000-8000-000000000000"
+
+
+def output_of(state: ContainerState, root: Path | None, *command: str) -> str:
+    process = start_process(host_launch(state, command, root=root))
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return out.decode()
+
+
+def limited(folder: Path, *, library: str = "") -> ContainerState:
+    """Return a container with a share, as the node agent sets it up."""
+    (folder / "region").mkdir()
+    for name, text in {"libvgpu.so": library, "preload": library and "/lease/libvgpu.so"}.items():
+        (folder / name).write_text(text)
+    mounts = {
+        "/lease": folder / "region",
+        "/lease/libvgpu.so": folder / "libvgpu.so",
+        "/etc/ld.so.preload": folder / "preload",
+        "/overrideEnv": folder / "preload",
+    }
+    return ContainerState(
+        env={"NVIDIA_VISIBLE_DEVICES": ONE, "CUDA_DEVICE_MEMORY_SHARED_CACHE": "/lease/r.cache"},
+        mounts=[
+            MountPoint(path, str(host), read_only=host.is_file()) for path, host in mounts.items()
+        ],
+    )
+
+
+@isolated
+def test_as_root_a_program_has_its_mounts_where_a_container_has_them(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    own = Path("/etc/ld.so.preload").exists(), sorted(Path("/").iterdir())
+    script = (
+        "ls /lease; touch /lease/made; echo x 2>&- >/etc/ld.so.preload || echo read-only; "
+        "echo $CUDA_DEVICE_MEMORY_SHARED_CACHE; cat $0; stat -c %a /tmp"
+    )
+    given = tmp_path / "of-the-user"
+    given.write_text("theirs\n")
+
+    shown = output_of(limited(tmp_path), root, "bash", "-c", script, str(given)).split()
+
+    assert shown == ["libvgpu.so", "read-only", "/lease/r.cache", "theirs", "1777"]
+    assert (tmp_path / "region" / "made").exists()
+    assert (Path("/etc/ld.so.preload").exists(), sorted(Path("/").iterdir())) == own
+    assert not list(root.iterdir())
+
+
+@isolated
+def test_as_root_files_are_hidden_as_by_a_container_runtime(tmp_path: Path) -> None:
+    for uuid, minor in ((ONE, 0), (TWO, 1)):
+        folder = tmp_path / "gpus" / f"0000:0{minor}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"GPU UUID: \t {uuid}\nDevice Minor: \t {minor}\n")
+    state = ContainerState(env={"NVIDIA_VISIBLE_DEVICES": ONE})
+
+    assert hidden_files(state, tmp_path / "gpus") == ["/dev/nvidia1", "/usr/bin/nvidia-modprobe"]
+    assert hidden_files(state, tmp_path / "none") == []
+
+
+def test_without_root_the_library_is_preloaded_and_paths_are_of_this_machine(
+    tmp_path: Path,
+) -> None:
+    launch = host_launch(limited(tmp_path, library="library"), ["env"], root=None)
+
+    found = launch.environment
+    assert found["LD_PRELOAD"] == str(tmp_path / "libvgpu.so")
+    assert found["CUDA_DEVICE_MEMORY_SHARED_CACHE"] == str(tmp_path / "region" / "r.cache")
+    assert found["CUDA_VISIBLE_DEVICES"] == ONE
+    assert found["PATH"] == os.environ["PATH"], "the image is this machine"
+    assert (
+        host_launch(ContainerState(), ["env"], root=None).environment["CUDA_VISIBLE_DEVICES"] == ""
+    )
+
+
+class Unprivileged(HostPrograms):
+    """As for a user who is not root."""
+
+    @cached_property
+    def _isolates(self) -> bool:
+        return False
+
+
+@pytest.fixture(params=[pytest.param(HostPrograms, marks=isolated), Unprivileged])
+async def one(request: pytest.FixtureRequest) -> AsyncIterator[tuple[KubeletFleet, Node]]:
+    root, store = Path(tempfile.mkdtemp(prefix="lh-")), new_store()
+    try:
+        async with KubeletFleet(
+            store, root, nodes=1, settings=FAST, programs=request.param
+        ) as fleet:
+            yield fleet, Node(store, fleet.kubelets["node-0"])
+    finally:
+        shutil.rmtree(root)
+
+
+class Keyboard:
+    """A client at a terminal, who types and reads."""
+
+    def __init__(self, typed: str) -> None:
+        self.typed, self.seen = [typed.encode()], b""
+
+    async def read_stdin(self) -> bytes:
+        return self.typed.pop() if self.typed else b""
+
+    async def write_stdout(self, data: bytes) -> None:
+        self.seen += data
+
+    async def write_stderr(self, data: bytes) -> None:
+        raise AssertionError(data)
+
+
+async def test_a_pod_is_its_command_whatever_its_image(one: tuple[KubeletFleet, Node]) -> None:
+    fleet, node = one
+    async with ScriptedPlugin(node.device_plugins) as plugin:
+        plugin.on_allocate = answering({"LIMIT": "1000m"})
+        plugin.mounts = [api_pb2.Mount(container_path="/lease", host_path="/etc", read_only=True)]
+        await plugin.serve(node, "a")
+        main = container(
+            "main", limits={SLOT: 1}, command=["python3", "-c"], workingDir="/usr",
+            args=["import os; print(os.environ['LIMIT'], os.getcwd(), flush=True); input()"],
+        )  # fmt: skip
+        waits = main | {"command": ["sh", "-c", "echo $LIMIT $PWD; sleep 1000 & wait"], "args": []}
+        gone = container("main", command=["no-such-program"])
+        idle = container("main")
+        for name, spec in {"py": main | {"resources": {}, "env": [{"name": "LIMIT", "value": "1"}]},
+                           "sh": waits, "gone": gone, "idle": idle}.items():  # fmt: skip
+            node.create(pod(name, containers=[spec], restartPolicy="Never"))
+        ended, failed = await node.phase("py", "Failed"), await node.phase("gone", "Failed")
+        await node.phase("sh", "Running")
+        await node.phase("idle", "Running")
+        keyboard = Keyboard("echo $((1+1)) $LIMIT; tty; exit 3\n")
+
+        code = await fleet.exec(
+            "default", "sh", "main", ["bash", "--norc"], tty=True, streams=keyboard
+        )
+
+        assert code == 3
+        assert b"2 1000m\r\n/dev/pts/" in keyboard.seen
+        logs = [
+            b"".join([c async for c in fleet.log("default", name, "main", LogOptions())])
+            for name in ("py", "sh", "idle")
+        ]
+        assert logs[0].startswith(b"1 /usr\n")
+        assert b"EOFError" in logs[0], "it has no standard input"
+        assert logs[1] == b"1000m /usr\n"
+        assert b"image app is ignored" in logs[2]
+        reasons = [
+            obj["status"]["containerStatuses"][0]["state"]["terminated"] for obj in (ended, failed)
+        ]
+        assert [reason["exitCode"] for reason in reasons] == [1, 128]
+        assert 'exec: "no-such-program": executable file not found' in reasons[1]["message"]
+
+
+@isolated
+def test_a_mount_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    state = ContainerState(mounts=[MountPoint("/lease", str(tmp_path / "gone"), read_only=True)])
+    root = tmp_path / "root"
+    root.mkdir()
+
+    with pytest.raises(StartError, match="mount /lease: No such file or directory"):
+        output_of(state, root, "true")

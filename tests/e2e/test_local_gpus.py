@@ -1,0 +1,96 @@
+"""`leasehold up --gpus local`: pods as processes of this machine, with a simulated driver."""
+
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from simcluster.gpu_driver.build import build, compiler
+from tests.support.gpu_driver import GpuDriver, gpu
+from tests.support.hami_core import LIBRARIES
+from tests.support.stack import LEASEHOLD, Stack, gpu_pod, run, stack, succeeded
+from tests.support.waiting import until
+
+pytestmark = [
+    pytest.mark.skipif(compiler() is None, reason="simulated GPUs' driver needs a C compiler"),
+]
+GPU = gpu(1)
+LIMITS = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}
+WHOLE = {"nvidia.com/gpu": 1}
+MEMORY_MIB = 3000 if LIBRARIES else GPU.memory_mib
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def variables(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """Return variables with which the loader finds the driver, as on a machine with GPUs."""
+    driver = GpuDriver(folder=build(), state=tmp_path_factory.mktemp("driver") / "state")
+    driver.create(GPU)
+    own = driver.environment
+    return own | {"PATH": f"{driver.folder}{os.pathsep}{own['PATH']}"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def whole(variables: Mapping[str, str]) -> AsyncIterator[Stack]:
+    library = ("--library-source", str(LIBRARIES[0])) if LIBRARIES else ()
+    async with stack("--gpus", "local", *library, "--combined", env=variables) as one:
+        yield one
+
+
+def one_pod(name: str, *command: str, limits: Mapping[str, int]) -> dict[str, object]:
+    pod = gpu_pod(name, limits, restartPolicy="Never")
+    pod["spec"]["containers"][0]["command"] = list(command)
+    return pod
+
+
+async def log(up: Stack, name: str) -> str:
+    return (await up.kube.read(f"/api/v1/namespaces/default/pods/{name}/log")).decode()
+
+
+async def test_a_pod_runs_its_command_on_the_gpu_of_this_machine(up: Stack) -> None:
+    limits = LIMITS if LIBRARIES else WHOLE
+    script = "nvidia-smi -L; nvidia-smi; python3 -c 'import os; print(os.getpid())'; exit 3"
+    await up.create(one_pod("mine", "sh", "-c", script, limits=limits))
+
+    await up.until("mine", lambda pod: pod["status"].get("phase") == "Failed")
+
+    shown = await log(up, "mine")
+    assert f"UUID: {GPU.uuid}" in shown
+    assert f"/ {MEMORY_MIB:7}MiB" in shown
+    assert not Path("/usr/local/vgpu").exists()
+    status = await up.leasehold("status")
+    assert "this machine, with its own GPUs" in status.out
+    assert "processes of this host, images are ignored" in status.out
+    refused = await up.leasehold("sim", "break", "node-0/0")
+    assert (refused.code, "this machine's own" in refused.err) == (2, True)
+    await up.audit()
+
+
+async def test_use_of_the_gpu_is_of_the_pod_and_ends_with_it(up: Stack) -> None:
+    limits = LIMITS if LIBRARIES else WHOLE
+    await up.create(
+        one_pod("uses", "gpu-load", "alloc 2g", "alloc 14g", "burn 600s", limits=limits)
+    )
+
+    async def used() -> dict[str, object]:
+        shares = json.loads((await up.leasehold("top", "--json")).out)["shares"]
+        return next((one["measured"] or {} for one in shares if one["name"] == "uses"), {})
+
+    found = await until(used, lambda row: row.get("memory_mib"))
+    shown = await log(up, "uses")
+    await up.clear()
+
+    assert found["memory_mib"] == 2048 + 256
+    assert "alloc 2g: ok\n" in shown
+    assert "alloc 14g: out of memory\n" in shown
+    assert (await run("pgrep", "-f", "alloc 14g")).code == 1
+
+
+async def test_a_machine_without_gpus_is_told_what_to_do(tmp_path: Path) -> None:
+    done = await run(*LEASEHOLD, "up", "--gpus", "local", "--state", str(tmp_path))
+
+    assert not succeeded(done)
+    assert "--gpus local needs a GPU of NVIDIA in this machine, and its driver" in done.err
+    assert "omit the flag to simulate GPUs" in done.err
