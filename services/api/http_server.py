@@ -13,7 +13,8 @@ from aiohttp import web
 
 from services.api import static_page
 from services.api.api_call import ApiCall
-from services.api.read_api import ROUTES, ReadApi, Route
+from services.api.read_api import ReadApi
+from services.api.routes import ROUTES, Route
 from services.api.service import ApiService
 from services.api.visible_cluster import NamespaceFilter, all_namespaces
 from shared.credentials.authorization import Authenticator, Viewer, is_loopback
@@ -47,7 +48,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-MAX_BODY = 64 * 1024
+MAX_BODY = 256 * 1024
 HEARTBEAT_S = 10.0
 """After this time without a change, a comment is sent, and permissions are checked again."""
 encode = msgspec.json.Encoder().encode

@@ -2,11 +2,11 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol, get_type_hints
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from aiohttp import web
@@ -36,6 +36,8 @@ from services.api.visible_cluster import (
     steps_as_spans,
 )
 from shared.credentials.tokens import AccessDeniedError
+from shared.dialects.dialect import Rules
+from shared.kubernetes.manifests import ManifestPod, pods_in
 from shared.ledger.budgets import Budgets
 from shared.ledger.showback import GROUPS, EntryRange, add_up, showback_view
 from shared.model.balance import balance
@@ -81,9 +83,10 @@ from shared.model.views import (
     StateView,
     TraceView,
     VersionView,
-    View,
 )
 from shared.nats.bus import Bus
+from shared.placing.what_if import Forecast, TriedPod, WhatIfOrder, forecast
+from shared.pods.pod_parser import PodParser
 from shared.runtime.span_files import TraceSpan, read_spans, read_trace, span_views
 from shared.runtime.telemetry import trace_id_of
 
@@ -142,8 +145,9 @@ _OF_RESIZE_REPLY = (
     *("outcome", "container", "node", "devices", "before", "after", "pending", "notes"),
     *("reason", "hint"),
 )
-_OF_FINISHED = ("namespace", "node", "name")
+OF_FINISHED = ("namespace", "node", "name")
 MOST_FINISHED = 500
+MOST_TRIED = 500
 ENTRIES_PER_PAGE = 1000
 MAX_ENTRY_PAGES = 5
 """Upper limit of the charges that a budget's chart is made from."""
@@ -182,6 +186,7 @@ class ReadApi:
         budgets: Budgets,
         bus: Bus,
         *,
+        rules: Rules | None = None,
         histories: HistorySource | None = None,
         trace_url: str = "",
         spans: SpanDirectory | None = None,
@@ -189,7 +194,9 @@ class ReadApi:
         self.service = service
         self.budgets = budgets
         self.bus = bus
+        self.rules = rules or Rules()
         self.histories = histories or service.history
+        self._one_trial = asyncio.Lock()
         self.trace_url = trace_url
         self.spans = spans
 
@@ -319,7 +326,7 @@ class ReadApi:
         """Return the pods that finished within a day; at most 500, the latest first."""
         now, leases = self.service.clock.now(), self.service.projection.totals.values()
         live = {lease.pod for totals in leases for lease in totals.leases}
-        asked = {name: value for name in _OF_FINISHED if (value := call.query.get(name))}
+        asked = {name: value for name in OF_FINISHED if (value := call.query.get(name))}
         found = [
             each
             for each in await self.service.history.finished(now)
@@ -418,6 +425,19 @@ class ReadApi:
             preemptions=await self.service.preemptions.state(now=now, past_s=DAY_S),
         )
 
+    async def what_if(self, call: ApiCall) -> Forecast:
+        """Return whether the pods of a manifest would fit now, where, and what is missing."""
+        order = call.decode(WhatIfOrder)
+        nodes = [*self.service.projection.totals.values()]
+        now = self.service.clock.now()
+
+        def try_pods() -> Forecast:
+            pods = tried_pods(order.manifest, self.rules)
+            return forecast(pods, nodes, now=now, visible=call.visible)
+
+        async with self._one_trial:
+            return await asyncio.to_thread(try_pods)
+
     # Requests with an effect
 
     async def resize(self, call: ApiCall) -> ResizeView:
@@ -513,88 +533,20 @@ class ReadApi:
         return self.trace_url.replace("{trace}", quote(id_, safe=""))
 
 
-Handler = Callable[[ReadApi, ApiCall], Awaitable[Any]]
+def tried_pods(manifest: str, rules: Rules) -> list[TriedPod]:
+    """Return the pods of a manifest. Raises RequestError with what is wrong with it."""
+    written = pods_in(manifest, "the manifest")
+    count = sum(each.replicas for each in written)
+    if count > MOST_TRIED:
+        raise RequestError(f"the manifest has {count} pods; at most {MOST_TRIED} can be tried")
+    return [pod for each in written for pod in [_tried_pod(each, rules)] * each.replicas]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """A path, its handler, and the parameters of its query with their meaning."""
-
-    path: str
-    handler: Handler
-    query: Mapping[str, str] = field(default_factory=dict)
-    needs_sync: bool = False
-    """It is unavailable before the ledger was read for the first time."""
-    body: type[View] | None = None
-    """The type of the body of a POST, or None for a GET."""
-
-    @property
-    def method(self) -> str:
-        """The method of the request."""
-        return "POST" if self.body else "GET"
-
-    @property
-    def returns(self) -> Any:
-        """The type of the response's body."""
-        return get_type_hints(self.handler)["return"]
-
-
-IDLE = {"idle_after_s": "shares that have not been used for this long are marked as idle"}
-RANGE = {"range": "1h, 1d (the default) or 7d"}
-ROUTES = (
-    Route(path="/api/v1/state", handler=ReadApi.state, needs_sync=True),
-    Route(path="/api/v1/version", handler=ReadApi.version),
-    Route(path="/api/v1/gpus", handler=ReadApi.gpus, query=IDLE, needs_sync=True),
-    Route(
-        path="/api/v1/leases",
-        handler=ReadApi.leases,
-        query={"namespace": "of this namespace only", "name": "of this pod only", **IDLE},
-        needs_sync=True,
-    ),
-    Route(path="/api/v1/leases/{pod}", handler=ReadApi.lease, query=IDLE, needs_sync=True),
-    Route(path="/api/v1/traces/{namespace}/{pod}", handler=ReadApi.trace, needs_sync=True),
-    Route(path="/api/v1/nodes/{node}", handler=ReadApi.node),
-    Route(path="/api/v1/devices/{uuid}", handler=ReadApi.device),
-    Route(path="/api/v1/namespaces/{namespace}", handler=ReadApi.namespace),
-    Route(path="/api/v1/history", handler=ReadApi.cluster_history, query=RANGE),
-    Route(path="/api/v1/nodes/{node}/history", handler=ReadApi.node_history, query=RANGE),
-    Route(path="/api/v1/devices/{uuid}/history", handler=ReadApi.device_history, query=RANGE),
-    Route(path="/api/v1/leases/{pod}/history", handler=ReadApi.pod_history, query=RANGE),
-    Route(
-        path="/api/v1/namespaces/{namespace}/history",
-        handler=ReadApi.namespace_history,
-        query=RANGE,
-    ),
-    Route(
-        path="/api/v1/finished",
-        handler=ReadApi.finished,
-        query={name: f"of this {name} only" for name in _OF_FINISHED},
-    ),
-    Route(path="/api/v1/first-pod", handler=ReadApi.first_pod),
-    Route(path="/api/v1/budgets", handler=ReadApi.budgets_of),
-    Route(
-        path="/api/v1/reports/showback",
-        handler=ReadApi.showback,
-        query={
-            "window": "the id of one window",
-            "from": "RFC 3339",
-            "to": "RFC 3339, exclusive",
-            "groupBy": "of namespace, model, class, with commas",
-        },
-    ),
-    Route(path="/api/v1/preemptions", handler=ReadApi.preemptions),
-    Route(
-        path="/api/v1/preemptions/{pod}",
-        handler=ReadApi.preemption_plan,
-        query={"min_runtime_s": "leases are safe for this long, instead of the binder's setting"},
-        needs_sync=True,
-    ),
-    Route(
-        path="/api/v1/leases/{pod}/resize",
-        handler=ReadApi.resize,
-        body=ResizeOrder,
-        needs_sync=True,
-    ),
-    Route(path="/api/v1/budgets/{namespace}/grants", handler=ReadApi.grant, body=GrantOrder),
-    Route(path="/api/v1/placing", handler=ReadApi.placing, needs_sync=True),
-)
+def _tried_pod(written: ManifestPod, rules: Rules) -> TriedPod:
+    parsed = PodParser(frozenset({written.pod.spec.scheduler_name}), rules).parse(written.pod)
+    if parsed.request_error:
+        raise RequestError(f"{written.origin}: {parsed.request_error}")
+    if parsed.request is None or not parsed.request.containers:
+        raise RequestError(f"{written.origin} requests no GPU in any known dialect")
+    name = f"{parsed.namespace}/{parsed.name}"
+    return TriedPod(origin=written.origin, name=name, request=parsed.request)

@@ -7,6 +7,7 @@ from shared.credentials.authorization import AUTH_MODES, is_loopback
 from shared.credentials.serving_files import ServingFiles
 from shared.model.errors import RequestError
 from shared.model.lease import IDLE_AFTER_S
+from shared.runtime.request_settings import RequestSettings
 from shared.runtime.settings import LedgerSettings, setting
 
 ABOUT = """Serves a live page of devices, leases and waiting pods, /api/v1, and /metrics with the
@@ -20,8 +21,8 @@ EXAMPLES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApiSettings(LedgerSettings):
-    """Flags of `python -m services.api`."""
+class ApiSettings(RequestSettings, LedgerSettings):
+    """Flags of `python -m services.api`; those about requests must be the watchers'."""
 
     kubeconfig: Path | None = setting(
         None,
@@ -66,6 +67,7 @@ class ApiSettings(LedgerSettings):
 
     def check(self) -> None:
         """Raise RequestError for contradictory settings, and for public access without a token."""
+        RequestSettings.check(self)
         if (self.certificate_file is None) != (self.key_file is None):
             raise RequestError("--certificate-file and --key-file are needed together")
         if self.tokens and self.auth != "tokens":

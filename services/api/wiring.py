@@ -28,6 +28,7 @@ from shared.model.clock import SystemClock
 from shared.nats.bus import Bus
 from shared.nats.usage_requests import request_usage
 from shared.runtime import health
+from shared.runtime.request_settings import load_rules
 from shared.runtime.run import serve
 
 logger = logging.getLogger(__name__)
@@ -64,13 +65,7 @@ async def serve_api(settings: ApiSettings) -> None:
             history=history,
             timing=ApiTiming(idle_after_s=settings.idle_after_minutes * MINUTE_S),
         )
-        api = ReadApi(
-            service,
-            budgets,
-            bus,
-            trace_url=settings.trace_url,
-            spans=SpanDirectory(settings.trace_dir) if settings.trace_dir else None,
-        )
+        api = _read_api(settings, service, budgets, bus)
         server = HttpServer(api, authenticator)
         tls = settings.serving_files
         context = tls.context if tls else None
@@ -95,6 +90,17 @@ async def serve_api(settings: ApiSettings) -> None:
             probes={"redis": ledger.unready_reason, "ledger": service.unready_reason},
             begin=service.begin,
         )
+
+
+def _read_api(settings: ApiSettings, service: ApiService, budgets: Budgets, bus: Bus) -> ReadApi:
+    return ReadApi(
+        service,
+        budgets,
+        bus,
+        rules=load_rules(settings),
+        trace_url=settings.trace_url,
+        spans=SpanDirectory(settings.trace_dir) if settings.trace_dir else None,
+    )
 
 
 async def _authenticator(settings: ApiSettings, stack: AsyncExitStack) -> Authenticator:

@@ -239,7 +239,6 @@ class WhatIf(ApiArguments):
     """
 
     file: str = argument(..., "manifest; - for standard input", positional=True, metavar="FILE")
-    volcano_conf: Path | None = volcano_conf()
 
 
 @command(

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from services.api.read_api import ROUTES, Route
+from services.api.routes import ROUTES, Route
 from shared.model.views import DeltaView
 from tools.generate.pages import ROOT
 

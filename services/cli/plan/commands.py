@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from services.binder.clients import PodClient
@@ -17,9 +17,7 @@ from services.cli.plan import render
 from services.cli.plan.moves import DefragView, MovePlan, plan_moves
 from services.cli.plan.replay import replay
 from services.cli.plan.trace import idle_in_parts, read_nodes, read_pods
-from services.cli.plan.what_if import TriedPod, forecast
-from services.cli.request.command import load_watcher_rules
-from services.cli.request.manifests import ManifestPod, load, pods_in
+from services.cli.request.command import load, load_watcher_rules
 from services.cli.terminal import program
 from shared.dialects.dialect import Rules
 from shared.kubernetes.client import KubernetesClient
@@ -31,6 +29,7 @@ from shared.model.names import PodUid
 from shared.model.preemption import EvictionOutcome, PlacingView, PreemptionState
 from shared.model.request import NodeOrder, PodRequest
 from shared.model.views import ProtectedPod
+from shared.placing.what_if import Forecast, WhatIfOrder
 from shared.pods.pod_parser import PodParser
 
 
@@ -75,24 +74,10 @@ async def read_requests(
 
 def what_if(flags: WhatIf) -> int:
     """Show whether a manifest's pods would fit; return 1 if one of them would wait."""
-    source, text = load(flags.file, sys.stdin)
-    rules = load_watcher_rules(flags.volcano_conf)
-    pods = [pod for each in pods_in(text, source) for pod in _tried_pods(each, rules)]
-    placing = ApiClient(locate(flags)).get("/api/v1/placing", PlacingView)
-    found = forecast(pods, placing.nodes, now=time.time())
+    _, text = load(flags.file, sys.stdin)
+    found = ApiClient(locate(flags)).post("/api/v1/what-if", WhatIfOrder(manifest=text), Forecast)
     terminal.show(flags.output, found, render.forecast_text)
     return 1 if found.waiting else 0
-
-
-def _tried_pods(written: ManifestPod, rules: Rules) -> Iterator[TriedPod]:
-    parsed = PodParser(frozenset({written.pod.spec.scheduler_name}), rules).parse(written.pod)
-    if parsed.request_error:
-        raise RequestError(f"{written.origin}: {parsed.request_error}")
-    if parsed.request is None or not parsed.request.containers:
-        raise RequestError(f"{written.origin} requests no GPU in any known dialect")
-    name = f"{parsed.namespace}/{parsed.name}"
-    for _ in range(written.replicas):
-        yield TriedPod(origin=written.origin, name=name, request=parsed.request)
 
 
 def defrag(flags: Defrag) -> int:

@@ -12,8 +12,8 @@ from rich.text import Text
 from services.cli.formats import FittedTable, age
 from services.cli.plan.moves import DefragView, Move
 from services.cli.plan.replay import Replay
-from services.cli.plan.what_if import AddedNodes, Forecast, TriedOutcome
 from shared.model.views import PlannedShare
+from shared.placing.what_if import AddedNodes, Forecast, TriedOutcome
 
 INTERVALS = 12
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import TextIO
 
 from msgspec import UNSET, UnsetType, field, structs
 from rich.console import Group
@@ -13,13 +14,13 @@ from rich.text import Text
 from services.cli import terminal
 from services.cli.arguments import own_schedulers
 from services.cli.commands import Explain
-from services.cli.request.manifests import ManifestPod, load, pods_in
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
 from services.node_agent.mig.gpu_models import GPU_MODELS
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import Mount, Paths, Rules
 from shared.dialects.hami_core import LIBRARY
+from shared.kubernetes.manifests import ManifestPod, pods_in
 from shared.model.device import Device, DeviceMode, DeviceUse
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share
@@ -154,6 +155,17 @@ class ManifestReport(View, frozen=True, kw_only=True):
     """The pods of a manifest."""
 
     pods: tuple[PodReport, ...]
+
+
+def load(path: str, standard_input: TextIO) -> tuple[str, str]:
+    """Return a manifest's name and text; `-` is standard input. Raises RequestError without one."""
+    if path == "-":
+        return "standard input", standard_input.read()
+    try:
+        return path, Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RequestError(f"{path} cannot be read: {reason}") from error
 
 
 def load_watcher_rules(volcano_conf: Path | None) -> Rules:

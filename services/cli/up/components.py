@@ -136,6 +136,7 @@ def _services(plan: Plan, directory: StateDir) -> list[Component]:
         *("--listen", plan.page_url.removeprefix("http://")),
         *("--state-dir", str(directory.root / "api")),
         *_flag("--scheduler-metrics", settings.scheduler_metrics),
+        *volcano,
     )
     binder = _as_account(directory, BINDER)
     pipeline = [

@@ -118,7 +118,7 @@ async def test_what_another_site_or_a_mistake_sends_does_nothing(serve: Any) -> 
         negative = await send(shown, RESIZE, {"memory_mib": -1}, "root")
         unknown = await send(shown, "/api/v1/leases/p9/resize", SIZE, "root")
         hidden = await send(shown, RESIZE, SIZE, "stranger")
-        large = await send(shown, GRANT, MINUTES | {"reason": "x" * 70_000}, "root")
+        large = await send(shown, GRANT, MINUTES | {"reason": "x" * 300_000}, "root")
         nothing = list(receivers.received)
         no_number = await send(shown, GRANT, MINUTES | {"minutes": "no"}, "root")
 
@@ -163,3 +163,45 @@ async def test_without_a_binder_the_outcome_is_said_to_be_unknown(serve: Any) ->
 
     assert status == 503
     assert "the outcome is unknown" in body["error"]
+
+
+def manifest(memory_mib: int, replicas: int = 1) -> dict[str, str]:
+    limits = f"{{volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: {memory_mib}}}"
+    containers = f"[{{name: main, resources: {{limits: {limits}}}}}]"
+    pod = f"{{metadata: {{namespace: b}}, spec: {{containers: {containers}}}}}"
+    return {
+        "manifest": f"{{kind: Deployment, metadata: {{name: web}}, "
+        f"spec: {{replicas: {replicas}, template: {pod}}}}}"
+    }
+
+
+async def test_what_if_answers_where_pods_would_run_and_what_is_missing(serve: Any) -> None:
+    async with serve(tokens="for-all *\nfor-b b\n") as shown:
+        lease = await reserve_lease(shown, cores=50)
+        await until(lambda: shown.shares("for-all"), lambda shares: len(shares) == 1)
+
+        async def tried(body: Any, viewer: str = "all") -> tuple[int, Any]:
+            headers = {"Authorization": f"Bearer for-{viewer}"}
+            url = f"{shown.url}/api/v1/what-if"
+            async with shown.client.post(url, json=body, headers=headers) as answer:
+                return answer.status, await answer.json()
+
+        status, fits = await tried(manifest(8_000, replicas=3))
+        _, room = await tried(manifest(14_000, replicas=2))
+        _, hidden = await tried(manifest(14_000, replicas=2), "b")
+        wrong = [await tried(each) for each in (manifest(8_000, replicas=501), {"manifest": "x"})]
+
+    assert status == 200
+    assert [(one["origin"], one["pod"], one["node"]) for one in fits["pods"]] == [
+        ("Deployment web", "b/web", "a")
+    ] * 3
+    assert {one["shares"][0]["memory_mib"] for one in fits["pods"]} == {8_000}
+    first, second = room["pods"]
+    assert (first["node"], second["node"]) == ("a", "")
+    assert "Insufficient GPU memory" in second["refusal"]
+    assert second["room"]["leases"] == [f"{lease.namespace}/{lease.name}"]
+    assert hidden["pods"][1]["room"] is None
+    assert [(code, reply["error"]) for code, reply in wrong] == [
+        (400, "the manifest has 501 pods; at most 500 can be tried"),
+        (400, "the manifest, document 1 is not a Kubernetes object: it has no kind"),
+    ]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from services.api.legacy_metrics import legacy_metrics_application
-from services.api.read_api import ROUTES as API
+from services.api.routes import ROUTES as API
 from services.node_agent.usage.usage_metrics import metrics_app
 from services.timekeeper.accounts.accrual import advance, apply_update
 from services.timekeeper.config.budget_spec import parse_spec

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from services.cli.__main__ import main
-from services.cli.request.manifests import pods_in
+from shared.kubernetes.manifests import pods_in
 from shared.model.errors import RequestError
 
 VGPU = """
@@ -181,6 +181,17 @@ def test_a_manifest_and_a_pod_exclude_each_other(explained: Explained) -> None:
 def test_an_empty_file_has_no_pod() -> None:
     with pytest.raises(RequestError, match="has no pod in it"):
         pods_in("", "empty.yaml")
+
+
+DOUBLED = "".join(f"b{n}: &b{n} [*b{n - 1}, *b{n - 1}]\n" for n in range(1, 40))
+
+
+@pytest.mark.parametrize(
+    "text", [f"b0: &b0 [x]\n{DOUBLED}", "kind: Pod\nspec: &a {containers: [*a]}"]
+)
+def test_aliases_that_would_fill_the_memory_are_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="too large once its aliases are filled in"):
+        pods_in(text, "f")
 
 
 def test_a_pod_that_requires_mig_is_placed_on_instances(explained: Explained) -> None:

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 
 from services.cli.plan.moves import MovePlan, plan_moves
-from services.cli.plan.what_if import Forecast, TriedPod, forecast
-from services.cli.request.manifests import pods_in
+from shared.kubernetes.manifests import pods_in
 from shared.model.lease import Lease
 from shared.model.ledger import NodeTotals, counted_use
 from shared.model.names import PodUid
 from shared.model.request import NodeRequirements, NodeTerm, PodRequest
+from shared.placing.what_if import Forecast, TriedPod, forecast
 from tests.support.build import V100_MIB, device, gpu, lease, ledger_node, request, share
 
 NOW = 1_000.0

@@ -1,10 +1,9 @@
-"""The pods of a manifest: its own, and those that its controllers would create."""
+"""The pods of a manifest: its own, and those that its controllers would create; pure."""
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 
@@ -12,6 +11,7 @@ from shared.kubernetes.strict_yaml import load_documents
 from shared.kubernetes.types import ApiPod
 from shared.model.errors import RequestError
 
+MOST_CHARACTERS = 2**22
 TEMPLATES: Mapping[str, tuple[str, ...]] = {
     "Deployment": ("spec", "template"),
     "ReplicaSet": ("spec", "template"),
@@ -36,17 +36,6 @@ class ManifestPod:
     """How many such pods run at once."""
 
 
-def load(path: str, standard_input: TextIO) -> tuple[str, str]:
-    """Return a manifest's name and text; `-` is standard input. Raises RequestError without one."""
-    if path == "-":
-        return "standard input", standard_input.read()
-    try:
-        return path, Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise RequestError(f"{path} cannot be read: {reason}") from error
-
-
 def pods_in(text: str, source: str) -> list[ManifestPod]:
     """Return the pods of a manifest of any number of YAML or JSON documents.
 
@@ -56,6 +45,7 @@ def pods_in(text: str, source: str) -> list[ManifestPod]:
         documents = load_documents(text)
     except ValueError as error:
         raise RequestError(f"{source} is not YAML: {error}") from error
+    _check_size(documents, source)
     pods = [
         pod
         for number, document in enumerate(documents, start=1)
@@ -65,6 +55,19 @@ def pods_in(text: str, source: str) -> list[ManifestPod]:
         kinds = ", ".join(("Pod", *TEMPLATES, "Volcano Job", "List"))
         raise RequestError(f"{source} has no pod in it; pods are found in {kinds}")
     return pods
+
+
+def _check_size(documents: Any, source: str) -> None:
+    """Raise RequestError for a text whose aliases make it large, or contain themselves."""
+    left, size = [documents], 0
+    while left:
+        value = left.pop()
+        children = [*value, *value.values()] if isinstance(value, dict) else value
+        if isinstance(children, list):
+            left += children
+        size += 1 + (len(value) if isinstance(value, str) else 0)
+        if size + len(left) > MOST_CHARACTERS:
+            raise RequestError(f"{source} is too large once its aliases are filled in")
 
 
 def _pods_of(document: Any, where: str) -> Iterator[ManifestPod]:

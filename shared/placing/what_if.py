@@ -1,13 +1,14 @@
 """Whether pods would fit on the cluster as it is now, and what is missing if not; pure."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import structs
 
 from shared.model.device import DeviceUse
+from shared.model.lease import Lease
 from shared.model.ledger import LedgerNode, NodeTotals
-from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
 from shared.model.views import PlannedShare, View
@@ -27,6 +28,13 @@ class TriedPod:
     name: str
     """Its namespace and name."""
     request: PodRequest
+
+
+class WhatIfOrder(View, frozen=True, kw_only=True):
+    """Pods to try."""
+
+    manifest: str
+    """YAML or JSON, with any number of pods and of objects that create pods."""
 
 
 class RoomView(View, frozen=True, kw_only=True):
@@ -79,8 +87,17 @@ class Forecast(View, frozen=True, kw_only=True):
         return tuple(each for each in self.pods if not each.node)
 
 
-def forecast(pods: Sequence[TriedPod], nodes: Sequence[NodeTotals], *, now: float) -> Forecast:
-    """Place the pods one after the other; budgets and quotas are not counted."""
+def forecast(
+    pods: Sequence[TriedPod],
+    nodes: Sequence[NodeTotals],
+    *,
+    now: float,
+    visible: Callable[[Namespace], bool] = lambda _: True,
+) -> Forecast:
+    """Place the pods one after the other; budgets and quotas are not counted.
+
+    Only pods of visible namespaces are named as those that would have to end.
+    """
     trials = ClusterTrials(nodes)
     rooms: dict[str, RoomView | None] = {}
     outcomes: list[TriedOutcome] = []
@@ -94,14 +111,19 @@ def forecast(pods: Sequence[TriedPod], nodes: Sequence[NodeTotals], *, now: floa
             continue
         waiting.append(pod.request)
         if pod.origin not in rooms:
-            rooms[pod.origin] = _room(pod.request, trials, now)
+            rooms[pod.origin] = _room(pod.request, trials, now, visible)
         room = rooms[pod.origin]
         outcomes.append(structs.replace(outcome, refusal=found.text, room=room))
     return Forecast(pods=tuple(outcomes), add_nodes=tuple(_additions(waiting, nodes)))
 
 
-def _room(request: PodRequest, trials: ClusterTrials, now: float) -> RoomView | None:
-    found = next(rooms_by_few(request, trials, lambda lease: not lease.claim, now=now), None)
+def _room(
+    request: PodRequest, trials: ClusterTrials, now: float, visible: Callable[[Namespace], bool]
+) -> RoomView | None:
+    def may_end(lease: Lease) -> bool:
+        return not lease.claim and visible(lease.namespace)
+
+    found = next(rooms_by_few(request, trials, may_end, now=now), None)
     trials.restore()
     if found is None:
         return None
