@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.cli.commands import Status
+from services.cli.formats import age
 from services.cli.state_dir import (
     LOCAL,
     ComponentState,
@@ -80,9 +81,9 @@ def _fault(directory: StateDir, component: ComponentState) -> str:
 def text_of(directory: StateDir, state: State, faults: dict[str, str]) -> str:
     """Return what runs, where it is, and what to try next."""
     count = len(state.components)
-    minutes = (time.time() - state.started_at) // 60
+    since = age(time.time() - state.started_at)
     lines = [
-        f"running for {minutes:.0f} min: {count - len(faults)} of {count} components are ready",
+        f"running for {since}: {count - len(faults)} of {count} components are ready",
         *(f"  {name}: {fault}" for name, fault in faults.items()),
         "",
         summary(directory, state),
@@ -103,7 +104,7 @@ def summary(directory: StateDir, state: State) -> str:
     page = any(component.name == "api" for component in state.components)
     pod = shlex.quote(str(directory.first_pod))
     missing = "" if shutil.which("kubectl") else "   # kubectl is not on PATH: install it first"
-    uses = "nvidia-smi                 # it sees its share of a GPU"
+    uses = "nvidia-smi   # it sees its share of a GPU"
     local = LOCAL in state.nodes.values()
     if not local and not any(map(shutil.which, ("cc", "gcc", "clang"))):
         uses = "env     # the limits of its share; nvidia-smi needs a C compiler on PATH"
@@ -116,7 +117,7 @@ Try next:
   export KUBECONFIG={kubeconfig}{missing}
   kubectl apply -f {pod}
   kubectl exec first -- {uses}
-  {command} explain first{flag}     # why it runs where it runs
+  {command} explain first{flag}   # why it runs where it runs
 
 `{command} status{flag}` shows this again, `{command} down{flag}` stops it."""
 

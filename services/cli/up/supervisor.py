@@ -134,6 +134,8 @@ class SupervisionTiming:
 
     ready_s: float = 60.0
     """The longest pause without another component being ready."""
+    progress_s: float = 10.0
+    """Between two reports of what is not ready yet."""
     poll_s: float = 0.02
     """Between two readiness checks; ten times as long once a start has lasted 5 s."""
     terminate_s: float = 5.0
@@ -328,7 +330,7 @@ class Supervisor:
         policy: RestartPolicy | None = None,
         timing: SupervisionTiming | None = None,
     ) -> None:
-        self.save = save
+        self.save, self.report = save, report
         self.timing = timing or SupervisionTiming()
         self.all_ready = False
         self.stages = [
@@ -373,6 +375,7 @@ class Supervisor:
     async def _start(self, tasks: asyncio.TaskGroup) -> None:
         pause_s = self.timing.ready_s
         now_s = asyncio.get_running_loop().time
+        progress = tasks.create_task(self._report_progress())
         try:
             async with asyncio.timeout(pause_s) as limit, asyncio.TaskGroup() as starting:
 
@@ -391,6 +394,17 @@ class Supervisor:
                 f"{', '.join(process.component.name for process in late)}; the end of "
                 f"{late[0].log}:\n{late[0].log_tail()}"
             ) from error
+        finally:
+            progress.cancel()
+
+    async def _report_progress(self) -> None:
+        started_at_s = time.monotonic()
+        while True:
+            await asyncio.sleep(self.timing.progress_s)
+            late = [name for name, process in self.processes.items() if not process.ready.is_set()]
+            names = ", ".join(late[:3]) + (", ..." if late[3:] else "")
+            took_s = time.monotonic() - started_at_s
+            self.report(f"  {len(late)} of {len(self.processes)} start for {took_s:.0f} s: {names}")
 
     async def _start_one(self, process: ComponentProcess, tasks: asyncio.TaskGroup) -> None:
         for name in process.component.after:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 import time
@@ -60,7 +61,7 @@ class Watched:
             report=self.reports.append,
             save=self._save,
             policy=QUICK,
-            timing=SupervisionTiming(ready_s=ready_s, terminate_s=terminate_s),
+            timing=SupervisionTiming(ready_s=ready_s, terminate_s=terminate_s, progress_s=0.7),
         )
 
     def _save(self, states: tuple[ComponentState, ...], ready: bool) -> None:
@@ -196,6 +197,7 @@ async def test_each_component_that_becomes_ready_allows_the_others_more_time(
         await watched.ready.wait()
 
     assert time.monotonic() - began_s > pause_s
+    assert any(re.match(r"  \d of 4 start for \d s: .*\bd\b", line) for line in watched.reports)
     watched.stop.set()
     await task
 
