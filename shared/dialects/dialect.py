@@ -6,9 +6,9 @@ from pathlib import PurePath
 
 from shared.dialects.advertised import Advertisement, NodeSoftware
 from shared.model.device import Device
-from shared.model.lease import Lease, Share
+from shared.model.lease import MIB, Lease, Share
 from shared.model.names import DeviceUuid, Namespace
-from shared.model.request import PodRequest
+from shared.model.request import GpuRequest, PodRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +150,18 @@ class Dialect:
     """All annotations of the pod that `read` uses."""
     request_labels: frozenset[str] = frozenset()
     """All labels of the pod that `read` uses."""
+    request_fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By the field of a request or of its devices' selection, the annotations it comes from."""
     parse: Callable[[PodManifest, Rules], PodRequest | None]
     """Parses a pod's request; None: it requests nothing in this dialect."""
+    limits: Callable[[GpuRequest, PodRequest], dict[str, int]]
+    """The limits with which a container of a pod requests this, for hints; empty: there are none
+    for it among the resources that the pod requests."""
+    part: str = ""
+    """The field of `GpuRequest` in which a container with a whole device can request a part of its
+    memory instead; empty: it cannot."""
+    memory_step: int = MIB
+    """Bytes of memory are requested in multiples of it."""
     binding_annotations: Callable[[Lease, float], dict[str, str]]
     """Annotations of the Binding, given the lease and the Unix time."""
     allocated_annotations: Callable[[Lease, frozenset[str]], dict[str, str]] = (

@@ -1,7 +1,7 @@
 """The variables and mounts with which HAMi-core limits a container to its shares; pure."""
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -10,7 +10,7 @@ from shared.dialects.dialect import ContainerSetup, Mount, Paths, PodManifest
 from shared.dialects.reserved import DEVICE_ORDER, LIBRARY_DIRECTORY, VISIBLE
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease, Share
-from shared.model.request import GpuRequest
+from shared.model.request import GpuRequest, PodRequest
 
 
 class PodMemo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -184,6 +184,23 @@ def encode_share(share: Share, memory: int) -> str:
     """
     place = f"[{share.mig.layout}-{share.mig.position}]" if share.mig else ""
     return f"{share.device}{place},NVIDIA,{memory},{share.cores_percent}:"
+
+
+def limits_of(
+    count: str, memory: str, percentage: str, cores: str
+) -> Callable[[GpuRequest, PodRequest], dict[str, int]]:
+    """Return `Dialect.limits` of resources with these names."""
+
+    def limits(container: GpuRequest, _: PodRequest) -> dict[str, int]:
+        amounts = {
+            count: container.gpus,
+            memory: container.memory_units or 0,
+            percentage: container.memory_percent or 0,
+            cores: container.cores_percent,
+        }
+        return {name: amount for name, amount in amounts.items() if amount}
+
+    return limits
 
 
 def released_amounts(share: Share, memory: str, cores: str) -> dict[str, int]:

@@ -59,7 +59,7 @@ def repelled_from(
 
 def with_repelled(request: PodRequest, repelled: RepelledFrom) -> PodRequest:
     """Return the request with these values."""
-    if not repelled:
+    if repelled == request.node_requirements.repelled_from:
         return request
     requirements = structs.replace(request.node_requirements, repelled_from=repelled)
     return structs.replace(request, node_requirements=requirements)

@@ -17,7 +17,7 @@ from services.node_agent.settings import AgentSettings
 from services.topology import mermaid
 from shared.placing.choice.device_refusals import NODE_TEXTS
 from shared.placing.pod_fields import FIELDS, Effect
-from shared.placing.refusal.refusals import HINTS
+from shared.placing.refusal.refusals import REMEDIES
 from shared.runtime.settings import LedgerSettings, ServiceSettings
 from simcluster.node_agent.agent import SimulatedAgentSettings
 from tools.generate import network_policies
@@ -208,11 +208,13 @@ def _pod_fields() -> str:
 
 
 def _refusal_codes() -> str:
-    """Return what each code says of nodes, and its hint."""
+    """Return what each code says of nodes, and what an administrator can do."""
     rows = []
-    for code in sorted({*NODE_TEXTS, *HINTS}):
-        hint = HINTS.get(code, "")
-        advice = hint.format(node="NODE") if isinstance(hint, str) else "the hint names what fits"
+    for code in sorted({*NODE_TEXTS, *REMEDIES}):
+        hint = REMEDIES.get(code, "")
+        advice = (
+            hint.format(node="NODE") if isinstance(hint, str) else "the hint names what to check"
+        )
         rows.append((f"`{code}`", "; ".join(filter(None, (NODE_TEXTS.get(code), advice)))))
     return _list(rows)
 

@@ -210,7 +210,9 @@ class GangDecision:
     """How many pods fit before one did not."""
     refusal: Refusal | None = None
     impossible: str = ""
-    """Why they would not fit if no other pod ran, and what to change; empty if they may."""
+    """Why they would not fit if no other pod ran; empty if they may."""
+    waits: bool = False
+    """The pod that does not fit would fit once other pods have ended."""
 
 
 def decide_gang(
@@ -245,7 +247,7 @@ def _never_fits(members: Sequence[PodQueued], needed: int, context: DecisionCont
         if most < least:
             return (
                 f"waiting does not help: if no other pod ran, {most} of {least} equal pods of the "
-                "gang would fit: lower its minimum, request less, or add nodes"
+                "gang would fit"
             )
     return ""
 
@@ -267,32 +269,49 @@ def gang_too_small(gang: Gang, *, live: int, waiting: int) -> Refusal:
 
 
 def gang_does_not_fit(
-    gang: Gang, *, live: int, fitting: int, refusal: Refusal, impossible: str = ""
+    gang: Gang, *, live: int, decision: GangDecision, refusal: Refusal
 ) -> Refusal:
     """Return the refusal of a gang of which only some pods fit, with the reason of the next.
 
     Its amounts count those that fit, which hold nothing: they differ from what commands and page
     show as free.
     """
+    fitting = decision.fitting
     if live:
         leased = f"{live} of {gang.min_member} have a lease"
         count = f"{leased}, {fitting} of the other {gang.min_member - live}"
     else:
         count = f"{fitting} of {gang.min_member}"
     reason = f"{_rule(gang)}; {count} fit"
-    if impossible:
-        refusal = structs.replace(refusal, hint=impossible, permanent=True)
+    refusal = structs.replace(
+        refusal,
+        hint=_gang_hint(gang, live, decision, refusal),
+        permanent=refusal.permanent or bool(decision.impossible),
+    )
     if not fitting:
         return structs.replace(refusal, reason=f"{reason}: {refusal.reason}")
     return structs.replace(
         refusal,
         reason=f"{reason}, and beside them: {refusal.reason}",
-        hint=impossible or (refusal.hint and f"beside the {fitting} that fit, {refusal.hint}"),
         nearest_nodes=tuple(
             structs.replace(node, reason=f"{node.reason}, with the {fitting} that fit counted")
             for node in refusal.nearest_nodes
         ),
     )
+
+
+def _gang_hint(gang: Gang, live: int, decision: GangDecision, refusal: Refusal) -> str:
+    """Return what lets the gang run, or what its next pod needs."""
+    runs = live + decision.fitting
+    ways = [
+        f"lower the gang's minimum to {runs + gang.placed_elsewhere}, as {runs} of its pods have "
+        "room now"
+    ] * bool(runs)
+    if decision.impossible:
+        reduced = "request less in each of its pods, or ask an administrator to add nodes"
+        return f"{decision.impossible}: {'; or '.join([*ways, reduced])}"
+    ways += ["wait until other pods have ended"] * decision.waits
+    return "; or ".join(ways) or f"each pod of the gang needs a change: {refusal.hint}"
 
 
 def choose_offer_recipients(members: Iterable[PodQueued]) -> set[PodUid]:
@@ -349,7 +368,9 @@ def _place_in_order(
         context.mirror.drop(event.pod)
     may_fit = len(chosen) + sum(not refusal.permanent for _, refusal in refused)
     refusal = structs.replace(refused[0][1], permanent=may_fit < needed)
-    return GangDecision([], len(chosen), refusal)
+    memo = context.index.refusals.get(placement_key(refused[0][0]))
+    waits = memo is not None and bool(memo.advice.waiting)
+    return GangDecision([], len(chosen), refusal, waits=waits)
 
 
 def _size(event: PodQueued) -> tuple[int, ...]:

@@ -479,13 +479,7 @@ class Rounds:
                 return spare
             refusal = member_refused(gang, *decisions.refused[0])
             return await self._refuse(pods, enrollment, refusal, events, capacity=capacity)
-        refusal = gang_does_not_fit(
-            gang,
-            live=live,
-            fitting=decision.fitting,
-            refusal=decision.refusal,
-            impossible=decision.impossible,
-        )
+        refusal = gang_does_not_fit(gang, live=live, decision=decision, refusal=decision.refusal)
         recipients = choose_offer_recipients(pods)
         return await self._refuse(
             pods, enrollment, refusal, events, capacity=capacity, recipients=recipients

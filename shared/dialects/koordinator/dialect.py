@@ -65,6 +65,7 @@ from shared.dialects.koordinator.annotation import (
 )
 from shared.dialects.koordinator.hints import (
     ANNOTATIONS,
+    HINT,
     MODEL_LABEL,
     VENDOR,
     VENDOR_LABEL,
@@ -284,6 +285,20 @@ def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
     )
 
 
+def limits(container: GpuRequest, pod: PodRequest) -> dict[str, int]:
+    """Return the limits that request this, of all the container's GPUs together."""
+    if NVIDIA_GPUS in pod.triggers:
+        return {NVIDIA_GPUS: container.gpus} if container.whole else {}
+    full = FULL * container.whole
+    each = {
+        CORE: full or container.cores_percent,
+        RATIO: full or container.memory_percent or 0,
+        MEMORY: container.memory_bytes or 0,
+    }
+    amounts = {PREFIX + name: amount * container.gpus for name, amount in each.items() if amount}
+    return {TRIGGER: container.gpus, **amounts}
+
+
 def _is_all_memory(part: GpuRequest) -> bool:
     return part.whole or part.memory_percent == FULL
 
@@ -455,7 +470,14 @@ DIALECT = Dialect(
     node_objects=frozenset({COLLECTION}),
     request_annotations=ANNOTATIONS,
     request_labels=frozenset({ISOLATION_LABEL}),
+    request_fields={
+        "models": (HINT,),
+        "not_models": (HINT,),
+        "topology_scope": (HINT,),
+    },
     parse=parse,
+    limits=limits,
+    part="memory_percent",
     binding_annotations=binding_annotations,
     container_setup=container_setup,
     advertise=advertise,

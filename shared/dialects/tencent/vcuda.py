@@ -108,6 +108,13 @@ def _parse_container(container: ContainerManifest) -> GpuRequest:
     )
 
 
+def limits(container: GpuRequest, _: PodRequest) -> dict[str, int]:
+    """Return the limits that request this; memory beside whole GPUs has no effect."""
+    if container.whole:
+        return {CORE: WHOLE * container.gpus}
+    return {CORE: container.cores_percent, MEMORY: (container.memory_bytes or 0) // BLOCK_BYTES}
+
+
 def _amount(container: ContainerManifest, resource: str) -> int:
     return container.limits.get(resource, container.requests.get(resource, 0))
 
@@ -203,6 +210,9 @@ DIALECT = Dialect(
     agent_annotations=frozenset({ASSIGNED}),
     request_annotations=frozenset({CORE_LIMIT}),
     parse=parse,
+    limits=limits,
+    part="memory_bytes",
+    memory_step=BLOCK_BYTES,
     binding_annotations=binding_annotations,
     allocated_annotations=assigned_when_done(ASSIGNED),
     container_setup=container_setup,

@@ -84,6 +84,14 @@ def _parse_memory(containers: Sequence[ContainerManifest]) -> PodRequest:
     )
 
 
+def limits(container: GpuRequest, pod: PodRequest) -> dict[str, int]:
+    """Return the limits that request this: of memory, or of GPUs, as the pod does."""
+    if NUMBER in pod.triggers:
+        return {NUMBER: container.gpus} if container.whole else {}
+    trigger = {TRIGGER: 1} if TRIGGER in pod.triggers else {}
+    return {MEMORY: container.memory_units or 0, **trigger}
+
+
 def amount_changes(amounts: Mapping[str, int]) -> dict[str, int | None]:
     """Return the trigger for a container that requests memory without it.
 
@@ -238,6 +246,7 @@ DIALECT = Dialect(
     agent_annotations=frozenset({ASSIGNED}),
     request_annotations=frozenset(),
     parse=parse,
+    limits=limits,
     binding_annotations=binding_annotations,
     allocated_annotations=assigned_when_done(ASSIGNED),
     container_setup=container_setup,

@@ -223,7 +223,17 @@ DIALECT = Dialect(
     request_annotations=frozenset(
         {MODE, GROUP_POLICY, *VOLCANO_GROUPS, USE_TYPES, NOT_TYPES, USE_UUIDS, NOT_UUIDS}
     ),
+    request_fields={
+        "types": (USE_TYPES, NOT_TYPES),
+        "not_types": (NOT_TYPES,),
+        "uuids": (USE_UUIDS,),
+        "not_uuids": (NOT_UUIDS,),
+        "mode": (MODE,),
+        "anti_affinity_groups": (GROUP_POLICY,),
+    },
     parse=parse,
+    limits=hami_core.limits_of(NUMBER, MEMORY, PERCENTAGE, CORES),
+    part="memory_units",
     binding_annotations=binding_annotations,
     allocated_annotations=allocated_annotations,
     failed_annotations=lambda _: {PHASE: "failed", TIME: NEVER},

@@ -10,6 +10,7 @@ from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace
 from shared.model.placement import NodeVerdict, Refusal
 from shared.model.request import PodRequest, RepelledFrom
+from shared.placing.advice import Advice
 from shared.placing.anti_affinity import Domain, domains, repelled_from, with_repelled
 from shared.placing.choice.device_choice import allowed_modes, device_chooser, device_key
 from shared.placing.fragmentation import Fragmentation
@@ -132,6 +133,7 @@ class RefusalMemo:
     """The nodes that would fit if they were empty, as of the inventory's position."""
     details: Mapping[NearNode, tuple[NodeFilterFailure, NodeVerdict]]
     """Why the nearest nodes do not fit."""
+    advice: Advice
     refusal: Refusal
 
 
@@ -151,6 +153,8 @@ class NodeIndex:
         """The latest refusals, by `placement_key`."""
         self.empty_copies: dict[tuple[MirroredNode, int], MirroredNode] = {}
         """Nodes without any use, by node and the inventory's position."""
+        self.idle_copies: dict[tuple[MirroredNode, int], MirroredNode] = {}
+        """Nodes as they would be if all pods on them had ended; by the same."""
         self.pods_on_empty: dict[tuple[Hashable, int], tuple[int, int]] = {}
         """How many equal pods of a gang fit on empty nodes, at most as many as asked for; by
         `placement_key` and that number, with the inventory's position."""

@@ -134,11 +134,7 @@ def over_quota(
         return no_budget(namespace)
     reasons = list(dict.fromkeys(_reason(excess) for excess in excesses))
     reason = f"the GPU quota of namespace {namespace} blocks the pod: {'; '.join(reasons)}"
-    raise_it = f"raise its GPUQuota (kubectl get gpuquota {namespace})"
-    hint = f"wait until a pod of namespace {namespace} ends, or {raise_it}"
-    if all(map(_never_met, excesses)):
-        instead = other_refusal.hint if other_refusal else _allowed_instead(excesses)
-        hint = f"{instead}, or {raise_it}"
+    hint = _hint(namespace, excesses, other_refusal)
     if other_refusal is None:
         return Refusal(
             reason=reason,
@@ -156,6 +152,29 @@ def over_quota(
     )
 
 
+def _hint(
+    namespace: Namespace, excesses: tuple[QuotaExcess, ...], other_refusal: Refusal | None
+) -> str:
+    """Return what the pod's author can do, and what else an administrator can."""
+    administrator = f"ask an administrator to raise its GPUQuota (kubectl get gpuquota {namespace})"
+    ends = f"wait until other pods of namespace {namespace} have ended"
+    amounts = [each for each in excesses if each.measure not in {"pool", "model"}]
+    if other_refusal is not None and not other_refusal.permanent:
+        return f"wait until pods have ended where the quota allows the pod, or {administrator}"
+    if len(amounts) < len(excesses):
+        return f"waiting does not help: {administrator}"
+    free = [_at_most(each, _left(each)) for each in amounts]
+    if not any(map(_never_met, amounts)):
+        less = [f"request {' and '.join(free)}"] * all(map(_left, amounts))
+        return "; or ".join([*less, ends, administrator])
+    if any(each.limit == 0 for each in amounts):
+        return f"waiting does not help: {administrator}"
+    if all(map(_left, amounts)):
+        return f"waiting does not help: request {' and '.join(free)}; or {administrator}"
+    most = " and ".join(_at_most(each, each.limit) for each in amounts)
+    return f"waiting alone does not help: request {most}, and {ends}; or {administrator}"
+
+
 def no_budget(namespace: Namespace) -> Refusal:
     """Return the refusal of a namespace whose budget is exhausted."""
     return Refusal(
@@ -170,17 +189,19 @@ def no_budget(namespace: Namespace) -> Refusal:
 
 def _never_met(excess: QuotaExcess) -> bool:
     """Return whether the quota refuses the pod, or its gang, even if no other pod has a lease."""
-    return excess.requested + excess.by_gang > excess.limit or excess.measure in {"pool", "model"}
+    return excess.requested + excess.by_gang > excess.limit
 
 
-def _allowed_instead(excesses: Iterable[QuotaExcess]) -> str:
-    first = next(iter(excesses))
-    if first.measure in {"pool", "model"}:
-        return "waiting does not help: change which nodes or GPUs the pod may use"
-    of_model = f" of model {first.model}" if first.model else ""
-    together = " for all pods of the gang together" if first.by_gang else ""
-    limit = f"{_amount(first.measure, first.limit)} {_MEASURE_NAMES[first.measure]}"
-    return f"waiting does not help: request at most {limit}{of_model}{together}"
+def _left(excess: QuotaExcess) -> int:
+    """Return what other pods leave to the pod, or to its gang."""
+    return max(0, excess.limit - excess.used + excess.by_gang)
+
+
+def _at_most(excess: QuotaExcess, amount: int) -> str:
+    of_model = f" of model {excess.model}" if excess.model else ""
+    whole = "in all pods of the gang" if excess.by_gang else "in the whole pod"
+    number = _amount(excess.measure, amount)
+    return f"at most {number} {_MEASURE_NAMES[excess.measure]}{of_model} {whole}"
 
 
 def _reason(excess: QuotaExcess) -> str:

@@ -43,7 +43,7 @@ async def test_what_if_and_defrag_make_room_for_a_waiting_pod(up: Stack) -> None
 
     tried = await until(
         lambda: up.leasehold("what-if", str(manifest)),
-        lambda done: "Request at most 9360 MiB" in done.out,
+        lambda done: "set volcano.sh/vgpu-memory: 9360," in done.out,
     )
 
     assert tried.code == 1

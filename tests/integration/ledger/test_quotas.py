@@ -267,8 +267,9 @@ async def test_a_gang_that_exceeds_a_quota_as_a_whole_reserves_and_counts_nothin
     assert (excess.limit, excess.used, excess.by_gang, excess.requested) == (2, 2, 2, 1)
     assert quota_refusals.over_quota(TEAM, refused.quotas, None).text == (
         "the GPU quota of namespace team blocks the pod: it allows 2 GPU cards, 0 are used and 3 "
-        "requested by pods of the gang. Waiting does not help: request at most 2 GPU cards for all "
-        "pods of the gang together, or raise its GPUQuota (kubectl get gpuquota team)."
+        "requested by pods of the gang. Waiting does not help: request at most 2 GPU cards in all "
+        "pods of the gang; or ask an administrator to raise its GPUQuota (kubectl "
+        "get gpuquota team)."
     )
     assert await held(leases) == QuotaUsage()
     assert len(await reserve(leases, reservation("single", share("a", 0, 16_000, whole=True)))) == 1

@@ -289,7 +289,8 @@ async def filled(history: HistoryFile) -> ApiService:
         )
     reason = "0/3 nodes are available: 2 Insufficient GPU memory, 1 GPU is unhealthy."
     projection.update_waiting(
-        waiting(number, reason, "request at most 40960 MiB per GPU, or wait") for number in (1, 2)
+        waiting(number, reason, "in container main set nvidia.com/gpumem: 40960, or wait")
+        for number in (1, 2)
     )
     projection.update_budgets(
         [budget("research", "warning", 540, 60), budget("vision", "ok", 9, 0)]

@@ -102,7 +102,7 @@ def test_a_request_that_no_such_device_fits_is_refused_with_the_numbers(
 
     assert code == 1
     assert "Insufficient GPU memory" in out
-    assert "request at most 15360 MiB" in out
+    assert "set volcano.sh/vgpu-memory: 15360," in out
 
 
 @pytest.mark.parametrize(

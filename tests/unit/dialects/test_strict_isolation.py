@@ -144,7 +144,7 @@ def test_a_strict_part_without_instances_is_refused_for_good() -> None:
 
     assert isinstance(refusal, Refusal)
     assert "can use only MIG instances and whole GPUs" in refusal.nearest_nodes[0].devices[0].reason
-    assert "remove strict isolation from the pod" in refusal.hint
+    assert "volcano.sh/vgpu-cores: 100 and remove volcano.sh/vgpu-memory," in refusal.hint
     assert refusal.permanent
 
 

@@ -9,6 +9,7 @@ from msgspec import structs
 from services.placer.rounds.decisions import (
     GANG_NOT_DECIDED,
     DecisionContext,
+    GangDecision,
     changed_verdicts,
     choose_offer_recipients,
     decide_gang,
@@ -121,20 +122,22 @@ def test_a_gang_that_would_not_fit_an_empty_cluster_is_not_advised_to_wait() -> 
     hopeful, hopeless = decide_gang(three, 3, busy), decide_gang(three, 3, idle)
     assert hopeful.refusal is not None
     assert hopeless.refusal is not None
-    refusal = gang_does_not_fit(
-        GANG,
-        live=0,
-        fitting=hopeless.fitting,
-        refusal=hopeless.refusal,
-        impossible=hopeless.impossible,
-    )
+    refusal = gang_does_not_fit(GANG, live=0, decision=hopeless, refusal=hopeless.refusal)
+    waits = gang_does_not_fit(GANG, live=0, decision=hopeful, refusal=hopeful.refusal)
 
     assert (hopeful.impossible, hopeful.fitting) == ("", 2)
     assert refusal.permanent
     assert refusal.hint == (
         "waiting does not help: if no other pod ran, 2 of 3 equal pods of the gang would fit: "
-        "lower its minimum, request less, or add nodes"
+        "lower the gang's minimum to 2, as 2 of its pods have room now; or request less in each of "
+        "its pods, or ask an administrator to add nodes"
     )
+    assert waits.hint == (
+        "lower the gang's minimum to 2, as 2 of its pods have room now; or wait until other pods "
+        "have ended"
+    )
+    for context in (busy, idle):
+        assert decide_gang(three, 2, context).refusal is None
 
 
 def test_refusals_name_what_the_gang_lacks() -> None:
@@ -150,12 +153,12 @@ def test_refusals_name_what_the_gang_lacks() -> None:
     assert gang_too_small(beside, live=0, waiting=1).reason.startswith(
         "gang default/g needs 3 pods at once, beside 2 of other schedulers; 1 of 3"
     )
-    assert gang_does_not_fit(GANG, live=0, fitting=2, refusal=full).reason.endswith(
-        "; 2 of 3 fit, and beside them: 0/1 nodes are available."
-    )
-    assert gang_does_not_fit(GANG, live=1, fitting=0, refusal=full).reason.endswith(
-        "; 1 of 3 have a lease, 0 of the other 2 fit: 0/1 nodes are available."
-    )
+    assert gang_does_not_fit(
+        GANG, live=0, decision=GangDecision([], 2), refusal=full
+    ).reason.endswith("; 2 of 3 fit, and beside them: 0/1 nodes are available.")
+    assert gang_does_not_fit(
+        GANG, live=1, decision=GangDecision([], 0), refusal=full
+    ).reason.endswith("; 1 of 3 have a lease, 0 of the other 2 fit: 0/1 nodes are available.")
 
 
 def test_the_amounts_beside_pods_of_the_gang_that_fit_are_said_to_count_them() -> None:
@@ -163,11 +166,13 @@ def test_the_amounts_beside_pods_of_the_gang_that_fit_are_said_to_count_them() -
     decided = decide_gang([member(f"g-{n}", 4_000) for n in range(3)], 3, context)
     assert decided.refusal is not None
 
-    refusal = gang_does_not_fit(GANG, live=0, fitting=decided.fitting, refusal=decided.refusal)
+    refusal = gang_does_not_fit(GANG, live=0, decision=decided, refusal=decided.refusal)
 
     assert refusal.text.endswith(
-        "2 of 3 fit, and beside them: 0/1 nodes are available: 1 Insufficient GPU memory. Beside "
-        "the 2 that fit, request at most 2000 MiB: node n0 device 0 has the most free memory."
+        "2 of 3 fit, and beside them: 0/1 nodes are available: 1 Insufficient GPU memory. Waiting "
+        "does not help: if no other pod ran, 2 of 3 equal pods of the gang would fit: lower the "
+        "gang's minimum to 2, as 2 of its pods have room now; or request less in each of its pods, "
+        "or ask an administrator to add nodes."
     )
     assert refusal.nearest_nodes[0].reason.endswith(", with the 2 that fit counted")
     assert used_mib(context) == [0]

@@ -165,7 +165,7 @@ def test_item_24_more_gpus_than_cards_names_the_check() -> None:
     assert isinstance(refusal, Refusal)
     assert refusal.counts == (("NotEnoughGpus", 1),)
     assert "3 different GPUs requested, 2 present" in refusal.nearest_nodes[0].reason
-    assert refusal.hint == "request at most 2 GPUs in one container, as node n1 has"
+    assert "in container main set volcano.sh/vgpu-number: 2," in refusal.hint
     assert refusal.permanent
 
 

@@ -128,7 +128,7 @@ def test_item_43_a_partitioned_card_gives_its_smallest_instance_that_fits() -> N
     assert isinstance(refusal, Refusal)
     assert refusal.counts == (("GpuInstancesTaken", 1),)
     assert not refusal.permanent
-    assert "wait until an instance" in refusal.hint
+    assert refusal.hint == "wait until pods on node n1 have ended"
     assert refusal.nearest_nodes[0].devices[0].reason == (
         "an instance of 8000 MiB or more is needed, leased instances require its layout group2, "
         "and none is free there"
@@ -167,7 +167,7 @@ def test_item_48_more_than_the_largest_instance_never_fits() -> None:
 
     assert isinstance(refusal, Refusal)
     assert refusal.permanent
-    assert refusal.hint.startswith("request at most 80896 MiB")
+    assert "set volcano.sh/vgpu-memory: 80896," in refusal.hint
     assert "the largest in its layouts has 80896 MiB" in (
         refusal.nearest_nodes[0].devices[0].reason
     )

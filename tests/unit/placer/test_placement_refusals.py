@@ -65,7 +65,10 @@ def test_the_nearest_nodes_are_spelled_out_with_numbers_and_a_hint() -> None:
             ),
         ),
     )
-    assert refusal.hint == "request at most 2768 MiB: node near device 3 has the most free memory"
+    assert refusal.hint == (
+        "in container main set volcano.sh/vgpu-memory: 2768, as node near has room for it now; or "
+        "wait until pods on node near have ended"
+    )
 
 
 FULL = (device("GPU-full"), use(V100_MIB))
@@ -84,48 +87,49 @@ UNSERVED = replace(
                 ledger_node("full", (device("GPU-full"), use(30000))),
                 ledger_node("closed", device("GPU-empty"), unschedulable=True),
             ],
-            "request at most 2768 MiB: node full device 0 has the most free memory",
+            "in container main set volcano.sh/vgpu-memory: 2768, as node full has room for it now; "
+            "or wait until pods on node full have ended",
             id="only nodes that are blocked for that reason count",
         ),
         pytest.param(
             request(gpu(memory=5000)),
             [ledger_node("full", FULL)],
-            "wait until a pod on these nodes ends: none of their devices has free memory",
+            "wait until pods on node full have ended",
             id="nobody is advised to request nothing",
         ),
         pytest.param(
             request(gpu(memory=5000)),
             [ledger_node("full", FULL, (device("GPU-b", 1, slots=1), use(0, shares=1)))],
-            "wait until a pod on these nodes ends: node full device 1 has the memory, and is in "
-            "use",
+            "wait until pods on node full have ended",
             id="a device without a free slot",
         ),
         pytest.param(
             request(gpu(memory=1)),
             [ledger_node("n1", device(), served=())],
-            "run a node agent whose --dialects and --gpu-strategy serve volcano.sh/vgpu-number; if "
-            "one should, its log names what its kubelet cannot allocate",
+            "ask an administrator: run a node agent whose --dialects and --gpu-strategy serve "
+            "volcano.sh/vgpu-number; if one should, its log names what its kubelet cannot allocate",
             id="a resource that is not served",
         ),
         pytest.param(
-            request(gpu(memory=1), triggers=("volcano.sh/gpu-memory",)),
+            request(gpu(memory=1), triggers=("volcano.sh/gpu-memory",), dialect="volcano-gpushare"),
             [ledger_node("n1", device(), served=("leasehold.dev/share",))],
-            "also request leasehold.dev/share: 1 in each container with volcano.sh/gpu-memory: the "
-            "webhook adds it to new pods, so check that the webhook runs",
+            "waiting does not help: in container main set leasehold.dev/share: 1, as node n1 has "
+            "room for it now",
             id="memory without the trigger",
         ),
         pytest.param(
             request(gpu(memory=1), triggers=("leasehold.dev/share",), dialect="volcano-gpushare"),
             [ledger_node("n1", device(), served=("volcano.sh/gpu-memory",))],
-            "start the node agent of node n1 with --gpu-strategy auto: it serves other resources "
-            "than leasehold.dev/share, for clusters without the webhook",
+            "ask an administrator: start the node agent of node n1 with --gpu-strategy auto: it "
+            "serves other resources than leasehold.dev/share, for clusters without the webhook",
             id="the trigger where units are served",
         ),
         pytest.param(
             request(gpu(), triggers=("volcano.sh/vgpu-number",)),
             [UNSERVED],
-            "check the node agent of node a: the node shows no allocatable volcano.sh/vgpu-number, "
-            "which a kubelet updates within 10 s after the agent has registered",
+            "ask an administrator: check the node agent of node a: the node shows no allocatable "
+            "volcano.sh/vgpu-number, which a kubelet updates within 10 s after the agent has "
+            "registered",
             id="a node without allocatable",
         ),
     ],
@@ -242,7 +246,9 @@ def test_an_unhealthy_device_is_not_blamed_on_the_annotation_that_its_agent_wrot
     assert refusal.counts == (("GpuUnhealthy", 1),)
     [verdict] = refusal.nearest_nodes[0].devices
     assert verdict.reason == "it is unhealthy: XID 79 (the GPU has fallen off the bus)"
-    assert refusal.hint == "check node n1: device 0: XID 79 (the GPU has fallen off the bus)"
+    assert refusal.hint == (
+        "ask an administrator: check node n1: device 0: XID 79 (the GPU has fallen off the bus)"
+    )
 
 
 def test_the_hint_names_the_faults_of_devices_and_no_pods_of_others() -> None:
@@ -252,7 +258,7 @@ def test_the_hint_names_the_faults_of_devices_and_no_pods_of_others() -> None:
     refusal = refused(request(gpu(memory=5000)), ledger_node("n1", sick, unknown))
 
     assert refusal.hint == (
-        "check node n1: device 0: cordoned: XidError: Xid 94, memory error; "
+        "ask an administrator: check node n1: device 0: cordoned: XidError: Xid 94, memory error; "
         "device 1: it is unhealthy"
     )
     assert [each.reason for each in refusal.nearest_nodes[0].devices] == [
@@ -266,38 +272,37 @@ def test_the_hint_names_the_faults_of_devices_and_no_pods_of_others() -> None:
     [
         (
             (gpu("a", memory=9000), gpu("b", memory=9000)),
-            "the pod's containers together need 18000 of the 15360 MiB of device 0 of node n1: "
-            "request less memory",
+            "in container a set volcano.sh/vgpu-memory: 7312 and in container b set "
+            "volcano.sh/vgpu-memory: 7312",
         ),
         (
             (gpu("a", memory=1, cores_percent=60), gpu("b", memory=1, cores_percent=60)),
-            "the pod's containers together need 120 % of the cores of device 0 of node n1: "
-            "request less",
+            "in container a set volcano.sh/vgpu-cores: 48 and in container b set "
+            "volcano.sh/vgpu-cores: 48",
         ),
         (
             tuple(gpu(name, memory=1) for name in "abc"),
-            "the pod's containers need 3 share slots, and device 0 of node n1 has 2: raise "
-            "--device-split-count of its node agent, or request GPUs in fewer containers",
+            "raise --device-split-count of the agent of node n1",
         ),
         (
             (gpu("a", memory=1, sharing=SharingPolicy.EXCLUSIVE), gpu("b", memory=1)),
-            "the pod's containers need GPUs that they share with no other container, and node n1 "
-            "has 1 GPU that the pod may use: request fewer GPUs or less of them",
+            "add a node that fits the pod",
         ),
-        (
-            (gpu(memory=16_000),),
-            "request at most 15360 MiB, all the memory of device 0 of node n1",
-        ),
+        ((gpu(memory=16_000),), "in container main set volcano.sh/vgpu-memory: 15360"),
     ],
 )
 def test_a_pod_that_would_not_fit_an_empty_node_is_not_advised_to_wait(
     wanted: tuple[GpuRequest, ...], hint: str
 ) -> None:
     card = device(memory_mib=15_360, slots=2)
-    for state in (card, (card, use(4_000, 50, 1))):
+    for state, waiting in (
+        (card, "waiting does"),
+        ((card, use(4_000, 50, 1)), "waiting alone does"),
+    ):
         refusal = refused(request(*wanted), ledger_node("n1", state))
 
-        assert refusal.hint == f"waiting does not help: {hint}"
+        assert hint in refusal.hint
+        assert refusal.hint.startswith((f"{waiting} not help: ", "ask an administrator: "))
         assert refusal.permanent
 
 
@@ -308,7 +313,7 @@ def test_containers_that_fit_side_by_side_on_an_idle_gpu_wait_for_it() -> None:
     refusal = refused(pod, ledger_node("n1", (card, use(4_000))))
 
     assert not refusal.permanent
-    assert refusal.hint.startswith("wait until a pod on these nodes ends")
+    assert refusal.hint.endswith("or wait until pods on node n1 have ended")
     assert refusal.nearest_nodes[0].devices[0].reason == (
         "7000 MiB are requested beside 7000 for earlier containers, 11360 of 15360 MiB are free"
     )
@@ -319,10 +324,16 @@ def test_containers_that_fit_side_by_side_on_an_idle_gpu_wait_for_it() -> None:
     [
         (
             QuotaExcess(measure="memoryMiB", limit=6_000, used=0, requested=6_001),
-            "at most 6000 MiB",
+            "request at most 6000 MiB of GPU memory in the whole pod; or ask an administrator",
         ),
-        (QuotaExcess(measure="milliGPU", limit=500, used=900, requested=600), "at most 0.5 GPUs"),
-        (QuotaExcess(measure="pool", label="pool", values=("a",)), "change which nodes or GPUs"),
+        (
+            QuotaExcess(measure="milliGPU", limit=500, used=900, requested=600),
+            "request at most 0.5 GPUs in the whole pod, and wait until other pods of ",
+        ),
+        (
+            QuotaExcess(measure="pool", label="pool", values=("a",)),
+            "ask an administrator to raise its GPUQuota",
+        ),
     ],
 )
 def test_a_quota_that_an_empty_namespace_would_exceed_is_not_waited_for(
@@ -331,10 +342,11 @@ def test_a_quota_that_an_empty_namespace_would_exceed_is_not_waited_for(
     never = over_quota(Namespace("team"), [excess], None)
     later = QuotaExcess(measure="cards", limit=2, used=2, requested=1)
 
-    assert never.hint.startswith("waiting does not help: ")
+    assert never.hint.startswith(("waiting does not help: ", "waiting alone does not help: "))
     assert hint in never.hint
     assert over_quota(Namespace("team"), [later], None).hint == (
-        "wait until a pod of namespace team ends, or raise its GPUQuota (kubectl get gpuquota team)"
+        "wait until other pods of namespace team have ended; or ask an administrator to raise its "
+        "GPUQuota (kubectl get gpuquota team)"
     )
 
 
@@ -345,9 +357,13 @@ def test_too_little_cpu_of_an_empty_node_is_stated_as_what_it_has_in_all() -> No
     possible = refused(request(gpu(memory=1), resources={"cpu": 4_000}), node)
 
     assert impossible.hint == (
-        "waiting does not help: node n1 has 4 of cpu in all, and 5 are requested"
+        "waiting alone does not help: request at most 4 of cpu in all containers together, and "
+        "wait until pods on node n1 have ended"
     )
-    assert possible.hint == "request less, or wait: 4 of cpu requested, 3 free on the nearest node"
+    assert possible.hint == (
+        "request at most 3 of cpu in all containers together, as node n1 has room for it now; or "
+        "wait until pods on node n1 have ended"
+    )
 
 
 def test_nodes_that_could_fit_are_nearer_than_those_that_never_can() -> None:
@@ -387,5 +403,4 @@ def test_a_hint_to_wait_is_given_only_where_an_empty_cluster_fits_the_pod(
     empty = Cluster(*(ledger_node(f"n{n}", each) for n, each in enumerate(devices))).place(wanted)
     if isinstance(outcome, Refusal):
         assert outcome.permanent == isinstance(empty, Refusal)
-        assert outcome.hint.startswith("waiting does not help") == outcome.permanent
-        assert outcome.permanent or "wait" in outcome.hint or "request at most" in outcome.hint
+        assert ("not help" in outcome.hint) == outcome.permanent

@@ -154,7 +154,7 @@ EXCLUSIVE = replace(GRANT, exclusive=True, mib=5)
 FORGED = replace(POD, forged=True, **UNBOUND)
 CORDONED = {NODE: SeenNode(name=NODE, cordoned=True)}
 CLAIMED = {key: replace(d, is_claimed=True) for key, d in ledger()["ledger"].devices.items()}
-REFUSAL = "0/{} nodes are available: 1 Insufficient GPU memory. Request at most {} MiB."
+REFUSAL = "0/{} nodes are available: 1 Insufficient GPU memory. Set nvidia.com/gpumem: {}."
 GANG: dict[str, Any] = {"gang": "g", "gang_min": 2}
 OF_MIG = {
     "pods": (of("a", POD, want=MIG, copied_mib=(1000,)),),

@@ -1,0 +1,157 @@
+"""What lets a waiting pod run: changes of its manifest, the end of others, administrators; pure."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+
+from shared.dialects import DIALECTS
+from shared.dialects.dialect import Dialect
+from shared.model.device import MIB
+from shared.model.quantity import amount_text
+from shared.model.request import (
+    DeviceSelection,
+    GpuRequest,
+    NodeRequirements,
+    PodRequest,
+)
+
+
+class Place(StrEnum):
+    """What a change is of."""
+
+    LIMIT = "limit"
+    """A container's limit."""
+    TOTAL = "total"
+    """What all containers of the pod request together."""
+    ANNOTATION = "annotation"
+    SELECTOR = "node selector"
+    TOLERATION = "toleration"
+    FIELD = "field"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of a pod's manifest."""
+
+    place: Place
+    name: str
+    value: str = ""
+    """Empty: it is removed. Of a taint, `value:effect`."""
+    container: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What lets the pod run: changes, an end of other pods, both; or else an administrator."""
+
+    changes: tuple[Change, ...] = ()
+    node: str = ""
+    """The node that fits the pod then."""
+    ends: bool = False
+    """Other pods have to end on that node, too."""
+    waiting: str = ""
+    """The node that fits the unchanged pod once other pods have ended; empty: none does."""
+    administrator: str = ""
+    """What an administrator can do, where nothing else helps."""
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        if not self.changes:
+            if self.waiting:
+                return f"wait until pods on node {self.waiting} have ended"
+            return f"ask an administrator: {self.administrator}"
+        changed = " and ".join(_sentence_parts(self.changes))
+        if self.waiting:
+            return (
+                f"{changed}, as node {self.node} has room for it now; or wait until pods on node "
+                f"{self.waiting} have ended"
+            )
+        if self.ends:
+            return (
+                f"waiting alone does not help: {changed}, and wait until pods on node {self.node} "
+                "have ended"
+            )
+        return f"waiting does not help: {changed}, as node {self.node} has room for it now"
+
+
+def _sentence_parts(changes: Iterable[Change]) -> Iterator[str]:
+    for container, together in groupby(changes, key=lambda change: change.container):
+        if container:
+            yield f"in container {container} {_limits_text(tuple(together))}"
+        else:
+            yield from map(_text, together)
+
+
+def _limits_text(changes: Sequence[Change]) -> str:
+    amounts = [f"{each.name}: {each.value}" for each in changes if each.value]
+    removed = [each.name for each in changes if not each.value]
+    texts = [f"set {', '.join(amounts)}"] * bool(amounts)
+    return " and ".join(texts + [f"remove {', '.join(removed)}"] * bool(removed))
+
+
+def _text(change: Change) -> str:
+    match change.place:
+        case Place.TOTAL:
+            return f"request at most {change.value} of {change.name} in all containers together"
+        case Place.TOLERATION:
+            return f"tolerate the taint {change.name}={change.value}"
+        case Place.SELECTOR if change.value:
+            return f"change the {change.place} {change.name} to {change.value}"
+        case Place.FIELD:
+            return f"remove {change.name}"
+        case _:
+            return f"remove the {change.place} {change.name}"
+
+
+def changes_between(before: PodRequest, after: PodRequest) -> tuple[Change, ...]:
+    """Return the changes of the pod's manifest that lead from one request to the other."""
+    dialect, found = DIALECTS.get(before.dialect), list[Change]()
+    if dialect is not None:
+        for old, new in zip(before.containers, after.containers, strict=True):
+            found += _limit_changes(old, new, before, after, dialect)
+        for name, annotations in dialect.request_fields.items():
+            if field_of(before, name) != field_of(after, name):
+                found += [Change(Place.ANNOTATION, each) for each in annotations]
+    node_wide = dialect.node_wide if dialect else frozenset()
+    for name, amount in after.resources.items():
+        if amount != before.resources[name] and not (found and name in node_wide):
+            found.append(Change(Place.TOTAL, name, _amount(name, amount)))
+    found += _node_changes(before.node_requirements, after.node_requirements)
+    return tuple(dict.fromkeys(found))
+
+
+def _limit_changes(
+    old: GpuRequest, new: GpuRequest, before: PodRequest, after: PodRequest, dialect: Dialect
+) -> Iterator[Change]:
+    was, now = dialect.limits(old, before), dialect.limits(new, after)
+    for name in [*now, *(name for name in was if name not in now)]:
+        if was.get(name) != now.get(name):
+            value = _amount(name, now[name]) if name in now else ""
+            yield Change(Place.LIMIT, name, value, old.container)
+
+
+def _amount(name: str, amount: int) -> str:
+    if amount >= MIB and amount % MIB == 0 and name != "cpu":
+        return f"{amount // MIB}Mi"
+    return amount_text(name, amount)
+
+
+def field_of(request: PodRequest, name: str) -> object:
+    """Return a field of `Dialect.request_fields`."""
+    part = request.selection if name in DeviceSelection.__struct_fields__ else request
+    return getattr(part, name)
+
+
+def _node_changes(before: NodeRequirements, after: NodeRequirements) -> Iterator[Change]:
+    now = dict(after.selector)
+    for key, value in before.selector:
+        if now.get(key) != value:
+            yield Change(Place.SELECTOR, key, now.get(key, ""))
+    if before.required and not after.required:
+        yield Change(Place.FIELD, "spec.affinity.nodeAffinity")
+    for path in before.unsupported if not after.unsupported else ():
+        yield Change(Place.FIELD, path)
+    for each in after.tolerations[len(before.tolerations) :]:
+        yield Change(Place.TOLERATION, each.key, f"{each.value}:{each.effect}")

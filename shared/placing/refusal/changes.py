@@ -1,0 +1,419 @@
+"""What to change in a pod so that a node fits it: the least that helps, found by trial; pure.
+
+Every change is tried on the nodes before it is advised, after the dialect has parsed the changed
+limits again. So whoever does what a hint says gets a pod that runs.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from msgspec import structs
+
+from shared.dialects import DIALECTS
+from shared.dialects.advertised import TRIGGER
+from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules
+from shared.dialects.pod_requests import amount_changes
+from shared.dialects.strict_isolation import strict_request
+from shared.model.device import MIB
+from shared.model.errors import RequestError
+from shared.model.names import Namespace
+from shared.model.quantity import peak
+from shared.model.request import (
+    ALL_PERCENT,
+    DeviceSelection,
+    GpuRequest,
+    PodRequest,
+    SharingPolicy,
+    Toleration,
+    TopologyScope,
+)
+from shared.placing.advice import field_of
+from shared.placing.choice.container_choice import share_mib
+from shared.placing.choice.device_choice import choose_devices
+from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
+from shared.placing.node_filters import (
+    HARD_EFFECTS,
+    check_all,
+    check_node_selector,
+    check_supported,
+    tolerates,
+)
+
+IDLE_DEVICE = SharingPolicy.IDLE_DEVICE
+SENSIBLE = 8
+"""Less than one part in so many of the requested memory is not advised where waiting helps."""
+PARTS = 16
+"""Amounts of several containers are reduced together, in so many steps."""
+SYSTEM_TAINTS = ("node.kubernetes.io/", "node-role.kubernetes.io/")
+"""Prefixes of taints that pods should not tolerate."""
+
+
+Step = Callable[[PodRequest, MirroredNode, Dialect | None], PodRequest]
+
+
+def fits(request: PodRequest, node: MirroredNode) -> bool:
+    """Return whether the pod can run on the node now."""
+    return (
+        check_all(request, node.facts, node.free_resources, node.serving) is None
+        and choose_devices(request, node) is not None
+    )
+
+
+def idle_copy(node: MirroredNode) -> MirroredNode:
+    """Return the node as it would be if all pods on it had ended."""
+    copy = MirroredNode(node.name)
+    copy.facts, copy.serving = node.facts, node.serving
+    copy.free_resources = dict(node.facts.allocatable)
+    copy.put_devices([MirroredDevice(copy, device.device) for device in node.devices])
+    for mirrored, device in zip(copy.devices, node.devices, strict=True):
+        mirrored.update_device(device.device, closed=not device.healthy)
+    return copy
+
+
+def is_tiny(found: PodRequest, request: PodRequest, node: MirroredNode) -> bool:
+    """Return whether some container would get much less memory of a device than it requests."""
+    return any(
+        share_mib(new, node.devices[0]) * SENSIBLE < share_mib(old, node.devices[0])
+        for new, old in zip(found.containers, request.containers, strict=True)
+    )
+
+
+def changed_to_fit(request: PodRequest, node: MirroredNode) -> PodRequest | None:
+    """Return the request with the fewest changes with which the node fits it, or None.
+
+    From the request with all changes, those that hurt most are taken back first. Parts are
+    requested instead of whole devices where none of these fits, and the reverse.
+    """
+    dialect = DIALECTS.get(request.dialect)
+    for sizes in _SIZES:
+        steps = [step for step in (*_STEPS, *sizes) if step(request, node, dialect) != request]
+        if fits(_applied(steps, request, node, dialect), node):
+            return _least(steps, request, node, dialect)
+    return None
+
+
+def _least(
+    steps: list[Step], request: PodRequest, node: MirroredNode, dialect: Dialect | None
+) -> PodRequest | None:
+    for step in list(steps):
+        kept = [each for each in steps if each is not step]
+        if fits(_applied(kept, request, node, dialect), node):
+            steps = kept
+    for at, step in enumerate(steps):
+        for larger in _larger(step, request, node):
+            trial = [*steps[:at], larger, *steps[at + 1 :]]
+            if fits(_applied(trial, request, node, dialect), node):
+                steps = trial
+                break
+    read = _read_again(request, _applied(steps, request, node, dialect), dialect)
+    return read if read is not None and fits(read, node) else None
+
+
+def _applied(
+    steps: Iterable[Step], request: PodRequest, node: MirroredNode, dialect: Dialect | None
+) -> PodRequest:
+    for step in steps:
+        request = step(request, node, dialect)
+    return request
+
+
+def _read_again(
+    before: PodRequest, after: PodRequest, dialect: Dialect | None
+) -> PodRequest | None:
+    """Return the request that the dialect parses from the changed limits, or None if it cannot."""
+    if dialect is None or after.containers == before.containers:
+        return after
+    limits = {each.container: dialect.limits(each, after) for each in after.containers}
+    mode = dialect.request_fields.get("mode", ())
+    manifest = PodManifest(
+        namespace=Namespace(""),
+        containers=tuple(
+            ContainerManifest(name=each.container, limits=limits[each.container], init=each.init)
+            for each in after.containers
+        ),
+        annotations={mode[0]: after.selection.mode} if mode and after.selection.mode else {},
+        scheduler=dialect.scheduler,
+    )
+    try:
+        parsed = dialect.parse(manifest, Rules()) if all(limits.values()) else None
+        if parsed is None:
+            return None
+        if any(container.strict for container in before.containers):
+            parsed = strict_request(parsed)
+    except RequestError:
+        return None
+    if any(each.sharing is IDLE_DEVICE for each in before.containers):
+        parsed = _with_containers(
+            parsed, lambda each: structs.replace(each, sharing=each.sharing or IDLE_DEVICE)
+        )
+    needs = after.node_requirements
+    selector = tuple(sorted({*needs.selector, *parsed.node_requirements.selector}))
+    return structs.replace(
+        after,
+        containers=parsed.containers,
+        triggers=parsed.triggers,
+        resources=_resources(before, after, dialect),
+        node_requirements=structs.replace(needs, selector=selector),
+    )
+
+
+def _resources(before: PodRequest, after: PodRequest, dialect: Dialect) -> dict[str, int]:
+    """Return the ordinary resources, of which those of the dialect follow the limits."""
+    resources = dict(after.resources)
+    for name in dialect.node_wide & resources.keys():
+        old, new = (
+            peak([(dialect.limits(e, pod).get(name, 0), e.init) for e in pod.containers], 0)
+            for pod in (before, after)
+        )
+        resources[name] += new - old
+    return resources
+
+
+# Steps: each makes the request easier to fit on a node, as far as its author can change it.
+
+
+def _needs(request: PodRequest, **changes: object) -> PodRequest:
+    return structs.replace(
+        request, node_requirements=structs.replace(request.node_requirements, **changes)
+    )
+
+
+def _any_labels(request: PodRequest, node: MirroredNode, dialect: Dialect | None) -> PodRequest:
+    """Take the node's own labels, but for those that a dialect requires by itself."""
+    own = dialect.node_labels if dialect else frozenset()
+    labels = node.facts.labels
+    selector = request.node_requirements.selector
+    kept = [
+        (key, value if key in own else labels[key])
+        for key, value in selector
+        if key in own or key in labels
+    ]
+    if tuple(kept) != selector:
+        request = _needs(request, selector=tuple(kept))
+    if check_node_selector(request.node_requirements, node.facts) is None:
+        return request
+    return _needs(request, required=())
+
+
+def _tolerate(request: PodRequest, node: MirroredNode, _: Dialect | None) -> PodRequest:
+    known = request.node_requirements.tolerations
+    added = [
+        Toleration(key=taint.key, value=taint.value, effect=taint.effect)
+        for taint in node.facts.taints
+        if taint.effect in HARD_EFFECTS
+        and not taint.key.startswith(SYSTEM_TAINTS)
+        and not any(tolerates(each, taint) for each in known)
+    ]
+    return _needs(request, tolerations=(*known, *added)) if added else request
+
+
+def _supported(request: PodRequest, _: MirroredNode, __: Dialect | None) -> PodRequest:
+    if check_supported(request.node_requirements) is None:
+        return request
+    return _needs(request, unsupported=())
+
+
+def _field_step(name: str, nothing: object) -> Step:
+    """Return a step that removes a field of the request that an annotation of the pod sets."""
+
+    def step(request: PodRequest, _: MirroredNode, dialect: Dialect | None) -> PodRequest:
+        if dialect is None or name not in dialect.request_fields:
+            return request
+        if field_of(request, name) == nothing:
+            return request
+        if name not in DeviceSelection.__struct_fields__:
+            return structs.replace(request, **{name: nothing})
+        return structs.replace(
+            request, selection=structs.replace(request.selection, **{name: nothing})
+        )
+
+    return step
+
+
+def _own_trigger(request: PodRequest, node: MirroredNode, _: Dialect | None) -> PodRequest:
+    """Request our own resource, where the node serves it instead of the requested one."""
+    if TRIGGER not in node.serving or not any(
+        name not in node.serving and amount_changes({name: 1}).get(TRIGGER)
+        for name in request.triggers
+    ):
+        return request
+    return structs.replace(request, triggers=(TRIGGER,))
+
+
+def _less_of_others(request: PodRequest, node: MirroredNode, _: Dialect | None) -> PodRequest:
+    """Request what the node has free of ordinary resources."""
+    less = {}
+    for name, amount in request.resources.items():
+        free = node.free_resources.get(name, 0)
+        if name in {"memory", "ephemeral-storage"}:
+            free -= free % MIB
+        less[name] = free if 0 < free < amount and name != "pods" else amount
+    return structs.replace(request, resources=less) if less != request.resources else request
+
+
+def _with_containers(request: PodRequest, change: Callable[[GpuRequest], GpuRequest]) -> PodRequest:
+    containers = tuple([change(container) for container in request.containers])
+    return structs.replace(request, containers=containers)
+
+
+def _fewer_gpus(most: int) -> Step:
+    return lambda request, _, __: _with_containers(
+        request, lambda each: structs.replace(each, gpus=min(each.gpus, most))
+    )
+
+
+def _less_cores(most: int, parts: int = 0) -> Step:
+    """Return a step to so many percent of the cores in each container, or to parts of its own."""
+
+    def step(request: PodRequest, _: MirroredNode, __: Dialect | None) -> PodRequest:
+        return _with_containers(
+            request, lambda each: _with_cores(each, most or each.cores_percent * parts // PARTS)
+        )
+
+    return step
+
+
+def _with_cores(container: GpuRequest, cores: int) -> GpuRequest:
+    """Return the container with at most so many percent of the cores, if it requests any."""
+    cores = max(cores, 1)
+    if container.whole or container.cores_percent <= cores:
+        return container
+    exclusive = container.sharing is SharingPolicy.EXCLUSIVE and not container.strict
+    sharing = SharingPolicy.SHARED if exclusive else container.sharing
+    return structs.replace(container, cores_percent=cores, sharing=sharing)
+
+
+def _less_memory(
+    mib: int, device: MirroredDevice | None = None, parts: int = 0, *, divide: bool
+) -> Step:
+    """Return a step to so many MiB of such a device in each container, or to parts of its own.
+
+    Containers with whole devices get parts instead if it shall `divide` them.
+    """
+
+    def step(request: PodRequest, _: MirroredNode, dialect: Dialect | None) -> PodRequest:
+        if dialect is None:
+            return request
+
+        def resized(each: GpuRequest) -> GpuRequest:
+            if each.whole and not divide:
+                return each
+            own = share_mib(each, device) * parts // PARTS if device else 0
+            return _resized(each, mib or own, device, dialect)
+
+        return _with_containers(request, resized)
+
+    return step
+
+
+def _resized(
+    container: GpuRequest, mib: int, device: MirroredDevice | None, dialect: Dialect
+) -> GpuRequest:
+    """Return the container with at most so many MiB, in the unit in which it requests memory."""
+    field = _unit(container) or dialect.part
+    if not field:
+        return container
+    if field == "memory_bytes":
+        amount = max(mib * MIB // dialect.memory_step, 1) * dialect.memory_step
+    elif field == "memory_percent":
+        amount = max(mib * 100 // device.total_mib if device else 0, 1)
+    else:
+        amount = max(mib // device.unit_mib if device else 0, 1)
+    if not container.wants_all_memory and (getattr(container, field) or 0) <= amount:
+        return container
+    changes: dict[str, object] = {field: amount}
+    if container.whole:
+        cores = container.cores_percent
+        needs_cores = dialect.part != "memory_units"
+        changes |= {
+            "whole": False,
+            "mig_allowed": not needs_cores,
+            "sharing": SharingPolicy.SHARED,
+            "cores_percent": min(cores, 99) or (99 if needs_cores else 0),
+        }
+    return structs.replace(container, **changes)
+
+
+def _whole_devices(request: PodRequest, _: MirroredNode, dialect: Dialect | None) -> PodRequest:
+    if dialect is None or not dialect.part:
+        return request
+    return _with_containers(
+        request,
+        lambda each: structs.replace(
+            each,
+            whole=True,
+            sharing=SharingPolicy.EXCLUSIVE,
+            memory_units=None,
+            memory_bytes=None,
+            # The container's percentage is not known where an amount counts instead.
+            memory_percent=ALL_PERCENT if each.memory_units else None,
+            cores_percent=ALL_PERCENT,
+        ),
+    )
+
+
+def _unit(container: GpuRequest) -> str:
+    """Return the field in which a container requests memory; empty: it requests all of it."""
+    for name in ("memory_percent", "memory_bytes", "memory_units"):
+        if getattr(container, name) is not None:
+            return name
+    return ""
+
+
+def _no_groups(request: PodRequest, _: MirroredNode, dialect: Dialect | None) -> PodRequest:
+    """Leave out the pod's group. An administrator's rules about labels stay."""
+    if dialect is None or "anti_affinity_groups" not in dialect.request_fields:
+        return request
+    kept = [each for each in request.anti_affinity_groups if each.startswith("labels ")]
+    return structs.replace(request, anti_affinity_groups=tuple(kept))
+
+
+_ONE_GPU = _fewer_gpus(1)
+_LEAST_CORES = _less_cores(1)
+_LEAST_MEMORY = _less_memory(0, divide=False)
+_LEAST_PART = _less_memory(0, divide=True)
+_STEPS: tuple[Step, ...] = (
+    _supported,
+    _any_labels,
+    _tolerate,
+    _own_trigger,
+    _no_groups,
+    _field_step("topology_scope", TopologyScope.NODE),
+    _field_step("mode", None),
+    *(
+        _field_step(name, ())
+        for name in ("models", "not_models", "types", "not_types", "uuids", "not_uuids")
+    ),
+    _less_of_others,
+    _ONE_GPU,
+)
+"""Those that hurt most come first."""
+_SIZES: tuple[tuple[Step, ...], ...] = (
+    (_LEAST_CORES, _LEAST_MEMORY),
+    (_LEAST_PART, _LEAST_CORES),
+    (_whole_devices,),
+)
+
+
+def _larger(step: Step, request: PodRequest, node: MirroredNode) -> Iterator[Step]:
+    """Yield steps to larger amounts than the least, the largest first."""
+    one = len(request.containers) == 1
+    devices = [device for device in node.devices if device.healthy]
+    devices.sort(key=_free_mib, reverse=True)
+    if step is _ONE_GPU:
+        most = max([container.gpus for container in request.containers])
+        yield from map(_fewer_gpus, range(most - 1, 1, -1))
+    elif step is _LEAST_CORES:
+        free = sorted({100 - device.used_cores for device in devices}, reverse=True)
+        yield from map(_less_cores, free if one else [])
+        for parts in range(PARTS - 1, 0, -1):
+            yield _less_cores(0, parts)
+    elif step in {_LEAST_MEMORY, _LEAST_PART} and devices:
+        divide = step is _LEAST_PART
+        for device in devices if one else ():
+            yield _less_memory(_free_mib(device), device, divide=divide)
+        for parts in range(PARTS - 1, 0, -1):
+            yield _less_memory(0, devices[0], parts, divide=divide)
+
+
+def _free_mib(device: MirroredDevice) -> int:
+    return device.free_instance_mib if device.in_mig_mode else device.total_mib - device.used_mib

@@ -1,0 +1,257 @@
+"""Whoever does what a hint says gets a pod that runs: over random clusters, pods and dialects."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.dialects.dialect import PodManifest, Rules
+from shared.kubernetes.types import ApiPod
+from shared.model.device import DeviceMode, DeviceUse, Isolation
+from shared.model.ledger import LedgerNode
+from shared.model.node import Taint
+from shared.model.placement import Refusal
+from shared.model.request import PodRequest
+from shared.placing.advice import Advice, Change, Place
+from shared.placing.index.node_index import NodeIndex, placement_key
+from shared.placing.placement import place
+from shared.pods.pod_parser import PodParser
+from tests.support.build import device, dice, ledger_node, use
+from tests.support.dialects import mixes
+from tests.support.placer.placing import index_of
+from tests.unit.placer.test_placement_property import layout
+
+Pod = dict[str, Any]
+SCHEDULERS = frozenset({"leasehold", "volcano", "koord-scheduler", "hami-scheduler", "default"})
+TAINTS = (
+    Taint(key="team", value="a", effect="NoSchedule"),
+    Taint(key="node.kubernetes.io/unreachable", effect="NoExecute"),
+)
+ISOLATED = {"koordinator.sh/gpu-isolation-provider": "HAMi-core"}
+SERVED = (
+    *("volcano.sh/vgpu-number", "volcano.sh/gpu-number", "tencent.com/vcuda-core"),
+    *("nvidia.com/gpu", "koordinator.sh/gpu.shared", "leasehold.dev/share"),
+)
+MODELS = ("Tesla T4", "NVIDIA A100-SXM4-40GB")
+LAYOUTS = (layout("small", (700, 3)), layout("mixed", (1500, 1), (700, 2)))
+CHOICES: tuple[dict[str, str], ...] = (
+    {},
+    {"nvidia.com/use-gputype": "A100", "nvidia.com/nouse-gputype": "T4"},
+    {"nvidia.com/nouse-gputype": "T4,A100"},
+    {"nvidia.com/use-gpuuuid": "GPU-n0-0"},
+    {"volcano.sh/vgpu-nouse-gpuuuid": "GPU-n0-0"},
+    {"nvidia.com/numa-bind": "true"},
+    {"leasehold.dev/isolation": "strict"},
+    {
+        "scheduling.koordinator.sh/device-allocate-hint": '{"gpu": {"requiredTopologyScope": '
+        '"NUMANode", "selector": {"matchLabels": {"node.koordinator.sh/gpu-model": "A30"}}}}'
+    },
+    {
+        "scheduling.k8s.io/group-name": "g",
+        "volcano.sh/vgpu-podgroup-policy": "spread",
+    },
+)
+
+
+@st.composite
+def _uses(draw: Any, memory_mib: int) -> DeviceUse:
+    share = draw(st.sampled_from([0, 0, 10, 50, 90, 99, 100]))
+    if not share:
+        return DeviceUse()
+    tags = draw(st.sampled_from([(), (), ("ns/g",)]))
+    cores = draw(st.sampled_from([0, 30, 99, 100]))
+    return use(memory_mib * share // 100, cores, 1, 1, *tags)
+
+
+@st.composite
+def _nodes(draw: Any, name: str) -> LedgerNode:
+    unit = draw(st.sampled_from([1, 1, 1, 10]))
+    mode = draw(st.sampled_from([DeviceMode.HAMI_CORE, DeviceMode.HAMI_CORE, DeviceMode.MIG]))
+    cards = [
+        device(
+            f"GPU-{name}-{index}",
+            index,
+            memory_mib=draw(st.sampled_from([1000, 2000, 3000])),
+            unit_mib=unit,
+            slots=draw(st.sampled_from([1, 10])),
+            healthy=draw(st.integers(0, 7)) > 0,
+            model=draw(st.sampled_from(MODELS)),
+            mode=mode,
+            layouts=LAYOUTS if mode is DeviceMode.MIG else (),
+            numa=draw(st.sampled_from([None, 0, 1])),
+            isolation=draw(st.sampled_from([*3 * [Isolation.SHARED], *Isolation])),
+        )
+        for index in range(draw(st.sampled_from([0, 1, 2, 2, 3, 4])))
+    ]
+    return ledger_node(
+        name,
+        *(
+            (card, draw(_uses(card.memory_mib)) if mode is DeviceMode.HAMI_CORE else DeviceUse())
+            for card in cards
+        ),
+        labels=draw(st.sampled_from([{}, ISOLATED, ISOLATED | {"zone": "a"}, {"zone": "b"}])),
+        taints=draw(st.sampled_from([(), (), (), (), TAINTS[:1], TAINTS[:1], TAINTS])),
+        unschedulable=draw(st.integers(0, 15)) == 0,
+        allocatable={
+            "cpu": draw(st.sampled_from([2_000, 8_000])),
+            "memory": 2**33,
+            "pods": 9,
+            "tencent.com/vcuda-memory": sum(card.memory_mib for card in cards) // 256,
+        },
+        used={"cpu": draw(st.sampled_from([0, 1_500]))},
+        excluded_devices=draw(st.sampled_from([(), (), (0,)])),
+        served=draw(st.sampled_from([*8 * [SERVED], SERVED[:1], ("volcano.sh/gpu-memory",)])),
+    )
+
+
+@st.composite
+def clusters(draw: Any) -> list[LedgerNode]:
+    return [draw(_nodes(f"n{number}")) for number in range(draw(st.integers(1, 4)))]
+
+
+@st.composite
+def pods(draw: Any) -> Pod:
+    """A manifest in any dialect, with requirements on nodes and devices."""
+    made: PodManifest = draw(mixes.mixed).manifest
+    notes = {**made.annotations, **draw(st.sampled_from(CHOICES))}
+    # Whether a whole GPU's part would need an idle one, too, is not known to the ledger.
+    whole = any({"nvidia.com/gpu"} >= each.limits.keys() for each in made.containers)
+    if whole:
+        notes.pop("hami.io/gpu-scheduler-policy", None)
+    containers: list[Any] = [
+        {
+            "name": each.name,
+            **({"restartPolicy": "Always"} if each.sidecar else {}),
+            "resources": {"limits": {name: str(amount) for name, amount in each.limits.items()}},
+        }
+        for each in made.containers
+    ]
+    containers[-1]["resources"]["limits"]["cpu"] = draw(st.sampled_from(["100m", "1", "3"]))
+    inits = sum(each.init for each in made.containers)
+    spec = {
+        "schedulerName": made.scheduler or "leasehold",
+        "containers": containers[inits:],
+        "initContainers": containers[:inits],
+        "nodeSelector": draw(st.sampled_from([{}, {}, {}, {"zone": "a"}, {"zone": "c", "x": ""}])),
+        "tolerations": [],
+    }
+    if draw(st.integers(0, 7)) == 0:
+        term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["d"]}]}
+        required = {"nodeSelectorTerms": [term]}
+        affinity = {"requiredDuringSchedulingIgnoredDuringExecution": required}
+        spec["affinity"] = {"nodeAffinity": affinity}
+    meta = {"name": "p", "namespace": "ns", "uid": "u", "resourceVersion": "1"}
+    return {"metadata": {**meta, "annotations": notes}, "spec": spec}
+
+
+def read(pod: Pod) -> PodRequest | None:
+    """The request as a watcher reads it, or None if it is invalid."""
+    parser = PodParser(SCHEDULERS, Rules())
+    return parser.parse(msgspec.convert(pod, ApiPod)).request
+
+
+def emptied(nodes: list[LedgerNode]) -> list[LedgerNode]:
+    return [
+        replace(node, used={}, devices=tuple((card, DeviceUse()) for card, _ in node.devices))
+        for node in nodes
+    ]
+
+
+def runs(pod: Pod, nodes: list[LedgerNode]) -> bool:
+    request = read(pod)
+    return request is not None and not isinstance(place(request, index_of(*nodes), dice()), Refusal)
+
+
+def advice_of(request: PodRequest, index: NodeIndex) -> Advice:
+    return index.refusals[placement_key(request)].advice
+
+
+def changed(pod: Pod, changes: tuple[Change, ...]) -> Pod:
+    """Do what the hint says, and nothing else."""
+    pod = copy.deepcopy(pod)
+    spec, notes = pod["spec"], pod["metadata"]["annotations"]
+    containers = [*spec["initContainers"], *spec["containers"]]
+    for change in changes:
+        target: dict[str, Any] = {}
+        match change.place:
+            case Place.LIMIT:
+                [named] = [each for each in containers if each["name"] == change.container]
+                target = named["resources"]["limits"]
+            case Place.TOTAL:
+                [target] = [
+                    each["resources"]["limits"]
+                    for each in containers
+                    if change.name in each["resources"]["limits"]
+                ]
+            case Place.ANNOTATION:
+                target = notes
+            case Place.SELECTOR:
+                target = spec["nodeSelector"]
+            case Place.TOLERATION:
+                value, _, effect = change.value.partition(":")
+                spec["tolerations"] += [{"key": change.name, "value": value, "effect": effect}]
+                continue
+            case Place.FIELD:
+                del spec["affinity"]
+                continue
+        if change.value:
+            target[change.name] = change.value
+        else:
+            target.pop(change.name, None)
+    return pod
+
+
+ONE = (
+    *("nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores"),
+    *("volcano.sh/vgpu-memory", "volcano.sh/vgpu-memory-percentage", "volcano.sh/vgpu-cores"),
+    *("volcano.sh/gpu-memory", "volcano.sh/gpu-number", "volcano.sh/vgpu-number"),
+    *("tencent.com/vcuda-memory", "nvidia.com/gpu", "koordinator.sh/gpu.shared"),
+    *("koordinator.sh/gpu-core", "koordinator.sh/gpu-memory-ratio"),
+)
+LEAST = dict.fromkeys(ONE, "1") | {"koordinator.sh/gpu-memory": "1Mi", "cpu": "1m"}
+
+
+def least(pod: Pod) -> Pod:
+    """The same pod with the least of everything that it requests, and no choice of nodes."""
+    pod = copy.deepcopy(pod)
+    spec = pod["spec"]
+    for container in (*spec["initContainers"], *spec["containers"]):
+        limits = container["resources"]["limits"]
+        limits |= {name: LEAST[name] for name in limits if name in LEAST}
+        core = "tencent.com/vcuda-core"
+        if core in limits:
+            limits[core] = "1" if int(limits[core]) < 100 else "100"
+    spec |= {"nodeSelector": {}, "tolerations": [{"key": "team", "operator": "Exists"}]}
+    spec.pop("affinity", None)
+    notes = pod["metadata"]["annotations"]
+    # The ledger does not know whether these are the pod's own, or an administrator's.
+    kept = {"leasehold.dev/isolation", "hami.io/gpu-scheduler-policy"}
+    pod["metadata"]["annotations"] = {key: notes[key] for key in kept & notes.keys()}
+    return pod
+
+
+@settings(max_examples=400, deadline=None)
+@given(clusters(), pods())
+def test_whoever_does_what_the_hint_says_gets_a_pod_that_runs(
+    nodes: list[LedgerNode], pod: Pod
+) -> None:
+    request = read(pod)
+    if request is None:
+        return
+    index = index_of(*nodes)
+    answer = place(request, index, dice())
+    if not isinstance(answer, Refusal):
+        return
+
+    advice = advice_of(request, index)
+
+    assert answer.hint == advice.text
+    if advice.changes:
+        assert runs(changed(pod, advice.changes), emptied(nodes) if advice.ends else nodes)
+    if advice.waiting:
+        assert runs(pod, emptied(nodes))
+    if advice.administrator:
+        assert not runs(least(pod), emptied(nodes))
