@@ -30,7 +30,7 @@ python3 -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir 
   "$kit"/wheels/*.whl
 chmod +x "$kit"/cache/leasehold/gpu-driver/*/*
 cd "$kit/../.."
-export PYTHONPATH="$site" XDG_CACHE_HOME="$kit/cache" PATH="$PATH:$site/bin"
+export PYTHONPATH="$site:$PWD" XDG_CACHE_HOME="$kit/cache" PATH="$PATH:$site/bin"
 status=0
 python3 -m tests.hardware --library "$kit/libvgpu.so" "$@" || status=$?
 exit $status

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from services.node_agent.gpus.inventory import DeviceSample, Gpu
@@ -22,51 +22,21 @@ from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.isolation.region_writer import write_limits
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
+from shared.dialects.hami_core import OVERRIDES
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import Namespace, NodeName, PodUid
-from tests.support.gpu_driver import MIB, GpuDriver, GpuLoad
+from simcluster.kubelet.containers.container_state import ContainerState, MountPoint
+from simcluster.kubelet.programs.gpu_programs import hidden_files
+from simcluster.kubelet.programs.processes import Launch, start_process
+from tests.support.gpu_driver import MIB, GpuDriver, GpuLoad, started
 from tests.support.hami_core import can_unshare
 
 PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR")
 TORCH_PROGRAM = Path(__file__).with_name("torch_program.py")
 ANSWER_S, TORCH_ANSWER_S = 30.0, 100.0
 """Importing PyTorch from a cold disk takes up to a minute."""
-
-_START = """
-set -e
-PATH=$PATH:/usr/sbin:/sbin
-root=$1; shift
-mount -t tmpfs tmpfs "$root"
-cd "$root"
-show() {
-  for one in "${1%/}"/*; do
-    case " $2 " in *" ${one##*/} "*) continue ;; esac
-    if [ -L "$one" ]; then cp -a "$one" ".$one"
-    elif [ -d "$one" ]; then mkdir -p ".$one"; mount --rbind "$one" ".$one"
-    else touch ".$one"; mount --bind "$one" ".$one"; fi
-  done
-}
-mkdir -p tmp proc node-proc usr/local
-show / "etc tmp proc usr node-proc overrideEnv"
-show /usr local
-show /usr/local vgpu
-cp -a /etc etc
-rm -f etc/ld.so.preload
-printf %s "$1" > overrideEnv; shift
-mount --bind /proc node-proc
-mount -t proc proc proc
-while [ "$1" != -- ]; do
-  mkdir -p "./${1%/*}"
-  if [ -d "$2" ]; then mkdir -p "./$1"; else [ -e "./$1" ] || touch "./$1"; fi
-  mount --bind "$2" "./$1"
-  [ "$3" = rw ] || mount -o remount,bind,ro "./$1"
-  shift 3
-done
-shift
-exec chroot . "$@"
-"""
-"""Makes a container's root of the machine's files and the agent's mounts; its image is the machine,
-with a /tmp and a file of overrides of its own."""
+PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""Starts a program with process IDs of its own, as a container runtime does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +68,13 @@ class Machine:
 
     def load(self, *command: str | Path, **variables: str) -> GpuLoad:
         """Start a program on the node, without any limits."""
-        return GpuLoad(command or [self.folder / "gpu-load"], self.environment | variables)
+        line = command or [self.folder / "gpu-load"]
+        return GpuLoad(started(line, self.environment | variables))
 
     def torch(self) -> GpuLoad:
         """Start PyTorch on the node."""
-        return GpuLoad([torch_python(), TORCH_PROGRAM], self.environment, answer_s=TORCH_ANSWER_S)
+        process = started([torch_python(), TORCH_PROGRAM], self.environment)
+        return GpuLoad(process, answer_s=TORCH_ANSWER_S)
 
     def run(self, *command: str | Path, timeout_s: float = 60.0) -> str:
         """Run a program on the node, and return what it printed."""
@@ -180,17 +152,36 @@ class Pod:
     """Content of the image's own file of overrides."""
     loads: list[GpuLoad] = field(default_factory=list)
 
-    def command(self, *command: str | Path) -> list[str | Path]:
-        """Return what starts a process of the container: in its mounts, if this is root."""
-        if not can_unshare():
-            return list(command)
-        folders = (self.machine.root, self.machine.folder, TORCH_PROGRAM.parent)
-        mounts = [text for one in folders for text in (one, one, "rw")]  # they may be below /tmp
-        for one in self.setup.mounts:
-            mounts += [one.container_path, one.host_path, "ro" if one.read_only else "rw"]
-        unshare = ("unshare", "--mount", "--propagation", "private", "--pid", "--fork")
-        start = ("--kill-child", "bash", "-c", _START, "-", self.root, self.overrides)
-        return [*unshare, *start, *mounts, "--", *command]
+    def start(
+        self, *command: str | Path, own: bool = True, **variables: str
+    ) -> subprocess.Popen[bytes]:
+        """Start a process of the container: in its mounts and PIDs, if this is root."""
+        launch = Launch(
+            command=list(map(str, command)),
+            environment=self.environment(own=own) | variables,
+            directory=Path("/"),
+        )
+        if can_unshare():
+            launch = replace(
+                launch,
+                command=[*PIDS, *launch.command],
+                root=self.root,
+                mounts=self._mounts(),
+                hidden=hidden_files(ContainerState(env=dict(self.setup.environment))),
+            )
+        return start_process(launch)
+
+    def _mounts(self) -> list[MountPoint]:
+        image = self.root.with_suffix(".overrides")
+        image.write_text(self.overrides)
+        return [
+            MountPoint("/node-proc", "/proc", read_only=False),
+            MountPoint(OVERRIDES, str(image), read_only=False),
+            *(
+                MountPoint(one.container_path, one.host_path, one.read_only)
+                for one in self.setup.mounts
+            ),
+        ]
 
     def environment(self, *, own: bool = True) -> dict[str, str]:
         """Return its variables; `own`: with those that the device plugin gave."""
@@ -214,8 +205,8 @@ class Pod:
         **variables: str,
     ) -> GpuLoad:
         """Start a process that carries out commands; `gpu-load` if nothing else is named."""
-        line = self.command(*(command or [self.machine.folder / "gpu-load"]))
-        load = GpuLoad(line, self.environment(own=own) | variables, answer_s=answer_s)
+        line = command or [self.machine.folder / "gpu-load"]
+        load = GpuLoad(self.start(*line, own=own, **variables), answer_s=answer_s)
         self.loads.append(load)
         return load
 
@@ -225,12 +216,10 @@ class Pod:
 
     def run(self, *command: str | Path, timeout_s: float = 60.0) -> str:
         """Run a program in the pod, and return what it printed."""
-        line, variables = self.command(*command), self.environment()
-        done = subprocess.run(
-            line, env=variables, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
-        assert done.returncode == 0, f"{command}: {done.stdout[-500:]} {done.stderr[-500:]}"
-        return done.stdout
+        process = self.start(*command)
+        out, err = process.communicate(timeout=timeout_s)
+        assert process.returncode == 0, f"{command}: {out[-500:]!r} {err[-500:]!r}"
+        return out.decode()
 
     def resize(self, mib: int, cores: int = 0) -> None:
         """Change its limits while it runs."""

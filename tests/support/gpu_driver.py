@@ -46,22 +46,8 @@ def _lines(one: DriverGpu) -> list[str]:
 class GpuLoad:
     """A program that uses a GPU as its commands say."""
 
-    def __init__(
-        self,
-        command: Sequence[str | Path],
-        environment: Mapping[str, str],
-        *,
-        answer_s: float = ANSWER_S,
-    ) -> None:
-        self.answer_s = answer_s
-        self.process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-        )
+    def __init__(self, process: subprocess.Popen[bytes], *, answer_s: float = ANSWER_S) -> None:
+        self.process, self.answer_s = process, answer_s
         self._read = b""
         try:
             self.pid = int(self._line().removeprefix("ready "))
@@ -141,6 +127,16 @@ class GpuLoad:
                 pipe.close()
 
 
+def started(
+    command: Sequence[str | Path], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a program that a test talks to."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0
+    )
+
+
 @dataclass(kw_only=True)
 class GpuDriver:
     """The driver of one simulated machine."""
@@ -184,7 +180,7 @@ class GpuDriver:
     def load(self, *command: str | Path, **environment: str) -> GpuLoad:
         """Start a program that uses the GPUs; `command` starts it in another way."""
         line = command or [self.folder / "gpu-load"]
-        load = GpuLoad(line, self.environment | environment)
+        load = GpuLoad(started(line, self.environment | environment))
         self.loads.append(load)
         return load
 
