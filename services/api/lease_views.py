@@ -3,6 +3,7 @@
 from operator import attrgetter
 from typing import Any
 
+from shared.model.budget import IdleHolder
 from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout
 from shared.model.lease import Lease, Share, ShareMeasurement
 from shared.model.names import NodeName
@@ -91,6 +92,23 @@ def hidden_share(share: HeldShare) -> HeldShare:
 def share_view(share: Share, measured: MeasuredView | None) -> ShareView:
     """Return a share of a lease."""
     return ShareView(**_amounts(share), measured=measured)
+
+
+def idle_holder(share: HeldShare, now: float) -> IdleHolder:
+    """Return what an idle share holds."""
+    since = share.measured.idle_since if share.measured else None
+    hours = max(now - (now if since is None else since), 0.0) / HOUR_S
+    return IdleHolder(
+        namespace=share.namespace,
+        owner=f"Pod/{share.name}",
+        name=share.name,
+        shares=1,
+        gpus=share.part_of_device,
+        memory_mib=share.memory_mib,
+        gpu_hours=hours * share.part_of_device,
+        mib_hours=hours * share.memory_mib,
+        idle_since=now if since is None else since,
+    )
 
 
 def finished_pod(lease: Lease, ended: float, reason: str) -> FinishedPod:

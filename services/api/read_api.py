@@ -49,6 +49,7 @@ from shared.model.budget import (
     BudgetsView,
     BudgetView,
     ChargeEntry,
+    IdleView,
     ReportView,
     minutes,
 )
@@ -227,9 +228,17 @@ class ReadApi:
         """Return one pod's lease, or why it is waiting, and its trace."""
         pod = PodUid(call.path["pod"])
         lease = self.service.projection.lease_of(pod)
-        found = self.cluster(call).pod(pod, await self._trace(lease.pod if lease else pod))
+        trace = await self._trace(lease.pod if lease else pod)
+        found = self.cluster(call).pod(pod, trace)
+        if found is not None and (found.lease or found.waiting):
+            return found
+        now = self.service.clock.now()
+        for each in await self.service.history.finished(now, pod):
+            if call.visible(each.namespace):
+                names = {"pod": pod, "namespace": each.namespace, "name": each.name}
+                return PodView(read_at=now, finished=each, trace=trace, **names)
         if found is None:
-            reason = "no lease, waiting pod or recent event that you may see has this UID"
+            reason = "no lease, waiting, recent or finished pod that you may see has this UID"
             raise web.HTTPNotFound(reason=reason)
         return found
 
@@ -321,6 +330,11 @@ class ReadApi:
     async def namespace_history(self, call: ApiCall) -> HistoryView:
         """Return the amounts of a namespace over time."""
         return await self._history(call, NAMESPACE, self._namespace(call).namespace)
+
+    async def idle(self, call: ApiCall) -> IdleView:
+        """Return what idle shares hold, by pod."""
+        limit = call.number("limit")
+        return self.cluster(call).idle(None if limit is None else int(limit))
 
     async def finished(self, call: ApiCall) -> FinishedView:
         """Return the pods that finished within a day; at most 500, the latest first."""

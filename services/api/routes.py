@@ -69,6 +69,12 @@ ROUTES = (
     Route(path="/api/v1/first-pod", handler=ReadApi.first_pod),
     Route(path="/api/v1/budgets", handler=ReadApi.budgets_of),
     Route(
+        path="/api/v1/reports/idle",
+        handler=ReadApi.idle,
+        query={"limit": "so many pods; all by default", **IDLE},
+        needs_sync=True,
+    ),
+    Route(
         path="/api/v1/reports/showback",
         handler=ReadApi.showback,
         query={

@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from services.api.lease_views import hidden_share, share_view
+from services.api.lease_views import hidden_share, idle_holder, share_view
 from services.api.problems import MissingComponent, problems_of
 from services.api.projection import ChangeKey, Projection
 from services.api.recent_events import PodStep, RecentEvent
+from shared.model.budget import IdleHolder, IdleView
 from shared.model.device import visible_fault
 from shared.model.fair_share import FairShare, precedence_reason
 from shared.model.lease import Lease
@@ -221,6 +222,34 @@ class VisibleCluster:
                 share_view(share, self._measured(self.projection.usage_of(lease, share)))
                 for share in lease.shares
             ),
+        )
+
+    def idle(self, most: int | None) -> IdleView:
+        """Add up what the idle shares of each pod hold."""
+        parts: dict[PodUid, list[IdleHolder]] = {}
+        for view in self.projection.devices.values():
+            for share in map(self._share, view.shares):
+                if share.measured and share.measured.idle and share.pod and not share.init:
+                    parts.setdefault(share.pod, []).append(idle_holder(share, self.now))
+        pods = [
+            IdleHolder.total(
+                held,
+                self.now,
+                pod=pod,
+                namespace=held[0].namespace,
+                name=held[0].name,
+                owner=held[0].owner,
+            )
+            for pod, held in parts.items()
+        ]
+        pods.sort(key=lambda one: (-one.gpu_hours, one.namespace, one.name))
+        return IdleView(
+            read_at=self.now,
+            idle_after_s=self.idle_after_s,
+            pods=tuple(pods[:most]),
+            total=IdleHolder.total(pods, self.now),
+            unmeasured_nodes=tuple(self.projection.unmeasured_nodes()),
+            problems=self.problems,
         )
 
     def waiting_pods(self) -> Iterator[WaitingView]:

@@ -8,6 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from shared.model.budget import IdleView
 from shared.model.views import GpusView, LeasesView, MeasuredView
 
 WRAPPED_WIDTH = 30
@@ -82,7 +83,7 @@ def measured_text(measured: MeasuredView, now: float) -> str:
     return f"uses {memory} MiB and {cores} of the cores; processes: {measured.processes}{idle}"
 
 
-def notes(view: GpusView | LeasesView) -> list[Text]:
+def notes(view: GpusView | LeasesView | IdleView) -> list[Text]:
     """Return what is missing, if anything."""
     silent = ", ".join(view.unmeasured_nodes)
     no_reply = f"no reply from the agents of: {silent}; their usage is not shown"

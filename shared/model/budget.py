@@ -7,14 +7,15 @@ before a report is written.
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, Self
 
 import msgspec
 
 from shared.model.lease import Lease
-from shared.model.names import Namespace, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
 
 UNITS_PER_GPU_MINUTE = 1000 * 60_000
 HOUR_MS = 3_600_000
@@ -415,3 +416,48 @@ class BudgetHistory(msgspec.Struct, frozen=True, kw_only=True):
     end: float | None
     limit_minutes: float | None
     points: tuple[BudgetPoint, ...]
+
+
+class IdleHolder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What idle shares hold of GPUs: of one pod, of one owner of pods, or of all."""
+
+    namespace: Namespace = Namespace("")
+    owner: str = ""
+    """Kind and name of the controller, or of the pod."""
+    pod: PodUid = PodUid("")
+    name: str = ""
+    """Of the pod."""
+    shares: int
+    gpus: float
+    """The larger part of a device's cores or memory, added up."""
+    memory_mib: int
+    gpu_hours: float
+    """The amount times the hours since the last use."""
+    mib_hours: float
+    idle_since: float
+    """The earliest."""
+
+    @classmethod
+    def total(cls, parts: Sequence[Self], now: float, **names: Any) -> Self:
+        """Add up what several hold."""
+        return cls(
+            shares=sum(part.shares for part in parts),
+            gpus=round(sum(part.gpus for part in parts), 4),
+            memory_mib=sum(part.memory_mib for part in parts),
+            gpu_hours=round(sum(part.gpu_hours for part in parts), 4),
+            mib_hours=round(sum(part.mib_hours for part in parts), 1),
+            idle_since=min((part.idle_since for part in parts), default=now),
+            **names,
+        )
+
+
+class IdleView(msgspec.Struct, frozen=True, kw_only=True):
+    """What idle shares hold, without those of init containers."""
+
+    read_at: float
+    idle_after_s: float
+    pods: tuple[IdleHolder, ...]
+    """The most GPU-hours first."""
+    total: IdleHolder
+    unmeasured_nodes: tuple[NodeName, ...] = ()
+    problems: tuple[str, ...] = ()

@@ -298,6 +298,8 @@ class PodView(View, frozen=True, kw_only=True):
     cordoned: str = ""
     devices: tuple[DeviceView, ...] = ()
     """The devices of its lease, without their shares."""
+    finished: "FinishedPod | None" = None
+    """Set if it finished within a day."""
     trace: TraceView
 
 

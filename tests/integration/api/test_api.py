@@ -133,6 +133,7 @@ async def test_a_pod_has_a_history_and_is_listed_for_a_day_after_it_finished(
     assert (pod["pod"], pod["reason"], pod["memory_mib"]) == ("p1", "Succeeded", 4000)
     assert (await shown.get("/api/v1/finished?node=b"))[1]["total"] == 0
     assert (await shown.get("/api/v1/leases/p1/history"))[0] == 200
+    assert (await shown.get("/api/v1/leases/p1"))[1]["finished"] == pod
 
 
 async def test_changes_are_streamed_and_a_reader_that_reconnects_misses_nothing(

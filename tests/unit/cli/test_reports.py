@@ -9,9 +9,15 @@ from services.api.visible_cluster import VisibleCluster
 from services.cli.admin import budget, idle
 from services.cli.inspect import render
 from shared.ledger.showback import ShowbackRow
-from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance, BudgetState, BudgetWindow, ReportView
+from shared.model.budget import (
+    UNITS_PER_GPU_MINUTE,
+    Balance,
+    BudgetState,
+    BudgetWindow,
+    IdleView,
+    ReportView,
+)
 from shared.model.names import Namespace, PodUid
-from shared.model.views import LeasesView
 from tests.support.snapshots import LEASE, MEASURED, NODE, POD, cluster_of, drawn, explained
 
 
@@ -109,19 +115,25 @@ def test_a_lease_with_one_share_in_use_is_not_idle_but_its_other_share_is() -> N
 OWNERS = {PodUid("job-1"): "Job/train", PodUid("job-2"): "Job/train"}
 
 
-def two_owners() -> tuple[LeasesView, list[idle.IdleShare]]:
+def two_owners() -> tuple[idle.IdleReport, IdleView]:
     """Return a job with two idle pods, one of two hours, and a pod of its own of one hour."""
     names = ("job-1", "job-2", "alone")
     leases = tuple(structs.replace(LEASE, pod=PodUid(name), name=name) for name in names)
     leases = (*leases[:2], structs.replace(leases[2], namespace=Namespace("other")))
     since = {"job-1": NOW - 7_200, "job-2": NOW - 60, "alone": NOW - 3_600}
     measured = [replace(IDLE, pod=PodUid(name), idle_since=at) for name, at in since.items()]
-    view = cluster_of(replace(NODE, leases=leases), measured=measured, now=NOW).leases()
-    return view, list(idle.idle_shares(view, OWNERS))
+    cluster = cluster_of(replace(NODE, leases=leases), measured=measured, now=NOW)
+    first = cluster.idle(1)
+    assert [(pod.pod, pod.name, pod.owner) for pod in first.pods] == [
+        ("job-1", "job-1", "Pod/job-1")
+    ]
+    assert first.total.shares == 2
+    view = cluster.idle(None)
+    return idle.by_owner(view, OWNERS), view
 
 
 def test_the_report_adds_up_idle_gpu_hours_and_mib_hours_by_owner() -> None:
-    view = idle.idle_view(*two_owners())
+    view, _ = two_owners()
 
     assert [(one.namespace, one.owner) for one in view.holders] == [
         ("team", "Job/train"),
@@ -134,9 +146,7 @@ def test_the_report_adds_up_idle_gpu_hours_and_mib_hours_by_owner() -> None:
 
 
 def test_the_report_as_a_table_ends_with_the_sum() -> None:
-    view, shares = two_owners()
-
-    lines = drawn(idle.idle_table(idle.idle_view(view, shares), view), 160).splitlines()
+    lines = drawn(idle.idle_table(*two_owners()), 160).splitlines()
 
     assert lines[0].split() == [
         "NAMESPACE", "OWNER", "SHARES", "GPUS", "MIB", "GPU-HOURS", "MIB-HOURS", "SINCE"
@@ -151,17 +161,16 @@ def test_a_share_counts_by_the_larger_part_of_its_device() -> None:
 
     def gpus(share: object) -> float:
         node = replace(NODE, leases=(structs.replace(LEASE, shares=(share,)),))
-        view = cluster_of(node, measured=[IDLE], now=NOW).leases()
-        (found,) = idle.idle_shares(view, {})
+        (found,) = cluster_of(node, measured=[IDLE], now=NOW).idle(None).pods
         return found.gpus
 
     assert [gpus(large), gpus(whole)] == [0.5, 1.0]
 
 
 def test_without_idle_shares_the_report_says_so_and_names_nodes_that_did_not_reply() -> None:
-    view = cluster_of(NODE, measured=None, now=NOW).leases()
+    view = cluster_of(NODE, measured=None, now=NOW).idle(None)
 
-    text = drawn(idle.idle_table(idle.idle_view(view, []), view))
+    text = drawn(idle.idle_table(idle.by_owner(view, {}), view))
 
     assert "no share has been idle for 10m" in text
     assert "no reply from the agents of: node-0" in text
