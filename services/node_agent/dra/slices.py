@@ -72,7 +72,8 @@ LEAST_MIB = 2
 UNHEALTHY = "leasehold.dev/unhealthy"
 """Key of the taint of an unhealthy device; its value is the fault."""
 PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
-"""Kubernetes' own attribute, by which claims match devices of several drivers."""
+NUMA_NODE = "resource.kubernetes.io/numaNode"
+"""Kubernetes' own attributes, by which claims match devices of several drivers."""
 MAX_DEVICES = 64
 """Devices that a slice may have, if some have taints or counters."""
 MAX_COUNTER_SETS = 8
@@ -300,6 +301,7 @@ def _attributes(
         "index": device.index,
         "memoryMiB": device.memory_mib,
         "numaNode": device.numa,
+        NUMA_NODE: device.numa,
         "nvlinkGroup": groups.get(device.uuid),
     }
     return {

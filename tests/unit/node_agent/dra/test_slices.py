@@ -29,6 +29,7 @@ GPU = Device(
     memory_mib=15_360,
     slots=10,
     pcie="pci0000:3a",
+    numa=1,
 )
 
 
@@ -68,6 +69,7 @@ def test_a_shared_device_has_policies_and_the_whole_memory_by_default() -> None:
     assert policy["default"] == "15Gi"
     assert device["attributes"]["driverVersion"] == {"version": "535.104.5"}
     assert device["attributes"]["resource.kubernetes.io/pcieRoot"] == {"string": "pci0000:3a"}
+    assert device["attributes"]["resource.kubernetes.io/numaNode"] == {"int": 1}
 
 
 def test_leases_of_pods_are_subtracted_and_those_of_claims_are_not() -> None:
