@@ -34,6 +34,11 @@ TIME_TO_BIND = Histogram(
 DEVICES = Gauge(
     "leasehold_devices", "Devices by state: usable, cordoned, unhealthy.", ["model", "state"]
 )
+CLOSED = Gauge(
+    "leasehold_device_cordoned",
+    "1 for each healthy device that gets no new pods, with the reason.",
+    ["node", "gpu", "reason"],
+)
 MEMORY = Gauge("leasehold_capacity_memory_bytes", "Memory of usable devices.", ["model"])
 LEASED_MEMORY = Gauge(
     "leasehold_leased_memory_bytes", "Leased memory of usable devices.", ["model"]
@@ -49,9 +54,9 @@ MISSING = Gauge(
     "leasehold_missing_components", "Replicas that are missing or not ready.", ["service"]
 )
 OTHER = "Other"
-USABLE = "usable"
+USABLE, CORDONED = "usable", "cordoned"
 WHOLE = 100
-ALL = (WAITING, OLDEST, DEVICES, MEMORY, LEASED_MEMORY, LEASED_GPUS, LARGEST, IDLE, MISSING)
+ALL = (WAITING, OLDEST, DEVICES, CLOSED, MEMORY, LEASED_MEMORY, LEASED_GPUS, LARGEST, IDLE, MISSING)
 
 
 def export_cluster(projection: Projection, missing: Iterable[MissingComponent], now: float) -> None:
@@ -78,9 +83,15 @@ def state_of(view: DeviceView, projection: Projection) -> str:
     """Return whether new shares of a device can be leased."""
     if not view.healthy:
         return "unhealthy"
+    return CORDONED if _closed_by(view, projection) else USABLE
+
+
+def _closed_by(view: DeviceView, projection: Projection) -> str:
+    """Return why a healthy device gets no new shares, or an empty text if it does."""
     node = projection.nodes.get(view.node)
-    is_cordoned = view.excluded or node is None or node.unschedulable or node.deleted
-    return "cordoned" if is_cordoned else USABLE
+    if node is None or node.deleted:
+        return "the node is gone"
+    return node.closed_by or view.excluded
 
 
 def reason_code(waiting: WaitingPod) -> str:
@@ -104,6 +115,8 @@ def _export_waiting(pods: Iterable[WaitingPod], now: float) -> None:
 
 def _export_state(view: DeviceView, projection: Projection) -> bool:
     state = state_of(view, projection)
+    if state == CORDONED:
+        CLOSED.labels(view.node, view.index, _closed_by(view, projection)).set(1)
     DEVICES.labels(view.model, state).inc()
     return state == USABLE
 

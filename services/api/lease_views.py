@@ -28,7 +28,7 @@ def device_view(
     device: Device,
     use: DeviceUse,
     *,
-    excluded: bool = False,
+    excluded: str = "",
     shares: tuple[HeldShare, ...] = (),
 ) -> DeviceView:
     """Return a device of a node with its shares."""

@@ -178,15 +178,15 @@ def _sick_or_closed(
             fault = visible_fault(view.fault, visible) or "The agent reports no reason"
             yield _Affected("warning", fault, SICK, where)
         elif view.excluded:
-            yield _Affected("info", "Closed to new pods by an annotation", CLOSED, where)
+            yield _Affected("info", f"Closed to new pods: {view.excluded}", CLOSED, where)
 
 
 def _cordoned(projection: Projection) -> Iterator[_Affected]:
     for name in projection.unmeasured_nodes():
         yield _Affected("warning", "Agents report no usage", AGENTS, name)
     for node in projection.nodes.values():
-        if node.cordoned or node.unschedulable:
-            yield _Affected("info", node.cordoned or "kubectl cordon", CORDONED, node.node)
+        if node.closed_by:
+            yield _Affected("info", node.closed_by, CORDONED, node.node)
 
 
 def _problem(cause: str, found: list[_Affected]) -> Problem:

@@ -82,7 +82,7 @@ class Projection:
                 name,
                 device,
                 use,
-                excluded=device.index in facts.excluded_devices,
+                excluded=facts.closed_devices.get(device.index, "") if device.healthy else "",
                 shares=_with_usage(shares.get(device.uuid, ()), measured),
             )
             for device, use in totals.node.devices

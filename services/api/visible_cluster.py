@@ -144,7 +144,7 @@ class VisibleCluster:
         devices = [self.details(self.projection.devices[uuid]) for uuid in view.devices]
         return NodeDevices(
             node=view.node,
-            cordoned=view.cordoned,
+            cordoned=view.closed_by,
             unschedulable=view.unschedulable,
             devices=tuple(sorted(devices, key=lambda one: one.index)),
         )

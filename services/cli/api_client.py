@@ -176,9 +176,11 @@ class KubernetesApi:
             server_name=credentials.tls_server_name,
         )
 
-    def send(self, method: str, path: str, body: object = None) -> bytes:
+    def send(
+        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+    ) -> bytes:
         """Return the body of a successful response. Raises KubernetesError for others."""
-        status, content = self.exchange(method, path, body)
+        status, content = self.exchange(method, path, body, headers)
         if status < 300:
             return content
         raise _kubernetes_error(method, path, status, content)

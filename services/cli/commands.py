@@ -1,5 +1,6 @@
 """The commands: the arguments of each, its help, and where its function is."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from services.cli.arguments import (
@@ -491,6 +492,37 @@ class Sim(StateArguments):
         """Raise RequestError for a fault of a GPU that is to be healed."""
         if self.action == "heal" and (self.xid is not None or self.fault != FAULTS[0]):
             raise RequestError("heal ends any fault: omit --xid and --fault")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuArguments(ApiArguments):
+    """One GPU of a node."""
+
+    gpu: str = argument(
+        ...,
+        "index or UUID on the node, as in `leasehold gpus -o wide`",
+        positional=True,
+        metavar="NODE/GPU",
+    )
+
+
+@command("cordon", "admin.cordon:cordon", 'gpu-1/3 --reason "fan is loud"')
+class Cordon(GpuArguments):
+    """Close a GPU to new pods. Pods that hold shares of it keep them.
+
+    It sets the annotation cordon.leasehold.dev/gpu-INDEX of the node: your account needs the right
+    to patch nodes. To close all GPUs of a node: kubectl cordon NODE.
+    """
+
+    reason: str = argument("", "shown wherever the GPU is", metavar="TEXT")
+
+
+@command("uncordon", "admin.cordon:uncordon", "gpu-1/3")
+class Uncordon(GpuArguments):
+    """Open a GPU again that `leasehold cordon` closed.
+
+    Your account needs the right to patch nodes.
+    """
 
 
 @command(

@@ -38,7 +38,10 @@ examples:
 GROUPS = {
     "See what runs and what waits": ("gpus", "ps", "top", "explain", "trace", "preemptions"),
     "GPU time and plans": ("budget", "report", "what-if", "defrag", "replay"),
-    "Operate": (*("resize", "doctor", "audit", "credentials", "node-keys", "topology"),),
+    "Operate": (
+        *("resize", "cordon", "uncordon", "doctor", "audit", "credentials", "node-keys"),
+        "topology",
+    ),
     "On this machine": ("up", "status", "down", "sim", "version", "completion", "help"),
 }
 """The commands in the order of the help."""

@@ -138,6 +138,7 @@ class NodeUpdate:
 def parse_node(node: ApiNode) -> NodeFacts:
     """Parse one node. Raises RequestError for an invalid quantity, and for what is too large."""
     allocatable = parse_available(node.status.allocatable)
+    closed = cordoned_devices(node.metadata.annotations)
     check_size("metadata.labels", len(msgspec.json.encode(node.metadata.labels)), MOST_FACTS)
     facts = NodeFacts(
         name=NodeName(node.metadata.name),
@@ -151,7 +152,8 @@ def parse_node(node: ApiNode) -> NodeFacts:
         unserved_resources=tuple(
             sorted(key for key in LEDGER_RESOURCES if allocatable.get(key) == 0)
         ),
-        excluded_devices=cordoned_devices(node.metadata.annotations),
+        excluded_devices=tuple(closed),
+        exclusions=tuple(closed.values()),
     )
     check_bounds(facts, "the node")
     return facts

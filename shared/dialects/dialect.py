@@ -199,7 +199,7 @@ class Dialect:
     """Raises RequestError naming one of the operator's choices that the dialect cannot accept."""
     scheduler: str = ""
     """`spec.schedulerName` of pods for the vendor's own scheduler; empty: it has none."""
-    cordoned_devices: Callable[[Mapping[str, str]], tuple[int, ...]] = lambda _: ()
+    cordoned_devices: Callable[[Mapping[str, str]], Mapping[int, str]] = lambda _: {}
     """Indices of the devices that a node's annotations cordon."""
     mig_variables: Mapping[str, str] = field(default_factory=dict)
     """Variables of a container with MIG instances, besides the one that lists them."""

@@ -23,7 +23,8 @@ from shared.model.bounds import (
     check_text,
 )
 from shared.model.errors import RequestError
-from shared.model.quantity import check_amount
+from shared.model.node import DEVICE_CORDON_PREFIX
+from shared.model.quantity import check_amount, parse_decimal
 from shared.model.request import DeviceOrder, NodeOrder, PodRequest
 
 _OWNERS: Mapping[str, tuple[str, ...]] = {
@@ -31,6 +32,8 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
     for resource in frozenset().union(*(d.resources for d in DIALECTS.values()))
 }
 """The dialects that have a resource name, by the name."""
+MOST_REASON = 200
+"""Characters of the reason for which a device is cordoned."""
 _READ_ANNOTATIONS = REQUEST_ANNOTATIONS | pod_groups.READ_ANNOTATIONS
 _READ_LABELS = REQUEST_LABELS | pod_groups.READ_LABELS
 
@@ -204,7 +207,14 @@ def vendor_denial(pod: PodManifest, names: Collection[str], *, refused: bool) ->
     return next(filter(None, messages), "")
 
 
-def cordoned_devices(annotations: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the indices of devices that a node's annotations cordon, in any dialect, ascending."""
-    named = {i for dialect in DIALECTS.values() for i in dialect.cordoned_devices(annotations)}
-    return tuple(sorted(index for index in named if 0 <= index <= HIGHEST_INDEX))
+def cordoned_devices(annotations: Mapping[str, str]) -> dict[int, str]:
+    """Return the indices of devices that a node's annotations cordon, ascending, and why."""
+    found: dict[int, str] = {}
+    for dialect in DIALECTS.values():
+        for index, annotation in dialect.cordoned_devices(annotations).items():
+            found[index] = f"listed in the node's annotation {annotation}"
+    for key, reason in annotations.items():
+        index_text = key.removeprefix(DEVICE_CORDON_PREFIX)
+        if index_text != key and (own := parse_decimal(index_text)) is not None:
+            found[own] = f"cordoned: {reason[:MOST_REASON]}" if reason else "cordoned"
+    return {index: found[index] for index in sorted(found) if 0 <= index <= HIGHEST_INDEX}

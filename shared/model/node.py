@@ -23,6 +23,8 @@ HOSTNAME = "kubernetes.io/hostname"
 """Label of nodes that each has for itself."""
 AGENT_ANNOTATION = "leasehold.dev/agent"
 """Node annotation: our agent reports the devices; other device annotations are derived."""
+DEVICE_CORDON_PREFIX = "cordon.leasehold.dev/gpu-"
+"""Prefix of node annotations that close the device with the index that follows; for a reason."""
 OWN_ENTRIES_PREFIX = "leasehold.dev/own-"
 """Prefix of node annotations that record our entries in a list that other programs write, too."""
 
@@ -105,6 +107,8 @@ class NodeFacts:
     """Sum over the live pods on the node that have no lease, `pods` included."""
     excluded_devices: Annotated[tuple[Index, ...], Meta(max_length=MOST_DEVICES)] = ()
     """Indices of devices that annotations of the node exclude from new shares."""
+    exclusions: Annotated[tuple[ShortText, ...], Meta(max_length=MOST_DEVICES)] = ()
+    """Why each of them is excluded."""
     unserved_resources: Annotated[tuple[KeyText, ...], Meta(max_length=MOST_ENTRIES)] = ()
     """Resources with allocatable 0: the kubelet would refuse pods that request them."""
     anti_affinity: tuple[AntiAffinityTerm, ...] = ()
@@ -114,3 +118,8 @@ class NodeFacts:
 
     The ledger compares them with the pods that it has reserved for; mirrors do not get them.
     """
+
+    @property
+    def closed_devices(self) -> dict[int, str]:
+        """Why each excluded device is, by its index."""
+        return dict(zip(self.excluded_devices, self.exclusions, strict=False))

@@ -98,8 +98,8 @@ class DeviceView(View, frozen=True, kw_only=True):
     healthy: bool
     fault: str
     """Empty also if it names a pod that the viewer may not see."""
-    excluded: bool
-    """An annotation of the node excludes it from new shares."""
+    excluded: str
+    """Why annotations of the node close it to new shares; empty if none does, or if it is sick."""
     memory_mib: int
     unit_mib: int
     """MiB per unit of a memory request on this node."""
@@ -133,6 +133,11 @@ class NodeView(View, frozen=True, kw_only=True):
     deleted: bool = False
     """The API server no longer has it; some of its leases have not ended yet."""
     devices: tuple[DeviceUuid, ...] = ()
+
+    @property
+    def closed_by(self) -> str:
+        """Why it gets no new pods, also if `kubectl cordon` closed it; empty if it does."""
+        return self.cordoned or ("kubectl cordon" if self.unschedulable else "")
 
 
 class NodeDevices(View, frozen=True, kw_only=True):

@@ -131,7 +131,7 @@ export function shareText(share) {
 export function deviceText(device) {
   const health = device.healthy ? "" : `, unhealthy${device.fault ? `: ${device.fault}` : ""}`;
   const mig = device.mode === "mig", cores = mig ? "" : ` and ${device.used_cores_percent} % of the cores`;
-  const excluded = device.excluded ? ", excluded from new shares" : "";
+  const excluded = device.excluded ? `, closed to new pods: ${device.excluded}` : "";
   const used = measuredMib(device), idle = device.shares.filter((share) => share.measured?.idle).length;
   const measured = used === null ? "" : `, ${mib(used)} in use${idle ? `, ${idle} idle` : ""}`;
   return `GPU ${device.index} of ${device.node}, ${device.model}${mig ? " in MIG mode" : ""}, ${mib(device.used_memory_mib)} of ` +

@@ -63,7 +63,7 @@ export class Drawer {
       title(`GPU ${device.index} of ${device.node}`),
       facts({ Model: device.model, UUID: device.uuid, Health: device.healthy ? "healthy" : `UNHEALTHY${device.fault ? `: ${device.fault}` : ""}`, Mode: device.mode,
         "MIG layout": device.layout, Memory: `${mib(device.used_memory_mib)} of ${mib(device.memory_mib)} leased`, "In use": used === null ? "" : mib(used), Cores: `${device.used_cores_percent} % reserved`,
-        Shares: `${device.used_shares} of ${device.slots}`, "NUMA node": device.numa, Excluded: device.excluded ? "from new shares" : "" }),
+        Shares: `${device.used_shares} of ${device.slots}`, "NUMA node": device.numa, "Closed to new pods": device.excluded }),
       el("h3", {}, "Leases"),
       device.shares.length ? el("ul", {}, ...device.shares.map((share) => el("li", {}, share.pod ? swatch(share.namespace) : null,
         share.pod ? detailsLink("lease", share.pod, shareText(share)) : shareText(share)))) : el("p", {}, "No leases."),

@@ -114,6 +114,8 @@ def _device_lines(device: DeviceView, width: int, now: float) -> list[Renderable
     for pod, share in shares:
         text = f"      {letter[pod]} {_share_text(share, now)}"
         lines.append(Text(text, style=style[pod]))
+    if device.excluded:
+        lines.append(Text(f"      closed to new pods: {device.excluded}", style="yellow"))
     if device.fault:
         lines.append(Text(f"      {device.fault}", style="red"))
     return lines

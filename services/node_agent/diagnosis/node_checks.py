@@ -15,6 +15,7 @@ from shared.model.names import AGENTS_NAMESPACE, DISCOVERED_LABELS, GPU_LABEL, P
 AGENT_POD = f"kubectl -n {AGENTS_NAMESPACE}"
 AGENT_LABEL = "leasehold.dev/agent"
 """With the value `unit` the DaemonSet has no pod on the node, whatever its other labels are."""
+NONE: Mapping[int, str] = {}
 MAX_LISTED = 5
 MAX_LISTED_IDS = 2_000
 """With more, a kubelet of 1.36 that restarts is busy for seconds, and allocates nothing."""
@@ -143,8 +144,13 @@ def list_sizes(served: Mapping[str, Mapping[str, PluginDeviceId]]) -> Finding:
     return ok(text)
 
 
-def device_health(devices: Iterable[Device]) -> Finding:
-    """Judge whether all devices are healthy."""
+def device_health(
+    devices: Iterable[Device], closed: Mapping[int, str] = NONE, *, cordoned: bool = False
+) -> Finding:
+    """Judge whether all devices are healthy, and none is `closed` for a reason.
+
+    `cordoned`: whether the node is, by kubectl.
+    """
     listed = list(devices)
     faults = [f"GPU {one.index}: {one.fault or 'not healthy'}" for one in listed if not one.healthy]
     if faults:
@@ -154,7 +160,16 @@ def device_health(devices: Iterable[Device]) -> Finding:
         )
     if not listed:
         return fail("the node has reported no device", f"{AGENT_POD} logs daemonset/node-agent")
-    return ok(f"{len(listed)} devices are healthy")
+    text = f"{len(listed)} devices are healthy"
+    if cordoned:
+        return warn(f"{text}; the node gets no new pods: kubectl cordon", "kubectl uncordon NODE")
+    reasons = [f"GPU {one.index}: {closed[one.index]}" for one in listed if one.index in closed]
+    if reasons:
+        return warn(
+            f"{text}; closed to new pods: {'; '.join(reasons[:MAX_LISTED])}",
+            "leasehold uncordon NODE/GPU, or remove it from the annotation",
+        )
+    return ok(text)
 
 
 def driver(gpus: Sequence[Gpu], unseen: Mapping[int, str]) -> Finding:

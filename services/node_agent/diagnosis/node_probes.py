@@ -233,7 +233,11 @@ class NodeProbes:
 
     async def device_health(self) -> Finding:
         """Read the devices' health."""
-        return judge.device_health(self.devices)
+        devices, facts = self.devices, self.totals.node.facts if self.totals else None
+        if facts is None:
+            return judge.device_health(devices)
+        closed, cordoned = facts.closed_devices, facts.unschedulable
+        return judge.device_health(devices, closed, cordoned=cordoned)
 
     async def driver(self) -> Finding:
         """List the GPUs that NVML, or its simulation, has."""

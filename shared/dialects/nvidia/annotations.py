@@ -102,16 +102,16 @@ def slot_count(device: Device) -> int:
     return max(instances, default=device.slots)
 
 
-def cordoned_devices(annotations: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the indices of the devices that a node's annotations cordon, ascending.
+def cordoned_devices(annotations: Mapping[str, str]) -> dict[int, str]:
+    """Return the indices of the devices that a node's annotation cordons, and its name.
 
     The operator lists UUIDs; the register on the same node maps them to indices.
     """
     named = {entry.strip() for entry in annotations.get(CORDON, "").split(",")} - {""}
     if not named:
-        return ()
+        return {}
     indices = _indices(annotations.get(REGISTER, ""))
-    return tuple(sorted(indices[uuid] for uuid in named & indices.keys()))
+    return {indices[uuid]: CORDON for uuid in named & indices.keys()}
 
 
 def _indices(register: str) -> dict[str, int]:

@@ -220,10 +220,10 @@ def _unhealthy_indices(devices: Sequence[Device]) -> tuple[str, ...]:
     return tuple(str(index) for index in sorted({device.index for device in devices} - healthy))
 
 
-def unhealthy_devices(annotations: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the indices that a node's annotation lists as unhealthy, ascending."""
+def unhealthy_devices(annotations: Mapping[str, str]) -> dict[int, str]:
+    """Return the indices that a node's annotation lists as unhealthy, and its name."""
     listed = (parse_decimal(index.strip()) for index in annotations.get(UNHEALTHY, "").split(","))
-    return tuple(sorted({index for index in listed if index is not None}))
+    return {index: UNHEALTHY for index in listed if index is not None}
 
 
 def _unit_ids(devices: Sequence[Device]) -> tuple[PluginDeviceId, ...]:

@@ -9,7 +9,10 @@ import redis.asyncio
 
 from tests.support.simcluster.kubelet import ScriptedPlugin, healthy
 from tests.support.stack import LEASEHOLD, Done, Stack, gpu_pod, run, running, succeeded, vgpu
+from tests.support.waiting import until
 
+NODE = "/api/v1/nodes/node-0"
+UNHEALTHY = "volcano.sh/gpu-unhealthy-ids"
 NUMBER = "volcano.sh/vgpu-number"
 
 
@@ -44,6 +47,43 @@ async def test_doctor_finds_no_fault_in_a_healthy_stack(up: Stack) -> None:
     assert findings(node).keys() & findings(around).keys() == {"api-clock"}
     assert {"rights", "kubelet-socket"} <= findings(node).keys()
     assert {"nats", "redis", "components"} <= findings(around).keys()
+
+
+async def test_a_closed_gpu_is_shown_with_its_reason_until_it_is_open_again(up: Stack) -> None:
+    async def shown() -> str:
+        return (await up.leasehold("gpus")).out
+
+    done = await up.leasehold("cordon", "node-0/1", "--reason", "fan is loud")
+    text = await until(shown, lambda text: "fan is loud" in text)
+    await up.create(gpu_pod("wide", vgpu(2, memory=1000)))
+    waiting = await until(lambda: up.leasehold("ps"), lambda done: "WAITING" in done.out)
+    warned = findings(await up.leasehold("doctor", "--json", "--only", "node"))
+    opened = await up.leasehold("uncordon", "node-0/1")
+    await up.until("wide", running)
+    uuid = json.loads((await up.leasehold("gpus", "--json")).out)["nodes"][0]["devices"][0]["uuid"]
+    await up.kube.patch_merge(NODE, {"metadata": {"annotations": {UNHEALTHY: "0"}}})
+    await until(shown, lambda text: f"annotation {UNHEALTHY}" in text)
+    still = await up.leasehold("uncordon", f"node-0/{uuid}")
+    await up.kube.patch_merge(
+        NODE, {"metadata": {"annotations": {UNHEALTHY: None}}, "spec": {"unschedulable": True}}
+    )
+    await until(shown, lambda text: "kubectl cordon" in text and UNHEALTHY not in text)
+    cordoned = findings(await up.leasehold("doctor", "--json", "--only", "node"))
+    await up.kube.patch_merge(NODE, {"spec": {"unschedulable": None}})
+    await until(shown, lambda text: "kubectl cordon" not in text)
+    nothing = await up.leasehold("cordon", "node-0/7")
+
+    assert done.out == "GPU 1 of node-0 gets no new pods\n"
+    assert "closed to new pods: cordoned: fan is loud" in text
+    assert "excluded" in waiting.out
+    health = warned["device-health"]
+    assert (health["outcome"], "GPU 1: cordoned: fan is loud" in health["text"]) == ("warn", True)
+    assert not [one for one in warned.values() if one["outcome"] == "fail"]
+    assert opened.out == "GPU 1 of node-0 gets new pods\n"
+    assert (still.code, UNHEALTHY in still.out) == (1, True)
+    assert "kubectl cordon" in cordoned["device-health"]["text"]
+    assert not [one for one in cordoned.values() if one["outcome"] == "fail"]
+    assert (nothing.code, "node node-0 has no GPU 7" in nothing.err) == (1, True)
 
 
 async def test_doctor_names_each_fault_and_its_remedy(up: Stack) -> None:

@@ -110,7 +110,12 @@ def test_what_lacks_the_same_is_one_problem_with_its_first_time_and_a_hint() -> 
 def test_sick_and_closed_gpus_and_old_data_are_problems_by_reason() -> None:
     sick, well = build.devices(2, "n1")
     sick = replace(sick, healthy=False, fault="it holds default/secret beyond its memory")
-    node = build.ledger_node("n1", sick, well, excluded_devices=(1,), unschedulable=True)
+    node = build.ledger_node(
+        *("n1", sick, well),
+        excluded_devices=(1,),
+        exclusions=("fan is loud",),
+        unschedulable=True,
+    )
     projection = projected(NodeTotals(node=node, leases=()))
 
     def texts(visible: Callable[[Namespace], bool]) -> list[tuple[str, str]]:
@@ -119,7 +124,7 @@ def test_sick_and_closed_gpus_and_old_data_are_problems_by_reason() -> None:
         return [(each.severity, each.text) for each in found]
 
     rest = [
-        ("info", "Closed to new pods by an annotation: GPU 1 of n1"),
+        ("info", "Closed to new pods: fan is loud: GPU 1 of n1"),
         ("info", "kubectl cordon: n1"),
     ]
     old = ("error", "The ledger cannot be read: all that is shown")

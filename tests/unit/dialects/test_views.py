@@ -388,9 +388,9 @@ def test_hami_cordoned_devices_are_found_by_uuid() -> None:
     register = HAMI.advertise([device(n) for n in range(4)], Strategy.AUTO).annotations[REGISTER]
     notes = {REGISTER: register or "", CORDON: " GPU-3 ,GPU-0,GPU-9,"}
 
-    assert cordoned_devices(notes) == (0, 3)
-    assert cordoned_devices({CORDON: "GPU-3"}) == ()
-    assert cordoned_devices({REGISTER: "GPU-0,10,15360,100,T4,0,true:", CORDON: "GPU-0"}) == ()
+    assert sorted(cordoned_devices(notes)) == [0, 3]
+    assert cordoned_devices({CORDON: "GPU-3"}) == {}
+    assert cordoned_devices({REGISTER: "GPU-0,10,15360,100,T4,0,true:", CORDON: "GPU-0"}) == {}
 
 
 def test_item_5_init_containers_of_5000_and_3000_need_5000() -> None:

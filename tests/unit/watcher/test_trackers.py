@@ -419,15 +419,23 @@ def test_item_6_cards_that_the_annotation_lists_are_cordoned() -> None:
     assert parse_node(node).excluded_devices == (0, 1, 3)
 
 
-def test_hami_cordoned_cards_are_cordoned_beside_those_that_volcanos_annotation_lists() -> None:
+def test_cards_are_closed_by_each_annotation_with_its_reason() -> None:
     notes = {
+        "cordon.leasehold.dev/gpu-0": "fan is loud",
+        "cordon.leasehold.dev/gpu-2": "",
+        "cordon.leasehold.dev/gpu-x": "no index",
         "volcano.sh/gpu-unhealthy-ids": "3",
         "hami.io/device-cordon": "GPU-b",
         "hami.io/node-nvidia-register": '[{"id":"GPU-a"},{"id":"GPU-b","index":1}]',
     }
     node = msgspec.convert({"metadata": {"name": "n", "annotations": notes}}, ApiNode)
 
-    assert parse_node(node).excluded_devices == (1, 3)
+    assert parse_node(node).closed_devices == {
+        0: "cordoned: fan is loud",
+        1: "listed in the node's annotation hami.io/device-cordon",
+        2: "cordoned",
+        3: "listed in the node's annotation volcano.sh/gpu-unhealthy-ids",
+    }
 
 
 def test_a_resource_that_the_kubelet_shows_as_0_is_not_served() -> None:
