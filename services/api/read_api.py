@@ -235,7 +235,7 @@ class ReadApi:
         now = self.service.clock.now()
         for each in await self.service.history.finished(now, pod):
             if call.visible(each.namespace):
-                names = {"pod": pod, "namespace": each.namespace, "name": each.name}
+                names: Any = {"pod": pod, "namespace": each.namespace, "name": each.name}
                 return PodView(read_at=now, finished=each, trace=trace, **names)
         if found is None:
             reason = "no lease, waiting, recent or finished pod that you may see has this UID"
