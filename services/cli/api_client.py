@@ -93,7 +93,7 @@ class ApiLocation:
 
 def locate(flags: ApiArguments) -> ApiLocation:
     """Return the API that the flags name, else that of the state directory or the kubeconfig."""
-    directory = StateDir.at(flags.state)
+    directory = StateDir.found(flags.state, flags.kubeconfig)
     saved = None if flags.context or flags.api else load_state(directory)
     elsewhere = flags.context or flags.api or flags.kubeconfig
     if saved is None and flags.state != StateArguments.state and not elsewhere:

@@ -140,7 +140,12 @@ def own_schedulers(names: tuple[str, ...]) -> frozenset[str]:
 class StateArguments:
     """The state directory of `leasehold up`."""
 
-    state: Path = connection(Path(".leasehold"), "state directory", metavar="DIR", env=".leasehold")
+    state: Path = connection(
+        Path(".leasehold"),
+        "state directory",
+        metavar="DIR",
+        env=".leasehold, else that of KUBECONFIG",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from services.cli.arguments import StateArguments
 from services.cli.terminal import program
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 
@@ -42,6 +43,18 @@ class StateDir:
     def at(cls, path: Path) -> Self:
         """Return the directory at `path`, which need not exist."""
         return cls(Path(os.path.abspath(path)))  # noqa: PTH100 - a symlink stays one
+
+    @classmethod
+    def found(cls, path: Path, kubeconfig: Path | None = None) -> Self:
+        """Return the directory at `path`; in place of a default that is absent, that of KUBECONFIG.
+
+        With `kubeconfig`, the variable does not count.
+        """
+        directory = cls.at(path)
+        if kubeconfig is None and path == StateArguments.state and not directory.root.exists():
+            beside = cls.at(Path(os.environ.get("KUBECONFIG", "")).parent)
+            return beside if beside.state.exists() else directory
+        return directory
 
     @property
     def lock(self) -> Path:

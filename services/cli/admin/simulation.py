@@ -14,7 +14,7 @@ NOTICED_S = 5
 
 def sim(flags: Sim) -> int:
     """Change the file of faults, which the node's agent reads."""
-    directory = StateDir.at(flags.state)
+    directory = StateDir.found(flags.state)
     node, _, index = flags.device.partition("/")
     file = directory.agent(node) / "faults.json"
     _check(directory, node, index, flags.device)

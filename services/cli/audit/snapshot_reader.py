@@ -74,7 +74,7 @@ def locate_ledger(flags: Audit) -> LedgerLocation:
 
     Raises UnavailableError with what to do if neither names one.
     """
-    directory = StateDir.at(flags.state)
+    directory = StateDir.found(flags.state, flags.kubeconfig)
     if flags.redis_url:
         return LedgerLocation(
             redis_url=flags.redis_url,

@@ -172,7 +172,7 @@ def target_of(flags: Doctor) -> DoctorTarget:
 
     Raises RequestError for a node that `up` does not run.
     """
-    directory = StateDir.at(flags.state)
+    directory = StateDir.found(flags.state, flags.kubeconfig)
     saved = None if flags.kubelet_dir or flags.redis_url else load_state(directory)
     if saved is None:
         arguments = {

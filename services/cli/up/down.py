@@ -19,7 +19,7 @@ KILL_S = 5.0
 
 def down(flags: Down) -> int:
     """End the supervisor and everything under it; return the exit code."""
-    directory = StateDir.at(flags.state)
+    directory = StateDir.found(flags.state)
     if not directory.root.is_dir():
         print(f"nothing to stop: there is no {directory.root}")
         return 0

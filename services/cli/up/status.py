@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from services.cli.arguments import StateArguments
 from services.cli.commands import Status
 from services.cli.formats import age
 from services.cli.state_dir import (
@@ -42,7 +43,7 @@ spec:
 
 def status(flags: Status) -> int:
     """Run the command; the exit code is 0 if everything runs and is ready."""
-    directory = StateDir.at(flags.state)
+    directory = StateDir.found(flags.state)
     pid, state = supervisor_pid(directory), load_state(directory)
     running = pid is not None and state is not None
     faults = faults_of(directory, state) if running and state else {}
@@ -138,7 +139,7 @@ def local_notes(state: State) -> str:
 
 
 def _flag(directory: StateDir) -> str:
-    is_default = directory == StateDir.at(Path(".leasehold"))
+    is_default = directory == StateDir.at(StateArguments.state)
     return "" if is_default else f" --state {shlex.quote(str(directory.root))}"
 
 

@@ -21,14 +21,14 @@ ROOT = Path(__file__).resolve().parents[4]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def leasehold(*argv: str) -> subprocess.CompletedProcess[str]:
+def leasehold(*argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-P", "-m", "services.cli", *argv],
         capture_output=True,
         text=True,
         check=False,
         timeout=120,
-        env=ENVIRONMENT,
+        **{"env": ENVIRONMENT, **options},
     )
 
 
@@ -91,6 +91,19 @@ def test_a_second_up_and_status_say_where_everything_is(
     for text in ("10 of 10 components are ready", "1 node with 2xT4", state.api_url):
         assert text in second.stdout
     assert f"export KUBECONFIG={running.kubeconfig}\n" in second.stdout
+
+
+@pytest.mark.parametrize(
+    "command", ["gpus", "ps", "top --once", "budget", "report", "audit", "status", "doctor"]
+)
+def test_elsewhere_the_kubeconfig_leads_every_command_to_the_stack(
+    running: StateDir, tmp_path: Path, command: str
+) -> None:
+    environment = {**ENVIRONMENT, "KUBECONFIG": str(running.kubeconfig)}
+
+    done = leasehold(*command.split(), env=environment, cwd=tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_second_up_with_other_settings_reports_the_pid_of_the_first(running: StateDir) -> None:
