@@ -22,21 +22,7 @@ from shared.credentials.tokens import VIEWER_COOKIE, AccessDeniedError
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import Namespace
 
-FILES = {
-    "icon.svg": "image/svg+xml",
-    "page.css": "text/css",
-    "page.js": "text/javascript",
-    "grid.js": "text/javascript",
-    "block.js": "text/javascript",
-    "drawer.js": "text/javascript",
-    "panels.js": "text/javascript",
-    "dom.js": "text/javascript",
-    "chart.js": "text/javascript",
-    "first_page.js": "text/javascript",
-    "trace.js": "text/javascript",
-    "uplot.js": "text/javascript",
-    "uplot.css": "text/css",
-}
+MEDIA_TYPES = {".svg": "image/svg+xml", ".css": "text/css", ".js": "text/javascript"}
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -67,7 +53,9 @@ class HttpServer:
         self.api = api
         self.service = api.service
         self.authenticator = authenticator
-        self.files = {name: _load_file(name) for name in FILES}
+        folder = resources.files("services.api") / "static"
+        self.files = {path.name: _load_file(path.read_bytes()) for path in folder.iterdir()}
+        self.modules = sorted(name for name in self.files if _is_module(name))
 
     def application(self) -> web.Application:
         """Return the application."""
@@ -117,6 +105,7 @@ class HttpServer:
             number=_page_number(request.query.get("page", "")),
             only_table=request.query.get("view") == "table",
             signed_in=not self.authenticator.is_anonymous,
+            modules=self.modules,
         )
         return _html(text, compress=True)
 
@@ -129,8 +118,9 @@ class HttpServer:
         headers = {"ETag": tag, "Cache-Control": "no-cache"}
         if request.headers.get("If-None-Match") == tag:
             return web.Response(status=304, headers=headers)
+        media_type = MEDIA_TYPES[f".{name.rpartition('.')[2]}"]
         response = web.Response(
-            body=body, content_type=FILES[name], charset="utf-8", headers=headers
+            body=body, content_type=media_type, charset="utf-8", headers=headers
         )
         response.enable_compression()
         return response
@@ -223,8 +213,11 @@ class HttpServer:
         return response
 
 
-def _load_file(name: str) -> tuple[bytes, str]:
-    body = (resources.files("services.api") / "static" / name).read_bytes()
+def _is_module(name: str) -> bool:
+    return name.endswith(".js") and name != "uplot.js"  # which is loaded with the first chart
+
+
+def _load_file(body: bytes) -> tuple[bytes, str]:
     return body, f'"{hashlib.sha256(body).hexdigest()[:16]}"'
 
 

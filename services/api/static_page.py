@@ -28,6 +28,10 @@ HEAD = """<!doctype html>
 <link rel="icon" href="/static/icon.svg">
 <link rel="stylesheet" href="/static/page.css">
 """
+SCRIPTS = """<link rel="stylesheet" href="/static/views.css">
+<link rel="preload" href="/api/v1/state" as="fetch" crossorigin>
+<script type="module" src="/static/page.js"></script>
+"""
 
 
 def text(value: object) -> str:
@@ -35,22 +39,34 @@ def text(value: object) -> str:
     return escape(str(value), quote=True)
 
 
-def page(state: StateView, *, number: int, only_table: bool, signed_in: bool) -> str:
-    """Return the whole page; `number` is that of the page of devices, from 1."""
+def page(
+    state: StateView,
+    *,
+    number: int,
+    only_table: bool,
+    signed_in: bool,
+    modules: Iterable[str] = (),
+) -> str:
+    """Return the whole page; `number` is that of the page of devices, from 1.
+
+    `modules` are loaded at once, instead of each after the module that imports it.
+    """
     devices = sorted(state.devices, key=lambda view: (view.node, view.index))
     pages = max(-(-len(devices) // MAX_ROWS), 1)
     number = min(number, pages)
     here = devices[(number - 1) * MAX_ROWS : number * MAX_ROWS]
-    script = "" if only_table else '<script type="module" src="/static/page.js"></script>\n'
+    preloads = (f'<link rel="modulepreload" href="/static/{name}">\n' for name in modules)
+    scripts = "" if only_table else SCRIPTS + "".join(preloads)
     return "".join(
         [
             HEAD,
-            script,
+            scripts,
             "</head>\n<body>\n",
-            '<a class="skip" href="#main">Skip to the devices</a>\n',
+            '<a class="skip" href="#main">Skip to the content</a>\n',
             _header(only_table=only_table, signed_in=signed_in),
             _banner(state.problems, state.now),
-            f'<main id="main">\n<div id="plain"{_fallback_class(only_table=only_table)}>\n',
+            '<main id="main" tabindex="-1">\n',
+            f'<div id="plain"{_fallback_class(only_table=only_table)}>\n',
             _devices(here, state.now),
             _links(number, pages, len(devices), only_table=only_table),
             _queue(state.waiting, state.now),
@@ -65,7 +81,7 @@ def login_page(problem: str) -> str:
     alert = f'<p class="problem" role="alert">{text(problem)}</p>' if problem else ""
     return (
         f"{HEAD}</head>\n<body>\n<main class='login'>\n<h1>Leasehold</h1>\n{alert}\n"
-        '<form method="post" action="/login">\n'
+        '<form method="post">\n'
         '<label for="token">Token</label>\n'
         '<input id="token" name="token" type="password" autocomplete="off" required autofocus>\n'
         "<button>Sign in</button>\n</form>\n"
@@ -97,10 +113,13 @@ def _fallback_class(*, only_table: bool) -> str:
 def _header(*, only_table: bool, signed_in: bool) -> str:
     other = '<a href="/">Live view</a>' if only_table else '<a href="/?view=table">Table</a>'
     leave = (
-        '<form method="post" action="/logout"><button>Sign out</button></form>' if signed_in else ""
+        '<form method="post" action="/logout"><button class="small">Sign out</button></form>'
+        if signed_in
+        else ""
     )
     return (
-        f'<header id="top"><h1>Leasehold</h1><div id="totals"></div><nav>{other}{leave}</nav>'
+        '<header id="top"><a class="brand" href="/"><img src="/static/icon.svg" alt="">'
+        f'<h1>Leasehold</h1></a><div id="bar"></div><div class="account">{other}{leave}</div>'
         "</header>\n"
     )
 

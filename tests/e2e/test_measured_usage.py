@@ -212,13 +212,12 @@ async def test_the_page_shows_the_use_of_a_running_program(up: Stack) -> None:
         share = page.locator(".share.measured", has_text="load")
         await expect(share).to_have_count(1)
 
-        async def bars() -> list[int]:
-            """Return the percent of the lease that the bars of cores and memory show."""
-            sizes: str = await share.evaluate("one => getComputedStyle(one).backgroundSize")
-            return [int(size.split("%")[0]) for size in sizes.split(", ")]
+        async def memory() -> int:
+            """Return the percent of the lease that is drawn as used memory."""
+            part: str = await share.evaluate("one => one.style.getPropertyValue('--memory')")
+            return int(part.removesuffix("%"))
 
-        _, memory = await until(bars, lambda found: found[0] > 0)
+        await until(memory, lambda found: found == round(100 * USED_MIB / 3000))
         await share.hover()
 
         await expect(share).to_have_attribute("title", re.compile(f"uses {USED_MIB} MiB"))
-        assert memory == round(100 * USED_MIB / 3000)

@@ -1,39 +1,129 @@
-// Charts over time, drawn by uPlot, which is loaded with the first of them.
-import { el } from "./dom.js";
+// Charts over time, drawn by uPlot, which is loaded with the first of them. The left and right arrow keys move the cursor.
+import { el, setText } from "./dom.js";
+import { short } from "./format.js";
 
 const HEIGHT = 150;
+const MINUTE = 60, HOUR = 3600, DAY = 86400;
+const STEPS = [MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, DAY, 2 * DAY, 7 * DAY];
+export const RANGES = { "1h": "1 h", "1d": "1 d", "7d": "7 d" };
 let loading = null;
 
 function loadLibrary() {
   loading ??= new Promise((resolve, reject) => {
     document.head.append(el("link", { rel: "stylesheet", href: "/static/uplot.css" }),
-      el("script", { src: "/static/uplot.js", onload: () => resolve(window.uPlot), onerror: () => reject(new Error("uplot.js")) }));
+      el("script", { src: "/static/uplot.js", onload: () => resolve(window.uPlot), onerror: () => reject(new Error("uplot.js could not be loaded")) }));
   });
   return loading;
 }
 
-/**
- * Add a chart to an element, once it is on the page: `at` in Unix seconds, `lines` as [{label, values, colour, dashed}].
- * `highest`: what the axis of amounts contains at least; `end`: the last instant of that of time; `shown`: the
- * index of the amounts in the legend until the pointer chooses others.
- */
-export async function drawChart(parent, { label, at, lines, unit, highest, end = at.at(-1), shown = at.length - 1 }) {
-  const uPlot = await loadLibrary();
-  if (!parent.isConnected) return;
-  const style = getComputedStyle(document.documentElement);
-  const colour = (name) => style.getPropertyValue(`--${name}`).trim();
-  const start = Math.min(at[0], end - 60);
-  const axis = { stroke: colour("soft"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line") }, font: "11px system-ui" };
-  const value = (_, amount) => amount === null || amount === undefined ? "–" : `${round(amount)} ${unit}`;
-  parent.setAttribute("role", "group");
-  parent.setAttribute("aria-label", label);
-  new uPlot({
-    width: parent.clientWidth, height: HEIGHT, cursor: { y: false, drag: { x: false, y: false } }, hooks: { ready: [(plot) => plot.setLegend({ idx: shown })] },
-    scales: { x: { range: [start, end] }, y: { range: (_, low, high) => [Math.min(low ?? 0, 0), Math.max(high ?? 0, highest) * 1.05] } },
-    axes: [{ ...axis, size: 28 }, { ...axis, size: 52, values: (_, ticks) => ticks.map((tick) => round(tick)) }],
-    series: [{ label: "Time", value: (_, time) => time ? new Date(time * 1000).toLocaleString() : "–" },
-      ...lines.map((line) => ({ label: line.label, stroke: colour(line.colour), width: 1.5, dash: line.dashed ? [5, 4] : undefined, value, spanGaps: Boolean(line.dashed), points: { show: at.length < 3 } }))],
-  }, [at, ...lines.map((line) => line.values)], parent);
+/** The choice of a range, in the URL as `range`. */
+export function rangeChoice(params, setParams) {
+  const current = rangeOf(params);
+  return el("div", { class: "ranges", role: "group", "aria-label": "Range" }, ...Object.entries(RANGES).map(([range, text]) =>
+    el("button", { type: "button", "aria-pressed": `${range === current}`, "data-key": `range-${range}`, onclick: () => setParams({ range: range === "1d" ? "" : range }) }, text)));
 }
 
-const round = (amount) => Math.abs(amount) >= 100 ? Math.round(amount) : Number(amount.toFixed(1));
+export function rangeOf(params) { return RANGES[params.get("range")] ? params.get("range") : "1d"; }
+
+/** A chart that is kept, however often its amounts change. */
+export class Chart {
+  constructor(label) {
+    this.label = label;
+    this.plot = el("div", { class: "plot" });
+    this.legend = el("div", { class: "series" });
+    this.root = el("div", { class: "chart", role: "group", "aria-label": label, tabindex: "0", onkeydown: (event) => this.onKey(event) }, this.legend, this.plot);
+    this.root.addEventListener("blur", () => this.chart?.setCursor({ left: -10, top: -10 }));
+    this.observer = new ResizeObserver(() => this.chart?.setSize({ width: this.plot.clientWidth, height: HEIGHT }));
+    this.observer.observe(this.plot);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", this.repaint = () => { this.drop(); if (this.given) this.draw(this.given); });
+  }
+
+  close() {
+    this.observer.disconnect();
+    matchMedia("(prefers-color-scheme: dark)").removeEventListener("change", this.repaint);
+    this.drop();
+  }
+
+  drop() {
+    this.chart?.destroy();
+    this.chart = null;
+  }
+
+  /**
+   * Draw amounts: `at` in Unix seconds, `lines` as [{label, values, colour, fill, dashed}]. `highest`: what the axis of amounts contains
+   * at least; `end`: the last instant of that of time; `shown`: the index of the amounts that the legend has without a cursor.
+   */
+  async draw(given) {
+    this.given = given;
+    let uPlot;
+    try {
+      uPlot = await loadLibrary();
+    } catch (error) {
+      this.plot.replaceChildren(error.message);
+      return;
+    }
+    if (this.given !== given || !this.root.isConnected || !this.plot.clientWidth) return;
+    const shape = given.lines.map((line) => line.label).join();
+    if (this.chart && this.shape !== shape) this.drop();
+    const data = [given.at, ...given.lines.map((line) => line.values)];
+    if (this.chart) this.chart.setData(data);
+    else this.create(uPlot, data, given);
+    this.shape = shape;
+    this.showAt(this.chart.cursor.idx);
+  }
+
+  create(uPlot, data, { lines, unit }) {
+    const style = getComputedStyle(document.documentElement), colour = (name) => style.getPropertyValue(`--${name}`).trim();
+    const axis = { stroke: colour("soft"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+    this.values = lines.map(() => el("b"));
+    this.instant = el("span", { class: "soft" });
+    this.legend.replaceChildren(...lines.map((line, at) => el("span", {}, swatch(line, colour), `${line.label} `, this.values[at])), this.instant);
+    this.chart = new uPlot({
+      width: this.plot.clientWidth, height: HEIGHT, legend: { show: false }, padding: [8, 22, 0, 0],
+      cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } }, hooks: { setCursor: [(plot) => this.showAt(plot.cursor.idx)] },
+      scales: { x: { range: () => this.range() }, y: { range: (_, low, high) => [Math.min(low ?? 0, 0), Math.max(high ?? 0, this.given.highest) * 1.05] } },
+      axes: [{ ...axis, size: 24, space: 64, incrs: STEPS, values: (_, ticks) => timeLabels(ticks) },
+        { ...axis, size: 44, space: 34, values: (_, ticks) => ticks.map((tick) => `${short(tick)}${unit === "%" ? " %" : ""}`) }],
+      series: [{}, ...lines.map((line) => ({ stroke: colour(line.colour), fill: line.fill ? `${colour(line.colour)}${line.fill}` : undefined, width: line.dashed ? 1 : 1.5,
+        dash: line.dashed ? [5, 4] : undefined, spanGaps: Boolean(line.dashed), points: { show: data[0].length < 3 } }))],
+    }, data, this.plot);
+  }
+
+  range() {
+    const { at, start = at[0], end = at.at(-1) } = this.given;
+    return [Math.min(start, end - MINUTE), end];
+  }
+
+  /** Show the amounts at an index; without a cursor, the latest ones. */
+  showAt(index) {
+    const { at, lines, unit, shown = at.length - 1 } = this.given, chosen = index ?? shown;
+    for (const [number, line] of lines.entries()) setText(this.values[number], amountText(line.values[chosen], unit));
+    setText(this.instant, index === null || index === undefined ? "" : new Date(at[chosen] * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" }));
+  }
+
+  onKey(event) {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step || !this.chart) return;
+    event.preventDefault();
+    const { at } = this.given, index = Math.min(Math.max((this.chart.cursor.idx ?? at.length) + step, 0), at.length - 1);
+    this.chart.setCursor({ left: this.chart.valToPos(at[index], "x"), top: 10 });
+  }
+}
+
+function amountText(amount, unit) { return amount === null || amount === undefined ? "–" : `${short(amount)} ${unit}`; }
+
+function swatch(line, colour) {
+  const mark = el("i", { class: line.dashed ? "dashed" : "", "aria-hidden": "true" });
+  mark.style.borderColor = colour(line.colour);
+  return mark;
+}
+
+/** Times of the axis: hours and minutes, and the day where it begins. */
+function timeLabels(ticks) {
+  const step = ticks.length > 1 ? ticks[1] - ticks[0] : 0;
+  return ticks.map((tick) => {
+    const date = new Date(tick * 1000), isMidnight = !date.getHours() && !date.getMinutes();
+    if (isMidnight || step >= DAY) return date.toLocaleDateString("en-GB", { weekday: "short", day: "numeric" });
+    return date.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
+  });
+}

@@ -1,24 +1,21 @@
 // What to try while no pod has a lease and none waits.
-import { copyButton, el } from "./dom.js";
+import { copyButton, el, fetchJson } from "./dom.js";
 
 export class FirstPage {
-  constructor(state) {
-    this.state = state;
-    this.root = el("section", { class: "first", "aria-label": "First steps", hidden: "" });
+  constructor() {
+    this.root = el("section", { class: "panel first", "aria-label": "First steps", hidden: true });
     this.shown = null;
   }
 
   /** Show what to try, if there is nothing else to see. */
-  async draw() {
-    const { devices, leases } = this.state.sums;
-    const step = leases || this.state.waiting.total ? null : devices ? "pod" : "devices";
+  async draw(devices, leases, waiting) {
+    const step = leases || waiting ? null : devices ? "pod" : "devices";
     if (step === this.shown) return;
     this.shown = step;
     this.root.hidden = !step;
     if (step === "devices") this.root.replaceChildren(...withoutDevices());
     if (step !== "pod") return;
-    const response = await fetch("/api/v1/first-pod");
-    const { manifest } = response.ok ? await response.json() : {};
+    const { manifest } = await fetchJson("/api/v1/first-pod").catch(() => ({}));
     if (this.shown === step) this.root.replaceChildren(...withoutPods(manifest));
   }
 }
@@ -34,6 +31,6 @@ function withoutPods(manifest) {
   const command = `kubectl apply -f - <<'EOF'\n${manifest}EOF\n`;
   const text = el("pre", { tabindex: "0", "aria-label": "A pod to try" }, command);
   return [head, el("p", {}, "This pod gets one; it appears here within a second:"), text,
-    el("p", {}, ...copyButton(text)),
+    el("p", { class: "line" }, ...copyButton(text)),
     el("p", {}, el("code", {}, "kubectl leasehold explain first"), " tells why it runs on its node, or why it waits.")];
 }

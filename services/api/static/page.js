@@ -1,106 +1,182 @@
-// The live page: loads the state once, then applies changes; each change is absolute and idempotent.
-import { legend } from "./block.js";
-import { Drawer } from "./drawer.js";
-import { FirstPage } from "./first_page.js";
-import { Grid } from "./grid.js";
-import { Panels } from "./panels.js";
-import { el } from "./dom.js";
+// The live page: the header with tabs and the search, and the view that the URL names.
+import { Banner } from "./banner.js";
+import { reserveColours } from "./colours.js";
+import { el, oncePerFrame, setAttribute, setText } from "./dom.js";
+import { Filter } from "./filters.js";
+import { age } from "./format.js";
+import { EventsView, GpusView, NamespacesView, WaitingView } from "./lists.js";
+import { GpuPage, NodePage } from "./node_page.js";
+import { Overview } from "./overview.js";
+import { NamespacePage, PodPage } from "./pod_page.js";
+import { PodsView, currentRows } from "./pods.js";
+import { parse, sharedParams, url } from "./route.js";
+import { Store } from "./store.js";
 
-const state = {
-  nodes: new Map(), devices: new Map(), waiting: { total: 0, hidden: 0, pods: [] }, namespaces: [], problems: [],
-  clockOffset: 0, lastEvent: 0, offlineSince: 0, updatedAt: 0,
-  sums: { devices: 0, leases: 0, usedMib: 0, totalMib: 0, unhealthy: 0 },
-};
-const drawer = new Drawer(state);
-const grid = new Grid(state);
-const panels = new Panels(state);
-const firstPage = new FirstPage(state);
-const search = el("input", { type: "search", placeholder: "Filter: node, pod, model", "aria-label": "Filter", oninput: () => setFilter(search.value) });
-let source = null;
-const pendingDraws = new Map();
+const VIEWS = { overview: Overview, gpus: GpusView, pods: PodsView, waiting: WaitingView, namespaces: NamespacesView, events: EventsView,
+  node: NodePage, gpu: GpuPage, pod: PodPage, namespace: NamespacePage };
+const TABS = { overview: "Overview", gpus: "GPUs", pods: "Pods", waiting: "Waiting", namespaces: "Namespaces", events: "Events" };
+const LISTED = ["gpus", "pods", "waiting", "namespaces"];
+const TAB_OF = { node: "gpus", gpu: "gpus", pod: "pods", namespace: "namespaces" };
+const TICK_MS = 1000;
 
-async function load() {
-  source?.close();
-  const response = await fetch("/api/v1/state");
-  if (response.status === 401) return location.assign("/login");
-  if (!response.ok) throw new Error(`${response.status}`);
-  const loaded = await response.json();
-  for (const name of [...state.nodes.keys()]) { state.nodes.delete(name); grid.node(name); }
-  for (const uuid of [...state.devices.keys()]) setDevice(uuid);
-  state.lastEvent = 0;
-  panels.events.replaceChildren();
-  applyUpdate(loaded);
-  follow(loaded.id);
-}
-
-function follow(id) {
-  source = new EventSource(`/api/v1/events?after=${encodeURIComponent(id)}`);
-  source.addEventListener("delta", (event) => applyUpdate(JSON.parse(event.data)));
-  source.addEventListener("reset", () => reloadAfter(0));
-  source.addEventListener("open", () => { state.offlineSince = 0; panels.drawBanner(); });
-  source.addEventListener("error", () => {
-    state.offlineSince ||= state.updatedAt;
-    panels.drawBanner();
-    if (source.readyState === EventSource.CLOSED) reloadAfter(2000);
-  });
-}
-
-function reloadAfter(pauseMs) {
-  source?.close();
-  setTimeout(() => load().then(() => { state.offlineSince = 0; panels.drawBanner(); }).catch(() => reloadAfter(2000)), pauseMs);
-}
-
-/** Replace a device, or remove it if there is none, and update the sums over all devices. */
-function setDevice(uuid, device) {
-  for (const [sign, counted] of [[-1, state.devices.get(uuid)], [1, device]]) {
-    if (!counted) continue;
-    state.sums.devices += sign;
-    state.sums.leases += sign * counted.shares.length;
-    state.sums.usedMib += sign * counted.used_memory_mib;
-    state.sums.totalMib += sign * counted.memory_mib;
-    state.sums.unhealthy += counted.healthy ? 0 : sign;
+class App {
+  constructor() {
+    this.store = new Store((kinds) => this.changed(kinds));
+    this.route = parse(location.hash);
+    this.pending = new Set();
+    this.left = new Map(); // where each URL was left
+    this.params = () => this.route.params;
+    this.setParams = (changes) => this.replaceParams(changes);
+    this.setFilters = (changes) => this.replaceParams(changes ?? { q: "", node: [], model: [], namespace: [], state: [], free: "" });
+    this.drawSoon = oncePerFrame(() => this.draw());
+    this.main = document.getElementById("main");
   }
-  if (device) state.devices.set(uuid, device);
-  else state.devices.delete(uuid);
-  grid.device(uuid);
-}
 
-function applyUpdate(update) {
-  state.updatedAt = update.now;
-  state.clockOffset = update.now - Date.now() / 1000;
-  for (const uuid of update.removed_devices ?? []) setDevice(uuid);
-  for (const device of update.devices ?? []) { setDevice(device.uuid, device); drawer.changed("device", device.uuid); }
-  for (const name of update.removed_nodes ?? []) { state.nodes.delete(name); grid.node(name); }
-  for (const node of update.nodes ?? []) { state.nodes.set(node.node, node); grid.node(node.node); }
-  if (update.waiting) { state.waiting = update.waiting; drawSoon("waiting", () => panels.drawQueue()); }
-  if (update.namespaces) { state.namespaces = update.namespaces; drawSoon("namespaces", () => panels.drawNamespaces()); }
-  if (update.problems) { state.problems = update.problems; panels.drawBanner(); }
-  if (update.events) {
-    const events = update.events.filter((event) => event.number > state.lastEvent);
-    panels.drawEvents(events);
-    for (const event of events) { state.lastEvent = Math.max(state.lastEvent, event.number); if (event.pod) drawer.changed("lease", event.pod); }
+  async start() {
+    this.banner = new Banner(this.store);
+    this.makeHeader();
+    await this.store.load();
+    document.getElementById("plain").remove();
+    history.scrollRestoration = "manual";
+    window.navigation?.addEventListener("navigate", (event) => { this.traverses = event.navigationType === "traverse"; });
+    addEventListener("hashchange", () => this.follow());
+    addEventListener("keydown", (event) => this.onKey(event));
+    this.main.addEventListener("focusin", ({ target: { dataset: { uuid, key } } }) => { this.focused = uuid ? `.dev[data-uuid="${CSS.escape(uuid)}"]` : `[data-key="${CSS.escape(key ?? "")}"]`; });
+    document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); this.main.focus(); });
+    setInterval(() => this.tick(), TICK_MS);
+    this.open();
+    performance.mark("drawn");
   }
-  drawSoon("totals", () => { panels.drawTotals(); firstPage.draw(); });
+
+  makeHeader() {
+    this.tabs = Object.fromEntries(Object.entries(TABS).map(([view, text]) => {
+      const number = el("small", { class: "count" });
+      return [view, { number, root: el("a", { class: "tab" }, text, number) }];
+    }));
+    this.search = el("input", { type: "search", placeholder: "Search nodes, pods, models", "aria-label": "Search", "aria-keyshortcuts": "/", enterkeyhint: "search", spellcheck: "false", oninput: () => this.searchFor(this.search.value) });
+    this.live = el("span", { class: "live", role: "img" });
+    document.getElementById("bar").replaceChildren(el("nav", { class: "tabs", "aria-label": "Views" }, ...Object.values(this.tabs).map((tab) => tab.root)),
+      el("div", { class: "search" }, this.search, el("kbd", { "aria-hidden": "true" }, "/")), this.live);
+  }
+
+  // The URL
+
+  follow() {
+    const before = this.route, hash = location.hash;
+    if (!hash.startsWith("#/") && hash) return; // a link within the page
+    this.left.set(this.hash, { y: scrollY, key: this.focused });
+    this.route = parse(hash);
+    if (before.view === this.route.view && before.id === this.route.id) this.update();
+    else this.open();
+  }
+
+  open() {
+    this.view?.close?.();
+    this.hash = location.hash;
+    this.view = new VIEWS[this.route.view](this, this.route.id);
+    this.main.replaceChildren(this.view.root);
+    this.search.value = this.params().get("q") ?? "";
+    this.pending = new Set(["reset"]);
+    this.draw();
+    document.title = this.route.view === "overview" ? "Leasehold" : `${this.view.title} · Leasehold`;
+    const { y = 0, key } = (this.traverses && this.left.get(this.hash)) || {};
+    scrollTo(0, y);
+    if (this.opened && document.activeElement !== this.search) (this.main.querySelector(key) ?? this.main).focus({ preventScroll: true });
+    this.opened = true;
+  }
+
+  update() {
+    this.hash = location.hash;
+    if (document.activeElement !== this.search) this.search.value = this.params().get("q") ?? "";
+    this.pending.add("reset");
+    this.view.update?.();
+    this.drawSoon();
+  }
+
+  /** Change parameters of the URL, without an entry in the history; an empty value removes one. */
+  replaceParams(changes) {
+    const params = Object.fromEntries([...new Set(this.params().keys())].map((name) => [name, this.params().getAll(name)]));
+    history.replaceState(null, "", url(this.route.view, this.route.id, { ...params, ...changes }));
+    this.route = parse(location.hash);
+    this.update();
+  }
+
+  searchFor(text) {
+    if (LISTED.includes(this.route.view) || this.route.view === "events") this.replaceParams({ q: text });
+    else if (text.trim()) location.hash = url("gpus", null, { q: text });
+  }
+
+  onKey(event) {
+    const writes = event.target.closest("input, select, textarea, [contenteditable]");
+    if (event.key === "/" && !writes && !event.ctrlKey && !event.metaKey && !event.altKey) {
+      event.preventDefault();
+      this.search.focus();
+      this.search.select();
+    } else if (event.key === "Escape" && event.target === this.search) {
+      if (this.search.value) { this.search.value = ""; this.searchFor(""); } else this.search.blur();
+    }
+  }
+
+  // The state
+
+  changed(kinds) {
+    for (const kind of kinds) this.pending.add(kind);
+    if (kinds.has("namespaces")) reserveColours(this.store.namespaces.map((one) => one.namespace));
+    if (this.view || kinds.has("connection")) this.drawSoon();
+  }
+
+  draw() {
+    const kinds = this.pending;
+    this.pending = new Set();
+    this.drawBanner();
+    if (!this.view) return;
+    this.drawTabs(kinds);
+    const shown = this.view.kinds ?? ["devices", "nodes", "waiting", "namespaces", "events"];
+    if (kinds.has("reset") || shown.some((kind) => kinds.has(kind))) this.view.draw(kinds);
+  }
+
+  tick() {
+    this.drawBanner();
+    this.seconds = (this.seconds ?? 0) + 1;
+    if (this.seconds % 5 === 0) this.view.tick?.();
+  }
+
+  drawBanner() {
+    this.banner.draw({ warnings: this.route.view === "overview" });
+    const { store } = this, silent = store.silence(), old = store.ledgerAge();
+    const text = silent ? "Not connected" : old ? `Connected; leases and waiting pods are ${age(old)} old` : "Live";
+    setAttribute(this.live, "class", `live ${silent ? "bad" : old ? "warn" : "good"}`);
+    setAttribute(this.live, "aria-label", text);
+    setAttribute(this.live, "title", text);
+  }
+
+  drawTabs(kinds) {
+    const shared = sharedParams(this.params()), current = TAB_OF[this.route.view] ?? this.route.view;
+    for (const [view, tab] of Object.entries(this.tabs)) {
+      setAttribute(tab.root, "href", view === "overview" ? url(view) : url(view, null, shared));
+      setAttribute(tab.root, "aria-current", view === current ? (view === this.route.view ? "page" : "true") : null);
+    }
+    if (kinds.has("reset") || kinds.has("devices") || kinds.has("waiting") || kinds.has("namespaces")) this.countSoon();
+  }
+
+  /** Count what each tab has, or what it would show of it: at most once a second, since thousands are counted. */
+  countSoon() {
+    if (this.counting) return;
+    const wait = performance.now() - (this.countedAt ?? -Infinity) < TICK_MS ? TICK_MS : 0;
+    this.counting = setTimeout(() => { this.counting = null; this.countedAt = performance.now(); this.count(); }, wait);
+  }
+
+  count() {
+    const { store } = this, params = new URLSearchParams();
+    for (const [name, value] of Object.entries(sharedParams(this.params()))) for (const one of [value].flat()) if (one) params.append(name, one);
+    const items = { gpus: [...store.devices.values()], pods: currentRows(store), waiting: store.waiting.pods, namespaces: store.namespaces };
+    for (const [view, all] of Object.entries(items)) {
+      const filter = new Filter(view, params, store);
+      const number = filter.active ? all.filter((item) => filter.shows(item)).length : view === "waiting" ? store.waiting.total : all.length;
+      setText(this.tabs[view].number, number.toLocaleString("en"));
+    }
+    this.tabs.waiting.root.classList.toggle("attention", store.waiting.total > 0);
+  }
 }
 
-/** Draw a panel in the next frame, once, however often it changes before. */
-function drawSoon(name, draw) {
-  if (!pendingDraws.size) requestAnimationFrame(() => { const draws = [...pendingDraws.values()]; pendingDraws.clear(); draws.forEach((draw) => draw()); });
-  pendingDraws.set(name, draw);
-}
-
-function setFilter(text) {
-  const filter = text.trim().toLowerCase();
-  grid.setFilter(filter);
-  panels.setFilter(filter);
-}
-
-function show() {
-  document.querySelector("#top nav").prepend(search);
-  document.getElementById("plain").replaceWith(el("div", { id: "live" }, el("div", {}, firstPage.root, grid.root, legend()), panels.root));
-  document.body.append(drawer.root);
-  drawer.follow();
-  setInterval(() => { panels.drawBanner(); if (state.waiting.total) panels.drawQueue(); }, 5000);
-}
-
-load().then(show, () => { setTimeout(() => location.reload(), 3000); });
+new App().start().catch(() => setTimeout(() => location.reload(), 3000));

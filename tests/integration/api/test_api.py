@@ -10,7 +10,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.api.http_server import FILES
 from services.api.legacy_metrics import legacy_metrics_application
 from shared.credentials.authorization import make_token
 from shared.credentials.tokens import VIEWER_COOKIE, load_access_tokens
@@ -258,14 +257,6 @@ async def test_every_response_has_security_headers(shown: RunningApi) -> None:
             assert "default-src 'none'; script-src 'self'" in policy
             assert "unsafe" not in policy
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
-
-
-async def test_the_whole_page_is_under_150_kb(shown: RunningApi) -> None:
-    names = list(FILES)
-    sizes = [len(await (await shown.client.get(f"{shown.url}/static/{n}")).read()) for n in names]
-    _, text = await shown.get("/")
-
-    assert sum(sizes) + len(text) < 150_000
 
 
 # Authentication

@@ -13,36 +13,33 @@ from shared.model.names import Namespace, NodeName
 from shared.model.request import Gang
 from tests.support.api.browser import needed, opened
 from tests.support.api.running import RunningApi, reserve_lease
-from tests.support.placer.ledger import device, queued, report, verdict
+from tests.support.placer.ledger import device, facts, queued, report, verdict
 
 LONG_AGO = re.compile(r"idle since .*2023")
 
 
-async def bar_sizes(block: Locator) -> list[str]:
-    """Return the sizes of the bars that the browser draws in a share: of cores, of memory."""
-    size: str = await block.evaluate("one => getComputedStyle(one).backgroundSize")
-    return size.split(", ")
+async def used_part(block: Locator) -> float:
+    """Return which part of a share the browser draws as used memory, percent."""
+    part: float = await block.evaluate(
+        "one => 100 * parseFloat(getComputedStyle(one, '::after').width) / one.clientWidth"
+    )
+    return part
 
 
-async def test_a_share_has_a_bar_of_its_memory_and_one_of_its_cores(
-    browser: Browser, shown: RunningApi
-) -> None:
+async def test_a_share_has_a_bar_of_its_used_memory(browser: Browser, shown: RunningApi) -> None:
     lease = await reserve_lease(shown, "p1")
     (share,) = lease.shares
     page = await opened(browser, shown)
     block = page.locator(".share")
     await expect(block).to_have_count(1)
-    await expect(page.locator(".share.measured")).to_have_count(0)
-
-    used = share.memory_mib // 4
-    shown.usage.measure(lease, memory_mib=used, cores_percent=0, processes=1)
-    await expect(page.locator(".share.measured")).to_have_count(1)
-    device = page.locator(f".dev[aria-description*='{used} MiB in use']")
+    assert share.memory_mib == 4000
+    shown.usage.measure(lease, memory_mib=1000, cores_percent=5, processes=1)
+    device = page.locator(".dev[aria-description*='1000 MiB in use']")
     await expect(device).to_have_count(1)
 
-    assert await bar_sizes(block) == ["0% 5px", "25% 5px"]
+    assert round(await used_part(block)) == 25
     await device.click(position={"x": 5, "y": 5})
-    await expect(page.get_by_role("dialog")).to_contain_text(f"uses {used} MiB, 0 % of the cores")
+    await expect(page.get_by_role("main")).to_contain_text("uses 1000 MiB, 5 % of the cores")
 
 
 async def test_an_idle_share_is_marked_and_a_silent_agent_removes_the_bars(
@@ -59,7 +56,7 @@ async def test_an_idle_share_is_marked_and_a_silent_agent_removes_the_bars(
     await expect(page.locator(".share")).to_have_attribute("title", LONG_AGO)
     shown.usage.nodes.pop(NodeName(lease.node))
 
-    await expect(page.locator(".share.measured, .share.idle")).to_have_count(0)
+    await expect(page.locator(".share.idle")).to_have_count(0)
 
 
 pytestmark = [*needed, pytest.mark.asyncio(loop_scope="module")]
@@ -76,40 +73,37 @@ async def wait(shown: RunningApi, name: str, namespace: str, *, gang: str = "") 
     return pod
 
 
-async def test_details_have_urls_and_the_back_button_leads_through_them(
+async def test_pages_have_urls_and_the_back_button_leads_through_them(
     browser: Browser, shown: RunningApi
 ) -> None:
     await reserve_lease(shown, "uid-train", 0, name="train", namespace="research")
     page = await opened(browser, shown)
-    drawer = page.get_by_role("dialog")
+    heading = page.get_by_role("main").get_by_role("heading", level=2).first
+    await page.get_by_role("link", name="a", exact=True).click()
+    await expect(heading).to_have_text("a")
     await page.locator(".dev").first.click(position={"x": 20, "y": 8})
-    await expect(drawer).to_contain_text("GPU 0 of a")
-    await drawer.get_by_role("link", name="research/train").click()
-    await expect(drawer).to_contain_text("Pod UID")
-    await drawer.get_by_role("link", name="namespace research").click()
-    await expect(drawer).to_contain_text("Namespace research")
-    await expect(page).to_have_url(f"{shown.url}/#namespace/research")
+    await expect(heading).to_have_text("GPU 0 of a")
+    await page.get_by_role("link", name="research/train").click()
+    await expect(heading).to_have_text("research/train")
+    await page.get_by_role("main").get_by_role("link", name="research", exact=True).click()
+    await expect(heading).to_have_text("research")
+    await expect(page).to_have_url(f"{shown.url}/#/namespace/research")
 
     await page.go_back()
-    await expect(drawer).to_contain_text("Pod UID")
+    await expect(heading).to_have_text("research/train")
     await page.go_back()
-    await expect(drawer).to_contain_text("GPU 0 of a")
-    await page.go_back()
-    await expect(drawer).to_be_hidden()
+    await expect(heading).to_have_text("GPU 0 of a")
     await page.go_forward()
-    await expect(drawer).to_contain_text("GPU 0 of a")
-    await page.get_by_role("button", name="Close").click()
-    await expect(drawer).to_be_hidden()
-    await expect(page).to_have_url(f"{shown.url}/")
+    await expect(heading).to_have_text("research/train")
 
 
 async def test_a_url_opens_its_details_at_once(browser: Browser, shown: RunningApi) -> None:
     await reserve_lease(shown, "uid-train", 0, name="train", namespace="research")
     await shown.until_shares(1)
 
-    page = await opened(browser, shown, "#lease/uid-train")
+    page = await opened(browser, shown, "#/pod/uid-train")
 
-    await expect(page.get_by_role("dialog")).to_contain_text("research/train")
+    await expect(page.get_by_role("main")).to_contain_text("research/train")
 
 
 async def test_a_waiting_pod_has_the_command_that_shows_what_would_make_room(
@@ -119,40 +113,77 @@ async def test_a_waiting_pod_has_the_command_that_shows_what_would_make_room(
     page = await opened(browser, shown)
     await page.locator("#waiting").get_by_role("link", name="vision/big").click()
     command = "kubectl get pod big -n vision -o yaml | leasehold what-if -"
-    await expect(page.get_by_role("dialog")).to_contain_text(command)
-    await expect(page.get_by_role("dialog")).to_contain_text("Gangvision/training")
+    await expect(page.get_by_role("main")).to_contain_text(command)
+    await expect(page.get_by_role("main")).to_contain_text("Gangvision/training")
 
     await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    await page.get_by_role("dialog").get_by_role("button", name="Copy").click()
+    await page.get_by_role("button", name="Copy kubectl get pod big").click()
 
-    await expect(page.get_by_role("status")).to_have_text("Copied.")
+    await expect(page.get_by_text("Copied.")).to_be_visible()
     assert await page.evaluate("navigator.clipboard.readText()") == command
 
 
-async def test_the_filter_applies_to_all_lists(browser: Browser, shown: RunningApi) -> None:
-    await reserve_lease(shown, "uid-train", 0, name="train", namespace="research")
-    await reserve_lease(shown, "uid-serve", 1, name="serve", namespace="vision")
-    page = await opened(browser, shown)
+async def test_words_and_facets_narrow_all_lists_and_are_in_the_url(
+    browser: Browser, shown: RunningApi
+) -> None:
+    for number in (1, 10):
+        name = f"node-{number}"
+        await shown.ledger.save_nodes([facts(name)])
+        await shown.ledger.save_devices([report(name, [device(name, gpu) for gpu in range(2)])])
+    await reserve_lease(shown, "uid-train", 0, node="node-1", name="train", namespace="research")
+    await reserve_lease(shown, "uid-serve", 1, node="node-10", name="serve", namespace="vision")
     for name, namespace in (("first", "research"), ("second", "vision")):
         await shown.publish(await wait(shown, name, namespace))
-    for part in ("#waiting", "#namespaces", "#events"):
-        await expect(page.locator(f"{part} li:visible")).to_have_count(2)
+    page = await opened(browser, shown)
+    rows, tab = page.locator(".node"), page.locator(".tab")
+    search = page.get_by_label("Search", exact=True)
+    await expect(rows).to_have_count(3)
 
-    await page.get_by_label("Filter").fill("VISION")
+    await page.keyboard.press("/")
+    await page.keyboard.type("node-1 tesla")  # both words; a number is whole
+    await expect(rows).to_have_count(1)
+    await expect(rows).to_contain_text("train")
+    await expect(tab.filter(has_text="Pods")).to_have_text("Pods1")
+    await search.fill("node-1*")
+    await expect(rows).to_have_count(2)
+    await page.reload()
+    await expect(search).to_have_value("node-1*")
+    await expect(rows).to_have_count(2)
 
-    await expect(page.locator(".dev:visible")).to_have_count(1)
-    await expect(page.locator(".dev:visible")).to_contain_text("serve")
-    for part, text in (
-        ("#waiting", "second"),
-        ("#namespaces", "vision"),
-        ("#events", "second"),
-    ):
-        await expect(page.locator(f"{part} li:visible")).to_have_count(1)
-        await expect(page.locator(f"{part} li:visible")).to_contain_text(text)
-    await page.get_by_label("Filter").fill("nothing has this name")
-    await expect(page.locator(".node:visible, .panels li:visible")).to_have_count(0)
-    await page.get_by_label("Filter").fill("")
-    await expect(page.locator(".dev:visible")).to_have_count(2)
+    await page.get_by_role("button", name="Namespace").click()
+    await page.get_by_label("vision").check()
+    await page.keyboard.press("Escape")
+    await expect(rows).to_have_count(1)
+    await expect(page.get_by_text("1 of 6 GPUs")).to_be_visible()
+    await expect(page).to_have_url(re.compile(r"#/gpus\?q=node-1\*&namespace=vision$"))
+    await search.fill("")
+    for view, text in (("Waiting", "vision/second"), ("Namespaces", "vision")):
+        await tab.filter(has_text=view).click()
+        await expect(page.locator(".cards li, .rows [role=row]")).to_have_count(1)
+        await expect(page.locator(".cards li, .rows [role=row]")).to_contain_text(text)
+
+    await page.keyboard.press("/")
+    await page.keyboard.type("nothing has this name")
+    await expect(page.get_by_text("Nothing matches “nothing has this name”")).to_be_visible()
+    await page.get_by_role("main").get_by_role("button", name="Clear filters").last.click()
+    await expect(page.locator(".rows [role=row]")).to_have_count(2)
+
+
+async def test_the_table_of_pods_sorts_by_any_column(browser: Browser, shown: RunningApi) -> None:
+    for number, cores in enumerate((30, 60, 10)):
+        await reserve_lease(shown, f"uid-{number}", 0, cores=cores, name=f"train-{number}")
+    page = await opened(browser, shown, "#/pods")
+    names = page.locator(".rows .main")
+    await expect(names).to_have_count(3)
+
+    await page.get_by_role("button", name="GPUs", exact=True).click()
+
+    await expect(names).to_have_text([f"default/train-{number}" for number in (1, 0, 2)])
+    await expect(page.get_by_role("columnheader", name="GPUs", exact=True)).to_have_attribute(
+        "aria-sort", "descending"
+    )
+    await page.reload()
+    await expect(names).to_have_text([f"default/train-{number}" for number in (1, 0, 2)])
 
 
 async def test_an_unhealthy_device_has_its_fault_in_words(
@@ -164,10 +195,10 @@ async def test_an_unhealthy_device_has_its_fault_in_words(
     page = await opened(browser, shown)
     block = page.locator(".dev.bad")
     await expect(block).to_contain_text("Xid 79, the GPU has fallen off the bus")
-    await block.hover()
-    await expect(block).to_have_attribute("title", re.compile(f"unhealthy: {FAULT}"))
+    await expect(block).to_have_attribute("aria-description", re.compile(f"unhealthy: {FAULT}"))
+    await expect(page.locator("#sick")).to_contain_text("Xid 79")
     await block.click()
-    await expect(page.get_by_role("dialog")).to_contain_text(f"UNHEALTHY: {FAULT}")
+    await expect(page.get_by_role("main")).to_contain_text(FAULT)
     await page.goto(f"{shown.url}/?view=table")
     await expect(page.get_by_role("table").first).to_contain_text(f"UNHEALTHY: {FAULT}")
 
@@ -183,8 +214,8 @@ async def test_a_device_in_mig_mode_is_marked_and_counts_instances(
     page = await opened(browser, shown)
 
     block = page.locator(".dev").first
-    await expect(block).to_contain_text("Tesla T4, MIG")
-    await expect(block.locator(".amounts")).to_contain_text("0 of 7 instances")
+    await expect(page.locator(".node .what")).to_have_text("Tesla T4, MIG")
+    await expect(block).to_contain_text("0/7 instances")
 
 
 async def test_the_bar_of_cores_is_as_long_as_the_leased_cores(
@@ -198,7 +229,9 @@ async def test_the_bar_of_cores_is_as_long_as_the_leased_cores(
     sizes = await bar.evaluate("one => getComputedStyle(one).backgroundSize")
 
     assert sizes.split(", ")[1] == "40% 100%"
-    await expect(page.locator(".dev .amounts").first).to_contain_text("40 % cores")
+    await expect(page.locator(".dev").first).to_have_attribute(
+        "aria-description", re.compile("40 % of")
+    )
 
 
 @pytest.mark.parametrize("width", [390, 1440])

@@ -11,7 +11,7 @@ from services.api.http_server import HttpServer
 from services.api.read_api import ReadApi
 from services.api.service import ApiService
 from shared.credentials.authorization import AnonymousAuthenticator
-from shared.model.budget import Account, BudgetWindow, ChargeEntry
+from shared.model.budget import Account, Accounts, BudgetWindow, ChargeEntry
 from shared.model.clock import SystemClock
 from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
 from shared.model.events.node_events import ShareActivated
@@ -251,6 +251,14 @@ class FixedBudgets:
             used_units=540 * 60_000_000,
         )
         return [Account(namespace=name, windows=(window,)) for name in wanted]
+
+    async def revisions(self) -> dict[Namespace, int]:
+        """Return no account: namespaces are listed with what they lease now."""
+        return {}
+
+    async def all_accounts(self, _: object) -> Accounts:
+        """Return no account."""
+        return Accounts(now_ms=round(NOW * 1000), accounts=())
 
     async def entries(self, *_: object, **__: object) -> list[ChargeEntry]:
         """Return a charge of 20 minutes for every 20 minutes."""

@@ -1,0 +1,41 @@
+// Amounts and times as text.
+const UNITS = [["d", 86400], ["h", 3600], ["min", 60]];
+
+export function age(seconds) {
+  for (const [unit, length] of UNITS) if (seconds >= length) return `${Math.floor(seconds / length)} ${unit}`;
+  return `${Math.max(Math.floor(seconds), 0)} s`;
+}
+
+export function mib(amount) {
+  if (amount === null || amount === undefined) return "–";
+  if (amount >= 1024 * 1024) return `${short(amount / 1024 / 1024)} TiB`;
+  return amount >= 1024 ? `${short(amount / 1024)} GiB` : `${Math.round(amount)} MiB`;
+}
+
+/** A number with at most three digits that mean something. */
+export function short(number) {
+  const size = Math.abs(number);
+  if (size >= 100 || Number.isInteger(number)) return Math.round(number).toLocaleString("en");
+  return Number(number.toFixed(size >= 10 ? 1 : 2)).toString();
+}
+
+export function percent(part, whole) { return whole ? Math.round(100 * part / whole) : 0; }
+
+/** GPUs of percents of one GPU. */
+export function gpus(cores) { return short(cores / 100); }
+
+export function latency(seconds) {
+  if (seconds === null) return "";
+  return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(1)} s`;
+}
+
+export function clock(at) { return new Date(at * 1000).toLocaleTimeString("en-GB"); }
+
+export function when(at) {
+  return new Date(at * 1000).toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+}
+
+export function count(number, one, many = `${one}s`) { return `${number.toLocaleString("en")} ${number === 1 ? one : many}`; }
+
+/** A reason's code in words. */
+export function words(code) { return code.replace(/([a-z])([A-Z])/g, "$1 $2").replace(/^./, (first) => first.toUpperCase()); }

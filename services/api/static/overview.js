@@ -1,0 +1,189 @@
+// The overview: what the cluster has, leases, uses and wastes, what waits and why, and what needs a person.
+import { colourClass } from "./colours.js";
+import { faultText, totals } from "./devices.js";
+import { el, fetchJson, panel, replaceKeepingFocus, setProperty, setText } from "./dom.js";
+import { FirstPage } from "./first_page.js";
+import { Fleet } from "./fleet.js";
+import { reasonOf } from "./filters.js";
+import { age, count, gpus, mib, percent, short, words } from "./format.js";
+import { Histories, percentChart } from "./histories.js";
+import { eventParts, podLink, waitingItem } from "./lists.js";
+import { url } from "./route.js";
+import { nodeClosedReason } from "./store.js";
+import { RANGES, rangeOf } from "./chart.js";
+
+const FEW_NODES = 12; // of so many, the overview shows the map
+const ROWS = 6;
+const REFRESH_MS = 30_000;
+const RANGE_S = { "1h": 3600, "1d": 86400, "7d": 7 * 86400 };
+const byName = new Intl.Collator("en", { numeric: true }).compare;
+
+export class Overview {
+  constructor(app) {
+    this.app = app;
+    this.title = "Overview";
+    const { store } = app;
+    this.tiles = Object.fromEntries(["gpus", "memory", "compute", "idle", "waiting"].map((name) => [name, new Tile()]));
+    this.first = new FirstPage(store);
+    this.histories = new Histories(app, "/api/v1/history", ["Memory", "Compute", "Waiting pods"], clusterCharts, "Leased and used");
+    this.histories.onload = () => this.drawIdle();
+    this.fleet = new Fleet(store);
+    this.map = panel("GPUs", { wide: true, aside: el("a", { href: url("gpus") }, "All GPUs") }, this.fleet.root);
+    this.lists = Object.fromEntries(["reasons", "queue", "idle", "hours", "sick", "events"].map((name) => [name, el("ul", { class: `rows-${name}` })]));
+    const more = (view, text) => el("a", { href: url(view) }, text);
+    this.waiting = panel("Waiting", { id: "waiting", aside: more("waiting", "All waiting pods") }, this.lists.reasons, this.lists.queue);
+    this.idle = panel("Longest idle", { id: "idle", aside: el("a", { href: url("pods", null, { state: "idle" }) }, "All idle pods") }, this.lists.idle);
+    this.hours = panel("GPU-hours by namespace", { id: "hours", aside: more("namespaces", "All namespaces") }, this.lists.hours);
+    this.sick = panel("Out of service", { id: "sick", aside: el("a", { href: url("gpus", null, { state: ["unhealthy", "closed"] }) }, "Show them") }, this.lists.sick);
+    this.events = panel("Recent events", { id: "events", aside: more("events", "All events") }, this.lists.events);
+    this.root = el("div", { class: "overview" }, el("h2", { class: "sr" }, "Overview"), this.first.root, this.tileStrip(),
+      this.map, this.histories.root, el("div", { class: "panels" }, this.waiting, this.idle, this.hours, this.sick, this.events));
+    this.timer = setInterval(() => this.load(), REFRESH_MS);
+    this.load();
+  }
+
+  tileStrip() {
+    return el("div", { id: "totals", class: "tiles" }, ...Object.values(this.tiles).map((tile) => tile.root));
+  }
+
+  close() {
+    clearInterval(this.timer);
+    this.histories.close();
+    this.fleet.close();
+  }
+
+  update() {
+    this.histories.update();
+    this.load();
+  }
+
+  async load() {
+    const seconds = RANGE_S[rangeOf(this.app.params())];
+    const from = new Date((this.app.store.now() - seconds) * 1000).toISOString();
+    const [hours, idle] = await Promise.all([fetchJson(`/api/v1/reports/showback?groupBy=namespace&from=${from}`), fetchJson("/api/v1/reports/idle?limit=6")].map((one) => one.catch(() => null)));
+    this.report = hours;
+    this.idleReport = idle;
+    this.drawHours();
+    this.drawIdle();
+  }
+
+  draw(kinds) {
+    const has = (...names) => names.some((name) => kinds.has(name));
+    const { store } = this.app;
+    if (has("reset", "devices", "nodes", "waiting")) { this.drawTiles(); this.drawSick(); this.first.draw(this.sums.devices, this.leases, store.waiting.total); }
+    if (has("reset", "devices", "nodes")) this.drawMap();
+    if (has("reset", "devices")) this.drawIdle();
+    if (has("reset", "waiting")) this.drawWaiting();
+    if (has("reset", "namespaces")) this.drawHours();
+    if (has("reset", "events")) replaceKeepingFocus(this.lists.events, store.events.slice(0, 9).map((event) => el("li", { class: "event" }, ...eventParts(event))));
+  }
+
+  tick() { this.drawWaiting(); }
+
+  drawTiles() {
+    const { store } = this.app, sums = this.sums = totals(store), { total, pods } = store.waiting;
+    this.leases = store.pods().size;
+    const out = [sums.unhealthy && `${sums.unhealthy} unhealthy`, sums.closed && `${sums.closed} closed`].filter(Boolean).join(", ");
+    this.tiles.gpus.draw("GPUs", `${sums.devices}`, `on ${count(store.nodes.size, "node")}, ${sums.free} free`, { href: url("gpus"), alert: out });
+    const share = (leased, used, whole, amount) => [`${percent(leased, whole)} %`, sums.measured ? `leased, ${percent(used, whole)} % used` : `leased of ${amount(whole)}`, { leased: percent(leased, whole), used: sums.measured ? percent(used, whole) : 0 }];
+    this.tiles.memory.draw("Memory", ...share(sums.leasedMemory, sums.usedMemory, sums.memory, mib));
+    this.tiles.compute.draw("Compute", ...share(sums.leasedCores, sums.usedCores, sums.cores, (cores) => `${gpus(cores)} GPUs`));
+    const oldest = pods.length ? Math.min(...pods.map((pod) => pod.since)) : null;
+    this.tiles.waiting.draw("Waiting pods", `${total}`, oldest === null ? "" : `longest for ${age(store.now() - oldest)}`, { href: url("waiting"), warn: total > 0 });
+  }
+
+  drawMap() {
+    const { store } = this.app, names = [...store.nodes.keys()].filter((name) => store.nodes.get(name).devices.length);
+    this.map.hidden = !names.length || names.length > FEW_NODES;
+    if (!this.map.hidden) this.fleet.draw(names.sort(byName), () => true);
+  }
+
+  drawWaiting() {
+    const { store } = this.app, { total, pods, by_code: byCode } = store.waiting;
+    const counts = new Map(Object.entries(byCode ?? {}).map(([code, number]) => [words(code), number]));
+    if (!byCode) for (const pod of pods) counts.set(reasonOf(pod), (counts.get(reasonOf(pod)) ?? 0) + 1);
+    const reasons = [...counts].sort((one, two) => two[1] - one[1]).slice(0, ROWS);
+    replaceKeepingFocus(this.lists.reasons, reasons.map(([reason, number]) => bar(el("a", { href: url("waiting", null, { state: reason }), "data-key": `reason:${reason}` }, reason), number, total, count(number, "pod"))));
+    replaceKeepingFocus(this.lists.queue, pods.length ? pods.slice(0, 4).map((pod) => waitingItem(pod, store.now())) : [el("li", { class: "nothing" }, total ? "No waiting pod that you may see." : "No pod is waiting.")]);
+  }
+
+  /** The pods that hold most without using it: by GPU-hours where the API adds them up, else by time. */
+  drawIdle() {
+    const { store } = this.app, idle = [...store.pods().values()].filter((pod) => pod.state === "idle");
+    const hours = this.histories.history && idleHours(this.histories.history);
+    const range = rangeOf(this.app.params());
+    this.tiles.idle.draw("Leased, but idle", hours === null || hours === undefined ? count(idle.length, "pod") : `${short(hours)} GPU-h`, hours === null || hours === undefined ? "at this moment" : `in ${RANGES[range]}, ${count(idle.length, "pod")} now`,
+      { href: url("pods", null, { state: "idle" }) });
+    const rows = this.idleReport?.pods.length ? this.idleReport.pods.slice(0, ROWS).map((pod) => ({ pod, amount: pod.gpu_hours, text: `${short(pod.gpu_hours)} GPU-h, ${mib(pod.memory_mib)}` }))
+      : idle.sort((one, two) => one.idleSince - two.idleSince).slice(0, ROWS).map((pod) => ({ pod, amount: store.now() - pod.idleSince, text: `${age(store.now() - pod.idleSince)}, ${mib(pod.memory)}` }));
+    const most = Math.max(...rows.map((row) => row.amount), 0);
+    replaceKeepingFocus(this.lists.idle, rows.length ? rows.map(({ pod, amount, text }) => bar(podLink(pod), amount, most, text)) : [el("li", { class: "nothing" }, "Every measured lease is in use.")]);
+  }
+
+  drawHours() {
+    const sums = new Map();
+    for (const row of this.report?.rows ?? []) sums.set(row.namespace, (sums.get(row.namespace) ?? 0) + Number(row.gpu_minutes) / 60);
+    for (const [name, minutes] of Object.entries(this.report?.not_charged ?? {})) sums.set(name, (sums.get(name) ?? 0) + Number(minutes) / 60);
+    const unit = sums.size ? "GPU-h" : "GPUs now";
+    if (!sums.size) for (const one of this.app.store.namespaces) if (one.leases) sums.set(one.namespace, one.cores_percent / 100);
+    const rows = [...sums].sort((one, two) => two[1] - one[1]).slice(0, 8), most = rows[0]?.[1] ?? 0;
+    replaceKeepingFocus(this.lists.hours, rows.length ? rows.map(([name, hours]) => bar(el("a", { href: url("namespace", name), class: "name", "data-key": `namespace:${name}` }, el("span", { class: `dot ${colourClass(name)}`, "aria-hidden": "true" }), name), hours, most, `${short(hours)} ${unit}`, colourClass(name)))
+      : [el("li", { class: "nothing" }, "No namespace that you may see has used a GPU.")]);
+  }
+
+  /** GPUs and nodes that get no pods, with the reason. */
+  drawSick() {
+    const { store } = this.app, rows = [];
+    for (const device of store.devices.values()) {
+      if (!device.healthy) rows.push([0, url("gpu", device.uuid), `${device.node} GPU ${device.index}`, faultText(device), "bad"]);
+      else if (device.excluded) rows.push([1, url("gpu", device.uuid), `${device.node} GPU ${device.index}`, device.excluded, "warn"]);
+    }
+    for (const node of store.nodes.values()) if (nodeClosedReason(node)) rows.push([2, url("node", node.node), node.node, nodeClosedReason(node), "warn"]);
+    rows.sort((one, two) => one[0] - two[0] || byName(one[2], two[2]));
+    this.sick.hidden = !rows.length;
+    replaceKeepingFocus(this.lists.sick, rows.slice(0, ROWS).map(([, href, name, why, kind]) => el("li", {}, el("span", { class: `mark ${kind}`, "aria-hidden": "true" }), el("a", { href, "data-key": href }, name), el("span", { class: "about", title: why }, why))));
+  }
+}
+
+/** A row with a bar behind its name. */
+function bar(name, amount, most, text, colour = "") {
+  const fill = el("span", { class: `fill ${colour}`, "aria-hidden": "true" });
+  setProperty(fill, "--part", `${most ? Math.max(100 * amount / most, 1) : 0}%`);
+  return el("li", { class: "bar-row" }, name, el("span", { class: "end" }, text), el("span", { class: "track" }, fill));
+}
+
+function idleHours({ at, idle }) {
+  if (!idle) return null;
+  let hours = 0;
+  for (let number = 1; number < at.length; number++) hours += (idle[number] ?? 0) / 100 * (at[number] - at[number - 1]) / 3600;
+  return hours;
+}
+
+function clusterCharts(history) {
+  const waiting = Object.entries(history.waiting ?? {}), sum = history.at.map((_, at) => waiting.reduce((all, [, values]) => all + (values[at] ?? 0), 0));
+  return [percentChart(history.memory, history.used_memory, history.memory_capacity), percentChart(history.cores, history.used_cores, history.cores_capacity),
+    history.waiting ? { unit: "pods", highest: 4, lines: [{ label: "Waiting", colour: "wait", fill: "40", values: sum }] } : null];
+}
+
+class Tile {
+  constructor() {
+    this.name = el("span", { class: "soft" });
+    this.value = el("b");
+    this.text = el("span", { class: "soft" });
+    this.alert = el("span", { class: "alert" });
+    this.bar = el("span", { class: "meter", "aria-hidden": "true" });
+    this.root = el("a", { class: "tile" }, this.name, this.value, this.text, this.alert, this.bar);
+  }
+
+  draw(name, value, text, { href, alert = "", warn = false, leased, used } = {}) {
+    setText(this.name, name);
+    setText(this.value, value);
+    setText(this.text, text);
+    setText(this.alert, alert);
+    if (href) this.root.href = href;
+    this.root.classList.toggle("warn", warn);
+    this.bar.hidden = leased === undefined;
+    setProperty(this.bar, "--whole", `${leased ?? 0}%`);
+    setProperty(this.bar, "--part", `${used ?? 0}%`);
+  }
+}

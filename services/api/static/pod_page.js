@@ -1,0 +1,137 @@
+// The pages of a pod and of a namespace.
+import { Chart } from "./chart.js";
+import { colourClass } from "./colours.js";
+import { Detail, PodsOf, commands, shareItem } from "./detail.js";
+import { command, el, facts, fetchJson } from "./dom.js";
+import { age, clock, count, gpus, mib, when } from "./format.js";
+import { Histories, amountChart } from "./histories.js";
+import { waitingItem } from "./lists.js";
+import { url } from "./route.js";
+import { waterfall } from "./trace.js";
+
+export class PodPage extends Detail {
+  constructor(app, uid) {
+    super(app, uid, [["Pods", url("pods")]]);
+    this.title = "Pod";
+    this.why = this.part("Why it waits", { wide: true });
+    this.facts = this.part("Pod");
+    this.shares = this.part("Shares");
+    this.commands = this.part("Commands");
+    this.trace = this.part("From its admission to its container", { wide: true });
+    this.histories = new Histories(app, `/api/v1/leases/${encodeURIComponent(uid)}/history`, ["Memory", "Compute"], (history) => [
+      amountChart(history.memory, history.used_memory, 1024, "GiB"), amountChart(history.cores, history.used_cores, 100, "GPUs")]);
+    this.histories.root.hidden = true;
+    this.closing = [this.histories];
+    this.body.append(this.why, this.facts, this.shares, this.commands, this.histories.root, this.trace);
+    for (const part of [this.why, this.shares, this.trace]) part.hidden = true;
+    this.poll();
+  }
+
+  async load() {
+    this.found = await fetchJson(`/api/v1/leases/${encodeURIComponent(this.id)}`);
+  }
+
+  draw() {
+    const pod = this.found;
+    if (!pod) return this.head(this.gone ? "No such pod" : "…", this.gone ?? "", "");
+    const { lease, waiting, trace } = pod, running = this.app.store.pods().get(this.id);
+    const state = waiting ? "waiting" : running?.state ?? lease?.state ?? "ended";
+    this.title = `${pod.namespace}/${pod.name}`;
+    document.title = `${this.title} · Leasehold`;
+    this.head(this.title, state, `pod-${state}`);
+    this.name.className = "";
+    this.facts.fill(facts({
+      Namespace: el("a", { href: url("namespace", pod.namespace), class: "name", "data-key": "namespace" }, el("span", { class: `dot ${colourClass(pod.namespace)}`, "aria-hidden": "true" }), pod.namespace),
+      ...lease ? leaseFacts(lease, this.app.store.now()) : {}, ...waiting ? waitingFacts(waiting, this.app.store.now()) : {}, "Pod UID": pod.pod }), ...lease || waiting ? [] : [el("p", { class: "soft" }, "It has no lease.")]);
+    this.why.fill(...waiting ? whyParts(waiting) : []);
+    this.shares.fill(...lease ? [el("ul", { class: "shares" }, ...lease.shares.map((share) => shareItem(share, pod.namespace, el("a", { href: url("gpu", share.device), "data-key": `gpu:${share.device}:${share.container}` }, `GPU ${share.index}`), `${share.container}${share.init ? " (init)" : ""}`)))] : []);
+    if (!this.commands.drawn) this.commands.fill(...podCommands(pod, Boolean(waiting)));
+    this.commands.drawn = true;
+    this.histories.root.hidden = Boolean(waiting);
+    this.trace.fill(...trace.spans.length ? [waterfall(trace.spans)] : [], ...trace.url ? [el("p", {}, el("a", { href: trace.url, target: "_blank", rel: "noopener noreferrer", "data-key": "trace" }, "Open the trace"))] : []);
+  }
+}
+
+function leaseFacts(lease, now) {
+  const unhealthy = Object.entries(lease.unhealthy_devices ?? {}).map(([, fault]) => fault).join("; ");
+  return { Node: el("a", { href: url("node", lease.node), "data-key": "node" }, lease.node), Age: `${age(now - lease.created_at)}, since ${when(lease.created_at)}`,
+    Expires: lease.expires_at ? `${clock(lease.expires_at)}, unless bound` : "", "Requested as": lease.dialect, Gang: lease.gang, "Its GPU is unhealthy": unhealthy, "Placed by": lease.weighed };
+}
+
+function waitingFacts(waiting, now) {
+  const place = waiting.queue;
+  return { "Waits for": age(now - waiting.since), Position: waiting.position ? `${waiting.position}${place ? ` of ${place.of}` : ""}${place?.after ? `, after ${place.after}${place.after_reason ? ` (${place.after_reason})` : ""}` : ""}` : "", Priority: waiting.priority, Gang: waiting.gang };
+}
+
+/** The reason, what to try, and the nodes that are nearest to fitting. */
+function whyParts(waiting) {
+  return [el("p", { class: "reason" }, waiting.reason), waiting.hint ? el("p", { class: "hint" }, waiting.hint) : null,
+    waiting.counts?.length ? el("ul", { class: "counts" }, ...waiting.counts.map((one) => el("li", {}, el("b", {}, `${one.nodes}`), ` ${one.nodes === 1 ? "node" : "nodes"}: ${one.reason.replace(/([a-z])([A-Z])/g, "$1 $2")}`))) : null,
+    waiting.nearest?.length ? el("h3", {}, "Nearest nodes") : null,
+    waiting.nearest?.length ? el("ul", { class: "plain" }, ...waiting.nearest.map((node) => el("li", {}, el("a", { href: url("node", node.node), "data-key": `near:${node.node}` }, node.node), `: ${node.reason}`))) : null].filter(Boolean);
+}
+
+function podCommands({ name, namespace }, waits) {
+  return [command(`kubectl leasehold explain ${name} -n ${namespace}`, waits ? "Why it waits" : "Why it runs there"),
+    waits ? command(`kubectl get pod ${name} -n ${namespace} -o yaml | leasehold what-if -`, "What would make room") : command(`kubectl logs ${name} -n ${namespace}`, "Its log"),
+    command(`kubectl describe pod ${name} -n ${namespace}`, "Its events"), command(`kubectl leasehold trace ${name} -n ${namespace}`, "Its trace")];
+}
+
+export class NamespacePage extends Detail {
+  constructor(app, name) {
+    super(app, name, [["Namespaces", url("namespaces")]]);
+    this.title = name;
+    this.facts = this.part("Namespace");
+    this.budget = this.part("Budget");
+    this.waits = this.part("Waiting", { wide: true });
+    this.chart = new Chart("GPU-minutes used in this window");
+    this.window = this.part("GPU-minutes used in this window", { wide: true });
+    this.histories = new Histories(app, `/api/v1/namespaces/${encodeURIComponent(name)}/history`, ["Memory", "Compute"], (history) => [
+      amountChart(history.memory, history.used_memory, 1024, "GiB"), amountChart(history.cores, history.used_cores, 100, "GPUs")]);
+    this.pods = new PodsOf(app, { namespace: name }, (pod) => pod.namespace === name);
+    this.closing = [this.chart, this.histories, this.pods];
+    this.window.hidden = this.budget.hidden = this.waits.hidden = true;
+    this.body.append(this.facts, this.budget, commands({ "Its pods and leases": `kubectl leasehold ps -n ${name}`, "Its budget": `kubectl leasehold budget ${name}` }), this.waits, this.histories.root, this.window, this.pods.root);
+    this.poll();
+  }
+
+  async load() { this.found = await fetchJson(`/api/v1/namespaces/${encodeURIComponent(this.id)}`); }
+
+  draw(kinds) {
+    const { store } = this.app, namespace = store.namespaces.find((one) => one.namespace === this.id) ?? this.found;
+    if (!namespace) return this.head(this.id, this.gone ? "nothing leased" : "", "");
+    const { budget } = namespace, minutes = (amount) => amount === null ? "no limit" : `${amount.toFixed(1)} GPU-minutes`;
+    this.head(this.id, budget ? `budget ${budget.state}` : "", { ok: "good", warning: "warn" }[budget?.state] ?? "bad");
+    this.facts.fill(facts({ Leases: `${namespace.leases} on ${count(namespace.devices, "GPU")}`, Memory: `${mib(namespace.memory_mib)} leased`, Compute: `${gpus(namespace.cores_percent)} GPUs leased`, Waiting: namespace.waiting ? count(namespace.waiting, "pod") : "" }));
+    this.budget.fill(...budget ? [facts({ Window: budget.window, Used: minutes(budget.used_minutes), Remaining: minutes(budget.remaining_minutes), "Current rate": `${(budget.current_rate_milli_gpu / 1000).toFixed(2)} GPUs`,
+      "Exhausted at": budget.exhausted_at ? when(budget.exhausted_at) : "", "New pods": budget.new_pods })] : []);
+    const waiting = store.waiting.pods.filter((pod) => pod.namespace === this.id);
+    this.waits.fill(...waiting.length ? [el("ol", { class: "cards" }, ...waiting.map((pod) => waitingItem(pod, store.now(), true)))] : []);
+    this.drawBudget(budget);
+    if (kinds.has("reset") || kinds.has("devices")) this.pods.draw();
+  }
+
+  drawBudget(budget) {
+    const history = this.found?.budget_history;
+    if (!history) return;
+    if (this.window.hidden) this.window.fill(this.chart.root);
+    if (this.drawn === this.found) return;
+    this.drawn = this.found;
+    this.chart.draw(budgetChart(history, budget));
+  }
+}
+
+/** What is used, the limit, and how it goes on at the current rate. */
+function budgetChart(history, budget) {
+  const { points, limit_minutes: limit, end } = history, last = points.at(-1);
+  const until = budget?.exhausted_at && limit !== null && budget.exhausted_at > last.at ? Math.min(budget.exhausted_at, end ?? Infinity) : null;
+  const at = [...points.map((point) => point.at), ...(until ? [until] : []), ...(end && end > (until ?? last.at) ? [end] : [])];
+  const column = (value) => at.map((instant, index) => value(instant, index));
+  const lines = [{ label: "Used", colour: "used", fill: "40", values: column((_, index) => points[index]?.minutes ?? null) }];
+  if (limit !== null) lines.push({ label: "Limit", colour: "bad", dashed: true, values: column(() => limit) });
+  if (until) {
+    const rate = budget.current_rate_milli_gpu / 60000; // GPU-minutes per second
+    lines.push({ label: "At the current rate", colour: "soft", dashed: true, values: column((instant) => instant >= last.at && instant <= until ? last.minutes + rate * (instant - last.at) : null) });
+  }
+  return { at, lines, unit: "min", highest: 1, end: at.at(-1), shown: points.length - 1 };
+}

@@ -1,0 +1,150 @@
+// The state of the cluster: loaded once, then kept by server-sent events; each change is absolute and idempotent.
+import { fetchJson } from "./dom.js";
+
+const SILENT_MS = 25_000; // a delta comes at least every 10 s
+const OLD_LEDGER_S = 30;
+const RETRY_MS = 2000;
+const MAX_EVENTS = 200;
+
+export class Store {
+  /** `changed(kinds)` is called after every change with a set of what has changed. */
+  constructor(changed) {
+    this.notify = changed;
+    this.nodes = new Map();
+    this.devices = new Map();
+    this.waiting = { total: 0, hidden: 0, pods: [] };
+    this.namespaces = [];
+    this.events = []; // newest first
+    this.problems = [];
+    this.data = null; // when the ledger and the usage were read
+    this.source = null;
+    this.clockOffset = 0;
+    this.updatedAt = 0; // the API's clock
+    this.heardAt = performance.now();
+    this.failing = false;
+    this.podsIndex = null;
+  }
+
+  now() { return Date.now() / 1000 + this.clockOffset; }
+
+  async load() {
+    this.source?.close();
+    const loaded = await fetchJson("/api/v1/state");
+    this.nodes.clear();
+    this.devices.clear();
+    this.events = [];
+    this.apply(loaded, new Set(["reset"]));
+    this.follow(loaded.id);
+  }
+
+  follow(id) {
+    this.source = new EventSource(`/api/v1/events?after=${encodeURIComponent(id)}`);
+    this.source.addEventListener("delta", (event) => this.apply(JSON.parse(event.data)));
+    this.source.addEventListener("reset", () => this.reloadAfter(0));
+    this.source.addEventListener("error", () => {
+      this.failing = true;
+      this.notify(new Set(["connection"]));
+      if (this.source.readyState === EventSource.CLOSED) this.reloadAfter(RETRY_MS);
+    });
+  }
+
+  reloadAfter(pauseMs) {
+    this.source?.close();
+    setTimeout(() => this.load().catch(() => this.reloadAfter(RETRY_MS)), pauseMs);
+  }
+
+  apply(update, kinds = new Set()) {
+    this.heardAt = performance.now();
+    this.failing = false;
+    this.updatedAt = update.now;
+    this.clockOffset = update.now - Date.now() / 1000;
+    kinds.add("connection");
+    for (const [items, removed, map, key] of [["nodes", "removed_nodes", this.nodes, "node"], ["devices", "removed_devices", this.devices, "uuid"]]) {
+      for (const item of update[items] ?? []) map.set(item[key], item);
+      for (const name of update[removed] ?? []) map.delete(name);
+      if (update[items]?.length || update[removed]?.length) kinds.add(items);
+    }
+    for (const name of ["waiting", "namespaces", "problems", "data"]) {
+      if (update[name]) { this[name] = update[name]; kinds.add(name); }
+    }
+    this.addEvents(update.events ?? [], kinds);
+    if (kinds.has("devices")) this.podsIndex = null;
+    this.notify(kinds);
+  }
+
+  addEvents(found, kinds) {
+    const last = this.events[0]?.number ?? 0;
+    const added = found.filter((event) => event.number > last).reverse();
+    if (!added.length) return;
+    this.events = [...added, ...this.events].slice(0, MAX_EVENTS);
+    kinds.add("events");
+  }
+
+  /** How long nothing has been heard from the API, seconds; 0: it is connected. */
+  silence() {
+    const silentMs = performance.now() - this.heardAt;
+    return this.failing || silentMs > SILENT_MS ? Math.max(silentMs / 1000, 1) : 0;
+  }
+
+  /** How old the leases and waiting pods are that a connected API sends, seconds; 0: they are new. */
+  ledgerAge() {
+    const read = this.data?.ledger_at, old = read ? this.now() - read : 0;
+    return old > OLD_LEDGER_S ? old : 0;
+  }
+
+  /** The pods with leases by UID, from the shares of all devices. */
+  pods() {
+    return this.podsIndex ??= podsOf(this.devices.values());
+  }
+
+  devicesOf(name) {
+    return (this.nodes.get(name)?.devices ?? []).map((uuid) => this.devices.get(uuid)).filter(Boolean);
+  }
+
+  /** Why a device gets no new pods; empty: it does. */
+  closedReason(device) {
+    return device.excluded || nodeClosedReason(this.nodes.get(device.node));
+  }
+}
+
+/** Why a node gets no new pods; empty: it does. */
+export function nodeClosedReason(node) {
+  return node?.deleted ? "deleted" : node?.cordoned || (node?.unschedulable ? "kubectl cordon" : "");
+}
+
+const STATES = { reserved: "reserved", bound: "starting", active: "running" };
+
+function podsOf(devices) {
+  const pods = new Map();
+  for (const device of devices) {
+    for (const share of device.shares) {
+      if (!share.pod) continue;
+      let pod = pods.get(share.pod);
+      if (!pod) {
+        pod = { pod: share.pod, namespace: share.namespace, name: share.name, state: STATES[share.state] ?? share.state, node: device.node, models: new Set(),
+          devices: [], memory: 0, cores: 0, usedMemory: null, usedCores: null, created: share.created_at, idleSince: null, busy: false };
+        pods.set(share.pod, pod);
+      }
+      addShare(pod, share, device);
+    }
+  }
+  for (const pod of pods.values()) {
+    if (!pod.busy && pod.idleSince !== null) pod.state = "idle";
+    pod.devices.sort((one, two) => one.index - two.index);
+  }
+  return pods;
+}
+
+function addShare(pod, share, device) {
+  pod.models.add(device.model);
+  if (!pod.devices.includes(device)) pod.devices.push(device);
+  if (share.init) return; // its amounts are free again once the container has ended
+  pod.memory += share.memory_mib;
+  pod.cores += share.booked_cores;
+  const { measured } = share;
+  if (!measured) { pod.busy = true; return; }
+  if (measured.memory_mib !== null) pod.usedMemory = (pod.usedMemory ?? 0) + measured.memory_mib;
+  if (measured.cores_percent !== null) pod.usedCores = (pod.usedCores ?? 0) + measured.cores_percent;
+  if (measured.idle) pod.idleSince = Math.max(pod.idleSince ?? 0, measured.idle_since);
+  else pod.busy = true;
+}
