@@ -187,7 +187,9 @@ class Binder:
         """Write the pod's condition and an Event with why it waits, unless it has not changed."""
         for event in events:
             explanation = explain(event)
-            if self.reports.conditions.explain(explanation):
+            if isinstance(event, PodRejected) and event.foreign:
+                self.reports.events.record(explanation, once=True)
+            elif self.reports.conditions.explain(explanation):
                 self.reports.events.record(explanation)
 
     @handles

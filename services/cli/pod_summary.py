@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from shared.dialects.vocabulary import unknown_gpus
 from shared.kubernetes.types import ApiPod
 from shared.model.names import Namespace, PodUid
 from shared.pods.observed_pod import rejection_of
@@ -25,6 +26,8 @@ class PodSummary:
     """Its scheduling gates."""
     claims: tuple[str, ...] = ()
     """What its spec calls its ResourceClaims."""
+    unknown: tuple[str, ...] = ()
+    """Resources that it requests and no dialect has, for GPUs by their names."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     unschedulable_message: str = ""
     """The message of the condition PodScheduled while it is false."""
@@ -54,6 +57,13 @@ def summary_of(pod: ApiPod) -> PodSummary:
         ),
         gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
         claims=tuple(claim.name for claim in pod.spec.resource_claims),
+        unknown=tuple(
+            unknown_gpus(
+                name
+                for container in (*pod.spec.init_containers, *pod.spec.containers)
+                for name in {**container.resources.requests, **container.resources.limits}
+            )
+        ),
         annotations=pod.metadata.annotations,
         rejection=rejection_of(pod.status),
         unschedulable_message=next(

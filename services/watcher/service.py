@@ -155,6 +155,7 @@ class Watcher:
             for now, before in batch:
                 if now is not None:
                     events += self.pods.update(now, before)
+                    events += self.nodes.unknown_resources(now) if before is None else ()
                 elif before is not None:
                     events += self.pods.remove(before)
             if self.pods.changed_groups:

@@ -9,7 +9,8 @@ from typing import TypeVar
 from msgspec import structs
 
 from shared.dialects.pod_groups import PATHS, PodGroupKind
-from shared.model.bounds import MOST_ENTRIES, check_bounds
+from shared.dialects.vocabulary import did_you_mean, unknown_gpus
+from shared.model.bounds import MOST_ENTRIES, check_bounds, cut
 from shared.model.errors import RequestError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import (
@@ -377,6 +378,17 @@ class NodeTracker:
             return []
         return [NodeChanged(node=last, deleted=True, revision=NodeRevision(revision))]
 
+    def unknown_resources(self, pod: ObservedPod) -> list[PodRejected]:
+        """Return the event of another scheduler's pod with resources that no node has for GPUs."""
+        if pod.ours or pod.node or pod.has_ended or self.revision is None:
+            return []
+        texts = [
+            f"no node of this cluster has {name}: {did_you_mean(name)}".removesuffix(": ")
+            for name in unknown_gpus(pod.resources)
+            if not any(name in node.allocatable for node in self.observed.values())
+        ]
+        return [rejected_event(pod, "; ".join(texts), foreign=True)] if texts else []
+
     def update_usage(self) -> list[NodeChanged]:
         """Return events for the nodes whose pods' usage has changed."""
         changed = [name for name in self.pods.changed_nodes if name in self.observed]
@@ -441,15 +453,23 @@ class ForeignDeviceTracker:
 def pending_event(pod: ObservedPod, *, requeue_number: int = 0) -> PodQueued | PodRejected:
     """Return the event of a pending pod: queued, or rejected if its request is invalid."""
     if pod.request is None:
-        return PodRejected(
-            pod=pod.pod,
-            namespace=pod.namespace,
-            name=pod.name,
-            resource_version=f"{pod.resource_version}{requeue_number or ''}",
-            reason=pod.request_error,
-            admitted=pod.admission_span,
-        )
+        return rejected_event(pod, pod.request_error, requeue_number=requeue_number)
     return queued(pod, pod.request, requeue_number=requeue_number)
+
+
+def rejected_event(
+    pod: ObservedPod, reason: str, *, requeue_number: int = 0, foreign: bool = False
+) -> PodRejected:
+    """Return the event of a pod whose request can never be granted."""
+    return PodRejected(
+        pod=pod.pod,
+        namespace=pod.namespace,
+        name=pod.name,
+        resource_version=f"{pod.resource_version}{requeue_number or ''}",
+        reason=cut(reason),
+        admitted=pod.admission_span,
+        foreign=foreign,
+    )
 
 
 def _is_due(calls: int) -> bool:

@@ -196,17 +196,50 @@ def _unknown(what: str, small: str) -> Misplaced:
     same = _BY_SMALL_LETTERS.get(small)
     if same is not None:
         return _belongs(f"{what} has no effect: letters are small or large", same)
-    for word in WORDS.values():
-        if word.name.endswith("*") and small.startswith(word.name[:-1]):
-            return Misplaced(f"{what} has no effect: {word.note}")
-    ending = small.partition("/")[2]
-    nearest = next((w for n, w in _BY_SMALL_LETTERS.items() if n.partition("/")[2] == ending), None)
-    if nearest is None:
-        close = difflib.get_close_matches(small, _BY_SMALL_LETTERS, n=1, cutoff=0.8)
-        nearest = _BY_SMALL_LETTERS[close[0]] if close else None
+    nearest = _nearest(small, _BY_SMALL_LETTERS)
     if nearest is None:
         return Misplaced(f"{what} has no effect: it is unknown")
+    if nearest.effect is WordEffect.NO_EFFECT:
+        return Misplaced(f"{what} has no effect: {nearest.note}")
     return _belongs(f"{what} has no effect: it is unknown", nearest)
+
+
+def _nearest(small: str, known: Mapping[str, Word]) -> Word | None:
+    """Return the word that was probably meant by an unknown one, in small letters."""
+    for word in known.values():
+        if word.name.endswith("*") and small.startswith(word.name[:-1]):
+            return word
+    _, _, ending = small.rpartition("/")
+    same = [name for name in known if name.rpartition("/")[2] == ending]
+    close = difflib.get_close_matches(small, same or known, n=1, cutoff=0.0 if same else 0.8)
+    if not close:
+        endings = {name.rpartition("/")[2]: name for name in known}
+        close = [endings[e] for e in difflib.get_close_matches(ending, endings, n=1, cutoff=0.8)]
+    return known[close[0]] if close else None
+
+
+_RESOURCES = {name.lower(): word for name, word in WORDS.items() if word.place is Place.RESOURCE}
+
+
+def unknown_gpus(names: Iterable[str]) -> Iterator[str]:
+    """Yield resources that no dialect has, and that look as if they were for GPUs."""
+    for name in sorted(names):
+        small = name.lower()
+        if name in GPU_RESOURCES or small.startswith(EXTENDED_RESOURCES):
+            continue
+        if "gpu" in small or small.startswith(PREFIXES):
+            yield name
+
+
+def did_you_mean(name: str) -> str:
+    """Return what was probably meant by an unknown resource; empty: nothing is like it."""
+    small = name.lower()
+    word = _RESOURCES.get(small) or _nearest(small, _RESOURCES)
+    if word is None:
+        return ""
+    if word.effect is WordEffect.NO_EFFECT:
+        return word.note
+    return f"did you mean {word.name}?"
 
 
 def _belongs(fault: str, word: Word) -> Misplaced:

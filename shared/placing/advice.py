@@ -52,6 +52,8 @@ class Advice:
     """Other pods have to end on that node, too."""
     waiting: str = ""
     """The node that fits the unchanged pod once other pods have ended; empty: none does."""
+    meant: str = ""
+    """A resource that no node has, and the one that was probably meant."""
     administrator: str = ""
     """What an administrator can do, where nothing else helps."""
 
@@ -61,7 +63,8 @@ class Advice:
         if not self.changes:
             if self.waiting:
                 return f"wait until pods on node {self.waiting} have ended"
-            return f"ask an administrator: {self.administrator}"
+            administrator = f"ask an administrator: {self.administrator}"
+            return f"{self.meant} Otherwise {administrator}" if self.meant else administrator
         changed = " and ".join(_sentence_parts(self.changes))
         if self.waiting:
             return (

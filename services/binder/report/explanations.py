@@ -77,7 +77,8 @@ def event_of(
 def explain(event: PlacementRefused | PodRejected) -> KubernetesEvent:
     """Return the Event that says why a pod waits; its condition PodScheduled has the same text."""
     text = event.refusal.text if isinstance(event, PlacementRefused) else event.reason
-    return event_of(event, FAILED, text)
+    foreign = isinstance(event, PodRejected) and event.foreign
+    return event_of(event, "UnknownResource" if foreign else FAILED, text)
 
 
 def explain_deferred(lease: Lease, reason: str) -> KubernetesEvent:

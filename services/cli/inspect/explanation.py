@@ -7,6 +7,7 @@ from services.cli.formats import age, measured_text, timestamp
 from services.cli.pod_summary import PodSummary
 from shared.dialects import KUBE_SCHEDULER
 from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
+from shared.dialects.vocabulary import did_you_mean
 from shared.model.lease import LeaseState
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE, OWN_SCHEDULER, Namespace, PodUid
@@ -274,6 +275,14 @@ def _of_another_scheduler(pod: PodSummary, schedulers: frozenset[str], program: 
             f"({', '.join(pod.claims)}); it reports: {reported}",
             next=f"kubectl describe pod {pod.name} -n {pod.namespace}; `{program} gpus` shows "
             "every lease",
+        )
+    if pod.unknown and not pod.node:
+        meant = "; ".join(filter(None, map(did_you_mean, pod.unknown)))
+        return _explained(
+            pod,
+            "foreign",
+            f"{name} requests {', '.join(pod.unknown)}, which no agent of Leasehold serves",
+            next=f"{meant} Correct the resource, and recreate the pod".lstrip(),
         )
     ours = " or ".join(sorted(schedulers))
     return _explained(

@@ -74,6 +74,8 @@ class PodRejected(PodEvent, subject="pod.rejected.v1", delivery=Delivery.WORK):
     trace: TraceText = ""
     admitted: TraceText = ""
     """The span of the admission review, which the pod's first span links to."""
+    foreign: bool = False
+    """It is a pod of another scheduler, which may ask for GPUs by resources that nothing serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from operator import itemgetter
 
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import TRIGGER
+from shared.dialects.vocabulary import did_you_mean, unknown_gpus
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.request import PodRequest, TopologyScope
 from shared.placing.advice import Advice, changes_between
@@ -113,7 +114,7 @@ def _advice(
     advice = advise(request, nearest, index) or advise(
         request, list(_others(index, excluded, possible, nearest)), index
     )
-    return advice or Advice(administrator=remedy(request, blocked))
+    return advice or _remedy(request, blocked, index.mirror.nodes.values())
 
 
 def _others(
@@ -256,13 +257,18 @@ NAMED_FAULTS = 3
 NO_NODE = "no node is known: check that a watcher runs and reaches the API server"
 
 
-def remedy(request: PodRequest, nearest: BlockedNodes) -> str:
+def _remedy(request: PodRequest, nearest: BlockedNodes, nodes: Iterable[MirroredNode]) -> Advice:
     """Return what an administrator can do about what blocks the nearest node."""
     node, blocked = nearest[0]
+    for name in unknown_gpus(request.resources):
+        if not any(name in each.facts.allocatable for each in nodes):
+            meant = f"no node of this cluster has {name}: {did_you_mean(name)}".removesuffix(": ")
+            return Advice(meant=meant, administrator="add a node that has it")
     text = REMEDIES.get(blocked.code, "")
     if not isinstance(text, str):
         text = text(request, nearest)
-    return text.format(node=node.name) if text else "add a node that fits the pod"
+    text = text.format(node=node.name) if text else "add a node that fits the pod"
+    return Advice(administrator=text)
 
 
 def _for_health(_request: PodRequest, nearest: BlockedNodes) -> str:

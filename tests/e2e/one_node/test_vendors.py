@@ -19,7 +19,8 @@ from tests.support.dialects.checklist import (
     runs,
     uuid,
 )
-from tests.support.stack import KUBECTL, Stack, running
+from tests.support.stack import KUBECTL, Stack, gpu_pod, running
+from tests.support.waiting import until
 
 CARD_MIB = 15360
 CARDS = 4
@@ -148,3 +149,19 @@ async def test_memory_requested_beside_whole_cards_is_limited_by_the_nodes_alloc
     await runs(up, asking("beside", vcuda(100, 20)))
 
     assert f"Insufficient {MEMORY}" in reason
+
+
+async def test_a_misspelt_resource_is_explained_in_an_event_within_seconds(up: Stack) -> None:
+    async def message() -> str:
+        found = await up.kubectl_out("get", "events", "-o", "json")
+        events = (each for each in json.loads(found)["items"])
+        about = [each for each in events if each["involvedObject"]["name"] == "misspelt"]
+        return next((e["message"] for e in about if e["reason"] == "UnknownResource"), "")
+
+    limits = {"nvidia.com/GPU": 1}
+    await up.create(gpu_pod("misspelt", limits, schedulerName="default-scheduler"))
+    told = await until(message, bool, limit_s=10.0)
+    explained = await up.leasehold("explain", "misspelt")
+
+    assert told == "no node of this cluster has nvidia.com/GPU: did you mean nvidia.com/gpu?"
+    assert "did you mean nvidia.com/gpu?" in explained.out

@@ -120,6 +120,13 @@ def test_explain_shows_the_extenders_verdict_of_a_pod_that_kube_scheduler_places
     assert elsewhere.text.endswith("kube-scheduler reports: 0/3 nodes are available")
 
 
+def test_explain_names_the_resource_that_was_meant() -> None:
+    answer = explained(replace(POD, scheduler="default-scheduler", unknown=("amd.com/gpu",)), EMPTY)
+
+    assert "requests amd.com/gpu, which no agent of Leasehold serves" in answer.text
+    assert answer.next.startswith("did you mean nvidia.com/gpu?")
+
+
 def test_explain_names_our_own_scheduler_to_pods_of_another() -> None:
     foreign = replace(POD, scheduler="default-scheduler")
 

@@ -125,6 +125,13 @@ UNSERVED = replace(
             id="the trigger where units are served",
         ),
         pytest.param(
+            request(resources={"nvidia.com/GPU": 1}),
+            [ledger_node("n1", device())],
+            "no node of this cluster has nvidia.com/GPU: did you mean nvidia.com/gpu? Otherwise "
+            "ask an administrator: add a node that has it",
+            id="a resource that no node has",
+        ),
+        pytest.param(
             request(gpu(), triggers=("volcano.sh/vgpu-number",)),
             [UNSERVED],
             "ask an administrator: check the node agent of node a: the node shows no allocatable "

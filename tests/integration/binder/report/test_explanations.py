@@ -68,6 +68,33 @@ async def test_a_refusal_is_in_the_condition_and_in_an_event(new_world: NewWorld
     assert (event["reason"], event["message"]) == ("FailedScheduling", condition["message"])
 
 
+async def test_a_pod_of_another_scheduler_gets_one_event_and_no_condition(
+    new_world: NewWorld,
+) -> None:
+    world = await new_world()
+    world.pods.seen |= {"p1": seen(), "p": seen("p")}
+    foreign = PodRejected(
+        pod=PodUid("uid-p"),
+        namespace=Namespace("default"),
+        name="p",
+        resource_version="1",
+        reason="no node of this cluster has nvidia.com/GPU: did you mean nvidia.com/gpu?",
+        foreign=True,
+    )
+
+    async with running(world.binder.write_events, world.binder.write_conditions):
+        await world.binder.explain_waiting([foreign, refused(), foreign])
+        await until(lambda: world.pods.patches and len(world.pods.events) == 2)
+
+    assert [patch["metadata"]["uid"] for _, patch in world.pods.patches] == ["uid-p1"]
+    (event,) = (each for each in world.pods.events.values() if "GPU:" in each["message"])
+    assert (event["reason"], event["message"], event["count"]) == (
+        "UnknownResource",
+        foreign.reason,
+        1,
+    )
+
+
 def test_a_rejected_request_is_explained_with_its_own_reason() -> None:
     rejected = PodRejected(
         pod=PodUid("u"),
