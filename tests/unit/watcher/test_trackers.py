@@ -405,7 +405,7 @@ def test_a_node_is_published_only_when_it_has_changed() -> None:
     assert events.remove(facts.name, 4) == []
 
 
-def test_a_pod_of_another_scheduler_is_told_of_a_resource_that_no_node_has() -> None:
+def test_a_resource_that_no_node_has_is_published_of_pods_of_other_schedulers() -> None:
     nodes = NodeTracker(PodTracker())
     nodes.update(NodeFacts(name=NodeName("a"), allocatable={"nvidia.com/mig-1g.5gb": 1}), 1)
     waiting = structs.replace(FOREIGN, node=None, resources={"cpu": 1, "nvidia.com/GPU": 1})
@@ -418,11 +418,11 @@ def test_a_pod_of_another_scheduler_is_told_of_a_resource_that_no_node_has() -> 
     )
 
     early, nodes.revision = nodes.unknown_resources(waiting), 1
-    told = [nodes.unknown_resources(pod) for pod in pods]
+    events = [nodes.unknown_resources(pod) for pod in pods]
 
     assert early == []
-    assert told[1:] == [[], [], [], []]
-    ((event,),) = told[:1]
+    assert events[1:] == [[], [], [], []]
+    ((event,),) = events[:1]
     assert (event.pod, event.foreign) == (waiting.pod, True)
     assert (
         event.reason == "no node of this cluster has nvidia.com/GPU: did you mean nvidia.com/gpu?"
