@@ -70,6 +70,20 @@ def range_of(name: str) -> HistoryRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What has a history."""
+
+    kind: str
+    name: str = ""
+    """UUID, UID, or name."""
+    devices: tuple[DeviceUuid, ...] = ()
+    namespace: str = ""
+    """Of a pod or a namespace."""
+    pod: str = ""
+    """A pod's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """The values of a subject at some instants, oldest first."""
 

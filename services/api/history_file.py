@@ -33,6 +33,7 @@ from services.api.history import (
     HistoryRange,
     Recorded,
     Sample,
+    Subject,
     Values,
 )
 from shared.model.errors import UnavailableError
@@ -137,9 +138,9 @@ class HistoryFile:
         """Add a sample, which is made in a thread."""
         await self._run(lambda db: self._add(db, sample(), now))
 
-    async def read(self, kind: str, name: str, within: HistoryRange, now: float) -> Recorded:
+    async def read(self, subject: Subject, within: HistoryRange, now: float) -> Recorded:
         """Return the values of a subject."""
-        return await self._run(lambda db: self._read(db, kind, name, within, now))
+        return await self._run(lambda db: self._read(db, subject.kind, subject.name, within, now))
 
     async def add_finished(self, pods: Sequence[FinishedPod], now: float) -> None:
         """Add pods that have finished, with the means of their usage."""

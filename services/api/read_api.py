@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from services.api.history import (
     POD,
     HistoryRange,
     Recorded,
+    Subject,
     budget_history,
     history_columns,
     range_of,
@@ -174,7 +175,7 @@ class HistorySource(Protocol):
 
     name: str
 
-    async def read(self, kind: str, name: str, within: HistoryRange, now: float) -> Recorded:
+    async def read(self, subject: Subject, within: HistoryRange, now: float) -> Recorded:
         """Return the values of a subject. Raises UnavailableError if they cannot be read."""
 
 
@@ -267,18 +268,18 @@ class ReadApi:
     async def cluster_history(self, call: ApiCall) -> HistoryView:
         """Return the amounts of the cluster over time, and how many pods waited for what reason."""
         views = list(self.service.projection.devices.values())
-        return await self._history(call, CLUSTER, "", views)
+        return await self._history(call, Subject(kind=CLUSTER), views)
 
     async def node_history(self, call: ApiCall) -> HistoryView:
         """Return the amounts of a node over time."""
         name = self._node(call).node
         views = [view for view in self.service.projection.devices.values() if view.node == name]
-        return await self._history(call, NODE, name, views)
+        return await self._history(call, Subject(kind=NODE, name=name), views)
 
     async def device_history(self, call: ApiCall) -> HistoryView:
         """Return the amounts of a device over time."""
         view = self._device(call)
-        return await self._history(call, DEVICE, view.uuid, [view])
+        return await self._history(call, Subject(kind=DEVICE, name=view.uuid), [view])
 
     async def pod_history(self, call: ApiCall) -> HistoryView:
         """Return the amounts over time of a pod that has a lease, or finished within a day."""
@@ -288,14 +289,16 @@ class ReadApi:
         known = next((each for each in (lease, *finished) if each is not None), None)
         if known is None or not call.visible(known.namespace):
             raise web.HTTPNotFound(reason="no lease or finished pod that you may see has this UID")
-        return await self._history(call, POD, known.pod)
+        subject = Subject(kind=POD, name=known.pod, namespace=known.namespace, pod=known.name)
+        return await self._history(call, subject)
 
     async def _history(
-        self, call: ApiCall, kind: str, name: str, devices: Sequence[DeviceView] = ()
+        self, call: ApiCall, subject: Subject, devices: Sequence[DeviceView] = ()
     ) -> HistoryView:
         """Return the history of a subject; measured amounts of devices to viewers of everything."""
         within, now = range_of(call.query.get("range", "")), self.service.clock.now()
-        recorded = await self.histories.read(kind, name, within, now)
+        of = replace(subject, devices=tuple(view.uuid for view in devices))
+        recorded = await self.histories.read(of, within, now)
         at, columns, waiting = history_columns(recorded, within)
         hidden = MEASURED if devices and call.visible is not all_namespaces else ()
         shown: Any = {name: values for name, values in columns.items() if name not in hidden}
@@ -305,7 +308,7 @@ class ReadApi:
             memory_capacity=sum(view.memory_mib for view in devices) if devices else None,
             cores_capacity=ALL_CORES * len(devices) if devices else None,
             at=at,
-            waiting=waiting if kind == CLUSTER else UNSET,
+            waiting=waiting if subject.kind == CLUSTER else UNSET,
             **shown,
         )
 
@@ -329,7 +332,8 @@ class ReadApi:
 
     async def namespace_history(self, call: ApiCall) -> HistoryView:
         """Return the amounts of a namespace over time."""
-        return await self._history(call, NAMESPACE, self._namespace(call).namespace)
+        name = self._namespace(call).namespace
+        return await self._history(call, Subject(kind=NAMESPACE, name=name, namespace=name))
 
     async def idle(self, call: ApiCall) -> IdleView:
         """Return what idle shares hold, by pod."""

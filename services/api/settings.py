@@ -61,6 +61,12 @@ class ApiSettings(RequestSettings, LedgerSettings):
         address=True,
     )
 
+    prometheus_url: str = setting(
+        "",
+        "URL of a Prometheus that scrapes Leasehold's services and agents: histories are read from "
+        "it instead of --state-dir",
+        schemes=("http", "https"),
+    )
     idle_after_minutes: float = setting(
         IDLE_AFTER_S / 60, "shares that have not been used for so many minutes are marked as idle"
     )

@@ -8,6 +8,7 @@ from functools import partial
 from services.api.history_file import HistoryFile
 from services.api.http_server import HttpServer
 from services.api.legacy_metrics import legacy_metrics_application
+from services.api.prometheus import Prometheus
 from services.api.read_api import ReadApi, SpanDirectory
 from services.api.service import ApiService, ApiTiming
 from services.api.settings import ApiSettings
@@ -98,6 +99,11 @@ def _read_api(settings: ApiSettings, service: ApiService, budgets: Budgets, bus:
         budgets,
         bus,
         rules=load_rules(settings),
+        histories=Prometheus(
+            settings.prometheus_url, idle_after_s=settings.idle_after_minutes * MINUTE_S
+        )
+        if settings.prometheus_url
+        else None,
         trace_url=settings.trace_url,
         spans=SpanDirectory(settings.trace_dir) if settings.trace_dir else None,
     )

@@ -94,6 +94,10 @@ _SHARE_METRICS: Mapping[str, tuple[str, Callable[[_ShareSample], float | None]]]
         "Share of a device's cores that the container leases, 0 to 1.",
         lambda of: of.share.share.cores_percent / 100,
     ),
+    "leasehold_container_gpus_leased": (
+        "The larger part of a device's cores or memory that the container leases, 0 to 1.",
+        lambda of: of.share.share.part_of_device,
+    ),
     "leasehold_container_cores_measured_ratio": (
         "Share of a device's cores in use, 0 to 1, as the driver reports it.",
         _busy,

@@ -16,6 +16,7 @@ from services.api.history import (
     RANGES,
     Recorded,
     Sample,
+    Subject,
     history_columns,
     range_of,
     sample_of,
@@ -29,6 +30,7 @@ from shared.model.names import DeviceUuid, NodeName
 from tests.support.api.board import lease, node_totals, projected, usage
 
 HOUR, DAY, WEEK = RANGES
+GPU = Subject(kind=DEVICE, name="gpu")
 BEGIN = 1_800_000_000.0
 """A multiple of an hour and of ten minutes."""
 
@@ -50,7 +52,7 @@ async def filled(history: HistoryFile, *, for_s: int, every_s: int = 30) -> None
 async def memory_of(
     history: HistoryFile, now: float, within: str = "1h", kind: str = DEVICE, name: str = "gpu"
 ) -> list[float | None]:
-    recorded = await history.read(kind, name, range_of(within), now)
+    recorded = await history.read(Subject(kind=kind, name=name), range_of(within), now)
     return list(recorded.columns.get("memory", ()))
 
 
@@ -61,7 +63,7 @@ async def test_longer_ranges_have_the_means_of_shorter_ones_and_the_latest_value
     await filled(history, for_s=end + 30)
 
     now = BEGIN + end
-    hour = await history.read(DEVICE, "gpu", HOUR, now)
+    hour = await history.read(GPU, HOUR, now)
     assert len(hour.at) == 120
     assert hour.at[-1] == now
     day = await memory_of(history, now, "1d")
@@ -91,7 +93,7 @@ async def test_the_history_survives_a_restart_with_a_gap(path: Path) -> None:
     again = HistoryFile(path)
     await again.add(partial(device_sample, 7), BEGIN + 600)
 
-    at, columns, _ = history_columns(await again.read(DEVICE, "gpu", HOUR, BEGIN + 600), HOUR)
+    at, columns, _ = history_columns(await again.read(GPU, HOUR, BEGIN + 600), HOUR)
     assert at == (BEGIN, BEGIN + 30, BEGIN + 60, BEGIN + 600)
     assert columns["memory"] == (1000, 1000, None, 7)
 

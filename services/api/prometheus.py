@@ -1,0 +1,157 @@
+"""The history, read from a Prometheus that scrapes Leasehold's services and node agents.
+
+https://prometheus.io/docs/prometheus/latest/querying/api/#range-queries
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+
+import aiohttp
+import msgspec
+
+from services.api.history import CLUSTER, DEVICE, HistoryRange, Recorded, Subject
+from shared.model.errors import UnavailableError
+from shared.model.lease import MIB
+
+TIMEOUT = aiohttp.ClientTimeout(total=10.0)
+MOST_BYTES = 8 * 2**20
+COLUMN, WAITING, OK = "leasehold_column", "waiting", 200
+METRIC = re.compile(r"(\w+)@")
+WAITING_PODS = "sum by (reason) (max by (dialect, reason) (leasehold_waiting_pods))"
+LEASED = {
+    "memory": f"sum(max by (model) (leasehold_leased_memory_bytes)) / {MIB}",
+    "cores": "100 * sum(max by (model) (leasehold_leased_gpus))",
+}
+"""Of the cluster, which each replica of the API exports."""
+AMOUNT_METRICS = {
+    "memory": f"sum(leasehold_container_memory_leased_bytes@) / {MIB}",
+    "cores": "100 * sum(leasehold_container_cores_leased_ratio@)",
+    "used_memory": f"sum(leasehold_container_memory_measured_bytes@) / {MIB}",
+    "used_cores": "100 * sum(leasehold_container_cores_measured_ratio@)",
+    "idle": "100 * sum(leasehold_container_gpus_leased@"
+    " * (leasehold_container_idle_seconds@ > bool $))",
+}
+"""@: a selector; $: the time after which a share is idle."""
+SENSOR_METRICS = {
+    "temperature": "max(leasehold_gpu_temperature_celsius@)",
+    "power": "max(leasehold_gpu_power_watts@)",
+    "clock": "max(leasehold_gpu_sm_clock_mhz@)",
+    "busy": "max(leasehold_gpu_busy_percent@)",
+}
+
+
+class _Series(msgspec.Struct):
+    metric: dict[str, str] = {}
+    values: list[tuple[float, str]] = []
+
+
+class _Data(msgspec.Struct):
+    result: list[_Series] = []
+
+
+class _Reply(msgspec.Struct):
+    data: _Data = msgspec.field(default_factory=_Data)
+    error: str = ""
+
+
+class Prometheus:
+    """Reads the history of a subject by one query."""
+
+    name = "prometheus"
+
+    def __init__(self, url: str, *, idle_after_s: float) -> None:
+        self.url = url.rstrip("/")
+        self.idle_after_s = idle_after_s
+
+    async def read(self, subject: Subject, within: HistoryRange, now: float) -> Recorded:
+        """Return the values of a subject. Raises UnavailableError with what Prometheus replies."""
+        end = now // within.step_s * within.step_s
+        parameters = {
+            "query": " or ".join(_columns(subject, self.idle_after_s)),
+            "start": str(end - within.span_s),
+            "end": str(end),
+            "step": str(within.step_s),
+        }
+        columns: dict[str, dict[float, float]] = {}
+        waiting: dict[str, dict[float, float]] = {}
+        for series in await self._query(parameters):
+            column, reason = series.metric.get(COLUMN, ""), series.metric.get("reason", "")
+            if column == WAITING:
+                waiting[reason] = dict(_numbers(series.values))
+            else:
+                columns[column] = dict(_numbers(series.values))
+        at = sorted(
+            {instant for values in (*columns.values(), *waiting.values()) for instant in values}
+        )
+        return Recorded(at=at, columns=_aligned(columns, at), waiting=_aligned(waiting, at))
+
+    async def _query(self, parameters: dict[str, str]) -> list[_Series]:
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=TIMEOUT) as session,
+                session.post(f"{self.url}/api/v1/query_range", data=parameters) as response,
+            ):
+                body = await response.content.read(MOST_BYTES)
+                while len(body) < MOST_BYTES and (more := await response.content.read(MOST_BYTES)):
+                    body += more
+                status = response.status
+            reply = msgspec.json.decode(body, type=_Reply)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._failed(str(error) or "it does not respond") from error
+        except msgspec.MsgspecError as error:
+            reason = f"it replies with status {status}, which is not that of its API: {error}"
+            raise self._failed(reason) from error
+        if status != OK:
+            raise self._failed(f"it replies with status {status}: {reply.error}")
+        return reply.data.result
+
+    def _failed(self, reason: str) -> UnavailableError:
+        return UnavailableError(f"--prometheus-url {self.url} cannot be read: {reason}")
+
+
+def _columns(subject: Subject, idle_after_s: float) -> Iterator[str]:
+    """Yield the query of each column."""
+    queries = dict(AMOUNT_METRICS)
+    if subject.kind == CLUSTER:
+        yield _labelled(WAITING_PODS, WAITING)
+        queries |= LEASED
+    if subject.kind == DEVICE:
+        queries |= SENSOR_METRICS
+    for column, query in queries.items():
+        chosen = query.replace("$", f"{idle_after_s:g}")
+        yield _labelled(METRIC.sub(lambda metric: _chosen(metric[1], subject), chosen), column)
+
+
+def _labelled(query: str, column: str) -> str:
+    return f'label_replace({query}, "{COLUMN}", "{column}", "", "")'
+
+
+def _chosen(metric: str, subject: Subject) -> str:
+    """Return the series of a metric that are the subject's.
+
+    Prometheus renames labels that it sets itself, unless it is configured to honor those of ours.
+    """
+    if subject.devices and subject.kind != CLUSTER:
+        uuids = "|".join(map(re.escape, subject.devices))
+        return f"{metric}{{device_uuid=~{json.dumps(uuids)}}}"
+    if not subject.namespace:
+        return metric
+    names = {"namespace": subject.namespace, **({"pod": subject.pod} if subject.pod else {})}
+    own = ",".join(f"{label}={json.dumps(value)}" for label, value in names.items())
+    renamed = ",".join(f"exported_{label}={json.dumps(value)}" for label, value in names.items())
+    return f'({metric}{{{own},exported_namespace=""}} or {metric}{{{renamed}}})'
+
+
+def _numbers(values: Iterable[tuple[float, str]]) -> Iterator[tuple[float, float]]:
+    for instant, text in values:
+        number = float(text)
+        if math.isfinite(number):
+            yield instant, round(number, 1)
+
+
+def _aligned(
+    columns: dict[str, dict[float, float]], at: list[float]
+) -> dict[str, list[float | None]]:
+    return {name: [of.get(each) for each in at] for name, of in columns.items()}
