@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
         "this user, such as python3 (default: only gpu-load, nvidia-smi, sh and bash)")  # fmt: skip
     add("--host-pods", action="store_true",
         help="containers run whatever command they have, as processes of this user, with the "
-        "mounts of device plugins; images are ignored; for the GPUs of this machine")  # fmt: skip
+        "mounts of device plugins, and nodes are of its size; images are ignored")  # fmt: skip
     add("--scheduler-config", type=Path,
         help="KubeSchedulerConfiguration of a second scheduler, with one extender")  # fmt: skip
     add("--install", type=Path,

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import logging
+import os
 import secrets
 import signal
 import socket
@@ -64,6 +65,16 @@ async def _running(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def _node_settings(options: argparse.Namespace) -> NodeSettings:
+    cpu, memory = options.node_cpu, options.node_memory
+    if options.host_pods:  # the node is this machine
+        cpu = str(os.cpu_count() or 1)
+        memory = str(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return NodeSettings(
+        cpu=cpu, memory=memory, max_pods=options.max_pods, labels=options.node_labels
+    )
+
+
 async def serve(options: argparse.Namespace) -> None:
     """Serve until SIGTERM or SIGINT; writes the kubeconfig when everything is ready."""
     state: Path = options.state
@@ -81,17 +92,11 @@ async def serve(options: argparse.Namespace) -> None:
         token=token,
         bookmark_s=options.bookmark_s,
     )
-    node = NodeSettings(
-        cpu=options.node_cpu,
-        memory=options.node_memory,
-        max_pods=options.max_pods,
-        labels=options.node_labels,
-    )
     fleet = KubeletFleet(
         store,
         state,
         nodes=options.nodes,
-        settings=node,
+        settings=_node_settings(options),
         prefix=options.node_prefix,
         programs=HostPrograms
         if options.host_pods

@@ -66,7 +66,8 @@ class Up(StateArguments):
     )
     library_source: Path | None = argument(
         None,
-        "HAMi-core's libvgpu.so, which then limits programs instead of the simulated driver",
+        "HAMi-core's libvgpu.so, which then limits programs instead of the simulated driver "
+        "(default: as in the last run on the same nodes, else none)",
         metavar="PATH",
         read=absolute,
     )

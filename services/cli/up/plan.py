@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.cli.commands import Up
-from services.cli.state_dir import LOCAL, State
+from services.cli.state_dir import LOCAL, State, optional_path
 from services.cli.up import servers
 from shared.model.errors import RequestError
 
@@ -85,6 +85,13 @@ def plan_of(settings: Up, nodes: Mapping[str, str], before: State | None) -> Pla
         nats_url=settings.nats_url or f"nats://{servers.HOST}:{ports['nats']}",
         redis_url=settings.redis_url or f"redis://{servers.HOST}:{ports['redis']}/0",
     )
+
+
+def with_library(settings: Up, nodes: Mapping[str, str], before: State | None) -> Up:
+    """Return the settings with the library of the last run, if that had the same nodes."""
+    if settings.fresh or settings.library_source or before is None or before.nodes != nodes:
+        return settings
+    return replace(settings, library_source=optional_path(before.library_source))
 
 
 def layouts_of(

@@ -35,7 +35,7 @@ from services.cli.up import servers
 from services.cli.up.components import Component, components_of, with_credentials
 from services.cli.up.down import kill_leftovers
 from services.cli.up.installation import installation
-from services.cli.up.plan import Plan, layouts_of, plan_of
+from services.cli.up.plan import Plan, layouts_of, plan_of, with_library
 from services.cli.up.status import EXAMPLE, faults_of, summary, text_of
 from services.cli.up.supervisor import StartError, SupervisionTiming, Supervisor
 from services.extender.scheduler_configuration import SchedulerTls, scheduler_configuration
@@ -175,6 +175,7 @@ def up(settings: Up) -> int:
         before=before.nodes if before and not settings.fresh else {},
         check=load_simulated_nodes().check_layout,
     )
+    settings = with_library(settings, nodes, before)
     plan = plan_of(settings, nodes, before)
     directory.make()
     _check_disk(directory)

@@ -1,7 +1,6 @@
 """The worker of one admitted pod: starts, restarts and stops its containers."""
 
 import asyncio
-import itertools
 import secrets
 import time
 from collections.abc import Awaitable
@@ -40,6 +39,8 @@ from simcluster.kubelet.programs.processes import KILLED, NodeProcesses, StartEr
 from simcluster.kubelet.settings import NodeSettings
 
 MAX_BACK_OFF_S = 300.0
+FORGIVEN_S = 600.0
+"""After a run of this length, the next restart is immediate again."""
 FINAL = frozenset({"Succeeded", "Failed"})
 
 
@@ -151,19 +152,20 @@ class PodWorker:
 
     async def _supervise(self, spec: ContainerSpec) -> int:
         """Run one container and its restarts; return its final exit code."""
-        state = self.state.containers[spec.name]
-        for attempt in itertools.count():
+        state, ends = self.state.containers[spec.name], 0
+        while True:
             if state.phase is ContainerPhase.TERMINATED and state.termination is not None:
                 if not self._restarts(spec, state.termination.exit_code):
                     return state.termination.exit_code
-                await self._back_off(spec, state, attempt)
+                ran_s = state.termination.finished_at - state.termination.started_at
+                ends = 1 if ran_s > FORGIVEN_S else ends + 1
+                await self._back_off(spec, state, ends)
             if state.phase is ContainerPhase.WAITING:
                 await self._start(spec, state)
             if spec.role is ContainerRole.SIDECAR:
                 self._sidecar_runs[spec.name].set()
             if state.phase is ContainerPhase.RUNNING:
                 self._set_terminated(spec, await self._exit_code(spec, state))
-        raise AssertionError("counting never ends")
 
     async def _exit_code(self, spec: ContainerSpec, state: ContainerState) -> int:
         """Wait until a container ends by itself."""
@@ -181,10 +183,10 @@ class PodWorker:
             return exit_code != 0
         return self.pod.restart_policy == "Always"
 
-    async def _back_off(self, spec: ContainerSpec, state: ContainerState, attempt: int) -> None:
+    async def _back_off(self, spec: ContainerSpec, state: ContainerState, ends: int) -> None:
         """Wait before a restart; the first restart is immediate, as in a real kubelet."""
-        if attempt > 1:
-            pause_s = min(self._host.settings.back_off_s * 2 ** (attempt - 2), MAX_BACK_OFF_S)
+        if ends > 1:
+            pause_s = min(self._host.settings.back_off_s * 2.0 ** (ends - 2), MAX_BACK_OFF_S)
             text = f"back-off {pause_s:g}s restarting failed container={spec.name}"
             state.set_waiting("CrashLoopBackOff", text)
             self._host.event(self.pod, "Warning", "BackOff", text, spec.name)

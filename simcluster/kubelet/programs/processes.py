@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -194,7 +195,7 @@ class NodeProcesses:
     ) -> None:
         """Start a container's command. Raises StartError, and UnavailableError for now."""
         launch = await asyncio.to_thread(self.programs.launch, state, command)
-        process = await asyncio.to_thread(self._start, launch, container_id, subprocess.DEVNULL)
+        process = await self._started(launch, container_id, stdin=subprocess.DEVNULL)
         self._processes[container_id] = process
         ending = self._attend_main(process, pod_uid, container_id, state.log)
         self._endings[container_id] = asyncio.create_task(ending)
@@ -237,9 +238,7 @@ class NodeProcesses:
         """Run a command in a container until it or the container ends; return its exit code."""
         try:
             launch = await asyncio.to_thread(self.programs.launch, state, command)
-            process = await asyncio.to_thread(
-                self._start, launch, state.container_id, subprocess.PIPE, tty=tty
-            )
+            process = await self._started(launch, state.container_id, tty=tty)
         except (UnavailableError, StartError) as error:
             await streams.write_stderr(f"{command[0]}: {error}\n".encode())
             return CANNOT_RUN
@@ -250,14 +249,29 @@ class NodeProcesses:
             await asyncio.to_thread(process.wait)
             await asyncio.to_thread(self._table.remove_ended)
 
-    def _start(
-        self, launch: Launch, container_id: str, stdin: int, *, tty: bool = False
+    async def _started(
+        self,
+        launch: Launch,
+        container_id: str,
+        *,
+        stdin: int = subprocess.PIPE,
+        tty: bool = False,
     ) -> Process:
+        """Start a process of a container; if this is cancelled, none is left."""
         own = {MARKER: f"{self._root}/{container_id}"}
         if _SUPERVISED in os.environ:
             own[_SUPERVISED] = os.environ[_SUPERVISED]
         launch = replace(launch, environment={**launch.environment, **own})
-        return start_on_terminal(launch) if tty else start_process(launch, stdin=stdin)
+        call = partial(start_on_terminal, launch) if tty else partial(start_process, launch, stdin)
+        starting = asyncio.create_task(asyncio.to_thread(call))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with contextlib.suppress(StartError):
+                process = await starting
+                _signal_group(process, signal.SIGKILL)
+                await asyncio.to_thread(process.communicate)
+            raise
 
     async def _attend_main(
         self, process: Process, pod_uid: str, container_id: str, log: ContainerLog
@@ -307,8 +321,8 @@ class NodeProcesses:
 
 def start_process(
     launch: Launch,
-    *,
     stdin: int = subprocess.PIPE,
+    *,
     output: int = subprocess.PIPE,
     tty: bool = False,
 ) -> Process:
@@ -351,7 +365,7 @@ def start_on_terminal(launch: Launch) -> Process:
     """Start a command on a terminal of its own, whose other end is its input and output here."""
     ours, theirs = os.openpty()
     try:
-        process = start_process(launch, stdin=theirs, output=theirs, tty=True)
+        process = start_process(launch, theirs, output=theirs, tty=True)
     except StartError:
         os.close(ours)
         raise

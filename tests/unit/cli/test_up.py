@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from services.cli.commands import Up
-from services.cli.state_dir import StateDir
+from services.cli.state_dir import State, StateDir
 from services.cli.up.components import Component, components_of, stages_of
-from services.cli.up.plan import Plan, layouts_of, plan_of
+from services.cli.up.plan import Plan, layouts_of, plan_of, with_library
 from services.cli.up.servers import is_free
 from services.cli.up.supervisor import (
     RestartHistory,
@@ -57,6 +57,8 @@ def test_a_component_that_was_ready_once_is_never_given_up() -> None:
     [
         ("", None, {}, ["4xT4", "4xT4"]),
         ("", 3, {}, ["4xT4"] * 3),
+        ("local", None, {"node-0": "4xT4", "node-1": "4xT4"}, ["local"]),
+        ("", None, {"node-0": "local"}, ["local"]),
         ("8xH200", None, {}, ["8xH200", "8xH200"]),
         ("8xH200, 2xA10+1xT4", None, {}, ["8xH200", "2xA10+1xT4"]),
         ("", None, {"node-0": "1xL4"}, ["1xL4"]),
@@ -76,6 +78,26 @@ def test_layouts_come_from_the_flags_then_from_the_last_run_then_from_the_defaul
 def test_a_number_of_layouts_that_is_not_the_number_of_nodes_is_refused_with_both_numbers() -> None:
     with pytest.raises(RequestError, match=r"2 layouts for 3 nodes"):
         layouts_of("4xT4,2xA10", 3, before={}, check=str)
+
+
+@pytest.mark.parametrize(("gpus", "nodes"), [("local", 2), ("local,4xT4", None)])
+def test_this_machine_is_one_node(gpus: str, nodes: int | None) -> None:
+    with pytest.raises(RequestError, match="--gpus local is one node, this machine"):
+        layouts_of(gpus, nodes, before={}, check=str)
+
+
+def test_the_library_of_the_last_run_stays_while_the_nodes_do() -> None:
+    nodes, library = {"node-0": "local"}, Path("/libvgpu.so")
+    before = State(
+        pid=1, started_at=1, ready=True, nats_url="", redis_url="", kubeconfig="", nodes=nodes,
+        library_source=str(library),
+    )  # fmt: skip
+
+    assert with_library(Up(), nodes, before).library_source == library
+    assert with_library(Up(library_source=Path("/new")), nodes, before).library_source != library
+    assert with_library(Up(fresh=True), nodes, before).library_source is None
+    assert with_library(Up(), {"node-0": "4xT4"}, before).library_source is None
+    assert with_library(Up(), nodes, None).library_source is None
 
 
 def test_zero_nodes_are_refused() -> None:
