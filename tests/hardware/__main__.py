@@ -34,6 +34,7 @@ PARTS = {
     "compute": 170,
     "cost": 120,
     "life": 90,
+    "cluster": 110,
     "sight": 50,
     "mps": 120,
 }

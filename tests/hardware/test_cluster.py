@@ -1,0 +1,115 @@
+"""`leasehold up --gpus local`: the node agent of production on the GPU of this machine."""
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.node_agent.isolation.region import Region
+from services.node_agent.isolation.region_image import RegionSeed
+from services.node_agent.isolation.region_reader import read_region
+from services.node_agent.isolation.region_writer import write_limits
+from tests.hardware.conftest import Add
+from tests.hardware.machine import Machine
+from tests.support.gpu_driver import GIB, MIB
+from tests.support.stack import Stack, gpu_pod, stack
+from tests.support.waiting import until
+
+LIMIT = 4000
+BUSY_S = 100
+WATCHED_S = 15.0
+
+
+def pod(machine: Machine, name: str, *commands: str) -> dict[str, Any]:
+    limits = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": LIMIT}
+    made = gpu_pod(name, limits, restartPolicy="Never")
+    made["spec"]["containers"][0]["command"] = [str(machine.folder / "gpu-load"), *commands]
+    return made
+
+
+async def measured(up: Stack, name: str) -> dict[str, Any]:
+    """Return what `leasehold top` shows of a pod's share."""
+    shares = json.loads((await up.leasehold("top", "--json")).out)["shares"]
+    return next((one["measured"] or {} for one in shares if one["name"] == name), {})
+
+
+def cpu_s(pid: int) -> float:
+    """Return the seconds of CPU that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def try_pods(up: Stack, machine: Machine, seen: Add) -> None:
+    agent = next(c["name"] for c in up.state()["components"] if "agent" in c["name"])
+    await up.create(pod(machine, "busy", "alloc 1g", f"burn {BUSY_S}s 1000 640 {machine.loops}"))
+    await until(lambda: measured(up, "busy"), lambda m: (m.get("cores_percent") or 0) > 20)
+    await asyncio.sleep(6)  # the average of the agent's window
+    shown = await measured(up, "busy")
+    by_driver = [p for p in (await asyncio.to_thread(machine.sample)).processes if p.memory_bytes]
+    used, percent = (by_driver[0].memory_bytes or 0) // MIB, by_driver[0].busy_percent or 0
+    figure = f"{shown['memory_mib']} MiB, {shown['cores_percent']} %"
+    holds = abs(shown["memory_mib"] - used) <= 64 and abs(shown["cores_percent"] - percent) <= 25
+    seen("a busy pod in `leasehold top`", figure, f"by NVML {used} MiB, {percent} %", holds=holds)
+
+    before, began = cpu_s(up.pid(agent)), time.monotonic()
+    await asyncio.sleep(WATCHED_S)
+    cost = (cpu_s(up.pid(agent)) - before) / (time.monotonic() - began) * 1000
+    seen("ms of CPU per second of the agent", f"{cost:.1f}", "at most 2", holds=cost <= 2)
+
+    await up.create(pod(machine, "over", "alloc 6g"))
+    await up.until("over", lambda found: found["status"].get("phase") == "Failed")
+    text = (await up.kube.read("/api/v1/namespaces/default/pods/over/log")).decode().strip()
+    said = text.splitlines()[-1]
+    seen("6 GiB of a pod of 4000 MiB", said, "alloc 6g: out of memory", holds="out of mem" in said)
+
+    uid = (await up.pod("busy"))["metadata"]["uid"]
+    places = [path for folder in up.root.rglob(f"{uid}_*") for path in folder.glob("*.cache")]
+    place = places[0]
+    write_limits(place, RegionSeed(memory_bytes=(64 * GIB,), cores_percent=(0,)))
+    began = time.monotonic()
+
+    async def limit() -> int:
+        region = read_region(place)
+        return region.memory_limits[0] // MIB if isinstance(region, Region) else 0
+
+    await until(limit, lambda mib: mib == LIMIT)
+    took = time.monotonic() - began
+    seen(
+        "s until a limit is back that a pod has raised",
+        f"{took:.1f}",
+        "at most 10",
+        holds=took <= 10,
+    )
+
+    old = up.pid(agent)
+    up.kill(agent)
+    began = time.monotonic()
+
+    async def again() -> bool:
+        pids = [c["pid"] for c in up.state()["components"] if c["name"] == agent]
+        restarted = not {None, old}.intersection(pids)
+        return restarted and bool((await measured(up, "busy")).get("cores_percent"))
+
+    await until(again, bool, limit_s=60)
+    running = (await up.pod("busy"))["status"]["phase"]
+    figure = f"{running}, measured again after {time.monotonic() - began:.1f} s"
+    seen("a busy pod after kill -9 of the agent", figure, "Running", holds=running == "Running")
+    await up.audit()
+
+
+def test_pods_of_a_cluster_on_this_machine(machine: Machine, seen: Add) -> None:
+    if machine.library is None or machine.quick:
+        pytest.skip("tests/e2e/test_local_gpus.py shows it without a real GPU")
+
+    async def run() -> None:
+        began = time.monotonic()
+        flags = ("--gpus", "local", "--library-source", str(machine.library), "--combined")
+        async with stack(*flags, env=machine.environment) as up:
+            seen("s until `leasehold up --gpus local` is ready", f"{time.monotonic() - began:.0f}")
+            await try_pods(up, machine, seen)
+
+    asyncio.run(run())
