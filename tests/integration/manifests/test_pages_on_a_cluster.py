@@ -12,41 +12,20 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
 
 from tests.support.packaging import HELM
+from tests.support.page_commands import commands
 from tests.support.simcluster.process import cluster_process
 from tests.support.stack import NEEDS_KUBECTL
-from tools.generate.pages import DOCS, ROOT
+from tools.generate.pages import ROOT
 
 pytestmark = NEEDS_KUBECTL
 with_helm = pytest.mark.skipif(HELM is None, reason="helm is not installed")
-SHELL_BLOCK = re.compile(r"^( *)```sh\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-NEEDS_A_SERVICE = re.compile(r" exec | port-forward |configmap/auth-ca")
 WAITS_AT_MOST_S = 60
 NODE = "gpu-node-1"
-
-
-def commands(page: str, section: str = "", program: str = "kubectl") -> Iterator[str]:
-    """Yield a program's commands in a page, or in those of its sections whose title begins so."""
-    text = (ROOT / page if "/" in page else DOCS / page).read_text()
-    parts = re.split(r"^## ", text, flags=re.MULTILINE)
-    for part in parts[1:] if section else [text]:
-        if part.startswith(section):
-            for _, block in SHELL_BLOCK.findall(part):
-                whole = dedent(block).replace("\\\n", "")
-                heredocs = re.findall(
-                    r"^kubectl .*?<<'EOF'\n.*?^EOF$", whole, re.MULTILINE | re.DOTALL
-                )
-                for found in heredocs:
-                    whole = whole.replace(found, "")
-                lines = [line for line in whole.splitlines() if line.startswith(f"{program} ")]
-                yield from (
-                    each for each in [*heredocs, *lines] if not NEEDS_A_SERVICE.search(each)
-                )
 
 
 class Shell:
