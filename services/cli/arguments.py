@@ -58,9 +58,18 @@ def command(name: str, function: str, *examples: str) -> Callable[[type[C]], typ
     return declared
 
 
+WORKLOADS = (
+    *("deploy", "deployment", "deployments", "rs", "replicaset", "sts", "statefulset"),
+    *("ds", "daemonset", "job", "jobs", "cronjob", "cj"),
+)
+"""What may stand before a slash in kubectl's arguments, and is no namespace."""
+
+
 def pod_name(text: str) -> str:
     """Parse a pod's name, also as `kubectl get -o name` writes it (`pod/NAME`)."""
     before, _, name = text.rpartition("/")
+    if before.partition(".")[0] in WORKLOADS:
+        raise argparse.ArgumentTypeError(f"{text} is not a pod: `kubectl get pods` lists its pods")
     if before not in ("", "pod"):
         raise argparse.ArgumentTypeError(
             f"{text} is not a pod name; set the namespace with -n: {name} -n {before}"

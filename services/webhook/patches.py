@@ -59,8 +59,11 @@ def add_gate(pod: PodView, name: str) -> Iterator[PatchOperation]:
 
 
 def add_variable(container: PodContainer, name: str, value: str) -> PatchOperation:
-    """Append an environment variable. Of several with one name the last takes effect."""
+    """Set an environment variable. Of several with one name the last takes effect."""
     entry = {"name": name, "value": value}
+    if name in container.places:
+        path = f"{container.path}/env/{container.places[name]}"
+        return PatchOperation(op="replace", path=path, value=entry)
     if container.variables:
         return add(f"{container.path}/env/-", entry)
     return add(f"{container.path}/env", [entry])

@@ -75,6 +75,8 @@ class PodContainer(ContainerManifest):
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables in order, of several with one name the last, which takes effect; the
     value of one with `valueFrom` is empty."""
+    places: Mapping[str, int] = field(default_factory=dict)
+    """The place of each in the container's list."""
     value_from: frozenset[str] = frozenset()
     """Variables with `valueFrom`."""
     prefixes: tuple[str, ...] = ()
@@ -180,6 +182,7 @@ def _container(container: Container, path: str, kind: str) -> PodContainer:
         zeros=frozenset({*resources.limits, *resources.requests}.difference(limits, requests)),
         has_claims=bool(resources.claims),
         variables={name: variable.value for name, variable in variables.items()},
+        places={variable.name: place for place, variable in enumerate(full.env)},
         value_from=frozenset(name for name, one in variables.items() if one.value_from),
         prefixes=tuple(source.prefix for source in full.env_from),
         image=full.image,

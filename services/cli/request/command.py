@@ -20,6 +20,7 @@ from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import Mount, Paths, Rules
 from shared.dialects.hami_core import LIBRARY
+from shared.dialects.vocabulary import did_you_mean, unknown_gpus
 from shared.kubernetes.manifests import ManifestPod, pods_in
 from shared.model.device import Device, DeviceMode, DeviceUse
 from shared.model.errors import RequestError
@@ -188,7 +189,9 @@ def report_of(
     )
     report = structs.replace(report, dialect=parsed.request.dialect, containers=containers)
     if not containers:
-        return report
+        unknown = list(unknown_gpus(parsed.resources))
+        meant = [f"requests {name}: {did_you_mean(name)}".removesuffix(": ") for name in unknown]
+        return structs.replace(report, fault="; ".join(meant))
     return _place_and_grant(report, parsed.request, parsed.namespace, parsed.name, example)
 
 

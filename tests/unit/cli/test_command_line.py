@@ -56,6 +56,8 @@ def test_a_pod_may_be_named_as_kubectl_does_but_not_with_its_namespace(
     assert getattr(named, "dry_run" if len(command) > 1 else "pod") == "my-pod"
     assert code_of(*command, "team-a/my-pod") == 2
     assert "set the namespace with -n: my-pod -n team-a" in capsys.readouterr().err
+    assert code_of(*command, "deployment.apps/notebook") == 2
+    assert "is not a pod: `kubectl get pods` lists its pods" in capsys.readouterr().err
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -121,6 +121,13 @@ def test_a_pod_of_another_scheduler_is_read_and_reported_as_such(
     assert text in out
 
 
+def test_a_misspelt_resource_is_reported_with_the_one_that_was_meant(explained: Explained) -> None:
+    code, out, _ = explained(pod("nvidia.com/gpu-mem: 1"))
+
+    assert code == 1
+    assert "requests nvidia.com/gpu-mem: did you mean nvidia.com/gpumem?" in out
+
+
 def test_a_pod_without_a_gpu_is_reported_as_such(explained: Explained) -> None:
     code, out, _ = explained(pod("cpu: 1"))
 

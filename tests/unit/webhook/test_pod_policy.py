@@ -64,6 +64,9 @@ def test_a_container_without_a_request_sees_no_device(
     shown = applied(obj, decided(obj))["spec"][kind][-1]
 
     assert visible(shown) == "void"
+    assert [each["name"] for each in shown["env"]].count(VISIBLE) == max(
+        1, [each["name"] for each in fields.get("env", ())].count(VISIBLE)
+    )
 
 
 NONE = {"resources": {"limits": {"nvidia.com/gpu": "0"}}} | env(VISIBLE, "all")
