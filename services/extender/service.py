@@ -417,7 +417,7 @@ class Extender:
             if placement.shares:
                 self._reserve(queued, placement)
         capacity = self.mirror.capacity
-        (traced,), spans = self.tracing.start("extender bind", [queued], kind=SpanKind.SERVER)
+        (traced,), spans = self.tracing.start("bind pod", [queued], kind=SpanKind.SERVER)
         try:
             reply = await self.bind_pod(
                 PodBindingRequest(queued=traced, placement=placement, repels=pod.repels)

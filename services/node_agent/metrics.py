@@ -82,7 +82,7 @@ class AgentMetrics:
 
     @contextlib.contextmanager
     def traced(self, lease: Lease, container: str, resource: str) -> Iterator[str]:
-        """Trace an allocation by the span `node-agent allocate`; log its outcome.
+        """Trace an allocation by the span `allocate devices`; log its outcome.
 
         Yields the trace context of the span, or of the lease where tracing is off.
         """
@@ -94,7 +94,7 @@ class AgentMetrics:
             "k8s.container.name": container,
             "leasehold.resource": resource,
         }
-        span = self.tracing.span("node-agent allocate", lease.trace, facts)
+        span = self.tracing.span("allocate devices", lease.trace, facts)
         context = lease.trace if span is None else telemetry.context_of(span)
         failure: LeaseholdError | None = None
         try:

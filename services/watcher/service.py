@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+from services.watcher.pod_spans import PodSpans
 from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.sources import (
     ClaimReflector,
@@ -126,6 +127,8 @@ class Watcher:
     lister: OurPodLister
     clock: Clock
     resync_s: float = 300.0
+    spans: PodSpans | None = None
+    """None: tracing is off."""
 
     def __post_init__(self) -> None:
         self.claims = ClaimTracker()
@@ -149,6 +152,8 @@ class Watcher:
         await self.namespace_source.synced.wait()
         async for batch in self.pod_source.batches():
             events: list[PodEvent | NodeChanged] = []
+            if self.spans is not None:
+                self.spans.observe(batch)
             absent = self.pods.groups.absent_kinds(now for now, _ in batch)
             for kind in await self.group_source.appeared(absent) if absent else ():
                 self.pods.groups.await_list(kind)

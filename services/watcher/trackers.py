@@ -467,7 +467,6 @@ def rejected_event(
         name=pod.name,
         resource_version=f"{pod.resource_version}{requeue_number or ''}",
         reason=cut(reason),
-        admitted=pod.admission_span,
         foreign=foreign,
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from services.watcher.pod_spans import PodSpans
 from services.watcher.quota_sources import QuotaReflectors, load_file
 from services.watcher.service import Watcher
 from services.watcher.settings import WatcherSettings
@@ -25,6 +26,7 @@ from shared.nats.bus import Bus
 from shared.pods.pod_parser import PodParser
 from shared.runtime.run import serve
 from shared.runtime.shared_process import SharedProcess
+from shared.runtime.telemetry import open_tracing
 
 
 def build_watcher(
@@ -50,7 +52,8 @@ def build_watcher(
 
 async def serve_watcher(settings: WatcherSettings, process: SharedProcess | None = None) -> None:
     """Serve the watcher until SIGTERM or SIGINT."""
-    parser = settings.pod_parser()
+    parser, tracing = settings.pod_parser(), open_tracing("watcher", settings)
+    parser.keeps_reasons = tracing.tracer is not None
     file_quotas = load_file(settings.quotas) if settings.quotas else {}
     async with (
         KubernetesClient(load_credentials(settings.kubeconfig)) as client,
@@ -63,6 +66,7 @@ async def serve_watcher(settings: WatcherSettings, process: SharedProcess | None
         ) as bus,
     ):
         watcher = build_watcher(client, parser, file_quotas)
+        watcher.spans = PodSpans(tracing) if tracing.tracer else None
         pods, nodes, claims = watcher.pod_source, watcher.node_source, watcher.claim_source
         probes = {
             "api": api_server.unready_reason,
@@ -70,4 +74,7 @@ async def serve_watcher(settings: WatcherSettings, process: SharedProcess | None
             "claims": lambda: claims.unreadable or None,
             "nodes": lambda: None if nodes.revision is not None else "not listed yet",
         }
-        await serve("watcher", watcher, bus=bus, settings=settings, probes=probes, process=process)
+        await serve(
+            "watcher", watcher, bus=bus, settings=settings, tracing=tracing, probes=probes,
+            process=process,
+        )  # fmt: skip

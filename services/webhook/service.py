@@ -39,7 +39,7 @@ from shared.model.names import BUDGET_GATE, Namespace
 from shared.pods.pod_view import PodView, decode_view
 from shared.runtime import telemetry
 from shared.runtime.service import handles, loops, publishes
-from shared.runtime.telemetry import Tracing
+from shared.runtime.telemetry import REVIEW, Tracing
 
 
 class FairTurns:
@@ -219,7 +219,7 @@ class Webhook:
         if found is None:
             return ALLOWED
         (asked,), spans = self.tracing.start(
-            "webhook lease", [ClaimLeaseRequest(claim=found.claim)], kind=SpanKind.SERVER
+            "lease claim", [ClaimLeaseRequest(claim=found.claim)], kind=SpanKind.SERVER
         )
         fault: LeaseholdError | None = None
         try:
@@ -233,25 +233,25 @@ class Webhook:
     def _review_pod(
         self, request: ReviewRequest, policy: AdmissionPolicy, *, exempt: bool
     ) -> AdmissionDecision:
-        """Decide, and annotate the pod with the span of the review: its own trace links to it."""
+        """Decide, and annotate the pod with the times of the review, for its trace.
+
+        A pod has no UID yet, and thus no trace: a watcher records the review's span.
+        """
         started_ns = time.time_ns()
         pod = decode_view(request.raw_object, request.namespace)
         decision = self._decide(pod, policy, exempt=exempt)
         if request.dry_run or (decision.allowed and not decision.requests_gpu):
             return decision
-        span = self._record_span(pod, started_ns, decision.message)
-        if not span or not decision.allowed:
+        if self.tracing.tracer is None:
             return decision
-        annotation = add_annotation(pod, decision.patches, ADMISSION, span)
+        ended_ns = time.time_ns()
+        if not decision.allowed:
+            facts = {"k8s.namespace.name": pod.namespace, "k8s.pod.name": pod.name}
+            self.tracing.record(REVIEW, facts, started_ns, ended_ns, fault=decision.message)
+            return decision
+        times = f"{started_ns}-{ended_ns}"
+        annotation = add_annotation(pod, decision.patches, ADMISSION, times)
         return replace(decision, patches=(*decision.patches, annotation))
-
-    def _record_span(self, pod: PodView, started_ns: int, denial: str) -> str:
-        """Record the span of a review that ends now; return its context, empty if not sampled.
-
-        It has a trace of its own: the pod's trace is derived from its uid, which it has not yet.
-        """
-        attributes = {"k8s.namespace.name": pod.namespace, "k8s.pod.name": pod.name}
-        return self.tracing.over("webhook review", started_ns, attributes, fault=denial)
 
     def _decide(self, pod: PodView, policy: AdmissionPolicy, *, exempt: bool) -> AdmissionDecision:
         budget = self._budget(pod.namespace)

@@ -268,6 +268,8 @@ class SpanView(View, frozen=True, kw_only=True):
     duration_s: float
     ok: bool = True
     text: str = ""
+    notes: tuple[str, ...] = ()
+    """Events within it, each with the seconds since the start of the trace."""
     claim: str = ""
     """Name of the ResourceClaim that it is about."""
 

@@ -91,8 +91,10 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     """None if it is invalid, or if the pod is not ours."""
     request_error: str = ""
     """Why its request is invalid."""
-    admission_span: str = ""
-    """The span of its admission review, as W3C `traceparent`; empty: none is known."""
+    reviewed: str = ""
+    """When its admission review began and ended, as the webhook wrote it."""
+    reason: str = ""
+    """Why it waits, by its PodScheduled condition; only if the parser keeps reasons."""
     group: PodGroupReference | None = None
     """The group it names; `request.gang` is set once the group is known."""
 
@@ -140,6 +142,5 @@ def queued(pod: ObservedPod, request: PodRequest, *, requeue_number: int = 0) ->
         requeue_number=requeue_number,
         shown=pod.shown,
         labels=pod.labels,
-        admitted=pod.admission_span,
         by_kube_scheduler=pod.by_kube_scheduler,
     )

@@ -35,7 +35,7 @@ from shared.kubernetes.types import (
 )
 from shared.model.bounds import check_bounds, cut
 from shared.model.errors import RequestError
-from shared.model.events.event import ADMISSION, is_traceparent
+from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import message_digest
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
@@ -96,6 +96,8 @@ class PodParser:
         self.rules = rules
         self.allow_privileged = allow_privileged
         self.host_paths = host_paths
+        self.keeps_reasons = False
+        """Whether pods have what only their traces need."""
         self.annotations = REQUEST_ANNOTATIONS | pod_groups.READ_ANNOTATIONS | {EXEMPT}
         self.labels = (REQUEST_LABELS | pod_groups.READ_LABELS).union(
             *(dict(rule) for rule in rules.exclusive_labels)
@@ -109,6 +111,14 @@ class PodParser:
         meta, spec, status = pod.metadata, pod.spec, pod.status
         ours = spec.scheduler_name in self.schedulers
         template = self._template_request(pod, ours=ours)
+        shown = next(
+            (
+                c.message
+                for c in status.conditions
+                if c.type == "PodScheduled" and c.status == "False" and c.reason != GATED
+            ),
+            None,
+        )
         return ObservedPod(
             pod=PodUid(meta.uid),
             namespace=Namespace(meta.namespace),
@@ -123,14 +133,8 @@ class PodParser:
             gated=bool(spec.scheduling_gates),
             budget_gated=ours and any(gate.name == BUDGET_GATE for gate in spec.scheduling_gates),
             priority=spec.priority or 0,
-            shown=next(
-                (
-                    message_digest(c.message)
-                    for c in status.conditions
-                    if c.type == "PodScheduled" and c.status == "False" and c.reason != GATED
-                ),
-                0,
-            ),
+            shown=0 if shown is None else message_digest(shown),
+            reason=cut(shown or "") if self.keeps_reasons else "",
             has_lease=ANNOTATION in meta.annotations,
             grown=_grown(template.resources, meta.annotations.get(ANNOTATION, "")),
             created_at=meta.creation_timestamp.timestamp() if meta.creation_timestamp else 0.0,
@@ -140,7 +144,7 @@ class PodParser:
             request=template.request,
             request_error=template.error,
             group=template.group,
-            admission_span=_admission_span(meta.annotations),
+            reviewed=meta.annotations.get(ADMISSION, "") if self.keeps_reasons else "",
         )
 
     def _template_request(self, pod: ApiPod, *, ours: bool) -> _TemplateRequest:
@@ -216,12 +220,6 @@ class PodParser:
         )
         for fault in chain(violations(subject), device_mounts(pod.containers)):
             raise RequestError(fault)
-
-
-def _admission_span(annotations: Mapping[str, str]) -> str:
-    """Return the span that the webhook wrote; any other value is ignored."""
-    span = annotations.get(ADMISSION, "")
-    return span if is_traceparent(span) else ""
 
 
 def _group(pod: ApiPod) -> pod_groups.PodGroupReference | None:

@@ -164,9 +164,7 @@ class Runner:
         method = getattr(self.service, role.method)
 
         async def reply(question: Event) -> Event:
-            (inside,), spans = self.tracing.start(
-                f"{self.name} {role.method}", [question], kind=SpanKind.SERVER
-            )
+            (inside,), spans = self.tracing.start(_title(role), [question], kind=SpanKind.SERVER)
             try:
                 answer: Event = await method(inside)
             except LeaseholdError:
@@ -219,9 +217,7 @@ class Runner:
         inside: Sequence[Event] = events
         spans: list[Span] = []
         if role.kind == "handles":
-            inside, spans = self.tracing.start(
-                f"{self.name} {role.method}", events, kind=SpanKind.CONSUMER
-            )
+            inside, spans = self.tracing.start(_title(role), events, kind=SpanKind.CONSUMER)
         began = time.perf_counter()
         error: Exception | None = None
         try:
@@ -251,9 +247,7 @@ class Runner:
 
     async def _emit(self, role: Role) -> None:
         async for events in getattr(self.service, role.method)():
-            inside, spans = self.tracing.start(
-                f"{self.name} {role.method}", list(events), kind=SpanKind.PRODUCER
-            )
+            inside, spans = self.tracing.start("", list(events), kind=SpanKind.PRODUCER)
             try:
                 await self._retry(role.method, partial(self._publish, inside))
             finally:
@@ -313,6 +307,11 @@ async def _pause(service: object, role: Role) -> None:
         return
     every_s = role.every_s(service) if callable(role.every_s) else role.every_s
     await asyncio.sleep(until_tick(every_s or PAUSE_S))
+
+
+def _title(role: Role) -> str:
+    """Name a handler's spans by what it does; their service is an attribute."""
+    return role.method.replace("_", " ")
 
 
 def _log(role: Role, events: Sequence[Event], error: Exception | None) -> None:

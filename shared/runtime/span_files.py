@@ -1,6 +1,6 @@
 """The spans of one pod or ResourceClaim, read from the files that services write."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ class TraceSpan(msgspec.Struct, frozen=True, kw_only=True):
     end_ns: int = 0
     ok: bool = True
     text: str = ""
-    links: tuple[str, ...] = ()
-    """Spans that it follows from, in this trace or another."""
+    notes: tuple[tuple[int, str], ...] = ()
+    """Events within it: their times, and what they were."""
     attributes: dict[str, Any] = {}
 
     @property
@@ -42,8 +42,8 @@ _decode = msgspec.json.Decoder(TraceSpan).decode
 def read_spans(directory: Path, *, namespace: str, name: str) -> tuple[TraceSpan, ...]:
     """Return the spans of the newest trace of a pod, in the order of their start.
 
-    `name` is the pod's name or its uid; the pod may be gone. Its admission is in an earlier trace,
-    which one of these spans links to. A pod with a ResourceClaim has the trace of the claim.
+    `name` is the pod's name or its uid; the pod may be gone. A pod with a ResourceClaim has the
+    trace of the claim.
     """
     found = [span for path in _files(directory) for span in _matching(path, namespace, name)]
     if not found:
@@ -52,41 +52,50 @@ def read_spans(directory: Path, *, namespace: str, name: str) -> tuple[TraceSpan
 
 
 def read_trace(directory: Path, trace: str) -> tuple[TraceSpan, ...]:
-    """Return the spans of a trace, and those of other traces that they link to, by their start."""
-    own = _select(directory, {trace}, lambda span: span.trace == trace)
-    linked = {link for span in own.values() for link in span.links} - own.keys()
-    spans = own | (_select(directory, linked, lambda span: span.span in linked) if linked else {})
-    return tuple(sorted(spans.values(), key=lambda span: (span.start_ns, span.span)))
-
-
-def _select(
-    directory: Path, words: Collection[str], is_wanted: Callable[[TraceSpan], bool]
-) -> dict[str, TraceSpan]:
-    """Return the spans that are wanted, among the lines with one of the words."""
-    return {
+    """Return the spans of a trace by their start."""
+    found = {
         span.span: span
         for path in _files(directory)
         for line in _lines(path)
-        if any(word in line for word in words) and (span := _parse(line)) and is_wanted(span)
+        if trace in line and (span := _parse(line)) and span.trace == trace
     }
+    return tuple(sorted(found.values(), key=lambda span: (span.start_ns, span.span)))
 
 
 def span_views(spans: Sequence[TraceSpan]) -> tuple[SpanView, ...]:
-    """Return spans as the API does."""
+    """Return spans as the API does, each before those below it."""
+    began_ns = min((span.start_ns for span in spans), default=0)
     return tuple(
         SpanView(
             span=span.span,
             parent=span.parent,
-            service=span.service,
+            service=span.service.removeprefix("leasehold-"),
             name=span.name,
-            start_s=(span.start_ns - spans[0].start_ns) / NS,
+            start_s=(span.start_ns - began_ns) / NS,
             duration_s=(span.end_ns - span.start_ns) / NS,
             ok=span.ok,
             text=span.text,
+            notes=tuple(f"{(at_ns - began_ns) / NS:.1f} s: {text}" for at_ns, text in span.notes),
             claim=span.claim,
         )
-        for span in spans
+        for span in _in_tree(spans)
     )
+
+
+def _in_tree(spans: Sequence[TraceSpan]) -> Iterator[TraceSpan]:
+    """Yield spans, each before those below it; the spans of one parent by their start."""
+    known = {span.span for span in spans}
+    below: dict[str, list[TraceSpan]] = {}
+    for span in spans:
+        above = span.parent if span.parent in known and span.parent != span.span else ""
+        below.setdefault(above, []).append(span)
+
+    def under(parent: str) -> Iterator[TraceSpan]:
+        for span in below.pop(parent, ()):
+            yield span
+            yield from under(span.span)
+
+    yield from under("")
 
 
 def _files(directory: Path) -> Iterable[Path]:

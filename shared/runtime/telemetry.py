@@ -1,10 +1,12 @@
 """Traces and logs of a service.
 
-A pod's trace ID is its UID without dashes: traces can be found by pod, and two watchers of a pod
-start the same trace. The context is W3C `traceparent` text.
+A pod's trace ID is its UID without dashes, and the ID of its root span follows from the UID, too:
+traces can be found by pod, each service knows the parent of its first span, and two watchers record
+the same spans. The context is W3C `traceparent` text.
 https://www.w3.org/TR/trace-context/
 """
 
+import contextlib
 import contextvars
 import dataclasses
 import hashlib
@@ -15,7 +17,8 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +27,12 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import (
+    Decision,
+    ParentBased,
+    Sampler,
+    TraceIdRatioBased,
+)
 from opentelemetry.trace import (
     Link,
     NonRecordingSpan,
@@ -49,7 +57,10 @@ logger = logging.getLogger(__name__)
 E = TypeVar("E", bound=Event)
 
 MAX_TRACE_FILE_BYTES = 64 * 1024 * 1024
-_root_trace_id: contextvars.ContextVar[int] = contextvars.ContextVar("root_trace_id", default=0)
+ROOT = "start pod"
+"""The root span of a pod: from its review, or its creation, until its containers run."""
+REVIEW = "review pod"
+_chosen_ids: contextvars.ContextVar[tuple[int, int]] = contextvars.ContextVar("ids", default=(0, 0))
 
 
 def trace_id_of(pod: str) -> str:
@@ -60,18 +71,42 @@ def trace_id_of(pod: str) -> str:
     return hashlib.blake2s(pod.encode(), digest_size=16).hexdigest()
 
 
+@contextlib.contextmanager
+def _choosing(trace_id: int, span_id: int = 0) -> Iterator[None]:
+    """Give these IDs to spans that begin here; 0 is a random one."""
+    token = _chosen_ids.set((trace_id, span_id))
+    try:
+        yield
+    finally:
+        _chosen_ids.reset(token)
+
+
+def _span_id(pod: str, name: str) -> int:
+    return int.from_bytes(hashlib.blake2s(f"{pod} {name}".encode(), digest_size=8).digest()) or 1
+
+
 class _PodTraceIds(RandomIdGenerator):
     def generate_trace_id(self) -> int:
-        return _root_trace_id.get() or super().generate_trace_id()
+        return _chosen_ids.get()[0] or super().generate_trace_id()
+
+    def generate_span_id(self) -> int:
+        return _chosen_ids.get()[1] or super().generate_span_id()
 
 
 class Tracing:
     """Spans of one service. Without an exporter, only contexts are passed on."""
 
-    def __init__(self, service: str, provider: TracerProvider | None) -> None:
+    def __init__(
+        self,
+        service: str,
+        provider: TracerProvider | None,
+        processors: Sequence[SpanProcessor] = (),
+    ) -> None:
         self.service = service
         self.provider = provider
+        self._processors = processors
         self.tracer = provider.get_tracer("leasehold") if provider else None
+        self._of_others: dict[str, trace.Tracer] = {}
 
     def start(
         self, name: str, events: Sequence[E], *, kind: SpanKind
@@ -79,9 +114,8 @@ class Tracing:
         """Begin one span per event that concerns a pod; return the events inside their spans.
 
         `trace` of the returned events is the span's context, so spans of the events that follow are
-        its children. A pod that waited gets a new root span with a link to the one before, so that
-        no span lasts as long as a pod waits. A pod's first span links to that of its admission
-        review, which ended before the pod had a UID.
+        its children. The first span is a child of the root; so is that of a pod that waited, with a
+        link to the one before. Without a name, it is that of sending the event.
         """
         if self.tracer is None:
             return list(events), []
@@ -92,40 +126,75 @@ class Tracing:
             if "k8s.pod.uid" not in facts or not hasattr(event, "trace"):
                 inside.append(event)
                 continue
-            admitted = str(getattr(event, "admitted", ""))
-            span = self._begin(
-                name, event.trace, facts, kind, link=event.follows_wait, after=admitted
-            )
+            title = name or f"publish {event.subject.rpartition('.')[0]}"
+            span = self._begin(title, event.trace, facts, kind, link=event.follows_wait)
             span.set_attribute("messaging.system", "nats")
             span.set_attribute("messaging.destination.name", event.subject)
             spans.append(span)
             placed: Any = event
-            linked = {"admitted": ""} if admitted else {}
-            inside.append(dataclasses.replace(placed, trace=context_of(span), **linked))
+            inside.append(dataclasses.replace(placed, trace=context_of(span)))
         return inside, spans
 
     def span(self, name: str, parent: str, facts: Mapping[str, AttributeValue]) -> Span | None:
         """Begin one span below `parent`; the caller ends it."""
         return self._begin(name, parent, facts, SpanKind.INTERNAL) if self.tracer else None
 
-    def over(
-        self, name: str, began_ns: int, facts: Mapping[str, AttributeValue], *, fault: str = ""
-    ) -> str:
-        """Record the span of a finished request in a new trace; return its context, or ''."""
+    def record(
+        self,
+        name: str,
+        facts: Mapping[str, AttributeValue],
+        began_ns: int,
+        ended_ns: int,
+        *,
+        service: str = "",
+        notes: Sequence[tuple[int, str]] = (),
+        fault: str = "",
+    ) -> None:
+        """Record a finished span below a pod's root, or the root itself.
+
+        Its ID follows from the pod's UID and its name; without a UID, it has a trace of its own.
+        `service` is the one whose work it was, if it was another's; notes are events in it.
+        """
         if self.tracer is None:
-            return ""
-        span = self.tracer.start_span(
-            name,
-            trace.set_span_in_context(trace.INVALID_SPAN),
-            kind=SpanKind.SERVER,
-            attributes=facts,
-            start_time=began_ns,
-        )
-        is_recorded = span.is_recording()
+            return
+        pod = str(facts.get("k8s.pod.uid", ""))
+        ids = (int(trace_id_of(pod), 16), _span_id(pod, name)) if pod else (0, 0)
+        above = self._root_of(pod) if pod and name != ROOT else trace.INVALID_SPAN_CONTEXT
+        context = trace.set_span_in_context(NonRecordingSpan(above))
+        with _choosing(*ids):
+            tracer = self._tracer_of(service)
+            span = tracer.start_span(name, context, attributes=facts, start_time=began_ns)
+        for at_ns, text in notes:
+            span.add_event("waits", {"leasehold.reason": text}, at_ns)
         if fault:
             span.set_status(Status(StatusCode.ERROR, fault))
-        span.end()
-        return context_of(span) if is_recorded else ""
+        span.end(ended_ns)
+
+    def _tracer_of(self, service: str) -> trace.Tracer:
+        """Return a tracer whose spans are another service's, with the same exporters."""
+        if self.provider is None or self.tracer is None:
+            raise AssertionError("spans are recorded only while tracing is on")
+        if not service:
+            return self.tracer
+        if service not in self._of_others:
+            own = self.provider.resource
+            of_other = own.merge(Resource({"service.name": f"leasehold-{service}"}))
+            provider = TracerProvider(
+                self.provider.sampler, of_other, shutdown_on_exit=False, id_generator=_PodTraceIds()
+            )
+            for processor in self._processors:
+                provider.add_span_processor(processor)
+            self._of_others[service] = provider.get_tracer("leasehold")
+        return self._of_others[service]
+
+    def _root_of(self, pod: str) -> SpanContext:
+        """Return the context of a pod's root span, which may be recorded later."""
+        if self.provider is None:
+            raise AssertionError("spans are begun only while tracing is on")
+        trace_id = int(trace_id_of(pod), 16)
+        decision = self.provider.sampler.should_sample(None, trace_id, ROOT).decision
+        flags = TraceFlags(int(decision is Decision.RECORD_AND_SAMPLE))
+        return SpanContext(trace_id, _span_id(pod, ROOT), is_remote=True, trace_flags=flags)
 
     def _begin(
         self,
@@ -135,22 +204,17 @@ class Tracing:
         kind: SpanKind,
         *,
         link: bool = False,
-        after: str = "",
     ) -> Span:
         if self.tracer is None:
             raise AssertionError("spans are begun only while tracing is on")
-        above = parse_traceparent(parent)
-        if above is not None and not link:
-            context = trace.set_span_in_context(NonRecordingSpan(above))
-            return self.tracer.start_span(name, context, kind=kind, attributes=facts)
-        token = _root_trace_id.set(int(trace_id_of(str(facts["k8s.pod.uid"])), 16))
-        try:
-            context = trace.set_span_in_context(trace.INVALID_SPAN)
-            linked = (above, parse_traceparent(after))
-            links = [Link(context) for context in linked if context is not None]
+        above, pod = parse_traceparent(parent), str(facts["k8s.pod.uid"])
+        links: list[Link] = []
+        if above is None or link:
+            links = [] if above is None else [Link(above)]
+            above = trace.INVALID_SPAN_CONTEXT if CLAIM in facts else self._root_of(pod)
+        context = trace.set_span_in_context(NonRecordingSpan(above))
+        with _choosing(int(trace_id_of(pod), 16)):
             return self.tracer.start_span(name, context, kind=kind, attributes=facts, links=links)
-        finally:
-            _root_trace_id.reset(token)
 
     def close(self) -> None:
         """Export the remaining spans."""
@@ -274,9 +338,13 @@ def open_tracing(service: str, settings: ServiceSettings) -> Tracing:
         delay_ms = None if os.environ.get("OTEL_BSP_SCHEDULE_DELAY") else EXPORT_DELAY_MS
         exporter = _otlp_exporter(settings.otlp_endpoint)
         processors.append(BatchSpanProcessor(exporter, schedule_delay_millis=delay_ms))
-    if not processors or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if disabled or not (processors and settings.trace_ratio):
         return Tracing(service, None)
-    names = {"service.instance.id": instance_of(service, settings)}
+    names = {
+        "service.instance.id": instance_of(service, settings),
+        "service.version": version("leasehold"),
+    }
     if not os.environ.get("OTEL_SERVICE_NAME"):
         names["service.name"] = f"leasehold-{service}"
     provider = TracerProvider(
@@ -286,7 +354,7 @@ def open_tracing(service: str, settings: ServiceSettings) -> Tracing:
     )
     for processor in processors:
         provider.add_span_processor(processor)
-    return Tracing(service, provider)
+    return Tracing(service, provider, processors)
 
 
 def _sampler(ratio: float) -> Sampler | None:
@@ -353,5 +421,8 @@ def _plain(span: ReadableSpan) -> dict[str, Any]:
         "ok": span.status.status_code is not StatusCode.ERROR,
         "text": span.status.description or "",
         "attributes": dict(span.attributes or {}),
-        "links": [f"{link.context.span_id:016x}" for link in span.links],
+        "notes": [
+            (event.timestamp, (event.attributes or {}).get("leasehold.reason", event.name))
+            for event in span.events
+        ],
     }

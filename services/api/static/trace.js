@@ -18,7 +18,9 @@ function row(span, depth, end) {
   const bar = el("span", { class: span.ok ? "span" : "span failed" });
   bar.style.setProperty("--from", `${100 * span.start_s / end}%`);
   bar.style.setProperty("--width", `${Math.max(100 * span.duration_s / end, 0.5)}%`);
-  const name = el("th", { scope: "row", title: span.service }, span.name, span.ok ? null : el("p", { class: "problem" }, span.text || "failed"));
+  const notes = (span.notes ?? []).map((note) => el("p", { class: "soft" }, note));
+  const name = el("th", { scope: "row" }, span.service ? `${span.service}: ${span.name}` : span.name,
+    span.ok ? null : el("p", { class: "problem" }, span.text || "failed"), ...notes);
   name.style.setProperty("--depth", depth);
   return el("tr", {}, name, el("td", {}, latency(span.start_s)), el("td", {}, latency(span.duration_s)), el("td", { class: "when" }, bar));
 }

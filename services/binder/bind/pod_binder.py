@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from services.binder.bind.agent_presence import AgentPresence, Deferral
 from services.binder.bind.binding_sender import BindingOutcome, BindingResult, BindingSender
 from services.binder.ledger_sync.agent_reports import release_as_read
@@ -157,8 +159,13 @@ class PodBinder:
         if ended_gangs:
             self.capacity_freed()
         leases, ended = await self._commit(placements)
-        await self.publish([LeaseChanged(lease=lease) for lease in leases])
         traces = [by_pod[lease.pod].trace or lease.trace for lease in leases]
+        # What the node's agent does is below the binding in the pod's trace.
+        below = [
+            lease if trace == lease.trace else structs.replace(lease, trace=trace)
+            for lease, trace in zip(leases, traces, strict=True)
+        ]
+        await self.publish([LeaseChanged(lease=lease) for lease in below])
         results = await self.sender.send(list(zip(leases, traces, strict=True)))
         events = [*ended_gangs, *await self._report(leases, traces, results)]
         events += _ended(by_pod[pod] for pod in ended)

@@ -285,7 +285,7 @@ def waterfall(spans: Sequence[SpanView], width: int) -> list[str]:
         return ["no step of it is known: it ended its last one before the API started"]
     whole = max(*(span.start_s + span.duration_s for span in spans), 1e-9)
     depth = _depths(spans)
-    labels = [f"{'  ' * depth[span.span]}{span.name}" for span in spans]
+    labels = [f"{'  ' * depth[span.span]}{_title(span)}" for span in spans]
     label_width = max(map(len, labels))
     bar_width = max(width - label_width - 26, 10)
     lines = []
@@ -298,7 +298,12 @@ def waterfall(spans: Sequence[SpanView], width: int) -> list[str]:
         lines.append(
             f"{label:<{label_width}}  |{bar:<{bar_width}}| {at_ms:8.1f} +{took_ms:.1f} ms{failed}"
         )
+        lines += [f"{'  ' * (depth[span.span] + 1)}{note}" for note in span.notes]
     return lines
+
+
+def _title(span: SpanView) -> str:
+    return f"{span.service}: {span.name}" if span.service else span.name
 
 
 def _depths(spans: Sequence[SpanView]) -> dict[str, int]:

@@ -93,12 +93,12 @@ class LastVerdicts:
 def reservation_spans(
     tracing: Tracing, wanted: Sequence[Reservation]
 ) -> Iterator[tuple[list[Reservation], list[ReservationOutcome]]]:
-    """Reserve within spans named `placer reserve`, one for each pod that has a trace.
+    """Reserve within spans named `reserve devices`, one for each pod that has a trace.
 
     Yields what is to be reserved, so that spans of a lease become children of that of its
     reservation, and the list of outcomes, to be filled.
     """
-    spans = [tracing.span("placer reserve", one.trace, _attributes(one)) for one in wanted]
+    spans = [tracing.span("reserve devices", one.trace, _attributes(one)) for one in wanted]
     outcomes: list[ReservationOutcome] = []
     try:
         yield (

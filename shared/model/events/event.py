@@ -15,7 +15,7 @@ from shared.model.bounds import NameText
 from shared.model.names import Namespace, NodeName, PodUid
 
 ADMISSION = "leasehold.dev/admission"
-"""Pod annotation: the span of its admission review, used only by traces."""
+"""Pod annotation: when its admission review began and ended, in ns; used only by traces."""
 _TRACEPARENT = re.compile(
     "(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 )

@@ -55,8 +55,6 @@ class PodQueued(PodEvent, subject="pod.queued.v1", delivery=Delivery.WORK):
     """In a resync: the digest of the reason in the pod's condition; 0: it has none."""
     labels: Labels = field(default_factory=dict)
     """Of the pod; required anti-affinity of running pods selects by them."""
-    admitted: TraceText = ""
-    """The span of the admission review, which the pod's first span links to."""
     by_kube_scheduler: bool = False
     """A kube-scheduler with Leasehold's extender chooses its node: no placer does."""
 
@@ -72,8 +70,6 @@ class PodRejected(PodEvent, subject="pod.rejected.v1", delivery=Delivery.WORK):
     resource_version: NameText
     reason: MessageText
     trace: TraceText = ""
-    admitted: TraceText = ""
-    """The span of the admission review, which the pod's first span links to."""
     foreign: bool = False
     """It is a pod of another scheduler, which may ask for GPUs by resources that nothing serves."""
 

@@ -63,7 +63,7 @@ async def test_spans_of_the_trace_are_drawn_where_they_can_be_read(
 ) -> None:
     (tmp_path / "placer.jsonl").write_text(
         span("p1", "a", "", 1_000, 1_100)
-        + span("p1", "b", "a", 1_050, 1_100, ok=False, text="no room")
+        + span("p1", "b", "a", 1_050, 1_100, ok=False, text="no room", notes=[(1_060_000_000, "x")])
         + span("other", "c", "", 0, 9_000)
     )
     async with serve(traces=tmp_path) as shown:
@@ -75,7 +75,9 @@ async def test_spans_of_the_trace_are_drawn_where_they_can_be_read(
         rows = page.locator(".waterfall tbody tr")
         await expect(rows).to_have_count(2)
         await expect(page.locator(".waterfall caption")).to_have_text("2 spans in 100 ms")
+        await expect(rows.last).to_contain_text("placer: step b")
         await expect(rows.last).to_contain_text("no room")
+        await expect(rows.last).to_contain_text("0.1 s: x")
         first, second = [
             await row.locator(".span").evaluate(
                 "one => ['--width', '--from'].map((name) => one.style.getPropertyValue(name))"

@@ -132,9 +132,7 @@ async def test_an_agent_process_consumes_leases_and_publishes_allocations() -> N
             process.send_signal(signal.SIGTERM)
             async with asyncio.timeout(30):
                 code = await process.wait()
-        (span,) = [
-            s for s in spans_of(cluster.root / "traces") if s["name"] == "node-agent allocate"
-        ]
+        (span,) = [s for s in spans_of(cluster.root / "traces") if s["name"] == "allocate devices"]
 
         assert [device.model for device in report.devices] == ["Tesla T4"] * 2
         assert cluster.env("one")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"

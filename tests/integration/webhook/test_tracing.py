@@ -1,4 +1,4 @@
-"""The span of a review, and the annotation of the admitted pod that names it; over TLS."""
+"""The span of a denial, and the times of a review on the admitted pod; over TLS."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shared.model.events.event import ADMISSION, is_traceparent
+from shared.model.events.event import ADMISSION
 from shared.runtime.settings import ServiceSettings
 from shared.runtime.telemetry import Tracing, open_tracing
 from tests.integration.webhook.test_annotation_policy import install
@@ -34,7 +34,7 @@ def admission_span(made: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("limits", [VGPU, CORE])
 @pytest.mark.parametrize("given", [{}, {ADMISSION: OLD}, {ADMISSION: "no context", "mine": "x"}])
-async def test_o1_an_admitted_pod_names_the_span_of_its_review_and_no_earlier_one(
+async def test_o1_an_admitted_pod_has_the_times_of_its_review_and_no_earlier_ones(
     tmp_path: Path, limits: dict[str, str], given: dict[str, str]
 ) -> None:
     tracing = traced(tmp_path / "spans")
@@ -46,12 +46,9 @@ async def test_o1_an_admitted_pod_names_the_span_of_its_review_and_no_earlier_on
     tracing.close()
 
     assert status == 201, made
-    (span,) = recorded_spans(tmp_path / "spans")
-    assert is_traceparent(admission_span(made))
-    assert admission_span(made).split("-")[1:3] == [span["trace"], span["span"]]
-    assert (span["name"], span["ok"], span["parent"]) == ("webhook review", True, "")
-    assert span["end_ns"] > span["start_ns"]
-    assert span["attributes"] == {"k8s.namespace.name": "default", "k8s.pod.name": "pod"}
+    assert recorded_spans(tmp_path / "spans") == []
+    began, ended = map(int, admission_span(made).split("-"))
+    assert 0 <= ended - began < 10_000_000_000
     others = made["metadata"]["annotations"]
     assert others.get("mine") == given.get("mine")
     assert ("tencent.com/vcuda-core-limit" in others) == (limits is CORE)
@@ -73,7 +70,7 @@ async def test_a_denied_pod_leaves_a_failed_span_and_others_leave_none(tmp_path:
 
 
 @pytest.mark.parametrize("ratio", [None, 0.0])
-async def test_a_pod_without_a_recorded_span_names_none(
+async def test_a_pod_has_no_times_of_its_review_while_tracing_is_off(
     tmp_path: Path, ratio: float | None
 ) -> None:
     tracing = None if ratio is None else traced(tmp_path / "spans", ratio)

@@ -14,8 +14,7 @@ from services.watcher.trackers import PodTracker
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiNode, ApiPod
 from shared.model.errors import RequestError
-from shared.model.events.event import ADMISSION
-from shared.model.events.pod_events import PodQueued, PodRejected, PodTerminated
+from shared.model.events.pod_events import PodRejected, PodTerminated
 from shared.nats import wire
 from shared.pods.observed_pod import ObservedPod
 from shared.pods.pod_parser import TEMPLATES_BYTES, PodParser
@@ -54,25 +53,6 @@ def test_no_annotation_takes_long_to_read(text: str, scheduler: str) -> None:
         read(spec, annotations={annotation: text})
 
     assert time.process_time() - began < 2
-
-
-@pytest.mark.parametrize(
-    ("annotation", "read_as"),
-    [
-        (f"00-{'a' * 32}-{'b' * 16}-01", f"00-{'a' * 32}-{'b' * 16}-01"),
-        *((text, "") for text in ("", "x" * 100_000, f"00-{'0' * 32}-{'b' * 16}-01", "00-\n-1-01")),
-    ],
-)
-def test_the_span_of_a_pods_admission_is_published_if_it_is_valid(
-    annotation: str, read_as: str
-) -> None:
-    spec = {"schedulerName": "volcano", "containers": [VGPU]}
-    seen = read(spec, annotations={ADMISSION: annotation})
-
-    (queued,) = PodTracker().update(seen, None)
-
-    assert isinstance(queued, PodQueued)
-    assert queued.admitted == read_as
 
 
 def test_a_pod_that_was_resized_in_place_has_grown_beyond_its_lease() -> None:

@@ -210,7 +210,7 @@ def test_a_pods_trace_id_is_its_uid_and_the_next_span_is_its_child(tmp_path: Pat
     (file,) = tmp_path.glob("*.jsonl")
     two, one = (json.loads(line) for line in file.read_text().splitlines())
     assert one["trace"] == two["trace"] == "7f7c2c5e57a54d3c9d0e0d7e6c1f2a3b"
-    assert (one["parent"], two["parent"]) == ("", one["span"])
+    assert two["parent"] == one["span"]
     assert (two["ok"], two["text"]) == (False, "no")
     assert one["attributes"]["k8s.pod.name"] == "p"
 
@@ -228,31 +228,35 @@ def test_spans_are_written_soon_by_a_thread_that_ends(tmp_path: Path) -> None:
     assert not writer.is_alive()
 
 
-def test_a_pods_first_span_links_to_its_admission_and_what_follows_does_not(
-    tmp_path: Path,
-) -> None:
-    tracing = telemetry.open_tracing("test", ServiceSettings(trace_dir=tmp_path))
-    admitted = f"00-{'1' * 32}-{'2' * 16}-01"
-
-    (seen,), first = tracing.start(
-        "one", [dataclasses.replace(QUEUED, admitted=admitted)], kind=SpanKind.PRODUCER
-    )
-    (_, second) = tracing.start("two", [seen], kind=SpanKind.CONSUMER)
-    _, third = tracing.start(
-        "three", [dataclasses.replace(QUEUED, admitted="no context")], kind=SpanKind.PRODUCER
-    )
-    telemetry.end([*first, *second, *third])
+def test_all_spans_of_a_pod_are_below_its_root_whoever_records_that(tmp_path: Path) -> None:
+    facts = telemetry.pod_attributes(QUEUED)
+    for number in (1, 2):  # two watchers
+        tracing = telemetry.open_tracing("watcher", ServiceSettings(trace_dir=tmp_path / "w"))
+        tracing.record(telemetry.REVIEW, facts, 5, 7, service="webhook")
+        tracing.record(telemetry.ROOT, facts, 5, 20 + number)
+        tracing.close()
+    tracing = telemetry.open_tracing("placer", ServiceSettings(trace_dir=tmp_path / "p"))
+    (seen,), first = tracing.start("", [QUEUED], kind=SpanKind.PRODUCER)
+    again = dataclasses.replace(seen, requeue_number=3)
+    (_, second) = tracing.start("place pods", [again], kind=SpanKind.CONSUMER)
+    telemetry.end([*first, *second])
     tracing.close()
 
-    (file,) = tmp_path.glob("*.jsonl")
-    spans = [json.loads(line) for line in file.read_text().splitlines()]
-    assert {span["name"]: span["links"] for span in spans} == {
-        "one": ["2" * 16],
-        "two": [],
-        "three": [],
-    }
+    spans = [
+        json.loads(line)
+        for file in tmp_path.glob("*/*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
+    roots = {span["span"] for span in spans if span["name"] == telemetry.ROOT}
+    assert len(roots) == 1
+    assert {span["parent"] for span in spans} == {"", *roots}
     assert {span["trace"] for span in spans} == {telemetry.trace_id_of(QUEUED.pod)}
-    assert seen.admitted == ""
+    assert {(span["service"], span["name"]) for span in spans} == {
+        ("leasehold-webhook", "review pod"),
+        ("leasehold-watcher", "start pod"),
+        ("leasehold-placer", "publish pod.queued"),
+        ("leasehold-placer", "place pods"),
+    }
 
 
 @given(

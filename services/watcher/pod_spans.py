@@ -1,0 +1,90 @@
+"""The spans of a pod that no other service sees whole: review, wait, start, and the root of all."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shared.model.names import PodUid
+from shared.pods.observed_pod import ObservedPod
+from shared.runtime.telemetry import REVIEW, ROOT, Tracing
+
+WAIT = "wait for capacity"
+START = "start containers"
+_MOST_REASONS = 20
+_SKEW_NS = 60_000_000_000
+"""Times of a review that differ more from the pod's creation are not believed."""
+
+
+@dataclass(slots=True)
+class _Start:
+    """A pod whose containers do not run yet; times are in ns, 0 if it is not bound."""
+
+    began: int
+    bound: int = 0
+    reasons: list[tuple[int, str]] = field(default_factory=list)
+
+
+class PodSpans:
+    """Records the spans of pods from what the watcher observes anyway."""
+
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+        self._starting: dict[PodUid, _Start] = {}
+
+    def observe(self, batch: Sequence[tuple[ObservedPod | None, ObservedPod | None]]) -> None:
+        """Observe pods as they are and as they were before."""
+        for now, before in batch:
+            if now is not None and now.ours:
+                start = self._starting.get(now.pod) or self._begin(now)
+                if start is not None:
+                    self._follow(now, start)
+            elif before is not None and (start := self._starting.get(before.pod)):
+                self._end(before, start, fault="it was deleted before its containers ran")
+
+    def _begin(self, pod: ObservedPod) -> _Start | None:
+        if pod.phase != "Pending":
+            return None
+        created = int(pod.created_at * 1e9) or time.time_ns()
+        review = _review_of(pod, created)
+        if review is not None:
+            self._tracing.record(REVIEW, _facts(pod), *review, service="webhook")
+        start = self._starting[pod.pod] = _Start(review[0] if review else created)
+        return start
+
+    def _follow(self, pod: ObservedPod, start: _Start) -> None:
+        now = time.time_ns()
+        known = start.reasons[-1][1] if start.reasons else ""
+        if pod.reason not in ("", known) and len(start.reasons) < _MOST_REASONS:
+            start.reasons.append((now, pod.reason))
+        if pod.node and not start.bound:
+            start.bound = now
+            if start.reasons:
+                since = start.reasons[0][0]
+                self._tracing.record(WAIT, _facts(pod), since, now, notes=start.reasons)
+        if pod.phase == "Failed":
+            self._end(pod, start, fault=pod.rejection or "it failed before its containers ran")
+        elif pod.phase != "Pending":
+            self._tracing.record(START, _facts(pod), start.bound or now, now)
+            self._end(pod, start)
+
+    def _end(self, pod: ObservedPod, start: _Start, *, fault: str = "") -> None:
+        del self._starting[pod.pod]
+        self._tracing.record(ROOT, _facts(pod), start.began, time.time_ns(), fault=fault)
+
+
+def _review_of(pod: ObservedPod, created: int) -> tuple[int, int] | None:
+    began, _, ended = pod.reviewed.partition("-")
+    if not (began.isdecimal() and ended.isdecimal() and len(pod.reviewed) < 50):
+        return None
+    times = int(began), int(ended)
+    is_near = all(abs(each - created) < _SKEW_NS for each in times)
+    return times if is_near and times[0] <= times[1] else None
+
+
+def _facts(pod: ObservedPod) -> dict[str, str]:
+    facts = {
+        "k8s.pod.uid": pod.pod,
+        "k8s.namespace.name": pod.namespace,
+        "k8s.pod.name": pod.name,
+    }
+    return facts | ({"k8s.node.name": pod.node} if pod.node else {})
