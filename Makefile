@@ -51,7 +51,7 @@ test-gpu: $(STAMP)
 
 # What these tests need on a machine without a network, in dist/gpu-kit.
 test-gpu-kit: $(STAMP)
-	@$(PY) -m tests.hardware.kit --library "$(LIBRARY)" $(if $(COMMIT),--commit $(COMMIT)) $(ARGS)
+	@$(PY) -m tests.hardware.kit $(if $(HAMI_CORE),--source $(HAMI_CORE)) $(if $(LIBRARY),--library $(LIBRARY)) $(ARGS)
 
 # Placement compiled as in the image, in dist/compiled: needs a C compiler and Python's header files.
 compiled: $(STAMP)

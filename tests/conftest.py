@@ -15,7 +15,7 @@ settings.register_profile("any machine", deadline=None)
 settings.register_profile("fuzz", deadline=None, max_examples=2_000)
 settings.load_profile("any machine")
 
-SERVERS = {"e2e", "integration"}
+SERVERS = {"e2e", "hardware", "integration"}
 """Folders of tests that run real servers and processes."""
 
 

@@ -1,21 +1,27 @@
 """Packs what the tests need on a machine with a GPU and no network, into dist/gpu-kit.
 
-`make test-gpu-kit LIBRARY=/path/to/libvgpu.so COMMIT=8f3a89c`. Copy this folder there, with
-dist/gpu-kit, and run `dist/gpu-kit/run`.
+`make test-gpu-kit LIBRARY=/path/to/libvgpu.so`, or with HAMI_CORE=/path/to/HAMi-core, which builds
+the library of that clone (with cmake, a C compiler, and NVIDIA's header files from its packages).
+Copy this folder there, with dist/gpu-kit, and run `dist/gpu-kit/run`.
 """
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 from simcluster.gpu_driver.build import build
 
 ROOT = Path(__file__).parents[2]
 KIT = ROOT / "dist" / "gpu-kit"
 MOST_MIB = 64
+HEADERS = ("nvidia-cuda-runtime>=13.0,<13.1", "nvidia-nvml-dev>=13.0,<13.1")
+"""Header files of the oldest CUDA whose functions the drivers in use have."""
 TESTS_NEED = ("iniconfig", "packaging", "pluggy", "pygments", "pytest")
 """Beside what `make up` installs."""
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (39, 38, 35, 34, 31, 28, 27, 24, 17, 5)]
@@ -35,6 +41,31 @@ status=0
 python3 -m tests.hardware --library "$kit/libvgpu.so" "$@" || status=$?
 exit $status
 """
+
+
+def build_library(source: Path, folder: Path) -> tuple[Path, str]:
+    """Build HAMi-core's library from a clone; return it with its commit."""
+    commit = _output("git", "-C", source, "rev-parse", "--short", "HEAD")
+    copy, headers, stubs = (folder / name for name in ("HAMi-core", "headers", "stubs"))
+    shutil.copytree(source, copy, ignore=shutil.ignore_patterns("build"))
+    lists = copy / "CMakeLists.txt"
+    lists.write_text(lists.read_text().replace("add_subdirectory(test)", ""))  # they need a GPU
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+    _output(*pip, "--no-deps", "--target", headers, *HEADERS)
+    stubs.mkdir()
+    for name in ("libcuda.so", "libnvidia-ml.so"):
+        shutil.copy(build() / f"{name}.1", stubs / name)  # what to link with
+    given = {"CUDA_HOME": str(headers / "nvidia" / "cu13"), "LIBRARY_PATH": str(stubs)}
+    _output("sh", "build.sh", cwd=copy, env=os.environ | given)
+    return copy / "build" / "libvgpu.so", commit
+
+
+def _output(*command: str | Path, **options: Any) -> str:
+    """Run a program; return what it printed, or end with that if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    if done.returncode:
+        sys.exit(f"{command[0]} failed: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+    return str(done.stdout).strip()
 
 
 def locked(python: str) -> list[str]:
@@ -73,21 +104,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="make test-gpu-kit", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument(
-        "--library", type=Path, required=True, help="HAMi-core's libvgpu.so, for x86-64"
-    )
-    parser.add_argument("--commit", help="its commit, for the table")
+    parser.add_argument("--library", type=Path, help="HAMi-core's libvgpu.so, for x86-64")
+    parser.add_argument("--source", type=Path, help="a clone of HAMi-core, to build the library of")
     parser.add_argument("--python", default="3.12", help="version there; default: 3.12")
     settings = parser.parse_args()
-    if not settings.library.is_file():
-        sys.exit(f"{settings.library} is no file: make test-gpu-kit LIBRARY=/path/to/libvgpu.so")
     shutil.rmtree(KIT, ignore_errors=True)
     driver = build()
-    packed = KIT / "cache" / "leasehold" / "gpu-driver" / driver.name
-    shutil.copytree(driver, packed)
-    shutil.copy(settings.library, KIT / "libvgpu.so")
-    if settings.commit:
-        (KIT / "commit").write_text(settings.commit)
+    shutil.copytree(driver, KIT / "cache" / "leasehold" / "gpu-driver" / driver.name)
+    with tempfile.TemporaryDirectory() as folder:
+        library, commit = settings.library, ""
+        if settings.source:
+            print("building the library...", flush=True)
+            library, commit = build_library(settings.source, Path(folder))
+        if library is None or not library.is_file():
+            sys.exit("the library is needed: make test-gpu-kit LIBRARY=/path/to/libvgpu.so")
+        shutil.copy(library, KIT / "libvgpu.so")
+    if commit:
+        (KIT / "commit").write_text(commit)
     print("downloading wheels...", flush=True)
     fetch(settings.python)
     run = KIT / "run"
