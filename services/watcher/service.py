@@ -207,17 +207,25 @@ class Watcher:
                 yield events
 
     @emits
-    async def watch_nodes(self) -> AsyncIterator[Sequence[NodeChanged | DeviceReported]]:
-        """Publish nodes, and the devices that another device plugin registered on them."""
+    async def watch_nodes(
+        self,
+    ) -> AsyncIterator[Sequence[NodeChanged | NodesListed | DeviceReported]]:
+        """Publish nodes, and the devices that another device plugin registered on them.
+
+        The first list is published as well: nodes may have been deleted while no watcher ran.
+        """
         async for batch in self.node_source.batches():
-            events: list[NodeChanged | DeviceReported] = []
+            events: list[NodeChanged | NodesListed | DeviceReported] = []
             for update in batch:
                 if update.facts:
                     events += self.nodes.update(update.facts, update.revision)
                 else:
                     events += self.nodes.remove(update.name, update.revision)
                 events += self.devices.update(update.name, update.devices)
+            was_listed = self.nodes.revision is not None
             self.nodes.revision = self.node_source.revision
+            if not was_listed:
+                events += self.nodes.listed()
             self._forget_revisions(self.node_source.restored)
             if events:
                 yield events

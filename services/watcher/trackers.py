@@ -400,14 +400,18 @@ class NodeTracker:
         """Return an event for every node, and one that names all, once all were observed."""
         self.published.clear()
         changes = self._publish_changed(list(self.observed))
-        revision, forgotten = self.revision, self.revisions_forgotten
-        self.revisions_forgotten = False
-        if forgotten:
+        if self.revisions_forgotten:
             changes = [replace(change, revision=UNKNOWN_REVISION) for change in changes]
-        if revision is None:
-            return [*changes]
-        names = tuple(sorted(self.observed))
-        return [*changes, NodesListed(nodes=names, revision=0 if forgotten else revision)]
+        listed = self.listed()
+        self.revisions_forgotten = False
+        return [*changes, *listed]
+
+    def listed(self) -> list[NodesListed]:
+        """Return an event that names all nodes, once all were observed."""
+        if self.revision is None:
+            return []
+        revision = 0 if self.revisions_forgotten else self.revision
+        return [NodesListed(nodes=tuple(sorted(self.observed)), revision=revision)]
 
     def _publish_changed(self, names: Iterable[NodeName]) -> list[NodeChanged]:
         changes = []

@@ -134,7 +134,13 @@ def write_scheduler_configuration(plan: Plan, directory: StateDir, files: Creden
 def forget_devices(
     directory: StateDir, before: Mapping[str, str], layouts: Mapping[str, str]
 ) -> None:
-    """Let the agents of nodes whose layout differs from the last run forget their devices."""
+    """Let the agents of nodes whose layout differs from the last run forget their devices.
+
+    Of nodes that are no more, nothing is left.
+    """
+    for node in before.keys() - layouts.keys():
+        for folder in (directory.agent(node), directory.node(node)):
+            shutil.rmtree(folder, ignore_errors=True)
     for node, layout in layouts.items():
         file = directory.agent(node) / "checkpoint.json"
         if before.get(node) != layout and file.exists():

@@ -18,6 +18,7 @@ from shared.model.events.event import Event
 from shared.model.events.pod_events import (
     BindingFailed,
     NodeChanged,
+    NodesListed,
     PodQueued,
     PodRejected,
     PodsListed,
@@ -128,6 +129,19 @@ async def test_other_nodes_are_published_whatever_one_writes_into_its_annotation
         assert {each.node.name for each in found if isinstance(each, NodeChanged)} == {
             f"n{number}" for number in range(len(HOSTILE_NODES) + 1)
         }
+
+
+async def test_the_first_list_of_nodes_is_published_for_those_that_were_deleted_before() -> None:
+    async with api_server() as api:
+        api.store.create("nodes", {"metadata": {"name": "left"}})
+        async with watching(api) as bus:
+            inbox = await bus.subscribe([NodesListed], group="test")
+
+            (listed,) = await received(inbox, 1)
+
+    assert isinstance(listed, NodesListed)
+    assert listed.nodes == ("left",)
+    assert listed.revision > 0
 
 
 async def test_everything_is_published_at_the_start_and_on_request() -> None:

@@ -16,6 +16,7 @@ from services.cli.up.supervisor import (
     is_given_up,
     pause_s,
 )
+from services.cli.up.up import forget_devices
 from shared.model.errors import RequestError
 from tests.support.servers.nats import free_port
 
@@ -215,3 +216,18 @@ def test_nodes_take_consecutive_ports_for_usage_metrics_from_the_flag_on() -> No
 
     assert planned.ports["usage-node-0"] == first
     assert planned.ports["usage-node-1"] == first + 1
+
+
+def test_a_smaller_cluster_keeps_nothing_of_the_other_nodes(tmp_path: Path) -> None:
+    directory = StateDir.at(tmp_path)
+    for node in ("node-0", "node-1"):
+        for folder in (directory.agent(node), directory.node(node)):
+            folder.mkdir(parents=True)
+        directory.agent(node).joinpath("checkpoint.json").write_text('{"devices": [], "pods": []}')
+
+    forget_devices(directory, {"node-0": "2xT4", "node-1": "2xT4"}, {"node-0": "4xT4"})
+
+    assert directory.agent("node-0").joinpath("checkpoint.json").read_text() == '{"pods": []}'
+    assert directory.node("node-0").exists()
+    assert not directory.agent("node-1").exists()
+    assert not directory.node("node-1").exists()
