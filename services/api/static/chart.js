@@ -5,6 +5,7 @@ import { short } from "./format.js";
 const HEIGHT = 150;
 const MINUTE = 60, HOUR = 3600, DAY = 86400;
 const STEPS = [MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, DAY, 2 * DAY, 7 * DAY];
+export const RANGE_S = { "1h": HOUR, "1d": DAY, "7d": 7 * DAY };
 export const RANGES = { "1h": "1 h", "1d": "1 d", "7d": "7 d" };
 let loading = null;
 

@@ -24,6 +24,8 @@ export function percent(part, whole) { return whole ? Math.round(100 * part / wh
 /** GPUs of percents of one GPU. */
 export function gpus(cores) { return short(cores / 100); }
 
+export function gpuHours(hours) { return hours && hours < 1 ? `${short(hours * 60)} GPU-min` : `${short(hours)} GPU-h`; }
+
 export function latency(seconds) {
   if (seconds === null) return "";
   return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(1)} s`;

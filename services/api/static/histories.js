@@ -1,5 +1,5 @@
 // What the API keeps about the past, as charts: of the cluster, a node, a GPU, a namespace or a pod.
-import { Chart, rangeChoice, rangeOf } from "./chart.js";
+import { Chart, RANGE_S, rangeChoice, rangeOf } from "./chart.js";
 import { el, fetchJson, replaceKeepingFocus } from "./dom.js";
 
 const REFRESH_MS = 30_000;
@@ -43,7 +43,7 @@ export class Histories {
       const given = this.chartsOf(history);
       for (const [at, chart] of this.charts.entries()) {
         chart.root.parentNode.hidden = !given[at];
-        if (given[at]) await chart.draw({ at: history.at, ...given[at] });
+        if (given[at]) await chart.draw({ at: history.at, start: history.at.at(-1) - RANGE_S[range], ...given[at] });
       }
       this.onload?.(history);
     } catch (error) {

@@ -61,6 +61,7 @@ export class WaitingView extends List {
     this.list = list;
     this.more = el("p", { class: "soft" });
     this.root.append(this.more);
+    this.bar.root.append(el("a", { class: "end", href: url("whatif") }, "What if there were another pod?"));
   }
 
   draw() {

@@ -5,17 +5,16 @@ import { el, fetchJson, panel, replaceKeepingFocus, setProperty, setText } from 
 import { FirstPage } from "./first_page.js";
 import { Fleet } from "./fleet.js";
 import { reasonOf } from "./filters.js";
-import { age, count, gpus, mib, percent, short, words } from "./format.js";
+import { age, count, gpuHours, gpus, mib, percent, short, words } from "./format.js";
 import { Histories, percentChart } from "./histories.js";
 import { eventParts, podLink, waitingItem } from "./lists.js";
 import { url } from "./route.js";
 import { nodeClosedReason } from "./store.js";
-import { RANGES, rangeOf } from "./chart.js";
+import { RANGES, RANGE_S, rangeOf } from "./chart.js";
 
 const FEW_NODES = 12; // of so many, the overview shows the map
 const ROWS = 6;
 const REFRESH_MS = 30_000;
-const RANGE_S = { "1h": 3600, "1d": 86400, "7d": 7 * 86400 };
 const byName = new Intl.Collator("en", { numeric: true }).compare;
 
 export class Overview {
@@ -112,9 +111,9 @@ export class Overview {
     const { store } = this.app, idle = [...store.pods().values()].filter((pod) => pod.state === "idle");
     const hours = this.histories.history && idleHours(this.histories.history);
     const range = rangeOf(this.app.params());
-    this.tiles.idle.draw("Leased, but idle", hours === null || hours === undefined ? count(idle.length, "pod") : `${short(hours)} GPU-h`, hours === null || hours === undefined ? "at this moment" : `in ${RANGES[range]}, ${count(idle.length, "pod")} now`,
+    this.tiles.idle.draw("Leased, but idle", hours === null || hours === undefined ? count(idle.length, "pod") : gpuHours(hours), hours === null || hours === undefined ? "at this moment" : `in ${RANGES[range]}, ${count(idle.length, "pod")} now`,
       { href: url("pods", null, { state: "idle" }) });
-    const rows = this.idleReport?.pods.length ? this.idleReport.pods.slice(0, ROWS).map((pod) => ({ pod, amount: pod.gpu_hours, text: `${short(pod.gpu_hours)} GPU-h, ${mib(pod.memory_mib)}` }))
+    const rows = this.idleReport?.pods.length ? this.idleReport.pods.slice(0, ROWS).map((pod) => ({ pod, amount: pod.gpu_hours, text: `${gpuHours(pod.gpu_hours)}, ${mib(pod.memory_mib)}` }))
       : idle.sort((one, two) => one.idleSince - two.idleSince).slice(0, ROWS).map((pod) => ({ pod, amount: store.now() - pod.idleSince, text: `${age(store.now() - pod.idleSince)}, ${mib(pod.memory)}` }));
     const most = Math.max(...rows.map((row) => row.amount), 0);
     replaceKeepingFocus(this.lists.idle, rows.length ? rows.map(({ pod, amount, text }) => bar(podLink(pod), amount, most, text)) : [el("li", { class: "nothing" }, "Every measured lease is in use.")]);
@@ -124,10 +123,10 @@ export class Overview {
     const sums = new Map();
     for (const row of this.report?.rows ?? []) sums.set(row.namespace, (sums.get(row.namespace) ?? 0) + Number(row.gpu_minutes) / 60);
     for (const [name, minutes] of Object.entries(this.report?.not_charged ?? {})) sums.set(name, (sums.get(name) ?? 0) + Number(minutes) / 60);
-    const unit = sums.size ? "GPU-h" : "GPUs now";
+    const unit = sums.size ? "" : "GPUs now";
     if (!sums.size) for (const one of this.app.store.namespaces) if (one.leases) sums.set(one.namespace, one.cores_percent / 100);
     const rows = [...sums].sort((one, two) => two[1] - one[1]).slice(0, 8), most = rows[0]?.[1] ?? 0;
-    replaceKeepingFocus(this.lists.hours, rows.length ? rows.map(([name, hours]) => bar(el("a", { href: url("namespace", name), class: "name", "data-key": `namespace:${name}` }, el("span", { class: `dot ${colourClass(name)}`, "aria-hidden": "true" }), name), hours, most, `${short(hours)} ${unit}`, colourClass(name)))
+    replaceKeepingFocus(this.lists.hours, rows.length ? rows.map(([name, hours]) => bar(el("a", { href: url("namespace", name), class: "name", "data-key": `namespace:${name}` }, el("span", { class: `dot ${colourClass(name)}`, "aria-hidden": "true" }), name), hours, most, unit ? `${short(hours)} ${unit}` : gpuHours(hours), colourClass(name)))
       : [el("li", { class: "nothing" }, "No namespace that you may see has used a GPU.")]);
   }
 

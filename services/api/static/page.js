@@ -11,12 +11,13 @@ import { NamespacePage, PodPage } from "./pod_page.js";
 import { PodsView, currentRows } from "./pods.js";
 import { parse, sharedParams, url } from "./route.js";
 import { Store } from "./store.js";
+import { WhatIfView } from "./what_if.js";
 
-const VIEWS = { overview: Overview, gpus: GpusView, pods: PodsView, waiting: WaitingView, namespaces: NamespacesView, events: EventsView,
+const VIEWS = { overview: Overview, gpus: GpusView, pods: PodsView, waiting: WaitingView, namespaces: NamespacesView, events: EventsView, whatif: WhatIfView,
   node: NodePage, gpu: GpuPage, pod: PodPage, namespace: NamespacePage };
 const TABS = { overview: "Overview", gpus: "GPUs", pods: "Pods", waiting: "Waiting", namespaces: "Namespaces", events: "Events" };
 const LISTED = ["gpus", "pods", "waiting", "namespaces"];
-const TAB_OF = { node: "gpus", gpu: "gpus", pod: "pods", namespace: "namespaces" };
+const TAB_OF = { node: "gpus", gpu: "gpus", pod: "pods", namespace: "namespaces", whatif: "waiting" };
 const TICK_MS = 1000;
 
 class App {
@@ -136,6 +137,7 @@ class App {
   }
 
   tick() {
+    this.store.reconnectIfSilent();
     this.drawBanner();
     this.seconds = (this.seconds ?? 0) + 1;
     if (this.seconds % 5 === 0) this.view.tick?.();

@@ -1,5 +1,5 @@
 // The fragment of the page's URL: `#/VIEW/ID?FILTERS`. It holds all that a reload or a shared link must keep.
-export const LISTS = ["overview", "gpus", "pods", "waiting", "namespaces", "events"];
+const LISTS = ["overview", "gpus", "pods", "waiting", "namespaces", "events", "whatif"];
 const DETAILS = ["node", "gpu", "pod", "namespace"];
 export const FACETS = ["node", "model", "namespace", "state"];
 

@@ -3,7 +3,7 @@ import { fetchJson } from "./dom.js";
 
 const SILENT_MS = 25_000; // a delta comes at least every 10 s
 const OLD_LEDGER_S = 30;
-const RETRY_MS = 2000;
+const RETRY_MS = 2000, LOAD_MS = 30_000;
 const MAX_EVENTS = 200;
 
 export class Store {
@@ -29,7 +29,7 @@ export class Store {
 
   async load() {
     this.source?.close();
-    const loaded = await fetchJson("/api/v1/state");
+    const loaded = await fetchJson("/api/v1/state", { signal: AbortSignal.timeout(LOAD_MS) });
     this.nodes.clear();
     this.devices.clear();
     this.events = [];
@@ -46,6 +46,13 @@ export class Store {
       this.notify(new Set(["connection"]));
       if (this.source.readyState === EventSource.CLOSED) this.reloadAfter(RETRY_MS);
     });
+  }
+
+  /** Connect again if nothing comes although the connection is open, as after a computer has slept. */
+  reconnectIfSilent() {
+    if (this.failing || performance.now() - this.heardAt < SILENT_MS) return;
+    this.failing = true;
+    this.reloadAfter(0);
   }
 
   reloadAfter(pauseMs) {
