@@ -53,7 +53,6 @@ IDLE = Gauge("leasehold_idle_leases", "Leases with an idle share.", ["namespace"
 MISSING = Gauge(
     "leasehold_missing_components", "Replicas that are missing or not ready.", ["service"]
 )
-OTHER = "Other"
 USABLE, CORDONED = "usable", "cordoned"
 WHOLE = 100
 ALL = (WAITING, OLDEST, DEVICES, CLOSED, MEMORY, LEASED_MEMORY, LEASED_GPUS, LARGEST, IDLE, MISSING)
@@ -94,19 +93,11 @@ def _closed_by(view: DeviceView, projection: Projection) -> str:
     return node.closed_by or view.excluded
 
 
-def reason_code(waiting: WaitingPod) -> str:
-    """Return the code that most nodes have, or why the pod waits otherwise."""
-    refusal = waiting.refusal
-    if refusal.quota:
-        return "GpuQuota"
-    return refusal.counts[0][0] if refusal.counts else OTHER
-
-
 def _export_waiting(pods: Iterable[WaitingPod], now: float) -> None:
     ages: dict[tuple[str, str], list[float]] = {}
     for waiting in pods:
         since = waiting.waiting_since or waiting.queued.created_at
-        labels = waiting.queued.request.dialect, reason_code(waiting)
+        labels = waiting.queued.request.dialect, waiting.reason_code
         ages.setdefault(labels, []).append(max(now - since, 0.0))
     for labels, waited_s in ages.items():
         WAITING.labels(*labels).set(len(waited_s))

@@ -4,8 +4,10 @@ All input is absolute, so that duplicates change nothing. Every method returns t
 changed. `now` is an argument, Unix seconds.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from msgspec import structs
 
@@ -13,14 +15,16 @@ from services.api.lease_views import device_view, held_share, measured_view
 from services.api.recent_events import PodEvent, RecentEvents
 from shared.model.budget import UNITS_PER_GPU_MINUTE, BudgetSummary, LeaseClass
 from shared.model.device import Hardware
-from shared.model.events.pod_events import BudgetChanged
+from shared.model.events.pod_events import BudgetChanged, PodGated, PodQueued
 from shared.model.events.request_reply import UsageReply
 from shared.model.fair_share import Entitlement, FairShare, GpuAmount, fair_order
 from shared.model.lease import LIVE, Lease, Share, ShareKey, bookings, share_key
 from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import cordon_reason
+from shared.model.placement import Refusal
 from shared.model.preemption import PreemptionState
+from shared.model.request import PodRequest
 from shared.model.views import DeviceView, HeldShare, MeasuredView, NamespaceView, NodeView
 
 ChangeKey = tuple[str, str]
@@ -56,6 +60,8 @@ class Projection:
         self.devices: dict[DeviceUuid, DeviceView] = {}
         self.totals: dict[NodeName, NodeTotals] = {}
         self.waiting: dict[PodUid, WaitingPod] = {}
+        self.gated: dict[PodUid, WaitingPod] = {}
+        """At the scheduling gate of their namespace's budget."""
         self.budgets: dict[Namespace, BudgetChanged] = {}
         self.hardware: dict[DeviceUuid, Hardware] = {}
         self.events = RecentEvents(self.lease_of)
@@ -185,6 +191,12 @@ class Projection:
         self.waiting.update(waiting)
         return frozenset({WAITING, NAMESPACES})
 
+    def update_gated(self, found: Iterable[PodGated]) -> frozenset[ChangeKey]:
+        """Replace the pods that wait for their namespace's budget."""
+        ordered = sorted(found, key=lambda pod: (-pod.priority, pod.created_at, pod.name))
+        before, self.gated = self.gated, {each.pod: _gated(each) for each in ordered}
+        return frozenset() if self.gated == before else frozenset({WAITING, NAMESPACES})
+
     def update_budgets(self, events: Iterable[BudgetChanged]) -> frozenset[ChangeKey]:
         """Replace budgets by newer ones; older events are ignored."""
         before = dict(self.budgets)
@@ -209,6 +221,10 @@ class Projection:
         by_pod = {each.queued.pod: each for each in self.waiting.values()}
         order = fair_order((each.queued for each in self.waiting.values()), self.fair_share())
         return [by_pod[queued.pod] for queued in order]
+
+    def waiting_pods(self) -> list[WaitingPod]:
+        """Return the waiting pods in their order, and after them those that wait for a budget."""
+        return [*self.queue(), *self.gated.values()]
 
     def fair_share(self) -> FairShare:
         """Return the usage that orders the waiting pods."""
@@ -238,9 +254,8 @@ class Projection:
         for usage_on_node in self._usage.values():
             for name, usage in usage_on_node.items():
                 total.setdefault(name, _NamespaceUsage()).add(usage)
-        waiting: dict[Namespace, int] = {}
-        for each in self.waiting.values():
-            waiting[each.queued.namespace] = waiting.get(each.queued.namespace, 0) + 1
+        pods = chain(self.waiting.values(), self.gated.values())
+        waiting = Counter(each.queued.namespace for each in pods)
         names = sorted({*total, *waiting, *self.budgets})
         return [
             NamespaceView(
@@ -262,6 +277,7 @@ class Projection:
             {
                 *(name for usage_on_node in self._usage.values() for name in usage_on_node),
                 *(each.queued.namespace for each in self.waiting.values()),
+                *(each.queued.namespace for each in self.gated.values()),
                 *self.budgets,
                 *(event.namespace for event in self.events.latest),
                 *(each.for_namespace for each in self.events.latest if each.for_namespace),
@@ -284,11 +300,30 @@ class Projection:
             for lease in totals.leases:
                 if (lease.namespace, lease.name) == wanted:
                     return lease.pod
-        for waiting in self.waiting.values():
+        for waiting in chain(self.waiting.values(), self.gated.values()):
             if (waiting.queued.namespace, waiting.queued.name) == wanted:
                 return waiting.queued.pod
         latest = reversed(self.events.latest)
         return next((one.pod for one in latest if (one.namespace, one.name) == wanted), None)
+
+
+def _gated(pod: PodGated) -> WaitingPod:
+    """Return a pod at the gate of its namespace's budget as a waiting pod."""
+    queued = PodQueued(
+        pod=pod.pod,
+        namespace=pod.namespace,
+        name=pod.name,
+        resource_version=pod.resource_version,
+        request=PodRequest(priority=pod.priority),
+        created_at=pod.created_at,
+    )
+    refusal = Refusal(
+        reason=f"the GPU budget of namespace {pod.namespace} is used up or invalid",
+        hint="it is placed when the budget's next window begins, or an administrator grants more: "
+        f"`leasehold budget {pod.namespace}`",
+        counts=(("Budget", 0),),
+    )
+    return WaitingPod(queued=queued, refusal=refusal, capacity=0, receives_offers=False)
 
 
 def _usage_by_namespace(leases: Iterable[Lease]) -> dict[Namespace, _NamespaceUsage]:

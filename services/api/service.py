@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from msgspec import structs
 
-from services.api.cluster_metrics import export_cluster, observe_bound, reason_code
+from services.api.cluster_metrics import export_cluster, observe_bound
 from services.api.history import RANGES, sample_of
 from services.api.history_file import HistoryFile
 from services.api.lease_views import finished_pod
@@ -24,6 +24,7 @@ from services.api.recent_events import PodEvent
 from services.api.visible_cluster import NamespaceFilter, VisibleCluster, all_namespaces
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
+from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import Clock, wait_for_event
 from shared.model.events.node_events import ShareActivated
 from shared.model.events.pod_events import (
@@ -308,12 +309,21 @@ class ApiService:
         self.data = structs.replace(self.data, ledger_at=self.clock.now())
         self.feed.publish(self.projection.update_preemptions(state))
 
+    @loops(every_s=lambda service: service.timing.preemptions_s)
+    async def watch_gated_pods(self) -> None:
+        """Read the pods that wait for their namespace's budget."""
+        store = self.ledger.part(GatedPods)
+        found = [
+            pod for namespace in await store.namespaces() for pod in await store.load(namespace)
+        ]
+        self.feed.publish(self.projection.update_gated(found))
+
     @loops(every_s=lambda service: service.timing.history_s)
     async def sample_history(self) -> None:
         """Add a sample to the history."""
         if self.synced:
             devices = list(self.projection.devices.values())
-            reasons = [reason_code(waiting) for waiting in self.projection.waiting.values()]
+            reasons = [waiting.reason_code for waiting in self.projection.waiting_pods()]
             hardware = dict(self.projection.hardware)
             make = partial(sample_of, devices, reasons, hardware)
             await self.history.add(make, self.clock.now())

@@ -1,6 +1,7 @@
 """The cluster as one viewer may see it; pure."""
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -254,18 +255,25 @@ class VisibleCluster:
 
     def waiting_pods(self) -> Iterator[WaitingView]:
         """Yield the visible waiting pods, in the order in which freed capacity is offered."""
-        for position, waiting in enumerate(self.projection.queue(), start=1):
+        for position, waiting in enumerate(self.projection.waiting_pods(), start=1):
             if self.visible(waiting.queued.namespace):
                 yield WaitingView(**_waiting(waiting, position))
 
     def queue(self) -> QueueView:
         """Count the waiting pods, and list the first visible ones."""
-        shown, total = list(self.waiting_pods()), len(self.projection.waiting)
-        return QueueView(total=total, hidden=total - len(shown), pods=tuple(shown[:MAX_WAITING]))
+        shown = list(self.waiting_pods())
+        total = len(self.projection.waiting) + len(self.projection.gated)
+        return QueueView(
+            total=total,
+            hidden=total - len(shown),
+            by_code=dict(Counter(pod.code for pod in shown)),
+            pods=tuple(shown[:MAX_WAITING]),
+        )
 
     def pod(self, uid: PodUid, trace: TraceView) -> PodView | None:
         """Return one pod, or None if no lease, waiting pod or recent event of it is visible."""
-        lease, waiting = self.projection.lease_of(uid), self.projection.waiting.get(uid)
+        lease = self.projection.lease_of(uid)
+        waiting = self.projection.waiting.get(uid) or self.projection.gated.get(uid)
         latest = self.projection.events.latest_of(uid)
         known = lease or (waiting.queued if waiting else latest)
         if known is None or not self.visible(known.namespace):
@@ -290,7 +298,7 @@ class VisibleCluster:
                 yield structs.replace(self.device(view), shares=())
 
     def _waiting_details(self, waiting: WaitingPod) -> WaitingDetails:
-        queue, refusal = self.projection.queue(), waiting.refusal
+        queue, refusal = self.projection.waiting_pods(), waiting.refusal
         position = 1 + [each.queued.pod for each in queue].index(waiting.queued.pod)
         return WaitingDetails(
             **_waiting(waiting, position),
@@ -394,6 +402,7 @@ def _waiting(waiting: WaitingPod, position: int) -> dict[str, Any]:
         "reason": refusal.reason,
         "hint": refusal.hint,
         "permanent": refusal.permanent,
+        "code": waiting.reason_code,
     }
 
 

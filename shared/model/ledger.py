@@ -239,6 +239,13 @@ class WaitingPod:
     min_members: int = 0
     """The verdict is valid while fewer pods of its gang exist; 0: for any number."""
 
+    @property
+    def reason_code(self) -> str:
+        """The code of most nodes, or why it waits otherwise."""
+        if self.refusal.quota:
+            return "GpuQuota"
+        return self.refusal.counts[0][0] if self.refusal.counts else "Other"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangEnrollment:

@@ -207,6 +207,8 @@ class WaitingView(View, frozen=True, kw_only=True):
     reason: str
     hint: str
     permanent: bool
+    code: str = ""
+    """The reason of most nodes, such as `InsufficientCpu`; or `GpuQuota`, or `Budget`."""
 
     @property
     def text(self) -> str:
@@ -315,6 +317,8 @@ class QueueView(View, frozen=True, kw_only=True):
 
     total: int
     hidden: int
+    by_code: dict[str, int] = {}
+    """How many of those that the viewer may see wait for each reason."""
     pods: tuple[WaitingView, ...] = ()
 
 

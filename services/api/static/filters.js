@@ -30,7 +30,7 @@ const KINDS = {
 };
 
 /** Why a pod waits, in a word or two. */
-export function reasonOf(pod) { return pod.code ? words(pod.code) : pod.permanent ? "Cannot run" : "No capacity"; }
+export function reasonOf(pod) { return words(pod.code); }
 
 export class Filter {
   constructor(kind, params, store) {

@@ -40,4 +40,7 @@ export function when(at) {
 export function count(number, one, many = `${one}s`) { return `${number.toLocaleString("en")} ${number === 1 ? one : many}`; }
 
 /** A reason's code in words. */
-export function words(code) { return code.replace(/([a-z])([A-Z])/g, "$1 $2").replace(/^./, (first) => first.toUpperCase()); }
+export function words(code) {
+  const text = code.replace(/([a-z])([A-Z])/g, "$1 $2").toLowerCase().replace(/\b(gpus?|cpu|mig|pvc|numa)\b/g, (name) => name.toUpperCase());
+  return text.replace(/^./, (first) => first.toUpperCase());
+}

@@ -4,7 +4,6 @@ import { faultText, totals } from "./devices.js";
 import { el, fetchJson, panel, replaceKeepingFocus, setProperty, setText } from "./dom.js";
 import { FirstPage } from "./first_page.js";
 import { Fleet } from "./fleet.js";
-import { reasonOf } from "./filters.js";
 import { age, count, gpuHours, gpus, mib, percent, short, words } from "./format.js";
 import { Histories, percentChart } from "./histories.js";
 import { eventParts, podLink, waitingItem } from "./lists.js";
@@ -99,9 +98,7 @@ export class Overview {
 
   drawWaiting() {
     const { store } = this.app, { total, pods, by_code: byCode } = store.waiting;
-    const counts = new Map(Object.entries(byCode ?? {}).map(([code, number]) => [words(code), number]));
-    if (!byCode) for (const pod of pods) counts.set(reasonOf(pod), (counts.get(reasonOf(pod)) ?? 0) + 1);
-    const reasons = [...counts].sort((one, two) => two[1] - one[1]).slice(0, ROWS);
+    const reasons = Object.entries(byCode).map(([code, number]) => [words(code), number]).sort((one, two) => two[1] - one[1]).slice(0, ROWS);
     replaceKeepingFocus(this.lists.reasons, reasons.map(([reason, number]) => bar(el("a", { href: url("waiting", null, { state: reason }), "data-key": `reason:${reason}` }, reason), number, total, count(number, "pod"))));
     replaceKeepingFocus(this.lists.queue, pods.length ? pods.slice(0, 4).map((pod) => waitingItem(pod, store.now())) : [el("li", { class: "nothing" }, total ? "No waiting pod that you may see." : "No pod is waiting.")]);
   }

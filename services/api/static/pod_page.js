@@ -3,7 +3,7 @@ import { Chart } from "./chart.js";
 import { colourClass } from "./colours.js";
 import { Detail, PodsOf, commands, shareItem } from "./detail.js";
 import { command, el, facts, fetchJson } from "./dom.js";
-import { age, clock, count, gpus, mib, when } from "./format.js";
+import { age, clock, count, gpus, mib, when, words } from "./format.js";
 import { Histories, amountChart } from "./histories.js";
 import { waitingItem } from "./lists.js";
 import { url } from "./route.js";
@@ -66,7 +66,7 @@ function waitingFacts(waiting, now) {
 /** The reason, what to try, and the nodes that are nearest to fitting. */
 function whyParts(waiting) {
   return [el("p", { class: "reason" }, waiting.reason), waiting.hint ? el("p", { class: "hint" }, waiting.hint) : null,
-    waiting.counts?.length ? el("ul", { class: "counts" }, ...waiting.counts.map((one) => el("li", {}, el("b", {}, `${one.nodes}`), ` ${one.nodes === 1 ? "node" : "nodes"}: ${one.reason.replace(/([a-z])([A-Z])/g, "$1 $2")}`))) : null,
+    el("ul", { class: "counts" }, ...waiting.counts.filter((one) => one.nodes).map((one) => el("li", {}, el("b", {}, `${one.nodes}`), ` ${one.nodes === 1 ? "node" : "nodes"}: ${words(one.reason)}`))),
     waiting.nearest?.length ? el("h3", {}, "Nearest nodes") : null,
     waiting.nearest?.length ? el("ul", { class: "plain" }, ...waiting.nearest.map((node) => el("li", {}, el("a", { href: url("node", node.node), "data-key": `near:${node.node}` }, node.node), `: ${node.reason}`))) : null].filter(Boolean);
 }

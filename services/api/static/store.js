@@ -12,7 +12,7 @@ export class Store {
     this.notify = changed;
     this.nodes = new Map();
     this.devices = new Map();
-    this.waiting = { total: 0, hidden: 0, pods: [] };
+    this.waiting = { total: 0, hidden: 0, by_code: {}, pods: [] };
     this.namespaces = [];
     this.events = []; // newest first
     this.problems = [];

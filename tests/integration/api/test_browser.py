@@ -175,8 +175,9 @@ async def test_leases_of_a_forbidden_namespace_are_shown_as_in_use(
     async with serve(tokens="for-mine mine\n") as shown:
         await reserve_lease(shown, "uid-secret", namespace="secret-team", name="secret-pod")
         await reserve_lease(shown, "uid-mine", namespace="mine", name="my-pod", gpu=1)
-        page = await opened(browser, shown, token="for-mine")  # noqa: S106 - of the test
+        page = await opened(browser, shown, "#/gpus?namespace=mine", token="for-mine")  # noqa: S106 - of the test
 
+        await expect(page).to_have_url(f"{shown.url}/#/gpus?namespace=mine")
         await expect(page.locator(".share")).to_have_count(2)
         await expect(page.locator(".share[data-pod]")).to_have_text("my-pod")
         await page.locator(".dev").first.click()
@@ -190,6 +191,23 @@ async def test_a_page_reports_that_the_api_does_not_respond(browser: Browser, se
         page = await opened(browser, shown)
         await expect(page.locator(".dev")).to_have_count(2)
     await expect(page.get_by_role("alert")).to_contain_text("does not respond")
+
+
+async def test_a_page_that_hears_nothing_reports_it_and_connects_again(
+    browser: Browser, shown: RunningApi
+) -> None:
+    page = await (await browser.new_context()).new_page()
+    await page.clock.install()
+    await page.goto(shown.url)
+    await expect(page.locator(".dev")).to_have_count(2)
+    await page.route("**/api/v1/state", lambda _: None)  # never answered
+
+    await page.clock.fast_forward(40_000)
+
+    await expect(page.get_by_role("alert")).to_contain_text("does not respond: what you see is")
+    await page.unroute_all()
+    await page.clock.fast_forward(40_000)
+    await expect(page.get_by_role("alert")).to_be_hidden()
 
 
 LOADED = """() => {

@@ -8,13 +8,20 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, expect
 
+from shared.ledger.waiting_pods import GatedPods
 from shared.model.budget import (
     UNITS_PER_GPU_MINUTE,
     AccountUpdate,
     BudgetWindow,
     ChargeEntry,
 )
-from shared.model.events.pod_events import BudgetChanged, PlacementChosen, PodBound, PodTerminated
+from shared.model.events.pod_events import (
+    BudgetChanged,
+    PlacementChosen,
+    PodBound,
+    PodGated,
+    PodTerminated,
+)
 from shared.model.names import Namespace, PodUid
 from shared.model.preemption import Preemption
 from shared.runtime.telemetry import trace_id_of
@@ -201,6 +208,27 @@ async def test_without_a_lease_there_is_a_pod_to_try(browser: Browser, shown: Ru
 
     await reserve_lease(shown)
     await expect(first).to_be_hidden()
+
+
+async def test_a_pod_that_waits_for_its_budget_is_a_waiting_pod(
+    browser: Browser, shown: RunningApi
+) -> None:
+    gated = PodGated(
+        pod=PodUid("uid-g"),
+        namespace=Namespace("team"),
+        name="g",
+        resource_version="1",
+        created_at=time.time() - 60,
+    )
+    await shown.ledger.part(GatedPods).save([gated])
+    page = await opened(browser, shown, "#/waiting")
+
+    await expect(page.locator(".cards li")).to_contain_text("budget of namespace team is used up")
+    await expect(page.locator(".tab", has_text="Waiting")).to_have_text("Waiting1")
+    await page.get_by_role("link", name="team/g").click()
+    await expect(page.get_by_role("main")).to_contain_text("leasehold budget team")
+    _, leases = await shown.get("/api/v1/leases?namespace=team")
+    assert [pod["code"] for pod in leases["waiting"]] == ["Budget"]
 
 
 async def test_a_waiting_pod_has_position_age_and_reason(

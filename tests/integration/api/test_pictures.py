@@ -68,8 +68,11 @@ async def opened(
     browser: Browser, url: str, path: str, *, width: int = 1440, scheme: Scheme = "light"
 ) -> Page:
     size = {"width": width, "height": WIDTHS[width]}
-    page = await browser.new_page(  # type: ignore[arg-type]
-        color_scheme=scheme, viewport=size, timezone_id="UTC", reduced_motion="reduce"
+    page = await browser.new_page(
+        color_scheme=scheme,
+        viewport=size,  # type: ignore[arg-type]
+        timezone_id="UTC",
+        reduced_motion="reduce",
     )
     await page.goto(f"{url}/{path}")
     await page.locator(PATHS[path]).first.wait_for()
