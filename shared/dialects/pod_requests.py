@@ -159,7 +159,10 @@ def _check_unread(pod: PodManifest, rules: Rules, request: PodRequest) -> None:
             if disabled:
                 fault = f"belongs to {' and '.join(disabled)}, which is not enabled here"
             elif request.dialect:
-                fault = f"belongs to {owners[0]}, and this pod uses {request.dialect}"
+                fault = (
+                    f"belongs to {owners[0]}, and {_example(pod, read)}, which belongs to "
+                    f"{request.dialect} in pods for the scheduler {pod.scheduler!r}"
+                )
             else:
                 fault = f"has no meaning in pods for the scheduler {pod.scheduler!r}"
             raise RequestError(f"container {container.name}: {resource} {fault}")

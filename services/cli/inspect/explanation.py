@@ -25,6 +25,8 @@ from shared.pods.observed_pod import advice, causes
 
 NAMED_PODS = 8
 """Pods of a gang that are listed by name."""
+NO_WAITING = ("waiting ", "ask an administrator", "no node ")
+"""Beginnings of hints where the end of other pods does not help alone."""
 STATES = {
     LeaseState.RESERVED: "its share is reserved, the binding is in progress",
     LeaseState.BOUND: "it is bound, its kubelet has not requested the devices yet",
@@ -205,7 +207,7 @@ def _nearest_lines(waiting: WaitingDetails) -> Iterator[str]:
         yield from (f"  device {device.index}: {device.reason}" for device in verdict.devices)
     if waiting.quota:
         yield f"it is retried as soon as namespace {waiting.quota} may hold more"
-    elif waiting.permanent:
+    elif waiting.permanent or waiting.hint.startswith(NO_WAITING):
         yield "no freed capacity can help: only a changed pod or cluster can"
     else:
         yield "it is retried as soon as capacity that could fit it is freed"

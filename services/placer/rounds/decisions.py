@@ -21,7 +21,7 @@ from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.index.ranked_nodes import CANDIDATES
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
-from shared.placing.node_filters import has_too_little
+from shared.placing.node_filters import check_all, has_too_little
 from shared.placing.placement import Rng, place
 from shared.placing.refusal.quota_refusals import QuotaRefusals
 from shared.placing.refusal.refusals import possible_nodes
@@ -160,12 +160,14 @@ def decide(pods: Sequence[PodQueued], context: DecisionContext) -> RoundDecision
     return decisions
 
 
-def pods_on_empty_nodes(request: PodRequest, index: NodeIndex, most: int) -> int:
-    """Return how many such pods fit side by side, `most` at most.
+def pods_on_empty_nodes(
+    request: PodRequest, index: NodeIndex, most: int, *, as_is: bool = False
+) -> int:
+    """Return how many such pods fit side by side if no other ran, `most` at most.
 
-    Each node that could fit one holds at least one, so no more than `most` nodes are tried.
+    Nodes count as healthy, untainted and with any labels unless they are taken `as_is`.
     """
-    inventory, key = index.mirror.inventory_changes.end, (placement_key(request), most)
+    inventory, key = index.mirror.inventory_changes.end, (placement_key(request), most, as_is)
     known = index.pods_on_empty.get(key)
     if known is not None and known[0] == inventory:
         return known[1]
@@ -173,17 +175,24 @@ def pods_on_empty_nodes(request: PodRequest, index: NodeIndex, most: int) -> int
         index.pods_on_empty.clear()
     count = 0
     for node in index.sets.nodes_in(possible_nodes(request, index)):
-        count += _pods_on(request, node, most - count)
+        count += _pods_on(request, node, most - count, as_is=as_is)
         if count >= most:
             break
     index.pods_on_empty[key] = inventory, count
     return count
 
 
-def _pods_on(request: PodRequest, node: MirroredNode, most: int) -> int:
-    trial = ClusterMirror()
-    devices = tuple((replace(device.device, healthy=True), NO_USE) for device in node.devices)
+def _pods_on(request: PodRequest, node: MirroredNode, most: int, *, as_is: bool) -> int:
     facts = NodeFacts(name=node.name, allocatable=node.facts.allocatable)
+    if as_is:
+        facts = replace(node.facts, used_by_others={})
+        if check_all(request, facts, facts.allocatable, node.serving) is not None:
+            return 0
+    trial = ClusterMirror()
+    devices = tuple(
+        (device.device if as_is else replace(device.device, healthy=True), NO_USE)
+        for device in node.devices
+    )
     trial.reset([LedgerNode(facts=facts, devices=devices)])
     empty = trial.nodes[node.name]
     for count in range(most):
@@ -230,26 +239,35 @@ def decide_gang(
         decision = second if second.fitting > decision.fitting else decision
     if decision.refusal is None or decision.refusal.permanent or decision.refusal.quota:
         return decision
-    return replace(decision, impossible=_never_fits(members, needed, context))
+    lacking = _lacking(members, needed, context)
+    if lacking is None:
+        waits = decision.waits and _lacking(members, needed, context, as_is=True) is None
+        return replace(decision, waits=waits)
+    most, least = lacking
+    return replace(
+        decision,
+        impossible=f"waiting does not help: if no other pod ran, {most} of {least} equal pods of "
+        "the gang would fit",
+    )
 
 
-def _never_fits(members: Sequence[PodQueued], needed: int, context: DecisionContext) -> str:
-    """Return why the gang would not fit if no other pod ran, and what to change.
+def _lacking(
+    members: Sequence[PodQueued], needed: int, context: DecisionContext, *, as_is: bool = False
+) -> tuple[int, int] | None:
+    """Return how many of how many equal pods would fit if no other pod ran, or None if all would.
 
-    Equal pods are counted on empty nodes. The text is empty if the gang fits, as far as that shows.
+    Pods that differ are not counted beside each other.
     """
     alike: dict[Hashable, list[PodRequest]] = {}
     for event in members:
         alike.setdefault(placement_key(event.request), []).append(event.request)
     for requests in alike.values():
         least = len(requests) - (len(members) - needed)
-        most = pods_on_empty_nodes(requests[0], context.index, least) if least > 0 else 0
-        if most < least:
-            return (
-                f"waiting does not help: if no other pod ran, {most} of {least} equal pods of the "
-                "gang would fit"
-            )
-    return ""
+        if least > 0:
+            most = pods_on_empty_nodes(requests[0], context.index, least, as_is=as_is)
+            if most < least:
+                return most, least
+    return None
 
 
 def member_refused(gang: Gang, pod: PodQueued, refusal: Refusal) -> Refusal:

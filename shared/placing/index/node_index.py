@@ -155,9 +155,9 @@ class NodeIndex:
         """Nodes without any use, by node and the inventory's position."""
         self.idle_copies: dict[tuple[MirroredNode, int], MirroredNode] = {}
         """Nodes as they would be if all pods on them had ended; by the same."""
-        self.pods_on_empty: dict[tuple[Hashable, int], tuple[int, int]] = {}
+        self.pods_on_empty: dict[tuple[Hashable, int, bool], tuple[int, int]] = {}
         """How many equal pods of a gang fit on empty nodes, at most as many as asked for; by
-        `placement_key` and that number, with the inventory's position."""
+        `placement_key`, that number, and how nodes count, with the inventory's position."""
         self._plans: dict[Hashable, RequestPlan] = {}
         self._ranked_nodes: dict[RequestKind, RankedNodes] = {}
         self._exact_uses_left: dict[RequestKind, int] = {}

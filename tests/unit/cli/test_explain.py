@@ -84,6 +84,24 @@ def test_explain_of_a_waiting_pod_names_every_device_and_the_next_thing_to_try()
 
 
 @pytest.mark.parametrize(
+    ("hint", "retried"),
+    [
+        ("in container main set nvidia.com/gpumem: 4, as node n has room for it now", True),
+        ("waiting does not help: change the node selector zone to b, as node n has", False),
+        ("waiting alone does not help: tolerate the taint a=b:NoSchedule, and wait", False),
+        ("ask an administrator: kubectl uncordon n", False),
+    ],
+)
+def test_explain_promises_a_retry_only_where_freed_capacity_helps(hint: str, retried: bool) -> None:
+    waiting = replace(WAITING, refusal=structs.replace(WAITING.refusal, hint=hint))
+
+    lines = explained(POD, cluster_of(waiting=[waiting])).lines
+
+    assert ("it is retried as soon as capacity that could fit it is freed" in lines) == retried
+    assert ("no freed capacity can help: only a changed pod or cluster can" in lines) != retried
+
+
+@pytest.mark.parametrize(
     ("pod", "verdict"),
     [
         (replace(POD, scheduler="default-scheduler"), "foreign"),

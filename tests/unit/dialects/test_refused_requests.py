@@ -116,7 +116,7 @@ REFUSED: dict[str, tuple[Asked, dict[str, Any], str]] = {
     ),
     "a mode": (PART, noted(mode="mps"), "vgpu-mode must be hami-core or mig, got 'mps'"),
     "hamis memory beside koordinators gpus": (
-        PART, KOORD, "gpumem belongs to nvidia, and this pod uses koordin",
+        PART, KOORD, "gpumem belongs to nvidia, and .* nvidia.com/gpu, which belongs to koord",
     ),
     "hamis memory for koordinators scheduler": (
         hami(gpumem=3000),

@@ -1,25 +1,29 @@
 """Whoever does what a hint says gets a pod that runs: over random clusters, pods and dialects."""
 
 import copy
+import re
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
+from services.placer.rounds.decisions import DecisionContext, decide_gang, gang_does_not_fit
 from shared.dialects.dialect import PodManifest, Rules
 from shared.kubernetes.types import ApiPod
 from shared.model.device import DeviceMode, DeviceUse, Isolation
 from shared.model.ledger import LedgerNode
 from shared.model.node import Taint
 from shared.model.placement import Refusal
-from shared.model.request import PodRequest
+from shared.model.request import Gang, PodRequest
 from shared.placing.advice import Advice, Change, Place
 from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.placement import place
+from shared.placing.refusal.quota_refusals import QuotaRefusals
 from shared.pods.pod_parser import PodParser
-from tests.support.build import device, dice, ledger_node, use
+from tests.support.build import device, dice, ledger_node, pod_queued, use
 from tests.support.dialects import mixes
 from tests.support.placer.placing import index_of
 from tests.unit.placer.test_placement_property import layout
@@ -255,3 +259,35 @@ def test_whoever_does_what_the_hint_says_gets_a_pod_that_runs(
         assert runs(pod, emptied(nodes))
     if advice.administrator:
         assert not runs(least(pod), emptied(nodes))
+
+
+@settings(max_examples=150, deadline=None)
+@given(clusters(), pods(), st.integers(2, 4))
+def test_a_gang_with_the_minimum_that_its_hint_names_runs(
+    nodes: list[LedgerNode], pod: Pod, size: int
+) -> None:
+    request = read(pod)
+    if request is None:
+        return
+    gang = Gang(name="ns/g", min_member=size)
+    members = [pod_queued(f"m{n}", structs.replace(request, gang=gang)) for n in range(size)]
+    decision = decide_gang(members, size, context_of(nodes))
+    if decision.refusal is None:
+        return
+
+    refusal = gang_does_not_fit(gang, live=0, decision=decision, refusal=decision.refusal)
+
+    lowered = re.search(r"lower the gang's minimum to (\d+)", refusal.hint)
+    if lowered is not None:
+        assert decide_gang(members, int(lowered[1]), context_of(nodes)).refusal is None
+    else:
+        assert decide_gang(members, 1, context_of(nodes)).refusal is not None
+    if refusal.hint.startswith("waiting does not help: if no other pod ran"):
+        assert decide_gang(members, size, context_of(emptied(nodes))).refusal is not None
+    if refusal.hint.endswith("wait until other pods have ended"):
+        assert decide_gang(members, size, context_of(emptied(nodes))).refusal is None
+
+
+def context_of(nodes: list[LedgerNode]) -> DecisionContext:
+    index = index_of(*nodes)
+    return DecisionContext(index.mirror, index, QuotaRefusals(), dice())
