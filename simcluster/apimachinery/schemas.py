@@ -5,6 +5,9 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from simcluster.apimachinery.objects import Json, JsonValue, decode
 from simcluster.apimachinery.resources import Resource
@@ -45,3 +48,50 @@ def _resolve(schema: JsonValue) -> JsonValue:
         return resolved(str(schema["$ref"]).removeprefix(REFERENCE))
     own = {key: _resolve(below) for key, below in schema.items()}
     return {**own.pop("allOf")[0], **own} if "allOf" in own else own
+
+
+_SCALARS: dict[str, Any] = {"string": str, "integer": int, "number": float | int, "boolean": bool}
+_LENIENT: dict[str, Any] = {"Quantity": str | int | float, "IntOrString": str | int}
+
+
+@cache
+def _checked(name: str, *, is_kind: bool = False) -> Any:
+    """Return a type whose values have no other fields, and no values of other types."""
+    schema = published()[name]
+    if "properties" not in schema:
+        return _checked_value(schema)
+    rows = list(schema["properties"].items())
+    if is_kind:
+        rows += [("apiVersion", {"type": "string"}), ("kind", {"type": "string"})]
+    fields = [
+        (f"f{at}", _checked_value(row) | None | msgspec.UnsetType, msgspec.UNSET)
+        for at, (_, row) in enumerate(rows)
+    ]
+    names = {f"f{at}": field for at, (field, _) in enumerate(rows)}
+    title = name.rpartition(".")[2]
+    return msgspec.defstruct(title, fields, rename=names, forbid_unknown_fields=True, gc=False)
+
+
+def _checked_value(schema: Json) -> Any:
+    references = [schema, *schema.get("allOf", ())]
+    found = next((str(each["$ref"]) for each in references if "$ref" in each), "")
+    if found:
+        return _checked(found.removeprefix(REFERENCE))
+    if form := _LENIENT.get(schema.get("x-protobuf-form", "")):
+        return form
+    match schema.get("type"):
+        case "array":
+            return list[_checked_value(schema["items"])]  # type: ignore[misc]
+        case "object" if "additionalProperties" in schema:
+            return dict[str, _checked_value(schema["additionalProperties"])]  # type: ignore[misc]
+        case kind:
+            return _SCALARS.get(str(kind), Any)
+
+
+def has_shape(name: str, obj: JsonValue) -> bool:
+    """Return whether an object has fields of its schema only, all of the right type."""
+    try:
+        msgspec.convert(obj, _checked(name, is_kind=True))
+    except msgspec.ValidationError:
+        return False
+    return True

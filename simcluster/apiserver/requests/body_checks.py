@@ -6,7 +6,7 @@ from simcluster.apimachinery.errors import ApiError, Cause
 from simcluster.apimachinery.merge_patches import field_schema
 from simcluster.apimachinery.objects import Json, JsonValue, json_text
 from simcluster.apimachinery.resources import Resource
-from simcluster.apimachinery.schemas import OBJECT_META, resolved, schema_name
+from simcluster.apimachinery.schemas import OBJECT_META, has_shape, resolved, schema_name
 from simcluster.apiserver.crd.custom_kinds import CustomKind
 from simcluster.apiserver.crd.schema_shape import prune
 
@@ -30,9 +30,12 @@ def drop_unknown_fields(kind: Resource, obj: Json, query: Mapping[str, str]) -> 
             f'fieldValidation: Unsupported value: "{mode}": supported values: '
             '"Ignore", "Strict", "Warn"'
         )
+    is_custom = isinstance(kind, CustomKind)
+    if not is_custom and has_shape(schema_name(kind), obj):
+        return []
     schema, meta = schema_of(kind), {"metadata": obj.get("metadata")}
     wrong = next(_wrong_types(_METADATA, meta, ""), None)
-    if wrong is None and not isinstance(kind, CustomKind):  # others are validated by their schema
+    if wrong is None and not is_custom:  # others are validated by their schema
         wrong = next(_wrong_types(schema, obj, ""), None)
     if wrong is not None:
         raise ApiError.bad_request(
