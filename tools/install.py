@@ -54,12 +54,6 @@ def check_python() -> None:
                 "" if found else "; none is on PATH, so install one first",
             )
         )
-    if importlib.util.find_spec("ensurepip") is None:
-        sys.exit(
-            f"{sys.executable} cannot make virtual environments: install its module, on Debian and "
-            "Ubuntu with `sudo apt-get install python3-venv`, or name another Python, as in "
-            "`make up PYTHON=python3.12`"
-        )
 
 
 def check_disk(needed_mb: int) -> None:
@@ -98,6 +92,12 @@ def make_venv() -> None:
     fault = fault_of_venv()
     if not fault:
         return
+    if importlib.util.find_spec("ensurepip") is None:
+        sys.exit(
+            f"{sys.executable} cannot make virtual environments: install its module, on Debian and "
+            "Ubuntu with `sudo apt-get install python3-venv`, or name another Python, as in "
+            "`make up PYTHON=python3.12`"
+        )
     started_s = time.monotonic()
     if VENV.exists():
         print(f".venv {fault} and is made anew")
@@ -180,3 +180,5 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as error:
+        sys.exit(f"{error.filename}: {error.strerror}")
