@@ -10,6 +10,7 @@ from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import (
     Json,
     Objects,
+    at_path,
     name_of,
     namespace_of,
     parse_time,
@@ -18,7 +19,13 @@ from simcluster.controller_manager.cron_jobs import plan_cron_job
 from simcluster.controller_manager.daemon_sets import plan_daemon_set
 from simcluster.controller_manager.deployments import plan_deployment
 from simcluster.controller_manager.jobs import plan_job
-from simcluster.controller_manager.plans import WorkloadPlan, controller_of, is_deleted, is_owned
+from simcluster.controller_manager.plans import (
+    WorkloadPlan,
+    controller_of,
+    is_deleted,
+    is_owned,
+    record_revision,
+)
 from simcluster.controller_manager.replica_sets import plan_replica_set
 from simcluster.controller_manager.stateful_sets import plan_stateful_set
 from simcluster.events import EventRecorder
@@ -184,6 +191,9 @@ class ControllerManager:
             return
         workload = found.obj
         plan = self._plan(key.kind, workload)
+        if key.kind in {"StatefulSet", "DaemonSet"} and not is_deleted(workload):
+            revisions = self._owned("controllerrevisions", workload)
+            record_revision(plan, workload, key.kind, revisions)
         if plan.status != workload.get("status"):
             self._store.patch(
                 table, key.namespace, key.name, _with_status(plan.status), subresource="status"
@@ -233,8 +243,8 @@ class ControllerManager:
     def _update(self, table: str, obj: Json, owner: Json, kind: str) -> None:
         before = self._store.read(table, namespace_of(obj), name_of(obj))
         self._store.patch(table, namespace_of(obj), name_of(obj), lambda _old: obj)
-        replicas = obj["spec"].get("replicas")
-        if replicas != before["spec"].get("replicas"):
+        replicas = at_path(obj, "spec.replicas")
+        if replicas != at_path(before, "spec.replicas"):
             text = f"Scaled replica set {name_of(obj)} to {replicas}"
             self._events.write(owner, kind, "Normal", "ScalingReplicaSet", text)
 
@@ -273,7 +283,7 @@ class ControllerManager:
 
 def _noun(table: str) -> str:
     nouns = {"pods": "pod", "replicasets": "replica set", "jobs": "job",
-             "persistentvolumeclaims": "claim"}  # fmt: skip
+             "controllerrevisions": "revision", "persistentvolumeclaims": "claim"}  # fmt: skip
     return nouns[table]
 
 

@@ -9,6 +9,7 @@ from simcluster.apimachinery.objects import (
     Json,
     JsonValue,
     Objects,
+    annotations_of,
     at_path,
     deep_copy,
     encode,
@@ -97,6 +98,36 @@ def _sorted(value: JsonValue) -> JsonValue:
     if isinstance(value, dict):
         return {key: _sorted(value[key]) for key in sorted(value)}
     return [_sorted(each) for each in value] if isinstance(value, list) else value
+
+
+def record_revision(plan: WorkloadPlan, workload: Json, kind: str, recorded: Objects) -> None:
+    """Plan the ControllerRevisions of a workload, by which kubectl shows and restores templates."""
+    template = workload["spec"]["template"]
+    name = f"{name_of(workload)}-{template_hash(template)}"
+    others = sorted(
+        (each for each in recorded if name_of(each) != name), key=lambda each: int(each["revision"])
+    )
+    newest = int(others[-1]["revision"]) if others else 0
+    current = next((each for each in recorded if name_of(each) == name), None)
+    if current is None:
+        own = {
+            "apiVersion": "apps/v1",
+            "kind": "ControllerRevision",
+            "metadata": {
+                "name": name,
+                "namespace": namespace_of(workload),
+                "labels": metadata(template).get("labels") or {},
+                "annotations": annotations_of(workload),
+                "ownerReferences": [owner_reference(workload, kind, "apps/v1")],
+            },
+            "data": {"spec": {"template": {**deep_copy(template), "$patch": "replace"}}},
+            "revision": newest + 1,
+        }
+        plan.create.append(("controllerrevisions", own))
+    elif int(current["revision"]) <= newest:
+        plan.update.append(("controllerrevisions", {**current, "revision": newest + 1}))
+    surplus = max(len(others) - workload["spec"]["revisionHistoryLimit"], 0)
+    plan.delete += [("controllerrevisions", each) for each in others[:surplus]]
 
 
 def new_pod(workload: Json, kind: str, api_version: str, *, name: str = "") -> Json:

@@ -85,6 +85,7 @@ BUILTIN = (
              categories=("all",), has_status=True, subresources=("scale",)),
     Resource(plural="statefulsets", kind="StatefulSet", group="apps", short_names=("sts",),
              categories=("all",), has_status=True, subresources=("scale",)),
+    Resource(plural="controllerrevisions", kind="ControllerRevision", group="apps"),
     Resource(plural="daemonsets", kind="DaemonSet", group="apps", short_names=("ds",),
              categories=("all",), has_status=True),
     Resource(plural="jobs", kind="Job", group="batch", categories=("all",), has_status=True,

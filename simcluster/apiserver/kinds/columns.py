@@ -130,6 +130,12 @@ def _job_duration(job: Json, now: float) -> str:
     return "" if not started else format_age(started, parse_time(ended) if ended else now)
 
 
+def _controller(revision: Json, _now: float) -> str:
+    owners = metadata(revision).get("ownerReferences") or ()
+    owner = next((each for each in owners if each.get("controller")), None)
+    return f"{owner['kind'].lower()}.apps/{owner['name']}" if owner else _NONE
+
+
 def _last_schedule(cron_job: Json, now: float) -> str:
     last = at_path(cron_job, "status.lastScheduleTime")
     return format_age(last, now) if last else _NONE
@@ -251,6 +257,12 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         _number("Available", "status.numberAvailable"),
         AGE,
         *_WORKLOAD_WIDE,
+    ),
+    "controllerrevisions": (
+        NAME,
+        Column("Controller", _controller),
+        _number("Revision", "revision"),
+        AGE,
     ),
     "jobs": (
         NAME,

@@ -143,6 +143,23 @@ async def test_manifests_are_applied_compared_and_checked(kubectl: Kubectl) -> N
     assert "deleted" in await kubectl.run("delete -f -", manifest)
 
 
+@pytest.mark.parametrize("kind", ["StatefulSet", "DaemonSet"])
+async def test_an_earlier_template_is_listed_and_restored(kubectl: Kubectl, kind: str) -> None:
+    name = f"{kind.lower()}/web"
+    await kubectl.run("apply -f -", json.dumps(workload(kind)))
+    await kubectl.run(f"set image {name} main=app:2")
+    await until(lambda: kubectl.run(f"rollout history {name}"), lambda text: "\n2 " in text)
+
+    assert "rolled back" in await kubectl.run(f"rollout undo {name}")
+    assert "app:1" in await kubectl.run(f"get {name} -o wide")
+    revisions = await until(
+        lambda: kubectl.run("get controllerrevisions"), lambda text: " 3 " in text
+    )
+    assert f"{kind.lower()}.apps/web" in revisions
+    await kubectl.run(f"delete {name}")
+    await until(lambda: not kubectl.api.store.list("controllerrevisions"))
+
+
 async def test_a_cron_job_starts_jobs_on_its_schedule_and_forgets_old_ones(
     kubectl: Kubectl,
 ) -> None:
