@@ -59,6 +59,7 @@ class DeviceWatcher:
         self.plugins = plugins
         self.views = views
         self._served: tuple[Device, ...] = ()
+        self._excess: dict[str, int] = {}
         self._warnings: tuple[str, ...] = ()
         self._observed: object = None
         """What the devices that are advertised were derived from; None if they must be again."""
@@ -190,8 +191,14 @@ class DeviceWatcher:
 
     def advertise_amounts(self) -> None:
         """Advertise the node's amounts, with what pods request beyond their current shares."""
-        more = excess_requests(self.node.checkpoint.entries)
-        self.views.set_advertisement(self.node.shown.with_more(more))
+        self._excess = excess_requests(self.node.checkpoint.entries)
+        self.views.set_advertisement(self.node.shown.with_more(self._excess))
+
+    def advertise_freed_amounts(self) -> None:
+        """Advertise the amounts again if pods whose shares had been resized have ended."""
+        is_advertised = self.views.advertisement is not None
+        if is_advertised and excess_requests(self.node.checkpoint.entries) != self._excess:
+            self.advertise_amounts()
 
     def _set_unready(self, reason: str | None) -> None:
         if reason != self._unready_reason:

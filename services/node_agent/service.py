@@ -337,6 +337,7 @@ class NodeAgent:
         await self.node.files.probe_disk()
         try:
             await self.reconciler.remove_ended(self.node.snapshot)
+            self.watcher.advertise_freed_amounts()
         finally:
             is_unreadable = bool(self.pods.unreadable_reason)
             if is_unreadable != self._was_unreadable:

@@ -22,11 +22,11 @@ def address(environ: dict[str, str]) -> str:
     return f"127.0.0.1:{port or 9100}"
 
 
-def request_readiness(where: str) -> tuple[int, str]:
+def request_readiness(where: str, path: str = "/readyz") -> tuple[int, str]:
     """Return status and body of the response. Raises OSError if there is none."""
     host, _, port = where.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
-        connection.sendall(f"GET /readyz HTTP/1.0\r\nHost: {where}\r\n\r\n".encode())
+        connection.sendall(f"GET {path} HTTP/1.0\r\nHost: {where}\r\n\r\n".encode())
         response = b"".join(iter(lambda: connection.recv(65536), b"")).decode(errors="replace")
     head, _, text = response.partition("\r\n\r\n")
     words = head.split(maxsplit=2)

@@ -294,17 +294,28 @@ def pod_resources(
 
 
 def kubelet_checkpoint(
-    pods_by_resource: Mapping[str, frozenset[str]], allocations: Iterable[Allocation]
+    pods_by_resource: Mapping[str, frozenset[str]],
+    allocations: Iterable[Allocation],
+    live: Mapping[str, str] | None,
 ) -> Finding:
-    """Judge whether the kubelet's checkpoint names pods that the agent's does not."""
+    """Judge whether the kubelet's checkpoint names pods that the agent's does not.
+
+    The kubelet keeps those that have ended until it allocates again. `live` are the names of the
+    others, if they are known.
+    """
     known = {str(one.pod) for one in allocations}
-    unknown = sorted({pod for pods in pods_by_resource.values() for pod in pods} - known)
-    if unknown:
+    unknown = {pod for pods in pods_by_resource.values() for pod in pods} - known
+    running = sorted(live[pod] for pod in unknown if live is not None and pod in live)
+    if running:
         return warn(
-            f"the kubelet's checkpoint names {len(unknown)} pods that the agent's does not: "
-            f"{', '.join(unknown[:MAX_LISTED])}",
-            "delete those that still run; the kubelet drops the others",
+            "the kubelet's checkpoint names pods that the agent's does not: "
+            f"{', '.join(running[:MAX_LISTED])}",
+            "delete them: they got devices from another plugin, or before the state directory was "
+            "lost",
         )
+    if unknown:
+        which = "which this account may not list" if live is None else "which have ended"
+        return ok(f"the kubelet's checkpoint names {len(unknown)} other pods, {which}")
     return ok("the kubelet's checkpoint names only pods that the agent's does, too")
 
 

@@ -1,9 +1,14 @@
 """Reads one node for the doctor: one method per check."""
 
 import asyncio
+import contextlib
 import json
+import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote
 
@@ -31,6 +36,8 @@ from services.node_agent.kubelet.device_checkpoint import (
 )
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
 from services.node_agent.records.checkpoint import CheckpointFile
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.resize.limits import excess_requests
 from services.node_agent.settings import AgentSettings
 from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
 from shared.dialects.advertised import NodeSoftware
@@ -38,7 +45,8 @@ from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
 from shared.dialects.reserved import VISIBLE
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.types import ApiNode
+from shared.kubernetes.errors import ForbiddenError
+from shared.kubernetes.types import ApiNode, ApiPod, ObjectList
 from shared.model.device import Device
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.node_events import Allocation
@@ -47,6 +55,14 @@ from shared.model.lease import Lease
 from shared.model.ledger import NodeTotals
 from shared.model.names import PodUid
 from shared.model.quantity import parse_count
+from shared.pods.observed_pod import TERMINAL
+from shared.runtime.probe import address, request_readiness
+
+NO_LEDGER = "the ledger cannot be read: see the check `redis`, or set --redis-url"
+HEALTHY = "healthy"
+_STATE = re.compile(
+    r'^leasehold_device_health\{device="([^"]*)",.*state="([^"]*)"\} 1\.0$', re.MULTILINE
+)
 
 SWITCH = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 MOUNTS_SWITCH = "accept-nvidia-visible-devices-as-volume-mounts"
@@ -151,12 +167,28 @@ class NodeProbes:
         """The kubelet's directory of plugin sockets."""
         return self.settings.kubelet_dir / "device-plugins"
 
-    @property
+    @cached_property
     def devices(self) -> tuple[Device, ...]:
-        """The node's devices in the ledger."""
-        if not self.ledger_is_readable:
-            raise SkipError("the ledger cannot be read: see the check `redis`, or set --redis-url")
-        return () if self.totals is None else tuple(one for one, _ in self.totals.node.devices)
+        """The node's devices in the ledger, or without it those that its agent has recorded."""
+        if self.ledger_is_readable:
+            return () if self.totals is None else tuple(one for one, _ in self.totals.node.devices)
+        states = self.agent_states
+        return tuple(
+            replace(one, healthy=state == HEALTHY, fault="" if state == HEALTHY else state)
+            for one in self._checkpoint().devices
+            for state in (states.get(one.uuid, HEALTHY),)
+        )
+
+    @cached_property
+    def agent_states(self) -> dict[str, str]:
+        """The health of each device by the metrics of the agent, in whose pod this runs."""
+        if self._host is not None:
+            return {}
+        try:
+            _, page = request_readiness(address(dict(os.environ)), "/metrics")
+        except OSError as error:
+            raise UnavailableError(f"the agent's metrics cannot be read: {error}") from error
+        return dict(_STATE.findall(page))
 
     @property
     def leases(self) -> dict[PodUid, Lease] | None:
@@ -170,9 +202,13 @@ class NodeProbes:
         """The advertisement of an agent with these settings for the devices in the ledger."""
         if self._shown is None:
             dialects = enabled(Rules(enabled=self.settings.dialects))
-            self._shown = advertisement_of(
+            shown = advertisement_of(
                 dialects, self.devices, self.settings.gpu_strategy, NodeSoftware()
             )
+            entries: Sequence[CheckpointEntry] = ()
+            with contextlib.suppress(SkipError, UnavailableError):
+                entries = self._checkpoint().entries
+            self._shown = shown.with_more(excess_requests(entries))
         return self._shown
 
     async def agent(self) -> Finding:
@@ -233,6 +269,8 @@ class NodeProbes:
 
     async def device_health(self) -> Finding:
         """Read the devices' health."""
+        if not (self.ledger_is_readable or self.agent_states):
+            raise SkipError(NO_LEDGER)
         devices, facts = self.devices, self.totals.node.facts if self.totals else None
         if facts is None:
             return judge.device_health(devices)
@@ -298,7 +336,26 @@ class NodeProbes:
         for entry in self._kubelet_devices().allocated or ():
             if entry.resource in served:
                 pods[entry.resource] = pods.get(entry.resource, frozenset()) | {entry.pod}
-        return judge.kubelet_checkpoint(pods, self._allocations())
+        return judge.kubelet_checkpoint(pods, self._allocations(), await self._live_pods())
+
+    async def _live_pods(self) -> Mapping[str, str] | None:
+        """Return the names of the node's pods that have not ended, by UID.
+
+        Or None if this account may not list pods.
+        """
+        if isinstance(self.kubernetes, LeaseholdError):
+            return None
+        selector = quote(f"spec.nodeName={self.settings.node_name}")
+        try:
+            path = f"/api/v1/pods?fieldSelector={selector}"
+            listed = (await self.kubernetes.read(path, ObjectList[ApiPod])).items or ()
+        except ForbiddenError:
+            return None
+        return {
+            pod.metadata.uid: f"{pod.metadata.namespace}/{pod.metadata.name}"
+            for pod in listed
+            if pod.status.phase not in TERMINAL
+        }
 
     async def processes(self) -> Finding:
         """Find the pods of the processes on devices."""
@@ -306,7 +363,7 @@ class NodeProbes:
             raise SkipError("no process runs on simulated GPUs")
         leases = self.leases
         if leases is None:
-            raise SkipError("the ledger cannot be read: see the check `redis`, or set --redis-url")
+            leases = {entry.lease.pod: entry.lease for entry in self._checkpoint().entries}
         samples = await self.gpus.usage.sample()
         pids = {one.pid: sample.sampled_at_s for sample in samples for one in sample.processes}
         proc = self.settings.proc_dir
@@ -384,16 +441,19 @@ class NodeProbes:
         return await self._discovery
 
     def _allocations(self) -> tuple[Allocation, ...]:
-        """Return what the agent's checkpoint has; unlike the agent, leave an unreadable one."""
+        return tuple(entry.allocation for entry in self._checkpoint().entries)
+
+    def _checkpoint(self) -> CheckpointFile:
+        """Return the agent's checkpoint; unlike the agent, leave an unreadable one."""
         path = self.settings.state_dir / "checkpoint.json"
         if not self.settings.state_dir.is_dir():
             raise SkipError(f"{self.settings.state_dir} is missing: no agent has run here")
         try:
             content = msgspec.json.decode(path.read_bytes(), type=CheckpointFile)
         except FileNotFoundError:
-            return ()
+            return CheckpointFile()
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise UnavailableError(f"{path} is not a checkpoint of an agent: {error}") from error
         if content.node != self.settings.node_name:
             raise UnavailableError(f"{path} is a checkpoint of node {content.node!r}")
-        return tuple(entry.allocation for entry in content.entries)
+        return content

@@ -5,12 +5,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis.asyncio
 
+from services.cli.commands import Doctor
+from services.cli.doctor.doctor import NODE_CHECKS, run_check, target_of
+from services.cli.parser import build_parser
+from services.node_agent.diagnosis.node_probes import NodeProbes
+from shared.model.findings import Finding
+from shared.runtime.settings import from_arguments
 from tests.support.simcluster.kubelet import ScriptedPlugin, healthy
 from tests.support.stack import LEASEHOLD, Done, Stack, gpu_pod, run, running, succeeded, vgpu
 from tests.support.waiting import until
 
+SIMULATED = {"library", "library-loads", "processes"}
+"""Checks that do not apply to simulated GPUs."""
 NODE = "/api/v1/nodes/node-0"
 UNHEALTHY = "volcano.sh/gpu-unhealthy-ids"
 NUMBER = "volcano.sh/vgpu-number"
@@ -47,6 +56,76 @@ async def test_doctor_finds_no_fault_in_a_healthy_stack(up: Stack) -> None:
     assert findings(node).keys() & findings(around).keys() == {"api-clock"}
     assert {"rights", "kubelet-socket"} <= findings(node).keys()
     assert {"nats", "redis", "components"} <= findings(around).keys()
+
+
+async def faults(up: Stack) -> dict[str, str]:
+    """Return what doctor warns of or fails at on the node."""
+    found = findings(await up.leasehold("doctor", "--json", "--only", "node"))
+    return {name: one["text"] for name, one in found.items() if one["outcome"] in {"warn", "fail"}}
+
+
+async def test_doctor_is_right_after_each_operation(up: Stack) -> None:
+    await up.create(gpu_pod("train", vgpu(memory=3000)))
+    ended = gpu_pod("job", vgpu(memory=1000))
+    ended["spec"]["containers"][0]["command"] = ["sleep", "1"]
+    ended["spec"]["restartPolicy"] = "Never"
+    await up.create(ended)
+    await up.until("train", running)
+    await up.until("job", lambda pod: pod["status"].get("phase") == "Succeeded")
+    completed = await until(lambda: faults(up), lambda found: not found)
+
+    resized = []
+    for memory in ("100Mi", "2Gi", "3000Mi"):
+        assert (await up.leasehold("resize", "train", "--memory", memory)).code == 0
+        resized.append(await until(lambda: faults(up), lambda found: not found))
+    assert (await up.leasehold("resize", "train", "--memory", "100Mi")).code == 0
+    before = up.pid("agent-node-0")
+    up.kill("agent-node-0")
+    await until(lambda: _pid(up), lambda pid: pid not in {None, before})
+    upgraded = await until(lambda: faults(up), lambda found: not found)
+    await up.kube.patch_merge(NODE, {"spec": {"unschedulable": True}})
+    await up.clear()
+    drained = await until(lambda: faults(up), lambda found: found.keys() == {"device-health"})
+    await up.kube.patch_merge(NODE, {"spec": {"unschedulable": None}})
+    await until(lambda: faults(up), lambda found: not found)
+
+    assert [completed, *resized, upgraded] == [{}] * 5
+    assert "kubectl cordon" in drained["device-health"]
+
+
+def _pid(up: Stack) -> int | None:
+    pids = [one["pid"] for one in up.state()["components"] if one["name"] == "agent-node-0"]
+    return pids[0] if pids else None
+
+
+async def test_in_the_agents_pod_only_what_needs_the_nodes_files_is_skipped(
+    up: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await up.create(gpu_pod("one", vgpu(memory=1000)))
+    await up.until("one", running)
+    agent = json.loads((up.root / "run" / "agent-node-0.json").read_text())
+    monkeypatch.setenv("LEASEHOLD_PROBE", agent["http"])
+    flags = build_parser().parse_args(["doctor", "--state", str(up.root)])
+    ((settings, gpus),) = target_of(from_arguments(Doctor, flags)).nodes
+    node = NodeProbes(
+        settings, gpus, kubernetes=up.kube, totals=None, ledger_is_readable=False, host=None
+    )
+
+    async def found() -> dict[str, Finding]:
+        return {
+            name: await run_check(check(node))
+            for name, check in NODE_CHECKS.items()
+            if name != "pod-resources"  # its client of gRPC needs a process of its own
+        }
+
+    judged = await until(
+        found, lambda each: all(one.outcome in {"ok", "skipped"} for one in each.values())
+    )
+
+    skipped = {name for name, one in judged.items() if one.outcome == "skipped"}
+    assert skipped <= {"container-toolkit", "device-variable", "cdi", "cdi-devices", *SIMULATED}
+    assert judged["device-health"].text == "2 devices are healthy"
+    assert judged["node-resources"].outcome == judged["registration"].outcome == "ok"
 
 
 async def test_a_closed_gpu_is_shown_with_its_reason_until_it_is_open_again(up: Stack) -> None:
