@@ -156,7 +156,7 @@ class SimKubelet:
             devices=devices,
             claims=claims,
             processes=self.processes,
-            state_directory=self.files.pods,
+            files=self.files,
             node_facts=lambda: self._node_facts(devices),
             free_pod_ip=self._free_pod_ip,
         )

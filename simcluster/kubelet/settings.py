@@ -68,6 +68,11 @@ class NodeFiles:
         return self.root / "pods"
 
     @property
+    def volumes(self) -> Path:
+        """The volumes of pods, a directory per pod."""
+        return self.root / "volumes"
+
+    @property
     def proc(self) -> Path:
         """The node's /proc, with the processes of its containers."""
         return self.root / "proc"

@@ -8,6 +8,7 @@ container runtime, after all of them.
 import base64
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import PurePosixPath
 
 from proto.deviceplugin import api_pb2
 from simcluster.apimachinery.objects import Json, at_path
@@ -77,11 +78,13 @@ def _all_keys(source: Json, find_source: FindSource) -> Mapping[str, str]:
     for kind, resource in _SOURCES.items():
         reference = source.get(f"{kind}Ref")
         if reference:
-            return _data(reference, resource, find_source) or {}
+            return source_data(reference, resource, find_source) or {}
     return {}
 
 
-def _data(reference: Json, resource: str, find_source: FindSource) -> Mapping[str, str] | None:
+def source_data(
+    reference: Json, resource: str, find_source: FindSource
+) -> Mapping[str, str] | None:
     """Return the entries of a ConfigMap or Secret; None if it is absent and optional."""
     found = find_source(resource, reference.get("name") or "")
     if found is None:
@@ -103,7 +106,7 @@ def _from_source(
     for kind, resource in _SOURCES.items():
         reference = source.get(f"{kind}KeyRef")
         if reference:
-            data = _data(reference, resource, find_source)
+            data = source_data(reference, resource, find_source)
             key = reference.get("key") or ""
             if data is not None and key not in data and not reference.get("optional"):
                 raise MissingSourceError(
@@ -136,11 +139,17 @@ def _from_field(pod: PodSpec, source: Json, facts: Mapping[str, str]) -> str:
 
 
 def mount_points(
-    container: ContainerSpec, responses: Iterable[api_pb2.ContainerAllocateResponse]
+    container: ContainerSpec,
+    volumes: Mapping[str, str],
+    responses: Iterable[api_pb2.ContainerAllocateResponse],
 ) -> list[MountPoint]:
-    """Return the mounts: the pod's host paths, and those of plugins at other paths."""
+    """Return the mounts: the pod's volumes that have a path, and those of plugins elsewhere."""
     mounts = {
-        path: MountPoint(path, host, read_only=False) for path, host in container.host_paths.items()
+        one.path: MountPoint(
+            one.path, str(PurePosixPath(volumes[one.volume], one.sub_path)), read_only=one.read_only
+        )
+        for one in container.volume_mounts
+        if one.volume in volumes
     }
     for answer in responses:
         for mount in answer.mounts:

@@ -31,6 +31,16 @@ class ContainerRole(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeMount:
+    """Where a container has a volume of its pod."""
+
+    volume: str
+    path: str
+    sub_path: str
+    read_only: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
     """One container; `limits` holds extended resources only, `requests` all resources."""
 
@@ -44,8 +54,7 @@ class ContainerSpec:
     host_ports: frozenset[tuple[str, int]]
     env: tuple[Json, ...]
     env_from: tuple[Json, ...]
-    host_paths: Mapping[str, str]
-    """Mounted host directories, by container path."""
+    volume_mounts: tuple[VolumeMount, ...]
 
     @property
     def runs_to_completion_first(self) -> bool:
@@ -75,20 +84,14 @@ class PodSpec:
 def parse_pod(obj: Json) -> PodSpec:
     """Parse a pod object."""
     meta, spec = obj["metadata"], obj["spec"]
-    volumes = {
-        volume["name"]: volume["hostPath"].get("path", "")
-        for volume in spec.get("volumes") or ()
-        if volume.get("hostPath")
-    }
     init = [
         _container(
             c,
             ContainerRole.SIDECAR if c.get("restartPolicy") == "Always" else ContainerRole.INIT,
-            volumes,
         )
         for c in spec.get("initContainers") or ()
     ]
-    app = [_container(container, ContainerRole.APP, volumes) for container in spec["containers"]]
+    app = [_container(container, ContainerRole.APP) for container in spec["containers"]]
     grace_s = spec.get("terminationGracePeriodSeconds")
     return PodSpec(
         uid=meta["uid"],
@@ -103,7 +106,7 @@ def parse_pod(obj: Json) -> PodSpec:
     )
 
 
-def _container(obj: Json, role: ContainerRole, volumes: Mapping[str, str]) -> ContainerSpec:
+def _container(obj: Json, role: ContainerRole) -> ContainerSpec:
     resources = obj.get("resources") or {}
     limits = parse_resources(resources.get("limits") or {})
     return ContainerSpec(
@@ -117,7 +120,15 @@ def _container(obj: Json, role: ContainerRole, volumes: Mapping[str, str]) -> Co
         host_ports=_host_ports(obj),
         env=tuple(obj.get("env") or ()),
         env_from=tuple(obj.get("envFrom") or ()),
-        host_paths=_host_paths(obj, volumes),
+        volume_mounts=tuple(
+            VolumeMount(
+                volume=mount["name"],
+                path=mount["mountPath"],
+                sub_path=mount.get("subPath") or "",
+                read_only=bool(mount.get("readOnly")),
+            )
+            for mount in obj.get("volumeMounts") or ()
+        ),
     )
 
 
@@ -127,13 +138,6 @@ def _host_ports(container: Json) -> frozenset[tuple[str, int]]:
         for port in container.get("ports") or ()
         if port.get("hostPort")
     )
-
-
-def _host_paths(container: Json, volumes: Mapping[str, str]) -> dict[str, str]:
-    mounts = container.get("volumeMounts") or ()
-    return {
-        mount["mountPath"]: volumes[mount["name"]] for mount in mounts if mount["name"] in volumes
-    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """The pod manager: watches the pods of its node and admits them one by one."""
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -24,12 +26,13 @@ from simcluster.kubelet.containers.container_status import (
     rejected_status,
     with_foreign_conditions,
 )
+from simcluster.kubelet.containers.volumes import make_volumes
 from simcluster.kubelet.devices.device_manager import DeviceManager
 from simcluster.kubelet.devices.kubelet_devices import AllocationError
 from simcluster.kubelet.pods.pod_worker import FINAL, PodWorker
 from simcluster.kubelet.pods.predicates import KubeletNodeFacts, PodRejection, check_predicates
 from simcluster.kubelet.programs.processes import NodeProcesses
-from simcluster.kubelet.settings import NodeSettings, replace_file
+from simcluster.kubelet.settings import NodeFiles, NodeSettings, replace_file
 from simcluster.ports import ClusterEvent, ClusterStore
 
 COALESCE_S = 0.02
@@ -149,7 +152,7 @@ class PodManager:
         devices: DeviceManager,
         claims: ClaimManager,
         processes: NodeProcesses,
-        state_directory: Path,
+        files: NodeFiles,
         node_facts: Callable[[], KubeletNodeFacts],
         free_pod_ip: Callable[[set[str]], str],
     ) -> None:
@@ -162,7 +165,8 @@ class PodManager:
         self._store = store
         self._devices = devices
         self._claims = claims
-        self._files = PodStateFiles(state_directory)
+        self._files = PodStateFiles(files.pods)
+        self._volumes = files.volumes
         self._node_facts = node_facts
         self._free_pod_ip = free_pod_ip
         self._events = EventRecorder(store, host=node)
@@ -317,6 +321,7 @@ class PodManager:
         await worker.run()
         uid = worker.pod.uid
         await self._claims.release(uid)
+        await asyncio.to_thread(shutil.rmtree, self._volumes / uid, ignore_errors=True)
         self.statuses.flush()
         self._remove(worker.pod)
         self.workers.pop(uid, None)
@@ -375,6 +380,10 @@ class PodManager:
         """Return a ConfigMap or Secret in the pod's namespace; None: absent."""
         found = self._store.find(resource, pod.namespace, name)
         return None if found is None else found.obj
+
+    def make_volumes(self, pod: PodSpec) -> dict[str, str]:
+        """Return the path of each of the pod's volumes that has one."""
+        return make_volumes(pod, self._volumes / pod.uid, partial(self.find_source, pod))
 
     def event(self, pod: PodSpec, kind: str, reason: str, message: str, container: str) -> None:
         """Write an event about the pod."""

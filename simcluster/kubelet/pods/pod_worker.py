@@ -70,6 +70,10 @@ class WorkerHost(Protocol):
         """Return a ConfigMap or Secret in the pod's namespace."""
         ...
 
+    def make_volumes(self, pod: PodSpec) -> dict[str, str]:
+        """Return the path of each of the pod's volumes that has one."""
+        ...
+
     def changed(self, worker: "PodWorker", *, started: bool) -> None:
         """Report a change of the pod's state, by the start of a container or otherwise."""
         ...
@@ -233,7 +237,8 @@ class PodWorker:
             host_ip=self._host.settings.host,
         )
         responses += edits
-        state.mounts = mount_points(spec, responses)
+        volumes = self._host.make_volumes(self.pod)
+        state.mounts = mount_points(spec, volumes, responses)
         state.directory = spec.directory
         state.device_nodes = [
             node.container_path for answer in responses for node in answer.devices

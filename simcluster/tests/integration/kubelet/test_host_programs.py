@@ -1,5 +1,6 @@
 """Containers that are processes of this machine: their mounts, their terminal, what fails."""
 
+import base64
 import os
 import shutil
 import tempfile
@@ -25,8 +26,10 @@ from tests.support.simcluster.kubelet import (
     answering,
     container,
     new_store,
+    one_kubelet,
     pod,
 )
+from tests.support.waiting import until
 
 isolated = pytest.mark.skipif(not can_unshare(), reason="mount namespaces need root")
 ONE, TWO = "GPU-00000001-0000-4000-8000-000000000000", "GPU-00000002-0000-4000-8000-000000000000"
@@ -181,6 +184,42 @@ async def test_a_pod_is_its_command_whatever_its_image(one: tuple[KubeletFleet, 
         ]
         assert [reason["exitCode"] for reason in reasons] == [1, 128]
         assert 'exec: "no-such-program": executable file not found' in reasons[1]["message"]
+
+
+@isolated
+async def test_as_root_a_pod_has_its_volumes(tmp_path: Path) -> None:
+    async with one_kubelet(programs=HostPrograms) as node:
+        data = {"train.py": "open('/out/model', 'w').write(open('/secret/deep/key').read())"}
+        meta = {"namespace": "default"}
+        node.store.create("configmaps", {"metadata": {"name": "code", **meta}, "data": data})
+        secret = {"key": base64.b64encode(b"k3y").decode()}
+        node.store.create("secrets", {"metadata": {"name": "key", **meta}, "data": secret})
+        items = [{"key": "key", "path": "deep/key"}]
+        volumes = [
+            {"name": "code", "configMap": {"name": "code"}},
+            {"name": "key", "secret": {"secretName": "key", "items": items}},
+            {"name": "scratch", "emptyDir": {}},
+            {"name": "out", "hostPath": {"path": str(tmp_path)}},
+            {"name": "other", "persistentVolumeClaim": {"claimName": "x"}},
+        ]
+        mounts = [
+            {"name": "code", "mountPath": "/code/train.py", "subPath": "train.py"},
+            {"name": "key", "mountPath": "/secret", "readOnly": True},
+            {"name": "scratch", "mountPath": "/scratch"},
+            {"name": "out", "mountPath": "/out"},
+            {"name": "other", "mountPath": "/other"},
+        ]
+        script = (
+            "set -e; python3 /code/train.py; touch /scratch/x; ! touch /secret/y; ! [ -e /other ]"
+        )
+        main = container("main", command=["sh", "-c", script], volumeMounts=mounts)
+        node.create(pod("one", containers=[main], restartPolicy="Never", volumes=volumes))
+
+        await node.phase("one", "Succeeded")
+        assert (tmp_path / "model").read_text() == "k3y"
+        assert [file.name for file in node.kubelet.files.volumes.glob("*/scratch/*")] == ["x"]
+        node.store.delete("pods", "default", "one")
+        await until(lambda: not any(node.kubelet.files.volumes.iterdir()))
 
 
 @isolated

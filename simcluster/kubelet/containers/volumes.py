@@ -1,0 +1,51 @@
+"""The volumes of pods as directories of this machine: hostPath, emptyDir, ConfigMap, Secret."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from simcluster.apimachinery.objects import Json
+from simcluster.kubelet.containers.container_env import FindSource, MissingSourceError, source_data
+from simcluster.kubelet.containers.container_spec import PodSpec
+
+_KINDS = {"configMap": ("configmaps", "name"), "secret": ("secrets", "secretName")}
+
+
+def make_volumes(pod: PodSpec, directory: Path, find_source: FindSource) -> dict[str, str]:
+    """Return the path of each volume by name, made in a directory of the pod if it needs one.
+
+    Other kinds of volumes have none. Raises MissingSourceError for an absent ConfigMap or Secret.
+    """
+    made: dict[str, str] = {}
+    for volume in pod.obj["spec"].get("volumes") or ():
+        if volume.get("hostPath"):
+            made[volume["name"]] = volume["hostPath"].get("path", "")
+            continue
+        folder = directory / volume["name"]
+        files = {} if "emptyDir" in volume else _files(volume, find_source)
+        if files is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            made[volume["name"]] = str(folder)
+            for path, text in files.items():
+                _write(folder, path, text)
+    return made
+
+
+def _files(volume: Json, find_source: FindSource) -> Mapping[str, str] | None:
+    """Return the files of a ConfigMap's or Secret's volume by path; None for other volumes."""
+    for kind, (resource, name) in _KINDS.items():
+        source = volume.get(kind)
+        if source:
+            data = source_data(source | {"name": source.get(name)}, resource, find_source) or {}
+            items = source.get("items")
+            if not items:
+                return data
+            return {item["path"]: data[item["key"]] for item in items if item["key"] in data}
+    return None
+
+
+def _write(folder: Path, path: str, text: str) -> None:
+    file = folder / path
+    if not file.resolve().is_relative_to(folder.resolve()):
+        raise MissingSourceError(f"path {path} of a volume leaves the volume")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
