@@ -159,6 +159,9 @@ def _hint(
     administrator = f"ask an administrator to raise its GPUQuota (kubectl get gpuquota {namespace})"
     ends = f"wait until other pods of namespace {namespace} have ended"
     amounts = [each for each in excesses if each.measure not in {"pool", "model"}]
+    cards = next((each for each in amounts if each.measure == "cards" and each.used), None)
+    if cards is not None:  # those that the namespace holds are not among the requested ones
+        ends += f", if the pod needs at most {cards.limit} GPU cards"
     if other_refusal is not None and not other_refusal.permanent:
         return f"wait until pods have ended where the quota allows the pod, or {administrator}"
     if len(amounts) < len(excesses):

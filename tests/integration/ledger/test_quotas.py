@@ -2,7 +2,9 @@
 
 import asyncio
 import random
+import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -123,6 +125,65 @@ async def test_memory_devices_and_cores_are_limited_separately(leases: RedisLeas
         if limits.cards is None:
             assert isinstance(await outcome(leases, reservation("fits", fits)), Reserved)
             await leases.release([PodUid("fits")], reason="test")
+
+
+def of_memory(mib: float) -> Reservation:
+    return reservation("wanted", share("a", 1, int(mib)))
+
+
+def of_cores(gpus: float) -> Reservation:
+    return reservation("wanted", share("a", 1, 1, int(100 * gpus)))
+
+
+def of_gpus(gpus: float) -> Reservation:
+    return reservation("wanted", share("a", 1, int(16_000 * gpus)))
+
+
+def of_cards(cards: float) -> Reservation:
+    return reservation(
+        "wanted", *(share("a", 1 + n, 1, container=f"c{n}") for n in range(int(cards)))
+    )
+
+
+@pytest.mark.parametrize("used", [0.0, 0.25, 0.5, 1.0])
+@pytest.mark.parametrize("wanted", [0.5, 0.75, 1.0, 1.5])
+@pytest.mark.parametrize(
+    "case",
+    [
+        (QuotaLimits(memory_mib=8_000), of_memory, "MiB of GPU memory", 8_000),
+        (QuotaLimits(cores_milli=600), of_cores, "GPUs' cores", 0.6),
+        (QuotaLimits(milli_gpu=600), of_gpus, "GPUs", 0.6),
+        (QuotaLimits(cards=2), of_cards, "GPU cards", 2),
+    ],
+)
+async def test_whoever_does_what_the_hint_says_is_within_the_quota(
+    leases: RedisLeases,
+    case: tuple[QuotaLimits, Callable[[float], Reservation], str, float],
+    wanted: float,
+    used: float,
+) -> None:
+    limits, request_of, unit, most = case
+    await leases.quotas.save([Quota(namespace=TEAM, limits=limits)], read_at=NOW)
+    if used * most >= 1 or (used and unit != "GPU cards"):
+        await reserve(leases, replace(request_of(used * most), pod=PodUid("other")))
+    refused = await outcome(leases, request_of(wanted * most))
+    if not isinstance(refused, NoCapacity):
+        return
+
+    hint = quota_refusals.over_quota(TEAM, refused.quotas, None).hint
+
+    less = re.search(rf"request at most ([\d.]+) {unit} in the whole pod", hint)
+    if less is not None:
+        if hint.startswith("waiting alone"):
+            await leases.release([PodUid("other")], reason="test")
+        assert isinstance(await outcome(leases, request_of(float(less[1]))), Reserved)
+        await leases.release([PodUid("wanted")], reason="test")
+    needed = len(request_of(wanted * most).candidates[0].shares)
+    most_cards = re.search(r"if the pod needs at most (\d) GPU cards", hint)
+    may_wait = most_cards is None or needed <= int(most_cards[1])
+    if may_wait and ("; or wait until" in hint or hint.startswith("wait until")):
+        await leases.release([PodUid("other")], reason="test")
+        assert isinstance(await outcome(leases, request_of(wanted * most)), Reserved)
 
 
 async def test_two_leases_on_one_device_use_one_device(leases: RedisLeases) -> None:

@@ -347,7 +347,7 @@ def test_a_quota_that_an_empty_namespace_would_exceed_is_not_waited_for(
     excess: QuotaExcess, hint: str
 ) -> None:
     never = over_quota(Namespace("team"), [excess], None)
-    later = QuotaExcess(measure="cards", limit=2, used=2, requested=1)
+    later = QuotaExcess(measure="cores", limit=2, used=2, requested=1)
 
     assert never.hint.startswith(("waiting does not help: ", "waiting alone does not help: "))
     assert hint in never.hint
