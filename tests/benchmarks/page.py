@@ -112,7 +112,8 @@ async def measure(devices: int = 5000, changes: int = 500) -> None:
                 task.cancel()
             _print(what, sorted(times), sorted(tasks))
             spent = {name: after[name] - before[name] for name in after}
-            print("  main thread: " + ", ".join(f"{k} {v / SECONDS:.0%}" for k, v in spent.items()))
+            parts = ", ".join(f"{k} {1000 * v / len(times):.1f}" for k, v in spent.items())
+            print(f"  ms of the main thread's CPU per frame: {parts}")
 
 
 async def _seconds(thread: CDPSession) -> dict[str, float]:
