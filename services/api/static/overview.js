@@ -73,7 +73,12 @@ export class Overview {
     if (has("reset", "devices")) this.drawIdle();
     if (has("reset", "waiting")) this.drawWaiting();
     if (has("reset", "namespaces")) this.drawHours();
-    if (has("reset", "events")) replaceKeepingFocus(this.lists.events, store.events.slice(0, 9).map((event) => el("li", { class: "event" }, ...eventParts(event))));
+    if (has("reset", "events")) this.drawEvents();
+  }
+
+  drawEvents() {
+    const { events } = this.app.store;
+    replaceKeepingFocus(this.lists.events, events.length ? events.slice(0, 9).map((event) => el("li", { class: "event" }, ...eventParts(event))) : [el("li", { class: "nothing" }, "Nothing has happened since the API started.")]);
   }
 
   tick() { this.drawWaiting(); }
@@ -108,8 +113,8 @@ export class Overview {
     const { store } = this.app, idle = [...store.pods().values()].filter((pod) => pod.state === "idle");
     const hours = this.histories.history && idleHours(this.histories.history);
     const range = rangeOf(this.app.params());
-    this.tiles.idle.draw("Leased, but idle", hours === null || hours === undefined ? count(idle.length, "pod") : gpuHours(hours), hours === null || hours === undefined ? "at this moment" : `in ${RANGES[range]}, ${count(idle.length, "pod")} now`,
-      { href: url("pods", null, { state: "idle" }) });
+    const now = `${count(idle.length, "pod")} now`, [amount, unit] = hours === null || hours === undefined ? [] : gpuHours(hours).split(" ");
+    this.tiles.idle.draw("Leased, but idle", amount ?? `${idle.length}`, amount ? `${unit} in ${RANGES[range]}, ${now}` : now, { href: url("pods", null, { state: "idle" }) });
     const rows = this.idleReport?.pods.length ? this.idleReport.pods.slice(0, ROWS).map((pod) => ({ pod, amount: pod.gpu_hours, text: `${gpuHours(pod.gpu_hours)}, ${mib(pod.memory_mib)}` }))
       : idle.sort((one, two) => one.idleSince - two.idleSince).slice(0, ROWS).map((pod) => ({ pod, amount: store.now() - pod.idleSince, text: `${age(store.now() - pod.idleSince)}, ${mib(pod.memory)}` }));
     const most = Math.max(...rows.map((row) => row.amount), 0);
