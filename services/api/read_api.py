@@ -565,6 +565,8 @@ def _tried_pod(written: ManifestPod, rules: Rules) -> TriedPod:
     if parsed.request_error:
         raise RequestError(f"{written.origin}: {parsed.request_error}")
     if parsed.request is None or not parsed.request.containers:
-        raise RequestError(f"{written.origin} requests no GPU in any known dialect")
+        raise RequestError(
+            f"{written.origin} requests no GPU by a resource name that Leasehold knows"
+        )
     name = f"{parsed.namespace}/{parsed.name}"
     return TriedPod(origin=written.origin, name=name, request=parsed.request)

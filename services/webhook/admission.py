@@ -107,12 +107,12 @@ def _excess(request: GpuRequest, largest: DeviceMaximum) -> str:
         mib = -(-request.memory_bytes // MIB)
         if mib > largest.memory_mib:
             return (
-                f"{mib} MiB of one device, and the cluster's largest has {largest.memory_mib} MiB"
+                f"{mib} MiB of one GPU, and the largest of the cluster has {largest.memory_mib} MiB"
             )
     elif request.memory_units is not None and request.memory_units > largest.memory_units:
         return (
-            f"{request.memory_units} units of one device, and the cluster's largest has "
-            f"{largest.memory_units} ({largest.memory_mib} MiB)"
+            f"{request.memory_units} units of memory of one GPU, and the largest of the cluster "
+            f"has {largest.memory_units} ({largest.memory_mib} MiB)"
         )
     return ""
 

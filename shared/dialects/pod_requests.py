@@ -130,7 +130,8 @@ def _check_mixed(pod: PodManifest) -> None:
 def _mixed_error(pod: PodManifest, names: Collection[str]) -> RequestError:
     uses = ", ".join(_example(pod, DIALECTS[name].resources) for name in names)
     return RequestError(
-        f"the pod mixes {' and '.join(names)}: {uses}; use one dialect for all its containers"
+        f"the pod mixes {' and '.join(names)}: {uses}; use the resource names of one system in "
+        "all its containers"
     )
 
 

@@ -41,8 +41,8 @@ def strict_request(request: PodRequest) -> PodRequest:
     if parts and not (instances and request.selection.mode in {None, "mig"}):
         raise RequestError(
             f"container {parts[0].container} requests a part of a GPU, and the pod's isolation "
-            f"is {STRICT}: request whole GPUs, or memory in a dialect with MIG instances, in all "
-            "containers and without another mode"
+            f"is {STRICT}: request whole GPUs, or memory by resource names for which MIG instances "
+            "are possible, in all containers and without another mode"
         )
     return structs.replace(request, containers=containers)
 

@@ -169,7 +169,7 @@ def find_unread(pod: PodManifest, dialect: str) -> Iterator[str]:
     own = DIALECTS[dialect]
     read = own.request_annotations | own.request_labels
     for key in sorted((pod.annotations.keys() | pod.labels.keys()) & _OF_DIALECTS - read):
-        yield f"{key} has no effect in {dialect}'s requests"
+        yield f"{key} has no effect beside the resource names of {dialect}"
 
 
 _OF_DIALECTS = frozenset().union(

@@ -262,7 +262,7 @@ def _slots_reason(
     if not request.slotted or use.shares + own.shares < slots:
         return None
     of_them = f", {own.shares} of them by earlier containers" if own.shares else ""
-    return DeviceRefusal("GpuSlotsTaken", f"all {slots} share slots are taken{of_them}")
+    return DeviceRefusal("GpuSlotsTaken", f"all {slots} of its shares are taken{of_them}")
 
 
 def _group_reason(use: DeviceUse, groups: Iterable[str]) -> DeviceRefusal | None:

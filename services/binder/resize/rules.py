@@ -228,7 +228,9 @@ def _unenforceable(
     """Yield the reasons why another size cannot be enforced while the container runs."""
     dialect = DIALECTS.get(lease.dialect)
     if dialect is None or node is None:
-        yield refused(reason=f"its dialect {lease.dialect!r} is not known")
+        yield refused(
+            reason=f"this version does not know how its GPU was requested: {lease.dialect!r}"
+        )
         return
     for resource in sorted(dialect.served.intersection(node.served)):
         before, after = (
@@ -251,8 +253,8 @@ def _unenforceable(
             return
         if not limited:
             yield refused(
-                reason=f"container {change.container} {verb} a share that HAMi-core does not "
-                f"enforce in the dialect {lease.dialect}",
+                reason=f"container {change.container} {verb} a share of {lease.dialect} that "
+                "HAMi-core does not enforce",
                 hint="delete the pod, and create it with the new size",
             )
 

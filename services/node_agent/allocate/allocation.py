@@ -123,8 +123,8 @@ def dialect_of(lease: Lease) -> Dialect:
     dialect = DIALECTS.get(lease.dialect)
     if dialect is None:
         raise RequestError(
-            f"the lease of pod {lease.namespace}/{lease.name} has dialect "
-            f"{lease.dialect!r}, which this agent does not know: it knows {', '.join(DIALECTS)}"
+            f"pod {lease.namespace}/{lease.name} requests GPUs as {lease.dialect!r}, which this "
+            f"agent does not know: it knows {', '.join(DIALECTS)}"
         )
     return dialect
 
@@ -273,8 +273,8 @@ def check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fe
         newest = honoured.get(slot_key(share, pod))
         if newest is not None and newest.pod != pod and share.fence < newest.fence:
             raise DeviceMismatchError(
-                f"the lease's fence {share.fence} for slot {share.slot} of device {share.device} "
-                f"is older than fence {newest.fence}, with which pod {newest.pod} got the slot"
+                f"its lease of share {share.slot} of GPU {share.device}, number {share.fence}, is "
+                f"outdated: pod {newest.pod} got that share with number {newest.fence}"
             )
 
 

@@ -151,9 +151,8 @@ class LayoutReconciler:
         if found is not None:
             other, fence, layout = found
             raise RequestError(
-                f"the lease's fence {share.fence} for device {share.device} is older than "
-                f"fence {fence} of pod {other.namespace}/{other.name}, which has it laid out as "
-                f"{layout}"
+                f"its lease of GPU {share.device}, number {share.fence}, is outdated: pod "
+                f"{other.namespace}/{other.name} has number {fence}, and the layout {layout}"
             )
 
     def _find_newer(self, lease: Lease, share: Share) -> tuple[Lease, int, str] | None:

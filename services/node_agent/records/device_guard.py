@@ -132,7 +132,7 @@ def _slots_given(booked: Iterable[Booking], own: DeviceHolder) -> int:
 def _slot_conflict(own: DeviceHolder, others: Iterable[DeviceHolder]) -> str:
     """Return the slot that another pod has: the ledger would restore only one of their leases."""
     shared = own.slots.intersection(slot for other in others for slot in other.slots)
-    return f"its slot {min(shared)} would have two pods" if shared else ""
+    return f"its share {min(shared)} would have two pods" if shared else ""
 
 
 def _instance_conflict(own: DeviceHolder, others: Iterable[DeviceHolder]) -> str:

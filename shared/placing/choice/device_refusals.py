@@ -37,7 +37,7 @@ NODE_TEXTS: Mapping[str, str] = {
     "GpuIsolationStrict": "node(s) had no MIG instance and no whole GPU for strict isolation",
     "GpuNotShared": "node(s) had GPUs that are not shared",
     "GpuNotIsolated": "node(s) had no working isolation library",
-    "GpuSlotsTaken": "node(s) had no free GPU share slot",
+    "GpuSlotsTaken": "node(s) had as many shares on each GPU as allowed",
     "GpuGroupSpread": "node(s) had GPUs with a pod of the same group",
     "NoGpuInstances": "node(s) had GPUs in MIG mode without a known layout",
     "GpuInstanceTooSmall": "node(s) had GPUs whose MIG instances are too small",

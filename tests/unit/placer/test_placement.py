@@ -156,7 +156,7 @@ def test_item_23_the_eleventh_share_of_ten_is_refused() -> None:
     assert [cluster.indices(wanted) for _ in range(10)] == [[0]] * 10
     refusal = cluster.place(wanted)
     assert isinstance(refusal, Refusal)
-    assert refusal.nearest_nodes[0].devices[0].reason == "all 10 share slots are taken"
+    assert refusal.nearest_nodes[0].devices[0].reason == "all 10 of its shares are taken"
 
 
 def test_item_24_more_gpus_than_cards_names_the_check() -> None:

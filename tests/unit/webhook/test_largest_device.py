@@ -35,15 +35,15 @@ FITTING = {
     "all": {"nvidia.com/gpu": "2"},
 }
 TOO_LARGE = {
-    "blocks": ({CORE: "50", MEMORY: "65"}, f"{MEMORY}=65 is 16640 MiB of one device"),
+    "blocks": ({CORE: "50", MEMORY: "65"}, f"{MEMORY}=65 is 16640 MiB of one GPU"),
     "units": (
         {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "1639"},
-        "volcano.sh/vgpu-memory=1639, volcano.sh/vgpu-number=1 is 1639 units of one device, and "
-        "the cluster's largest has 1638 (16384 MiB)",
+        "volcano.sh/vgpu-memory=1639, volcano.sh/vgpu-number=1 is 1639 units of memory of one "
+        "GPU, and the largest of the cluster has 1638 (16384 MiB)",
     ),
     "bytes": (
         {**KOORDINATOR, "koordinator.sh/gpu-memory": str(16 * 2**30 + 1)},
-        "16385 MiB of one device, and the cluster's largest has 16384 MiB",
+        "16385 MiB of one GPU, and the largest of the cluster has 16384 MiB",
     ),
     "hami": ({"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1639"}, "nvidia.com/gpumem=1639"),
     "gpushare": ({"volcano.sh/gpu-memory": "1639"}, "volcano.sh/gpu-memory=1639 is 1639 units"),

@@ -44,7 +44,7 @@ def test_an_amount_outside_the_limits_denies_a_pod_that_would_get_a_whole_gpu(
         ({"labels": {"hami.io/webhook": "ignore"}}, "every pod with GPUs is reviewed"),
         (
             {"notes": {"volcano.sh/vgpu-mode": "mig"}},
-            "volcano.sh/vgpu-mode has no effect in nvidia's requests",
+            "volcano.sh/vgpu-mode has no effect beside the resource names of nvidia",
         ),
         ({"nvidia.com/gpucores": "30"}, "nvidia.com/gpucores is in the requests only"),
     ],

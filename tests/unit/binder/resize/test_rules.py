@@ -140,7 +140,7 @@ def test_only_the_named_container_changes_and_all_its_devices_do() -> None:
             "HAMi-core does not enforce",
             "delete the pod",
         ),
-        (running(dialect="klingon"), resize_to(2_000), "dialect 'klingon'", ""),
+        (running(dialect="klingon"), resize_to(2_000), "how its GPU was requested: 'klingon'", ""),
     ],
 )
 def test_an_impossible_size_is_refused_with_reason_and_hint(
@@ -178,7 +178,7 @@ def test_koordinators_units_and_annotation_follow() -> None:
     written = DIALECTS["koordinator"].resized_annotations(now)
     assert '"koordinator.sh/gpu-memory":"8Gi"' in next(iter(written.values()))
     reason, _ = assert_refused(before, resize_to(V100_MIB))
-    assert "would have a share that HAMi-core does not enforce" in reason
+    assert "would have a share of koordinator that HAMi-core does not enforce" in reason
 
 
 def full(code: str, **fields: Any) -> NoCapacity:

@@ -162,7 +162,7 @@ def test_08_gpushare_sets_three_variables_in_mib_for_any_unit_factor() -> None:
         ({"shares": (share(container="side"),)}, "no share for this container"),
         ({"shares": (share(memory_mib=0),)}, "0 MiB"),
         ({"shares": (share(DeviceUuid("GPU-cccc")),)}, "1 of GPU-cccc"),
-        ({"dialect": "unknown"}, "has dialect 'unknown'"),
+        ({"dialect": "unknown"}, "requests GPUs as 'unknown'"),
         ({"shares": (share(mig=PLACE),)}, "in hami-core mode, and the lease is for an instance"),
     ],
 )
@@ -199,7 +199,7 @@ def test_ids_of_the_leased_device_and_reused_ones_are_accepted() -> None:
 def test_a_fence_older_than_the_last_honoured_one_is_refused() -> None:
     key = slot_key(share(), PodUid("uid"))
 
-    with pytest.raises(RequestError, match=r"fence 7 for slot 2 .* older than fence 8"):
+    with pytest.raises(RequestError, match=r"share 2 .* number 7, is outdated: .* number 8"):
         granted(honoured={key: Fence(fence=8, pod=PodUid("later"))})
     assert granted(honoured={key: Fence(fence=6, pod=PodUid("earlier"))})
     assert granted(honoured={key: Fence(fence=8, pod=PodUid("uid"))}), "containers of one pod"

@@ -65,7 +65,7 @@ ALONE = part(sharing=SharingPolicy.EXCLUSIVE)
         (part(81920 - 51200 + 1), [part(51200)], "81921 would be given out"),
         (part(cores_percent=60), [part(cores_percent=50)], "100 % of its cores, and 110 "),
         (part(slot=2), [part(slot=1)], ""),
-        (part(slot=1), [part(slot=1)], "slot 1 would have two pods"),
+        (part(slot=1), [part(slot=1)], "share 1 would have two pods"),
         (ALONE, [], ""),
         (part(), [ALONE], "exclusively"),
         (ALONE, [part()], "exclusively"),
