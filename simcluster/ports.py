@@ -14,6 +14,11 @@ from simcluster.apimachinery.objects import Json, Objects
 class ExecStreams(Protocol):
     """The client's end of an exec session."""
 
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """The latest columns and rows of the client's terminal, if it has one."""
+        ...
+
     async def read_stdin(self) -> bytes:
         """Wait for input and return it; empty bytes at its end."""
         ...

@@ -378,7 +378,7 @@ class NodeProbes:
     async def runtime(self) -> Finding:
         """Find NVIDIA's toolkit and the runtime's configuration."""
         if self.settings.driver_places is None:
-            raise SkipError("simulated GPUs need no container runtime")
+            raise SkipError("the containers of `leasehold up` need no container runtime")
         folders = ("usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit", "opt/bin")
         tools = [
             tool
@@ -392,7 +392,7 @@ class NodeProbes:
     async def device_variable(self) -> Finding:
         """Read whether NVIDIA's runtime lets pods name devices themselves."""
         if self.settings.driver_places is None:
-            raise SkipError("simulated GPUs need no container runtime")
+            raise SkipError("the containers of `leasehold up` need no container runtime")
         found = [path for each in TOOLKIT_CONFIGURATIONS if (path := self.host / each).is_file()]
         if not found:
             raise SkipError("NVIDIA's runtime has no configuration: no pod can name devices in it")

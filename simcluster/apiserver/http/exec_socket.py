@@ -5,9 +5,11 @@ Each binary message begins with its channel: 0 stdin, 1 stdout, 2 stderr, 3 the 
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 
+import msgspec
 from aiohttp import WSMsgType, web
 
 from simcluster.apimachinery.errors import ApiError
@@ -20,7 +22,7 @@ log = logging.getLogger(__name__)
 
 V5 = "v5.channel.k8s.io"
 V4 = "v4.channel.k8s.io"
-_STDIN, _STDOUT, _STDERR, _STATUS, _CLOSE = 0, 1, 2, 3, 255
+_STDIN, _STDOUT, _STDERR, _STATUS, _SIZE, _CLOSE = 0, 1, 2, 3, 4, 255
 _CHUNK_BYTES = 32 * 1024
 _PENDING_CHUNKS = 64
 
@@ -29,6 +31,7 @@ class WebSocketStreams:
     """The session's channels, as `ExecStreams`; output that was not requested is dropped."""
 
     def __init__(self, socket: web.WebSocketResponse, query: Mapping[str, str]) -> None:
+        self.size: tuple[int, int] | None = None
         self._socket = socket
         self._input: asyncio.Queue[bytes] = asyncio.Queue(_PENDING_CHUNKS)
         self._ended = not is_set(query, "stdin")
@@ -66,8 +69,22 @@ class WebSocketStreams:
             channel, data = message.data[0], message.data[1:]
             if channel == _STDIN and data:
                 await self._input.put(data)
+            elif channel == _SIZE:
+                self._resize(data)
             elif channel == _CLOSE and data[:1] == bytes([_STDIN]):
                 await self._input.put(b"")
+
+    def _resize(self, data: bytes) -> None:
+        with contextlib.suppress(msgspec.MsgspecError):
+            size = msgspec.json.decode(data, type=TerminalSize)
+            self.size = size.Width, size.Height
+
+
+class TerminalSize(msgspec.Struct):
+    """A message on the channel of terminal sizes."""
+
+    Width: int
+    Height: int
 
 
 def exec_options(request: web.BaseRequest) -> Json:

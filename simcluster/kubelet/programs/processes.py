@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -295,7 +296,7 @@ class NodeProcesses:
         async with asyncio.TaskGroup() as tasks:
             helpers = [
                 tasks.create_task(_feed(process, streams)),
-                tasks.create_task(self._watch(process, pod_uid, state)),
+                tasks.create_task(self._watch(process, pod_uid, state, streams)),
             ]
             outputs = [
                 tasks.create_task(_copy(process.stdout, streams.write_stdout)),
@@ -307,10 +308,18 @@ class NodeProcesses:
                 helper.cancel()
         return _exit_code(code)
 
-    async def _watch(self, process: Process, pod_uid: str, state: ContainerState) -> None:
-        """Show the program and its children in the node's /proc; kill it with its container."""
-        container = state.container_id
+    async def _watch(
+        self, process: Process, pod_uid: str, state: ContainerState, streams: ExecStreams
+    ) -> None:
+        """Show the program and its children in the node's /proc; kill it with its container.
+
+        Its terminal gets the size of the client's.
+        """
+        container, size = state.container_id, None
         while True:
+            if streams.size != size and process.stdin is not None and process.stdin.isatty():
+                size = streams.size
+                termios.tcsetwinsize(process.stdin.fileno(), (size[1], size[0]) if size else (0, 0))
             running = state.phase is ContainerPhase.RUNNING and state.container_id == container
             if not running:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -38,6 +38,7 @@ class Terminal:
     """The client's end of an exec session, kept in memory."""
 
     def __init__(self) -> None:
+        self.size = None
         self.out = b""
         self.err = b""
 

@@ -133,6 +133,7 @@ class Keyboard:
 
     def __init__(self, typed: str) -> None:
         self.typed, self.seen = [typed.encode()], b""
+        self.size = (132, 43)
 
     async def read_stdin(self) -> bytes:
         return self.typed.pop() if self.typed else b""
@@ -163,7 +164,7 @@ async def test_a_pod_is_its_command_whatever_its_image(one: tuple[KubeletFleet, 
         ended, failed = await node.phase("py", "Failed"), await node.phase("gone", "Failed")
         await node.phase("sh", "Running")
         await node.phase("idle", "Running")
-        keyboard = Keyboard("echo $((1+1)) $LIMIT; tty; exit 3\n")
+        keyboard = Keyboard("echo $((1+1)) $LIMIT; tty; stty size; exit 3\n")
 
         code = await fleet.exec(
             "default", "sh", "main", ["bash", "--norc"], tty=True, streams=keyboard
@@ -171,6 +172,7 @@ async def test_a_pod_is_its_command_whatever_its_image(one: tuple[KubeletFleet, 
 
         assert code == 3
         assert b"2 1000m\r\n/dev/pts/" in keyboard.seen
+        assert b"43 132\r\n" in keyboard.seen
         logs = [
             b"".join([c async for c in fleet.log("default", name, "main", LogOptions())])
             for name in ("py", "sh", "idle")

@@ -77,6 +77,7 @@ async def test_without_a_compiler_the_program_says_so_in_a_sentence(
 ) -> None:
     class Streams:
         errors = b""
+        size = None
 
         async def read_stdin(self) -> bytes:
             return b""
