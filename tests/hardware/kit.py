@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ python3 -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir 
   "$kit"/wheels/*.whl
 chmod +x "$kit"/cache/leasehold/gpu-driver/*/*
 cd "$kit/../.."
-export PYTHONPATH="$site:$PWD" XDG_CACHE_HOME="$kit/cache" PATH="$PATH:$site/bin"
+export PYTHONPATH="$site:$kit/metadata:$PWD" XDG_CACHE_HOME="$kit/cache" PATH="$PATH:$site/bin"
 status=0
 python3 -m tests.hardware --library "$kit/libvgpu.so" "$@" || status=$?
 exit $status
@@ -121,6 +122,11 @@ def main() -> int:
         shutil.copy(library, KIT / "libvgpu.so")
     if commit:
         (KIT / "commit").write_text(commit)
+    described = KIT / "metadata" / f"leasehold-{version('leasehold')}.dist-info" / "METADATA"
+    described.parent.mkdir(parents=True)
+    described.write_text(
+        f"Metadata-Version: 2.1\nName: leasehold\nVersion: {version('leasehold')}\n"
+    )
     print("downloading wheels...", flush=True)
     fetch(settings.python)
     run = KIT / "run"
