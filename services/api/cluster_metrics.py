@@ -62,7 +62,7 @@ def export_cluster(projection: Projection, missing: Iterable[MissingComponent], 
     """Set all gauges; series of what is gone end."""
     for gauge in ALL:
         gauge.clear()
-    _export_waiting(projection.waiting.values(), now)
+    _export_waiting(projection.waiting_pods(), now)
     usable = [view for view in projection.devices.values() if _export_state(view, projection)]
     _export_capacity(usable)
     _export_idle(projection.devices.values())

@@ -171,7 +171,7 @@ class Top(UsageArguments):
     "explain",
     "inspect.views:explain",
     "my-pod",
-    "my-pod -n team-a --json",
+    "my-pod -n team-a -o wide",
     "--request pod.yaml                 how a manifest is parsed; needs no cluster",
     "--request - --gpu H100-80GB < deployment.yaml",
 )
@@ -181,6 +181,7 @@ class Explain(UsageArguments):
     pod: str = pod("?")
     namespace: str = namespace()
     watch: bool = watch()
+    output: str = output("wide", "name")
     request: str = argument(
         "",
         "parse this manifest (- for standard input) instead: show the requests of its pods, and "

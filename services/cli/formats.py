@@ -80,7 +80,7 @@ def measured_text(measured: MeasuredView, now: float) -> str:
     """Describe the usage of a share."""
     memory, cores = used_texts(measured)
     idle = "" if measured.idle_since is None else f", idle for {age(now - measured.idle_since)}"
-    return f"uses {memory} MiB and {cores} of the cores; processes: {measured.processes}{idle}"
+    return f"{memory} MiB and {cores} of its cores, processes: {measured.processes}{idle}"
 
 
 def notes(view: GpusView | LeasesView | IdleView) -> list[Text]:

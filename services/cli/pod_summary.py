@@ -2,11 +2,29 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
+
+import msgspec
 
 from shared.dialects.vocabulary import unknown_gpus
 from shared.kubernetes.types import ApiPod
 from shared.model.names import Namespace, PodUid
 from shared.pods.observed_pod import rejection_of
+
+
+class _TimedSpec(msgspec.Struct, rename="camel"):
+    active_deadline_seconds: float | None = None
+
+
+class _TimedStatus(msgspec.Struct, rename="camel"):
+    start_time: datetime | None = None
+
+
+class TimedPod(msgspec.Struct):
+    """How long a pod may run, and since when."""
+
+    spec: _TimedSpec
+    status: _TimedStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +49,10 @@ class PodSummary:
     annotations: Mapping[str, str] = field(default_factory=dict)
     unschedulable_message: str = ""
     """The message of the condition PodScheduled while it is false."""
+    deadline_s: float | None = None
+    """Its activeDeadlineSeconds."""
+    started_at: float = 0.0
+    """When its node started it; 0: not yet, or it is not known."""
     rejection: str = ""
     """Why its kubelet rejected it, as `reason: message`; empty if it did not."""
 

@@ -44,7 +44,9 @@ class Explanation(View, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     text: str
     lines: tuple[str, ...] = ()
-    """The details, as text."""
+    """What its user needs to know, as text."""
+    details: tuple[str, ...] = ()
+    """The rest about the lease of a pod."""
     next: str = ""
     """What to do next."""
     lease: LeaseView | None = None
@@ -65,7 +67,7 @@ def explanation_of(
     """Explain the state of one pod that exists; `program` runs this program again."""
     if found is not None and found.lease is not None:
         return _running(pod, found, found.lease, program)
-    if found is not None and found.waiting is not None:
+    if found is not None and found.waiting is not None and BUDGET_GATE not in pod.gates:
         return _waiting(pod, found, found.waiting, program)
     return _without_lease(pod, schedulers, program)
 
@@ -91,37 +93,53 @@ def _gang_lines(gang: GangView | None) -> Iterator[str]:
 def _running(pod: PodSummary, found: PodView, lease: LeaseView, program: str) -> Explanation:
     devices = {device.uuid: device for device in found.devices}
     views = {key: value for key, value in sorted(pod.annotations.items()) if _is_view(key)}
-    lines = [
-        *_gang_lines(found.gang),
-        f"lease       {lease.state}, version {lease.version}, held for "
-        f"{age(found.read_at - lease.created_at)}: {STATES.get(LeaseState(lease.state), '')}",
+    details = [
+        f"lease       {lease.state}, version {lease.version}: "
+        f"{STATES.get(LeaseState(lease.state), '')}",
         *_origin_lines(lease),
         *([f"chosen      {lease.weighed}"] if lease.weighed else []),
-        *_idle_lines(lease, found.read_at),
     ]
-    if found.cordoned and lease.state == LeaseState.RESERVED:
-        lines.append(f"waits for   {found.cordoned}; if that lasts, the pod is placed elsewhere")
     for share in lease.shares:
-        lines += _share_lines(lease, share, devices.get(share.device), found.read_at)
+        details += _detail_lines(lease, share, devices.get(share.device))
     if views:
-        lines += ["annotations", *(f"  {key}: {value}" for key, value in views.items())]
-    where = f"on node {lease.node}" if pod.node else f"soon on node {lease.node}"
+        details += ["annotations", *(f"  {key}: {value}" for key, value in views.items())]
     recreated = (
         f"kubectl delete pod {pod.name} -n {pod.namespace}: the new pod of its controller gets "
         "a healthy GPU"
     )
+    verb = "runs" if pod.phase == "Running" else "starts" if pod.node else "will start"
     return _explained(
         pod,
         "running",
-        f"{pod.namespace}/{pod.name} holds a lease {where}; the pod is {pod.phase}",
-        lines=tuple(lines),
+        f"{pod.namespace}/{pod.name} {verb} on node {lease.node}; the pod is {pod.phase}",
+        lines=tuple(_summary_lines(pod, found, lease)),
+        details=tuple(details),
         next=recreated
         if lease.unhealthy_devices
-        else f"{program} trace {pod.name} -n {pod.namespace}",
+        else f"{program} trace {pod.name} -n {pod.namespace}; -o wide shows more",
         lease=lease,
         annotations=views,
         gang=found.gang,
     )
+
+
+def _summary_lines(pod: PodSummary, found: PodView, lease: LeaseView) -> Iterator[str]:
+    """Yield which GPU it has, how much of it, since when, what it uses, and until when."""
+    yield from _gang_lines(found.gang)
+    devices = {device.uuid: device for device in found.devices}
+    for share in lease.shares:
+        yield from _share_lines(lease, share, devices.get(share.device), found.read_at)
+    yield f"since       {timestamp(lease.created_at)}, {age(found.read_at - lease.created_at)} ago"
+    yield from _idle_lines(lease, found.read_at)
+    if lease.state == LeaseState.RESERVED:
+        yield f"until       {timestamp(lease.expires_at)} if it is not bound before"
+    elif pod.deadline_s is not None and pod.started_at:
+        end = pod.started_at + pod.deadline_s
+        yield f"until       {timestamp(end)} at the latest: its activeDeadlineSeconds"
+    else:
+        yield "until       its pod ends"
+    if found.cordoned and lease.state == LeaseState.RESERVED:
+        yield f"waits for   {found.cordoned}; if that lasts, the pod is placed elsewhere"
 
 
 def _origin_lines(lease: LeaseView) -> list[str]:
@@ -143,28 +161,37 @@ def _idle_lines(lease: LeaseView, now: float) -> list[str]:
 def _share_lines(
     lease: LeaseView, share: ShareView, device: DeviceView | None, now: float
 ) -> Iterator[str]:
+    several = len({each.container for each in lease.shares}) > 1
+    of = f" for {'request' if lease.claim else 'container'} {share.container}" if several else ""
     init = " (init)" if share.init else ""
-    slot = "" if share.slot is None else f", slot {share.slot}"
-    part = f"{share.cores_percent or 'any'} % of the cores of device {share.index}{slot}"
+    model = f", {device.model}" if device else ""
+    sick = f", UNHEALTHY: {device.fault}".rstrip(": ") if device and not device.healthy else ""
+    yield f"GPU         {share.index} of node {lease.node}{model}{of}{init}{sick}"
+    part = f"{share.cores_percent or 'any'} % of its cores"
     if share.mig is not None:
-        place = f"position {share.mig.position} of layout {share.mig.layout}"
-        part = f"instance {share.mig.profile} at {place} of device {share.index}"
-    yield (
-        f"{'request  ' if lease.claim else 'container'}   {share.container}{init}: "
-        f"{share.memory_mib} MiB, {part}, fence {share.fence}"
-    )
+        part = f"instance {share.mig.profile}"
+    whole = "the whole GPU: " if share.whole else ""
+    resized = ""
     if share.requested_size is not None:
         size = share.requested_size
         requested = f"{size.memory_mib} MiB and {size.cores_percent or 'any'} % of the cores"
-        yield f"            resized: its pod requests {requested}"
+        resized = f" (resized: its pod requests {requested})"
+    yield f"share       {whole}{share.memory_mib} of {share.device_mib} MiB, {part}{resized}"
     if share.measured is not None:
-        yield f"            {measured_text(share.measured, now)}"
+        yield f"uses        {measured_text(share.measured, now)}"
+
+
+def _detail_lines(lease: LeaseView, share: ShareView, device: DeviceView | None) -> Iterator[str]:
+    place = "" if share.slot is None else f"slot {share.slot}, "
+    if share.mig is not None:
+        place = f"position {share.mig.position} of layout {share.mig.layout}, "
+    kind = "request  " if lease.claim else "container"
+    yield f"{kind}   {share.container}: {place}fence {share.fence} of device {share.device}"
     if device is not None:
-        health = "" if device.healthy else f", UNHEALTHY: {device.fault}".rstrip(": ")
         yield (
-            f"            {device.model} {device.uuid}: {device.used_memory_mib} of "
-            f"{device.memory_mib} MiB, {device.used_cores_percent} % of its cores in "
-            f"{device.used_shares} of {device.slots} shares{health}"
+            f"            all leases of it: {device.used_memory_mib} of {device.memory_mib} MiB, "
+            f"{device.used_cores_percent} % of its cores in {device.used_shares} of "
+            f"{device.slots} shares"
         )
 
 

@@ -82,9 +82,10 @@ def _fault_lines(view: LeasesView) -> Iterator[str]:
                 yield f"{lease.node} device {share.index}: {fault}"
 
 
-def explanation(explained: "Explanation") -> RenderableType:
-    """Format the output of `explain`."""
-    lines = (Text(f"  {line}") for line in explained.lines)
+def explanation(explained: "Explanation", *, wide: bool = False) -> RenderableType:
+    """Format the output of `explain`; `wide`: with all details."""
+    shown = (*explained.lines, *(explained.details if wide else ()))
+    lines = (Text(f"  {line}") for line in shown)
     return Group(
         Text(explained.text, style="bold"),
         *lines,

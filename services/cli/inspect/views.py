@@ -172,7 +172,7 @@ def explain(flags: Explain) -> int:
     def show(found: Explanation) -> "RenderableType":
         from services.cli.inspect import render
 
-        return render.explanation(found)
+        return render.explanation(found, wide=flags.output == "wide")
 
     return terminal.present(flags, read, show, lambda found: [f"pod/{found.name}"])
 

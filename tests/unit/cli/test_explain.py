@@ -21,6 +21,7 @@ from tests.support.snapshots import (
     EMPTY,
     HELD,
     LEASE,
+    MEASURED,
     NODE,
     POD,
     WAITING,
@@ -30,17 +31,31 @@ from tests.support.snapshots import (
 )
 
 
-def test_explain_of_a_running_pod_names_lease_device_slot_and_fence() -> None:
+def test_explain_of_a_running_pod_says_in_five_lines_what_its_user_wants() -> None:
     bound = replace(POD, node="node-0", phase="Running", annotations={"volcano.sh/vgpu-node": "x"})
+    timed = replace(bound, deadline_s=3600.0, started_at=900.0)
+    cluster = cluster_of(NODE, measured=[MEASURED])
 
-    answer = explained(bound, HELD)
-    text = drawn(render.explanation(answer))
+    answer = explained(bound, cluster)
+    text, wide = (drawn(render.explanation(answer, wide=wide)) for wide in (False, True))
 
     assert answer.verdict == "running"
-    assert "lease on node node-0" in text
-    assert "3000 MiB, 30 % of the cores of device 2, slot 1, fence 5" in text
-    assert "3000 of 15000 MiB, 30 % of its cores in 1 of 4 shares" in text
-    assert "volcano.sh/vgpu-node: x" in text
+    assert answer.lines == (
+        "GPU         2 of node node-0, Tesla T4",
+        "share       3000 of 15000 MiB, 30 % of its cores",
+        "uses        1200 MiB and 0% of its cores, processes: 2, idle for 10m",
+        "since       1970-01-01T00:14:40Z, 2m ago",
+        "idle        for 10m, since 1970-01-01T00:06:40Z: its pod holds it without using it",
+        "until       its pod ends",
+    )
+    assert "until       1970-01-01T01:15:00Z at the latest" in drawn(
+        render.explanation(explained(timed, cluster))
+    )
+    assert "fence" not in text
+    assert "volcano.sh" not in text
+    assert "main: slot 1, fence 5 of device" in wide
+    assert "3000 of 15000 MiB, 30 % of its cores in 1 of 4 shares" in wide
+    assert "volcano.sh/vgpu-node: x" in wide
     assert answer.lease is not None
     assert answer.lease.version == 7
 
@@ -64,10 +79,10 @@ def test_explain_shows_what_the_placement_policy_weighed() -> None:
     weighed = structs.replace(LEASE, weighed="policy fragmentation compared 2 nodes: 0.47 on n1")
     node = replace(NODE, leases=(weighed,))
 
-    lines = explained(POD, cluster_of(node)).lines
+    lines = explained(POD, cluster_of(node)).details
 
     assert "chosen      policy fragmentation compared 2 nodes: 0.47 on n1" in lines
-    assert not any(line.startswith("chosen") for line in explained(POD, HELD).lines)
+    assert not any(line.startswith("chosen") for line in explained(POD, HELD).details)
 
 
 def test_explain_of_a_waiting_pod_names_every_device_and_the_next_thing_to_try() -> None:

@@ -65,7 +65,7 @@ def test_an_instance_is_shown_with_its_profile_and_real_size() -> None:
     (node,) = cluster.gpus().nodes
     output = explained(replace(POD, node="node-0", phase="Running"), cluster).lines
 
-    assert "instance 2g.10gb at position 1 of layout group2 of device 2" in " ".join(output)
+    assert "share       10240 of 15000 MiB, instance 2g.10gb" in output
     assert "10240/40960 MiB  MIG: group2 (3 x 2g.10gb + 1 x 1g.5gb), 1/4 instances" in text
     assert "team/first main  10240 MiB  2g.10gb  position 1  active" in text
     assert row.split()[:6] == ["team/first", "node-0", "2", "10240", "-", "2g.10gb"]
@@ -172,7 +172,7 @@ def test_usage_is_shown_beside_each_lease() -> None:
 
     assert "in use: 1200 MiB, 0%" in drawn(render.gpus(cluster.gpus(), 160))
     assert "3000 1200 30% 0%" in " ".join(drawn(render.ps(cluster.leases())).split())
-    assert any("uses 1200 MiB and 0% of the cores; processes: 2, idle for 10m" in line
+    assert any("1200 MiB and 0% of its cores, processes: 2, idle for 10m" in line
                for line in running.lines)  # fmt: skip
     (device,) = cluster.gpus().nodes[0].devices
     (lease,), shown = cluster.leases().leases, running.lease
