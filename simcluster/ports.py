@@ -73,6 +73,10 @@ class ContainerRuntime(Protocol):
         """Run `command` to its end and return its exit code (126, 127 as in a shell)."""
         ...
 
+    async def attach(self, namespace: str, pod: str, container: str, streams: ExecStreams) -> None:
+        """Attach a client to a container's own command until that ends."""
+        ...
+
     def log(
         self, namespace: str, pod: str, container: str, options: LogOptions
     ) -> AsyncIterator[bytes]:

@@ -89,6 +89,22 @@ class KubeletFleet:
         streams: ExecStreams,
     ) -> int:
         """Run a command in a running container and return its exit code."""
+        kubelet, found, state = self._running(namespace, pod, container)
+        if kubelet.processes.programs.has(command, built_in=is_built_in(command)):
+            return await kubelet.processes.run(found.uid, state, command, streams, tty=tty)
+        return await exec_command(state, command, tty=tty, streams=streams)
+
+    async def attach(self, namespace: str, pod: str, container: str, streams: ExecStreams) -> None:
+        """Attach a client to a container's own command until that ends."""
+        kubelet, _, state = self._running(namespace, pod, container)
+        if not await kubelet.processes.attach(state.container_id, streams):
+            text = f"container {container} is simulated: it has no process to attach to"
+            raise ApiError.bad_request(text)
+
+    def _running(
+        self, namespace: str, pod: str, container: str
+    ) -> tuple[SimKubelet, PodState, ContainerState]:
+        """Return a running container, its pod and their kubelet."""
         kubelet, found = self._pod(namespace, pod)
         state = None if found is None else found.containers.get(container)
         if (
@@ -102,9 +118,7 @@ class KubeletFleet:
                 "InternalError",
                 f'unable to upgrade connection: container not found ("{container}")',
             )
-        if kubelet.processes.programs.has(command, built_in=is_built_in(command)):
-            return await kubelet.processes.run(found.uid, state, command, streams, tty=tty)
-        return await exec_command(state, command, tty=tty, streams=streams)
+        return kubelet, found, state
 
     def log(
         self, namespace: str, pod: str, container: str, options: LogOptions

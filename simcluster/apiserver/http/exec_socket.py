@@ -1,4 +1,4 @@
-"""pods/exec over WebSocket: `v5.channel.k8s.io` and `v4.channel.k8s.io`.
+"""pods/exec and pods/attach over WebSocket: `v5.channel.k8s.io` and `v4.channel.k8s.io`.
 
 Each binary message begins with its channel: 0 stdin, 1 stdout, 2 stderr, 3 the final Status,
 4 terminal sizes, and in v5 255 closes the channel named by the next byte.
@@ -88,22 +88,23 @@ class TerminalSize(msgspec.Struct):
 
 
 def exec_options(request: web.BaseRequest) -> Json:
-    """Return a session's query as the `PodExecOptions` for admission."""
+    """Return a session's query as the options for admission, without their kind."""
     query = request.query
     flags = {name: True for name in ("stdin", "stdout", "stderr", "tty") if is_set(query, name)}
     container = query.get("container", "")
     named = {"container": container} if container else {}
-    return {**named, **flags, "command": query.getall("command", [])}
+    command = query.getall("command", [])
+    return {**named, **flags, **({"command": command} if command else {})}
 
 
 async def serve_exec(
-    request: web.BaseRequest, runtime: ContainerRuntime | None, pod: Json
+    request: web.BaseRequest, runtime: ContainerRuntime | None, pod: Json, *, attach: bool = False
 ) -> web.StreamResponse:
-    """Run a command in a container; errors before its start are plain HTTP responses."""
+    """Run a command in a container, or attach to its own; early errors are plain responses."""
     query = request.query
     container = resolve_container(pod, query.get("container", ""))
     command = query.getall("command", [])
-    if not command:
+    if not (command or attach):
         raise ApiError.bad_request("you must specify at least 1 command for the container")
     if runtime is None:
         raise NO_RUNTIME
@@ -138,11 +139,13 @@ async def _run(
     tty: bool,
     streams: WebSocketStreams,
 ) -> Json:
-    meta = metadata(pod)
+    where = metadata(pod)["namespace"], metadata(pod)["name"], container
     try:
-        code = await runtime.exec(
-            meta["namespace"], meta["name"], container, command, tty=tty, streams=streams
-        )
+        if command:
+            code = await runtime.exec(*where, command, tty=tty, streams=streams)
+        else:
+            code = 0
+            await runtime.attach(*where, streams)
     except ApiError as error:
         return error.status()
     return exit_status(code)

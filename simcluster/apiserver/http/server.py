@@ -141,7 +141,6 @@ _CREATE_ACCESS_REVIEW = ResourceAttributes("create", "authorization.k8s.io", "su
 _UNAUTHORIZED = ApiError(401, "Unauthorized", "Unauthorized")
 _NOT_SIMULATED = {
     "portforward": "kubectl port-forward is not supported: simulated containers have no network",
-    "attach": "kubectl attach is not supported: use kubectl logs -f",
 }
 _STOP_S = 1.0
 
@@ -312,14 +311,15 @@ class ApiServer:
             if request.method != "GET":
                 raise method_not_allowed(request.method)
             return await serve_log(request, self.runtime, pod)
-        if target.subresource != "exec":
+        if target.subresource not in {"exec", "attach"}:
             raise ApiError(
                 501,
                 "NotImplemented",
                 _NOT_SIMULATED[target.subresource],
             )
         await self._writer.admit_connect(target, exec_options(request), user)
-        return await serve_exec(request, self.runtime, pod)
+        attach = target.subresource == "attach"
+        return await serve_exec(request, self.runtime, pod, attach=attach)
 
     async def _read(
         self, request: web.BaseRequest, target: RequestTarget, labels: _RequestLabels

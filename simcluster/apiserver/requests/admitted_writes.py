@@ -21,6 +21,7 @@ _ATTEMPTS = 5
 _BODIES: Mapping[str, Json] = {
     "binding": {"group": "", "version": "v1", "kind": "Binding"},
     "eviction": {"group": "policy", "version": "v1", "kind": "Eviction"},
+    "attach": {"group": "", "version": "v1", "kind": "PodAttachOptions"},
     "exec": {"group": "", "version": "v1", "kind": "PodExecOptions"},
     "token": {"group": "authentication.k8s.io", "version": "v1", "kind": "TokenRequest"},
 }
@@ -136,7 +137,7 @@ class AdmittedWrites:
 
     async def admit_connect(self, target: RequestTarget, options: Json) -> None:
         """Admit a command in a pod."""
-        body = {"kind": "PodExecOptions", "apiVersion": "v1", **options}
+        body = {"kind": _BODIES[target.subresource]["kind"], "apiVersion": "v1", **options}
         request = replace(self._attributes("CONNECT", target, {}, body), options={})
         request = await self.chain.mutate(request, [], complete=_nothing, admit=_nothing)
         await self.chain.validate(request, [])

@@ -49,6 +49,8 @@ class ContainerSpec:
     image: str
     command: tuple[str, ...]
     directory: str
+    stdin: bool
+    tty: bool
     limits: Mapping[str, int]
     requests: Mapping[str, int]
     host_ports: frozenset[tuple[str, int]]
@@ -115,6 +117,8 @@ def _container(obj: Json, role: ContainerRole) -> ContainerSpec:
         image=obj.get("image") or "",
         command=(*(obj.get("command") or ()), *(obj.get("args") or ())),
         directory=obj.get("workingDir") or "",
+        stdin=bool(obj.get("stdin")),
+        tty=bool(obj.get("tty")),
         limits={name: count for name, count in limits.items() if "/" in name},
         requests=limits | parse_resources(resources.get("requests") or {}),
         host_ports=_host_ports(obj),

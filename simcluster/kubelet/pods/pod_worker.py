@@ -269,7 +269,8 @@ class PodWorker:
         processes = self._host.processes
         state.is_process = processes.programs.has(command, built_in=behaviour.known)
         if state.is_process:
-            await processes.start(self.pod.uid, container_id, state, command)
+            streams = {"stdin": spec.stdin, "tty": spec.tty}
+            await processes.start(self.pod.uid, container_id, state, command, **streams)
             return None
         if prints(spec):
             for line in run_command(state, command).out.splitlines():

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import termios
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -175,6 +176,8 @@ class NodeProcesses:
         self._processes: dict[str, Process] = {}
         """The first process of each container, by the container's ID."""
         self._endings: dict[str, asyncio.Task[int]] = {}
+        self._attached: defaultdict[str, list[ExecStreams]] = defaultdict(list)
+        """The clients that are attached to each container."""
 
     def usage(self) -> Mapping[str, tuple[float, int]]:
         """Return the cores in use and the bytes of memory of each container's processes."""
@@ -192,11 +195,19 @@ class NodeProcesses:
         await asyncio.gather(*self._endings.values())
 
     async def start(
-        self, pod_uid: str, container_id: str, state: ContainerState, command: Sequence[str]
+        self,
+        pod_uid: str,
+        container_id: str,
+        state: ContainerState,
+        command: Sequence[str],
+        *,
+        stdin: bool = False,
+        tty: bool = False,
     ) -> None:
         """Start a container's command. Raises StartError, and UnavailableError for now."""
         launch = await asyncio.to_thread(self.programs.launch, state, command)
-        process = await self._started(launch, container_id, stdin=subprocess.DEVNULL)
+        source = subprocess.PIPE if stdin else subprocess.DEVNULL
+        process = await self._started(launch, container_id, stdin=source, tty=tty)
         self._processes[container_id] = process
         ending = self._attend_main(process, pod_uid, container_id, state.log)
         self._endings[container_id] = asyncio.create_task(ending)
@@ -226,6 +237,21 @@ class NodeProcesses:
                 hurry.cancel()
             _signal_group(process, signal.SIGKILL)
         return await self.wait(container_id)
+
+    async def attach(self, container_id: str, streams: ExecStreams) -> bool:
+        """Attach a client to a container's command until that ends; False if it has no process."""
+        process, ending = self._processes.get(container_id), self._endings.get(container_id)
+        if process is None or ending is None:
+            return False
+        clients = self._attached[container_id]
+        clients.append(streams)
+        feeding = asyncio.create_task(_feed(process, streams))
+        try:
+            await asyncio.wait([ending])
+        finally:
+            feeding.cancel()
+            clients.remove(streams)
+        return True
 
     async def run(
         self,
@@ -277,9 +303,21 @@ class NodeProcesses:
     async def _attend_main(
         self, process: Process, pod_uid: str, container_id: str, log: ContainerLog
     ) -> int:
+        clients = self._attached[container_id]
+
+        def writer(errors: bool) -> Writer:
+            lines = LineWriter(log)
+
+            async def write(data: bytes) -> None:
+                await lines.write(data)
+                for client in tuple(clients) if data else ():
+                    await (client.write_stderr if errors else client.write_stdout)(data)
+
+            return write
+
         outputs = [
-            asyncio.create_task(_copy(pipe, LineWriter(log).write))
-            for pipe in (process.stdout, process.stderr)
+            asyncio.create_task(_copy(process.stdout, writer(errors=False))),
+            asyncio.create_task(_copy(process.stderr, writer(errors=True))),
         ]
         while (code := process.poll()) is None:
             await asyncio.to_thread(self._table.add_tree, process.pid, pod_uid, container_id)
@@ -287,7 +325,7 @@ class NodeProcesses:
         await asyncio.to_thread(_kill_marked, f"{self._root}/{container_id}")
         await asyncio.wait(outputs)
         await asyncio.to_thread(self._table.remove_ended)
-        del self._processes[container_id]
+        del self._processes[container_id], self._attached[container_id]
         return _exit_code(code)
 
     async def _attend(

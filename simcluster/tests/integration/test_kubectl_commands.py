@@ -73,7 +73,6 @@ describe namespace team | amounts
 CHANGE = """
 cp one:/etc/hosts hosts | kubectl cp is not supported | 127
 port-forward pod/one 8080:80 | simulated containers have no network | 1
-attach one | use kubectl logs | 1
 label pod one tier=front | labeled
 annotate deployment web kubernetes.io/change-cause=first | annotated
 scale deployment web --replicas=3 | scaled
@@ -118,6 +117,8 @@ async def test_the_usual_commands_show_what_people_know(kubectl: Kubectl, tmp_pa
     (tmp_path / "edit.sh").chmod(0o755)
     await run_all(kubectl, CREATE)
     await run_all(kubectl, READ)
+    line = "run typed -i --rm --quiet --image=busybox --restart=Never -- sh"
+    assert "41" in await kubectl.run(line, "echo $((40+1)); exit 3\n", code=3)
     for kind in KINDS.split():
         assert "Name:" in await kubectl.run(f"describe {kind} -A"), kind
     await run_all(kubectl, CHANGE)

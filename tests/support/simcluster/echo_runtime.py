@@ -36,6 +36,10 @@ class Echo:
         await streams.write_stderr(b"tty" if tty else b"no tty")
         return 3 if command[0] == "fail" else 0
 
+    async def attach(self, namespace: str, pod: str, container: str, streams: ExecStreams) -> None:
+        while data := await streams.read_stdin():
+            await streams.write_stdout(data)
+
     async def log(
         self, namespace: str, pod: str, container: str, options: LogOptions
     ) -> AsyncIterator[bytes]:

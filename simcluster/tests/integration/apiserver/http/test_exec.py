@@ -85,7 +85,7 @@ async def test_clients_of_old_protocols_get_the_supported_ones(api: ApiUnderTest
         plain = await client.get(f"{POD}/exec?command=env")
         attach = await client.post(f"{POD}/attach")
 
-    assert (spdy.status, plain.status, attach.status) == (400, 400, 501)
+    assert (spdy.status, plain.status, attach.status) == (400, 400, 400)
     assert "WebSocket" in (await spdy.json())["message"]
 
 
