@@ -69,7 +69,7 @@ async def test_refusals_are_statuses(client: Client) -> None:
         "no namespace": await client.post(
             "/api/v1/namespaces/none/pods", json={**a_pod("x"), "metadata": {"name": "x"}}
         ),
-        "no kind": await client.get("/apis/apps/v1/controllerrevisions"),
+        "no kind": await client.get("/api/v1/podtemplates"),
         "field": await client.get(PODS, params={"fieldSelector": "spec.volumes=x"}),
         "form": await client.get(PODS, headers={"Accept": "text/html"}),
         "patch": await client.patch(f"{PODS}/web", data=b"{}", headers={"Content-Type": "a/b"}),
