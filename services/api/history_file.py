@@ -336,28 +336,31 @@ class HistoryFile:
     def _add_finished(
         self, db: sqlite3.Connection, pods: Sequence[FinishedPod], now: float
     ) -> None:
+        by_range: dict[HistoryRange, list[FinishedPod]] = {}
         for pod in pods:
-            facts = msgspec.json.encode(self._with_usage(db, pod))
-            db.execute(
-                "INSERT OR REPLACE INTO finished VALUES (?, ?, ?)", (pod.pod, pod.ended, facts)
-            )
+            ran_s = pod.ended - pod.started
+            within = next((each for each in RANGES if each.span_s >= ran_s), RANGES[-1])
+            by_range.setdefault(within, []).append(pod)
+        for within, of_range in by_range.items():
+            _, columns = self._columns(db, POD, [pod.pod for pod in of_range], within, now)
+            finished = (_with_usage(pod, columns.get(pod.pod, {})) for pod in of_range)
+            rows = [(pod.pod, pod.ended, msgspec.json.encode(pod)) for pod in finished]
+            db.executemany("INSERT OR REPLACE INTO finished VALUES (?, ?, ?)", rows)
         db.execute("DELETE FROM finished WHERE ended < ?", (now - DAY_S,))
         newest = "SELECT pod FROM finished ORDER BY ended DESC LIMIT ?"
         db.execute(f"DELETE FROM finished WHERE pod NOT IN ({newest})", (MOST_SERIES,))  # noqa: S608
 
-    def _with_usage(self, db: sqlite3.Connection, pod: FinishedPod) -> FinishedPod:
-        """Return a pod with the means of its usage, in the shortest range that has all of it."""
-        ran_s = pod.ended - pod.started
-        within = next((each for each in RANGES if each.span_s >= ran_s), RANGES[-1])
-        _, columns = self._columns(db, POD, [pod.pod], within, pod.ended)
-        found = columns.get(pod.pod, {})
-        memory, cores, idle = (
-            [value for value in found.get(name, ()) if value is not None]
-            for name in ("used_memory", "used_cores", "idle")
-        )
-        return structs.replace(
-            pod,
-            used_memory_mib=round(fmean(memory)) if memory else None,
-            used_cores_percent=round(fmean(cores)) if cores else None,
-            idle_gpu_hours=round(fmean(idle) / ALL_CORES * ran_s / HOUR_S, 4) if idle else None,
-        )
+
+def _with_usage(pod: FinishedPod, columns: Mapping[str, Values]) -> FinishedPod:
+    """Return a pod with the means of its usage."""
+    memory, cores, idle = (
+        [value for value in columns.get(name, ()) if value is not None]
+        for name in ("used_memory", "used_cores", "idle")
+    )
+    hours = (pod.ended - pod.started) / HOUR_S
+    return structs.replace(
+        pod,
+        used_memory_mib=round(fmean(memory)) if memory else None,
+        used_cores_percent=round(fmean(cores)) if cores else None,
+        idle_gpu_hours=round(fmean(idle) / ALL_CORES * hours, 4) if idle else None,
+    )
