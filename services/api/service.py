@@ -318,15 +318,19 @@ class ApiService:
         ]
         self.feed.publish(self.projection.update_gated(found))
 
-    @loops(every_s=lambda service: service.timing.history_s)
+    @loops(every_s=lambda service: service.until_sample_s)
     async def sample_history(self) -> None:
         """Add a sample to the history."""
         if self.synced:
             devices = list(self.projection.devices.values())
             reasons = [waiting.reason_code for waiting in self.projection.waiting_pods()]
-            hardware = dict(self.projection.hardware)
-            make = partial(sample_of, devices, reasons, hardware)
+            make = partial(sample_of, devices, reasons, dict(self.projection.hardware))
             await self.history.add(make, self.clock.now())
+
+    @property
+    def until_sample_s(self) -> float:
+        """The time until the next sample; the first one is made as soon as there is something."""
+        return self.timing.history_s if self.synced else self.timing.round_s
 
     @loops(every_s=lambda service: service.timing.finished_s)
     async def record_finished(self) -> None:
