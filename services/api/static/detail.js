@@ -125,6 +125,6 @@ export function shareItem(share, namespace, link, note) {
   meter.style.setProperty("--part", `${measured?.memory_mib ? Math.min(100 * measured.memory_mib / share.memory_mib, 100) : 0}%`);
   const use = measured ? [measured.memory_mib !== null && `uses ${mib(measured.memory_mib)}`, measured.cores_percent !== null && `${measured.cores_percent} % of the cores`,
     measured.idle && `idle since ${when(measured.idle_since)}`].filter(Boolean).join(", ") : "not measured";
-  const what = `${mib(share.memory_mib)}, ${share.booked_cores} % of the cores${share.mig ? `, ${share.mig.profile} at ${share.mig.position}` : ""}`;
+  const what = `${mib(share.memory_mib)}${share.booked_cores ? `, ${share.booked_cores} % of the cores` : ""}${share.mig ? `, ${share.mig.profile} at ${share.mig.position}` : ""}`;
   return el("li", {}, el("div", { class: "line" }, link, el("span", { class: "soft end" }, note)), el("div", { class: "soft" }, !namespace ? what : `${what}; ${use}`), meter);
 }

@@ -20,7 +20,7 @@ class List {
     this.bar = new FilterBar(app.setFilters, bar);
     this.empty = el("div");
     this.body = body;
-    this.root = el("div", { class: `list ${kind}` }, el("h2", { class: "sr" }, title), this.bar.root, this.empty, body);
+    this.root = el("div", { class: "list" }, el("h2", { class: "sr" }, title), this.bar.root, this.empty, body);
   }
 
   /** Narrow items, and return those that are shown. */
@@ -154,7 +154,7 @@ class EventRow {
 /** One event: its time, its kind, its pod, and what came of it. */
 export function eventParts(event) {
   const kind = event.kind.endsWith("failed") || event.kind.endsWith("refused") || event.kind.startsWith("evict") ? "bad" : event.kind;
-  const about = [event.node && `on ${event.node}`, event.beneficiary && `for ${event.beneficiary}`, event.text].filter(Boolean).join(" ");
+  const where = [event.node && `on ${event.node}`, event.beneficiary && `for ${event.beneficiary}`].filter(Boolean).join(" "), about = [where, event.text].filter(Boolean).join(": ");
   return [el("time", { class: "soft" }, clock(event.at)), el("b", { class: `kind-${kind}` }, event.kind),
     event.pod ? podLink(event) : el("span", { class: "name" }, `${event.namespace}/${event.name}`), el("span", { class: "about", title: about }, about), el("span", { class: "soft end" }, latency(event.latency_s))];
 }

@@ -3,7 +3,7 @@ import { Chart } from "./chart.js";
 import { colourClass } from "./colours.js";
 import { Detail, PodsOf, commands, shareItem } from "./detail.js";
 import { command, el, facts, fetchJson } from "./dom.js";
-import { age, clock, count, gpus, mib, when, words } from "./format.js";
+import { age, clock, count, gpuHours, gpus, mib, when, words } from "./format.js";
 import { Histories, amountChart } from "./histories.js";
 import { waitingItem } from "./lists.js";
 import { url } from "./route.js";
@@ -22,8 +22,9 @@ export class PodPage extends Detail {
       amountChart(history.memory, history.used_memory, 1024, "GiB"), amountChart(history.cores, history.used_cores, 100, "GPUs")]);
     this.histories.root.hidden = true;
     this.closing = [this.histories];
-    this.body.append(this.why, this.facts, this.shares, this.commands, this.histories.root, this.trace);
-    for (const part of [this.why, this.shares, this.trace]) part.hidden = true;
+    this.plan = this.part("What would be evicted for it");
+    this.body.append(this.why, this.facts, this.plan, this.shares, this.commands, this.histories.root, this.trace);
+    for (const part of [this.why, this.plan, this.shares, this.trace]) part.hidden = true;
     this.poll();
   }
 
@@ -31,19 +32,32 @@ export class PodPage extends Detail {
     this.found = await fetchJson(`/api/v1/leases/${encodeURIComponent(this.id)}`);
   }
 
+  /** Show which pods a preemption would evict, as a binder would plan it now. */
+  async askPlan() {
+    this.planned = true;
+    this.plan.fill(el("p", { class: "soft" }, "Planning…"));
+    const found = await fetchJson(`/api/v1/preemptions/${encodeURIComponent(this.id)}`).catch((error) => ({ reason: error.message }));
+    const { plan, reason } = found, victims = plan?.victims ?? [];
+    this.plan.fill(el("p", {}, plan ? `It would run on ${plan.node}${victims.length ? " without these pods:" : "."}` : `No preemption would help: ${reason}`),
+      el("ul", { class: "plain" }, ...victims.map((victim) => el("li", {}, `${victim.pod}, which loses ${gpuHours(victim.gpu_s_lost / 3600)}${victim.bare ? "; no controller replaces it" : ""}`))));
+  }
+
   draw() {
     const pod = this.found;
     if (!pod) return this.head(this.gone ? "No such pod" : "…", this.gone ?? "", "");
     const { lease, waiting, trace } = pod, running = this.app.store.pods().get(this.id);
-    const state = waiting ? "waiting" : running?.state ?? lease?.state ?? "ended";
+    const state = waiting ? "waiting" : running?.state ?? lease?.state ?? (pod.finished?.reason || "ended").toLowerCase();
     this.title = `${pod.namespace}/${pod.name}`;
     document.title = `${this.title} · Leasehold`;
     this.head(this.title, state, `pod-${state}`);
     this.name.className = "";
     this.facts.fill(facts({
       Namespace: el("a", { href: url("namespace", pod.namespace), class: "name", "data-key": "namespace" }, el("span", { class: `dot ${colourClass(pod.namespace)}`, "aria-hidden": "true" }), pod.namespace),
-      ...lease ? leaseFacts(lease, this.app.store.now()) : {}, ...waiting ? waitingFacts(waiting, this.app.store.now()) : {}, "Pod UID": pod.pod }), ...lease || waiting ? [] : [el("p", { class: "soft" }, "It has no lease.")]);
+      ...lease ? leaseFacts(lease, this.app.store.now()) : {}, ...waiting ? waitingFacts(waiting, this.app.store.now()) : {}, ...pod.finished && !lease && !waiting ? finishedFacts(pod.finished) : {},
+      Gang: pod.gang ? gangText(pod.gang) : "", "Pod UID": pod.pod }), ...lease || waiting || pod.finished ? [] : [el("p", { class: "soft" }, "It has no lease.")]);
     this.why.fill(...waiting ? whyParts(waiting) : []);
+    if (!waiting) this.plan.fill();
+    else if (!this.planned) this.plan.fill(el("button", { type: "button", "data-key": "plan", onclick: () => this.askPlan() }, "Find out"), el("p", { class: "soft" }, "This only asks: no pod is evicted."));
     this.shares.fill(...lease ? [el("ul", { class: "shares" }, ...lease.shares.map((share) => shareItem(share, pod.namespace, el("a", { href: url("gpu", share.device), "data-key": `gpu:${share.device}:${share.container}` }, `GPU ${share.index}`), `${share.container}${share.init ? " (init)" : ""}`)))] : []);
     if (!this.commands.drawn) this.commands.fill(...podCommands(pod, Boolean(waiting)));
     this.commands.drawn = true;
@@ -55,12 +69,22 @@ export class PodPage extends Detail {
 function leaseFacts(lease, now) {
   const unhealthy = Object.entries(lease.unhealthy_devices ?? {}).map(([, fault]) => fault).join("; ");
   return { Node: el("a", { href: url("node", lease.node), "data-key": "node" }, lease.node), Age: `${age(now - lease.created_at)}, since ${when(lease.created_at)}`,
-    Expires: lease.expires_at ? `${clock(lease.expires_at)}, unless bound` : "", "Requested as": lease.dialect, Gang: lease.gang, "Its GPU is unhealthy": unhealthy, "Placed by": lease.weighed };
+    Expires: lease.expires_at ? `${clock(lease.expires_at)}, unless bound` : "", "Requested as": lease.dialect, "Its GPU is unhealthy": unhealthy, "Placed by": lease.weighed };
+}
+
+function finishedFacts(pod) {
+  const used = [pod.used_memory_mib !== null && mib(pod.used_memory_mib), pod.used_cores_percent !== null && `${pod.used_cores_percent} % of the cores`].filter(Boolean).join(", ");
+  return { Node: el("a", { href: url("node", pod.node), "data-key": "node" }, pod.node), Ended: `${when(pod.ended)}, after ${age(pod.ended - pod.started)}`, Reason: pod.reason, Leased: `${mib(pod.memory_mib)}, ${pod.cores_percent} % of the cores`,
+    "Used in the mean": used, "GPU time": gpuHours(pod.gpu_hours), "Of it idle": pod.idle_gpu_hours === null ? "" : gpuHours(pod.idle_gpu_hours) };
+}
+
+function gangText({ name, min_member: least, holding, waiting }) {
+  return `${name}: ${count(holding.length, "pod")} with a lease, ${waiting.length} waiting${least ? `, ${least} run together` : ""}`;
 }
 
 function waitingFacts(waiting, now) {
   const place = waiting.queue;
-  return { "Waits for": age(now - waiting.since), Position: waiting.position ? `${waiting.position}${place ? ` of ${place.of}` : ""}${place?.after ? `, after ${place.after}${place.after_reason ? ` (${place.after_reason})` : ""}` : ""}` : "", Priority: waiting.priority, Gang: waiting.gang };
+  return { "Waits for": age(now - waiting.since), Position: waiting.position ? `${waiting.position}${place ? ` of ${place.of}` : ""}${place?.after ? `, after ${place.after}${place.after_reason ? ` (${place.after_reason})` : ""}` : ""}` : "", Priority: waiting.priority };
 }
 
 /** The reason, what to try, and the nodes that are nearest to fitting. */

@@ -79,7 +79,7 @@ export class PodsView {
     this.bar = new FilterBar(app.setFilters, { noun: ["pod"] });
     this.table = podTable(app, "Pods");
     this.empty = el("div");
-    this.root = el("div", { class: "list pods" }, el("h2", { class: "sr" }, "Pods"), this.bar.root, this.empty, this.table.root);
+    this.root = el("div", { class: "list" }, el("h2", { class: "sr" }, "Pods"), this.bar.root, this.empty, this.table.root);
     this.timer = setInterval(() => this.load(), REFRESH_MS);
     this.load();
   }

@@ -1,5 +1,6 @@
 """The page in Chromium: URLs of details, the filter, faults, MIG, measured usage, the table."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -114,7 +115,9 @@ async def test_a_waiting_pod_has_the_command_that_shows_what_would_make_room(
     await page.locator("#waiting").get_by_role("link", name="vision/big").click()
     command = "kubectl get pod big -n vision -o yaml | leasehold what-if -"
     await expect(page.get_by_role("main")).to_contain_text(command)
-    await expect(page.get_by_role("main")).to_contain_text("Gangvision/training")
+    await expect(page.get_by_role("main")).to_contain_text(
+        "Gangvision/training: 0 pods with a lease, 1 waiting"
+    )
 
     await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     await page.get_by_role("button", name="Copy kubectl get pod big").click()
@@ -167,6 +170,23 @@ async def test_words_and_facets_narrow_all_lists_and_are_in_the_url(
     await expect(page.get_by_text("Nothing matches “nothing has this name”")).to_be_visible()
     await page.get_by_role("main").get_by_role("button", name="Clear filters").last.click()
     await expect(page.locator(".rows [role=row]")).to_have_count(2)
+
+
+async def test_a_manifest_can_be_tried(browser: Browser, shown: RunningApi) -> None:
+    page = await opened(browser, shown, "#/waiting")
+    await page.get_by_role("link", name="What if").click()
+    for memory, result in ((4000, "1 pod would run"), (20_000, "1 would wait")):
+        limits = {"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": memory}
+        container = {"name": "main", "resources": {"limits": limits}}
+        pod = {"kind": "Pod", "metadata": {"name": "new"}, "spec": {"containers": [container]}}
+        await page.get_by_label("Manifest").fill(json.dumps({"apiVersion": "v1", **pod}))
+
+        await page.get_by_role("button", name="Try them").click()
+
+        await expect(page.locator(".result")).to_contain_text(result)
+    await page.get_by_label("Manifest").fill("kind: Nothing")
+    await page.get_by_role("button", name="Try them").click()
+    await expect(page.locator(".result .problem")).not_to_be_empty()
 
 
 async def test_the_table_of_pods_sorts_by_any_column(browser: Browser, shown: RunningApi) -> None:
