@@ -36,6 +36,8 @@ spec:
     resources:
       limits:
         nvidia.com/gpu: 1
+"""
+SHARE = """\
         nvidia.com/gpumem: 3000
         nvidia.com/gpucores: 50
 """
@@ -123,6 +125,11 @@ Try next:
 `{command} status{flag}` shows this again, `{command} down{flag}` stops it."""
 
 
+def has_shares(*, local: bool, library: object) -> bool:
+    """Return whether pods can get shares: of GPUs of this machine, a library has to limit them."""
+    return not local or bool(library) or Path(LIBRARY_DIRECTORY).exists()
+
+
 def local_notes(state: State) -> str:
     """Return what a user of this machine's own GPUs has to know."""
     limits = (
@@ -131,7 +138,7 @@ def local_notes(state: State) -> str:
         else "limits hold by LD_PRELOAD alone, which a program can remove; run up as root for more"
     )
     lines = [f"  pods        processes of this host, images are ignored; {limits}"]
-    if not (state.library_source or Path(LIBRARY_DIRECTORY).exists()):
+    if not has_shares(local=True, library=state.library_source):
         lines.append(
             "  shares      none, only whole GPUs: a share needs HAMi-core, --library-source PATH"
         )

@@ -36,7 +36,7 @@ from services.cli.up.components import Component, components_of, with_credential
 from services.cli.up.down import kill_leftovers
 from services.cli.up.installation import installation
 from services.cli.up.plan import Plan, layouts_of, plan_of, with_library
-from services.cli.up.status import EXAMPLE, faults_of, summary, text_of
+from services.cli.up.status import EXAMPLE, SHARE, faults_of, has_shares, summary, text_of
 from services.cli.up.supervisor import StartError, SupervisionTiming, Supervisor
 from services.extender.scheduler_configuration import SchedulerTls, scheduler_configuration
 from shared.model.errors import LeaseholdError, RequestError
@@ -233,7 +233,8 @@ def _run(settings: Up, plan: Plan, directory: StateDir, report: Report) -> int:
         ]
         components = _add_credentials(components, plan, directory)
         _write_installation(components, plan, directory)
-        directory.first_pod.write_text(EXAMPLE)
+        shares = has_shares(local=plan.local, library=plan.settings.library_source)
+        directory.first_pod.write_text(EXAMPLE + (SHARE if shares else ""))
         _rotate_logs(components, directory)
         try:
             asyncio.run(_supervise(components, plan, directory, report, started_at_s))
