@@ -144,7 +144,7 @@ async def test_pods_without_a_request_are_admitted_and_see_no_device(
     assert {status for status, _ in made.values()} == {201}
     assert seen == {
         "image": ["void"],
-        "variable": ["all", "void"],
+        "variable": ["void"],
         "plain": [],
         "drivers": [],
         "kube-system": [],

@@ -13,6 +13,7 @@ from tests.support.simcluster.apiserver import ApiUnderTest
 
 ROOT = Path(__file__).parents[3]
 BASE = ROOT / "k8s" / "base"
+KINDS = sorted((ROOT / "shared" / "kubernetes" / "kinds").glob("*.yaml"))
 POLICIES = sorted((ROOT / "services" / "webhook" / "manifests").glob("*-*.yaml"))
 NAMESPACED = {"ServiceAccount", "Role", "RoleBinding"}
 RIGHTS = NAMESPACED | {"ClusterRole", "ClusterRoleBinding"}
@@ -27,7 +28,7 @@ def manifests(kinds: Collection[str], *components: Path) -> list[dict[str, Any]]
     """Return the objects of these kinds in `k8s/base` and in files of components."""
     found = [
         each
-        for path in (*sorted(BASE.rglob("*.yaml")), *POLICIES, *components)
+        for path in (*sorted(BASE.rglob("*.yaml")), *KINDS, *POLICIES, *components)
         for each in yaml.safe_load_all(path.read_text())
         if each and each["kind"] in kinds
     ]
