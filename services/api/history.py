@@ -165,14 +165,17 @@ def history_columns(
         at.append(instant)
         places.append(place)
 
-    def shown(values: Values) -> Column:
-        whole = len(values) > 0
-        return tuple(values[each] if whole and each is not None else None for each in places)
+    def shown(values: Values, absent: float | None = None) -> Column:
+        """Return a column; `absent`: what an unknown value counts as where others are known."""
+        return tuple(
+            None if each is None or not values else absent if values[each] is None else values[each]
+            for each in places
+        )
 
     return (
         tuple(at),
         {name: shown(values) for name, values in columns.items()},
-        {reason: shown(values) for reason, values in recorded.waiting.items()},
+        {reason: shown(values, 0.0) for reason, values in recorded.waiting.items()},
     )
 
 

@@ -27,6 +27,7 @@ from services.api.history import (
     DEVICE,
     HARDWARE,
     KINDS,
+    NAMESPACE,
     POD,
     RANGES,
     WAITING,
@@ -45,7 +46,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 VERSION = 1
 TABLES = """
-CREATE TABLE series (kind TEXT, position INTEGER, name TEXT, since REAL, seen REAL,
+CREATE TABLE series (kind TEXT, position INTEGER, name TEXT, since REAL,
     PRIMARY KEY (kind, position));
 CREATE TABLE samples (range TEXT, kind TEXT, at REAL, row BLOB, PRIMARY KEY (range, kind, at));
 CREATE TABLE finished (pod TEXT PRIMARY KEY, ended REAL, facts BLOB);
@@ -89,11 +90,14 @@ class _Layout:
         self.kept_s = DAY_S if kind == POD else RANGES[-1].span_s + RANGES[-1].step_s
         self.known: dict[str, _Series] = {}
         self.free: list[int] = []
+        self.absent = [0.0] * len(self.columns) if kind in {NAMESPACE, WAITING} else None
+        """The values of a subject that a sample lacks: zero if it holds nothing, or none."""
 
     def row_of(self, values: Mapping[str, Values]) -> bytes:
         """Return the row of subjects that have positions."""
         row = bytearray(self.blank * (len(self.known) + len(self.free)))
-        for name, of_one in values.items():
+        absent = {} if self.absent is None else dict.fromkeys(self.known, self.absent)
+        for name, of_one in {**absent, **values}.items():
             if name in self.known:
                 scaled = (
                     NAN if value is None else min(value / scale, HIGHEST)
@@ -178,7 +182,7 @@ class HistoryFile:
             raise UnavailableError(f"the history in {self.path}: {error}") from error
         except (sqlite3.DatabaseError, msgspec.MsgspecError, struct.error) as error:
             self._db.close()
-            self._db = self._begin_anew(str(error))
+            self._db = self._begin_anew(error)
             raise UnavailableError("the history was damaged, and begins anew") from error
 
     def _open(self) -> sqlite3.Connection:
@@ -186,24 +190,18 @@ class HistoryFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return self._connect(str(self.path))
         except (OSError, sqlite3.OperationalError) as error:
-            return self._in_memory(str(error))
-        except (sqlite3.DatabaseError, LookupError) as error:
-            return self._begin_anew(str(error))
+            logger.warning(
+                "the history does not survive a restart: %s cannot be used: %s", self.path, error
+            )
+            return self._connect(":memory:")
+        except sqlite3.DatabaseError as error:
+            return self._begin_anew(error)
 
-    def _begin_anew(self, reason: str) -> sqlite3.Connection:
-        logger.warning("the history in %s is damaged, and begins anew: %s", self.path, reason)
-        try:
-            for suffix in ("", "-wal"):
-                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
-            return self._connect(str(self.path))
-        except (OSError, sqlite3.Error) as error:
-            return self._in_memory(str(error))
-
-    def _in_memory(self, reason: str) -> sqlite3.Connection:
-        logger.warning(
-            "the history does not survive a restart: %s cannot be used: %s", self.path, reason
-        )
-        return self._connect(":memory:")
+    def _begin_anew(self, error: Exception) -> sqlite3.Connection:
+        logger.warning("the history in %s is damaged, and begins anew: %s", self.path, error)
+        for suffix in ("", "-wal"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+        return self._open()
 
     def _connect(self, path: str) -> sqlite3.Connection:
         db = sqlite3.connect(path, timeout=1.0, check_same_thread=False)
@@ -228,8 +226,8 @@ class HistoryFile:
         if found != "ok":
             raise sqlite3.DatabaseError(found)
         self._layouts = {kind: _Layout(kind) for kind in KINDS}
-        for kind, position, name, since, seen in db.execute("SELECT * FROM series"):
-            self._layouts[kind].known[name] = _Series(position, since, seen)
+        for kind, position, name, since in db.execute("SELECT * FROM series"):
+            self._layouts[kind].known[name] = _Series(position, since, 0.0)
         for layout in self._layouts.values():
             used = {series.position for series in layout.known.values()}
             layout.free = [each for each in range(max(used, default=-1)) if each not in used]
@@ -266,8 +264,8 @@ class HistoryFile:
                     return
                 position = layout.known.pop(gone).position
             layout.known[name] = _Series(position, now, now)
-            new = (layout.kind, position, name, now, now)
-            db.execute("INSERT OR REPLACE INTO series VALUES (?, ?, ?, ?, ?)", new)
+            new = (layout.kind, position, name, now)
+            db.execute("INSERT OR REPLACE INTO series VALUES (?, ?, ?, ?)", new)
 
     def _condense(
         self, db: sqlite3.Connection, shorter: HistoryRange, longer: HistoryRange, now: float
@@ -285,18 +283,13 @@ class HistoryFile:
                 continue
             new = (longer.name, kind, end, layout.mean_of(found))
             db.execute("INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?)", new)
-            self._forget_gone(db, layout, now)
-
-    def _forget_gone(self, db: sqlite3.Connection, layout: _Layout, now: float) -> None:
-        for name, series in list(layout.known.items()):
-            if now - series.seen > layout.kept_s:
-                del layout.known[name]
-                layout.free.append(series.position)
-        place = "DELETE FROM series WHERE kind = ? AND position = ?"
-        db.executemany(place, [(layout.kind, position) for position in layout.free])
-        seen = "UPDATE series SET seen = ? WHERE kind = ? AND position = ?"
-        known = layout.known.values()
-        db.executemany(seen, [(each.seen, layout.kind, each.position) for each in known])
+            for name, series in list(layout.known.items()):
+                series.seen = series.seen or now
+                if now - series.seen > layout.kept_s:
+                    del layout.known[name]
+                    layout.free.append(series.position)
+                    place = (kind, series.position)
+                    db.execute("DELETE FROM series WHERE kind = ? AND position = ?", place)
 
     def _read(
         self, db: sqlite3.Connection, kind: str, name: str, within: HistoryRange, now: float

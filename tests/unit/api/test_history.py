@@ -14,6 +14,7 @@ from services.api.history import (
     NODE,
     POD,
     RANGES,
+    WAITING,
     Recorded,
     Sample,
     Subject,
@@ -172,6 +173,23 @@ async def test_a_subject_has_no_values_of_the_one_that_had_its_place(
     assert await memory_of(history, now, kind=POD, name="d") == []
 
 
+async def test_a_namespace_without_leases_counts_as_zero_in_means_and_a_pod_that_is_gone_does_not(
+    path: Path,
+) -> None:
+    history = HistoryFile(path)
+    for number in range(20):
+        held = {"a": [100.0] * 5} if number < 5 else {}
+        sample = {NAMESPACE: held, POD: held, WAITING: {"NoMemory": (4,)} if held else {}}
+        await history.add(partial(dict, sample), BEGIN + 30 * (number + 1))
+    now = BEGIN + 630
+    await history.add(dict, now)
+
+    assert (await memory_of(history, now, "1d", NAMESPACE, "a"))[-1] == pytest.approx(25, abs=0.1)
+    assert (await memory_of(history, now, "1d", POD, "a"))[-1] == pytest.approx(100, abs=0.1)
+    recorded = await history.read(Subject(kind=CLUSTER), DAY, now)
+    assert recorded.waiting == {"NoMemory": (1.0,)}
+
+
 async def test_a_pod_that_is_gone_for_a_day_is_forgotten_and_a_device_is_not(path: Path) -> None:
     history = HistoryFile(path)
     await history.add(lambda: {POD: {"p": [1] * 5}, DEVICE: {"gpu": [1] * 5}}, BEGIN)
@@ -256,6 +274,19 @@ def test_a_history_begins_with_the_first_known_value() -> None:
     assert at == (60.0,)
     assert columns == dict.fromkeys(columns, (None,)) | {"memory": (5.0,)}
     assert waiting == {"a": (5.0,)}
+
+
+def test_a_reason_that_no_pod_waits_for_counts_none() -> None:
+    recorded = Recorded(
+        at=(0.0, 30.0, 300.0),
+        columns={"memory": (5.0, 5.0, 5.0)},
+        waiting={"a": (None, 3.0, None)},
+    )
+
+    at, _, waiting = history_columns(recorded, HOUR)
+
+    assert at == (0.0, 30.0, 60.0, 300.0)
+    assert waiting == {"a": (0.0, 3.0, None, 0.0)}
 
 
 def test_an_unknown_range_is_refused_with_the_known_ones() -> None:
