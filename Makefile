@@ -11,7 +11,15 @@ PIP := $(PY) -m pip --quiet --disable-pip-version-check
 UV := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --no-annotate --custom-compile-command 'make locks'
 
-.PHONY: up down status test test-fast test-gpu test-gpu-kit compiled test-compiled lint locks vulnerabilities docs dist release-dry-run release proto
+.PHONY: help up down status test test-fast test-gpu test-gpu-kit compiled test-compiled lint locks vulnerabilities docs dist release-dry-run release proto
+
+help:
+	@echo 'make up      runs Leasehold on this machine: a simulated cluster with GPUs, and every service'
+	@echo 'make status  where its page and its kubeconfig are, and what is not ready'
+	@echo 'make down    stops it'
+	@echo 'make test    runs all tests; make test-fast those that need no servers, make lint the checks of the code'
+	@echo 'make docs    builds the site of the documentation'
+	@echo 'Arguments of a command follow in ARGS: make up ARGS="--nodes 4 --headless"'
 
 # The versions of a lock, each of which must have one of the hashes there. A .venv that is not complete is made anew.
 $(STAMP): pyproject.toml locks/development.txt

@@ -225,7 +225,7 @@ def locked(directory: StateDir) -> Iterator[None]:
             pid = _read_pid(directory) or "unknown"
             flag = f"--state {shlex.quote(str(directory.root))}"
             raise AlreadyRunningError(
-                f"{directory.root} is in use by process {pid}: show it with `{program()} ps "
+                f"{directory.root} is in use by process {pid}: show it with `{program()} status "
                 f"{flag}`, stop it with `{program()} down {flag}`, or choose another --state"
             ) from error
         write_supervisor_pid(directory)
