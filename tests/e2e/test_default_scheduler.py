@@ -140,11 +140,11 @@ async def test_pods_of_a_claim_and_of_a_vendor_share_a_gpu(cluster: Stack) -> No
         (name, shown[0]["shares"][0]["device"]) for name in ("shared", "vendor")
     }, "the quota of one GPU has room for both, as the claim counts once"
     assert "claim default/shared" in (await cluster.leasehold("gpus")).out
-    explained = (await cluster.leasehold("explain", "one")).out
+    explained = (await cluster.leasehold("explain", "one", "-o", "wide")).out
     assert "default/shared, which 2 pods use" in explained
     traced = await until(lambda: cluster.leasehold("trace", "one"), succeeded)
     assert "ResourceClaim shared" in traced.out
-    assert "binder lease_claim " in traced.out, "it was leased as the allocation was written"
+    assert "binder: lease claim " in traced.out, "it was leased as the allocation was written"
     await cluster.clear()
     await until(
         lambda: cluster.leasehold("ps", "--json"), lambda d: not json.loads(d.out)["leases"]
