@@ -159,7 +159,7 @@ def _read_again(
 def _resources(before: PodRequest, after: PodRequest, dialect: Dialect) -> dict[str, int]:
     """Return the ordinary resources, of which those of the dialect follow the limits."""
     resources = dict(after.resources)
-    for name in dialect.node_wide & resources.keys():
+    for name in dialect.node_wide.intersection(resources):
         old, new = (
             peak([(dialect.limits(e, pod).get(name, 0), e.init) for e in pod.containers], 0)
             for pod in (before, after)
