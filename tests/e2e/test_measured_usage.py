@@ -75,6 +75,14 @@ async def share_of(up: Stack, name: str) -> dict[str, Any]:
     return next((row for row in rows if row["name"] == name), {})
 
 
+async def finished_of(up: Stack, name: str) -> dict[str, Any]:
+    """Return what the API lists of a pod that has finished."""
+    url = f"http://127.0.0.1:{up.state()['ports']['page']}/api/v1/finished?name={name}"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        pods: list[dict[str, Any]] = (await response.json())["pods"]
+    return pods[0] if pods else {}
+
+
 async def values_at(url: str, pod: str) -> dict[str, float]:
     """Return the series of a pod, with any vendor's label for it."""
     async with aiohttp.ClientSession() as session, session.get(url) as response:
@@ -128,7 +136,11 @@ async def test_both_metrics_ports_have_the_use_of_a_running_program(
             lambda found: found.get("leasehold_share_cores_used_percent", 0) > 0,
         )
         by_monitor = await values_at(monitor, "load")
+        (node,) = json.loads((await up.leasehold("gpus", "--json")).out)["nodes"]
 
+    busy = next(one["hardware"] for one in node["devices"] if one["model"] == "Tesla T4")
+    assert (busy["sm_clock_mhz"], busy["power_limit_w"]) == (1410, 400)
+    assert busy["temperature_c"] > 31
     for name in ("vGPU_device_memory_usage_in_bytes", "hami_vgpu_memory_used_bytes"):
         assert by_monitor[name] == USED_MIB * MIB
     assert by_monitor["vGPU_device_memory_limit_in_bytes"] == 3000 * MIB
@@ -192,7 +204,11 @@ async def test_a_pod_without_a_program_is_idle_and_reported_with_its_owner(up: S
     explained = await up.leasehold("explain", "lazy", "--idle-after", "0")
     usual = await up.leasehold("explain", "lazy")
     await up.clear()
+    finished = await until(lambda: finished_of(up, "lazy"), limit_s=60)
 
+    assert finished["reason"] in {"Succeeded", "deleted"}
+    assert (finished["node"], finished["gpus"]) == ("node-0", 0.2)
+    assert finished["gpu_hours"] > 0
     (holder,) = found["holders"]
     assert (holder["namespace"], holder["owner"]) == ("default", "Job/night")
     assert (holder["memory_mib"], holder["gpus"]) == (3000, 0.2)
