@@ -160,6 +160,7 @@ async def test_without_a_compiler_the_gpus_are_simulated_in_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     settings = SimulatedAgentSettings(
         node=NODE, gpus="2xT4", gpu_driver_dir=tmp_path, state_dir=tmp_path
     )
