@@ -4,6 +4,8 @@ PY := $(VENV)/bin/python
 # Packages of development, which include those of `up`, and these alone.
 STAMP := $(VENV)/.installed
 UP := $(VENV)/.up
+# A .venv whose Python is gone, or whose folder has moved, is not complete.
+GONE := $(shell test ! -d $(VENV) || { $(PY) -ISc '' && grep -qF "$(CURDIR)/$(VENV)" $(VENV)/bin/activate; } 2>/dev/null || rm -f $(STAMP) $(UP))
 # make up PYTHON=python3.12
 PYTHON ?= $(shell $(PY) -c 'import pip' 2>/dev/null && echo $(PY) || echo python3)
 
