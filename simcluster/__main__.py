@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
         help="labels of each node, besides those that every kubelet sets")  # fmt: skip
     add("--programs", type=lambda text: tuple(filter(None, text.split(","))), default=(),
         help="further programs of this machine, with commas, that containers run as processes of "
-        "this user, such as python3 (default: only gpu-load, nvidia-smi, sh and bash)")  # fmt: skip
+        "this user, such as python3 (default: gpu-load, nvidia-smi, sh, bash, tar)")  # fmt: skip
     add("--host-pods", action="store_true",
         help="containers run whatever command they have, as processes of this user, with the "
         "mounts of device plugins, and nodes are of its size; images are ignored")  # fmt: skip

@@ -74,7 +74,7 @@ class Up(StateArguments):
     programs: tuple[str, ...] = argument(
         (),
         "further programs of this machine, such as python3, that pods may run as processes of "
-        "this user (default: gpu-load, nvidia-smi, sh and bash)",
+        "this user (default: gpu-load, nvidia-smi, sh, bash, tar)",
         metavar="NAME,..",
     )
     kube_scheduler: bool = argument(

@@ -14,7 +14,6 @@ from simcluster.ports import ExecStreams, LogOptions
 NOT_FOUND = 127
 LOG_POLL_S = 0.2
 _SHELLS = frozenset({"sh", "bash"})
-_REASONS = {"tar": "kubectl cp is not supported: simulated containers have no files"}
 """Why commands that kubectl and its users expect are missing."""
 
 
@@ -86,9 +85,8 @@ def _expand_variable(state: ContainerState, argument: str) -> str:
 
 
 def _unknown(name: str) -> CommandResult:
-    text = f'exec: "{name}": executable file not found in $PATH'
-    reason = _REASONS.get(PurePosixPath(name).name)
-    return CommandResult(NOT_FOUND, err=f"{text} ({reason})\n" if reason else f"{text}\n")
+    text = f'exec: "{name}": executable file not found in $PATH\n'
+    return CommandResult(NOT_FOUND, err=text)
 
 
 def _env(state: ContainerState, _arguments: Sequence[str]) -> CommandResult:

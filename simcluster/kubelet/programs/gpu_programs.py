@@ -16,7 +16,8 @@ from simcluster.kubelet.programs.processes import Launch
 from simcluster.kubelet.settings import NodeFiles
 
 GPU_PROGRAMS = frozenset({"gpu-load", "nvidia-smi"})
-SHELLS = ("sh", "bash")
+ALWAYS = ("sh", "bash", "tar")
+"""Programs of this machine that every container can run; `kubectl cp` runs tar."""
 _OWN = ("LD_",)
 """Prefixes of the container's variables that would change how this machine starts a program."""
 _REGION = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
@@ -51,11 +52,11 @@ def hidden_files(state: ContainerState, gpus: Path = Path("/proc/driver/nvidia/g
 
 
 class SimulatedPrograms:
-    """`gpu-load`, `nvidia-smi`, shells, and the programs of this machine that `more` names."""
+    """`gpu-load`, `nvidia-smi`, shells, tar, and the programs of this machine that `more` names."""
 
     def __init__(self, files: NodeFiles, more: Iterable[str] = ()) -> None:
         self._files = files
-        self._of_machine = frozenset(filter(shutil.which, (*SHELLS, *more)))
+        self._of_machine = frozenset(filter(shutil.which, (*ALWAYS, *more)))
 
     def has(self, command: Sequence[str], *, built_in: bool) -> bool:
         """Return whether a command is started: one of these that is not simulated."""

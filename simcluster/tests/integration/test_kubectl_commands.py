@@ -71,7 +71,6 @@ describe node node-0 | Allocated resources
 describe namespace team | amounts
 """
 CHANGE = """
-cp one:/etc/hosts hosts | kubectl cp is not supported | 127
 port-forward pod/one 8080:80 | simulated containers have no network | 1
 label pod one tier=front | labeled
 annotate deployment web kubernetes.io/change-cause=first | annotated
@@ -117,6 +116,10 @@ async def test_the_usual_commands_show_what_people_know(kubectl: Kubectl, tmp_pa
     (tmp_path / "edit.sh").chmod(0o755)
     await run_all(kubectl, CREATE)
     await run_all(kubectl, READ)
+    (tmp_path / "file").write_text("text")
+    await kubectl.run(f"cp {tmp_path}/file one:{tmp_path}/there")
+    await kubectl.run(f"cp one:{tmp_path}/there {tmp_path}/back")
+    assert (tmp_path / "back").read_text() == "text"
     line = "run typed -i --rm --quiet --image=busybox --restart=Never -- sh"
     assert "41" in await kubectl.run(line, "echo $((40+1)); exit 3\n", code=3)
     for kind in KINDS.split():
