@@ -48,6 +48,8 @@ class Advice:
     changes: tuple[Change, ...] = ()
     node: str = ""
     """The node that fits the pod then."""
+    models: str = ""
+    """Those of its GPUs."""
     ends: bool = False
     """Other pods have to end on that node, too."""
     waiting: str = ""
@@ -66,17 +68,19 @@ class Advice:
             administrator = f"ask an administrator: {self.administrator}"
             return f"{self.meant} Otherwise {administrator}" if self.meant else administrator
         changed = " and ".join(_sentence_parts(self.changes))
+        node = f"node {self.node}"
+        if self.models and any(each.place is Place.ANNOTATION for each in self.changes):
+            node += f" ({self.models})"
         if self.waiting:
             return (
-                f"{changed}, as node {self.node} has room for it now; or wait until pods on node "
+                f"{changed}, as {node} has room for it now; or wait until pods on node "
                 f"{self.waiting} have ended"
             )
         if self.ends:
             return (
-                f"waiting alone does not help: {changed}, and wait until pods on node {self.node} "
-                "have ended"
+                f"waiting alone does not help: {changed}, and wait until pods on {node} have ended"
             )
-        return f"waiting does not help: {changed}, as node {self.node} has room for it now"
+        return f"waiting does not help: {changed}, as {node} has room for it now"
 
 
 def _sentence_parts(changes: Iterable[Change]) -> Iterator[str]:

@@ -151,10 +151,8 @@ class NodeIndex:
         self.fragmentation = Fragmentation(mirror)
         self.refusals: dict[Hashable, RefusalMemo] = {}
         """The latest refusals, by `placement_key`."""
-        self.empty_copies: dict[tuple[MirroredNode, int], MirroredNode] = {}
-        """Nodes without any use, by node and the inventory's position."""
-        self.idle_copies: dict[tuple[MirroredNode, int], MirroredNode] = {}
-        """Nodes as they would be if all pods on them had ended; by the same."""
+        self.idle_copies: dict[tuple[MirroredNode, int, bool], MirroredNode] = {}
+        """Nodes without any use, by node, the inventory's position, and whether all is healthy."""
         self.pods_on_empty: dict[tuple[Hashable, int, bool], tuple[int, int]] = {}
         """How many equal pods of a gang fit on empty nodes, at most as many as asked for; by
         `placement_key`, that number, and how nodes count, with the inventory's position."""

@@ -58,17 +58,6 @@ def fits(request: PodRequest, node: MirroredNode) -> bool:
     )
 
 
-def idle_copy(node: MirroredNode) -> MirroredNode:
-    """Return the node as it would be if all pods on it had ended."""
-    copy = MirroredNode(node.name)
-    copy.facts, copy.serving = node.facts, node.serving
-    copy.free_resources = dict(node.facts.allocatable)
-    copy.put_devices([MirroredDevice(copy, device.device) for device in node.devices])
-    for mirrored, device in zip(copy.devices, node.devices, strict=True):
-        mirrored.update_device(device.device, closed=not device.healthy)
-    return copy
-
-
 def is_tiny(found: PodRequest, request: PodRequest, node: MirroredNode) -> bool:
     """Return whether some container would get much less memory of a device than it requests."""
     return any(

@@ -23,7 +23,7 @@ from shared.placing.index.node_sets import Excluded
 from shared.placing.index.threshold_column import NodeSet, positions_in, store
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 from shared.placing.node_filters import NodeFilterFailure, check_all
-from shared.placing.refusal.changes import changed_to_fit, fits, idle_copy, is_tiny
+from shared.placing.refusal.changes import changed_to_fit, fits, is_tiny
 
 BlockedNodes = Sequence[tuple[MirroredNode, NodeFilterFailure]]
 NEAREST = 3
@@ -139,15 +139,22 @@ def advise(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex)
             if found is None or is_tiny(found, request, first):
                 return Advice(waiting=node.name)
             changes = changes_between(request, found)
-            return Advice(changes=changes, node=first.name, waiting=node.name)
+            return Advice(
+                changes=changes, node=first.name, models=_models_of(first), waiting=node.name
+            )
     best: Advice | None = None
     for node in nodes:
         found = changed_to_fit(eventually, _idle(node, index))
         changes = changes_between(eventually, found) if found else ()
         if found is not None and (best is None or len(changes) < len(best.changes)):
             now = with_repelled(found, request.node_requirements.repelled_from)
-            best = Advice(changes=changes, node=node.name, ends=not fits(now, node))
+            ends = not fits(now, node)
+            best = Advice(changes=changes, node=node.name, models=_models_of(node), ends=ends)
     return best
+
+
+def _models_of(node: MirroredNode) -> str:
+    return ", ".join(sorted({device.device.model for device in node.devices}))
 
 
 def _nearest(index: NodeIndex, excluded: Excluded, possible: NodeSet) -> Iterator[NearNode]:
@@ -225,32 +232,27 @@ def possible_nodes(request: PodRequest, index: NodeIndex) -> NodeSet:
     )
     possible: NodeSet = 0
     for example, alike in kinds:
-        if choose_devices(request, empty_copy(example, index)) is not None:
+        if choose_devices(request, _idle(example, index, healthy=True)) is not None:
             possible |= alike
     return possible
 
 
-def empty_copy(node: MirroredNode, index: NodeIndex) -> MirroredNode:
-    """Return a node with the same devices, all of them healthy, and without any use.
-
-    Besides, only its name and what it has to allocate are those of the node.
-    """
-    key = node, index.mirror.inventory_changes.end
-    empty = index.empty_copies.get(key)
-    if empty is not None:
-        return empty
-    empty = store(index.empty_copies, key, MirroredNode(node.name), CACHED_COPIES)
-    empty.free_resources = dict(node.facts.allocatable)
-    empty.put_devices(
-        MirroredDevice(empty, replace(device.device, healthy=True)) for device in node.devices
-    )
-    return empty
-
-
-def _idle(node: MirroredNode, index: NodeIndex) -> MirroredNode:
-    key = node, index.mirror.inventory_changes.end
+def _idle(node: MirroredNode, index: NodeIndex, *, healthy: bool = False) -> MirroredNode:
+    """Return a node as it would be if all pods on it had ended, and all its devices `healthy`."""
+    key = node, index.mirror.inventory_changes.end, healthy
     known = index.idle_copies.get(key)
-    return known or store(index.idle_copies, key, idle_copy(node), CACHED_COPIES)
+    if known is not None:
+        return known
+    copy = store(index.idle_copies, key, MirroredNode(node.name), CACHED_COPIES)
+    copy.facts, copy.serving = node.facts, node.serving
+    copy.free_resources = dict(node.facts.allocatable)
+    copy.put_devices(
+        [
+            MirroredDevice(copy, replace(d.device, healthy=healthy or d.healthy))
+            for d in node.devices
+        ]
+    )
+    return copy
 
 
 NAMED_FAULTS = 3

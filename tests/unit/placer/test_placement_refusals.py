@@ -11,7 +11,14 @@ from shared.model.names import Namespace, NodeName
 from shared.model.node import Taint
 from shared.model.placement import DeviceVerdict, NodeVerdict, Placement, Refusal
 from shared.model.quota import QuotaExcess
-from shared.model.request import GpuRequest, NodeRequirements, NodeTerm, PodRequest, SharingPolicy
+from shared.model.request import (
+    DeviceSelection,
+    GpuRequest,
+    NodeRequirements,
+    NodeTerm,
+    PodRequest,
+    SharingPolicy,
+)
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.placement import place
 from shared.placing.refusal.quota_refusals import over_quota
@@ -123,6 +130,38 @@ UNSERVED = replace(
             "ask an administrator: start the node agent of node n1 with --gpu-strategy auto: it "
             "serves other resources than leasehold.dev/share, for clusters without the webhook",
             id="the trigger where units are served",
+        ),
+        pytest.param(
+            request(gpu(memory=1), selection=DeviceSelection(types=("A100",))),
+            [ledger_node("n1", device())],
+            "waiting does not help: remove the annotation nvidia.com/use-gputype and remove the "
+            "annotation nvidia.com/nouse-gputype, as node n1 (Tesla V100-SXM2-32GB) has room for "
+            "it now",
+            id="a type that no node has",
+        ),
+        pytest.param(
+            request(gpu(memory=1), node_requirements=NodeRequirements(selector=(("zone", "x"),))),
+            [ledger_node("n1", (device(), use(V100_MIB)), labels={"zone": "b"})],
+            "waiting alone does not help: change the node selector zone to b, and wait until pods "
+            "on node n1 have ended",
+            id="a label that no node has, and no room",
+        ),
+        pytest.param(
+            request(gpu(memory=1)),
+            [
+                ledger_node(
+                    "n1", device(), taints=(Taint(key="team", effect="NoSchedule", value="a"),)
+                )
+            ],
+            "waiting does not help: tolerate the taint team=a:NoSchedule, as node n1 has room for "
+            "it now",
+            id="a taint",
+        ),
+        pytest.param(
+            request(gpu(memory=1)),
+            [ledger_node("n1", device(), unschedulable=True)],
+            "ask an administrator: kubectl uncordon n1",
+            id="a cordon",
         ),
         pytest.param(
             request(resources={"nvidia.com/GPU": 1}),
