@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from services.cli.formats import FittedTable, age, notes, used_texts
-from shared.model.device import DeviceMode
+from shared.model.device import DeviceMode, Hardware
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import peak
 from shared.model.views import (
@@ -31,7 +31,7 @@ COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 def gpus(view: GpusView, width: int, *, wide: bool = False) -> RenderableType:
     """Draw a bar per device in `width` columns, one letter per lease, and the leases below.
 
-    `wide`: with the UUIDs of the devices.
+    `wide`: with the UUIDs of the devices, and what their sensors read.
     """
     blocks: list[RenderableType] = []
     for node in view.nodes:
@@ -41,10 +41,23 @@ def gpus(view: GpusView, width: int, *, wide: bool = False) -> RenderableType:
         for device in node.devices:
             blocks += _device_lines(device, width, view.read_at)
             if wide:
-                blocks.append(Text(f"      {device.uuid}", style="dim"))
+                sensors = _sensors(device.hardware) if device.hardware else ()
+                blocks.append(Text("; ".join([f"      {device.uuid}", *sensors]), style="dim"))
     if not blocks:
         return Text("no node has reported a device yet: are the node agents running?")
     return Group(*blocks, *notes(view))
+
+
+def _sensors(hardware: Hardware) -> Iterator[str]:
+    readings = {
+        "{:.0f} °C": hardware.temperature_c,
+        "{:.0f} W": hardware.power_w,
+        "{:.0f} MHz": hardware.sm_clock_mhz,
+    }
+    yield from (text.format(value) for text, value in readings.items() if value is not None)
+    if hardware.throttle:
+        yield f"slowed down by {', '.join(hardware.throttle)}"
+    yield from (f"Xid {xid.number}: {xid.meaning}" for xid in hardware.xids)
 
 
 def ps(view: LeasesView, *, namespace: str = "", wide: bool = False) -> RenderableType:

@@ -12,8 +12,8 @@ from services.api.problems import MissingComponent
 from services.cli.formats import FittedTable, age
 from services.cli.inspect import render
 from services.cli.terminal import print_text
-from shared.model.device import DeviceUse
-from shared.model.names import Namespace, PodUid
+from shared.model.device import DeviceUse, Hardware, XidEvent
+from shared.model.names import DeviceUuid, Namespace, PodUid
 from shared.model.node import CORDON_PREFIX
 from tests.support.snapshots import (
     DEVICE,
@@ -83,6 +83,24 @@ def test_an_idle_device_in_mig_mode_is_shown_as_idle() -> None:
     text = drawn(render.gpus(cluster_of(idle).gpus(), 160), 160)
 
     assert "MIG: idle, 1 possible layouts" in text
+
+
+def test_gpus_shows_what_sensors_read_if_there_is_room() -> None:
+    view = HELD.gpus()
+    hardware = Hardware(
+        device=DeviceUuid(GPU),
+        at=1.0,
+        temperature_c=61,
+        power_w=312.4,
+        throttle=("power limit",),
+        xids=(XidEvent(number=79, at=1.0, meaning="the GPU has fallen off the bus"),),
+    )
+    devices = tuple(structs.replace(one, hardware=hardware) for one in view.nodes[0].devices[:1])
+    shown = structs.replace(view, nodes=(structs.replace(view.nodes[0], devices=devices),))
+
+    sensors = "61 °C; 312 W; slowed down by power limit; Xid 79: the GPU has fallen off the bus"
+    assert f"{GPU}; {sensors}" in drawn(render.gpus(shown, 160, wide=True), 160)
+    assert "61 °C" not in drawn(render.gpus(shown, 160), 160)
 
 
 def test_gpus_without_a_device_prints_what_to_check() -> None:
