@@ -11,7 +11,7 @@ import pytest
 from shared.model.errors import UnavailableError
 from simcluster.gpu_driver.build import build
 from tests.hardware import results
-from tests.hardware.machine import Machine, Pod, first_gpu
+from tests.hardware.machine import Machine, Pod, first_gpu, torch_python
 from tests.hardware.results import Row
 from tests.support.gpu_driver import GpuDriver, gpu
 from tests.support.hami_core import LIBRARIES
@@ -64,6 +64,14 @@ def real(machine: Machine) -> Machine:
     if not machine.real:
         pytest.skip("the simulated driver cannot show it")
     return machine
+
+
+@pytest.fixture
+def torch_machine(real: Machine) -> Machine:
+    """The machine, for what needs PyTorch."""
+    if not torch_python():
+        pytest.skip("no Python on this machine has PyTorch: set TORCH_PYTHON")
+    return real
 
 
 @pytest.fixture

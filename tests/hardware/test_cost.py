@@ -38,12 +38,15 @@ def measure(*loads: GpuLoad) -> list[dict[str, float]]:
     return [{name: float(text) for name, text in one.items()} for one in results]
 
 
-def test_a_matrix_product_and_a_transformer(real: Machine, pods: AddPod, seen: Add) -> None:
-    bare, limited = real.torch(), pods("whole", mib=real.gpu.memory_mib // 2).torch()
+def test_a_matrix_product_and_a_transformer(
+    torch_machine: Machine, pods: AddPod, seen: Add
+) -> None:
+    half = torch_machine.gpu.memory_mib // 2
+    bare, limited = torch_machine.torch(), pods("whole", mib=half).torch()
     runs = [(measure(bare)[0], measure(limited)[0]) for _ in range(3)]
     bare.kill()
     limited.kill()
-    halves = [pods(name, mib=real.gpu.memory_mib // 2, cores=50).torch() for name in ("a", "b")]
+    halves = [pods(name, mib=half, cores=50).torch() for name in ("a", "b")]
     both = measure(*halves)
 
     units = {

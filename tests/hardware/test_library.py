@@ -6,10 +6,8 @@ the node agent writes; what fails without it is the driver's or this machine's.
 
 from collections.abc import Callable, Sequence
 
-import pytest
-
 from tests.hardware.conftest import Add, AddPod
-from tests.hardware.machine import Machine, torch_python
+from tests.hardware.machine import Machine
 from tests.support.gpu_driver import GpuLoad
 
 COMMANDS = (
@@ -72,11 +70,9 @@ def test_functions_work_the_same_with_the_library(
     )
 
 
-def test_pytorch_works_with_the_library(real: Machine, pods: AddPod, seen: Add) -> None:
-    if not torch_python():
-        pytest.skip("no Python on this machine has PyTorch: set TORCH_PYTHON")
+def test_pytorch_works_with_the_library(torch_machine: Machine, pods: AddPod, seen: Add) -> None:
     commands = ("info", "again", "graph")
-    starts = (real.torch, pods("torch", mib=8192).torch)
+    starts = (torch_machine.torch, pods("torch", mib=8192).torch)
     results = [results_of(start, commands) for start in starts]
     for command, *each in zip(commands, *results, strict=True):
         shows = f"PyTorch's `{command}`, without and with the library"

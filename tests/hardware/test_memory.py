@@ -73,7 +73,7 @@ def test_two_pods_side_by_side_use_the_whole_gpu(machine: Machine, pods: AddPod,
     seen("MiB of the GPU that nobody could use", left // MIB)
 
 
-def test_pytorch_stays_within_the_limit(real: Machine, pods: AddPod, seen: Add) -> None:
+def test_pytorch_stays_within_the_limit(torch_machine: Machine, pods: AddPod, seen: Add) -> None:
     pod = pods("torch", mib=LIMIT)
     torch = pod.torch()
 
@@ -88,7 +88,7 @@ def test_pytorch_stays_within_the_limit(real: Machine, pods: AddPod, seen: Add) 
         f"{LIMIT - SLACK} to {LIMIT}",
         holds=LIMIT - SLACK <= counted <= LIMIT,
     )
-    by_driver = real.used_by(pod.pids) // MIB
+    by_driver = torch_machine.used_by(pod.pids) // MIB
     seen(
         "MiB of that process by NVML",
         by_driver,
