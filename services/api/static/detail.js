@@ -42,6 +42,14 @@ export class Detail {
     this.draw(new Set(["reset"]));
   }
 
+  /** Show commands; a second time only if they are others, since what was copied is said beside them. */
+  showCommands(pairs) {
+    const texts = Object.values(pairs).join("\n");
+    if (this.shownCommands === texts) return;
+    this.shownCommands = texts;
+    this.commands.fill(...Object.entries(pairs).map(([what, text]) => command(text, what)));
+  }
+
   head(name, state, kind) {
     this.name.textContent = name;
     this.badge.textContent = state;
@@ -83,11 +91,6 @@ export class PodsOf {
     this.table.root.hidden = !rows.length;
     this.table.draw(rows, this.app.params().get("sort") ?? "-age", (pod) => pod.pod);
   }
-}
-
-/** Commands to copy. */
-export function commands(pairs) {
-  return panel("Commands", {}, ...Object.entries(pairs).map(([what, text]) => command(text, what)));
 }
 
 /** The hardware of a device as gauges; nothing where no agent reports it. */

@@ -1,5 +1,5 @@
 // The facets of a list as menus of check boxes with counts, and how many items are shown.
-import { el, setText } from "./dom.js";
+import { el, setAttribute, setText } from "./dom.js";
 import { model } from "./devices.js";
 import { count } from "./format.js";
 import { FACETS } from "./route.js";
@@ -18,7 +18,7 @@ export class FilterBar {
     this.facets = el("div", { class: "facets" });
     this.free = free ? el("select", { "aria-label": "Free memory of a GPU at least", onchange: () => setParams({ free: this.free.value }) },
       el("option", { value: "" }, "Free ≥"), ...FREE.map((gib) => el("option", { value: gib }, `Free ≥ ${gib} GiB`))) : null;
-    this.shown = el("span", { class: "soft", role: "status" });
+    this.shown = el("span", { class: "soft" });
     this.clear = el("button", { type: "button", class: "small", onclick: () => setParams(null) }, "Clear filters");
     this.root = el("div", { class: "filters", role: "group", "aria-label": "Filters" }, this.facets, this.free, this.clear, this.shown);
   }
@@ -35,6 +35,7 @@ export class FilterBar {
     }
     if (this.free) this.free.value = filter.freeMib ? `${filter.freeMib / 1024}` : "";
     this.clear.hidden = !filter.active;
+    setAttribute(this.shown, "role", filter.active ? "status" : null); // without filters, every new pod would be announced
     setText(this.shown, filter.active ? `${shownCount.toLocaleString("en")} of ${count(items.length, ...this.noun)}` : count(shownCount, ...this.noun));
   }
 

@@ -1,5 +1,5 @@
 // The pages of a node and of a GPU.
-import { Detail, PodsOf, commands, hardware, hardwareTable, shareItem } from "./detail.js";
+import { Detail, PodsOf, hardware, hardwareTable, shareItem } from "./detail.js";
 import { freeMib, lastingShares, measuredMib, model } from "./devices.js";
 import { el, facts, fetchJson } from "./dom.js";
 import { Fleet } from "./fleet.js";
@@ -16,13 +16,14 @@ export class NodePage extends Detail {
     this.fleet = new Fleet(app.store);
     this.fleet.map.id = "node-grid";
     this.facts = this.part("Node");
+    this.commands = this.part("Commands");
     this.devices = this.part("Hardware", { wide: true });
     this.histories = new Histories(app, `/api/v1/nodes/${encodeURIComponent(name)}/history`, ["Memory", "Compute"], (history) => [
       percentChart(history.memory, history.used_memory, history.memory_capacity), percentChart(history.cores, history.used_cores, history.cores_capacity)]);
     this.pods = new PodsOf(app, { node: name }, (pod) => pod.node === name);
     this.closing = [this.fleet, this.histories, this.pods];
     this.body.append(el("section", { class: "panel wide", "aria-label": "GPUs" }, this.fleet.root), this.facts,
-      commands({ "Everything that Kubernetes knows": `kubectl describe node ${name}`, "Its pods": `kubectl get pods -A --field-selector spec.nodeName=${name}`, "Close it to new pods": `kubectl leasehold cordon ${name}` }),
+      this.commands,
       this.histories.root, this.devices, this.pods.root);
     this.poll();
   }
@@ -42,6 +43,8 @@ export class NodePage extends Detail {
       Memory: `${mib(sum((device) => device.used_memory_mib))} of ${mib(sum((device) => device.memory_mib))} leased`, "In use": used.length ? mib(used.reduce((all, one) => all + one, 0)) : "",
       Compute: `${gpus(sum((device) => device.used_cores_percent))} of ${count(devices.length, "GPU")} leased`,
       "Largest free share": mib(Math.max(0, ...devices.map((device) => freeMib(device, store.closedReason(device))))), "Closed to new pods": closed }));
+    this.showCommands({ "Everything that Kubernetes knows": `kubectl describe node ${this.id}`, "Its pods": `kubectl get pods -A --field-selector spec.nodeName=${this.id}`,
+      [node.unschedulable ? "Open it to new pods" : "Close it to new pods"]: `kubectl ${node.unschedulable ? "uncordon" : "cordon"} ${this.id}` });
     this.devices.fill(...hardwareTable(this.found?.devices ?? []));
     if (kinds.has("reset") || kinds.has("devices")) this.pods.draw();
   }
@@ -55,11 +58,12 @@ export class GpuPage extends Detail {
     this.facts = this.part("GPU");
     this.hardware = this.part("Hardware");
     this.leases = this.part("Leases");
+    this.commands = this.part("Commands");
     const path = `/api/v1/devices/${encodeURIComponent(uuid)}/history`;
     this.histories = new Histories(app, path, ["Memory", "Compute", "Temperature", "Power"], (history) => gpuCharts(history, app.store.devices.get(uuid)));
     this.closing = [this.histories];
     this.body.append(this.facts, this.hardware, this.leases,
-      commands({ "Close it to new pods": `kubectl leasehold cordon ${device?.node ?? "NODE"}/${device?.index ?? "GPU"}`, "Its node": `kubectl describe node ${device?.node ?? "NODE"}` }), this.histories.root);
+      this.commands, this.histories.root);
     this.poll();
   }
 
@@ -74,6 +78,7 @@ export class GpuPage extends Detail {
       Model: device.model, UUID: device.uuid, Node: el("a", { href: url("node", device.node), "data-key": "node" }, device.node), Fault: device.healthy ? "" : device.fault || "unhealthy", "Closed to new pods": closed,
       Mode: device.mode, "MIG layout": device.layout, Memory: `${mib(device.used_memory_mib)} of ${mib(device.memory_mib)} leased`, "In use": used === null ? "" : mib(used),
       Cores: device.mode === "mig" ? "" : `${device.used_cores_percent} % leased`, [device.mode === "mig" ? "Instances" : "Shares"]: `${device.used_shares} of ${device.slots}`, "NUMA node": device.numa }));
+    this.showCommands({ [device.excluded ? "Open it to new pods" : "Close it to new pods"]: `kubectl leasehold ${device.excluded ? "uncordon" : "cordon"} ${device.node}/${device.index}`, "Its node": `kubectl describe node ${device.node}` });
     this.hardware.fill(...hardware(this.found?.hardware));
     this.leases.fill(device.shares.length ? el("ul", { class: "shares" }, ...lastingShares(device).map((share) => shareItem(share, share.namespace, share.pod ? podLink(share) : "in use: of a namespace that you may not see", share.state))) : el("p", { class: "nothing" }, "No lease."));
   }

@@ -181,4 +181,7 @@ class App {
   }
 }
 
-new App().start().catch(() => setTimeout(() => location.reload(), 3000));
+new App().start().catch((error) => {
+  document.getElementById("main").replaceChildren(el("p", { class: "nothing", role: "alert" }, `The page could not be loaded: ${error.message}. The next try is in 3 s.`));
+  setTimeout(() => location.reload(), 3000);
+});

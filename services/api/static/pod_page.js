@@ -1,8 +1,8 @@
 // The pages of a pod and of a namespace.
 import { Chart } from "./chart.js";
 import { colourClass } from "./colours.js";
-import { Detail, PodsOf, commands, shareItem } from "./detail.js";
-import { command, el, facts, fetchJson } from "./dom.js";
+import { Detail, PodsOf, shareItem } from "./detail.js";
+import { el, facts, fetchJson } from "./dom.js";
 import { age, clock, count, gpuHours, gpus, mib, when, words } from "./format.js";
 import { Histories, amountChart } from "./histories.js";
 import { waitingItem } from "./lists.js";
@@ -59,8 +59,7 @@ export class PodPage extends Detail {
     if (!waiting) this.plan.fill();
     else if (!this.planned) this.plan.fill(el("button", { type: "button", "data-key": "plan", onclick: () => this.askPlan() }, "Find out"), el("p", { class: "soft" }, "This only asks: no pod is evicted."));
     this.shares.fill(...lease ? [el("ul", { class: "shares" }, ...lease.shares.map((share) => shareItem(share, pod.namespace, el("a", { href: url("gpu", share.device), "data-key": `gpu:${share.device}:${share.container}` }, `GPU ${share.index}`), `${share.container}${share.init ? " (init)" : ""}`)))] : []);
-    if (!this.commands.drawn) this.commands.fill(...podCommands(pod, Boolean(waiting)));
-    this.commands.drawn = true;
+    this.showCommands(podCommands(pod, Boolean(waiting)));
     this.histories.root.hidden = Boolean(waiting);
     this.trace.fill(...trace.spans.length ? [waterfall(trace.spans)] : [], ...trace.url ? [el("p", {}, el("a", { href: trace.url, target: "_blank", rel: "noopener noreferrer", "data-key": "trace" }, "Open the trace"))] : []);
   }
@@ -96,9 +95,10 @@ function whyParts(waiting) {
 }
 
 function podCommands({ name, namespace }, waits) {
-  return [command(`kubectl leasehold explain ${name} -n ${namespace}`, waits ? "Why it waits" : "Why it runs there"),
-    waits ? command(`kubectl get pod ${name} -n ${namespace} -o yaml | leasehold what-if -`, "What would make room") : command(`kubectl logs ${name} -n ${namespace}`, "Its log"),
-    command(`kubectl describe pod ${name} -n ${namespace}`, "Its events"), command(`kubectl leasehold trace ${name} -n ${namespace}`, "Its trace")];
+  const pod = `${name} -n ${namespace}`;
+  return { [waits ? "Why it waits" : "Why it runs there"]: `kubectl leasehold explain ${pod}`,
+    ...waits ? { "What would make room": `kubectl get pod ${pod} -o yaml | leasehold what-if -` } : { "Its log": `kubectl logs ${pod}` },
+    "Its events": `kubectl describe pod ${pod}`, "Its trace": `kubectl leasehold trace ${pod}` };
 }
 
 export class NamespacePage extends Detail {
@@ -107,6 +107,8 @@ export class NamespacePage extends Detail {
     this.title = name;
     this.facts = this.part("Namespace");
     this.budget = this.part("Budget");
+    this.commands = this.part("Commands");
+    this.showCommands({ "Its pods and leases": `kubectl leasehold ps -n ${name}`, "Its budget": `kubectl leasehold budget ${name}` });
     this.waits = this.part("Waiting", { wide: true });
     this.chart = new Chart("GPU-minutes used in this window");
     this.window = this.part("GPU-minutes used in this window", { wide: true });
@@ -115,7 +117,7 @@ export class NamespacePage extends Detail {
     this.pods = new PodsOf(app, { namespace: name }, (pod) => pod.namespace === name);
     this.closing = [this.chart, this.histories, this.pods];
     this.window.hidden = this.budget.hidden = this.waits.hidden = true;
-    this.body.append(this.facts, this.budget, commands({ "Its pods and leases": `kubectl leasehold ps -n ${name}`, "Its budget": `kubectl leasehold budget ${name}` }), this.waits, this.histories.root, this.window, this.pods.root);
+    this.body.append(this.facts, this.budget, this.commands, this.waits, this.histories.root, this.window, this.pods.root);
     this.poll();
   }
 

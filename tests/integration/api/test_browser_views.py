@@ -223,6 +223,21 @@ async def test_an_unhealthy_device_has_its_fault_in_words(
     await expect(page.get_by_role("table").first).to_contain_text(f"UNHEALTHY: {FAULT}")
 
 
+async def test_a_closed_device_has_its_reason_in_words(browser: Browser, shown: RunningApi) -> None:
+    node = replace(facts("a"), excluded_devices=(1,), exclusions=("fan is loud",))
+    await shown.ledger.save_nodes([node])
+
+    page = await opened(browser, shown)
+
+    closed = page.locator(".dev.closed")
+    await expect(closed).to_have_text(re.compile("closed: fan is loud"))
+    await expect(page.locator("#sick")).to_contain_text("a GPU 1fan is loud")
+    await page.get_by_role("link", name="Show them").click()
+    await expect(page.get_by_text("1 of 2 GPUs")).to_be_visible()
+    await closed.click()
+    await expect(page.get_by_role("main")).to_contain_text("Closed to new podsfan is loud")
+
+
 async def test_a_device_in_mig_mode_is_marked_and_counts_instances(
     browser: Browser, shown: RunningApi
 ) -> None:
