@@ -103,7 +103,8 @@ def print_document(document: Any, output: str) -> None:
     if output.startswith(JSON_PATH):
         from services.cli.json_path import expand
 
-        print(expand(output.removeprefix(JSON_PATH), msgspec.to_builtins(document)), end="")
+        found = msgspec.json.decode(msgspec.json.encode(document))
+        print(expand(output.removeprefix(JSON_PATH), found), end="")
         return
     text = msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
     if output == "yaml":

@@ -192,6 +192,66 @@ async def test_engineers_read_what_their_kubeconfig_lets_them_get(at: Cluster) -
     assert (nothing["leases"], nothing["waiting"]) == ([], [])
 
 
+async def test_namespaces_labels_and_templates_are_those_of_kubectl(at: Cluster) -> None:
+    lease = await reserve_lease(at.shown)
+    await waiting_pod(at, "mine")
+    async with at.api.client() as client:
+        labelled = {"metadata": {"labels": {"app": "train"}}}
+        headers = {"Content-Type": "application/merge-patch+json"}
+        path = "/api/v1/namespaces/default/pods/mine"
+        async with client.patch(path, json=labelled, headers=headers) as response:
+            assert response.status == 200
+    await until(lambda: documents(at, "ps"), lambda found: found["waiting"] and found["leases"])
+    in_team = at.folder / "in-team"
+    await at.write_kubeconfig(in_team, "member")
+    content = yaml.safe_load(in_team.read_text())
+    content["contexts"][0]["context"]["namespace"] = "team"
+    in_team.write_text(yaml.safe_dump(content))
+
+    names = "jsonpath={.leases[*].name}{'/'}{.waiting[*].name}"
+    here, selected, gpus, there, everywhere, version = await asyncio.gather(
+        at.leasehold("ps", "-o", names),
+        at.leasehold("ps", "-l", "app=train", "-o", "name"),
+        at.leasehold("gpus", "-o", "name"),
+        at.leasehold("ps", KUBECONFIG=str(in_team)),
+        at.leasehold("ps", "-A", "-o", "name", KUBECONFIG=str(in_team)),
+        documents(at, "version"),
+    )
+
+    assert here.out == f"{lease.name}/mine"
+    assert selected.out == "pod/mine\n"
+    assert gpus.out.splitlines()[0] == f"{lease.node}/0"
+    assert "in namespace team; -A shows all namespaces" in there.out
+    assert everywhere.out == f"pod/{lease.name}\npod/mine\n"
+    assert version["client"] == version["server"]["version"]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("explain", ""), {"first", "mine"}),
+        (("explain", "mi"), {"mine"}),
+        (("ps", "-n", ""), {"default"}),
+        (("top", "--node", ""), {"node"}),
+        (("cordon", ""), {"node/0"}),
+        (("explain", "-n", "team", ""), set()),
+    ],
+)
+async def test_completion_offers_what_the_cluster_has(
+    at: Cluster, words: tuple[str, ...], found: set[str]
+) -> None:
+    lease = await reserve_lease(at.shown)
+    await waiting_pod(at, "mine")
+    await until(lambda: documents(at, "ps"), lambda shown: shown["waiting"] and shown["leases"])
+
+    done = await at.leasehold("__complete", *words)
+
+    words_of = {"first": lease.name, "node": lease.node, "node/0": f"{lease.node}/0"}
+    expected = {words_of.get(word, word) for word in found}
+    assert expected <= set(done.out.split())
+    assert found or not done.out.split()
+
+
 async def test_what_a_kubeconfig_does_not_permit_is_said_with_what_to_do(at: Cluster) -> None:
     audit = await at.leasehold("audit")
     elsewhere = await at.leasehold("gpus", "--api", "default/none")
