@@ -130,6 +130,8 @@ class Tracing:
             span = self._begin(title, event.trace, facts, kind, link=event.follows_wait)
             span.set_attribute("messaging.system", "nats")
             span.set_attribute("messaging.destination.name", event.subject)
+            if refusal := getattr(event, "refusal", None):
+                span.add_event("refused", {"leasehold.reason": refusal.reason})
             spans.append(span)
             placed: Any = event
             inside.append(dataclasses.replace(placed, trace=context_of(span)))

@@ -73,3 +73,5 @@ async def test_o1_a_pod_that_waited_is_one_trace_with_its_wait_and_the_reason(
     assert wait.parent_span_id == root
     reasons = [event.attributes[0].value.string_value for event in wait.events]
     assert "Insufficient GPU memory" in reasons[0]
+    refused = spans.of(trace_id)["explain waiting"].events[0]
+    assert "Insufficient GPU memory" in refused.attributes[0].value.string_value
