@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
+from msgspec import structs
+
 from services.webhook.patches import (
     ANNOTATIONS,
     PatchOperation,
@@ -19,7 +21,7 @@ from services.webhook.patches import (
     complete_limits,
     remove,
 )
-from shared.dialects import GPU_RESOURCES, pod_requests
+from shared.dialects import DIALECTS, GPU_RESOURCES, pod_requests
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_groups import parse_pod_group
 from shared.dialects.pod_requests import parse_pod_request
@@ -44,6 +46,7 @@ from shared.model.errors import RequestError
 from shared.model.events.pod_events import LargestDeviceReported
 from shared.model.names import DEFAULT_SCHEDULER, HANDED_OVER
 from shared.model.request import GpuRequest, PodRequest
+from shared.placing.advice import Change, changes_between
 from shared.pods.pod_policy import Check, PolicySubject, device_names, violations
 from shared.pods.pod_view import PodContainer, PodView
 
@@ -83,21 +86,30 @@ class LargestDevice:
 
 
 def excess_memory(
-    requests: Iterable[GpuRequest],
-    containers: Iterable[PodContainer],
-    largest: DeviceMaximum,
+    pod: PodRequest, containers: Iterable[PodContainer], largest: DeviceMaximum
 ) -> str:
     """Return which container requests more of one device than the largest has; empty: none."""
     amounts = {each.name: {**each.requests, **each.limits} for each in containers}
-    for request in requests:
+    for request in pod.containers:
         excess = _excess(request, largest)
         if excess:
             written = _written(amounts.get(request.container, {}))
+            less = ", ".join(f"{each.name}: {each.value}" for each in _most(pod, request, largest))
             return (
-                f'container "{request.container}": {written} is {excess}; request less memory, or '
-                "a whole device"
+                f'container "{request.container}": {written} is {excess}; set {less}, or request a '
+                "whole GPU"
             )
     return ""
+
+
+def _most(pod: PodRequest, request: GpuRequest, largest: DeviceMaximum) -> tuple[Change, ...]:
+    """Return the change of a container's limits to all the memory of the largest device."""
+    step, changes = DIALECTS[pod.dialect].memory_step, {"memory_units": largest.memory_units}
+    if request.memory_bytes is not None:
+        changes = {"memory_bytes": largest.memory_mib * MIB // step * step}
+    most = structs.replace(request, **changes)
+    containers = tuple(most if each is request else each for each in pod.containers)
+    return changes_between(pod, structs.replace(pod, containers=containers))
 
 
 def _excess(request: GpuRequest, largest: DeviceMaximum) -> str:
@@ -476,7 +488,7 @@ def _size_warnings(
     largest: DeviceMaximum | None,
 ) -> list[str]:
     """Return warnings. Raises RequestError for more memory than any device of the cluster has."""
-    excess = excess_memory(request.containers, pod.containers, largest) if largest else ""
+    excess = excess_memory(request, pod.containers, largest) if largest else ""
     if excess and not policy.allow_larger_requests:
         raise RequestError(excess)
     return [f"{excess}; the pod waits for a node with such a device"] if excess else []

@@ -1,5 +1,6 @@
 """Requests for more memory than the largest device has are denied, once that is known."""
 
+import re
 from typing import Any
 
 import pytest
@@ -66,6 +67,9 @@ def test_gpusharing_2_more_than_the_largest_device_has_is_denied_with_container_
     assert not decision.allowed
     assert decision.message.startswith('container "cuda": ')
     assert text in decision.message
+    less = re.search(r"; set ([a-z./-]+): (\w+), or request a whole GPU$", decision.message)
+    assert less is not None
+    assert asked({**limits, less[1]: less[2]}).allowed
 
 
 def test_an_init_container_larger_than_the_largest_device_is_denied() -> None:
