@@ -12,7 +12,7 @@ from tests.support.simcluster.workloads import workload, workload_cluster
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.kubectl
-kubectl = kubectl_on(partial(workload_cluster, nodes=2))
+kubectl = kubectl_on(partial(workload_cluster, nodes=2), least_minor=31)
 
 CREATE = """
 create namespace team | namespace/team created

@@ -54,8 +54,10 @@ class Kubectl:
         return int(minor.split(":")[1].strip().strip("\"'+"))
 
 
-def kubectl_on(server: Callable[[], AbstractAsyncContextManager[ApiUnderTest]]) -> Any:
-    """Return a fixture: each binary, pointed at a server of its own."""
+def kubectl_on(
+    server: Callable[[], AbstractAsyncContextManager[ApiUnderTest]], *, least_minor: int = 0
+) -> Any:
+    """Return a fixture: each binary that is new enough, pointed at a server of its own."""
 
     @pytest.fixture(params=BINARIES)
     async def kubectl(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Kubectl]:
@@ -63,6 +65,9 @@ def kubectl_on(server: Callable[[], AbstractAsyncContextManager[ApiUnderTest]]) 
         if binary is None:
             pytest.skip(f"no {request.param} in PATH: install kubectl to run this test")
         async with server() as api:
-            yield Kubectl(binary, api, tmp_path)
+            found = Kubectl(binary, api, tmp_path)
+            if least_minor and await found.minor() < least_minor:
+                pytest.skip(f"{binary} is older than 1.{least_minor}")
+            yield found
 
     return kubectl

@@ -55,6 +55,24 @@ def test_bytes_become_base64_and_numbers_differ_from_percentages() -> None:
     assert budget["spec"] == {"minAvailable": "50%", "maxUnavailable": 2}
 
 
+def test_a_pointer_to_zero_stays_zeros_are_dropped_and_inlined_messages_merge() -> None:
+    handler = field(1, field(1, b"true"))
+    container = field(1, b"main") + field(10, field(1, handler) + field(2, 0) + field(3, 5))
+    template = field(1, field(8, b"")) + field(2, field(2, container))
+    deployment = field(2, field(1, 0) + field(3, template) + field(5, 0))
+
+    assert decode_body(body("Deployment", deployment, "apps/v1"))["spec"] == {
+        "replicas": 0,
+        "template": {
+            "metadata": {},
+            "spec": {"containers": [{
+                "name": "main",
+                "livenessProbe": {"exec": {"command": ["true"]}, "timeoutSeconds": 5},
+            }]},
+        },
+    }  # fmt: skip
+
+
 def test_unknown_fields_are_skipped() -> None:
     meta = field(1, b"team") + field(200 - 185, b"ignored")
 
