@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -298,7 +299,11 @@ def waterfall(spans: Sequence[SpanView], width: int) -> list[str]:
         lines.append(
             f"{label:<{label_width}}  |{bar:<{bar_width}}| {at_ms:8.1f} +{took_ms:.1f} ms{failed}"
         )
-        lines += [f"{'  ' * (depth[span.span] + 1)}{note}" for note in span.notes]
+        indent = "  " * (depth[span.span] + 1)
+        for note in span.notes:
+            lines += textwrap.wrap(
+                note, width, initial_indent=indent, subsequent_indent=indent + "  "
+            )
     return lines
 
 

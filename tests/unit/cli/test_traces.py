@@ -82,6 +82,17 @@ def test_the_newest_trace_of_a_name_is_taken(tmp_path: Path) -> None:
     assert span.span == "new"
 
 
+def test_what_a_pod_waited_for_is_below_its_wait_and_fits_the_terminal(tmp_path: Path) -> None:
+    text = line("a", "", 0, 90, notes=[(5_000_000, "no node has room " * 9)])
+    (tmp_path / "a.jsonl").write_text(text)
+
+    first, *notes = waterfall(span_views(read_spans(tmp_path, namespace="team", name="first")), 80)
+
+    assert "step" in first
+    assert " ".join(" ".join(notes).split()).startswith("0.0 s: no node has room no node has room")
+    assert max(map(len, notes)) <= 80
+
+
 def test_spans_follow_their_parent_whatever_started_in_between(tmp_path: Path) -> None:
     text = line("a", "", 0, 90) + line("b", "a", 5, 10) + line("c", "a", 6, 60)
     text += line("d", "b", 50, 60) + line("orphan", "unseen", 7, 8)
