@@ -57,7 +57,7 @@ def build_library(source: Path, folder: Path) -> tuple[Path, str]:
     for name in ("libcuda.so", "libnvidia-ml.so"):
         shutil.copy(build() / f"{name}.1", stubs / name)  # what to link with
     given = {"CUDA_HOME": str(headers / "nvidia" / "cu13"), "LIBRARY_PATH": str(stubs)}
-    _output("sh", "build.sh", cwd=copy, env=os.environ | given)
+    _output("bash", "build.sh", cwd=copy, env=os.environ | given)
     return copy / "build" / "libvgpu.so", commit
 
 

@@ -21,7 +21,7 @@ from tests.support.waiting import until
 
 LIMIT = 4000
 BUSY_S = 100
-WATCHED_S = 15.0
+WATCHED_S = 10.0
 
 
 def pod(machine: Machine, name: str, *commands: str) -> dict[str, Any]:

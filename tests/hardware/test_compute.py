@@ -14,7 +14,7 @@ KERNELS = {"long": 20_000, "short": 1_000, "tiny": 20}
 
 def burn(machine: Machine, pods: AddPod, kernel_us: int, *limits: int) -> list[int]:
     """Have pods with these limits compute at once; return the percent of the GPU that each got."""
-    warm, measured = (0.5, 1) if machine.quick else (3, 4)
+    warm, measured = (0.5, 1) if machine.quick else (3, 3)
     loops = machine.loops
     loads = [pods(f"burn{n}", mib=4096, cores=limit).load() for n, limit in enumerate(limits)]
     for seconds in (warm, measured):

@@ -1,5 +1,6 @@
 """The simulated GPUs' driver in C, for tests: GPUs, their faults, and programs that use them."""
 
+import fcntl
 import os
 import select
 import subprocess
@@ -48,6 +49,8 @@ class GpuLoad:
 
     def __init__(self, process: subprocess.Popen[bytes], *, answer_s: float = ANSWER_S) -> None:
         self.process, self.answer_s = process, answer_s
+        assert process.stderr is not None
+        fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, 1 << 20)  # it is read at the end only
         self._read = b""
         try:
             self.pid = int(self._line().removeprefix("ready "))

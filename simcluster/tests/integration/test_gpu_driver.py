@@ -48,7 +48,8 @@ def test_a_forked_child_has_an_account_of_its_own(driver: GpuDriver) -> None:
     assert load.value("nvml", "used") == GIB + 2 * CONTEXT
     load.end()
 
-    assert driver.load().value("nvml", "used") == CONTEXT
+    other = driver.load()
+    until_blocking(lambda: other.value("nvml", "used") == CONTEXT)  # the child dies soon after
 
 
 def test_kernels_of_two_processes_take_turns(driver: GpuDriver) -> None:

@@ -32,7 +32,7 @@ def parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (tmp_path / f"test_{name}.py").write_text(text)
     monkeypatch.setattr(runner, "FOLDER", tmp_path)
     monkeypatch.setattr(runner, "LEAST_S", 0.0)
-    monkeypatch.setattr(runner, "PARTS", {"broken": 60, "hanging": 4, "sound": 60})
+    monkeypatch.setattr(runner, "PARTS", {"broken": 60, "hanging": 8, "sound": 60})
     return tmp_path
 
 
@@ -40,7 +40,7 @@ def test_parts_that_fail_or_hang_cost_no_other(parts: Path) -> None:
     runner.run_parts((), parts)
 
     rows = {row.part: row for row in results.read(parts / "rows.jsonl")}
-    assert rows["hanging"].figure == "did not end within 4 s"
+    assert rows["hanging"].figure == "did not end within 8 s"
     assert rows["broken"].figure == "failed: pytest ended with 2, see log.txt"
     assert not rows["hanging"].holds
     assert "sound" not in rows
