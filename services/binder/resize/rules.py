@@ -166,10 +166,11 @@ def _wrong_memory(memory_mib: int | None, share: Share, device: Device) -> Itera
         yield refused(reason=f"{memory_mib} MiB is not a size", hint="--memory 1Gi, for example")
     elif memory_mib % unit:
         below = memory_mib // unit * unit
+        sizes = [size for size in (below, below + unit) if 0 < size <= device.memory_mib]
         yield refused(
             reason=f"this node counts memory in units of {unit} MiB, and {memory_mib} MiB is no "
             "multiple of that",
-            hint=f"--memory {below or unit}Mi or --memory {below + unit}Mi",
+            hint=" or ".join(f"--memory {size}Mi" for size in sizes),
         )
     elif memory_mib > device.memory_mib:
         yield refused(
@@ -275,7 +276,15 @@ def no_capacity(full: NoCapacity, change: SizeChange, node: LedgerNode) -> Resiz
     )
     free_mib, free_cores = device.memory_mib - use.memory_mib, 100 - use.cores_percent
     gpu = f"GPU {device.index} of node {change.lease.node}"
-    most = change.before[0].memory_mib + free_mib
+    room = [
+        (old, each.memory_mib - taken.memory_mib, 100 - taken.cores_percent)
+        for old in change.before
+        for each, _ in node.devices
+        if each.uuid == old.device and (taken := full.devices.get(each.uuid)) is not None
+    ]
+    most = min(old.memory_mib + mib for old, mib, _ in room)
+    most -= most % change.before[0].unit_mib
+    most_cores = min(MAX_CORES, *(old.cores_percent + cores for old, _, cores in room))
     reasons = {
         "memory": (
             f"{gpu} has {device.memory_mib} MiB, {free_mib} of them free, and {more_mib} more are "
@@ -284,7 +293,8 @@ def no_capacity(full: NoCapacity, change: SizeChange, node: LedgerNode) -> Resiz
         ),
         "cores": (
             f"{free_cores} % of the cores of {gpu} are free, and {more_cores} % more are needed",
-            "`leasehold gpus` shows the other leases",
+            "`leasehold gpus` shows the other leases"
+            + f"; --cores {most_cores} would fit now" * (most_cores > 0),
         ),
         "claimed": (
             f"{gpu} is reserved for a pod for which other pods are evicted",

@@ -1,5 +1,6 @@
 """Which sizes a running lease can get, and why not others."""
 
+import re
 from typing import Any
 
 import pytest
@@ -133,6 +134,12 @@ def test_only_the_named_container_changes_and_all_its_devices_do() -> None:
             "units of 256 MiB",
             "768Mi or --memory 1024Mi",
         ),
+        (
+            running(share(unit_mib=30_000)),
+            resize_to(31_000),
+            "units of 30000 MiB",
+            "--memory 30000Mi",
+        ),
         (running(share("GPU-gone")), resize_to(1_000), "is not reported", "doctor"),
         (
             running(share(memory_mib=4_000), dialect="volcano-gpushare"),
@@ -192,7 +199,7 @@ def full(code: str, **fields: Any) -> NoCapacity:
     ("why", "reason", "hint"),
     [
         ("memory of GPU-a", "2768 of them free, and 4000 more", "--memory 6768Mi would fit"),
-        ("cores of GPU-a", "10 % of the cores of GPU 0", "leasehold gpus"),
+        ("cores of GPU-a", "10 % of the cores of GPU 0", "--cores 30 would fit now"),
         ("claimed of GPU-a", "reserved for a pod", "leasehold preemptions"),
         ("device-unhealthy of GPU-a", "unhealthy", "smaller"),
         ("device-excluded of GPU-a", "annotation", "smaller"),
@@ -207,6 +214,45 @@ def test_missing_capacity_is_explained_in_numbers(why: str, reason: str, hint: s
 
     assert reason in refusal.reason
     assert hint in refusal.hint
+
+
+@given(
+    st.integers(1, 9_000),
+    st.sampled_from([1, 10, 256]),
+    st.lists(st.tuples(st.integers(0, 9_000), st.integers(0, 90)), min_size=2, max_size=2),
+)
+def test_the_size_that_a_hint_names_fits_every_gpu_of_the_container(
+    mib: int, unit: int, others: list[tuple[int, int]]
+) -> None:
+    cards = (device("GPU-a", memory_mib=10_000), device("GPU-b", 1, memory_mib=10_000))
+    node = ledger_node("n1", *cards, served=("volcano.sh/vgpu-number",))
+    held = max(mib - mib % unit, unit)
+    before = running(
+        *(share(c.uuid, c.index, memory_mib=held, cores_percent=5, unit_mib=unit) for c in cards)
+    )
+    taken = {
+        card.uuid: DeviceUse(
+            memory_mib=min(held + other, 10_000), cores_percent=5 + cores, shares=2, fence=1
+        )
+        for card, (other, cores) in zip(cards, others, strict=True)
+    }
+
+    largest = resize_to(10_000 - 10_000 % unit)
+    for wanted, code in ((largest, "memory"), (resize_to(None, 99), "cores")):
+        change = decide(before, wanted, node)
+        if not isinstance(change, SizeChange):
+            continue
+        lacking = NoCapacity(pod=before.pod, reason=f"{code} of GPU-a", devices=taken)
+        hint = no_capacity(lacking, change, node).hint
+        [(size, amount)] = re.findall(r"--(memory|cores) (\d+)", hint)
+        tried = resize_to(int(amount)) if size == "memory" else resize_to(None, int(amount))
+        found = decide(before, tried, node)
+        assert not isinstance(found, ResizeReply)
+        if isinstance(found, SizeChange):
+            for old, new in zip(found.before, found.after, strict=True):
+                use = taken[old.device]
+                assert use.memory_mib - old.memory_mib + new.memory_mib <= 10_000
+                assert use.cores_percent - old.cores_percent + new.cores_percent <= 100
 
 
 def test_an_exceeded_quota_is_named() -> None:
