@@ -14,14 +14,14 @@ from msgspec import structs
 from services.api.lease_views import device_view, held_share, measured_view
 from services.api.recent_events import PodEvent, RecentEvents
 from shared.model.budget import UNITS_PER_GPU_MINUTE, BudgetSummary, LeaseClass
-from shared.model.device import Hardware
+from shared.model.device import Device, Hardware
 from shared.model.events.pod_events import BudgetChanged, PodGated, PodQueued
 from shared.model.events.request_reply import UsageReply
 from shared.model.fair_share import Entitlement, FairShare, GpuAmount, fair_order
 from shared.model.lease import LIVE, Lease, Share, ShareKey, bookings, share_key
 from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import cordon_reason
+from shared.model.node import CORDONED, cordon_reason
 from shared.model.placement import Refusal
 from shared.model.preemption import PreemptionState
 from shared.model.request import PodRequest
@@ -82,13 +82,13 @@ class Projection:
     def _update_node(self, name: NodeName, totals: NodeTotals) -> set[ChangeKey]:
         facts, served = totals.node.facts, totals.node.served
         measured = self._measured.get(name, {})
-        shares = _shares_by_device(totals.leases)
+        shares, closed = _shares_by_device(totals.leases), facts.closed_devices
         devices = [
             device_view(
                 name,
                 device,
                 use,
-                excluded=facts.closed_devices.get(device.index, "") if device.healthy else "",
+                excluded=_excluded(device, closed),
                 shares=_with_usage(shares.get(device.uuid, ()), measured),
             )
             for device, use in totals.node.devices
@@ -305,6 +305,12 @@ class Projection:
                 return waiting.queued.pod
         latest = reversed(self.events.latest)
         return next((one.pod for one in latest if (one.namespace, one.name) == wanted), None)
+
+
+def _excluded(device: Device, closed: Mapping[int, str]) -> str:
+    """Return why annotations close a device; of a sick one, unless its agent has written them."""
+    reason = closed.get(device.index, "")
+    return reason if device.healthy or reason.startswith(CORDONED) else ""
 
 
 def _gated(pod: PodGated) -> WaitingPod:

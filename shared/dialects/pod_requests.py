@@ -23,7 +23,7 @@ from shared.model.bounds import (
     check_text,
 )
 from shared.model.errors import RequestError
-from shared.model.node import DEVICE_CORDON_PREFIX
+from shared.model.node import CORDONED, DEVICE_CORDON_PREFIX
 from shared.model.quantity import check_amount, parse_decimal
 from shared.model.request import DeviceOrder, NodeOrder, PodRequest
 
@@ -220,5 +220,5 @@ def cordoned_devices(annotations: Mapping[str, str]) -> dict[int, str]:
     for key, reason in annotations.items():
         index_text = key.removeprefix(DEVICE_CORDON_PREFIX)
         if index_text != key and (own := parse_decimal(index_text)) is not None:
-            found[own] = f"cordoned: {reason[:MOST_REASON]}" if reason else "cordoned"
+            found[own] = f"{CORDONED}: {reason[:MOST_REASON]}" if reason else CORDONED
     return {index: found[index] for index in sorted(found) if 0 <= index <= HIGHEST_INDEX}

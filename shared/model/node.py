@@ -25,6 +25,8 @@ AGENT_ANNOTATION = "leasehold.dev/agent"
 """Node annotation: our agent reports the devices; other device annotations are derived."""
 DEVICE_CORDON_PREFIX = "cordon.leasehold.dev/gpu-"
 """Prefix of node annotations that close the device with the index that follows; for a reason."""
+CORDONED = "cordoned"
+"""Beginning of the reason for which such an annotation closes a device."""
 OWN_ENTRIES_PREFIX = "leasehold.dev/own-"
 """Prefix of node annotations that record our entries in a list that other programs write, too."""
 

@@ -1,15 +1,17 @@
 """The commands cordon and uncordon: close a GPU to new pods, and open it again."""
 
+import time
 from urllib.parse import quote
 
 from services.cli.api_client import ApiClient, NothingFoundError, locate
 from services.cli.commands import Cordon, GpuArguments, Uncordon
 from services.cli.terminal import program
 from shared.kubernetes.errors import ForbiddenError
-from shared.model.errors import RequestError
-from shared.model.node import DEVICE_CORDON_PREFIX
+from shared.model.errors import RequestError, UnavailableError
+from shared.model.node import CORDONED, DEVICE_CORDON_PREFIX
 from shared.model.views import DeviceView, GpusView
 
+SETTLE_S = 15.0
 MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
@@ -18,6 +20,7 @@ def cordon(flags: Cordon) -> int:
     api = ApiClient(locate(flags))
     device = _find(api, flags)
     _annotate(api, device, flags.reason)
+    device = _settled(api, flags, closed=True)
     pods = len({share.pod for share in device.shares})
     kept = f"; pods that keep their shares of it: {pods}" if pods else ""
     print(f"GPU {device.index} of {device.node} gets no new pods{kept}")
@@ -27,12 +30,27 @@ def cordon(flags: Cordon) -> int:
 def uncordon(flags: Uncordon) -> int:
     """Open a GPU, and print what else closes it."""
     api = ApiClient(locate(flags))
-    device = _find(api, flags)
-    _annotate(api, device, None)
-    left = "" if device.excluded.startswith("cordoned") else device.excluded or device.fault
+    _annotate(api, _find(api, flags), None)
+    device = _settled(api, flags, closed=False)
+    left = device.excluded or device.fault
     where = f"GPU {device.index} of {device.node}"
     print(f"{where} is still closed: {left}" if left else f"{where} gets new pods")
     return 1 if left else 0
+
+
+def _settled(api: ApiClient, flags: GpuArguments, *, closed: bool) -> DeviceView:
+    """Return the GPU once it is closed, or open. Raises UnavailableError after `SETTLE_S`."""
+    end = time.monotonic() + SETTLE_S
+    while True:
+        device = _find(api, flags)
+        if device.excluded.startswith(CORDONED) == closed:
+            return device
+        if time.monotonic() > end:
+            raise UnavailableError(
+                f"the node is annotated, and after {SETTLE_S:g} s nothing has changed: does the "
+                "watcher run? See `kubectl -n leasehold-system get pods`"
+            )
+        time.sleep(0.1)
 
 
 def _find(api: ApiClient, flags: GpuArguments) -> DeviceView:
