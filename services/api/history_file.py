@@ -44,7 +44,7 @@ from shared.model.views import FinishedPod
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-VERSION = 1
+VERSION = 2
 TABLES = """
 CREATE TABLE series (kind TEXT, position INTEGER, name TEXT, since REAL,
     PRIMARY KEY (kind, position));
@@ -194,7 +194,7 @@ class HistoryFile:
                 "the history does not survive a restart: %s cannot be used: %s", self.path, error
             )
             return self._connect(":memory:")
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
             return self._begin_anew(error)
 
     def _begin_anew(self, error: Exception) -> sqlite3.Connection:

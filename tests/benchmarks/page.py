@@ -86,7 +86,7 @@ async def measure(devices: int = 5000, changes: int = 500) -> None:
     """Print what the page saw."""
     nodes = -(-devices // PER_NODE)
     usage = NodesUsage()
-    history = HistoryFile(Path("/nonexistent/history"))
+    history = HistoryFile(Path("/dev/null/history"))
     board = ApiService(None, SystemClock(), read_usage=usage, preemptions=None, history=history)  # type: ignore[arg-type]
     board.projection.update_nodes([], [account(number, 0) for number in range(nodes)])
     board.synced = True

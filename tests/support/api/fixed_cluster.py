@@ -341,7 +341,7 @@ async def filled(history: HistoryFile) -> ApiService:
 @asynccontextmanager
 async def fixed_page() -> AsyncIterator[str]:
     """Serve the page of the cluster; yields its URL."""
-    history = HistoryFile(Path("/nonexistent/history"))
+    history = HistoryFile(Path("/dev/null/history"))
     api = ReadApi(await filled(history), FixedBudgets(), None)  # type: ignore[arg-type]
     pages = HttpServer(api, AnonymousAuthenticator())
     async with health.served(pages.application(), "127.0.0.1:0") as address:

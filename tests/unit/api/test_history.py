@@ -1,6 +1,8 @@
 """The history: what is sampled, condensed, bounded and forgotten, and what survives a restart."""
 
+import contextlib
 import logging
+import sqlite3
 from functools import partial
 from pathlib import Path
 
@@ -116,6 +118,17 @@ async def test_a_damaged_file_is_refused_with_words_and_begun_anew(
     assert await memory_of(again, BEGIN) == [7]
     await again.aclose()
     assert await memory_of(HistoryFile(path), BEGIN) == [7]
+
+
+async def test_a_file_of_another_version_is_begun_anew(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version = 1")
+
+    await HistoryFile(path).add(partial(device_sample, 7), BEGIN)
+
+    assert "begins anew: its version is 1, not" in caplog.text
 
 
 async def test_a_file_that_is_damaged_while_it_is_in_use_is_begun_anew(path: Path) -> None:
