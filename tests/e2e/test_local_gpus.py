@@ -62,7 +62,7 @@ async def test_a_pod_runs_its_command_on_the_gpu_of_this_machine(up: Stack) -> N
     assert not Path("/usr/local/vgpu").exists()
     status = await up.leasehold("status")
     assert "this machine, with its own GPUs" in status.out
-    assert "processes of this host, images are ignored" in status.out
+    assert "processes of this host: images are ignored" in status.out
     first = (up.root / "first-pod.yaml").read_text()
     assert ("gpumem" in first) is bool(LIBRARIES), "without a library there are no shares"
     refused = await up.leasehold("sim", "break", "node-0/0")

@@ -1,7 +1,6 @@
 """`leasehold status`, and what `up` prints when it is ready: where it is, and what to try."""
 
 import json
-import os
 import shlex
 import shutil
 import time
@@ -132,12 +131,9 @@ def has_shares(*, local: bool, library: object) -> bool:
 
 def local_notes(state: State) -> str:
     """Return what a user of this machine's own GPUs has to know."""
-    limits = (
-        "each has the mounts of its container"
-        if os.geteuid() == 0
-        else "limits hold by LD_PRELOAD alone, which a program can remove; run up as root for more"
-    )
-    lines = [f"  pods        processes of this host, images are ignored; {limits}"]
+    lines = [
+        "  pods        processes of this host: images are ignored, nothing but GPUs is limited"
+    ]
     if not has_shares(local=True, library=state.library_source):
         lines.append(
             "  shares      none, only whole GPUs: a share needs HAMi-core, --library-source PATH"

@@ -1,14 +1,16 @@
 """Containers that are processes of this machine, whatever their command, on its own GPUs.
 
 They have the environment of this process, as that of an image, and over it what the pod and the
-device plugins set. As root they have the mounts in a namespace of their own; otherwise, or where
-this machine forbids namespaces, a library that the container would preload is preloaded.
+device plugins set, and the mounts in a namespace of their own. Where this machine forbids that to
+this user, a library that the container would preload is preloaded by a variable.
 """
 
 import logging
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
@@ -24,6 +26,14 @@ _OURS = "LEASEHOLD_"
 """Prefix of variables of this process that are not passed on."""
 
 
+class Namespaces(StrEnum):
+    """The namespaces of a container's processes; empty: none."""
+
+    OF_ROOT = "of root"
+    OF_ANY_USER = "of any user"
+    NONE = ""
+
+
 class HostPrograms:
     """All programs of this machine."""
 
@@ -36,21 +46,28 @@ class HostPrograms:
 
     def launch(self, state: ContainerState, command: Sequence[str]) -> Launch:
         """Return how a command is started."""
-        return host_launch(state, command, root=self._root if self._isolates else None)
+        return self._launch(state, command, self.namespaces)
+
+    def _launch(
+        self, state: ContainerState, command: Sequence[str], namespaces: Namespaces
+    ) -> Launch:
+        self._root.mkdir(parents=True, exist_ok=True)
+        launch = host_launch(state, command, root=self._root if namespaces else None)
+        return replace(launch, own_users=namespaces is Namespaces.OF_ANY_USER)
 
     @cached_property
-    def _isolates(self) -> bool:
-        """Whether processes can have mounts of their own."""
-        self._root.mkdir(parents=True, exist_ok=True)
-        try:
-            if os.geteuid():
-                raise StartError("this user is not root")  # noqa: TRY301
-            probe = host_launch(ContainerState(), ["true"], root=self._root)
-            start_process(probe).communicate()
-        except StartError as error:
-            logger.warning("containers have their mounts only by LD_PRELOAD: %s", error)
-            return False
-        return True
+    def namespaces(self) -> Namespaces:
+        """The namespaces that processes can have here: the first that can be made."""
+        for kind in (Namespaces.OF_ROOT, Namespaces.OF_ANY_USER):
+            try:
+                probe = start_process(self._launch(ContainerState(), ["true"], kind))
+            except StartError as error:
+                logger.info("no namespaces %s: %s", kind, error)
+            else:
+                probe.communicate()
+                return kind
+        logger.warning("containers have their mounts only by LD_PRELOAD")
+        return Namespaces.NONE
 
     def not_run(self, image: str, command: Sequence[str]) -> str:
         """Say for a container's log why nothing is started."""
@@ -58,7 +75,8 @@ class HostPrograms:
 
     def pulled(self, image: str) -> str:
         """Say for an Event what became of the image."""
-        return f'Image "{image}" is ignored: the container is its command, a process of this host'
+        limits = "" if self.namespaces else "; a program that removes LD_PRELOAD has no limits"
+        return f'Image "{image}" is ignored: its command is a process of this host{limits}'
 
 
 def host_launch(state: ContainerState, command: Sequence[str], *, root: Path | None) -> Launch:

@@ -5,6 +5,7 @@ at their places. Directories that lack the place of a mount are made anew in mem
 in them. It imports only the standard library, without site packages: it runs at each start.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -15,7 +16,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-NEW_NAMESPACE = 0x20000
+NEW_NAMESPACE, NEW_USERS = 0x20000, 0x10000000
+NO_SUID, NO_DEVICES, NO_PROGRAMS = 2, 4, 8
 READ_ONLY, REMOUNT, BIND, RECURSIVE, UNBINDABLE, PRIVATE = 1, 32, 4096, 16384, 1 << 17, 1 << 18
 SCRATCH = "/tmp/"  # noqa: S108 - what lacks there is made on this machine
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -36,8 +38,9 @@ def mount(source: str | None, target: str, flags: int, *, kind: str | None = Non
 def bind(source: str, target: str, *, read_only: bool = False) -> None:
     """Show a file or directory at another place, with what is mounted in it."""
     mount(source, target, BIND | RECURSIVE)
-    if read_only:
-        mount(None, target, REMOUNT | BIND | READ_ONLY)
+    if read_only:  # what is forbidden already must stay so
+        kept = os.statvfs(target).f_flag & (NO_SUID | NO_DEVICES | NO_PROGRAMS)
+        mount(None, target, REMOUNT | BIND | READ_ONLY | kept)
 
 
 def fill(source: str, target: str, lacking: Collection[str], hidden: Collection[str]) -> None:
@@ -54,7 +57,8 @@ def fill(source: str, target: str, lacking: Collection[str], hidden: Collection[
         elif any(path.startswith(f"{entry.path}/") for path in (*lacking, *hidden)):
             status = entry.stat()
             place.mkdir()
-            os.chown(place, status.st_uid, status.st_gid)
+            with contextlib.suppress(OSError):  # of a user that is not in the namespace
+                os.chown(place, status.st_uid, status.st_gid)
             place.chmod(status.st_mode & 0o7777)
             fill(entry.path, str(place), lacking, hidden)
         else:
@@ -71,14 +75,33 @@ def make_place(path: Path, *, directory: bool) -> None:
         path.touch()
 
 
-def enter(root: str, mounts: Sequence[tuple[str, str, bool]], hidden: Collection[str]) -> None:
+def enter_users() -> None:
+    """Enter a mount namespace as any user may, by one of users that has this user only."""
+    user, group = os.geteuid(), os.getegid()
+    _checked(_libc.unshare(NEW_NAMESPACE | NEW_USERS), "unshare")
+    own = Path("/proc/self")
+    (own / "setgroups").write_text("deny")
+    (own / "uid_map").write_text(f"{user} {user} 1")
+    (own / "gid_map").write_text(f"{group} {group} 1")
+
+
+def enter(
+    root: str,
+    mounts: Sequence[tuple[str, str, bool]],
+    hidden: Collection[str],
+    *,
+    own_users: bool,
+) -> None:
     """Enter a mount namespace whose root is made at `root`, an empty directory."""
     lacking = [
         place
         for place, _, _ in mounts
         if not place.startswith(SCRATCH) and not Path(place).exists()
     ]
-    _checked(_libc.unshare(NEW_NAMESPACE), "unshare")
+    if own_users:
+        enter_users()
+    else:
+        _checked(_libc.unshare(NEW_NAMESPACE), "unshare")
     mount(None, "/", RECURSIVE | PRIVATE)
     mount("tmpfs", root, 0, kind="tmpfs")
     mount(None, root, UNBINDABLE)  # it is not bound into itself
@@ -95,7 +118,7 @@ def prepare(spec: dict[str, Any]) -> None:
     if spec["tty"]:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     if spec["root"]:
-        enter(spec["root"], spec["mounts"], spec["hidden"])
+        enter(spec["root"], spec["mounts"], spec["hidden"], own_users=spec["own_users"])
     os.chdir(spec["directory"])
 
 

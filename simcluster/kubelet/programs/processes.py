@@ -128,6 +128,8 @@ class Launch:
     mounts: Sequence[MountPoint] = ()
     hidden: Sequence[str] = ()
     """Files of this machine that it does not have there."""
+    own_users: bool = False
+    """The namespace is made as any user may: only this user is known in it."""
 
 
 class Programs(Protocol):
@@ -389,6 +391,7 @@ def start_process(
         "root": str(launch.root or ""),
         "mounts": [(one.container_path, one.host_path, one.read_only) for one in launch.mounts],
         "hidden": launch.hidden,
+        "own_users": launch.own_users,
         "tty": tty,
     }
     failure, failed = os.pipe()

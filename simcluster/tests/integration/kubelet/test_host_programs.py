@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from proto.deviceplugin import api_pb2
 from simcluster.kubelet.containers.container_state import ContainerState, MountPoint
 from simcluster.kubelet.fleet import KubeletFleet
 from simcluster.kubelet.programs.gpu_programs import hidden_files
-from simcluster.kubelet.programs.host_programs import HostPrograms, host_launch
+from simcluster.kubelet.programs.host_programs import HostPrograms, Namespaces, host_launch
 from simcluster.kubelet.programs.processes import StartError, start_process
 from simcluster.ports import LogOptions
 from tests.support.hami_core import can_unshare
@@ -35,8 +35,10 @@ isolated = pytest.mark.skipif(not can_unshare(), reason="mount namespaces need r
 ONE, TWO = "GPU-00000001-0000-4000-8000-000000000000", "GPU-00000002-0000-4000-8000-000000000000"
 
 
-def output_of(state: ContainerState, root: Path | None, *command: str) -> str:
-    process = start_process(host_launch(state, command, root=root))
+def output_of(
+    state: ContainerState, root: Path | None, *command: str, own_users: bool = False
+) -> str:
+    process = start_process(replace(host_launch(state, command, root=root), own_users=own_users))
     out, err = process.communicate()
     assert process.returncode == 0, err
     return out.decode()
@@ -62,7 +64,10 @@ def limited(folder: Path, *, library: str = "") -> ContainerState:
 
 
 @isolated
-def test_as_root_a_program_has_its_mounts_where_a_container_has_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("own_users", [False, True])
+def test_a_program_has_its_mounts_where_a_container_has_them(
+    tmp_path: Path, own_users: bool
+) -> None:
     root = tmp_path / "root"
     root.mkdir()
     own = Path("/etc/ld.so.preload").exists(), sorted(Path("/").iterdir())
@@ -73,7 +78,8 @@ def test_as_root_a_program_has_its_mounts_where_a_container_has_them(tmp_path: P
     given = tmp_path / "of-the-user"
     given.write_text("theirs\n")
 
-    shown = output_of(limited(tmp_path), root, "bash", "-c", script, str(given)).split()
+    command = ("bash", "-c", script, str(given))
+    shown = output_of(limited(tmp_path), root, *command, own_users=own_users).split()
 
     assert shown == ["libvgpu.so", "read-only", "/lease/r.cache", "theirs", "1777"]
     assert (tmp_path / "region" / "made").exists()
@@ -82,7 +88,7 @@ def test_as_root_a_program_has_its_mounts_where_a_container_has_them(tmp_path: P
 
 
 @isolated
-def test_as_root_files_are_hidden_as_by_a_container_runtime(tmp_path: Path) -> None:
+def test_files_are_hidden_as_by_a_container_runtime(tmp_path: Path) -> None:
     for uuid, minor in ((ONE, 0), (TWO, 1)):
         folder = tmp_path / "gpus" / f"0000:0{minor}:00.0"
         folder.mkdir(parents=True)
@@ -93,7 +99,7 @@ def test_as_root_files_are_hidden_as_by_a_container_runtime(tmp_path: Path) -> N
     assert hidden_files(state, tmp_path / "none") == []
 
 
-def test_without_root_the_library_is_preloaded_and_paths_are_of_this_machine(
+def test_without_namespaces_the_library_is_preloaded_and_paths_are_of_this_machine(
     tmp_path: Path,
 ) -> None:
     launch = host_launch(limited(tmp_path, library="library"), ["env"], root=None)
@@ -108,15 +114,25 @@ def test_without_root_the_library_is_preloaded_and_paths_are_of_this_machine(
     )
 
 
-class Unprivileged(HostPrograms):
-    """As for a user who is not root."""
+class AnyUser(HostPrograms):
+    """As for a user who may make namespaces."""
 
-    @cached_property
-    def _isolates(self) -> bool:
-        return False
+    namespaces = Namespaces.OF_ANY_USER
 
 
-@pytest.fixture(params=[pytest.param(HostPrograms, marks=isolated), Unprivileged])
+class Confined(HostPrograms):
+    """As for a user who may not."""
+
+    namespaces = Namespaces.NONE
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(HostPrograms, marks=isolated),
+        pytest.param(AnyUser, marks=isolated),
+        Confined,
+    ]
+)
 async def one(request: pytest.FixtureRequest) -> AsyncIterator[tuple[KubeletFleet, Node]]:
     root, store = Path(tempfile.mkdtemp(prefix="lh-")), new_store()
     try:
@@ -189,7 +205,7 @@ async def test_a_pod_is_its_command_whatever_its_image(one: tuple[KubeletFleet, 
 
 
 @isolated
-async def test_as_root_a_pod_has_its_volumes(tmp_path: Path) -> None:
+async def test_a_pod_has_its_volumes(tmp_path: Path) -> None:
     async with one_kubelet(programs=HostPrograms) as node:
         data = {"train.py": "open('/out/model', 'w').write(open('/secret/deep/key').read())"}
         meta = {"namespace": "default"}
