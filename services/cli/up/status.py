@@ -35,11 +35,11 @@ spec:
     resources:
       limits:
         nvidia.com/gpu: 1
-"""
-SHARE = """\
         nvidia.com/gpumem: 3000
         nvidia.com/gpucores: 50
 """
+SIZE_LINES = 2
+"""How many lines of it make it a share of a GPU, at its end."""
 
 
 def status(flags: Status) -> int:

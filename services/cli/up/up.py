@@ -36,7 +36,7 @@ from services.cli.up.components import Component, components_of, with_credential
 from services.cli.up.down import kill_leftovers
 from services.cli.up.installation import installation
 from services.cli.up.plan import Plan, layouts_of, plan_of, with_library
-from services.cli.up.status import EXAMPLE, SHARE, faults_of, has_shares, summary, text_of
+from services.cli.up.status import EXAMPLE, SIZE_LINES, faults_of, has_shares, summary, text_of
 from services.cli.up.supervisor import StartError, SupervisionTiming, Supervisor
 from services.extender.scheduler_configuration import SchedulerTls, scheduler_configuration
 from shared.model.errors import LeaseholdError, RequestError
@@ -234,7 +234,8 @@ def _run(settings: Up, plan: Plan, directory: StateDir, report: Report) -> int:
         components = _add_credentials(components, plan, directory)
         _write_installation(components, plan, directory)
         shares = has_shares(local=plan.local, library=plan.settings.library_source)
-        directory.first_pod.write_text(EXAMPLE + (SHARE if shares else ""))
+        lines = EXAMPLE.splitlines(keepends=True)
+        directory.first_pod.write_text("".join(lines if shares else lines[:-SIZE_LINES]))
         _rotate_logs(components, directory)
         try:
             asyncio.run(_supervise(components, plan, directory, report, started_at_s))
