@@ -183,8 +183,8 @@ def no_budget(namespace: Namespace) -> Refusal:
     return Refusal(
         reason=f"the GPU budget of namespace {namespace} is used up or invalid: new pods wait",
         counts=(("BudgetExhausted", 1),),
-        hint=f"wait for its next window, or request a grant; `leasehold budget {namespace}` "
-        "shows why, and until when",
+        hint="wait for its next window, or ask an administrator for a grant or, if it is invalid, "
+        f"to correct it: `leasehold budget {namespace}` shows why it has none, and until when",
         permanent=True,
         quota=namespace,
     )
