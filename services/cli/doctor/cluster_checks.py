@@ -320,7 +320,7 @@ def resource_quotas(hard: Mapping[str, Iterable[str]]) -> Finding:
         "not counted, so they limit nothing: "
         + "; ".join(f"{', '.join(sorted(names))} of {quota}" for quota, names in wrong.items()),
         f"kubectl -n {namespace} edit resourcequota {name}, and write {instead}; a GPUQuota limits "
-        "all dialects together, see docs/budgets.md",
+        "all resource names together, see docs/budgets.md",
     )
 
 
@@ -346,7 +346,7 @@ def device_classes(
         f"node {node} has {name} of a device plugin, and DeviceClass {device_class} has the same "
         f"extended resource{more}: kube-scheduler uses the device plugin's there",
         f"kubectl edit deviceclass {device_class}, and choose another extendedResourceName; or "
-        "leave the dialect of that resource out of the node agents' --dialects",
+        "leave the system with that resource name out of the node agents' --dialects",
     )
 
 

@@ -144,7 +144,9 @@ def _summary_lines(pod: PodSummary, found: PodView, lease: LeaseView) -> Iterato
 
 def _origin_lines(lease: LeaseView) -> list[str]:
     if lease.claim is None:
-        return [f"dialect     {lease.dialect or 'none: it requests no GPU'}"]
+        return [
+            f"requested   by names of {lease.dialect}" if lease.dialect else "requested   no GPU"
+        ]
     pods = len(lease.claim.consumers)
     users = f", which {pods} pods use" if pods > 1 else ""
     return [f"claim       {lease.namespace}/{lease.name}{users}"]
@@ -182,11 +184,11 @@ def _share_lines(
 
 
 def _detail_lines(lease: LeaseView, share: ShareView, device: DeviceView | None) -> Iterator[str]:
-    place = "" if share.slot is None else f"slot {share.slot}, "
+    place = "" if share.slot is None else f"share {share.slot}, "
     if share.mig is not None:
         place = f"position {share.mig.position} of layout {share.mig.layout}, "
     kind = "request  " if lease.claim else "container"
-    yield f"{kind}   {share.container}: {place}fence {share.fence} of device {share.device}"
+    yield f"{kind}   {share.container}: {place}number {share.fence} of GPU {share.device}"
     if device is not None:
         yield (
             f"            all leases of it: {device.used_memory_mib} of {device.memory_mib} MiB, "

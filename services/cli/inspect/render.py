@@ -64,9 +64,9 @@ def ps(view: LeasesView, *, namespace: str = "", wide: bool = False) -> Renderab
     """List leases, then waiting pods with the reason; `wide`: with UIDs and UUIDs."""
     leases = FittedTable(
         *("POD", "NODE", "GPUS", "MIB", "USED MIB", "CORES", "USED CORES", "STATE", "AGE"),
-        "DIALECT",
+        "SYSTEM",
         *(("POD UID", "DEVICE UUIDS") if wide else ()),
-        least=() if wide else ("DIALECT", "USED CORES", "CORES", "USED MIB", "AGE", "GPUS"),
+        least=() if wide else ("SYSTEM", "USED CORES", "CORES", "USED MIB", "AGE", "GPUS"),
     )
     for lease in view.leases:
         identities = lease.pod, ",".join(sorted({share.device for share in lease.shares}))
@@ -158,11 +158,10 @@ def _idle(since: float | None, now: float) -> str:
 
 
 def _place(share: ShareView) -> str:
-    """Return a share's part of its device: an instance, or cores and a slot."""
+    """Return a share's part of its device: an instance, or cores."""
     if share.mig is not None:
         return f"{share.mig.profile}  position {share.mig.position}"
-    slot = "" if share.slot is None else f"  slot {share.slot}"
-    return f"{share.cores_percent} %{slot}" if share.cores_percent else f"any cores{slot}"
+    return f"{share.cores_percent} % cores" if share.cores_percent else "any cores"
 
 
 def _tail(device: DeviceView) -> str:

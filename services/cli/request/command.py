@@ -301,7 +301,7 @@ def _lines(report: PodReport) -> Iterable[Text]:
         yield Text(f"  invalid request: {report.fault}", style="red")
         return
     if not report.containers:
-        yield Text("  requests no GPU in any known dialect")
+        yield Text("  requests no GPU by a resource name that Leasehold knows")
         return
     if report.scheduler == DEFAULT_SCHEDULER and not report.ours:
         yield Text(f"  scheduler   {OWN_SCHEDULER}: the webhook sets it")
@@ -310,7 +310,7 @@ def _lines(report: PodReport) -> Iterable[Text]:
             f"  schedulerName is {report.scheduler!r}: remove it for Leasehold to schedule the pod",
             style="yellow",
         )
-    yield Text(f"  dialect     {report.dialect}")
+    yield Text(f"  requested   by names of {report.dialect}")
     for container in report.containers:
         yield Text(f"  container   {container.container}: {container.request}")
     yield Text(f"  tried on    {report.example_node}")

@@ -132,7 +132,7 @@ def test_a_pod_without_a_gpu_is_reported_as_such(explained: Explained) -> None:
     code, out, _ = explained(pod("cpu: 1"))
 
     assert code == 0
-    assert "requests no GPU in any known dialect" in out
+    assert "requests no GPU by a resource name that Leasehold knows" in out
 
 
 @pytest.mark.parametrize(
