@@ -199,7 +199,8 @@ class KubernetesApi:
 
     def pod(self, namespace: str, name: str) -> "PodSummary":
         """Return one pod. Raises NothingFoundError if it does not exist."""
-        from services.cli.pod_summary import TimedPod, summary_of
+        from services.cli.pod_summary import summary_of
+        from shared.kubernetes.full_pods import TimedPod
 
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
         try:

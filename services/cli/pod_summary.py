@@ -2,29 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
-
-import msgspec
 
 from shared.dialects.vocabulary import unknown_gpus
 from shared.kubernetes.types import ApiPod
 from shared.model.names import Namespace, PodUid
 from shared.pods.observed_pod import rejection_of
-
-
-class _TimedSpec(msgspec.Struct, rename="camel"):
-    active_deadline_seconds: float | None = None
-
-
-class _TimedStatus(msgspec.Struct, rename="camel"):
-    start_time: datetime | None = None
-
-
-class TimedPod(msgspec.Struct):
-    """How long a pod may run, and since when."""
-
-    spec: _TimedSpec
-    status: _TimedStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

