@@ -223,7 +223,7 @@ async def test_the_page_shows_the_use_of_a_running_program(up: Stack) -> None:
         page = await browser.new_page()
         await page.goto(f"http://127.0.0.1:{up.state()['ports']['page']}")
 
-        described = page.locator(f'[aria-description*="{USED_MIB} MiB in use"]')
+        described = page.locator(f'[aria-description*="{USED_MIB / 1024:g} GiB in use"]')
         await expect(described).to_have_count(1)
         share = page.locator(".share.measured", has_text="load")
         await expect(share).to_have_count(1)
@@ -236,4 +236,4 @@ async def test_the_page_shows_the_use_of_a_running_program(up: Stack) -> None:
         await until(memory, lambda found: found == round(100 * USED_MIB / 3000))
         await share.hover()
 
-        await expect(share).to_have_attribute("title", re.compile(f"uses {USED_MIB} MiB"))
+        await expect(share).to_have_attribute("title", re.compile(f"uses {USED_MIB / 1024:g} GiB"))

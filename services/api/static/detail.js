@@ -11,7 +11,7 @@ const POLL_MS = 5000;
 export class Detail {
   kinds = ["devices", "nodes", "waiting", "namespaces"];
 
-  constructor(app, id, crumbs) {
+  constructor(app, id, crumbs, pollMs = POLL_MS) {
     this.app = app;
     this.id = id;
     this.name = el("h2");
@@ -20,7 +20,7 @@ export class Detail {
     this.root = el("div", { class: "page" }, el("nav", { class: "crumbs", "aria-label": "Path" }, ...crumbs.map(([text, href]) => el("a", { href }, text))),
       el("div", { class: "title" }, this.name, this.badge), this.body);
     this.closing = [];
-    this.timer = setInterval(() => this.poll(), POLL_MS);
+    this.timer = setInterval(() => this.poll(), pollMs);
   }
 
   close() {

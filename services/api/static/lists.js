@@ -108,11 +108,11 @@ export class NamespacesView extends List {
     const budget = (namespace) => namespace.budget?.state ?? "";
     const table = new Table([
       { id: "name", title: "Namespace", value: (one) => one.namespace, draw: (cell, one) => drawName(cell, url("namespace", one.namespace), one.namespace, one.namespace), phone: "main" },
-      { id: "leases", title: "Leases", value: (one) => one.leases, text: (one) => `${one.leases}`, end: true, phone: "side" },
+      { id: "leases", title: "Leases", value: (one) => one.leases, text: (one) => `${one.leases}`, end: true, phone: "side", unit: "leases" },
       { id: "gpus", title: "GPUs leased", value: (one) => one.cores_percent, text: (one) => gpus(one.cores_percent), end: true },
       { id: "on", title: "On GPUs", value: (one) => one.devices, text: (one) => `${one.devices}`, end: true },
       { id: "memory", title: "Memory leased", value: (one) => one.memory_mib, text: (one) => mib(one.memory_mib), end: true, phone: "below" },
-      { id: "waiting", title: "Waiting", value: (one) => one.waiting, text: (one) => one.waiting ? `${one.waiting}` : "", end: true, phone: "below" },
+      { id: "waiting", title: "Waiting", value: (one) => one.waiting, text: (one) => one.waiting ? `${one.waiting}` : "", end: true, phone: "below", unit: "waiting" },
       { id: "budget", title: "Budget", value: budget, draw: (cell, one) => { setAttribute(cell, "class", `below state-${budget(one) || "none"}`); setText(cell, budget(one)); }, phone: "below" },
     ], { label: "Namespaces", template: "minmax(160px, 2fr) repeat(5, minmax(80px, 1fr)) minmax(90px, 1fr)", setParams: app.setParams });
     super(app, "namespaces", "Namespaces", { noun: ["namespace"] }, table.root);
@@ -133,7 +133,7 @@ export class EventsView extends List {
   constructor(app) {
     const rows = el("div", { class: "rows", role: "list", "aria-label": "Events" });
     super(app, "events", "Events", { noun: ["event"], titles: { state: "Kind" } }, el("div", { class: "events" }, rows));
-    this.rows = new VirtualRows(rows, { make: () => new EventRow(), height: () => parseFloat(getComputedStyle(this.root).getPropertyValue("--event-row")) || 30 });
+    this.rows = new VirtualRows(rows, { make: () => new EventRow(), height: () => parseFloat(getComputedStyle(this.body).getPropertyValue("--event-row")) || 30 });
   }
 
   close() { this.rows.close(); }

@@ -178,6 +178,9 @@ class App {
       setText(this.tabs[view].number, number.toLocaleString("en"));
     }
     this.tabs.waiting.root.classList.toggle("attention", store.waiting.total > 0);
+    if (this.shownTab === this.route.view) return;
+    this.shownTab = this.route.view;
+    this.tabs[TAB_OF[this.shownTab] ?? this.shownTab].root.scrollIntoView({ block: "nearest", inline: "nearest" }); // on phones
   }
 }
 

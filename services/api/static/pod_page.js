@@ -9,9 +9,14 @@ import { waitingItem } from "./lists.js";
 import { url } from "./route.js";
 import { waterfall } from "./trace.js";
 
+const POD_POLL_MS = 15_000; // its events load it at once
+
 export class PodPage extends Detail {
+  kinds = ["devices", "waiting", "events"];
+
   constructor(app, uid) {
-    super(app, uid, [["Pods", url("pods")]]);
+    super(app, uid, [["Pods", url("pods")]], POD_POLL_MS);
+    this.lastEvent = app.store.events[0]?.number ?? 0;
     this.title = "Pod";
     this.why = this.part("Why it waits", { wide: true });
     this.facts = this.part("Pod");
@@ -42,7 +47,15 @@ export class PodPage extends Detail {
       el("ul", { class: "plain" }, ...victims.map((victim) => el("li", {}, `${victim.pod}, which loses ${gpuHours(victim.gpu_s_lost / 3600)}${victim.bare ? "; no controller replaces it" : ""}`))));
   }
 
-  draw() {
+  /** Load the pod again if something has happened to it. */
+  follow() {
+    const { events } = this.app.store, last = this.lastEvent;
+    this.lastEvent = events[0]?.number ?? 0;
+    if (events.some((event) => event.pod === this.id && event.number > last)) this.poll();
+  }
+
+  draw(kinds) {
+    if (kinds.has("events")) this.follow();
     const pod = this.found;
     if (!pod) return this.head(this.gone ? "No such pod" : "…", this.gone ?? "", "");
     const { lease, waiting, trace } = pod, running = this.app.store.pods().get(this.id);

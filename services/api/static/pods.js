@@ -21,7 +21,7 @@ function columns(now) {
     { id: "gpu", title: "GPU", value: (pod) => pod.indices, text: (pod) => pod.indices },
     { id: "memory", title: "Memory", value: (pod) => pod.memory, text: (pod) => pod.memory === null ? "" : mib(pod.memory), end: true, phone: "below" },
     { id: "used", title: "Memory used", value: (pod) => used(pod.usedMemory, pod.memory), text: (pod) => usedText(pod.usedMemory, pod.memory), end: true },
-    { id: "gpus", title: "GPUs", value: (pod) => pod.cores, text: (pod) => pod.cores === null ? "" : gpus(pod.cores), end: true, phone: "below" },
+    { id: "gpus", title: "GPUs", value: (pod) => pod.cores, text: (pod) => pod.cores === null ? "" : gpus(pod.cores), end: true, phone: "below", unit: "GPUs" },
     { id: "busy", title: "GPUs used", value: (pod) => used(pod.usedCores, pod.cores || 100), text: (pod) => usedText(pod.usedCores, pod.cores || 100), end: true },
     { id: "age", title: "Age", value: (pod) => now() - pod.created, text: (pod) => age((pod.ended ?? now()) - pod.created), end: true, phone: "below" },
   ];

@@ -4,7 +4,7 @@ import { VirtualRows } from "./virtual.js";
 
 /**
  * Columns: {id, title, value(item), text(item), draw(cell, item), end, phone}. `value` is what rows are sorted by, `text` what is
- * shown, unless `draw` fills the cell. `end`: aligned to the right. `phone`: `main`, `side` or `below`, where it is in a card.
+ * shown, unless `draw` fills the cell. `end`: aligned to the right. `phone`: `main`, `side` or `below`, where it is in a card, with its `unit`.
  */
 export class Table {
   constructor(columns, { label, template, setParams, fixed = false }) {
@@ -55,7 +55,7 @@ function comparison(value, sign) {
 class Row {
   constructor(columns) {
     this.columns = columns;
-    this.cells = columns.map((column) => el("div", { role: "cell", class: `${column.end ? "end" : ""} ${column.phone ?? "wide"}`, "data-title": column.title }));
+    this.cells = columns.map((column) => el("div", { role: "cell", class: `${column.end ? "end" : ""} ${column.phone ?? "wide"}`, "data-unit": column.unit }));
     this.root = el("div", { role: "row", class: "tr" }, ...this.cells);
   }
 
