@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import Gauge, Histogram
 
-from services.api.problems import MissingComponent
+from services.api.problems import Affected
 from services.api.projection import Projection
 from shared.model.device import DeviceMode
 from shared.model.lease import MIB
@@ -58,7 +58,7 @@ WHOLE = 100
 ALL = (WAITING, OLDEST, DEVICES, CLOSED, MEMORY, LEASED_MEMORY, LEASED_GPUS, LARGEST, IDLE, MISSING)
 
 
-def export_cluster(projection: Projection, missing: Iterable[MissingComponent], now: float) -> None:
+def export_cluster(projection: Projection, missing: Iterable[Affected], now: float) -> None:
     """Set all gauges; series of what is gone end."""
     for gauge in ALL:
         gauge.clear()

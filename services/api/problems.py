@@ -41,15 +41,16 @@ CORDONED = "pods on it stay; new ones are placed elsewhere"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MissingComponent:
-    """One component that is missing or not ready."""
+class Affected:
+    """A component that is missing or not ready, or what else a cause affects."""
 
-    service: str
+    service: str = ""
     name: str
-    since: float
+    since: float | None = None
     cause: str
-    """The same for all components that lack the same."""
+    """The same for all that it affects."""
     hint: str = ""
+    severity: str = "error"
 
 
 class ComponentMonitor:
@@ -74,7 +75,7 @@ class ComponentMonitor:
         else:
             self._heartbeats[key] = (event, now)
 
-    def missing(self, nodes: Iterable[NodeName], now: float) -> list[MissingComponent]:
+    def missing(self, nodes: Iterable[NodeName], now: float) -> list[Affected]:
         """Return missing replicas, required services, and agents of nodes with devices.
 
         A replica that is not ready is listed once for each of its reasons.
@@ -101,13 +102,13 @@ class ComponentMonitor:
             if event.service != AGENT and running.get(event.service) and expired:
                 del self._heartbeats[key]
 
-    def _missing_services(self, now: float) -> Iterator[MissingComponent]:
+    def _missing_services(self, now: float) -> Iterator[Affected]:
         known = {service for service, _, _ in self._heartbeats}
         for name in REQUIRED_SERVICES if now - self.started_at >= GRACE_PERIOD_S else ():
             if name not in known:
                 yield _late(name, name, self.started_at)
 
-    def _missing_replicas(self, now: float) -> Iterator[MissingComponent]:
+    def _missing_replicas(self, now: float) -> Iterator[Affected]:
         for key, (event, received_at) in sorted(self._heartbeats.items(), key=lambda item: item[0]):
             name = f"{event.service} of {event.node}" if event.node else event.instance
             if _is_late(event, received_at, now):
@@ -117,79 +118,69 @@ class ComponentMonitor:
                 _, _, text = reason.partition(": ")
                 cause, _, hint = (text or reason).partition("; ")
                 since = self._unready[key]
-                yield MissingComponent(
+                yield Affected(
                     service=event.service, name=name, since=since, cause=cause, hint=hint
                 )
 
-    def _missing_agents(self, nodes: Iterable[NodeName], now: float) -> Iterator[MissingComponent]:
+    def _missing_agents(self, nodes: Iterable[NodeName], now: float) -> Iterator[Affected]:
         known = {event.node for event, _ in self._heartbeats.values() if event.service == AGENT}
         for name in sorted(nodes) if now - self.started_at >= GRACE_PERIOD_S else ():
             if name not in known:
                 yield _late(AGENT, f"{AGENT} of {name}", self.started_at)
 
 
-def _late(service: str, name: str, since: float) -> MissingComponent:
+def _late(service: str, name: str, since: float) -> Affected:
     hint = PODS.format(AGENTS_NAMESPACE if service == AGENT else SYSTEM_NAMESPACE)
-    return MissingComponent(service=service, name=name, since=since, cause=LATE, hint=hint)
+    return Affected(service=service, name=name, since=since, cause=LATE, hint=hint)
 
 
 def _is_late(event: Heartbeat, received_at: float, now: float) -> bool:
     return now - received_at > MISSED_HEARTBEATS * event.interval_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Affected:
-    """What is affected by a cause."""
-
-    severity: str
-    cause: str
-    hint: str
-    name: str
-    since: float | None = None
-
-
 def problems_of(
     projection: Projection,
-    components: Iterable[MissingComponent],
+    components: Iterable[Affected],
     data: DataAge,
     *,
     visible: Callable[[Namespace], bool],
     now: float,
 ) -> tuple[Problem, ...]:
     """Return the problems, errors first."""
-    causes: dict[str, list[_Affected]] = {}
+    causes: dict[str, list[Affected]] = {}
     if data.ledger_at and now - data.ledger_at > OLD_S:
-        causes[OLD] = [_Affected("error", OLD, REDIS, "all that is shown", data.ledger_at)]
-    for each in components:
-        found = _Affected("error", each.cause, each.hint, each.name, each.since)
-        causes.setdefault(each.cause, []).append(found)
-    for found in (*_sick_or_closed(projection, visible), *_cordoned(projection)):
-        causes.setdefault(found.cause, []).append(found)
+        name = "all that is shown"
+        causes[OLD] = [Affected(name=name, since=data.ledger_at, cause=OLD, hint=REDIS)]
+    for each in (*components, *_sick_or_closed(projection, visible), *_cordoned(projection)):
+        causes.setdefault(each.cause, []).append(each)
     problems = [_problem(cause, found) for cause, found in causes.items()]
     return tuple(sorted(problems, key=lambda each: SEVERITIES.index(each.severity)))
 
 
 def _sick_or_closed(
     projection: Projection, visible: Callable[[Namespace], bool]
-) -> Iterator[_Affected]:
+) -> Iterator[Affected]:
     for view in projection.devices.values():
         where = f"GPU {view.index} of {view.node}"
         if not view.healthy:
             fault = visible_fault(view.fault, visible) or "The agent reports no reason"
-            yield _Affected("warning", fault, SICK, where)
+            yield Affected(name=where, cause=fault, hint=SICK, severity="warning")
         elif view.excluded:
-            yield _Affected("info", f"Closed to new pods: {view.excluded}", CLOSED, where)
+            cause = f"Closed to new pods: {view.excluded}"
+            yield Affected(name=where, cause=cause, hint=CLOSED, severity="info")
 
 
-def _cordoned(projection: Projection) -> Iterator[_Affected]:
+def _cordoned(projection: Projection) -> Iterator[Affected]:
     for name in projection.unmeasured_nodes():
-        yield _Affected("warning", "Agents report no usage", AGENTS, name)
+        cause = "Agents report no usage"
+        yield Affected(name=name, cause=cause, hint=AGENTS, severity="warning")
     for node in projection.nodes.values():
         if node.closed_by:
-            yield _Affected("info", node.closed_by, CORDONED, node.node)
+            cause = node.closed_by
+            yield Affected(name=node.node, cause=cause, hint=CORDONED, severity="info")
 
 
-def _problem(cause: str, found: list[_Affected]) -> Problem:
+def _problem(cause: str, found: list[Affected]) -> Problem:
     since = [each.since for each in found if each.since is not None]
     names = [each.name for each in found]
     return Problem(

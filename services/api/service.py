@@ -18,7 +18,7 @@ from services.api.cluster_metrics import export_cluster, observe_bound
 from services.api.history import RANGES, sample_of
 from services.api.history_file import HistoryFile
 from services.api.lease_views import finished_pod
-from services.api.problems import ComponentMonitor, MissingComponent
+from services.api.problems import Affected, ComponentMonitor
 from services.api.projection import DATA, PROBLEMS, ChangeKey, Projection
 from services.api.recent_events import PodEvent
 from services.api.visible_cluster import NamespaceFilter, VisibleCluster, all_namespaces
@@ -159,7 +159,7 @@ class ApiService:
         self.history = history
         self.components = ComponentMonitor(clock.now())
         self.feed = ChangeFeed()
-        self.missing: list[MissingComponent] = []
+        self.missing: list[Affected] = []
         self.data = DataAge()
         self.synced = False
         self._stale_nodes: set[NodeName] = set()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from services.api.lease_views import hidden_share, idle_holder, share_view
-from services.api.problems import MissingComponent, problems_of
+from services.api.problems import Affected, problems_of
 from services.api.projection import ChangeKey, Projection
 from services.api.recent_events import PodStep, RecentEvent
 from shared.model.budget import IdleHolder, IdleView
@@ -71,7 +71,7 @@ class VisibleCluster:
     """What a viewer may see, with shares marked as idle as the viewer asks."""
 
     projection: Projection
-    components: Sequence[MissingComponent]
+    components: Sequence[Affected]
     """Those that are missing."""
     data: DataAge
     visible: NamespaceFilter

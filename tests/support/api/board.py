@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from services.api.problems import MissingComponent
+from services.api.problems import Affected
 from services.api.projection import Projection
 from services.api.visible_cluster import VisibleCluster, all_namespaces
 from shared.model.device import Hardware
@@ -57,7 +57,7 @@ def seen(
     visible: Callable[[Namespace], bool] = all_namespaces,
     *,
     now: float = 2_000.0,
-    missing: Iterable[MissingComponent] = (),
+    missing: Iterable[Affected] = (),
     idle_after_s: float = 600.0,
 ) -> VisibleCluster:
     """Return what a viewer may see of a projection."""

@@ -11,8 +11,8 @@ from services.api.cluster_metrics import export_cluster, observe_bound
 from services.api.problems import (
     GRACE_PERIOD_S,
     RETENTION_S,
+    Affected,
     ComponentMonitor,
-    MissingComponent,
     problems_of,
 )
 from services.api.projection import Projection
@@ -197,7 +197,7 @@ def test_idle_leases_and_missing_components_are_counted() -> None:
         idle_since=100.0,
     )
     shown.update_measured(NodeName("n1"), usage(measured), now=NOW, idle_after_s=600)
-    late = MissingComponent(service="binder", name="b-1", since=0.0, cause="late")
+    late = Affected(service="binder", name="b-1", since=0.0, cause="late")
 
     export_cluster(shown, [late], NOW)
 
