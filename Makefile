@@ -4,8 +4,11 @@ PY := $(VENV)/bin/python
 # Packages of development, which include those of `up`, and these alone.
 STAMP := $(VENV)/.installed
 UP := $(VENV)/.up
-# A .venv whose Python is gone, or whose folder has moved, is not complete.
-GONE := $(shell test ! -d $(VENV) || { $(PY) -ISc '' && grep -qF "$(CURDIR)/$(VENV)" $(VENV)/bin/activate; } 2>/dev/null || rm -f $(STAMP) $(UP))
+# Whether .venv has to be made anew: its Python is gone or is not the one that PYTHON names, or its folder has moved.
+SERIES := 'import sys; print(sys.version_info[:2])'
+ANEW := $(shell test ! -d $(VENV) || { \
+  test "$$($(PY) -ISc $(SERIES))" = "$$($(or $(PYTHON),$(PY)) -ISc $(SERIES))" && \
+  $(PY) -ISc '' && grep -qF "$(CURDIR)/$(VENV)" $(VENV)/bin/activate; } 2>/dev/null || echo anew)
 # make up PYTHON=python3.12
 PYTHON ?= $(shell $(PY) -c 'import pip' 2>/dev/null && echo $(PY) || echo python3)
 
@@ -13,7 +16,7 @@ PIP := $(PY) -m pip --quiet --disable-pip-version-check
 UV := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --no-annotate --custom-compile-command 'make locks'
 
-.PHONY: help up down status test test-fast test-gpu test-gpu-kit compiled test-compiled lint locks vulnerabilities docs dist release-dry-run release proto
+.PHONY: help anew up down status test test-fast test-gpu test-gpu-kit compiled test-compiled lint locks vulnerabilities docs dist release-dry-run release proto
 
 help:
 	@echo 'make up      runs Leasehold on this machine: a simulated cluster with GPUs, and every service'
@@ -23,11 +26,13 @@ help:
 	@echo 'make docs    builds the site of the documentation'
 	@echo 'Arguments of a command follow in ARGS: make up ARGS="--nodes 4 --headless"'
 
+anew: ;
+
 # The versions of a lock, each of which must have one of the hashes there. A .venv that is not complete is made anew.
-$(STAMP): pyproject.toml locks/development.txt
+$(STAMP): pyproject.toml locks/development.txt $(ANEW)
 	@$(PYTHON) tools/install.py locks/development.txt $@
 
-$(UP): pyproject.toml locks/up.txt
+$(UP): pyproject.toml locks/up.txt $(ANEW)
 	@$(PYTHON) tools/install.py locks/up.txt $@
 
 up: $(or $(wildcard $(STAMP)),$(UP))

@@ -44,7 +44,7 @@ def main() -> None:
 
 def check_python() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036
-        found = [name for name in map("python3.{}".format, range(20, 10, -1)) if shutil.which(name)]
+        found = [name for name in map("python3.{}".format, (13, 12, 11, 14)) if shutil.which(name)]
         sys.exit(
             "{} is Python {}, and Leasehold needs 3.11 or newer: name another one, as in "
             "`make up PYTHON={}`{}".format(
@@ -84,6 +84,8 @@ def fault_of_venv() -> str:
         return "does not run"
     if version != VERSION:
         return f"is of Python {version}"
+    if str(VENV) not in (VENV / "bin" / "activate").read_text():
+        return "has moved"
     return "" if any(stamp.exists() for stamp in STAMPS) else "is not complete"
 
 
@@ -113,9 +115,9 @@ def run_pip(title: str, *arguments: str) -> None:
     """Run pip install, and show each second, or without a terminal each ten, what it does."""
     log = VENV / "pip.log"
     command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines = []
-    with Progress(title) as progress:
+    with started as process, Progress(title) as progress:
         for line in process.stdout or ():
             lines.append(line)
             if line.startswith("Installing collected"):  # from here on .venv changes

@@ -1,6 +1,7 @@
 """What the first command of a newcomer checks before it installs anything."""
 
 import ast
+import contextlib
 import sys
 import venv
 from collections import namedtuple
@@ -66,6 +67,12 @@ def without_its_python(folder: Path) -> None:
     python.symlink_to("/nonexistent/python3")
 
 
+def in_another_folder_before(folder: Path) -> None:
+    (folder / ".up").touch()
+    activate = folder / "bin/activate"
+    activate.write_text(activate.read_text().replace(str(folder), "/before/.venv"))
+
+
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
@@ -74,6 +81,7 @@ def without_its_python(folder: Path) -> None:
         (half_finished, "is not complete"),
         (of_another_python, "is of Python 3.10"),
         (without_its_python, "does not run"),
+        (in_another_folder_before, "has moved"),
     ],
 )
 def test_a_venv_that_is_not_complete_is_not_used(
@@ -83,8 +91,41 @@ def test_a_venv_that_is_not_complete_is_not_used(
     venv.create(folder, symlinks=True)
     (found,) = folder.glob("lib/python3*/site-packages")
     (found / "pip.py").touch()
+    monkeypatch.setattr(install, "VENV", folder)
     monkeypatch.setattr(install, "PYTHON", folder / "bin/python")
     monkeypatch.setattr(install, "STAMPS", (folder / ".up", folder / ".installed"))
     change(folder)
 
     assert install.fault_of_venv() == fault
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "result"),
+    [
+        ("Collecting a==1\nERROR: No matching distribution for a==1\n", 1, (True, "for a==1\n")),
+        ("Collecting a==1\nInstalling collected packages: a\n", 0, (False, "")),
+        ("Installing collected packages: a\nKilled\n", 137, (False, "it wrote no error\n")),
+    ],
+)
+def test_a_failure_of_pip_is_one_sentence_and_a_changed_venv_is_not_complete(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    output: str,
+    code: int,
+    result: tuple[bool, str],
+) -> None:
+    python, stamp = tmp_path / "python", tmp_path / ".up"
+    python.write_text(f"#!/bin/sh\nprintf '{output}'\nexit {code}\n")
+    python.chmod(0o755)
+    stamp.touch()
+    monkeypatch.setattr(install, "VENV", tmp_path)
+    monkeypatch.setattr(install, "PYTHON", python)
+    monkeypatch.setattr(install, "STAMPS", (stamp,))
+
+    with pytest.raises(SystemExit) if code else contextlib.nullcontext() as refusal:
+        install.run_pip("packages", "a")
+
+    stamp_stays, message = result
+    assert stamp.exists() == stamp_stays
+    assert (tmp_path / "pip.log").read_text() == output
+    assert message in str(refusal.value if refusal else "")
