@@ -26,11 +26,11 @@ def results_of(start: Callable[[], GpuLoad], commands: Sequence[str]) -> list[st
             said = load.do(command)
         except (TimeoutError, ValueError, OSError) as error:
             said = f"failed: {type(error).__name__}: {error}"[:200]
-            if load:
-                load.kill()
-            load = None
         wrong = any(word in said for word in ("error", "out of memory", "there is no", "failed"))
         found.append(said if wrong else "ok")
+        if wrong and load:
+            load.kill()
+            load = None
     if load:
         load.kill()
     return found
