@@ -5,6 +5,7 @@ import shlex
 import shutil
 import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -156,15 +157,7 @@ def _document(state: State | None, faults: dict[str, str]) -> dict[str, Any]:
         "kubeconfig": state.kubeconfig,
         "nodes": dict(state.nodes),
         "components": [
-            {
-                "name": each.name,
-                "ready": each.name not in faults,
-                "reason": faults.get(each.name, ""),
-                "restarts": each.restarts,
-                "address": each.address,
-                "pid": each.pid,
-                "log": each.log,
-            }
+            asdict(each) | {"ready": each.name not in faults, "reason": faults.get(each.name, "")}
             for each in state.components
         ],
     }
