@@ -9,7 +9,7 @@ from typing import TypeVar
 from msgspec import structs
 
 from shared.dialects.pod_groups import PATHS, PodGroupKind
-from shared.dialects.vocabulary import did_you_mean, unknown_gpus
+from shared.dialects.vocabulary import no_node_has, unknown_gpus
 from shared.model.bounds import MOST_ENTRIES, check_bounds, cut
 from shared.model.errors import RequestError
 from shared.model.events.node_events import DeviceReported
@@ -383,7 +383,7 @@ class NodeTracker:
         if pod.ours or pod.node or pod.has_ended or self.revision is None:
             return []
         texts = [
-            f"no node of this cluster has {name}: {did_you_mean(name)}".removesuffix(": ")
+            no_node_has(name)
             for name in unknown_gpus(pod.resources)
             if not any(name in node.allocatable for node in self.observed.values())
         ]

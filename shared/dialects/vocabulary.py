@@ -231,6 +231,11 @@ def unknown_gpus(names: Iterable[str]) -> Iterator[str]:
             yield name
 
 
+def no_node_has(name: str) -> str:
+    """Say that no node has a resource, and what was probably meant."""
+    return f"no node of this cluster has {name}: {did_you_mean(name)}".removesuffix(": ")
+
+
 def did_you_mean(name: str) -> str:
     """Return what was probably meant by an unknown resource; empty: nothing is like it."""
     small = name.lower()

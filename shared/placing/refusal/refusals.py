@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import TRIGGER
-from shared.dialects.vocabulary import did_you_mean, unknown_gpus
+from shared.dialects.vocabulary import no_node_has, unknown_gpus
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.request import PodRequest, TopologyScope
 from shared.placing.advice import Advice, changes_between
@@ -264,8 +264,7 @@ def _remedy(request: PodRequest, nearest: BlockedNodes, nodes: Iterable[Mirrored
     node, blocked = nearest[0]
     for name in unknown_gpus(request.resources):
         if not any(name in each.facts.allocatable for each in nodes):
-            meant = f"no node of this cluster has {name}: {did_you_mean(name)}".removesuffix(": ")
-            return Advice(meant=meant, administrator="add a node that has it")
+            return Advice(meant=no_node_has(name), administrator="add a node that has it")
     text = REMEDIES.get(blocked.code, "")
     if not isinstance(text, str):
         text = text(request, nearest)
