@@ -31,7 +31,7 @@ NAMES = re.compile(
     """,
     re.VERBOSE,
 )
-TEXTS_FOR_PEOPLE = {"ABOUT", "EXAMPLES", "EXAMPLE"}
+TEXTS_FOR_PEOPLE = {"ABOUT", "EXAMPLES", "EXAMPLE", "SHARE"}
 """Module constants that are shown as they are."""
 
 

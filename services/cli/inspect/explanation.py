@@ -96,7 +96,7 @@ def _running(pod: PodSummary, found: PodView, lease: LeaseView, program: str) ->
     details = [
         f"lease       {lease.state}, version {lease.version}: "
         f"{STATES.get(LeaseState(lease.state), '')}",
-        *_origin_lines(lease),
+        *([f"requested   by names of {lease.dialect}"] if lease.dialect else []),
         *([f"chosen      {lease.weighed}"] if lease.weighed else []),
     ]
     for share in lease.shares:
@@ -126,6 +126,7 @@ def _running(pod: PodSummary, found: PodView, lease: LeaseView, program: str) ->
 def _summary_lines(pod: PodSummary, found: PodView, lease: LeaseView) -> Iterator[str]:
     """Yield which GPU it has, how much of it, since when, what it uses, and until when."""
     yield from _gang_lines(found.gang)
+    yield from _claim_lines(lease)
     devices = {device.uuid: device for device in found.devices}
     for share in lease.shares:
         yield from _share_lines(lease, share, devices.get(share.device), found.read_at)
@@ -142,14 +143,11 @@ def _summary_lines(pod: PodSummary, found: PodView, lease: LeaseView) -> Iterato
         yield f"waits for   {found.cordoned}; if that lasts, the pod is placed elsewhere"
 
 
-def _origin_lines(lease: LeaseView) -> list[str]:
-    if lease.claim is None:
-        return [
-            f"requested   by names of {lease.dialect}" if lease.dialect else "requested   no GPU"
-        ]
-    pods = len(lease.claim.consumers)
-    users = f", which {pods} pods use" if pods > 1 else ""
-    return [f"claim       {lease.namespace}/{lease.name}{users}"]
+def _claim_lines(lease: LeaseView) -> Iterator[str]:
+    if lease.claim is not None:
+        pods = len(lease.claim.consumers)
+        users = f", which {pods} pods use" if pods > 1 else ""
+        yield f"claim       {lease.namespace}/{lease.name}{users}"
 
 
 def _idle_lines(lease: LeaseView, now: float) -> list[str]:
@@ -158,6 +156,10 @@ def _idle_lines(lease: LeaseView, now: float) -> list[str]:
         return []
     for_ = age(now - since)
     return [f"idle        for {for_}, since {timestamp(since)}: its pod holds it without using it"]
+
+
+def _cores_text(percent: int) -> str:
+    return f"{percent} %" if percent else "any part"
 
 
 def _share_lines(
@@ -169,14 +171,14 @@ def _share_lines(
     model = f", {device.model}" if device else ""
     sick = f", UNHEALTHY: {device.fault}".rstrip(": ") if device and not device.healthy else ""
     yield f"GPU         {share.index} of node {lease.node}{model}{of}{init}{sick}"
-    part = f"{share.cores_percent or 'any'} % of its cores"
+    part = f"{_cores_text(share.cores_percent)} of its cores"
     if share.mig is not None:
         part = f"instance {share.mig.profile}"
     whole = "the whole GPU: " if share.whole else ""
     resized = ""
     if share.requested_size is not None:
         size = share.requested_size
-        requested = f"{size.memory_mib} MiB and {size.cores_percent or 'any'} % of the cores"
+        requested = f"{size.memory_mib} MiB and {_cores_text(size.cores_percent)} of the cores"
         resized = f" (resized: its pod requests {requested})"
     yield f"share       {whole}{share.memory_mib} of {share.device_mib} MiB, {part}{resized}"
     if share.measured is not None:

@@ -100,7 +100,7 @@ def test_a_pod_is_explained_by_the_lease_of_its_claim() -> None:
     explanation = explained(consumer, cluster_of(account(held)))
 
     assert explanation.verdict == "running"
-    assert "claim       default/c, which 2 pods use" in explanation.details
+    assert "claim       default/c, which 2 pods use" in explanation.lines
     assert any(line.startswith("request     gpu: ") for line in explanation.details)
 
 
