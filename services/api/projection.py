@@ -15,16 +15,14 @@ from services.api.lease_views import device_view, held_share, measured_view
 from services.api.recent_events import PodEvent, RecentEvents
 from shared.model.budget import UNITS_PER_GPU_MINUTE, BudgetSummary, LeaseClass
 from shared.model.device import Device, Hardware
-from shared.model.events.pod_events import BudgetChanged, PodGated, PodQueued
+from shared.model.events.pod_events import BudgetChanged, PodGated
 from shared.model.events.request_reply import UsageReply
 from shared.model.fair_share import Entitlement, FairShare, GpuAmount, fair_order
 from shared.model.lease import LIVE, Lease, Share, ShareKey, bookings, share_key
-from shared.model.ledger import NodeTotals, WaitingPod
+from shared.model.ledger import NodeTotals, WaitingPod, waits_for_budget
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import CORDONED, cordon_reason
-from shared.model.placement import Refusal
 from shared.model.preemption import PreemptionState
-from shared.model.request import PodRequest
 from shared.model.views import DeviceView, HeldShare, MeasuredView, NamespaceView, NodeView
 
 ChangeKey = tuple[str, str]
@@ -194,7 +192,7 @@ class Projection:
     def update_gated(self, found: Iterable[PodGated]) -> frozenset[ChangeKey]:
         """Replace the pods that wait for their namespace's budget."""
         ordered = sorted(found, key=lambda pod: (-pod.priority, pod.created_at, pod.name))
-        before, self.gated = self.gated, {each.pod: _gated(each) for each in ordered}
+        before, self.gated = self.gated, {each.pod: waits_for_budget(each) for each in ordered}
         return frozenset() if self.gated == before else frozenset({WAITING, NAMESPACES})
 
     def update_budgets(self, events: Iterable[BudgetChanged]) -> frozenset[ChangeKey]:
@@ -311,25 +309,6 @@ def _excluded(device: Device, closed: Mapping[int, str]) -> str:
     """Return why annotations close a device; of a sick one, unless its agent has written them."""
     reason = closed.get(device.index, "")
     return reason if device.healthy or reason.startswith(CORDONED) else ""
-
-
-def _gated(pod: PodGated) -> WaitingPod:
-    """Return a pod at the gate of its namespace's budget as a waiting pod."""
-    queued = PodQueued(
-        pod=pod.pod,
-        namespace=pod.namespace,
-        name=pod.name,
-        resource_version=pod.resource_version,
-        request=PodRequest(priority=pod.priority),
-        created_at=pod.created_at,
-    )
-    refusal = Refusal(
-        reason=f"the GPU budget of namespace {pod.namespace} is used up or invalid",
-        hint="it is placed when the budget's next window begins, or an administrator grants more: "
-        f"`leasehold budget {pod.namespace}`",
-        counts=(("Budget", 0),),
-    )
-    return WaitingPod(queued=queued, refusal=refusal, capacity=0, receives_offers=False)
 
 
 def _usage_by_namespace(leases: Iterable[Lease]) -> dict[Namespace, _NamespaceUsage]:

@@ -8,13 +8,13 @@ import msgspec
 
 from shared.model.device import Device, DeviceUse
 from shared.model.errors import ConflictError
-from shared.model.events.pod_events import PodQueued
+from shared.model.events.pod_events import PodGated, PodQueued
 from shared.model.lease import ClaimAllocation, Lease, bookings
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import AntiAffinityTerm, NodeFacts
 from shared.model.placement import Placement, Refusal
 from shared.model.quota import QuotaExcess
-from shared.model.request import SharingPolicy
+from shared.model.request import PodRequest, SharingPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +245,25 @@ class WaitingPod:
         if self.refusal.quota:
             return "GpuQuota"
         return self.refusal.counts[0][0] if self.refusal.counts else "Other"
+
+
+def waits_for_budget(pod: PodGated) -> WaitingPod:
+    """Return a pod at the gate of its namespace's budget as a waiting pod."""
+    queued = PodQueued(
+        pod=pod.pod,
+        namespace=pod.namespace,
+        name=pod.name,
+        resource_version=pod.resource_version,
+        request=PodRequest(priority=pod.priority),
+        created_at=pod.created_at,
+    )
+    refusal = Refusal(
+        reason=f"the GPU budget of namespace {pod.namespace} is used up or invalid",
+        hint="it is placed when the budget's next window begins, or an administrator grants more: "
+        f"`leasehold budget {pod.namespace}`",
+        counts=(("Budget", 0),),
+    )
+    return WaitingPod(queued=queued, refusal=refusal, capacity=0, receives_offers=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

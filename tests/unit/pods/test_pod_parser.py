@@ -167,7 +167,6 @@ def test_vcuda_memory_is_summed_as_the_kubelet_sums_it() -> None:
         {"volcano.sh/vgpu-number": "1", "ephemeral-storage": INT64},
         {"volcano.sh/vgpu-number": INT64},
         {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": INT64},
-        {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "9007199254740991"},
     ],
 )
 def test_a_request_too_large_to_count_is_an_encodable_error(
