@@ -46,7 +46,7 @@ async def test_kubectl_runs_the_commands_and_their_help_is_that_of_the_plugin(
 
     assert str(folder / NAME) in listed.out
     assert shown.out.startswith("usage: kubectl leasehold explain [POD] [flags]\n")
-    assert "\n  kubectl leasehold explain my-pod -n team-a --json\n" in shown.out
+    assert "\n  kubectl leasehold explain my-pod -n team-a -o wide\n" in shown.out
     assert '"placement.chosen.v1"' in events.out
     assert (events.code, misspelt.code, nowhere.code) == (0, 2, 3)
     assert "did you mean gpus?" in misspelt.err
