@@ -31,7 +31,7 @@ NAMES = re.compile(
     """,
     re.VERBOSE,
 )
-TEXTS_FOR_PEOPLE = {"ABOUT", "EXAMPLES", "EXAMPLE", "SHARE"}
+TEXTS_FOR_PEOPLE = {"ABOUT", "EXAMPLES", "EXAMPLE"}
 """Module constants that are shown as they are."""
 
 

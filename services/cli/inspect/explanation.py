@@ -226,8 +226,8 @@ def _queue_lines(namespace: str, queue: QueuePlace) -> tuple[str, str]:
     budget = "it has budget left" if queue.has_budget else "it has no budget left"
     return (
         f"queue       position {queue.position} of {queue.of}{before}",
-        f"namespace   {namespace} holds {queue.dominant_share:.1%} of the GPUs, its weight is "
-        f"{queue.weight}: {queue.weighted_share:.1%} per unit of weight; {budget}",
+        f"namespace   {namespace} holds {queue.dominant_share:.1%} of the GPUs, which counts as "
+        f"{queue.weighted_share:.1%} by its weight of {queue.weight}; {budget}",
     )
 
 
@@ -239,7 +239,7 @@ def _nearest_lines(waiting: WaitingDetails) -> Iterator[str]:
     if waiting.quota:
         yield f"it is retried as soon as namespace {waiting.quota} may hold more"
     elif waiting.permanent or waiting.hint.startswith(NO_WAITING):
-        yield "no freed capacity can help: only a changed pod or cluster can"
+        yield "waiting does not help: only a changed pod or cluster does"
     else:
         yield "it is retried as soon as capacity that could fit it is freed"
 

@@ -113,7 +113,7 @@ def test_explain_promises_a_retry_only_where_freed_capacity_helps(hint: str, ret
     lines = explained(POD, cluster_of(waiting=[waiting])).lines
 
     assert ("it is retried as soon as capacity that could fit it is freed" in lines) == retried
-    assert ("no freed capacity can help: only a changed pod or cluster can" in lines) != retried
+    assert ("waiting does not help: only a changed pod or cluster does" in lines) != retried
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_explain_shows_the_position_in_the_queue_and_the_pod_before(
         "the GPUs per unit of its weight"
     ) in answer.lines
     assert (
-        "namespace   team-a holds 40.0% of the GPUs, its weight is 2: 20.0% per unit of weight; "
+        "namespace   team-a holds 40.0% of the GPUs, which counts as 20.0% by its weight of 2; "
         "it has budget left"
     ) in answer.lines
     assert answer.waiting is not None
