@@ -165,7 +165,7 @@ async def test_item_4_a_whole_card_gets_an_idle_card_and_a_too_large_request_wai
 
     assert large["metadata"]["annotations"]["volcano.sh/gpu-index"] == "1"
     assert "FailedScheduling" in described.out
-    assert "at most 11178 MiB" in described.out
+    assert "set volcano.sh/gpu-memory: 11178" in described.out
     assert "0/1 nodes are available" in described.out
 
 

@@ -94,7 +94,7 @@ async def test_a_pod_with_a_volume_is_handed_over_and_bound_where_its_volume_is(
     selected = bound["metadata"]["annotations"]["volume.kubernetes.io/selected-node"]
     assert selected == pod["spec"]["nodeName"]
     explained = await up.leasehold("explain", "trainer")
-    assert "2500 MiB" in explained.out
+    assert "share       2500 of" in explained.out
     await up.audit()
 
 

@@ -52,4 +52,4 @@ async def test_running_pods_are_resized(up: Stack) -> None:
         (6_144, 0),
         (4_096, 40),
     }
-    assert "6144 MiB" in explained.out
+    assert "6144 of 15360 MiB" in explained.out
