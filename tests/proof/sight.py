@@ -22,7 +22,7 @@ SIMULATORS = frozenset({"simcluster"})
 """The API server's history of objects grows, as etcd's does until it is compacted."""
 _NUMBER = re.compile(r"\d")
 _ADVICE = re.compile(r"(?:vgpu-memory|gpumem): (\d+)\b")
-_NOTHING = re.compile(r"at most 0\b|: 0\b")
+_NOTHING = re.compile(r"at most 0\b|: 0\b(?!/)")
 _SENTENCE = re.compile(r"[.:;] ?\S+ \S+")
 
 
