@@ -6,13 +6,14 @@ The node agent compiles their driver and makes the GPUs.
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 
 from shared.model.errors import UnavailableError
 from simcluster.gpu_driver.build import build
 from simcluster.kubelet.containers.container_commands import host_path
 from simcluster.kubelet.containers.container_state import ContainerState
-from simcluster.kubelet.programs.processes import Launch
+from simcluster.kubelet.programs.processes import Launch, Namespaces, possible_namespaces
 from simcluster.kubelet.settings import NodeFiles
 
 GPU_PROGRAMS = frozenset({"gpu-load", "nvidia-smi"})
@@ -23,6 +24,7 @@ _OWN = ("LD_",)
 _REGION = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 _PRELOAD = "/etc/ld.so.preload"
 _VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+SCRATCH = "/tmp"  # noqa: S108 - of the containers of a node, not of this machine
 
 
 def preloaded(state: ContainerState) -> dict[str, str]:
@@ -52,11 +54,45 @@ def hidden_files(state: ContainerState, gpus: Path = Path("/proc/driver/nvidia/g
 
 
 class SimulatedPrograms:
-    """`gpu-load`, `nvidia-smi`, shells, tar, and the programs of this machine that `more` names."""
+    """`gpu-load`, `nvidia-smi`, shells, tar, and the programs of this machine that `more` names.
+
+    Those of this machine can write to the node's directory and the container's mounts only. Where
+    that cannot be ensured, just those that `more` names are started.
+    """
 
     def __init__(self, files: NodeFiles, more: Iterable[str] = ()) -> None:
         self._files = files
-        self._of_machine = frozenset(filter(shutil.which, (*ALWAYS, *more)))
+        self._more = tuple(more)
+
+    @cached_property
+    def _of_machine(self) -> frozenset[str]:
+        names = (*(ALWAYS if self._namespaces else ()), *self._more)
+        return frozenset(filter(shutil.which, names))
+
+    @cached_property
+    def _namespaces(self) -> Namespaces:
+        return possible_namespaces(partial(self._launch, ContainerState(), ["true"], {}))
+
+    def _launch(
+        self,
+        state: ContainerState,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        namespaces: Namespaces,
+    ) -> Launch:
+        node = self._files.root
+        scratch, directory = node / "scratch", node / "containers"
+        for each in (scratch, directory):
+            each.mkdir(parents=True, exist_ok=True)
+        mounts = {str(Path(one.host_path)) for one in state.mounts if not one.read_only}
+        places = [(SCRATCH, str(scratch)), *((each, each) for each in (str(node), *sorted(mounts)))]
+        return Launch(
+            command=command,
+            environment=variables,
+            directory=directory,
+            writable=[one for one in places if Path(one[1]).exists()] if namespaces else (),
+            own_users=namespaces is Namespaces.OF_ANY_USER,
+        )
 
     def has(self, command: Sequence[str], *, built_in: bool) -> bool:
         """Return whether a command is started: one of these that is not simulated."""
@@ -67,12 +103,12 @@ class SimulatedPrograms:
         """Return how it is started. Raises UnavailableError until the GPUs are made."""
         name = PurePosixPath(command[0]).name
         folder = self._driver(required=name in GPU_PROGRAMS)
-        directory = self._files.root / "containers"
-        directory.mkdir(parents=True, exist_ok=True)
-        return Launch(
-            command=[str(folder / name) if folder and name in GPU_PROGRAMS else name, *command[1:]],
-            environment=environment(state, folder, self._files.gpu_state),
-            directory=directory,
+        is_ours = name in GPU_PROGRAMS
+        return self._launch(
+            state,
+            [str(folder / name) if folder and is_ours else name, *command[1:]],
+            environment(state, folder, self._files.gpu_state),
+            Namespaces.NONE if is_ours else self._namespaces,
         )
 
     def _driver(self, *, required: bool) -> Path | None:

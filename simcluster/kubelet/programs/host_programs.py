@@ -10,28 +10,19 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from simcluster.kubelet.containers.container_env import PATH
 from simcluster.kubelet.containers.container_state import ContainerState
 from simcluster.kubelet.programs.gpu_programs import hidden_files, preloaded
-from simcluster.kubelet.programs.processes import Launch, StartError, start_process
+from simcluster.kubelet.programs.processes import Launch, Namespaces, possible_namespaces
 from simcluster.kubelet.settings import NodeFiles
 
 logger = logging.getLogger(__name__)
 
 _OURS = "LEASEHOLD_"
 """Prefix of variables of this process that are not passed on."""
-
-
-class Namespaces(StrEnum):
-    """The namespaces of a container's processes; empty: none."""
-
-    OF_ROOT = "of root"
-    OF_ANY_USER = "of any user"
-    NONE = ""
 
 
 class HostPrograms:
@@ -57,17 +48,11 @@ class HostPrograms:
 
     @cached_property
     def namespaces(self) -> Namespaces:
-        """The namespaces that processes can have here: the first that can be made."""
-        for kind in (Namespaces.OF_ROOT, Namespaces.OF_ANY_USER):
-            try:
-                probe = start_process(self._launch(ContainerState(), ["true"], kind))
-            except StartError as error:
-                logger.info("no namespaces %s: %s", kind, error)
-            else:
-                probe.communicate()
-                return kind
-        logger.warning("containers have their mounts only by LD_PRELOAD")
-        return Namespaces.NONE
+        """The namespaces that processes can have here."""
+        found = possible_namespaces(partial(self._launch, ContainerState(), ["true"]))
+        if not found:
+            logger.warning("containers have their mounts only by LD_PRELOAD")
+        return found
 
     def not_run(self, image: str, command: Sequence[str]) -> str:
         """Say for a container's log why nothing is started."""

@@ -2,7 +2,8 @@
 
 In a mount namespace of its own, the program's root has everything of this machine, with the mounts
 at their places. Directories that lack the place of a mount are made anew in memory, around what is
-in them. It imports only the standard library, without site packages: it runs at each start.
+in them. Or it can write to some places only. It imports only the standard library, without site
+packages: it runs at each start.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from typing import Any
 NEW_NAMESPACE, NEW_USERS = 0x20000, 0x10000000
 NO_SUID, NO_DEVICES, NO_PROGRAMS = 2, 4, 8
 READ_ONLY, REMOUNT, BIND, RECURSIVE, UNBINDABLE, PRIVATE = 1, 32, 4096, 16384, 1 << 17, 1 << 18
+MOUNT_SETATTR, AT_WORKING_DIRECTORY, AT_RECURSIVE = 442, -100, 0x8000
 SCRATCH = "/tmp/"  # noqa: S108 - what lacks there is made on this machine
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -113,12 +115,48 @@ def enter(
         bind(source, place, read_only=read_only)
 
 
+class MountAttributes(ctypes.Structure):
+    """What `mount_setattr(2)` changes."""
+
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "users"))
+
+
+def set_read_only(place: str, value: bool, *, below: bool = False) -> None:
+    """Forbid or allow writing to a mount, and to all below it; raises OSError."""
+    flag = MountAttributes(set=value, clear=not value)
+    size = ctypes.c_size_t(ctypes.sizeof(flag))
+    where, flags = ctypes.c_int(AT_WORKING_DIRECTORY), ctypes.c_uint(AT_RECURSIVE * below)
+    result = _libc.syscall(
+        MOUNT_SETATTR, where, os.fsencode(place), flags, ctypes.byref(flag), size
+    )
+    _checked(result, f"mount_setattr {place}")
+
+
+def confine(places: Sequence[tuple[str, str]], *, own_users: bool) -> None:
+    """Enter a mount namespace in which only these places, each a source's, can be written."""
+    if own_users:
+        enter_users()
+    else:
+        _checked(_libc.unshare(NEW_NAMESPACE), "unshare")
+    mount(None, "/", RECURSIVE | PRIVATE)
+    sources = [os.open(source, os.O_PATH) for _, source in places]
+    for (place, _), source in zip(places, sources, strict=True):  # one may hide another's source
+        make_place(Path(place), directory=Path(f"/proc/self/fd/{source}").is_dir())
+        bind(f"/proc/self/fd/{source}", place)
+        os.close(source)
+    set_read_only("/", True, below=True)
+    for place, _ in places:
+        set_read_only(place, False)
+
+
 def prepare(spec: dict[str, Any]) -> None:
     """Make this process's surroundings those of the program."""
     if spec["tty"]:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     if spec["root"]:
         enter(spec["root"], spec["mounts"], spec["hidden"], own_users=spec["own_users"])
+    elif spec["writable"]:
+        confine(spec["writable"], own_users=spec["own_users"])
     os.chdir(spec["directory"])
 
 

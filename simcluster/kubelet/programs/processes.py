@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import IO, Protocol
@@ -27,6 +29,8 @@ from simcluster.kubelet.containers.container_state import (
 )
 from simcluster.kubelet.settings import NodeFiles
 from simcluster.ports import ExecStreams
+
+logger = logging.getLogger(__name__)
 
 HOST = Path("/proc")
 LAUNCHER = Path(__file__).with_name("launcher.py")
@@ -130,6 +134,30 @@ class Launch:
     """Files of this machine that it does not have there."""
     own_users: bool = False
     """The namespace is made as any user may: only this user is known in it."""
+    writable: Sequence[tuple[str, str]] = ()
+    """Places, and what lies there for the program, which can write to nothing else."""
+
+
+class Namespaces(StrEnum):
+    """The namespaces of a container's processes; empty: none."""
+
+    OF_ROOT = "of root"
+    OF_ANY_USER = "of any user"
+    NONE = ""
+
+
+def possible_namespaces(launch: Callable[[Namespaces], Launch]) -> Namespaces:
+    """Return the namespaces that processes can have here: the first in which `launch` starts."""
+    for kind in (Namespaces.OF_ROOT, Namespaces.OF_ANY_USER):
+        try:
+            probe = start_process(launch(kind))
+        except StartError as error:
+            logger.info("no namespaces %s: %s", kind, error)
+        else:
+            probe.communicate()
+            if probe.returncode == 0:
+                return kind
+    return Namespaces.NONE
 
 
 class Programs(Protocol):
@@ -376,7 +404,7 @@ def start_process(
     tty: bool = False,
 ) -> Process:
     """Start a command of a container; it has the mounts if it has a root. Raises StartError."""
-    if launch.root is None and not tty:
+    if launch.root is None and not launch.writable and not tty:
         try:
             return _spawn(launch.command, launch.environment, (stdin, output), launch.directory)
         except FileNotFoundError as error:
@@ -392,6 +420,7 @@ def start_process(
         "mounts": [(one.container_path, one.host_path, one.read_only) for one in launch.mounts],
         "hidden": launch.hidden,
         "own_users": launch.own_users,
+        "writable": launch.writable,
         "tty": tty,
     }
     failure, failed = os.pipe()

@@ -117,8 +117,8 @@ async def test_the_usual_commands_show_what_people_know(kubectl: Kubectl, tmp_pa
     await run_all(kubectl, CREATE)
     await run_all(kubectl, READ)
     (tmp_path / "file").write_text("text")
-    await kubectl.run(f"cp {tmp_path}/file one:{tmp_path}/there")
-    await kubectl.run(f"cp one:{tmp_path}/there {tmp_path}/back")
+    await kubectl.run(f"cp {tmp_path}/file one:/tmp/there")
+    await kubectl.run(f"cp one:/tmp/there {tmp_path}/back")
     assert (tmp_path / "back").read_text() == "text"
     line = "run typed -i --rm --quiet --image=busybox --restart=Never -- sh"
     assert "41" in await kubectl.run(line, "echo $((40+1)); exit 3\n", code=3)

@@ -14,8 +14,8 @@ from proto.deviceplugin import api_pb2
 from simcluster.kubelet.containers.container_state import ContainerState, MountPoint
 from simcluster.kubelet.fleet import KubeletFleet
 from simcluster.kubelet.programs.gpu_programs import hidden_files
-from simcluster.kubelet.programs.host_programs import HostPrograms, Namespaces, host_launch
-from simcluster.kubelet.programs.processes import StartError, start_process
+from simcluster.kubelet.programs.host_programs import HostPrograms, host_launch
+from simcluster.kubelet.programs.processes import Namespaces, StartError, start_process
 from simcluster.ports import LogOptions
 from tests.support.hami_core import can_unshare
 from tests.support.simcluster.kubelet import (

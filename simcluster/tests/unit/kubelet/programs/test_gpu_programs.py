@@ -6,9 +6,17 @@ import pytest
 
 from services.node_agent.kubelet.cgroups import parse_cgroup
 from simcluster.kubelet.containers.container_state import ContainerState, MountPoint
+from simcluster.kubelet.programs import gpu_programs
 from simcluster.kubelet.programs.gpu_programs import SimulatedPrograms, environment
-from simcluster.kubelet.programs.processes import CANNOT_RUN, NodeProcesses, cgroup
+from simcluster.kubelet.programs.processes import (
+    CANNOT_RUN,
+    Namespaces,
+    NodeProcesses,
+    cgroup,
+    start_process,
+)
 from simcluster.kubelet.settings import NodeFiles
+from tests.support.hami_core import can_unshare
 
 GPU = "GPU-00000001-0000-4000-8000-000000000000"
 POD = "6f1f0a7f-5c11-4f58-9a39-0d1e2f3a4b5c"
@@ -98,3 +106,38 @@ async def test_without_a_compiler_the_program_says_so_in_a_sentence(
     assert code == CANNOT_RUN
     assert streams.errors.count(b"\n") == 1
     assert streams.errors.endswith(b"a C compiler: install gcc or clang\n")
+
+
+@pytest.mark.skipif(not can_unshare(), reason="mount namespaces need root")
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_shell_writes_to_the_node_and_its_mounts_only(tmp_path: Path, *, read_only: bool) -> None:
+    files, volume, outside = NodeFiles(tmp_path / "node"), tmp_path / "volume", tmp_path / "other"
+    for each in (files.root, volume, outside):
+        each.mkdir()
+    mount = MountPoint(host_path=str(volume), container_path="/data", read_only=read_only)
+    script = f"""
+        echo a > kept && echo b > /tmp/scratch && cat kept /tmp/scratch
+        echo c > {volume}/it; echo d > {outside}/it; echo e > /etc/it; echo f > /dev/null && echo g
+    """
+
+    started = start_process(
+        SimulatedPrograms(files).launch(ContainerState(mounts=[mount]), ["sh", "-c", script])
+    )
+    output, errors = started.communicate()
+
+    assert output == b"a\nb\ng\n"
+    assert (volume / "it").exists() is not read_only
+    assert not (outside / "it").exists()
+    assert not Path("/etc/it").exists()
+    assert errors.count(b"Read-only file system") >= 1
+
+
+def test_without_namespaces_only_named_programs_are_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_programs, "possible_namespaces", lambda _: Namespaces.NONE)
+    found = SimulatedPrograms(NodeFiles(tmp_path), ["bash"])
+
+    assert found.has(["bash"], built_in=False)
+    assert not found.has(["sh", "-c", "true"], built_in=False)
+    assert found.has(["nvidia-smi"], built_in=False)
