@@ -146,8 +146,8 @@ class AgentSettings(ServiceSettings):
         "", "HOST:PORT of the usage metrics, for Prometheus; default: 0.0.0.0:9394", address=True
     )
     proc_dir: Path = setting(Path("/proc"), "the node's processes; in a pod: /proc with hostPID")
-    dialects: tuple[str, ...] = setting(
-        (), "dialects to serve; default: all", one_of=tuple(DIALECTS)
+    systems: tuple[str, ...] = setting(
+        (), "systems that are served, comma-separated; empty: all", one_of=tuple(DIALECTS)
     )
     volcano_handshake: bool = setting(
         False, "report to schedulers before Volcano 1.14.3 every 20 s, by annotation of the node"

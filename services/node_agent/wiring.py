@@ -147,7 +147,7 @@ def _build_agent(node: Node, settings: AgentSettings, gpus: NodeGpus) -> NodeAge
             clock=node.clock,
         ),
         mig=mig,
-        dialects=enabled(Rules(enabled=settings.dialects)),
+        dialects=enabled(Rules(enabled=settings.systems)),
         plugins=plugins,
         views=views,
     )

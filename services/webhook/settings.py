@@ -63,8 +63,8 @@ class WebhookSettings(ServiceSettings):
         "placer, or kube-scheduler: all GPU pods go to it",
         one_of=("placer", KUBE_SCHEDULER_CHOICE),
     )
-    dialects: tuple[str, ...] = setting(
-        (), "accepted dialects, comma-separated; empty: all", one_of=tuple(DIALECTS)
+    systems: tuple[str, ...] = setting(
+        (), "systems that are served, comma-separated; empty: all", one_of=tuple(DIALECTS)
     )
     strict_namespaces: tuple[str, ...] = setting(
         (),
@@ -75,7 +75,7 @@ class WebhookSettings(ServiceSettings):
     out_of_budget_class: str = setting("", "priority class of GPU pods when it is exhausted")
     vendor_messages: tuple[str, ...] = setting(
         (),
-        "deny pods with the messages of these dialects' own webhooks, comma-separated: tencent for "
+        "deny pods with the messages of these systems' own webhooks, comma-separated: tencent for "
         "GPUSharing's, koordinator",
         one_of=tuple(DIALECTS),
     )
@@ -101,8 +101,8 @@ class WebhookSettings(ServiceSettings):
 
     @property
     def policy(self) -> AdmissionPolicy:
-        """The validated policy. Raises RequestError naming an unknown dialect or choice."""
-        rules = Rules(enabled=self.dialects, strict_namespaces=self.strict_namespaces)
+        """The validated policy. Raises RequestError naming an unknown system or choice."""
+        rules = Rules(enabled=self.systems, strict_namespaces=self.strict_namespaces)
         enabled(rules)
         enabled(Rules(enabled=self.vendor_messages))
         return AdmissionPolicy(

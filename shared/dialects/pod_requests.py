@@ -42,7 +42,7 @@ def enabled(rules: Rules) -> Sequence[Dialect]:
     """Return the enabled dialects. Raises RequestError naming an unknown one."""
     for name in rules.enabled:
         if name not in DIALECTS:
-            raise RequestError(f"there is no dialect {name!r}; there are {', '.join(DIALECTS)}")
+            raise RequestError(f"there is no system {name!r}; there are {', '.join(DIALECTS)}")
     return [DIALECTS[n] for n in rules.enabled or DIALECTS if n not in rules.disabled]
 
 

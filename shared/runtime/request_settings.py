@@ -37,8 +37,8 @@ class RequestSettings:
         HOST_PATHS,
         "directories of nodes that contain only data, below which GPU pods may mount a hostPath",
     )
-    dialects: tuple[str, ...] = setting(
-        (), "accepted dialects, comma-separated; empty: all", one_of=tuple(DIALECTS)
+    systems: tuple[str, ...] = setting(
+        (), "systems that are served, comma-separated; empty: all", one_of=tuple(DIALECTS)
     )
     mode_first: str = setting(
         DeviceMode.HAMI_CORE.value,
@@ -54,7 +54,7 @@ class RequestSettings:
     )
     node_scheduler_policy: str = setting(
         "binpack",
-        "nodes for pods in HAMi's dialect: binpack or spread; or fragmentation, for all pods: the "
+        "nodes for pods in HAMi's words: binpack or spread; or fragmentation, for all pods: the "
         "node on which the pod leaves most idle GPU usable for the pods that usually arrive",
     )
     gpu_scheduler_policy: str = setting(
@@ -86,7 +86,7 @@ def load_rules(settings: RequestSettings) -> Rules:
             logger.warning("%s: %s", settings.volcano_conf, warning)
     rules = replace(
         rules,
-        enabled=settings.dialects,
+        enabled=settings.systems,
         node_scheduler_policy=settings.node_scheduler_policy,
         gpu_scheduler_policy=settings.gpu_scheduler_policy,
         scoring_strategy=settings.koordinator_scoring,

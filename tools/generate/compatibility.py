@@ -262,7 +262,7 @@ def sentence(name: str) -> str:
 def resources_table() -> str:
     """Return a table of the resources that each dialect serves, shows and reads."""
     rows = [
-        "| dialect | the device plugin serves | node status shows | only read |",
+        "| system | the device plugin serves | node status shows | only read |",
         "|---|---|---|---|",
     ]
     for dialect in DIALECTS.values():

@@ -346,7 +346,7 @@ def device_classes(
         f"node {node} has {name} of a device plugin, and DeviceClass {device_class} has the same "
         f"extended resource{more}: kube-scheduler uses the device plugin's there",
         f"kubectl edit deviceclass {device_class}, and choose another extendedResourceName; or "
-        "leave the system with that resource name out of the node agents' --dialects",
+        "leave the system with that resource name out of the node agents' --systems",
     )
 
 

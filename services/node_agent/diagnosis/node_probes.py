@@ -201,7 +201,7 @@ class NodeProbes:
     def shown(self) -> NodeAdvertisement:
         """The advertisement of an agent with these settings for the devices in the ledger."""
         if self._shown is None:
-            dialects = enabled(Rules(enabled=self.settings.dialects))
+            dialects = enabled(Rules(enabled=self.settings.systems))
             shown = advertisement_of(
                 dialects, self.devices, self.settings.gpu_strategy, NodeSoftware()
             )

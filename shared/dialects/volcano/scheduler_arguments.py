@@ -52,7 +52,7 @@ def parse_rules(arguments: Mapping[str, object]) -> Rules:
     if len(on) > 1:
         raise RequestError(
             f"{' and '.join(on)} are both true: Volcano allows one of them; leave one on, or give "
-            "no scheduler configuration to enable all dialects"
+            "no scheduler configuration to enable all systems"
         )
     policy = str(named.get(POLICY) or "")
     if policy not in vgpu.ORDERS:

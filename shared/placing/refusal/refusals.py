@@ -301,7 +301,7 @@ def _for_trigger(request: PodRequest, nearest: BlockedNodes) -> str:
             "which a kubelet updates within 10 s after the agent has registered"
         )
     return (
-        f"run a node agent whose --dialects and --gpu-strategy serve {name}; if one should, its "
+        f"run a node agent whose --systems and --gpu-strategy serve {name}; if one should, its "
         "log names what its kubelet cannot allocate"
     )
 

@@ -113,7 +113,7 @@ UNSERVED = replace(
         pytest.param(
             request(gpu(memory=1)),
             [ledger_node("n1", device(), served=())],
-            "ask an administrator: run a node agent whose --dialects and --gpu-strategy serve "
+            "ask an administrator: run a node agent whose --systems and --gpu-strategy serve "
             "volcano.sh/vgpu-number; if one should, its log names what its kubelet cannot allocate",
             id="a resource that is not served",
         ),

@@ -200,7 +200,7 @@ def test_a_node_capacity_too_large_to_count_is_capped() -> None:
             "--gpu-scheduler-policy must be one of .* got 'spraed'",
         ),
         (RequestSettings(node_scheduler_policy="numa"), "--node-scheduler-policy must be one of"),
-        (RequestSettings(dialects=("nvida",)), "there is no dialect 'nvida'"),
+        (RequestSettings(systems=("nvida",)), "there is no system 'nvida'"),
     ],
     ids=["gpu policy", "node policy", "dialect"],
 )

@@ -121,7 +121,7 @@ def test_words_addresses_and_booleans_are_refused_alike(service: str) -> None:
     ("module", "variable"),
     [
         ("services.node_agent", "LEASEHOLD_DEVICE_SPLIT_COUNT"),
-        ("services.node_agent", "LEASEHOLD_DIALECTS"),
+        ("services.node_agent", "LEASEHOLD_SYSTEMS"),
         ("simcluster.node_agent", "LEASEHOLD_GPUS"),
         ("services.scheduler", "LEASEHOLD_API_CONCURRENCY"),
         ("services.cli", "LEASEHOLD_IDLE_AFTER"),
@@ -163,7 +163,7 @@ def test_the_variables_that_kubernetes_sets_for_services_are_no_settings() -> No
         ("api", "auth", "both"),
         ("api", "trace_url", "javascript:alert(1)"),
         ("webhook", "all_pods_by", "volcano"),
-        ("webhook", "dialects", "hami,volcanoo"),
+        ("webhook", "systems", "hami,volcanoo"),
         ("node_agent", "isolation", "none"),
         ("node_agent", "gpu_strategy", "guess"),
         ("timekeeper", "old_reports", "never"),
