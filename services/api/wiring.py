@@ -30,7 +30,7 @@ from shared.nats.bus import Bus
 from shared.nats.usage_requests import request_usage
 from shared.runtime import health
 from shared.runtime.request_settings import load_rules
-from shared.runtime.run import serve
+from shared.runtime.run import open_bus, serve
 
 logger = logging.getLogger(__name__)
 
@@ -42,13 +42,7 @@ async def serve_api(settings: ApiSettings) -> None:
     settings.check()
     async with AsyncExitStack() as stack:
         authenticator = await _authenticator(settings, stack)
-        bus = await stack.enter_async_context(
-            Bus.connect_later(
-                settings.nats_url,
-                name="api",
-                credentials=settings.nats_client_credentials("api"),
-            )
-        )
+        bus = await stack.enter_async_context(open_bus(settings, "api"))
         redis_url, credentials = settings.redis_url, settings.redis_client_credentials
         ledger = await stack.enter_async_context(
             RedisLeases.connect(redis_url, credentials=credentials)

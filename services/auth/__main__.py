@@ -16,8 +16,7 @@ from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.tokens import review_token
 from shared.model.clock import SystemClock
 from shared.nats.bus import Bus
-from shared.runtime.run import Nats, run, serve
-from shared.runtime.settings import load_or_exit
+from shared.runtime.run import Nats, run_service, serve
 
 CONCURRENT_REQUESTS = 16
 """Authorization requests of NATS that are handled at the same time."""
@@ -73,11 +72,5 @@ async def serve_auth(settings: AuthSettings) -> None:
             )
 
 
-def main() -> None:
-    """Parse the settings and run."""
-    settings = load_or_exit(AuthSettings, "python -m services.auth", about=ABOUT, examples=EXAMPLES)
-    run(lambda: serve_auth(settings), service=AUTH, log_level=settings.log_level)
-
-
 if __name__ == "__main__":
-    main()
+    run_service(AuthSettings, serve_auth, service=AUTH, about=ABOUT, examples=EXAMPLES)

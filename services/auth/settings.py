@@ -5,7 +5,7 @@ from pathlib import Path
 
 from shared.model.errors import RequestError
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
-from shared.runtime.settings import LedgerSettings, setting
+from shared.runtime.settings import ApiServerSettings, LedgerSettings, setting
 
 ABOUT = """Makes the secrets and certificates of NATS and Redis, renews them, and authorizes each
 connection to NATS by the token of its service account: that of a service, or of one node's agent.
@@ -19,12 +19,9 @@ EXAMPLES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuthSettings(LedgerSettings):
+class AuthSettings(ApiServerSettings, LedgerSettings):
     """Flags of `python -m services.auth`."""
 
-    kubeconfig: Path | None = setting(
-        None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
-    )
     secret: str = setting(
         f"{SYSTEM_NAMESPACE}/auth", "NAMESPACE/NAME of the Secret that stores all secrets"
     )

@@ -2,15 +2,13 @@
 
 from services.binder.settings import BinderSettings
 from services.binder.wiring import serve_binder
-from shared.runtime.run import run
-from shared.runtime.settings import load_or_exit
+from shared.runtime.run import run_service
 
-
-def main() -> None:
-    """Parse the settings and run."""
-    settings = load_or_exit(
+if __name__ == "__main__":
+    run_service(
         BinderSettings,
-        "python -m services.binder",
+        serve_binder,
+        service="binder",
         about="Bind placed pods and keep the ledger in sync. Any number of replicas may run.",
         examples=(
             "python -m services.binder --kubeconfig .leasehold/accounts/binder "
@@ -18,8 +16,3 @@ def main() -> None:
             "python -m services.binder --api-concurrency 16 --events-per-s 20",
         ),
     )
-    run(lambda: serve_binder(settings), service="binder", log_level=settings.log_level)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,20 +1,16 @@
 """The binder's settings."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from services.binder.preempt.rules import PreemptionRules, parse_violations
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
-from shared.runtime.settings import LedgerSettings, setting
+from shared.runtime.settings import ApiServerSettings, LedgerSettings, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BinderSettings(LedgerSettings):
+class BinderSettings(ApiServerSettings, LedgerSettings):
     """Flags of `python -m services.binder`."""
 
-    kubeconfig: Path | None = setting(
-        None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
-    )
     api_concurrency: int = setting(32, "Bindings in flight at once", at_least=1)
     api_timeout_s: float = setting(
         5.0, "timeout of a request to the API server, in seconds", at_least=0.01

@@ -32,8 +32,7 @@ from shared.ledger.preemptions import Preemptions
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import Clock, SystemClock
 from shared.model.events.pod_events import ResyncRequested
-from shared.nats.bus import Bus
-from shared.runtime.run import serve
+from shared.runtime.run import open_bus, serve
 from shared.runtime.service import Publish
 from shared.runtime.shared_process import SharedProcess
 
@@ -194,12 +193,7 @@ async def serve_binder(settings: BinderSettings, process: SharedProcess | None =
     async with (
         KubernetesClient(credentials, timeout_s=settings.api_timeout_s) as client,
         ApiServerReachability.observed(client) as api_server,
-        Bus.connect_later(
-            settings.nats_url,
-            name="binder",
-            credentials=settings.nats_client_credentials("binder"),
-            handlers=process.handlers if process else None,
-        ) as bus,
+        open_bus(settings, "binder", process=process) as bus,
         RedisLeases.connect(
             redis_url, credentials=login, detects_lost_writes=True, loads_scripts=True, clock=clock
         ) as ledger,

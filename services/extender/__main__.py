@@ -2,15 +2,13 @@
 
 from services.extender.settings import ExtenderSettings
 from services.extender.wiring import serve_extender
-from shared.runtime.run import run
-from shared.runtime.settings import load_or_exit
+from shared.runtime.run import run_service
 
-
-def main() -> None:
-    """Parse the settings and run."""
-    settings = load_or_exit(
+if __name__ == "__main__":
+    run_service(
         ExtenderSettings,
-        "python -m services.extender",
+        serve_extender,
+        service="extender",
         about="Answer a kube-scheduler about pods that request GPUs. Any number of replicas may "
         "run.",
         examples=(
@@ -18,8 +16,3 @@ def main() -> None:
             "    --key-file tls.key --client-ca-file ca.crt --redis-url redis://cache:6379/0",
         ),
     )
-    run(lambda: serve_extender(settings), service="extender", log_level=settings.log_level)
-
-
-if __name__ == "__main__":
-    main()

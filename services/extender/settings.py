@@ -5,18 +5,15 @@ from pathlib import Path
 
 from shared.model.errors import RequestError
 from shared.runtime.request_settings import RequestSettings
-from shared.runtime.settings import LedgerSettings, setting
+from shared.runtime.settings import ApiServerSettings, LedgerSettings, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExtenderSettings(RequestSettings, LedgerSettings):
+class ExtenderSettings(RequestSettings, ApiServerSettings, LedgerSettings):
     """Settings of the extender; those about requests must be the watchers'."""
 
     listen: str = setting(
         "127.0.0.1:0", "HOST:PORT that kube-scheduler calls; port 0: any", address=True
-    )
-    kubeconfig: Path | None = setting(
-        None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
     )
     certificate_file: Path | None = setting(None, "PEM file with the serving certificate")
     key_file: Path | None = setting(None, "PEM file with that certificate's key")

@@ -15,9 +15,8 @@ from shared.kubernetes.types import ApiPod
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
 from shared.model.events.request_reply import PodBindingReply, PodBindingRequest
-from shared.nats.bus import Bus
 from shared.runtime import health
-from shared.runtime.run import Nats, serve
+from shared.runtime.run import Nats, open_bus, serve
 from shared.runtime.telemetry import open_tracing
 
 logger = logging.getLogger(__name__)
@@ -35,11 +34,7 @@ async def serve_extender(settings: ExtenderSettings) -> None:
         RedisLeases.connect(
             settings.redis_url, credentials=settings.redis_client_credentials
         ) as ledger,
-        Bus.connect_later(
-            settings.nats_url,
-            name="extender",
-            credentials=settings.nats_client_credentials("extender"),
-        ) as bus,
+        open_bus(settings, "extender") as bus,
     ):
 
         async def get_pod(namespace: str, name: str) -> ApiPod | None:

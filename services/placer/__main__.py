@@ -2,23 +2,16 @@
 
 from services.placer.settings import PlacerSettings
 from services.placer.wiring import serve_placer
-from shared.runtime.run import run
-from shared.runtime.settings import load_or_exit
+from shared.runtime.run import run_service
 
-
-def main() -> None:
-    """Parse the settings and run."""
-    settings = load_or_exit(
+if __name__ == "__main__":
+    run_service(
         PlacerSettings,
-        "python -m services.placer",
+        serve_placer,
+        service="placer",
         about="Decide where pods run and reserve their shares. Any number of replicas may run.",
         examples=(
             "python -m services.placer --redis-url redis://cache:6379/0 --nats-url nats://nats:4222",
             "LEASEHOLD_RESERVATION_TTL=60 python -m services.placer --http 0.0.0.0:9102",
         ),
     )
-    run(lambda: serve_placer(settings), service="placer", log_level=settings.log_level)
-
-
-if __name__ == "__main__":
-    main()

@@ -7,8 +7,7 @@ from services.placer.service import Placer
 from services.placer.settings import PlacerSettings
 from shared.ledger.connection_pool import LedgerClock
 from shared.ledger.leases import RedisLeases
-from shared.nats.bus import Bus
-from shared.runtime.run import Nats, serve
+from shared.runtime.run import Nats, open_bus, serve
 from shared.runtime.shared_process import SharedProcess
 from shared.runtime.telemetry import open_tracing
 
@@ -24,12 +23,7 @@ async def serve_placer(settings: PlacerSettings, process: SharedProcess | None =
             detects_lost_writes=True,
             clock=clock,
         ) as ledger,
-        Bus.connect_later(
-            settings.nats_url,
-            name="placer",
-            credentials=settings.nats_client_credentials("placer"),
-            handlers=process.handlers if process else None,
-        ) as bus,
+        open_bus(settings, "placer", process=process) as bus,
     ):
         rng = random.Random().random  # noqa: S311 - spreads placers, no secret depends on it
         placer = Placer(

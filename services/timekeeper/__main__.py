@@ -2,15 +2,13 @@
 
 from services.timekeeper.settings import TimekeeperSettings
 from services.timekeeper.wiring import serve_timekeeper
-from shared.runtime.run import run
-from shared.runtime.settings import load_or_exit
+from shared.runtime.run import run_service
 
-
-def main() -> None:
-    """Parse the settings and run."""
-    settings = load_or_exit(
+if __name__ == "__main__":
+    run_service(
         TimekeeperSettings,
-        "python -m services.timekeeper",
+        serve_timekeeper,
+        service="timekeeper",
         about="Count GPU time per namespace from leases. Any number of replicas may run.",
         examples=(
             "python -m services.timekeeper --kubeconfig .leasehold/accounts/timekeeper "
@@ -18,8 +16,3 @@ def main() -> None:
             "python -m services.timekeeper --no-objects --budgets budgets.yaml --api :8090",
         ),
     )
-    run(lambda: serve_timekeeper(settings), service="timekeeper", log_level=settings.log_level)
-
-
-if __name__ == "__main__":
-    main()

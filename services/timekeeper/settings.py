@@ -5,16 +5,13 @@ from pathlib import Path
 
 from shared.credentials.authorization import AUTH_MODES, is_loopback
 from shared.model.errors import RequestError
-from shared.runtime.settings import LedgerSettings, setting
+from shared.runtime.settings import ApiServerSettings, LedgerSettings, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimekeeperSettings(LedgerSettings):
+class TimekeeperSettings(ApiServerSettings, LedgerSettings):
     """Flags of `python -m services.timekeeper`."""
 
-    kubeconfig: Path | None = setting(
-        None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
-    )
     objects: bool = setting(True, "use the cluster's GPUBudget objects, and write their status")
     budgets: Path | None = setting(
         None, "YAML file of GPUBudget objects; the one named * is for all other namespaces"

@@ -27,9 +27,8 @@ from shared.kubernetes.reachability import ApiServerReachability
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
-from shared.nats.bus import Bus
 from shared.runtime import health
-from shared.runtime.run import serve
+from shared.runtime.run import open_bus, serve
 
 
 class AuthorityConfigMap:
@@ -79,11 +78,7 @@ async def serve_timekeeper(settings: TimekeeperSettings) -> None:
     redis_url, credentials = settings.redis_url, settings.redis_client_credentials
     async with (
         AsyncExitStack() as stack,
-        Bus.connect_later(
-            settings.nats_url,
-            name="timekeeper",
-            credentials=settings.nats_client_credentials("timekeeper"),
-        ) as bus,
+        open_bus(settings, "timekeeper") as bus,
         RedisLeases.connect(redis_url, credentials=credentials) as ledger,
         Budgets.connect(redis_url, credentials=credentials) as store,
     ):

@@ -2,15 +2,13 @@
 
 from services.watcher.settings import WatcherSettings
 from services.watcher.wiring import serve_watcher
-from shared.runtime.run import run
-from shared.runtime.settings import load_or_exit
+from shared.runtime.run import run_service
 
-
-def main() -> None:
-    """Parse the settings and run."""
-    settings = load_or_exit(
+if __name__ == "__main__":
+    run_service(
         WatcherSettings,
-        "python -m services.watcher",
+        serve_watcher,
+        service="watcher",
         about="Publish the API server's pods and nodes as events. Any number of replicas may run.",
         examples=(
             "python -m services.watcher --kubeconfig .leasehold/accounts/watcher "
@@ -18,8 +16,3 @@ def main() -> None:
             "python -m services.watcher --schedulers volcano --volcano-conf volcano-scheduler.conf",
         ),
     )
-    run(lambda: serve_watcher(settings), service="watcher", log_level=settings.log_level)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,16 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.runtime.request_settings import RequestSettings
-from shared.runtime.settings import ServiceSettings, setting
+from shared.runtime.settings import ApiServerSettings, ServiceSettings, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatcherSettings(RequestSettings, ServiceSettings):
+class WatcherSettings(RequestSettings, ApiServerSettings, ServiceSettings):
     """The watcher's settings."""
 
-    kubeconfig: Path | None = setting(
-        None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
-    )
     quotas: Path | None = setting(
         None, "YAML file of GPUQuota objects; the one named * is for all other namespaces"
     )

@@ -22,9 +22,8 @@ from shared.kubernetes.reachability import ApiServerReachability
 from shared.model.clock import SystemClock
 from shared.model.names import Namespace
 from shared.model.quota import Quota
-from shared.nats.bus import Bus
 from shared.pods.pod_parser import PodParser
-from shared.runtime.run import serve
+from shared.runtime.run import open_bus, serve
 from shared.runtime.shared_process import SharedProcess
 from shared.runtime.telemetry import open_tracing
 
@@ -58,12 +57,7 @@ async def serve_watcher(settings: WatcherSettings, process: SharedProcess | None
     async with (
         KubernetesClient(load_credentials(settings.kubeconfig)) as client,
         ApiServerReachability.observed(client) as api_server,
-        Bus.connect_later(
-            settings.nats_url,
-            name="watcher",
-            credentials=settings.nats_client_credentials("watcher"),
-            handlers=process.handlers if process else None,
-        ) as bus,
+        open_bus(settings, "watcher", process=process) as bus,
     ):
         watcher = build_watcher(client, parser, file_quotas)
         watcher.spans = PodSpans(tracing) if tracing.tracer else None

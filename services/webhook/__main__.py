@@ -2,17 +2,7 @@
 
 from services.webhook.settings import ABOUT, EXAMPLES, WebhookSettings
 from services.webhook.wiring import serve_webhook
-from shared.runtime.run import run
-from shared.runtime.settings import load_or_exit
-
-
-def main() -> None:
-    """Parse the settings and run."""
-    settings = load_or_exit(
-        WebhookSettings, "python -m services.webhook", about=ABOUT, examples=EXAMPLES
-    )
-    run(lambda: serve_webhook(settings), service="webhook", log_level=settings.log_level)
-
+from shared.runtime.run import run_service
 
 if __name__ == "__main__":
-    main()
+    run_service(WebhookSettings, serve_webhook, service="webhook", about=ABOUT, examples=EXAMPLES)

@@ -9,7 +9,7 @@ from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
 from shared.dialects.protected_paths import HOST_PATHS
 from shared.model.errors import RequestError
-from shared.runtime.settings import ServiceSettings, setting
+from shared.runtime.settings import ApiServerSettings, ServiceSettings, setting
 
 ABOUT = """Reviews new pods: denies GPU requests that can never be granted and pods that could
 exceed their limits, completes the others. Any number of replicas may run."""
@@ -26,14 +26,11 @@ KUBE_SCHEDULER_CHOICE = "kube-scheduler"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WebhookSettings(ServiceSettings):
+class WebhookSettings(ApiServerSettings, ServiceSettings):
     """Flags of `python -m services.webhook`."""
 
     listen: str = setting(
         "127.0.0.1:0", "HOST:PORT that the API server calls; port 0: any", address=True
-    )
-    kubeconfig: Path | None = setting(
-        None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
     )
     names: tuple[str, ...] = setting(
         ("127.0.0.1", "localhost"), "names and addresses in the certificate"

@@ -31,7 +31,7 @@ from shared.model.clock import SystemClock
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.nats.bus import Bus
-from shared.runtime.run import Nats, serve
+from shared.runtime.run import Nats, open_bus, serve
 from shared.runtime.telemetry import open_tracing
 
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
@@ -123,11 +123,7 @@ async def serve_webhook(settings: WebhookSettings) -> None:
     policy, tls_dir = settings.policy, settings.tls_dir
     async with (
         KubernetesClient(load_credentials(settings.kubeconfig)) as client,
-        Bus.connect_later(
-            settings.nats_url,
-            name="webhook",
-            credentials=settings.nats_client_credentials("webhook"),
-        ) as bus,
+        open_bus(settings, "webhook") as bus,
     ):
         store = DirectoryStore(tls_dir) if tls_dir else SecretStore(client, *settings.secret_name)
         registration = RegistrationWriter(client)

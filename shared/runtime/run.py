@@ -7,10 +7,11 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from enum import Enum
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 from shared.model.clock import end, until_tick
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -20,9 +21,10 @@ from shared.runtime import health, telemetry
 from shared.runtime.health import Probe, unready
 from shared.runtime.runner import Runner
 from shared.runtime.service import Publish
-from shared.runtime.settings import ServiceSettings, settings_digests
+from shared.runtime.settings import ServiceSettings, load_or_exit, settings_digests
 from shared.runtime.shared_process import SharedProcess, open_process
 
+S = TypeVar("S", bound=ServiceSettings)
 INTERVAL_S = 5.0
 READY_POLL_S = 0.5
 IN_POD = "KUBERNETES_SERVICE_HOST"
@@ -175,6 +177,32 @@ def run(entry: Callable[[], Coroutine[Any, Any, None]], *, service: str, log_lev
         for known in errors:
             sys.stderr.write(f"leasehold {service}: {known}\n")
         sys.exit(2 if all(isinstance(known, RequestError) for known in errors) else 1)
+
+
+def run_service(
+    kind: type[S],
+    entry: Callable[[S], Coroutine[Any, Any, None]],
+    *,
+    service: str,
+    about: str,
+    examples: Sequence[str] = (),
+) -> None:
+    """Run `python -m services.SERVICE`: its `entry` with the settings, until it is stopped."""
+    program = f"python -m services.{service.replace('-', '_')}"
+    settings = load_or_exit(kind, program, about=about, examples=examples)
+    run(lambda: entry(settings), service=service, log_level=settings.log_level)
+
+
+def open_bus(
+    settings: ServiceSettings, service: str, node: str = "", process: SharedProcess | None = None
+) -> AbstractAsyncContextManager[Bus]:
+    """Connect the service to NATS, in the background, until the context exits."""
+    return Bus.connect_later(
+        settings.nats_url,
+        name=f"{service} {node}".strip(),
+        credentials=settings.nats_client_credentials(service, node),
+        handlers=process.handlers if process else None,
+    )
 
 
 async def _with_exception_handler(entry: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -199,6 +199,15 @@ class ServiceSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ApiServerSettings:
+    """Settings of services that use the API server."""
+
+    kubeconfig: Path | None = setting(
+        None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RedisLogin:
     """The credentials for Redis, of services and of commands that read the ledger themselves."""
 

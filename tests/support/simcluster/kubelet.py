@@ -7,7 +7,6 @@ async with slots("a", "b") as (node, plugin):
 
 import asyncio
 import json
-import shutil
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -27,12 +26,12 @@ from simcluster.apimachinery.objects import Json
 from simcluster.apiserver.registry import open_store
 from simcluster.apiserver.storage.store import ObjectStore
 from simcluster.kubelet.containers.container_state import ContainerState
+from simcluster.kubelet.fleet import KubeletFleet
 from simcluster.kubelet.kubelet import ProgramsOf, SimKubelet
 from simcluster.kubelet.programs.gpu_programs import SimulatedPrograms
 from simcluster.kubelet.settings import NodeSettings
 from tests.support.waiting import until
 
-WITHIN_S = 30.0
 NODE = "node-0"
 SLOT = "example.com/slot"
 """The resource of plugins."""
@@ -185,13 +184,23 @@ async def one_kubelet(
 ) -> AsyncIterator[Node]:
     """Start one kubelet named `node-0` in a directory with a short path."""
     used = new_store() if store is None else store
-    root = Path(tempfile.mkdtemp(prefix="lh-")) if directory is None else directory
-    try:
-        async with SimKubelet(used, NODE, root, settings, programs=programs) as kubelet:
+    with tempfile.TemporaryDirectory(prefix="lh-") as root:
+        place = Path(root) if directory is None else directory
+        async with SimKubelet(used, NODE, place, settings, programs=programs) as kubelet:
             yield Node(used, kubelet)
-    finally:
-        if directory is None:
-            shutil.rmtree(root)
+
+
+@asynccontextmanager
+async def one_fleet(
+    settings: NodeSettings = FAST, *, nodes: int = 1, programs: ProgramsOf = SimulatedPrograms
+) -> AsyncIterator[tuple[KubeletFleet, Node]]:
+    """Start a fleet in a directory with a short path; return it with its last node."""
+    store = new_store()
+    with tempfile.TemporaryDirectory(prefix="lh-") as root:
+        async with KubeletFleet(
+            store, Path(root), nodes=nodes, settings=settings, programs=programs
+        ) as fleet:
+            yield fleet, Node(store, fleet.kubelets[f"node-{nodes - 1}"])
 
 
 def healthy(*devices: str) -> dict[str, str]:

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ from tests.support.simcluster.kubelet import (
     answering,
     container,
     new_store,
+    one_fleet,
     one_kubelet,
     pod,
     slots,
@@ -258,9 +258,9 @@ async def test_a_force_deleted_pod_s_devices_are_free_at_once() -> None:
 
 
 async def test_containers_survive_a_kill_of_the_whole_process() -> None:
-    store, root = new_store(), Path(tempfile.mkdtemp(prefix="lh-"))
-    try:
-        async with one_kubelet(store=store, directory=root) as node:
+    store = new_store()
+    with tempfile.TemporaryDirectory(prefix="lh-") as root:
+        async with one_kubelet(store=store, directory=Path(root)) as node:
             async with ScriptedPlugin(node.device_plugins) as plugin:
 
                 async def limits(_devices: list[str]) -> Mapping[str, str]:
@@ -272,15 +272,13 @@ async def test_containers_survive_a_kill_of_the_whole_process() -> None:
                 await node.phase("one", "Running")
             before = node.container("one")
             port = node.kubelet.port
-        async with one_kubelet(store=store, directory=root) as node:
+        async with one_kubelet(store=store, directory=Path(root)) as node:
             await until(lambda: node.kubelet.state_of("default", "one"))
 
             assert node.container("one") == before
             assert node.container("one").env["LIMIT"] == "1000m"
             assert (await node.allocated_devices())["one", "main"] == {"a"}
             assert node.kubelet.port == port
-    finally:
-        shutil.rmtree(root)
 
 
 async def test_the_https_endpoint_requires_its_token() -> None:
@@ -304,73 +302,57 @@ async def test_the_node_reports_its_kubelets_address_and_renews_its_lease() -> N
         assert described["port"] == node.kubelet.port
 
 
-async def test_commands_in_a_container_see_its_environment_and_its_mounts() -> None:
-    root = Path(tempfile.mkdtemp(prefix="lh-"))
-    mounted = root / "mounted"
-    mounted.mkdir()
-    (mounted / "limit").write_text("1000\n")
-    store = new_store()
-    try:
-        async with KubeletFleet(store, root, nodes=1, settings=FAST) as fleet:
-            node = Node(store, fleet.kubelets["node-0"])
-            async with ScriptedPlugin(node.device_plugins) as plugin:
-                plugin.mounts = [
-                    api_pb2.Mount(container_path="/lease", host_path=str(mounted), read_only=True)
-                ]
-                await plugin.serve(node, "a")
-                node.create(pod("one", limits={SLOT: 1}))
-                await node.phase("one", "Running")
+async def test_commands_in_a_container_see_its_environment_and_its_mounts(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "limit").write_text("1000\n")
+    async with one_fleet() as (fleet, node), ScriptedPlugin(node.device_plugins) as plugin:
+        plugin.mounts = [
+            api_pb2.Mount(container_path="/lease", host_path=str(tmp_path), read_only=True)
+        ]
+        await plugin.serve(node, "a")
+        node.create(pod("one", limits={SLOT: 1}))
+        await node.phase("one", "Running")
 
-                async def executed(*command: str, tty: bool = False) -> tuple[int, bytes, bytes]:
-                    streams = Terminal()
-                    code = await fleet.exec(
-                        "default", "one", "main", command, tty=tty, streams=streams
-                    )
-                    return code, streams.out, streams.err
+        async def executed(*command: str, tty: bool = False) -> tuple[int, bytes, bytes]:
+            streams = Terminal()
+            code = await fleet.exec("default", "one", "main", command, tty=tty, streams=streams)
+            return code, streams.out, streams.err
 
-                assert b"HOSTNAME=one\r\n" in (await executed("env", tty=True))[1]
-                assert await executed("printenv", "HOSTNAME") == (0, b"one\n", b"")
-                assert await executed("sh", "-c", "echo $HOSTNAME") == (0, b"one\n", b"")
-                assert await executed("cat", "/lease/limit") == (0, b"1000\n", b"")
-                assert (await executed("cat", "/etc/passwd"))[0] == 1
-                assert (await executed("false"))[0] == 1
-                code, _, err = await executed("git")
-                assert code == 127
-                assert b"executable file not found in $PATH" in err
-                assert await executed("sh", "-c", "echo $HOSTNAME | tr o O") == (0, b"One\n", b"")
-    finally:
-        shutil.rmtree(root)
+        assert b"HOSTNAME=one\r\n" in (await executed("env", tty=True))[1]
+        assert await executed("printenv", "HOSTNAME") == (0, b"one\n", b"")
+        assert await executed("sh", "-c", "echo $HOSTNAME") == (0, b"one\n", b"")
+        assert await executed("cat", "/lease/limit") == (0, b"1000\n", b"")
+        assert (await executed("cat", "/etc/passwd"))[0] == 1
+        assert (await executed("false"))[0] == 1
+        code, _, err = await executed("git")
+        assert code == 127
+        assert b"executable file not found in $PATH" in err
+        assert await executed("sh", "-c", "echo $HOSTNAME | tr o O") == (0, b"One\n", b"")
 
 
 async def test_the_log_is_the_output_of_a_printing_command() -> None:
-    root, store = Path(tempfile.mkdtemp(prefix="lh-")), new_store()
-    try:
-        async with KubeletFleet(store, root, nodes=2, settings=NodeSettings()) as fleet:
-            node = Node(store, fleet.kubelets["node-1"])
-            one = container("main", command=["echo", "hello", "there"])
-            node.create(pod("one", containers=[one], restartPolicy="Never", node="node-1"))
-            await node.phase("one", "Succeeded")
+    async with one_fleet(NodeSettings(), nodes=2) as (fleet, node):
+        one = container("main", command=["echo", "hello", "there"])
+        node.create(pod("one", containers=[one], restartPolicy="Never", node="node-1"))
+        await node.phase("one", "Succeeded")
 
-            chunks = [c async for c in fleet.log("default", "one", "main", LogOptions())]
+        chunks = [c async for c in fleet.log("default", "one", "main", LogOptions())]
 
-            assert chunks == [b"hello there\n"]
-            with pytest.raises(ApiError, match="container not found"):
-                await fleet.exec("default", "one", "main", ["env"], tty=False, streams=Terminal())
-    finally:
-        shutil.rmtree(root)
+        assert chunks == [b"hello there\n"]
+        with pytest.raises(ApiError, match="container not found"):
+            await fleet.exec("default", "one", "main", ["env"], tty=False, streams=Terminal())
 
 
 async def test_a_smaller_fleet_leaves_no_node_without_a_kubelet() -> None:
-    root, store = Path(tempfile.mkdtemp(prefix="lh-")), new_store()
-    try:
-        async with KubeletFleet(store, root, nodes=2, settings=FAST) as fleet:
+    store = new_store()
+    with tempfile.TemporaryDirectory(prefix="lh-") as root:
+        async with KubeletFleet(store, Path(root), nodes=2, settings=FAST) as fleet:
             for number in range(2):
                 node = Node(store, fleet.kubelets[f"node-{number}"])
                 node.create(pod(f"on-{number}", node=f"node-{number}"))
                 await node.phase(f"on-{number}", "Running")
 
-        async with KubeletFleet(store, root, nodes=1, settings=FAST):
+        async with KubeletFleet(store, Path(root), nodes=1, settings=FAST):
             assert [name_of(node) for node in store.list("nodes")] == ["node-0"]
             assert [name_of(left) for left in store.list("pods")] == ["on-0"]
-    finally:
-        shutil.rmtree(root)

@@ -2,8 +2,6 @@
 
 import base64
 import os
-import shutil
-import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +17,12 @@ from simcluster.kubelet.programs.processes import Namespaces, StartError, start_
 from simcluster.ports import LogOptions
 from tests.support.hami_core import can_unshare
 from tests.support.simcluster.kubelet import (
-    FAST,
     SLOT,
     Node,
     ScriptedPlugin,
     answering,
     container,
-    new_store,
+    one_fleet,
     one_kubelet,
     pod,
 )
@@ -134,14 +131,8 @@ class Confined(HostPrograms):
     ]
 )
 async def one(request: pytest.FixtureRequest) -> AsyncIterator[tuple[KubeletFleet, Node]]:
-    root, store = Path(tempfile.mkdtemp(prefix="lh-")), new_store()
-    try:
-        async with KubeletFleet(
-            store, root, nodes=1, settings=FAST, programs=request.param
-        ) as fleet:
-            yield fleet, Node(store, fleet.kubelets["node-0"])
-    finally:
-        shutil.rmtree(root)
+    async with one_fleet(programs=request.param) as started:
+        yield started
 
 
 class Keyboard:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from functools import partial
@@ -20,13 +19,13 @@ from simcluster.kubelet.fleet import KubeletFleet
 from simcluster.kubelet.programs.gpu_programs import SimulatedPrograms
 from simcluster.ports import LogOptions
 from tests.support.simcluster.kubelet import (
-    FAST,
     SLOT,
     Node,
     ScriptedPlugin,
     answering,
     container,
     new_store,
+    one_fleet,
     one_kubelet,
     pod,
 )
@@ -60,12 +59,8 @@ class Cluster:
 
 @pytest.fixture
 async def one() -> AsyncIterator[Cluster]:
-    root, store = Path(tempfile.mkdtemp(prefix="lh-")), new_store()
-    try:
-        async with KubeletFleet(store, root, nodes=1, settings=FAST) as fleet:
-            yield Cluster(fleet, Node(store, fleet.kubelets["node-0"]))
-    finally:
-        shutil.rmtree(root)
+    async with one_fleet() as (fleet, node):
+        yield Cluster(fleet, node)
 
 
 def state_of(obj: Json, kind: str = "terminated", part: str = "state") -> Json:
@@ -234,18 +229,16 @@ async def test_processes_survive_a_restart_of_the_kubelet_but_no_reboot(one: Clu
 
 
 async def test_what_a_killed_cluster_leaves_is_ended_at_the_next_start() -> None:
-    store, root = new_store(), Path(tempfile.mkdtemp(prefix="lh-"))
-    try:
-        async with one_kubelet(store=store, directory=root) as node:
+    store = new_store()
+    with tempfile.TemporaryDirectory(prefix="lh-") as root:
+        async with one_kubelet(store=store, directory=Path(root)) as node:
             main = container("main", command=["sh", "-c", "sleep 1000 & wait"])
             node.create(pod("one", containers=[main], restartPolicy="Never"))
             await node.phase("one", "Running")
             marker = {"SIMULATED_CONTAINER": f"{node.kubelet.files.root}/containerd://x"}
             left = await asyncio.create_subprocess_exec("sleep", "1000", env=os.environ | marker)
-        async with one_kubelet(store=store, directory=root) as node:
+        async with one_kubelet(store=store, directory=Path(root)) as node:
             failed = await node.phase("one", "Failed")
 
             assert state_of(failed)["exitCode"] == 137
             assert await left.wait() == -9
-    finally:
-        shutil.rmtree(root)

@@ -5,9 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.support.simcluster.apiserver import ApiUnderTest
-from tests.support.simcluster.custom_kinds import (
-    custom_kinds,
-)
+from tests.support.simcluster.custom_kinds import custom_kinds
 
 
 @pytest.fixture
