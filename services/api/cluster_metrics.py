@@ -11,9 +11,11 @@ from prometheus_client import Gauge, Histogram
 from services.api.problems import Affected
 from services.api.projection import Projection
 from shared.model.device import DeviceMode
+from shared.model.events.pod_events import PodBound
 from shared.model.lease import MIB
 from shared.model.ledger import WaitingPod
 from shared.model.views import DeviceView
+from shared.runtime.telemetry import exemplar_of
 
 WAITING = Gauge(
     "leasehold_waiting_pods",
@@ -71,11 +73,15 @@ def export_cluster(projection: Projection, missing: Iterable[Affected], now: flo
         MISSING.labels(service).set(count)
 
 
-def observe_bound(dialect: str, times: Mapping[str, float], now: float) -> None:
-    """Observe how long a pod took, once; `times` are those of its earlier steps."""
-    if "queued" in times and "bound" not in times:
-        waited = "yes" if "waiting" in times else "no"
-        TIME_TO_BIND.labels(dialect, waited).observe(max(now - times["queued"], 0.0))
+def observe_bound(bound: PodBound, times: Mapping[str, float]) -> None:
+    """Observe how long a pod took; `times` are when its steps were observed.
+
+    Steps that were observed together took at least as long as the last one reports.
+    """
+    if {"queued", "bound"} <= times.keys():
+        series = TIME_TO_BIND.labels(bound.lease.dialect, "yes" if "waiting" in times else "no")
+        took_s = max(times["bound"] - times["queued"], bound.latency_s)
+        series.observe(took_s, exemplar_of(bound.trace))
 
 
 def state_of(view: DeviceView, projection: Projection) -> str:

@@ -6,9 +6,9 @@ labels are added up. A series ends with its lease, device or node.
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
+from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from services.api.projection import Projection
 from shared.dialects.metrics import DeviceAllocation, PublishedMetric, ShareAllocation
@@ -34,16 +34,16 @@ _CONTAINERS = (
         PublishedMetric(*row, _SHARE_LABELS)
         for row in (
             ("leasehold_share_memory_bytes", "Memory leased.", "memory_bytes"),
-            ("leasehold_share_cores_percent", "Percent of cores leased.", "cores_percent"),
+            ("leasehold_share_cores_ratio", "Part of a device's cores leased.", "cores_part"),
             (
                 "leasehold_share_memory_used_bytes",
                 "Memory in use: the larger of what HAMi-core and the driver report.",
                 "used_bytes",
             ),
             (
-                "leasehold_share_cores_used_percent",
-                "Percent of the device's cores in use.",
-                "used_cores_percent",
+                "leasehold_share_cores_used_ratio",
+                "Part of the device's cores in use.",
+                "used_cores_part",
             ),
             (
                 "leasehold_share_idle",
@@ -134,25 +134,12 @@ def _family(metric: PublishedMetric, subjects: Iterable[object]) -> Metric:
     return family
 
 
-class _LegacyMetricsCollector:
+class SchedulerMetrics(Collector):
+    """The metrics of vendors' schedulers."""
+
     def __init__(self, projection: Projection) -> None:
         self.projection = projection
 
     def collect(self) -> Iterable[Metric]:
         """Return the current families."""
         return metric_families(self.projection)
-
-
-def legacy_metrics_application(projection: Projection) -> web.Application:
-    """Return an application that serves /metrics with the names of vendors' schedulers."""
-    registry = CollectorRegistry()
-    registry.register(_LegacyMetricsCollector(projection))
-
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(
-            body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
-        )
-
-    pages = web.Application()
-    pages.router.add_get("/metrics", metrics)
-    return pages

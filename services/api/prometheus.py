@@ -35,10 +35,10 @@ AMOUNT_METRICS = {
 }
 """@: a selector; $: the time after which a share is idle."""
 SENSOR_METRICS = {
-    "temperature": "max(leasehold_gpu_temperature_celsius@)",
-    "power": "max(leasehold_gpu_power_watts@)",
-    "clock": "max(leasehold_gpu_sm_clock_mhz@)",
-    "busy": "max(leasehold_gpu_busy_percent@)",
+    "temperature": "max(hw_temperature_celsius@)",
+    "power": "max(hw_power_watts@)",
+    "clock": "max(leasehold_gpu_sm_clock_hertz@) / 1e6",
+    "busy": "100 * max(hw_gpu_utilization_ratio@)",
 }
 
 
@@ -135,7 +135,8 @@ def _chosen(metric: str, subject: Subject) -> str:
     """
     if subject.devices and subject.kind != CLUSTER:
         uuids = "|".join(map(re.escape, subject.devices))
-        return f"{metric}{{device_uuid=~{json.dumps(uuids)}}}"
+        label = "hw_id" if metric.startswith("hw_") else "device_uuid"
+        return f"{metric}{{{label}=~{json.dumps(uuids)}}}"
     if not subject.namespace:
         return metric
     names = {"namespace": subject.namespace, **({"pod": subject.pod} if subject.pod else {})}

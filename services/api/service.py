@@ -196,11 +196,12 @@ class ApiService:
     @observes
     async def observe_pod_events(self, events: Sequence[PodEvent]) -> None:
         """Add recent events, and mark their nodes and pods as stale."""
-        for event in events:
-            if isinstance(event, PodBound):
-                times = self.projection.events.times_of(event.lease.pod)
-                observe_bound(event.lease.dialect, times, self.clock.now())
+        times_of = self.projection.events.times_of
+        bound = {event.lease.pod: event for event in events if isinstance(event, PodBound)}
+        first = [event for pod, event in bound.items() if "bound" not in times_of(pod)]
         self.feed.publish(self.projection.add_events(events, self.clock.now()))
+        for event in first:
+            observe_bound(event, times_of(event.lease.pod))
         nodes, pods = affected_by(events)
         self._mark_stale_twice(nodes, pods)
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from services.api.history_file import HistoryFile
 from services.api.http_server import HttpServer
-from services.api.legacy_metrics import legacy_metrics_application
+from services.api.legacy_metrics import SchedulerMetrics
 from services.api.prometheus import Prometheus
 from services.api.read_api import ReadApi, SpanDirectory
 from services.api.service import ApiService, ApiTiming
@@ -71,11 +71,9 @@ async def serve_api(settings: ApiSettings) -> None:
         if tls:
             stack.callback(asyncio.create_task(tls.reload(SystemClock().sleep)).cancel)
         if settings.scheduler_metrics:
-            legacy_metrics = legacy_metrics_application(service.projection)
+            metrics = health.metrics_application(SchedulerMetrics(service.projection))
             await stack.enter_async_context(
-                health.served(
-                    legacy_metrics, settings.scheduler_metrics, flag="--scheduler-metrics"
-                )
+                health.served(metrics, settings.scheduler_metrics, flag="--scheduler-metrics")
             )
         await serve(
             "api",

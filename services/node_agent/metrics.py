@@ -1,6 +1,7 @@
 """Spans and counters of the node agent."""
 
 import contextlib
+import contextvars
 import logging
 from collections.abc import Callable, Iterator, Sized
 
@@ -74,6 +75,10 @@ PODS_UNREADABLE = Gauge(
 )
 
 
+_given: contextvars.ContextVar[str] = contextvars.ContextVar("given", default="")
+"""The trace context of what this call of the kubelet has been given."""
+
+
 class AgentMetrics:
     """Spans are exported with the service's own."""
 
@@ -96,6 +101,7 @@ class AgentMetrics:
         }
         span = self.tracing.span("allocate devices", lease.trace, facts)
         context = lease.trace if span is None else telemetry.context_of(span)
+        _given.set(context)
         failure: LeaseholdError | None = None
         try:
             yield context
@@ -117,7 +123,8 @@ class AgentMetrics:
     def count_allocation(self, resource: str, outcome: str, seconds: float) -> None:
         """Count one Allocate."""
         ALLOCATIONS.labels(resource, outcome).inc()
-        ALLOCATING.labels(resource).observe(seconds)
+        ALLOCATING.labels(resource).observe(seconds, telemetry.exemplar_of(_given.get()))
+        _given.set("")
 
     def count_overcommit(self) -> None:
         """Count an Allocate that would have over-committed a device."""

@@ -37,7 +37,6 @@ from services.node_agent.service import NodeAgent
 from services.node_agent.settings import AgentSettings, kubelet_credentials
 from services.node_agent.usage.idle_shares import LastUseFile
 from services.node_agent.usage.monitor import UsageMonitor
-from services.node_agent.usage.usage_metrics import METRICS_PATH, metrics_app
 from services.node_agent.views.node_views import ViewWriter
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
@@ -47,7 +46,7 @@ from shared.model.claim import DraMode
 from shared.model.clock import Clock, SystemClock
 from shared.model.errors import UnavailableError
 from shared.nats.bus import Bus
-from shared.runtime.health import served
+from shared.runtime.health import METRICS_PATH, metrics_application, served
 from shared.runtime.run import notify_ready
 from shared.runtime.telemetry import Tracing
 
@@ -107,7 +106,7 @@ async def node_agent(
             unreadable=lambda: agent.pods.unreadable_reason,
         )
         if settings.monitor_address is not None:
-            app = metrics_app(agent.usage)
+            app = metrics_application(agent.usage)
             page = served(app, settings.monitor_address, flag="--monitor-http")
             address = await stack.enter_async_context(page)
             logger.info("usage metrics are served at http://%s%s", address, METRICS_PATH)

@@ -6,15 +6,17 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance, BudgetState
 
+UNITS_PER_GPU_SECOND = UNITS_PER_GPU_MINUTE // 60
+
 REMAINING = Gauge(
-    "leasehold_budget_remaining_gpu_minutes",
-    "GPU-minutes left in the budget; no sample without a limit.",
+    "leasehold_budget_remaining_gpu_seconds",
+    "GPU-seconds left in the budget; no sample without a limit.",
     ["namespace"],
 )
-USED = Gauge("leasehold_budget_used_gpu_minutes", "GPU-minutes used.", ["namespace"])
+USED = Gauge("leasehold_budget_used_gpu_seconds", "GPU-seconds used.", ["namespace"])
 CURRENT_RATE = Gauge(
-    "leasehold_budget_current_rate_milli_gpu",
-    "The rate at which GPU time is used now, in milli-GPU.",
+    "leasehold_budget_current_rate_gpus",
+    "The rate at which GPU time is used now: GPU-seconds per second.",
     ["namespace"],
 )
 STATE = Gauge(
@@ -43,11 +45,11 @@ IGNORED_REPORTS = Counter(
 def set_balance(balance: Balance) -> None:
     """Set the gauges of a namespace."""
     name = balance.namespace
-    USED.labels(name).set(balance.used_units / UNITS_PER_GPU_MINUTE)
+    USED.labels(name).set(balance.used_units / UNITS_PER_GPU_SECOND)
     INVALID.labels(name).set(int(bool(balance.problem)))
-    CURRENT_RATE.labels(name).set(balance.current_rate_milli_gpu)
+    CURRENT_RATE.labels(name).set(balance.current_rate_milli_gpu / 1000)
     if balance.remaining_units is not None:
-        REMAINING.labels(name).set(balance.remaining_units / UNITS_PER_GPU_MINUTE)
+        REMAINING.labels(name).set(balance.remaining_units / UNITS_PER_GPU_SECOND)
     else:
         with suppress(KeyError):  # it may never have had a limit
             REMAINING.remove(name)

@@ -123,6 +123,16 @@ class ShareAllocation:
         """The measured usage of its memory."""
         return None if self.used_mib is None else self.used_mib * MIB
 
+    @property
+    def cores_part(self) -> float:
+        """Its cores, 1 is all of the device."""
+        return self.cores_percent / 100
+
+    @property
+    def used_cores_part(self) -> float | None:
+        """The measured usage of the device's cores, 0 to 1."""
+        return None if self.used_cores_percent is None else self.used_cores_percent / 100
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUsage:

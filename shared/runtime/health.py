@@ -13,13 +13,17 @@ from ssl import SSLContext
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web import RequestPayloadError
-from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, Gauge, generate_latest
+from prometheus_client import REGISTRY, Gauge
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from shared.model.errors import RequestError
 from shared.runtime.settings import digest, settings_digests
 
 Probe = Callable[[], str | None]
 """Returns why something is not ready, or None."""
+METRICS_PATH = "/metrics"
+OPENMETRICS = "application/openmetrics-text"
 
 
 _SETTINGS = Gauge(
@@ -48,15 +52,22 @@ def application(probes: Mapping[str, Probe]) -> web.Application:
         lines = "".join(f"{name}: {text}\n" for name, text in missing.items())
         return web.Response(status=503, text=lines)
 
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(
-            body=generate_latest(REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST}
-        )
-
-    pages = web.Application()
+    pages = metrics_application()
     pages.router.add_get("/healthz", healthz)
     pages.router.add_get("/readyz", readyz)
-    pages.router.add_get("/metrics", metrics)
+    return pages
+
+
+def metrics_application(registry: Collector = REGISTRY) -> web.Application:
+    """Serve /metrics: OpenMetrics, which have exemplars, if accepted, or Prometheus' text."""
+
+    async def metrics(request: web.Request) -> web.Response:
+        accepts = OPENMETRICS in request.headers.get("Accept", "")
+        encode, content_type = choose_encoder(OPENMETRICS if accepts else "")
+        return web.Response(body=encode(registry), headers={"Content-Type": content_type})
+
+    pages = web.Application()
+    pages.router.add_get(METRICS_PATH, metrics)
     return pages
 
 

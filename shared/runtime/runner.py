@@ -226,7 +226,8 @@ class Runner:
             error = raised
         telemetry.end(spans, error)
         _log(role, inside, error)
-        self._series(HANDLING, role.method).observe(time.perf_counter() - began)
+        exemplar = telemetry.exemplar_of(telemetry.context_of(spans[0])) if spans else None
+        self._series(HANDLING, role.method).observe(time.perf_counter() - began, exemplar)
         self._series(BATCH, role.method).observe(len(events))
         return error
 

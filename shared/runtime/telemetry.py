@@ -246,6 +246,14 @@ def parse_traceparent(text: str) -> SpanContext | None:
     return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
 
 
+def exemplar_of(context: str) -> dict[str, str] | None:
+    """Return the labels of an exemplar that names the span, or None if it is not recorded."""
+    span = parse_traceparent(context)
+    if span is None or not span.trace_flags.sampled:
+        return None
+    return {"trace_id": f"{span.trace_id:032x}", "span_id": f"{span.span_id:016x}"}
+
+
 def pod_attributes(event: Event) -> dict[str, AttributeValue]:
     """Return the pod of an event as OpenTelemetry's Kubernetes attributes.
 

@@ -16,6 +16,7 @@ from services.node_agent.mig.gpu_models import GPU_MODELS, GpuModel
 from services.node_agent.mig.instances import MigInstance, MigState
 from shared.model.device import Hardware
 from shared.model.errors import RequestError, UnavailableError
+from shared.model.lease import MIB
 from shared.model.names import DeviceUuid, NodeName
 from simcluster.node_agent.mig import SimulatedMig
 
@@ -273,6 +274,7 @@ class NoUsage:
                 device=gpu.uuid,
                 index=gpu.index,
                 model=gpu.model,
+                memory_bytes=gpu.memory_mib * MIB,
                 busy_percent=0,
                 memory_busy_percent=0,
                 hardware=Hardware(

@@ -20,7 +20,7 @@ MONITORING = ROOT / "k8s" / "monitoring"
 ALERTS = MONITORING / "alerts.yaml"
 DASHBOARDS = sorted((MONITORING / "grafana" / "dashboards").glob("*.json"))
 INCREASE = re.compile(r"increase\((\w+)\{(\w+)=~?\"([^\"]+)\"")
-NAME = re.compile(r"\b((?:leasehold|hami|vGPU|Host|Device)_?[A-Za-z_]+)\b")
+NAME = re.compile(r"\b((?:leasehold|hw|hami|vGPU|Host|Device)_?[A-Za-z_]+)\b")
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
 

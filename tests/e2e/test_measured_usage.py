@@ -133,7 +133,7 @@ async def test_both_metrics_ports_have_the_use_of_a_running_program(
     async with loaded(up):
         by_scheduler = await until(
             lambda: values_at(scheduler, "load"),
-            lambda found: found.get("leasehold_share_cores_used_percent", 0) > 0,
+            lambda found: found.get("leasehold_share_cores_used_ratio", 0) > 0,
         )
         by_monitor = await values_at(monitor, "load")
         (node,) = json.loads((await up.leasehold("gpus", "--json")).out)["nodes"]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import aiohttp
 import pytest
 
 from shared.kubernetes.client import KubernetesClient
@@ -85,6 +86,17 @@ class Stack:
     def pid(self, part: str) -> int:
         found = next(p for p in self.state()["components"] if p["name"] == part)
         return int(found["pid"])
+
+    async def metrics(self, accept: str = "text/plain") -> list[str]:
+        """Return the lines of /metrics of every component, and of the usage of each node."""
+        runs = [json.loads(file.read_text()) for file in (self.root / "run").glob("*.json")]
+        ports = (port for name, port in self.state()["ports"].items() if name.startswith("usage-"))
+        lines: list[str] = []
+        async with aiohttp.ClientSession(headers={"Accept": accept}) as session:
+            for address in (*(one["http"] for one in runs), *(f"127.0.0.1:{one}" for one in ports)):
+                async with session.get(f"http://{address}/metrics") as response:
+                    lines += (await response.text()).splitlines()
+        return lines
 
     def kill(self, part: str) -> None:
         with contextlib.suppress(ProcessLookupError):

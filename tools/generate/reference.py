@@ -173,11 +173,14 @@ def _shown(value: Any) -> str:
 
 # Metrics
 
+OURS = ("leasehold_", "hw_")
+"""Names of ours, and of OpenTelemetry's conventions."""
+
 
 def _metrics() -> str:
     node = node_page()
-    ours = [row for row in node if row[0].startswith("leasehold_")]
-    vendors = ", ".join(f"`{name}`" for name, *_ in node if not name.startswith("leasehold_"))
+    ours = [row for row in node if row[0].startswith(OURS)]
+    vendors = ", ".join(f"`{name}`" for name, *_ in node if not name.startswith(OURS))
     parts = []
     for owner, rows in {**registered(), NODE_PAGE: ours}.items():
         shown = [

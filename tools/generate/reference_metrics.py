@@ -107,6 +107,7 @@ def _everything() -> UsageSnapshot:
                 device=share.device,
                 index=0,
                 model="T4",
+                memory_bytes=1,
                 busy_percent=1,
                 memory_busy_percent=1,
                 hardware=Hardware(

@@ -121,6 +121,8 @@ class DeviceSample:
     index: int
     model: str
     used_bytes: int = 0
+    memory_bytes: int | None = None
+    """Its memory, unless that is the machine's."""
     busy_percent: int | None = None
     memory_busy_percent: int | None = None
     processes: tuple[GpuProcess, ...] = ()

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
-from prometheus_client.registry import Collector
+from prometheus_client import Metric
 
 from services.node_agent.gpus.inventory import DeviceSample
 from services.node_agent.isolation.region import Region, Tampered
@@ -29,7 +27,7 @@ from shared.model.device import Hardware
 from shared.model.lease import ShareKey
 from shared.model.names import NodeName
 
-METRICS_PATH = "/metrics"
+WHOLE, MEGA = 100, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ def _idle(of: _ShareSample) -> float | None:
 
 def _busy(of: _ShareSample) -> float | None:
     percent = of.share.driver_percent
-    return None if percent is None else percent / 100
+    return None if percent is None else percent / WHOLE
 
 
 _SHARE_METRICS: Mapping[str, tuple[str, Callable[[_ShareSample], float | None]]] = {
@@ -92,7 +90,7 @@ _SHARE_METRICS: Mapping[str, tuple[str, Callable[[_ShareSample], float | None]]]
     ),
     "leasehold_container_cores_leased_ratio": (
         "Share of a device's cores that the container leases, 0 to 1.",
-        lambda of: of.share.share.cores_percent / 100,
+        lambda of: of.share.share.cores_percent / WHOLE,
     ),
     "leasehold_container_gpus_leased": (
         "The larger part of a device's cores or memory that the container leases, 0 to 1.",
@@ -138,15 +136,33 @@ _CONTAINER_METRICS: Mapping[str, tuple[str, Callable[[MeasuredContainer], float 
 }
 
 
+_DEVICE_METRICS: Mapping[str, tuple[str, Callable[[DeviceSample], float | None]]] = {
+    "hw_gpu_memory_usage_bytes": ("Memory in use.", lambda of: of.used_bytes),
+    "hw_gpu_memory_limit_bytes": ("Memory of the device.", lambda of: of.memory_bytes),
+    "hw_gpu_memory_utilization_ratio": (
+        "Part of the memory in use, 0 to 1.",
+        lambda of: of.used_bytes / of.memory_bytes if of.memory_bytes else None,
+    ),
+    "hw_gpu_utilization_ratio": (
+        "Part of the time in which a kernel ran, 0 to 1.",
+        lambda of: None if of.busy_percent is None else of.busy_percent / WHOLE,
+    ),
+}
+"""OpenTelemetry's names, as Prometheus maps them.
+
+https://opentelemetry.io/docs/specs/semconv/hardware/gpu/
+"""
 _HARDWARE_METRICS: Mapping[str, tuple[str, Callable[[Hardware], float | None]]] = {
-    "leasehold_gpu_temperature_celsius": ("Temperature.", lambda of: of.temperature_c),
-    "leasehold_gpu_power_watts": ("Power draw.", lambda of: of.power_w),
+    "hw_temperature_celsius": ("Temperature.", lambda of: of.temperature_c),
+    "hw_power_watts": ("Power draw.", lambda of: of.power_w),
     "leasehold_gpu_power_limit_watts": ("Power limit in force.", lambda of: of.power_limit_w),
-    "leasehold_gpu_sm_clock_mhz": ("Clock of the multiprocessors.", lambda of: of.sm_clock_mhz),
-    "leasehold_gpu_memory_clock_mhz": ("Clock of the memory.", lambda of: of.memory_clock_mhz),
-    "leasehold_gpu_busy_percent": (
-        "Time in which a kernel ran, percent.",
-        lambda of: of.busy_percent,
+    "leasehold_gpu_sm_clock_hertz": (
+        "Clock of the multiprocessors.",
+        lambda of: None if of.sm_clock_mhz is None else of.sm_clock_mhz * MEGA,
+    ),
+    "leasehold_gpu_memory_clock_hertz": (
+        "Clock of the memory.",
+        lambda of: None if of.memory_clock_mhz is None else of.memory_clock_mhz * MEGA,
     ),
 }
 
@@ -177,29 +193,37 @@ def usage_metrics(
     usages = [_share_usage(of) for of in shares]
     for of_shares in (*hami.MONITOR_SHARES, *volcano.MONITOR_SHARES):
         yield _published(of_shares, usages)
-    yield _published(volcano.MONITOR_COUNTER, usages, kind="counter")
     for name, (about, of_share) in _SHARE_METRICS.items():
         yield _family(name, about, ((_share_labels(of), of_share(of)) for of in shares))
     for name, (about, of_container) in _CONTAINER_METRICS.items():
         values = ((_container_labels(use), of_container(use)) for use in snapshot.containers)
         yield _family(name, about, values)
-    yield from _hardware_metrics([one.hardware for one in snapshot.devices if one.hardware])
+    yield from _device_metrics(snapshot.devices)
     yield from _node_metrics(snapshot, restored)
 
 
-def _hardware_metrics(hardware: Sequence[Hardware]) -> Iterator[Metric]:
-    for name, (about, of_device) in _HARDWARE_METRICS.items():
-        values = [({"device_uuid": str(one.device)}, of_device(one)) for one in hardware]
+def _device_metrics(devices: Sequence[DeviceSample]) -> Iterator[Metric]:
+    hardware = [(one, one.hardware) for one in devices if one.hardware]
+    for name, (about, of_sample) in _DEVICE_METRICS.items():
+        yield _family(name, about, ((_device_labels(name, one), of_sample(one)) for one in devices))
+    for name, (about, of_hardware) in _HARDWARE_METRICS.items():
+        values = ((_device_labels(name, one), of_hardware(read)) for one, read in hardware)
         yield _family(name, about, values)
     yield _family(
         "leasehold_gpu_throttled",
         "1 for each reason why the clocks of a device are lower than they could be.",
         (
             ({"device_uuid": one.device, "reason": reason}, 1)
-            for one in hardware
+            for _, one in hardware
             for reason in one.throttle
         ),
     )
+
+
+def _device_labels(metric: str, of: DeviceSample) -> Labels:
+    if metric.startswith("hw_"):
+        return {"hw_id": of.device, "hw_type": "gpu", "hw_model": of.model}
+    return {"device_uuid": of.device}
 
 
 def _device_usage(sample: DeviceSample, node: NodeName) -> DeviceUsage:
@@ -270,11 +294,9 @@ def _node_metrics(snapshot: UsageSnapshot, restored: int) -> Iterator[Metric]:
     )
 
 
-def _published(
-    metric: PublishedMetric, subjects: Iterable[object], *, kind: str = "gauge"
-) -> Metric:
+def _published(metric: PublishedMetric, subjects: Iterable[object]) -> Metric:
     values = ((metric.labels(subject), metric.value(subject)) for subject in subjects)
-    return _family(metric.name, metric.help, values, kind=kind)
+    return _family(metric.name, metric.help, values)
 
 
 def _family(
@@ -295,21 +317,3 @@ def _family(
 def _container_labels(use: MeasuredContainer) -> Labels:
     lease = use.container.lease
     return {"namespace": lease.namespace, "pod": lease.name, "container": use.container.name}
-
-
-def render_metrics(collector: Collector) -> bytes:
-    """Write the metrics page; the one counter of Volcano keeps its published name."""
-    text, name = generate_latest(collector), volcano.MONITOR_COUNTER.name
-    return text.replace(f"{name}_total ".encode(), f"{name} ".encode())
-
-
-def metrics_app(collector: Collector) -> web.Application:
-    """Return the web application that serves the metrics page."""
-
-    async def metrics(_: web.Request) -> web.Response:
-        body = render_metrics(collector)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    application = web.Application()
-    application.router.add_get(METRICS_PATH, metrics)
-    return application

@@ -61,6 +61,8 @@ _BY_KIND = _SHARE | {
 _USED, _SM_USE = "Memory that processes use", "SM use in percent."
 _MIG_INFO = "1 for each share that is a MIG instance."
 _LAST_KERNEL = "Device_last_kernel_of_container"
+_MEMORY_KINDS = "Device_memory_desc_of_container"
+"""Volcano publishes it as a counter, which it is not, without the ending that counters have."""
 MONITOR_SHARES = tuple(
     PublishedMetric(*row)
     for row in (
@@ -69,12 +71,6 @@ MONITOR_SHARES = tuple(
         ("vGPU_device_memory_limit_in_bytes", "Memory limit.", "limit_bytes", _SHARE),
         ("Device_utilization_desc_of_container", _SM_USE, "memory.sm_percent", _SHARE),
         (_LAST_KERNEL, "Seconds since the last kernel.", "since_kernel_s", _SHARE),
+        (_MEMORY_KINDS, f"{_USED}, with its kinds as labels.", "memory.total", _BY_KIND),
     )
 )
-MONITOR_COUNTER = PublishedMetric(
-    "Device_memory_desc_of_container",
-    f"{_USED}, with its kinds as labels.",
-    "memory.total",
-    _BY_KIND,
-)
-"""Published as a counter without the ending `_total` that counters have."""

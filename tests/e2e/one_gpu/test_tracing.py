@@ -2,6 +2,7 @@
 
 import json
 
+from shared.runtime.health import OPENMETRICS
 from tests.support.servers.otlp import Spans
 from tests.support.stack import PODS, Stack, gpu_pod, running, vgpu
 from tests.support.waiting import until
@@ -51,6 +52,26 @@ async def test_o1_one_trace_covers_a_pod_from_its_review_until_it_runs(
         "leasehold-binder",
         "leasehold-node-agent",
     }
+
+
+LATENCIES = {
+    'leasehold_handling_seconds_bucket{handler="place_pods"',
+    'leasehold_handling_seconds_bucket{handler="bind_pods"',
+    "leasehold_allocation_seconds_bucket{",
+    "leasehold_time_to_bind_seconds_bucket{",
+}
+
+
+async def test_o1_a_latency_on_the_metrics_leads_to_the_trace_of_a_pod(up: Stack) -> None:
+    made = await up.create(gpu_pod("measured", vgpu(memory=1000)))
+    await up.until("measured", running)
+    exemplar = f'trace_id="{made["metadata"]["uid"].replace("-", "")}"'
+
+    async def found() -> set[str]:
+        lines = [line for line in await up.metrics(OPENMETRICS) if exemplar in line]
+        return {start for start in LATENCIES if any(line.startswith(start) for line in lines)}
+
+    await until(found, lambda starts: starts == LATENCIES, limit_s=20)
 
 
 async def test_o1_a_pod_that_waited_is_one_trace_with_its_wait_and_the_reason(

@@ -9,8 +9,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from prometheus_client import REGISTRY
 
-from services.api.legacy_metrics import legacy_metrics_application
+from services.api.legacy_metrics import SchedulerMetrics
 from shared.credentials.authorization import make_token
 from shared.credentials.tokens import VIEWER_COOKIE, load_access_tokens
 from shared.model.events.pod_events import (
@@ -94,6 +95,20 @@ async def test_leases_are_shown_until_they_end(shown: RunningApi) -> None:
     await until(shown.shares, lambda shares: shares[0]["state"] == "bound")
     await shown.ledger.release([lease.pod], reason="test")
     await shown.until_shares(0)
+
+
+async def test_the_time_to_bind_of_each_pod_is_observed_once(shown: RunningApi) -> None:
+    def count() -> float:
+        labels = {"dialect": lease.dialect, "waited": "no"}
+        return REGISTRY.get_sample_value("leasehold_time_to_bind_seconds_count", labels) or 0
+
+    lease = await reserve_lease(shown)
+    first, bound, before = queued(lease.pod), PodBound(lease=lease), count()
+
+    await shown.service.observe_pod_events([first, bound, bound])
+    await shown.service.observe_pod_events([bound])
+
+    assert count() == before + 1
 
 
 async def test_a_pod_has_a_history_and_is_listed_for_a_day_after_it_finished(
@@ -359,7 +374,7 @@ async def test_item_49_the_schedulers_metrics_come_and_end_with_their_pod(
     name = "volcano_vgpu_device_memory_allocation_for_a_certain_pod{"
     async with (
         health.served(
-            legacy_metrics_application(shown.service.projection), "127.0.0.1:0"
+            health.metrics_application(SchedulerMetrics(shown.service.projection)), "127.0.0.1:0"
         ) as address,
     ):
 

@@ -86,7 +86,7 @@ async def test_the_columns_of_a_reply_are_aligned_and_waiting_pods_are_by_reason
         ),
         (
             Subject(kind=DEVICE, name="GPU-a", devices=(DeviceUuid("GPU-a"),)),
-            {r'{device_uuid=~"GPU\\-a"}'},
+            {r'{device_uuid=~"GPU\\-a"}', r'{hw_id=~"GPU\\-a"}'},
         ),
         (
             Subject(kind=NAMESPACE, name="team", namespace="team"),
@@ -110,7 +110,9 @@ async def test_a_query_selects_the_series_of_its_subject(
         await source.read(subject, HOUR, 7_200.0)
 
     query = server.asked["query"]
-    found = re.findall(r'leasehold_(?:container|gpu)_\w+(\{(?:"(?:\\.|[^"\\])*"|[^}"])*\})?', query)
+    found = re.findall(
+        r'(?:leasehold_(?:container|gpu)|hw)_\w+(\{(?:"(?:\\.|[^"\\])*"|[^}"])*\})?', query
+    )
     assert set(found) == selectors
     columns = set(re.findall(r'"leasehold_column", "(\w+)"', query))
     expected = {*AMOUNT_METRICS, *(SENSOR_METRICS if subject.kind == DEVICE else ())}
@@ -120,8 +122,13 @@ async def test_a_query_selects_the_series_of_its_subject(
 
 def test_all_metrics_of_the_queries_are_exported() -> None:
     queries = (*AMOUNT_METRICS.values(), *LEASED.values(), *SENSOR_METRICS.values(), WAITING_PODS)
-    asked = {name for query in queries for name in re.findall(r"leasehold_\w+", query)}
-    of_agents = {*usage_metrics._SHARE_METRICS, *usage_metrics._HARDWARE_METRICS}
+    asked = {name for query in queries for name in re.findall(r"(?:leasehold|hw)_\w+", query)}
+    tables = (
+        usage_metrics._SHARE_METRICS,
+        usage_metrics._DEVICE_METRICS,
+        usage_metrics._HARDWARE_METRICS,
+    )
+    of_agents = {name for table in tables for name in table}
     of_api = {family.name for family in REGISTRY.collect()}
 
     assert services.api.cluster_metrics.WAITING

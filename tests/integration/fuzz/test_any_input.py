@@ -19,9 +19,8 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from services.api.legacy_metrics import legacy_metrics_application
+from services.api.legacy_metrics import SchedulerMetrics
 from services.api.routes import ROUTES as API
-from services.node_agent.usage.usage_metrics import metrics_app
 from services.timekeeper.accounts.accrual import advance, apply_update
 from services.timekeeper.config.budget_spec import parse_spec
 from services.timekeeper.report.budget_reports import budget_changed
@@ -197,12 +196,13 @@ async def all_ports() -> AsyncIterator[Mapping[str, str]]:
                 old_reports="answer",
             )
             local = "127.0.0.1:0"
+            legacy = SchedulerMetrics(board.service.projection)
             async with (
                 health.served(api.application(), local) as timekeeper,
                 health.served(api.reports(), local) as reports,
                 health.served(health.application({}), local) as http,
-                health.served(legacy_metrics_application(board.service.projection), local) as old,
-                health.served(metrics_app(CollectorRegistry()), local) as usage,
+                health.served(health.metrics_application(legacy), local) as old,
+                health.served(health.metrics_application(CollectorRegistry()), local) as usage,
                 health.served(webhook_application(webhook(), Drain()), local) as https,
             ):
                 yield {

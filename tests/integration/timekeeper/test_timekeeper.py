@@ -340,7 +340,7 @@ async def test_the_metric_of_what_remains_is_removed_with_the_limit(
     opened: AccountLedger,
 ) -> None:
     left = partial(
-        REGISTRY.get_sample_value, "leasehold_budget_remaining_gpu_minutes", {"namespace": TEAM}
+        REGISTRY.get_sample_value, "leasehold_budget_remaining_gpu_seconds", {"namespace": TEAM}
     )
     timekeeper = opened.timekeeper()
     opened.config.given[TEAM] = budget(100)
@@ -349,7 +349,7 @@ async def test_the_metric_of_what_remains_is_removed_with_the_limit(
     opened.config.given[TEAM] = budget(None)
     await opened.count(T0 + 5_000, keeper=timekeeper)
 
-    assert (limited, left()) == (100.0, None)
+    assert (limited, left()) == (6_000, None)
 
 
 async def test_an_idle_timekeeper_writes_nothing(opened: AccountLedger) -> None:

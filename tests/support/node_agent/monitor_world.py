@@ -17,13 +17,12 @@ from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.usage.idle_shares import LastUseFile
 from services.node_agent.usage.leased_containers import LeasedContainer, leased_containers
 from services.node_agent.usage.monitor import UsageMonitor
-from services.node_agent.usage.usage_metrics import metrics_app
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import Paths
 from shared.model.errors import UnavailableError
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid
-from shared.runtime.health import served
+from shared.runtime.health import metrics_application, served
 from tests.support.build import allocation_of
 from tests.support.clock import FakeClock
 from tests.support.node_agent.agent import NUMBER, lease_of, share
@@ -215,11 +214,11 @@ def read(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
     return found
 
 
-async def scraped(monitor: UsageMonitor) -> str:
+async def scraped(monitor: UsageMonitor, accept: str = "text/plain") -> str:
     async with (
-        served(metrics_app(monitor), "127.0.0.1:0") as address,
+        served(metrics_application(monitor), "127.0.0.1:0") as address,
         aiohttp.ClientSession() as client,
-        client.get(f"http://{address}/metrics") as answer,
+        client.get(f"http://{address}/metrics", headers={"Accept": accept}) as answer,
     ):
         assert answer.status == 200
         return await answer.text()

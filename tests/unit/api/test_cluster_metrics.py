@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from msgspec import structs
 from prometheus_client import REGISTRY
 
@@ -17,7 +18,7 @@ from services.api.problems import (
 )
 from services.api.projection import Projection
 from services.api.visible_cluster import all_namespaces
-from shared.model.events.pod_events import Heartbeat
+from shared.model.events.pod_events import Heartbeat, PodBound
 from shared.model.lease import MIB, ShareMeasurement
 from shared.model.ledger import NodeTotals
 from shared.model.names import Namespace, NodeName
@@ -205,13 +206,23 @@ def test_idle_leases_and_missing_components_are_counted() -> None:
     assert value("missing_components", service="binder") == 1
 
 
-def test_the_time_to_bind_is_observed_once_and_tells_whether_the_pod_waited() -> None:
-    def count(waited: str) -> float:
-        return value("time_to_bind_seconds_count", dialect="d", waited=waited) or 0
+@pytest.mark.parametrize(
+    ("steps", "waited", "took_s"),
+    [
+        ({"queued": 10.0, "bound": 10.0}, "no", 0.25),
+        ({"queued": 10.0, "waiting": 11.0, "bound": 40.0}, "yes", 30),
+        ({"bound": 40.0}, "no", 0),
+    ],
+)
+def test_the_time_to_bind_is_observed_and_whether_the_pod_waited(
+    steps: dict[str, float], waited: str, took_s: float
+) -> None:
+    trace = f"00-{1:032x}-{2:016x}-01"
+    dialect = str(steps)
+    bound = PodBound(
+        lease=structs.replace(lease("p1", 0), dialect=dialect), latency_s=0.25, trace=trace
+    )
 
-    observe_bound("d", {"queued": 10.0, "waiting": 11.0}, 40.0)
-    observe_bound("d", {"queued": 10.0, "waiting": 11.0, "bound": 40.0}, 50.0)
-    observe_bound("d", {}, 50.0)
+    observe_bound(bound, steps)
 
-    assert (count("yes"), count("no")) == (1, 0)
-    assert value("time_to_bind_seconds_sum", dialect="d", waited="yes") == 30
+    assert (value("time_to_bind_seconds_sum", dialect=dialect, waited=waited) or 0) == took_s

@@ -120,6 +120,6 @@ def test_the_schedulers_port_has_the_usage_of_each_share() -> None:
     used, idle, unknown = (values(board_of(one)[0]) for one in (USED, IDLE, None))
 
     assert used["leasehold_share_memory_used_bytes"] == [600 << 20]
-    assert used["leasehold_share_cores_used_percent"] == [20]
+    assert used["leasehold_share_cores_used_ratio"] == [0.2]
     assert (used["leasehold_share_idle"], idle["leasehold_share_idle"]) == ([0], [1])
     assert unknown["leasehold_share_memory_used_bytes"] == unknown["leasehold_share_idle"] == []

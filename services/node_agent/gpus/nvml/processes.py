@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pynvml
@@ -82,11 +82,14 @@ def _read_sample(number: int) -> DeviceSample:
     listed = _listed(handle)
     instances, memory = _instances(listed), _memory_bytes(listed)
     uuid = DeviceUuid(text_of(pynvml.nvmlDeviceGetUUID(handle)))
+    info: Any = value_or(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle), None)
+    of_processes = sum(used or 0 for used in memory.values())  # of unified memory
     return DeviceSample(
         device=uuid,
         index=index_of(handle, number),
         model=model_of(handle),
-        used_bytes=_used_bytes(handle, memory),
+        used_bytes=int(info.used) if info else of_processes,
+        memory_bytes=int(info.total) if info else None,
         busy_percent=None if rates is None else int(rates.gpu),
         memory_busy_percent=None if rates is None else int(rates.memory),
         processes=tuple(
@@ -120,14 +123,6 @@ def _hardware(handle: Any, uuid: DeviceUuid, busy_percent: int | None) -> Hardwa
         busy_percent=busy_percent,
         throttle=tuple(name for bit, name in THROTTLE.items() if reasons & bit),
     )
-
-
-def _used_bytes(handle: Any, of_processes: Mapping[int, int | None]) -> int:
-    """Return the memory in use; of unified memory, what the processes use."""
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
-    except pynvml.NVMLError:
-        return sum(used or 0 for used in of_processes.values())
 
 
 def _listed(handle: Any) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pynvml
 import pytest
+from prometheus_client import generate_latest
 
 from services.node_agent.gpus.device_faults import ROW_REMAP_FAILED, Xid
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
@@ -19,7 +20,6 @@ from services.node_agent.mig.gpu_models import A100_40
 from services.node_agent.mig.instances import is_laid_out
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from services.node_agent.mig.partitioner import Partitioner
-from services.node_agent.usage.usage_metrics import render_metrics
 from shared.model.device import Hardware
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
@@ -333,7 +333,7 @@ async def test_metrics_show_what_regions_and_the_driver_count(
 
     await world.monitor.scan()
 
-    metrics = read(render_metrics(world.monitor).decode())
+    metrics = read(generate_latest(world.monitor).decode())
     labels = tuple(sorted(OURS.items()))
     assert metrics["leasehold_container_memory_measured_bytes"][labels] == 512 * MIB + CONTEXT
     assert metrics["leasehold_container_memory_drift_bytes"][labels] == CONTEXT
@@ -341,6 +341,6 @@ async def test_metrics_show_what_regions_and_the_driver_count(
     load.kill()
     shutil.rmtree(tmp_path / "proc" / str(load.pid))
     await world.monitor.scan()
-    metrics = read(render_metrics(world.monitor).decode())
+    metrics = read(generate_latest(world.monitor).decode())
     assert metrics["leasehold_container_memory_measured_bytes"][labels] == 0
     assert metrics["leasehold_container_memory_enforced_bytes"][labels] == 512 * MIB

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 from msgspec import structs
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics import parser as openmetrics
 
 from services.node_agent.gpus.inventory import DeviceSample
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.usage.idle_shares import LastUseFile
-from services.node_agent.usage.usage_metrics import render_metrics
 from shared.dialects.dialect import ContainerSetup
 from shared.model.bounds import MOST_MIB
 from shared.model.device import Hardware, XidEvent
@@ -48,13 +49,34 @@ async def test_item_49_every_published_series_has_its_name_labels_and_value(
 
     found = read(text)
     for name, (labels, value) in NUMBERS.items():
-        counter = name == "Device_memory_desc_of_container"
-        parsed = f"{name}_total" if counter else name  # the parser's own idea of counters
-        assert found[parsed] == {tuple(sorted(labels.items())): value}, name
-        assert f"# TYPE {name} {'counter' if counter else 'gauge'}\n{name}{{" in text
+        assert found[name] == {tuple(sorted(labels.items())): value}, name
+        assert f"# TYPE {name} gauge\n{name}{{" in text
     for name, own in OWN_NUMBERS.items():
         assert found[name] == {tuple(sorted(OURS.items())): pytest.approx(own)}, name
     assert not [name for name in found if name.startswith(("python_", "process_"))]
+
+
+# What Prometheus 3 sends by default, and headers that no scraper sends.
+ACCEPTS = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+    "text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+    "application/openmetrics-text;version=x",
+    "application/openmetrics-text;version=" + "9" * 4000,
+)
+
+
+@pytest.mark.parametrize("accept", ACCEPTS)
+async def test_openmetrics_have_the_same_series_as_prometheus_text(
+    world: MonitorWorld, accept: str
+) -> None:
+    computing(world)
+    await world.monitor.scan()
+
+    text = await scraped(world.monitor, accept)
+
+    families = openmetrics.text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
+    exported = {one.name for family in families for one in family.samples}
+    assert exported == set(read(await scraped(world.monitor)))
 
 
 async def test_the_report_of_a_node_can_be_read_whatever_a_container_writes_into_its_region(
@@ -90,8 +112,10 @@ async def test_the_report_and_the_metrics_have_what_sensors_read(world: MonitorW
 
     assert reported == structs.replace(hardware, xids=(xid,))
     found, of_device = read(await scraped(world.monitor)), ("device_uuid", GPU)
-    assert found["leasehold_gpu_temperature_celsius"] == {(of_device,): 61}
-    assert found["leasehold_gpu_power_watts"] == {(of_device,): 312.5}
+    (labels,) = found["hw_temperature_celsius"]
+    assert dict(labels) == {"hw_id": GPU, "hw_type": "gpu", "hw_model": "A"}
+    assert found["hw_temperature_celsius"] == {labels: 61}
+    assert found["hw_power_watts"] == {labels: 312.5}
     assert "leasehold_gpu_power_limit_watts" not in found
     assert found["leasehold_gpu_throttled"] == {(of_device, ("reason", "power limit")): 1}
 
@@ -132,7 +156,7 @@ async def test_a_mig_instance_is_named_by_its_ids(world: MonitorWorld) -> None:
 
     await world.monitor.scan()
 
-    found = read(render_metrics(world.monitor).decode())
+    found = read(generate_latest(world.monitor).decode())
     ids = {"profile": "1g.10gb", "gpu_instance_id": "3", "compute_instance_id": "0"}
     wanted = HAMI | ids | {"mig_uuid": "MIG-a"}
     assert found["hami_mig_device_info"] == {tuple(sorted(wanted.items())): 1}
@@ -144,12 +168,12 @@ async def test_a_mig_instance_is_named_by_its_ids(world: MonitorWorld) -> None:
 async def test_hami_core_39_series_end_with_the_lease(world: MonitorWorld) -> None:
     computing(world)
     await world.monitor.scan()
-    before = read(render_metrics(world.monitor).decode())
+    before = read(generate_latest(world.monitor).decode())
     world.node.leases.sync([], since=world.node.leases.revision)
     world.driver.samples = (replace(world.driver.samples[0], processes=()),)
     await world.monitor.scan()
 
-    after = read(render_metrics(world.monitor).decode())
+    after = read(generate_latest(world.monitor).decode())
 
     assert "vGPU_device_memory_usage_in_bytes" in before
     assert not [name for name, rows in after.items() if any("pod" in dict(row) for row in rows)]
@@ -163,7 +187,7 @@ async def test_hami_core_9_nothing_that_a_container_writes_becomes_a_label(
     world.change(tenant, V1_2.uuids, b'GPU-1"} 5\nevil{x="\xff')
     await world.monitor.scan()
 
-    text = render_metrics(world.monitor).decode()
+    text = generate_latest(world.monitor).decode()
 
     assert "evil" not in text
     assert read(text)["hami_vgpu_memory_used_bytes"] == {tuple(sorted(HAMI.items())): 300 * MIB}
@@ -213,7 +237,7 @@ async def test_a_process_that_the_driver_does_not_list_counts_while_it_lives(
     assert await world.monitor.living_pids(tenant.key) == frozenset({7})
     (reported,) = world.monitor.report({}).shares
     assert (reported.memory_mib, reported.cores_percent) == (300, 25)
-    found = read(render_metrics(world.monitor).decode())
+    found = read(generate_latest(world.monitor).decode())
     assert list(found["hami_vgpu_memory_used_bytes"].values()) == [300 * MIB]
     assert "leasehold_container_memory_drift_bytes" not in found
     assert "HostGPUMemoryUsage" not in found
@@ -226,7 +250,7 @@ async def test_a_scrape_causes_no_requests(world: MonitorWorld) -> None:
     world.driver.broken = True
 
     for _ in range(3):
-        render_metrics(world.monitor)
+        generate_latest(world.monitor)
 
     assert world.kubelet.list_calls == list_calls == 1
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 
 from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import image_of
@@ -15,7 +16,6 @@ from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.kubelet.pods import ClaimHolding, KubeletContainer, KubeletPod
 from services.node_agent.usage.monitor import REPORT_AGAIN_S
-from services.node_agent.usage.usage_metrics import render_metrics
 from shared.model.claim import device_name
 from shared.model.events.node_events import ViolationReason
 from shared.model.names import Namespace
@@ -47,7 +47,7 @@ async def test_altered_limits_are_reported_once_and_restored_in_place(world: Mon
     assert region.memory_limits[0] == 1000 * MIB
     assert [slot.pid for slot in region.slots] == [7]
     assert (violation.reason, violation.pod) == (ViolationReason.TAMPERED, UID)
-    found = read(render_metrics(world.monitor).decode())
+    found = read(generate_latest(world.monitor).decode())
     assert found["leasehold_limits_restored_total"] == {(): 1}
     assert "leasehold_violations" not in found
 
@@ -82,7 +82,7 @@ async def test_hami_core_35_a_bypass_is_reported_once_until_it_ends_and_again_af
 
     assert [one.reason for one in violations] == 3 * [ViolationReason.ISOLATION_LOST]
     row = {key: OURS[key] for key in ("namespace", "pod", "container")}
-    found = read(render_metrics(world.monitor).decode())
+    found = read(generate_latest(world.monitor).decode())
     assert found["leasehold_container_isolation_lost"] == {tuple(sorted(row.items())): 1}
     assert found["leasehold_violations"] == {(("reason", "GpuIsolationLost"),): 1}
     with pytest.raises(TimeoutError):
@@ -105,7 +105,7 @@ async def test_a_process_that_hami_core_has_lost_is_reported(world: MonitorWorld
     assert use.shares[0].region.total == 900 * MIB
     assert violation.reason is ViolationReason.ISOLATION_LOST
     assert "PIDs 8 in the container" in violation.message
-    found = read(render_metrics(world.monitor).decode())
+    found = read(generate_latest(world.monitor).decode())
     assert list(found["leasehold_container_region_orphan_slots"].values()) == [1]
 
 
@@ -159,7 +159,7 @@ async def test_metrics_are_served_whatever_replaced_the_region(
 
     await world.monitor.scan()
 
-    found = read(render_metrics(world.monitor).decode())
+    found = read(generate_latest(world.monitor).decode())
     assert "hami_vgpu_memory_used_bytes" not in found
     assert list(found["leasehold_container_isolation_lost"].values()) == [1]
     assert list(found["leasehold_container_memory_measured_bytes"].values()) == [350 * MIB]
