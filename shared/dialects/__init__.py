@@ -9,7 +9,7 @@ from shared.dialects.koordinator import dialect as koordinator
 from shared.dialects.nvidia import dialect as nvidia
 from shared.dialects.tencent import vcuda
 from shared.dialects.volcano import gpushare, vgpu
-from shared.model.names import OWN_SCHEDULER
+from shared.model.names import EXPECTED_RUN_TIME, MAX_RUN_TIME, OWN_SCHEDULER
 
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect
@@ -49,9 +49,9 @@ SCHEDULERS = tuple(
 KUBE_SCHEDULER = "leasehold-full"
 """`spec.schedulerName` of the pods that a kube-scheduler with Leasehold's extender schedules."""
 
-REQUEST_ANNOTATIONS = frozenset({strict_isolation.ISOLATION}).union(
-    *(d.request_annotations for d in DIALECTS.values())
-)
+REQUEST_ANNOTATIONS = frozenset(
+    {strict_isolation.ISOLATION, MAX_RUN_TIME, EXPECTED_RUN_TIME}
+).union(*(d.request_annotations for d in DIALECTS.values()))
 """Annotations of a pod that its request depends on."""
 
 REQUEST_LABELS = frozenset().union(*(d.request_labels for d in DIALECTS.values()))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from shared.dialects.strict_isolation import ISOLATION
 from shared.model.events.event import ADMISSION
+from shared.model.names import EXPECTED_RUN_TIME, MAX_RUN_TIME
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 """The variable that NVIDIA's container runtime reads, where it is the default runtime."""
@@ -64,7 +65,7 @@ LIBRARY_SEARCH = "LD_LIBRARY_PATH"
 
 DENIED_ANNOTATIONS = ("leasehold.dev/",)
 """Prefixes of annotations that a new pod must not have, except those for its author."""
-AUTHOR_ANNOTATIONS = (ISOLATION,)
+AUTHOR_ANNOTATIONS = (ISOLATION, MAX_RUN_TIME, EXPECTED_RUN_TIME)
 """Those of them that a pod's author may write."""
 EXEMPT = "leasehold.dev/exempt"
 """On a pod of an exempt namespace: it may mount protected paths and have more privileges."""

@@ -277,6 +277,7 @@ class ApiPodSpec(Struct, frozen=True, rename="camel", gc=False):
     resources: Resources = Resources()
     scheduling_group: dict[str, object] | None = None
     termination_grace_period_seconds: float | None = None
+    active_deadline_seconds: float | None = None
     volumes: tuple[Volume, ...] = ()
 
 

@@ -93,6 +93,9 @@ Members = Annotated[int, Meta(ge=1, le=999_999)]
 """Pods of a gang."""
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 """A duration, or an instant in Unix seconds; also refuses NaN."""
+MOST_RUN_S = 2**31 - 1
+RunTime = Annotated[int, Meta(ge=0, le=MOST_RUN_S)]
+"""Whole seconds that a pod may run: Kubernetes' int32."""
 
 Reading = Annotated[float, Meta(ge=0, le=1e6)]
 """What a sensor of a device reads: degrees Celsius, watts, MHz or percent."""

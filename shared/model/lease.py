@@ -32,7 +32,7 @@ from shared.model.bounds import (
 from shared.model.errors import ConflictError
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.quantity import peak
-from shared.model.request import SharingPolicy
+from shared.model.request import NO_TERM, SharingPolicy, Term
 
 
 class LeaseState(StrEnum):
@@ -198,11 +198,14 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trace: TraceText = ""
     """W3C traceparent of the span that created the lease."""
     weighed: LongText = ""
+    term: Term = NO_TERM
     state: LeaseState = LeaseState.RESERVED
     version: Fence = 0
     created_at: Seconds = 0.0
     expires_at: Seconds = 0.0
     """Unix seconds at which a reservation ends; 0 once bound."""
+    activated_at: Seconds = 0.0
+    """Unix seconds at which it became active, by the ledger's own clock; 0: it did not."""
     resized_at: Seconds = 0.0
     """When a resize last changed its shares, Unix seconds in whole milliseconds by the ledger's own
     clock; 0: none did."""
@@ -220,6 +223,38 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def shares_of(self, container: str) -> tuple[Share, ...]:
         """Return the shares of one container, in the order of its devices."""
         return tuple(share for share in self.shares if share.container == container)
+
+
+END_MARGIN_S = 15.0
+"""From a pod's deadline and grace period until its lease has ended: the kubelet compares deadlines
+once a second, counts from its first status of the pod, after Allocate, and reports the end."""
+
+
+def ends_by(lease: Lease) -> float | None:
+    """Return the instant (Unix seconds) by which its capacity is free, if nothing fails.
+
+    None: its pod has no maximum run time. Without `activated_at` it is a guess, since the pod's
+    time has not begun.
+    """
+    term = lease.term
+    if term.max_run_s is None:
+        return None
+    return _start(lease) + term.max_run_s + term.grace_s + END_MARGIN_S
+
+
+def expected_end(lease: Lease, learned_s: float | None = None) -> float | None:
+    """Return the instant at which its pod is expected to end, at the latest `ends_by`; or None.
+
+    Its author's expectation counts, then `learned_s`, then its maximum run time.
+    """
+    term = lease.term
+    expected = term.expected_run_s if term.expected_run_s is not None else learned_s
+    known = [each for each in (expected, term.max_run_s) if each is not None]
+    return _start(lease) + min(known) if known else None
+
+
+def _start(lease: Lease) -> float:
+    return lease.activated_at or lease.created_at
 
 
 def bookings(shares: Iterable[Share]) -> tuple[Booking, ...]:

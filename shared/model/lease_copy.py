@@ -15,7 +15,7 @@ from shared.model.names import Namespace
 
 ANNOTATION = "leasehold.dev/lease"
 FORMAT = 1
-_READ_AS = {"state": LeaseState.BOUND, "expires_at": 0.0, "weighed": ""}
+_READ_AS = {"state": LeaseState.BOUND, "expires_at": 0.0, "activated_at": 0.0, "weighed": ""}
 """What a copy does not have: it is read as that of a bound lease."""
 _ELSEWHERE = {"namespace", "name", *_READ_AS}
 

@@ -14,7 +14,7 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import AntiAffinityTerm, NodeFacts
 from shared.model.placement import Placement, Refusal
 from shared.model.quota import QuotaExcess
-from shared.model.request import PodRequest, SharingPolicy
+from shared.model.request import NO_TERM, PodRequest, SharingPolicy, Term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,7 @@ class Reservation:
     memo: str = ""
     trace: str = ""
     weighed: str = ""
+    term: Term = NO_TERM
     priority: int = 0
     read_version: int | None = None
     """The ledger's version that the candidates were chosen by.
@@ -67,6 +68,7 @@ def reservation_for(
         memo=request.memo,
         trace=queued.trace,
         weighed=candidates[0].weighed if candidates else "",
+        term=request.term,
         read_version=read_version,
         repels=repels,
     )

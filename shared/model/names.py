@@ -32,6 +32,10 @@ HANDED_OVER = "leasehold.dev/handed-over"
 """Label of pods that admission gave to kube-scheduler; its value says why."""
 BUDGET_GATE = "leasehold.dev/budget"
 """Scheduling gate of new pods in a namespace whose exhausted budget queues them."""
+MAX_RUN_TIME = "leasehold.dev/max-run-time"
+EXPECTED_RUN_TIME = "leasehold.dev/expected-run-time"
+"""Annotations of a pod, written by its author: durations such as `90m` or `2h30m`. Admission writes
+the former into `spec.activeDeadlineSeconds`, which the kubelet enforces."""
 
 OFFER = "leasehold.dev/offer"
 """Annotation of a waiting pod of kube-scheduler, as `NODE@NUMBER`: something was freed for it, on

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import TypeVar
 
-from shared.model.bounds import MOST
+from shared.model.bounds import MOST, MOST_RUN_S
 from shared.model.errors import RequestError
 
 Amount = TypeVar("Amount", int, Fraction)
@@ -52,6 +52,24 @@ def parse_quantity(text: str | float) -> Fraction:
     if suffix not in _SUFFIXES:
         raise RequestError(f"{text!r} ends in {suffix!r}, which is not a quantity suffix")
     return Fraction(number) * _SUFFIXES[suffix]
+
+
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
+
+
+def parse_duration_s(text: str) -> int:
+    """Parse a duration such as `90m`, `2h30m` or `3600s` as whole seconds, from 1 to `MOST_RUN_S`.
+
+    Raises RequestError with the text if it is not one.
+    """
+    match = _DURATION.fullmatch(text) if len(text) <= LONGEST else None
+    parts = [int(part or 0) for part in match.groups()] if match else [0]
+    seconds = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))
+    if not 1 <= seconds <= MOST_RUN_S:
+        raise RequestError(
+            f"{text[:LONGEST]!r} is not a duration of 1s or more such as 90m, 2h30m or 48h"
+        )
+    return seconds
 
 
 def parse_decimal(text: str) -> int | None:

@@ -21,6 +21,7 @@ from shared.model.bounds import (
     Percent,
     Priority,
     Resources,
+    RunTime,
     Shares,
     ShortText,
 )
@@ -195,6 +196,22 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     """Its pods that other schedulers have placed."""
 
 
+class Term(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """How long a pod may run, and how long it is expected to run."""
+
+    max_run_s: RunTime | None = None
+    """`spec.activeDeadlineSeconds`: the kubelet ends the pod so long after its start; None: never.
+    """
+    expected_run_s: RunTime | None = None
+    """What the pod's author expects; nothing enforces it."""
+    grace_s: RunTime = 30
+    """`spec.terminationGracePeriodSeconds`: how long its containers may take to end."""
+
+
+NO_TERM = Term()
+"""Nothing is known."""
+
+
 class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Everything that placement needs to know about a pod."""
 
@@ -230,3 +247,5 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     (always 1) and other extended resources in units."""
     node_requirements: NodeRequirements = msgspec.field(default_factory=NodeRequirements)
     priority: Priority = 0
+    term: Term = NO_TERM
+    """No part of `placement_key`: it changes when devices are free, not which ones fit."""

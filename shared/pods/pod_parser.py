@@ -46,6 +46,7 @@ from shared.pods.observed_pod import ObservedPod, rejection_of
 from shared.pods.pod_anti_affinity import PodAntiAffinity, parse_anti_affinity
 from shared.pods.pod_policy import Check, PolicySubject, device_mounts, violations
 from shared.pods.pod_view import SIDECAR, PodView, view_of
+from shared.pods.run_term import parse_term
 
 TEMPLATES, TEMPLATES_BYTES = 4096, 16 * 1024 * 1024
 """Pod templates whose parsed request is cached; and the bytes of them all, as a template has up to
@@ -168,6 +169,7 @@ class PodParser:
                 spec.resource_claims,
                 spec.scheduling_group,
                 (spec.host_network, spec.host_users),
+                (spec.active_deadline_seconds, spec.termination_grace_period_seconds),
                 [each for each in spec.volumes if each != Volume(each.name)] if ours else (),
                 _running(pod),
             )
@@ -243,6 +245,7 @@ def _request(pod: ApiPod, view: PodView, resources: Mapping[str, int], rules: Ru
         resources=resources,
         node_requirements=structs.replace(required, selector=tuple(selector)),
         priority=pod.spec.priority or 0,
+        term=parse_term(view),
     )
     check_bounds(request, "the pod's request")
     return request

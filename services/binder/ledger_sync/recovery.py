@@ -57,6 +57,7 @@ def evidence_of(reported: Lease, copy: str) -> Evidence | str:
         written,
         shares=shares,
         version=version,
+        activated_at=reported.activated_at,
         resized_at=max(written.resized_at, reported.resized_at),
     )
     return Evidence(merged, is_hearsay=False)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from shared.dialects.dialect import ContainerSetup
 from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease, Share
@@ -86,7 +88,7 @@ def new_entry(
         container=container,
         resource=resource,
         device_ids=device_ids,
-        lease=lease,
+        lease=structs.replace(lease, activated_at=now),
         activated_at=now,
     )
     return CheckpointEntry(

@@ -36,7 +36,7 @@ from shared.model.ledger import Reservation, TooLarge
 from shared.model.names import NodeName
 from shared.model.node import HOSTNAME, AntiAffinityTerm
 from shared.model.placement import Placement
-from shared.model.request import SharingPolicy
+from shared.model.request import NO_TERM, SharingPolicy, Term
 
 DEVICE_FIELDS = 8
 """Values per device of a demand: uuid, MiB, cores, shares, new slots, sharing policy, slots that
@@ -48,6 +48,8 @@ _GRANT = "id"
 _GRANT_BYTES = 12
 _UNENCODABLE = (RequestError, OverflowError, UnicodeEncodeError, error)
 """What is raised for numbers and texts that are beyond every limit."""
+_EXPIRING = frozenset({LeaseState.RESERVED, LeaseState.EXPIRED})
+"""States whose instant is the one of `expires_at`; that of the others is `activated_at`."""
 _STATES = dict(enumerate(LeaseState, start=1))
 _POLICIES = tuple(SharingPolicy)
 
@@ -143,7 +145,8 @@ def encode_description(
 ) -> bytes:
     """Pack a lease without its demand. `texts` caches the resources of other leases.
 
-    The description of a ResourceClaim's lease, which is never resized, ends with its allocation.
+    A term is a map, and absent if nothing is known. The description of a ResourceClaim's lease,
+    which is never resized, ends with its allocation.
     """
     resources = tuple(of.resources.items())
     resources_text = texts.get(resources)
@@ -152,8 +155,10 @@ def encode_description(
     groups_text = joined_texts(of.anti_affinity_groups) if of.anti_affinity_groups else ""
     check_size("the anti-affinity groups", len(groups_text.encode()), MOST_GROUPS_BYTES)
     gang = of.gang and escaped(of.gang)
+    term = () if of.term == NO_TERM else (of.term,)
     claim = (of.claim.generation, of.claim.consumers) if of.claim else ()
-    return _pack((groups_text, resources_text, of.pod, gang, *_described_values(of), *claim, *more))
+    values = (*_described_values(of), *term, *claim, *more)
+    return _pack((groups_text, resources_text, of.pod, gang, *values))
 
 
 def encode_resources(resources: Mapping[str, int]) -> str:
@@ -214,6 +219,7 @@ def new_lease(
         memo=wanted.memo,
         trace=wanted.trace,
         weighed=wanted.weighed,
+        term=wanted.term,
         version=version,
         created_at=now,
         expires_at=expires_at,
@@ -259,7 +265,7 @@ def encode_lease(lease: Lease) -> bytes:
         lease.version,
         lease.version,
         lease.created_at,
-        lease.expires_at,
+        lease.expires_at if lease.state in _EXPIRING else lease.activated_at,
         len(lease.shares),
         len(description),
     )
@@ -272,11 +278,15 @@ def encode_lease(lease: Lease) -> bytes:
 
 def decode_lease(value: bytes) -> Lease:
     """Unpack a stored lease."""
-    state, version, _, created_at, expires_at, share_count, length = _HEADER.unpack_from(value)
+    number, version, _, created_at, instant, share_count, length = _HEADER.unpack_from(value)
+    state = _STATES[number]
+    expires = state in _EXPIRING
     grants = unpack_from("<" + _GRANT * share_count, value, _HEADER.size)
     at = _HEADER.size + _GRANT_BYTES * share_count
     groups_text, resources, pod, gang, namespace, name, *others = _unpack(value[at : at + length])
     dialect, memo, trace, weighed, *last = others
+    has_term = bool(last) and isinstance(last[0], dict)
+    term = msgspec.convert(last.pop(0), Term) if has_term else NO_TERM
     node, *demand = _unpack(value[at + length :])
     amounts = _decode_amounts(resources)
     share_values = demand[2] if demand[0] is False else [demand]
@@ -294,10 +304,12 @@ def decode_lease(value: bytes) -> Lease:
         memo=memo,
         trace=trace,
         weighed=weighed,
-        state=_STATES[state],
+        term=term,
+        state=state,
         version=int(version),
         created_at=created_at,
-        expires_at=expires_at,
+        expires_at=instant if expires else 0.0,
+        activated_at=0.0 if expires else instant,
         resized_at=last[0] if len(last) == 1 else 0.0,
     )
 

@@ -29,7 +29,6 @@ local numbers, answer, has_changed, tenures, gangs = {}, {''}, false, {}, {}
 
 local function move(pod, header, value, state_to)
   change_state(header, state_to)
-  header[L_EXPIRES] = 0
   value = put_header(pod, header, value)
   has_changed = true
   if state_to == BOUND then

@@ -105,7 +105,7 @@ local function check_lease_indexes(pod, value)
   if gang ~= '' and not is_vanished and not must_list then
     expect(call('ZSCORE', PREFIX .. 'gang-leases', gang .. '|' .. pod), 'gang-leases')
   end
-  if header[L_EXPIRES] > 0 then expect(is_expiring(pod, header[L_EXPIRES]), 'expiring') end
+  if header[L_STATE] == RESERVED then expect(is_expiring(pod, header[L_EXPIRES]), 'expiring') end
   if quota.on and demand[2] >= FIRST_DEVICE and quota.rule_of(namespace) then
     expect(call('HEXISTS', PREFIX .. 'quota-charges', pod) == 1, 'quota-charges')
     expect(call('HEXISTS', PREFIX .. 'quota-used', namespace) == 1, 'quota-used')

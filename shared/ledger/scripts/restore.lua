@@ -70,6 +70,11 @@ local function conflict(demand, grants, groups_text, resources, hearsay)
   end
 end
 
+-- When it became active; later than that where nobody knows any more.
+local function active_since(header)
+  return header[L_EXPIRES] > 0 and math.min(header[L_EXPIRES], newest_s) or newest_s
+end
+
 local restored_tenures = {}
 local function restore(value, header, demand, grants, pod)
   local node = node_of(demand[1]) or new_node(demand[1])
@@ -80,11 +85,12 @@ local function restore(value, header, demand, grants, pod)
   end
   last_version = math.max(last_version, header[L_VERSION])
   header[L_CREATED] = math.min(header[L_CREATED], newest_s)
+  if header[L_STATE] == ACTIVE then header[L_EXPIRES] = active_since(header) end
   value = put_header(pod, header, value)
   local groups_text, resources, _, gang, namespace = description_of(header, value)
   fair.add_demand(namespace, demand, 1)
   add_demand(demand, resources, groups_text, 1)
-  index_lease(pod, node, header[L_EXPIRES], gang)
+  index_lease(pod, node, header[L_STATE] == RESERVED and header[L_EXPIRES] or 0, gang)
   if quota.on then quota.charge_lease(pod, header, value) end
   if header[L_STATE] ~= RESERVED then append(restored_tenures, pod, value) end
 end
@@ -102,7 +108,8 @@ local function merge(known_value, header, demand, grants, pod)
   local is_newer = state_before == state and state ~= RESERVED and header[L_VERSION] > known[L_VERSION]
   if is_newer or MAY_REACH[state_before][state] then
     -- The lease may skip states.
-    known[L_STATE], known[L_EXPIRES] = state, 0
+    if state ~= state_before then known[L_EXPIRES] = state == ACTIVE and active_since(header) or 0 end
+    known[L_STATE] = state
     known[L_VERSION] = math.max(next_version(), header[L_VERSION])
     last_version = known[L_VERSION]
     local value = put_header(pod, known, known_value)

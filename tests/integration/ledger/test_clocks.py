@@ -166,12 +166,21 @@ async def test_a_lease_without_a_pod_is_found_whichever_host_reserved(
     assert abs(lease.created_at - true) < 60, "ages of leases are right on every host"
 
 
-async def test_a_restored_lease_was_not_created_in_the_future(url: str) -> None:
+@pytest.mark.parametrize(
+    ("activated_in_s", "counted"), [(-60.0, -60.0), (HOUR_S, 0.0), (None, 0.0)]
+)
+async def test_a_restored_lease_was_neither_created_nor_activated_in_the_future(
+    url: str, activated_in_s: float | None, counted: float
+) -> None:
     async with ledger(url) as leases, host(url, leases) as (binder, clock):
         lease = await reserved(binder, clock, ttl_s=30)
         await leases.release([lease.pod], reason="a test")
         forged = structs.replace(
-            lease, state=LeaseState.BOUND, created_at=clock.now() + HOUR_S, expires_at=0.0
+            lease,
+            state=LeaseState.ACTIVE,
+            created_at=clock.now() + HOUR_S,
+            expires_at=0.0,
+            activated_at=0.0 if activated_in_s is None else clock.now() + activated_in_s,
         )
 
         assert await binder.restore([forged], now=clock.now()) == []
@@ -179,6 +188,7 @@ async def test_a_restored_lease_was_not_created_in_the_future(url: str) -> None:
         [stored] = await binder.load([lease.pod])
         assert stored is not None
         assert stored.created_at <= clock.now()
+        assert abs(stored.activated_at - clock.now() - counted) < 5
 
 
 @pytest.mark.parametrize("number", [-1, MOST_VERSION])

@@ -1,14 +1,28 @@
 """Leases on a real server: what they hold, and every operation in each of their states."""
 
+import time
+from dataclasses import replace
+
 import pytest
 from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
+from shared.ledger.rows.lease_rows import new_lease
 from shared.ledger.script_sources import reachable
 from shared.model.errors import UnavailableError
-from shared.model.lease import LIVE, TRANSITIONS, Lease, LeaseState, StaleLeaseError
+from shared.model.lease import (
+    END_MARGIN_S,
+    LIVE,
+    TRANSITIONS,
+    Lease,
+    LeaseState,
+    StaleLeaseError,
+    ends_by,
+    expected_end,
+)
 from shared.model.ledger import AlreadyLeased, NoCapacity, Reserved
 from shared.model.names import NodeName
+from shared.model.request import Term
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
@@ -104,6 +118,41 @@ async def test_a_restored_lease_only_moves_forward_along_the_table(
     assert after
     assert after.state is (to if to in reachable()[state] else state)
     assert (after == before) is (after.state is state)
+
+
+async def test_the_end_of_a_lease_is_counted_from_its_activation(leases: RedisLeases) -> None:
+    term = Term(max_run_s=60, grace_s=30)
+    began = time.time()
+    [lease] = await reserve(leases, replace(reservation("p", share("a")), term=term))
+    assert ends_by(lease) == NOW + 60 + 30 + END_MARGIN_S
+
+    active = await moved(await moved(lease, BOUND, leases), ACTIVE, leases)
+    again = await moved(active, ACTIVE, leases)
+    ended = await moved(active, RELEASED, leases)
+
+    assert began - 0.1 < active.activated_at < time.time() + 0.1
+    assert ends_by(active) == active.activated_at + 60 + 30 + END_MARGIN_S
+    assert again == active
+    assert (ended.term, ended.activated_at) == (term, active.activated_at)
+
+
+@pytest.mark.parametrize(
+    ("term", "learned_s", "expected"),
+    [
+        (Term(), None, None),
+        (Term(), 20.0, NOW + 20),
+        (Term(max_run_s=60), None, NOW + 60),
+        (Term(max_run_s=60), 90.0, NOW + 60),
+        (Term(max_run_s=60, expected_run_s=10), 20.0, NOW + 10),
+    ],
+)
+def test_the_expected_end_is_the_authors_then_the_learned_then_the_latest(
+    term: Term, learned_s: float | None, expected: float | None
+) -> None:
+    wanted = replace(reservation("p", share("a")), term=term)
+    lease = new_lease(wanted, 1, iter([17, 3, 40]), NOW, NOW + 30)
+
+    assert expected_end(lease, learned_s) == expected
 
 
 @pytest.mark.parametrize("state", sorted(LIVE))

@@ -20,10 +20,10 @@ from shared.ledger.rows.waiting_rows import (
     group_of,
     order_of,
 )
-from shared.model.lease import Lease, LeaseState, MigPlacement, Share
+from shared.model.lease import ClaimAllocation, Lease, LeaseState, MigPlacement, Share
 from shared.model.ledger import Reservation, counted_use
-from shared.model.names import NodeName
-from shared.model.request import GpuRequest, PodRequest
+from shared.model.names import NodeName, PodUid
+from shared.model.request import GpuRequest, PodRequest, Term
 from tests.support.placer.ledger import (
     NOW,
     queued,
@@ -131,8 +131,16 @@ def test_a_lease_is_read_as_it_was_written() -> None:
     ]
     assert lease.weighed == wanted.weighed
     assert decode_lease(encode_lease(lease)) == lease
-    bound = structs.replace(lease, state=LeaseState.BOUND, expires_at=0.0, version=18)
-    assert decode_lease(encode_lease(bound)) == bound
+    term = Term(max_run_s=7200, grace_s=60)
+    bound = structs.replace(
+        lease, state=LeaseState.BOUND, expires_at=0.0, version=18, term=term, resized_at=NOW
+    )
+    claim = ClaimAllocation(generation="g", consumers=(PodUid("q"),))
+    active = structs.replace(
+        bound, state=LeaseState.ACTIVE, activated_at=NOW, resized_at=0.0, claim=claim
+    )
+    for each in (bound, active):
+        assert decode_lease(encode_lease(each)) == each
 
 
 def test_a_new_lease_is_immutable() -> None:

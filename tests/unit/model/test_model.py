@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from shared.model.errors import RequestError
 from shared.model.lease import LIVE, TRANSITIONS, LeaseState, Share, bookings
 from shared.model.names import DeviceUuid
-from shared.model.quantity import amount_text, parse_count, parse_cpu_m, parse_resources
+from shared.model.quantity import (
+    amount_text,
+    parse_count,
+    parse_cpu_m,
+    parse_duration_s,
+    parse_resources,
+)
 from tests.support.lifecycle import most_at_once
 
 
@@ -42,6 +48,21 @@ def test_cpu_is_read_in_millicores_rounded_up(text: str | int, thousandths: int)
 def test_an_invalid_quantity_is_named_in_the_error(text: str) -> None:
     with pytest.raises(RequestError, match="quantity"):
         parse_count(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90m", 5400), ("2h30m", 9000), ("48h", 172_800), ("1h1m1s", 3661)]
+)
+def test_durations_are_read_as_kubernetes_writes_them(text: str, seconds: int) -> None:
+    assert parse_duration_s(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0s", "2", "2d", "-2h", "30m2h", "1.5h", "2H", "9999999h", "1" * 65 + "h", "٢h"]
+)
+def test_an_invalid_duration_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(RequestError, match="such as 90m"):
+        parse_duration_s(text)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiNode, ApiPod
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import PodRejected, PodTerminated
+from shared.model.request import PodRequest, Term
 from shared.nats import wire
+from shared.placing.index.node_index import placement_key
 from shared.pods.observed_pod import ObservedPod
 from shared.pods.pod_parser import TEMPLATES_BYTES, PodParser
 from shared.runtime.request_settings import RequestSettings, load_rules
@@ -142,6 +144,54 @@ def test_pods_of_one_template_share_a_request_and_other_annotations_make_a_diffe
     assert (one.pod, two.pod) == ("one", "two")
     assert other.request is not None
     assert other.request.selection.mode == "mig"
+
+
+EXPECTED, MOST = "leasehold.dev/expected-run-time", "leasehold.dev/max-run-time"
+
+
+@pytest.mark.parametrize(
+    ("spec", "annotations", "term"),
+    [
+        ({}, {}, Term()),
+        ({"activeDeadlineSeconds": 7200}, {MOST: "2h"}, Term(max_run_s=7200)),
+        ({"activeDeadlineSeconds": 60}, {MOST: "2h"}, Term(max_run_s=60)),
+        ({"activeDeadlineSeconds": 10**30}, {}, Term(max_run_s=2**31 - 1)),
+        (
+            {"activeDeadlineSeconds": 60, "terminationGracePeriodSeconds": -1},
+            {EXPECTED: "30s"},
+            Term(max_run_s=60, expected_run_s=30, grace_s=0),
+        ),
+    ],
+)
+def test_only_what_the_kubelet_enforces_is_a_maximum_run_time(
+    spec: Mapping[str, object], annotations: Mapping[str, str], term: Term
+) -> None:
+    seen = read({"schedulerName": "volcano", "containers": [VGPU], **spec}, annotations=annotations)
+
+    assert seen.request is not None
+    assert seen.request.term == term
+    assert placement_key(seen.request) == placement_key(read_ours().request or PodRequest())
+
+
+@pytest.mark.parametrize(
+    ("annotations", "spec", "fault"),
+    [
+        ({MOST: "2h"}, {}, "set spec.activeDeadlineSeconds to 7200"),
+        ({MOST: "1h"}, {"activeDeadlineSeconds": 3601}, "set spec.activeDeadlineSeconds to 3600"),
+        (
+            {MOST: "2 days"},
+            {"activeDeadlineSeconds": 60},
+            "annotation leasehold.dev/max-run-time: ",
+        ),
+        ({EXPECTED: "0s"}, {}, "annotation leasehold.dev/expected-run-time: "),
+    ],
+)
+def test_a_run_time_that_nothing_enforces_or_that_is_malformed_is_refused(
+    annotations: Mapping[str, str], spec: Mapping[str, object], fault: str
+) -> None:
+    seen = read({"schedulerName": "volcano", "containers": [VGPU], **spec}, annotations=annotations)
+
+    assert fault in seen.request_error
 
 
 def test_vcuda_memory_is_summed_as_the_kubelet_sums_it() -> None:

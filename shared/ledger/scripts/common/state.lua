@@ -76,7 +76,8 @@ local N_RESOURCE_COUNT, N_VERSION, N_STATUS, N_NUMBER, N_NAME, N_RESOURCE_NAMES,
 -- A lease: these numbers; a slot (-1: none) and a fence per share; and two MessagePack arrays. The
 -- first, of L_DESCRIPTION_BYTES, describes it: anti-affinity groups (each but the last before a line
 -- feed), resources as JSON {name, amount, ...}, pod, gang, namespace, and what no script reads. The
--- second is its demand: see demand_at. The states are lease_states.lua's.
+-- second is its demand: see demand_at. The states are lease_states.lua's. L_EXPIRES: of a reservation, when it
+-- expires; later, when the lease became active, or 0.
 local LEASE_FORMAT, GRANT_FORMAT = '<BddddI4I4', 'i4d'
 local LEASE_BYTES, GRANT_BYTES = 41, 12
 local L_STATE, L_VERSION, L_RESERVED_VERSION, L_CREATED, L_EXPIRES, L_SHARE_COUNT, L_DESCRIPTION_BYTES =
@@ -390,6 +391,8 @@ local function change_state(header, to)
   if not MAY_BECOME[header[L_STATE]][to] then
     error('a lease in state ' .. header[L_STATE] .. ' cannot become ' .. to)
   end
+  if header[L_STATE] == RESERVED and to ~= EXPIRED then header[L_EXPIRES] = 0 end
+  if to == ACTIVE then header[L_EXPIRES] = now_in_ms() / 1000 end
   header[L_STATE], header[L_VERSION] = to, next_version()
 end
 
