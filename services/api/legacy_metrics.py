@@ -26,9 +26,9 @@ _SHARE_LABELS = {
     "node": "device.node",
     "device_uuid": "device.uuid",
 }
-_DEVICES = (*volcano.SCHEDULER_DEVICES, *hami.SCHEDULER_DEVICES)
-_PODS = volcano.SCHEDULER_PODS
-_CONTAINERS = (
+DEVICES = (*volcano.SCHEDULER_DEVICES, *hami.SCHEDULER_DEVICES)
+PODS = volcano.SCHEDULER_PODS
+CONTAINERS = (
     *hami.SCHEDULER_CONTAINERS,
     *(
         PublishedMetric(*row, _SHARE_LABELS)
@@ -54,20 +54,27 @@ _CONTAINERS = (
     ),
 )
 
+MOST_SHARES = 20_000
+LEFT_OUT = (
+    "leasehold_shares_left_out",
+    f"Shares without series here: the page has those of {MOST_SHARES:,}.",
+)
+
 
 def metric_families(projection: Projection) -> Iterator[Metric]:
     """Return every metric family; values with equal labels are added up."""
     devices = {uuid: _device(view) for uuid, view in projection.devices.items()}
-    for of_devices in _DEVICES:
+    for of_devices in DEVICES:
         yield _family(of_devices, devices.values())
     leases = [lease for totals in projection.totals.values() for lease in totals.leases]
     pods = [share for lease in leases for share in _of_pod(lease, devices)]
     containers = [share for lease in leases for share in _of_containers(lease, devices, projection)]
     for of_shares, shares in (
-        *((metric, pods) for metric in _PODS),
-        *((metric, containers) for metric in _CONTAINERS),
+        *((metric, pods) for metric in PODS),
+        *((metric, containers) for metric in CONTAINERS),
     ):
-        yield _family(of_shares, shares)
+        yield _family(of_shares, shares[:MOST_SHARES])
+    yield GaugeMetricFamily(*LEFT_OUT, value=max(len(containers) - MOST_SHARES, 0))
 
 
 def _device(view: DeviceView) -> DeviceAllocation:

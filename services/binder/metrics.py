@@ -23,8 +23,8 @@ for _kind in (
 
 EVICTIONS = Counter(
     "leasehold_preemption_evictions",
-    "Pods evicted, by their namespace, the cause, and the namespace that gets their devices.",
-    ["namespace", "cause", "beneficiary"],
+    "Pods evicted, by their namespace and the cause.",
+    ["namespace", "cause"],
 )
 
 RESIZES = Counter(

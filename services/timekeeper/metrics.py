@@ -1,10 +1,9 @@
 """The timekeeper's Prometheus metrics."""
 
-from contextlib import suppress
-
 from prometheus_client import Counter, Gauge, Histogram
 
 from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance, BudgetState
+from shared.model.names import Namespace
 
 UNITS_PER_GPU_SECOND = UNITS_PER_GPU_MINUTE // 60
 
@@ -51,7 +50,12 @@ def set_balance(balance: Balance) -> None:
     if balance.remaining_units is not None:
         REMAINING.labels(name).set(balance.remaining_units / UNITS_PER_GPU_SECOND)
     else:
-        with suppress(KeyError):  # it may never have had a limit
-            REMAINING.remove(name)
+        REMAINING.remove_by_labels({"namespace": name})
     for state in BudgetState:
         STATE.labels(name, state).set(int(state is balance.state))
+
+
+def remove_balance(namespace: Namespace) -> None:
+    """End the series of a namespace."""
+    for gauge in (REMAINING, USED, CURRENT_RATE, STATE, INVALID):
+        gauge.remove_by_labels({"namespace": namespace})

@@ -20,7 +20,7 @@ from services.timekeeper.accounts.accrual import (
 )
 from services.timekeeper.config.budget_sources import ConfiguredBudgets
 from services.timekeeper.journal_reader import JournalReader
-from services.timekeeper.metrics import CHARGE_DELAY, VIOLATIONS, set_balance
+from services.timekeeper.metrics import CHARGE_DELAY, VIOLATIONS, remove_balance, set_balance
 from services.timekeeper.report.budget_reports import budget_changed, is_reportable_change
 from services.timekeeper.report.status_publisher import StatusPublisher
 from shared.credentials.certificate_rotation import ServingCertificate
@@ -204,7 +204,9 @@ class Timekeeper:
             for name in names
             if name not in self.accounts or self.accounts[name].revision != found.get(name, 0)
         }
-        self.accounts = {name: each for name, each in self.accounts.items() if name in names}
+        for gone in self.accounts.keys() - names:
+            del self.accounts[gone]
+            remove_balance(gone)
         for account in await self.store.load(stale):
             self.accounts[account.namespace] = account
 

@@ -119,7 +119,10 @@ class QuotaReflectors:
 def _apply_valid(apply: _Apply, name: str, item: RawObject | None) -> None:
     try:
         apply(name, item)
-        INVALID.labels(name).set(0)
+        if item is None:
+            INVALID.remove_by_labels({"name": name})
+        else:
+            INVALID.labels(name).set(0)
     except RequestError as error:
         INVALID.labels(name).set(1)
         logger.error(  # noqa: TRY400

@@ -14,7 +14,8 @@ import yaml
 
 from tools.generate import grafana
 from tools.generate.pages import ROOT
-from tools.generate.reference_metrics import node_page, registered
+from tools.generate.reference import OURS
+from tools.generate.reference_metrics import BOUNDS, Row, node_page, registered, scheduler_page
 
 MONITORING = ROOT / "k8s" / "monitoring"
 ALERTS = MONITORING / "alerts.yaml"
@@ -25,12 +26,28 @@ PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
 
 
+def all_rows() -> list[Row]:
+    return [
+        *node_page(),
+        *scheduler_page(),
+        *(row for rows in registered().values() for row in rows),
+    ]
+
+
+def test_the_bound_of_every_label_of_our_metrics_is_stated() -> None:
+    ours = (labels for name, _, labels, _ in all_rows() if name.startswith(OURS))
+    used = {label for labels in ours for label in labels.strip("{}").split(",") if label}
+
+    assert used == {label for labels in BOUNDS.values() for label in labels.split()}
+
+
 @cache
 def existing() -> frozenset[str]:
     """The names under which Prometheus stores what our processes expose."""
-    rows = [*node_page(), *(row for rows in registered().values() for row in rows)]
     suffixes = {"histogram": ("_bucket", "_sum", "_count")}
-    return frozenset(f"{name}{end}" for name, kind, *_ in rows for end in suffixes.get(kind, ("",)))
+    return frozenset(
+        f"{name}{end}" for name, kind, *_ in all_rows() for end in suffixes.get(kind, ("",))
+    )
 
 
 def metrics_in(expression: str) -> set[str]:

@@ -26,6 +26,7 @@ from tests.support.pseudo_terminal import (
 from tests.support.servers.nats import free_port
 from tests.support.stack import LEASEHOLD, Stack, gpu_pod, running, stack, vgpu
 from tests.support.waiting import until
+from tools.generate.reference_metrics import node_page, scheduler_page
 
 pytestmark = [
     pytest.mark.skipif(compiler() is None, reason="simulated GPUs' driver needs a C compiler"),
@@ -123,6 +124,25 @@ async def test_top_sorts_and_filters_by_what_is_measured(up: Stack) -> None:
         assert [row["name"] for row in by_cores["shares"]] == ["load", "aside"]
         assert by_cores["shares"][0]["measured"]["memory_mib"] == USED_MIB
         assert elsewhere.out == "no pod holds a lease\n"
+
+
+async def test_a_share_has_no_more_series_than_stated_and_they_end_with_it(
+    up: Stack, metrics_port: int
+) -> None:
+    names = [f"series-{number}" for number in range(4)]
+    stated = sum("pod" in labels for _, _, labels, _ in (*node_page(), *scheduler_page()))
+
+    async def numbers() -> list[int]:
+        lines = await up.metrics(f"127.0.0.1:{metrics_port}")
+        return [sum(f'"{name}"' in line for line in lines) for name in names]
+
+    await asyncio.gather(*(up.create(gpu_pod(name, vgpu(memory=1000))) for name in names))
+    await up.until_all(len(names))
+    found = await until(numbers, lambda each: min(each) > stated / 2)
+    assert max(found) <= stated
+    await up.clear()
+
+    await until(numbers, lambda each: max(each) == 0)
 
 
 async def test_both_metrics_ports_have_the_use_of_a_running_program(

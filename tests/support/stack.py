@@ -87,13 +87,14 @@ class Stack:
         found = next(p for p in self.state()["components"] if p["name"] == part)
         return int(found["pid"])
 
-    async def metrics(self, accept: str = "text/plain") -> list[str]:
-        """Return the lines of /metrics of every component, and of the usage of each node."""
+    async def metrics(self, *more: str, accept: str = "text/plain") -> list[str]:
+        """Return the lines of /metrics of all components, of each node's usage, and of others."""
         runs = [json.loads(file.read_text()) for file in (self.root / "run").glob("*.json")]
-        ports = (port for name, port in self.state()["ports"].items() if name.startswith("usage-"))
+        ports = self.state()["ports"].items()
+        usage = [f"127.0.0.1:{port}" for name, port in ports if name.startswith("usage-")]
         lines: list[str] = []
         async with aiohttp.ClientSession(headers={"Accept": accept}) as session:
-            for address in (*(one["http"] for one in runs), *(f"127.0.0.1:{one}" for one in ports)):
+            for address in (*(one["http"] for one in runs), *usage, *more):
                 async with session.get(f"http://{address}/metrics") as response:
                     lines += (await response.text()).splitlines()
         return lines

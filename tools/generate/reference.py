@@ -24,12 +24,13 @@ from tools.generate import network_policies
 from tools.generate.compatibility import resources_table, words_table
 from tools.generate.component_tries import table as tries_table
 from tools.generate.pages import DOCS, ROOT, filled
-from tools.generate.reference_metrics import node_page, registered
+from tools.generate.reference_metrics import BOUNDS, node_page, registered, scheduler_page
 from tools.generate.security import nats_users, pod_rules, privileges, redis_users, rights
 
 PAGE = DOCS / "reference.md"
 MAIN = "__main__"
-NODE_PAGE = "port 9394 of each node"
+NODE_PAGE = "Port 9394 of each node"
+SCHEDULER_PAGE = "`--scheduler-metrics` of the API"
 SHARED = 3
 """What as many commands have in common is listed once."""
 Row = tuple[str, str]
@@ -178,18 +179,32 @@ OURS = ("leasehold_", "hw_")
 
 
 def _metrics() -> str:
-    node = node_page()
-    ours = [row for row in node if row[0].startswith(OURS)]
-    vendors = ", ".join(f"`{name}`" for name, *_ in node if not name.startswith(OURS))
+    pages = {NODE_PAGE: node_page(), SCHEDULER_PAGE: scheduler_page()}
+    ours = {page: [row for row in rows if row[0].startswith(OURS)] for page, rows in pages.items()}
     parts = []
-    for owner, rows in {**registered(), NODE_PAGE: ours}.items():
+    for owner, rows in {**registered(), **ours}.items():
         shown = [
             (f"`{name}{labels}`{', histogram' if kind == 'histogram' else ''}", text)
             for name, kind, labels, text in rows
         ]
         parts.append(f"### {owner[0].upper()}{owner[1:]}")
         parts.append(_list(shown))
-    parts.append(f"As HAMi's and Volcano's monitors name and label them: {vendors}")
+    for page, rows in pages.items():
+        vendors = ", ".join(f"`{name}`" for name, *_ in rows if not name.startswith(OURS))
+        of_shares = sum("pod" in labels for _, _, labels, _ in rows)
+        parts.append(f"{page}, as HAMi and Volcano name and label them: {vendors}")
+        parts.append(f"{page} has {of_shares} series for each share of a container.")
+    parts.append(
+        "### Numbers of series\n\n`Device_memory_desc_of_container` and `hami_node_gpu_overview` "
+        "have amounts as labels: each change begins a series. If you do not use them, drop them "
+        "(`metric_relabel_configs`). Other labels have at most as many values as there are:"
+    )
+    parts.append(
+        _list(
+            (", ".join(f"`{each}`" for each in labels.split()), bound)
+            for bound, labels in BOUNDS.items()
+        )
+    )
     return "\n\n".join(parts)
 
 

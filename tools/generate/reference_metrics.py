@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
+from services.api import legacy_metrics
 from services.node_agent.gpus.inventory import DeviceSample
 from services.node_agent.isolation.region import DeviceSums, decode
 from services.node_agent.isolation.region_image import RegionSeed, image_of
@@ -23,6 +24,21 @@ from shared.model.events.node_events import ViolationReason
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
+BOUNDS: Mapping[str, str] = {
+    "constants of the code": "service handler subject outcome kind state cause verb waited dialect",
+    "codes of refusals, or kinds of the one fact that the metric is about": "reason xid",
+    "versions and settings in use": "version layout content digest",
+    "GPU models": "model hw_model hw_type",
+    "GPUs of the node, or of the cluster": "device device_uuid hw_id index gpu",
+    "nodes": "node",
+    "resource names that the node serves": "resource",
+    "GPUQuota objects, ConfigMaps of devices": "name config",
+    "namespaces with an account, an idle lease, or an eviction since the start": "namespace",
+    "containers with a lease, on a node at most GPUs times `--device-split-count`": (
+        "pod pod_uid container"
+    ),
+}
+"""What bounds the number of values of labels of ours."""
 ROOT = Path(__file__).parents[2]
 PLACE = Path("/r")
 Row = tuple[str, str, str, str]
@@ -54,6 +70,13 @@ def node_page() -> list[Row]:
         assert family.samples, f"{family.name}: the picture below must show one"
         rows.append(_row(family, sorted({key for s in family.samples for key in s.labels})))
     return sorted(rows)
+
+
+def scheduler_page() -> list[Row]:
+    """Return the families of the page with the names of schedulers, labels included."""
+    tables = (*legacy_metrics.DEVICES, *legacy_metrics.PODS, *legacy_metrics.CONTAINERS)
+    rows = [_row(Metric(one.name, one.help, "gauge"), one.label_attributes) for one in tables]
+    return sorted([*rows, _row(Metric(*legacy_metrics.LEFT_OUT, "gauge"), ())])
 
 
 def _row(family: Metric, labels: Iterable[str]) -> Row:

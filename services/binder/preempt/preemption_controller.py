@@ -202,7 +202,7 @@ class PreemptionExecutor:
         saved = await self.store.save(read, preemption.after(victim, outcome), [record])
         if saved is not None and outcome is EvictionOutcome.EVICTED:
             self.events.record(event, once=True)
-            EVICTIONS.labels(victim.namespace, victim.cause, record.for_namespace).inc()
+            EVICTIONS.labels(victim.namespace, victim.cause).inc()
         return saved
 
     async def _reserve(self, read: StoredPreemption) -> list[PlacementChosen]:

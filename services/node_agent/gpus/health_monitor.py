@@ -117,10 +117,8 @@ class HealthMonitor:
         """Forget devices that an operator has removed."""
         for uuid in devices:
             self.devices.pop(uuid, None)
-            index = self._indices.pop(uuid, -1)
-            for state in HealthState:
-                with contextlib.suppress(KeyError):  # it was never shown
-                    HEALTH.remove(uuid, str(index), state)
+            self._indices.pop(uuid, None)
+            HEALTH.remove_by_labels({"device": uuid})
 
     def update(self, gpus: Sequence[Gpu], driver_fault: Fault | None = None) -> None:
         """Apply one probe; with `driver_fault`, the driver did not respond."""

@@ -68,7 +68,7 @@ async def test_o1_a_latency_on_the_metrics_leads_to_the_trace_of_a_pod(up: Stack
     exemplar = f'trace_id="{made["metadata"]["uid"].replace("-", "")}"'
 
     async def found() -> set[str]:
-        lines = [line for line in await up.metrics(OPENMETRICS) if exemplar in line]
+        lines = [line for line in await up.metrics(accept=OPENMETRICS) if exemplar in line]
         return {start for start in LATENCIES if any(line.startswith(start) for line in lines)}
 
     await until(found, lambda starts: starts == LATENCIES, limit_s=20)

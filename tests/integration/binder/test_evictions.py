@@ -241,4 +241,4 @@ async def test_gpusharing_38_every_eviction_is_attributable(at: Scene) -> None:
     assert line.devices == (uuid("a", 0),)
     [note] = [each for each in at.reports.events if each.message.startswith("evicted")]
     assert line.event == f"a/{note.event_name}"
-    assert at.reports.evictions == {("a", "expired", "b"): 1}
+    assert at.reports.evictions == {("a", "expired"): 1}

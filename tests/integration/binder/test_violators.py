@@ -82,7 +82,7 @@ async def test_a_violator_is_announced_evicted_after_notice_and_recorded(at: Sce
     assert {note.reason for note in at.reports.events} == {"GPUViolationEvict"}
     cause = "its node reports GpuLimitTampered: container main has changed its limits"
     assert [cause in text for text in at.reports.of("bad")] == [True, True]
-    assert at.reports.evictions == {("a", "violation", ""): 1}
+    assert at.reports.evictions == {("a", "violation"): 1}
 
 
 async def test_a_pod_without_a_lease_is_evicted_too(at: Scene) -> None:

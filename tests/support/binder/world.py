@@ -340,7 +340,7 @@ class Counts:
 
     @property
     def evictions(self) -> Counter[Any]:
-        """Evictions by the pod's namespace, the cause, and the namespace that profits."""
+        """Evictions by the pod's namespace and the cause."""
         return _values(EVICTIONS) - self._before[EVICTIONS]
 
     @property

@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 import msgspec
+import pytest
 
+from services.api import legacy_metrics
 from services.api.legacy_metrics import metric_families
 from services.api.projection import Projection
 from services.api.static_page import page
@@ -108,6 +110,17 @@ def test_a_viewer_of_other_namespaces_sees_no_usage() -> None:
     (share,) = seen(board, lambda _: False).device(board.devices[GPU]).shares
 
     assert share.measured is None
+
+
+def test_the_schedulers_port_counts_the_shares_that_it_leaves_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(legacy_metrics, "MOST_SHARES", 0)
+
+    families = {family.name: family.samples for family in metric_families(board_of(USED)[0])}
+
+    assert families["leasehold_share_memory_bytes"] == []
+    assert [one.value for one in families["leasehold_shares_left_out"]] == [1]
 
 
 def test_the_schedulers_port_has_the_usage_of_each_share() -> None:

@@ -31,7 +31,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         "nvmlDeviceGetUUID": lambda _: b"GPU-a",
         "nvmlDeviceGetMinorNumber": lambda _: 3,
         "nvmlDeviceGetName": lambda _: "Tesla T4",
-        "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=2 * GIB),
+        "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=2 * GIB, total=16 * GIB),
         "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=40, memory=12),
         "nvmlDeviceGetComputeRunningProcesses": lambda _: [on(7, GIB), on(8, None)],
         "nvmlDeviceGetGraphicsRunningProcesses": lambda _: [on(7, GIB), on(9, 5)],
@@ -50,6 +50,7 @@ async def test_each_gpu_process_is_reported_once_with_its_memory_and_recent_use(
     (sample,) = await NvmlProcesses().sample()
 
     assert (sample.device, sample.index, sample.model) == ("GPU-a", 3, "Tesla T4")
+    assert sample.memory_bytes == 16 * GIB
     assert (sample.used_bytes, sample.busy_percent, sample.memory_busy_percent) == (2 * GIB, 40, 12)
     assert sample.processes == (
         GpuProcess(pid=7, memory_bytes=GIB, busy_percent=40),
