@@ -140,7 +140,8 @@ class DeviceWatcher:
         self, gpus: Sequence[Gpu], config: SharingConfig, software: NodeSoftware
     ) -> None:
         held = self._held()
-        observed = (gpus, config, software, self.health.faults, self.node.files.paths, held)
+        paths, by = self.node.files.paths, self.node.cdi.strategies
+        observed = (gpus, config, software, self.health.faults, paths, held, by)
         if observed == self._observed:
             return
         known = self.node.devices or self._remembered or ()
@@ -165,9 +166,12 @@ class DeviceWatcher:
     ) -> None:
         """Advertise the devices, of which the driver lists those that are present."""
         served = self.health.as_served(devices)
-        paths, known = self.node.files.paths, self.node.snapshot
-        before = (self.node.devices, self._served, self.node.software)
-        if (devices, served, software) == before and known is not None and known.paths == paths:
+        now = (devices, served, software, self.node.files.paths, self.node.cdi.strategies)
+        known = self.node.snapshot
+        if known is not None and now == (
+            *(self.node.devices, self._served, self.node.software),
+            *(known.paths, known.device_list_strategies),
+        ):
             return
         shown = await asyncio.to_thread(
             advertisement_of, self.dialects, served, config.strategy, software
@@ -177,7 +181,7 @@ class DeviceWatcher:
             name=self.node.name,
             devices={device.uuid: device for device in devices},
             served=shown.served,
-            paths=paths,
+            paths=self.node.files.paths,
             device_list_strategies=self.node.cdi.strategies,
             absent=frozenset(
                 device.uuid

@@ -62,6 +62,11 @@ def library_shown(library: tuple[str, str, str] | None) -> None:
         LIBRARY.labels(*library).set(1)
 
 
+DEVICE_LIST = Gauge(
+    "leasehold_agent_device_list_info",
+    "1 for how devices are passed to new containers, and why not by CDI if the agent chose that.",
+    ["strategy", "reason"],
+)
 CONFIG_ERRORS = Gauge(
     "leasehold_agent_config_errors",
     "Errors in the latest version of a device configuration, which is then not in force.",

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.node_agent.allocate.cdi_files import DriverPlaces
+from services.node_agent.allocate.cdi_files import DRIVER_ROOTS, DriverPlaces
 from services.node_agent.allocate.device_list_strategies import (
-    DEFAULT_STRATEGIES,
+    AUTO,
     DeviceListStrategies,
     parse_strategies,
 )
@@ -78,18 +78,19 @@ class AgentSettings(ServiceSettings):
         one_of=(Isolation.SHARED, Isolation.STRICT),
     )
     device_list_strategy: tuple[str, ...] = setting(
-        DEFAULT_STRATEGIES,
-        "how devices are passed to containers, with commas: envvar, volume-mounts, cdi-cri, "
-        "cdi-annotations; the last two by a CDI specification that the agent writes",
+        (AUTO,),
+        "how devices are passed to containers, with commas: envvar, volume-mounts, cdi-cri (by a "
+        "CDI specification that the agent writes); auto: cdi-cri where containerd 2, or CRI-O "
+        "1.23, and the driver's files are found, else envvar",
     )
     cdi_dir: Path | None = setting(
         None, "the host's directory of CDI specifications; default: /var/run/cdi"
     )
-    nvidia_driver_root: Path = setting(
-        Path("/"), "for CDI: root of the driver's files on the host, such as /run/nvidia/driver"
+    nvidia_driver_root: Path | None = setting(
+        None, "for CDI: root of the driver's files on the node; default: / or /run/nvidia/driver"
     )
-    driver_root_ctr_path: Path | None = setting(
-        None, "for CDI: where the agent sees that root; default: at the same path"
+    host_root: Path = setting(
+        Path("/"), "for CDI: where the agent sees the node's /usr, /dev and driver root"
     )
     nvidia_cdi_hook_path: str = setting(
         "", "for CDI: nvidia-cdi-hook or nvidia-ctk on the host; default: the first in the usual "
@@ -179,7 +180,10 @@ class AgentSettings(ServiceSettings):
 
     @property
     def device_list_strategies(self) -> DeviceListStrategies:
-        """How devices are passed to containers; raises RequestError for an unknown strategy."""
+        """How devices are passed to containers; empty: the agent chooses.
+
+        Raises RequestError for an unknown strategy.
+        """
         return parse_strategies(self.device_list_strategy)
 
     @property
@@ -191,8 +195,8 @@ class AgentSettings(ServiceSettings):
     def driver_places(self) -> DriverPlaces | None:
         """Where the driver's files are, or None if there are none."""
         return DriverPlaces(
-            root=self.nvidia_driver_root,
-            seen_at=self.driver_root_ctr_path or self.nvidia_driver_root,
+            roots=(self.nvidia_driver_root,) if self.nvidia_driver_root else DRIVER_ROOTS,
+            host=self.host_root,
             hook=self.nvidia_cdi_hook_path,
             proc=self.proc_dir,
         )

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import PurePosixPath
+from urllib.parse import quote
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.cdi_files import CdiFiles
@@ -42,6 +43,7 @@ from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
+from shared.kubernetes.types import ApiNode
 from shared.model.claim import DraMode
 from shared.model.clock import Clock, SystemClock
 from shared.model.errors import UnavailableError
@@ -66,22 +68,20 @@ async def node_agent(
     """Open all clients of a node agent, and lock its state directory until the context exits."""
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(instance_lock(settings.state_dir))
-        files = ContainerFiles(
-            PurePosixPath(settings.state_dir.absolute()),
-            NodeLibrary(settings.library_root, settings.library_origin),
-            timing=timing,
-        )
+        state = PurePosixPath(settings.state_dir.absolute())
+        library = NodeLibrary(settings.library_root, settings.library_origin)
+        files = ContainerFiles(state, library, timing=timing)
         await files.create_shared_files()
         await files.library.update()
         checkpoint = Checkpoint(settings.state_dir / "checkpoint.json", settings.node_name)
         await checkpoint.load()
         read_credentials = functools.partial(kubelet_credentials, settings)
-        api_server = load_credentials(settings.kubeconfig, environ=os.environ)
+        kubernetes = KubernetesClient(load_credentials(settings.kubeconfig, environ=os.environ))
         kubelet = await stack.enter_async_context(KubernetesClient(read_credentials()))
         socket = settings.kubelet_dir / "pod-resources" / "kubelet.sock"
         node = Node(
             name=settings.node_name,
-            kubernetes=await stack.enter_async_context(KubernetesClient(api_server)),
+            kubernetes=await stack.enter_async_context(kubernetes),
             kubelet=KubeletPods(kubelet, read_credentials),
             pod_resources=await stack.enter_async_context(KubeletPodResources.connected(socket)),
             checkpoint=checkpoint,
@@ -91,6 +91,7 @@ async def node_agent(
                 settings.cdi_directory,
                 settings.device_list_strategies,
                 places=settings.driver_places,
+                read_runtime=functools.partial(_container_runtime, kubernetes, settings),
                 list_instances=gpus.driver.instances,
                 checkpoint=checkpoint,
                 used_by_claims=settings.dra is not DraMode.OFF,
@@ -114,6 +115,11 @@ async def node_agent(
             await agent.watcher.probe()
         notify_ready("serves the kubelet as soon as its socket exists")
         yield agent
+
+
+async def _container_runtime(kubernetes: KubernetesClient, settings: AgentSettings) -> str:
+    path = f"/api/v1/nodes/{quote(settings.node_name, safe='')}"
+    return (await kubernetes.read(path, ApiNode)).status.node_info.container_runtime_version
 
 
 def _build_agent(node: Node, settings: AgentSettings, gpus: NodeGpus) -> NodeAgent:

@@ -455,6 +455,12 @@ class NodeAddress(Struct, frozen=True, gc=False):
     address: str = ""
 
 
+class NodeInfo(Struct, frozen=True, rename="camel", gc=False):
+    """What the kubelet reports of its node."""
+
+    container_runtime_version: str = ""
+
+
 class NodeStatus(Struct, frozen=True, rename="camel", gc=False):
     """NodeStatus."""
 
@@ -462,6 +468,7 @@ class NodeStatus(Struct, frozen=True, rename="camel", gc=False):
     capacity: Quantities = {}
     conditions: tuple[Condition, ...] = ()
     addresses: tuple[NodeAddress, ...] = ()
+    node_info: NodeInfo = NodeInfo()
 
 
 class ApiNode(Struct, frozen=True, gc=False):

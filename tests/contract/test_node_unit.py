@@ -74,7 +74,8 @@ def test_the_unit_has_the_capabilities_and_writable_paths_of_the_pod() -> None:
     assert service["CapabilityBoundingSet"] == "CAP_" + " CAP_".join(context["capabilities"]["add"])
     assert (service["NoNewPrivileges"], context["allowPrivilegeEscalation"]) == ("yes", False)
     assert (service["ProtectSystem"], context["readOnlyRootFilesystem"]) == ("strict", True)
-    assert written == {f"/var/lib/{name}" for name in service["StateDirectory"].split()}
+    writable = {f"/var/lib/{name}" for name in service["StateDirectory"].split()}
+    assert written == writable | {f"/var/run/{service['RuntimeDirectory']}"}
     assert "ReadWritePaths" not in service  # which would have to be there before the unit starts
     assert int(service["TimeoutStopSec"]) == pod_spec()["terminationGracePeriodSeconds"]
 

@@ -14,7 +14,6 @@ import yaml
 from services.auth.nats_users import NatsUser
 from services.auth.root_secret import complete, managed_objects
 from services.auth.settings import AuthSettings
-from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
 from services.node_agent.partitioner import PartitionerSettings
 from services.node_agent.settings import AgentSettings
 from shared.runtime.variables import parse_bool
@@ -212,30 +211,30 @@ def test_the_mig_component_gives_only_the_partitioner_capabilities() -> None:
     assert partitioner["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
     assert partitioner["securityContext"]["readOnlyRootFilesystem"] is True
     assert "envFrom" not in partitioner
-    [shared] = partitioner["volumeMounts"]
+    shared, gpus = partitioner["volumeMounts"]
+    assert gpus in agent["volumeMounts"], "all GPUs, where NVIDIA's runtime ignores the variable"
     assert shared in agent["volumeMounts"]
     agent_values = {env["name"]: env.get("value") for env in agent["env"]}
     assert agent_values["LEASEHOLD_PARTITION_SOCKET"] == str(PartitionerSettings().socket)
     assert agent_values["LEASEHOLD_PARTITION_SOCKET"].startswith(shared["mountPath"])
 
 
-def test_the_cdi_component_lets_the_agent_write_there_and_see_the_driver() -> None:
-    agent = one(part("cdi"), "DaemonSet", "node-agent")
+def test_the_agent_can_write_cdi_specifications_and_see_the_driver() -> None:
+    agent = one(built("base"), "DaemonSet", "node-agent")
 
     values = {env["name"]: env.get("value") for env in container(agent)["env"]}
     mounts = {it["mountPath"]: it for it in container(agent)["volumeMounts"]}
     found = agent["spec"]["template"]["spec"]["volumes"]
     volumes = {it["name"]: it.get("hostPath") for it in found}
-    settings = AgentSettings(
-        device_list_strategy=tuple(values["LEASEHOLD_DEVICE_LIST_STRATEGY"].split(",")),
-        driver_root_ctr_path=Path(values["LEASEHOLD_DRIVER_ROOT_CTR_PATH"]),
-    )
-    assert not CDI_STRATEGIES.isdisjoint(settings.device_list_strategies)
+    settings = AgentSettings(host_root=Path(values["LEASEHOLD_HOST_ROOT"]))
+    assert settings.device_list_strategies == (), "the agent chooses"
     assert volumes[mounts[str(settings.cdi_directory)]["name"]]["path"] == "/var/run/cdi"
-    assert settings.driver_places is not None
-    seen = mounts[str(settings.driver_places.seen_at)]
-    assert volumes[seen["name"]]["path"] == str(settings.driver_places.root)
-    assert seen["readOnly"] is True
+    places = settings.driver_places
+    assert places is not None
+    for path in ("/usr", "/dev", "/run/nvidia"):
+        seen = mounts[str(places.seen(path))]
+        assert (volumes[seen["name"]]["path"], seen["readOnly"]) == (path, True)
+    assert seen["mountPropagation"] == "HostToContainer", "a driver that is mounted later"
 
 
 def test_the_hami_core_component_copies_the_library_to_where_the_agent_looks() -> None:

@@ -120,7 +120,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- include "leasehold.merge" (list .object.metadata (dict "labels" $component)) -}}
 {{- $_ := set $spec.template.metadata "labels" (merge $spec.template.metadata.labels $component ($own.podLabels | default dict)) -}}
 {{- with $own.podAnnotations }}{{ include "leasehold.merge" (list $spec.template.metadata (dict "annotations" .)) }}{{ end -}}
-{{- range $key := list "affinity" "topologySpreadConstraints" "priorityClassName" -}}
+{{- range $key := list "affinity" "topologySpreadConstraints" "priorityClassName" "runtimeClassName" -}}
 {{- with get $own $key }}{{ $_ := set $spec.template.spec $key . }}{{ end -}}
 {{- end -}}
 {{- with $own.nodeSelector }}{{ include "leasehold.merge" (list $spec.template.spec (dict "nodeSelector" .)) }}{{ end -}}

@@ -212,7 +212,7 @@ def container_setup(
     else:
         names = [share.device for share in shares_by_index(lease, container)]
         setup = dialect.container_setup(lease, container, node.devices, node.paths)
-    return name_devices(setup, names, node.device_list_strategies, f"{lease.pod}/{container}")
+    return name_devices(setup, names, node.device_list_strategies)
 
 
 def _instance_names(shares: Iterable[Share], instances: InstanceUuids) -> list[str]:
@@ -264,7 +264,7 @@ def _claim_setup(
         )
         named = structs.replace(lease, shares=shares_of_files)
         setup = limited_setup(named, request.replace("/", "."), node.paths)
-    return name_devices(setup, names, (DeviceListStrategy.CDI_CRI,), f"{lease.pod}/{request}")
+    return name_devices(setup, names, (DeviceListStrategy.CDI_CRI,))
 
 
 def check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fence]) -> None:

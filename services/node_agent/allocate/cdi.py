@@ -48,16 +48,19 @@ def qualified_name(device: str) -> str:
 
 
 def build_specification(
-    gpus: Iterable[Gpu], minors: Mapping[str, int], common: Mapping[str, Any] | None
+    gpus: Iterable[Gpu],
+    minors: Mapping[str, int],
+    common: Mapping[str, Any] | None,
+    devices_at: str = "",
 ) -> dict[str, Any]:
     """Return the specification of all GPUs and MIG instances.
 
     `minors` are the numbers of the device nodes of MIG's capabilities; an instance without all its
-    numbers is left out. `common` are the driver's edits; without a driver, as with simulated GPUs,
-    there are no device nodes.
+    numbers is left out. `common` are the driver's edits, and `devices_at` is the directory on the
+    host that has its /dev; without a driver, as with simulated GPUs, there are no device nodes.
     """
     devices = [
-        {"name": name, "containerEdits": _edits(nodes if common is not None else ())}
+        {"name": name, "containerEdits": _edits(nodes if common is not None else (), devices_at)}
         for gpu in gpus
         for name, nodes in _devices_of(gpu, minors)
         if common is None or all(nodes)
@@ -107,17 +110,22 @@ def _capabilities(gpu: Gpu, instance: MigInstance, minors: Mapping[str, int]) ->
     )
 
 
-def _edits(nodes: Sequence[str]) -> dict[str, Any]:
+def _edits(nodes: Sequence[str], devices_at: str) -> dict[str, Any]:
     edits: dict[str, Any] = {"env": [NOT_BY_NVIDIA]}
-    return {**edits, "deviceNodes": list(map(_node, nodes))} if nodes else edits
+    return {**edits, "deviceNodes": device_nodes(nodes, devices_at)} if nodes else edits
 
 
-def _node(path: str) -> dict[str, str]:
-    return {"path": path, "permissions": "rw"}
+def device_nodes(paths: Iterable[str], devices_at: str) -> list[dict[str, str]]:
+    """Return device nodes of a container, which on the host are below a directory."""
+    where = devices_at.rstrip("/")
+    return [
+        {"path": path, **({"hostPath": f"{where}{path}"} if where else {}), "permissions": "rw"}
+        for path in paths
+    ]
 
 
 def driver_edits(
-    root: str, *, nodes: Iterable[str], files: Iterable[str], folder: str, hook: str
+    root: str, *, nodes: Sequence[dict[str, str]], files: Iterable[str], folder: str, hook: str
 ) -> dict[str, Any]:
     """Return what every container gets of the driver, by paths below its root on the host.
 
@@ -126,7 +134,7 @@ def driver_edits(
     """
     link = f"libcuda.so.1::{folder}/libcuda.so"
     return {
-        "deviceNodes": list(map(_node, nodes)),
+        "deviceNodes": list(nodes),
         "mounts": [
             {
                 "hostPath": f"{root.rstrip('/')}{path}",

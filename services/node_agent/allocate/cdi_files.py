@@ -20,22 +20,25 @@ from services.node_agent.allocate.cdi import (
     LIBRARIES,
     PROGRAMS,
     build_specification,
+    device_nodes,
     driver_edits,
     names_in,
     parse_minors,
 )
 from services.node_agent.allocate.device_list_strategies import (
-    CDI_STRATEGIES,
+    DEFAULT_STRATEGIES,
     DeviceListStrategies,
-    cdi_names_of,
+    DeviceListStrategy,
+    has_cdi,
 )
 from services.node_agent.files import replace_file
 from services.node_agent.gpus.inventory import Gpu, driver_version
+from services.node_agent.metrics import DEVICE_LIST
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.records.checkpoint import Checkpoint
 from shared.dialects.dialect import ContainerSetup
 from shared.model.device import DeviceMode
-from shared.model.errors import UnavailableError
+from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import DeviceUuid
 
 logger = logging.getLogger(__name__)
@@ -58,17 +61,29 @@ HOOKS = (
 """Where NVIDIA's container toolkit and GPU operator install the program."""
 
 
+DRIVER_ROOTS = (Path("/"), Path("/run/nvidia/driver"))
+"""Root of the driver's files on the host: of its packages, and of the GPU operator's container."""
+BY_CDI: DeviceListStrategies = (DeviceListStrategy.CDI_CRI,)
+READ_TIMEOUT_S = 3.0
+USED_BEFORE = "containerd://2.0"
+"""Stands for a runtime for which an earlier run has written the file."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverPlaces:
     """Where to look for the driver's files."""
 
-    root: Path = Path("/")
-    """On the host."""
-    seen_at: Path = Path("/")
-    """Path of that root for this process."""
+    roots: Sequence[Path] = DRIVER_ROOTS
+    """On the host; the first that has the driver's libraries counts."""
+    host: Path = Path("/")
+    """Path of the host's root for this process."""
     hook: str = ""
     """NVIDIA's program on the host; by default the first of `HOOKS` that exists."""
     proc: Path = Path("/proc")
+
+    def seen(self, path: Path | str) -> Path:
+        """Return the path by which this process sees one of the host."""
+        return self.host / str(path).lstrip("/")
 
 
 class CdiFiles:
@@ -77,16 +92,21 @@ class CdiFiles:
     def __init__(
         self,
         directory: Path,
-        strategies: DeviceListStrategies,
+        configured: DeviceListStrategies,
         *,
         places: DriverPlaces | None,
+        read_runtime: Callable[[], Awaitable[str]],
         list_instances: Callable[[DeviceUuid], Awaitable[tuple[MigInstance, ...]]],
         checkpoint: Checkpoint,
         used_by_claims: bool = False,
     ) -> None:
         self.path = directory / FILE
-        self.strategies = strategies
+        self.configured = configured
+        """Empty: the agent chooses."""
+        self.strategies = configured or DEFAULT_STRATEGIES
         self.places = places
+        self.read_runtime = read_runtime
+        """Reads the container runtime and its version from the node's status."""
         self.list_instances = list_instances
         self.checkpoint = checkpoint
         self.used_by_claims = used_by_claims
@@ -95,6 +115,8 @@ class CdiFiles:
         self._names: frozenset[str] = frozenset()
         self._is_removed = False
         self._writing = asyncio.Lock()
+        self._runtime = ""
+        self._why_no_cdi: str | None = None
 
     async def update(self, gpus: Sequence[Gpu]) -> None:
         """Write these GPUs to the file, or remove it if no container uses it.
@@ -104,18 +126,39 @@ class CdiFiles:
         """
         self._gpus = tuple(gpus)
         async with self._writing:
-            wanted = self.used_by_claims or not CDI_STRATEGIES.isdisjoint(self.strategies)
-            if wanted or any(cdi_names_of(entry.setup) for entry in self.checkpoint.entries):
+            if not self.configured and self.strategies != BY_CDI:
+                await self._choose()
+            wanted = self.used_by_claims or DeviceListStrategy.CDI_CRI in self.strategies
+            if wanted or any(entry.setup.cdi_devices for entry in self.checkpoint.entries):
                 await self._write()
             elif not self._is_removed:
                 await asyncio.to_thread(self._remove)
+
+    async def _choose(self) -> None:
+        """Use CDI from now on if it works; without the API server, if the agent used it before."""
+        if not self._runtime and self.places is not None:
+            with contextlib.suppress(LeaseholdError, TimeoutError):
+                async with asyncio.timeout(READ_TIMEOUT_S):
+                    self._runtime = await self.read_runtime()
+        runtime = self._runtime or (USED_BEFORE if self.path.is_file() else "")
+        why = await asyncio.to_thread(
+            why_no_cdi, runtime, self.places, driver_version(self._gpus), self.path.parent
+        )
+        if not why:
+            self.strategies = BY_CDI
+        if why != self._why_no_cdi:
+            self._why_no_cdi = why
+            chosen = ",".join(self.strategies)
+            logger.info("devices are passed to containers by %s%s", chosen, why and f": {why}")
+            DEVICE_LIST.clear()
+            DEVICE_LIST.labels(chosen, why).set(1)
 
     async def ensure_named(self, setup: ContainerSetup) -> None:
         """Ensure that the file contains a container's devices; MIG instances may be new.
 
         Raises UnavailableError if it cannot: the runtime would not start the container.
         """
-        names = cdi_names_of(setup)
+        names = frozenset(setup.cdi_devices)
         if not names or (names <= self._names and await asyncio.to_thread(self.path.is_file)):
             return
         async with self._writing:
@@ -154,9 +197,8 @@ class CdiFiles:
             return build_specification(self._gpus, {}, None)
         minors = self.places.proc / "driver/nvidia-caps/mig-minors"
         known = parse_minors(minors.read_text()) if minors.is_file() else {}
-        return build_specification(
-            self._gpus, known, find_driver(self.places, driver_version(self._gpus))
-        )
+        common, devices_at = find_driver(self.places, driver_version(self._gpus))
+        return build_specification(self._gpus, known, common, devices_at)
 
     def _remove(self) -> None:
         self._names = frozenset()
@@ -184,36 +226,63 @@ def write_specification(path: Path, specification: Mapping[str, Any]) -> None:
     logger.info("CDI devices are in %s", path)
 
 
-def find_driver(places: DriverPlaces, version: str) -> dict[str, Any]:
-    """Return what containers get of a driver's version, by its files on the host.
-
-    Raises UnavailableError naming the missing file: no container could use a GPU.
-    """
-    root = places.seen_at
-    folder = next((f for f in FOLDERS if (root / f / f"libcuda.so.{version}").is_file()), None)
-    if folder is None:
-        raise UnavailableError(
-            f"libcuda.so.{version} is not in the usual directories below {root}: mount the host's "
-            f"{places.root} here and set --driver-root-ctr-path to its path; where a container "
-            "has the driver, --nvidia-driver-root is its root on the host"
+def why_no_cdi(runtime: str, places: DriverPlaces | None, driver: str, directory: Path) -> str:
+    """Return why devices are not passed by CDI if the agent chooses; empty if they are."""
+    if places is None:
+        return "simulated GPUs have no device files"
+    if not has_cdi(runtime):
+        return (
+            f"{runtime or 'the container runtime, unknown without the API server,'} is not known to"
+            " have CDI enabled; if it has, set --device-list-strategy cdi-cri"
         )
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        return f"{existing} is not writable"
+    try:
+        find_driver(places, driver)
+    except UnavailableError as error:
+        return str(error)
+    return ""
+
+
+def find_driver(places: DriverPlaces, version: str) -> tuple[dict[str, Any], str]:
+    """Return what containers get of a driver's version, and which directory has its /dev.
+
+    Both are by its files on the host. Raises UnavailableError naming the missing file: no container
+    could use a GPU.
+    """
+    candidates = ((root, places.seen(root), folder) for root in places.roots for folder in FOLDERS)
+    name = f"libcuda.so.{version}"
+    found = next((it for it in candidates if (it[1] / it[2] / name).is_file()), None)
+    if found is None:
+        raise UnavailableError(
+            f"{name} is not in the usual directories below "
+            f"{' or '.join(map(str, places.roots))} of the node, which the agent sees at "
+            f"{places.host}: --nvidia-driver-root is the root of the driver's files on the node, "
+            "--host-root is where the agent sees the node's files"
+        )
+    where, root, folder = found
+    devices_at = str(where) if (root / "dev/nvidiactl").exists() else "/"
     libraries = (f"{folder}/{name}.{version}" for name in LIBRARIES)
     files = (*libraries, *(f"usr/bin/{name}" for name in PROGRAMS))
-    return driver_edits(
-        str(places.root),
-        nodes=[f"/dev/{name}" for name in CONTROL_NODES if (root / "dev" / name).exists()],
+    nodes = [f"/dev/{name}" for name in CONTROL_NODES]
+    seen = [path for path in nodes if places.seen(f"{devices_at}{path}").exists()]
+    edits = driver_edits(
+        str(where),
+        nodes=device_nodes(seen, devices_at),
         files=[f"/{path}" for path in files if (root / path).exists()],
         folder=f"/{folder}",
         hook=_hook(places),
     )
+    return edits, devices_at
 
 
 def _hook(places: DriverPlaces) -> str:
-    """Return the program's path on the host, found below the root as this process sees it."""
+    """Return the program's path on the host."""
     if places.hook:
         return places.hook
     for path in HOOKS:
-        if (places.seen_at / path[1:]).exists():
+        if places.seen(path).exists():
             return path
     raise UnavailableError(
         f"none of {', '.join(HOOKS)} exists: install NVIDIA's container toolkit on the node, or "

@@ -4,7 +4,7 @@ The strategies and what each adds to the response to Allocate are those of NVIDI
 a variable or mounts for NVIDIA's container runtime, names for any runtime that supports CDI.
 """
 
-import uuid
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -17,9 +17,11 @@ from shared.model.errors import RequestError
 MOUNTS = "/var/run/nvidia-container-devices"
 """NVIDIA's runtime reads device names from mounts of `NULL_DEVICE` below this path."""
 NULL_DEVICE = "/dev/null"
-CDI_KEY = "cdi.k8s.io/nvidia-device-plugin_"
-"""Prefix of a container annotation for its runtime; the suffix is unique for each response."""
-_RESPONSES = uuid.UUID("c0a4c1f6-0e6b-4c0c-9a4f-5d6d3c5a7e42")
+AUTO = "auto"
+"""`CDI_CRI` where it works, else `ENVVAR`."""
+CDI_SINCE = {"containerd": (2, 0), "cri-o": (1, 23)}
+"""The first version of a container runtime that has CDI enabled as installed."""
+_RUNTIME = re.compile(r"([\w-]+)://v?(\d{1,4})\.(\d{1,4})", re.ASCII)
 
 
 class DeviceListStrategy(StrEnum):
@@ -28,35 +30,41 @@ class DeviceListStrategy(StrEnum):
     ENVVAR = "envvar"
     VOLUME_MOUNTS = "volume-mounts"
     CDI_CRI = "cdi-cri"
-    CDI_ANNOTATIONS = "cdi-annotations"
 
 
 DeviceListStrategies = tuple[DeviceListStrategy, ...]
 DEFAULT_STRATEGIES: DeviceListStrategies = (DeviceListStrategy.ENVVAR,)
-CDI_STRATEGIES = frozenset({DeviceListStrategy.CDI_CRI, DeviceListStrategy.CDI_ANNOTATIONS})
 
 
 def parse_strategies(words: Sequence[str]) -> DeviceListStrategies:
-    """Parse the names of strategies. Raises RequestError for an unknown name, or no name at all."""
+    """Parse the names of strategies; none for `AUTO`. Raises RequestError for an unknown name."""
+    if list(words) == [AUTO]:
+        return ()
     known = ", ".join(DeviceListStrategy)
-    for word in words:
+    for word in words or ("",):
         if word not in set(DeviceListStrategy):
-            raise RequestError(f"--device-list-strategy must be one of {known}, got {word!r}")
-    if not words:
-        raise RequestError(f"--device-list-strategy needs at least one of {known}")
+            raise RequestError(
+                f"--device-list-strategy must be {AUTO}, or some of {known}, got {word!r}"
+            )
     return tuple(dict.fromkeys(map(DeviceListStrategy, words)))
 
 
+def has_cdi(runtime: str) -> bool:
+    """Return whether a runtime has CDI enabled as installed, by its name in the node's status."""
+    found = _RUNTIME.match(runtime)
+    since = CDI_SINCE.get(found[1]) if found else None
+    return found is not None and since is not None and (int(found[2]), int(found[3])) >= since
+
+
 def name_devices(
-    setup: ContainerSetup, devices: Sequence[str], strategies: DeviceListStrategies, response: str
+    setup: ContainerSetup, devices: Sequence[str], strategies: DeviceListStrategies
 ) -> ContainerSetup:
     """Return the setup with its devices named by the strategies.
 
     `setup` names them in the variable, as all dialects do; `devices` are the UUIDs of GPUs and MIG
-    instances, and `response` is the same for each response to the same container.
+    instances.
     """
     environment, mounts = dict(setup.environment), list(setup.mounts)
-    annotations = dict(setup.annotations)
     if DeviceListStrategy.ENVVAR not in strategies:
         environment.pop(VISIBLE, None)
     if DeviceListStrategy.VOLUME_MOUNTS in strategies:
@@ -70,19 +78,10 @@ def name_devices(
             )
             for device in devices
         ]
-    names = tuple(map(qualified_name, devices))
-    if DeviceListStrategy.CDI_ANNOTATIONS in strategies:
-        annotations[f"{CDI_KEY}{uuid.uuid5(_RESPONSES, response)}"] = ",".join(names)
+    by_cdi = DeviceListStrategy.CDI_CRI in strategies
     return replace(
         setup,
         environment=environment,
         mounts=tuple(mounts),
-        annotations=annotations,
-        cdi_devices=names if DeviceListStrategy.CDI_CRI in strategies else (),
+        cdi_devices=tuple(map(qualified_name, devices)) if by_cdi else (),
     )
-
-
-def cdi_names_of(setup: ContainerSetup) -> frozenset[str]:
-    """Return the CDI names of a container's devices, by either strategy."""
-    annotated = (value for key, value in setup.annotations.items() if key.startswith(CDI_KEY))
-    return frozenset(setup.cdi_devices).union(*(value.split(",") for value in annotated))

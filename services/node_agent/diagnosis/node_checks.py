@@ -6,6 +6,7 @@ from services.node_agent.gpus.inventory import DeviceSample, Gpu
 from services.node_agent.instance_lock import POD, UNIT, AgentInstance
 from services.node_agent.isolation.library import StoredLibrary
 from shared.dialects.advertised import PluginDeviceId
+from shared.dialects.reserved import VISIBLE
 from shared.model.device import Device
 from shared.model.events.node_events import Allocation
 from shared.model.findings import Finding, fail, ok, warn
@@ -356,13 +357,21 @@ def runtime(tools: Sequence[str], *, is_configured: bool) -> Finding:
     return ok(f"{', '.join(tools)}, and the runtime is configured for it")
 
 
+def not_by_cdi(why: str) -> Finding:
+    """Judge that the agent chose to pass devices by the variable."""
+    return warn(
+        f"devices are passed to containers by {VISIBLE}, not by CDI: {why}",
+        "docs/install.md, step 2; --device-list-strategy envvar if it is meant so",
+    )
+
+
 def cdi_devices(path: str, expected: Iterable[str], named: frozenset[str] | None) -> Finding:
     """Judge whether the agent's CDI specification names the devices that containers get by CDI."""
     if named is None:
         return fail(
             f"containers get their devices by CDI, and {path} is missing",
             f"{AGENT_POD} logs daemonset/node-agent | grep -i cdi; the agent needs --cdi-dir of "
-            "the host and access to its driver by --driver-root-ctr-path",
+            "the node and access to its driver's files by --host-root",
         )
     missing = sorted(set(expected) - named)
     if missing:

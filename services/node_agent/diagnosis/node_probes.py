@@ -16,10 +16,15 @@ import msgspec
 import yaml
 
 from services.node_agent.allocate.cdi import FILE, names_in, names_of, qualified_name
-from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES, DeviceListStrategy
+from services.node_agent.allocate.cdi_files import BY_CDI, why_no_cdi
+from services.node_agent.allocate.device_list_strategies import (
+    DEFAULT_STRATEGIES,
+    DeviceListStrategies,
+    DeviceListStrategy,
+)
 from services.node_agent.diagnosis import node_checks as judge
 from services.node_agent.gpu_access import NodeGpus
-from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.gpus.inventory import Gpu, driver_version
 from services.node_agent.instance_lock import POD, running_instance, this_instance
 from services.node_agent.isolation.library import (
     StoredLibrary,
@@ -78,7 +83,7 @@ def device_variable(path: str, text: str, strategies: Sequence[DeviceListStrateg
         settings = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RequestError(f"{path}: {error}") from error
-    by_cdi = not CDI_STRATEGIES.isdisjoint(strategies)
+    by_cdi = DeviceListStrategy.CDI_CRI in strategies
     by_mounts = DeviceListStrategy.VOLUME_MOUNTS in strategies
     if settings.get(SWITCH, True):
         return warn(
@@ -396,7 +401,7 @@ class NodeProbes:
         found = [path for each in TOOLKIT_CONFIGURATIONS if (path := self.host / each).is_file()]
         if not found:
             raise SkipError("NVIDIA's runtime has no configuration: no pod can name devices in it")
-        strategies = self.settings.device_list_strategies
+        strategies, _ = await self._strategies()
         return device_variable(str(found[0]), found[0].read_text(), strategies)
 
     async def cdi(self) -> Finding:
@@ -418,7 +423,10 @@ class NodeProbes:
     async def cdi_devices(self) -> Finding:
         """Compare the agent's own CDI specification with the GPUs."""
         path = self.settings.cdi_directory / FILE
-        by_cdi = not CDI_STRATEGIES.isdisjoint(self.settings.device_list_strategies)
+        strategies, why = await self._strategies()
+        by_cdi = DeviceListStrategy.CDI_CRI in strategies
+        if why and self.settings.driver_places is not None:
+            return judge.not_by_cdi(why)
         if not by_cdi and not path.is_file():
             raise SkipError("containers do not get their devices by CDI")
         try:
@@ -428,6 +436,17 @@ class NodeProbes:
         gpus = await self._discover() if by_cdi else ()
         expected = (name for gpu in gpus for name in names_of(gpu))
         return judge.cdi_devices(str(path), map(qualified_name, expected), named)
+
+    async def _strategies(self) -> tuple[DeviceListStrategies, str]:
+        """Return how the agent passes devices, and why not by CDI if that is its own choice."""
+        configured = self.settings.device_list_strategies
+        places = self.settings.driver_places
+        if configured:
+            return configured, ""
+        runtime = (await self._node()).status.node_info.container_runtime_version if places else ""
+        version = driver_version(await self._discover())
+        why = why_no_cdi(runtime, places, version, self.settings.cdi_directory)
+        return (DEFAULT_STRATEGIES if why else BY_CDI), why
 
     async def _node(self) -> ApiNode:
         if isinstance(self.kubernetes, LeaseholdError):

@@ -26,7 +26,6 @@ from tests.support.packaging import (
     kustomized,
 )
 
-NEEDS = {"dra": {"cdi"}}
 PARTS = (HIGHLY_AVAILABLE, *components(), KOORDINATOR)
 HELMS_LABELS = (
     *(f"app.kubernetes.io/{name}" for name in ("component", "instance", "managed-by", "version")),
@@ -94,7 +93,7 @@ def on(parts: Collection[str]) -> Json:
     "chosen",
     [
         frozenset(),
-        *({part, *NEEDS.get(part, ())} for part in PARTS),
+        *({part} for part in PARTS),
         *(set(PARTS) - {it} for it in sorted(EXCLUSIVE)),
     ],
     ids=lambda chosen: "+".join(sorted(chosen)) or "base",
@@ -190,7 +189,6 @@ def test_the_image_its_pull_secrets_and_other_values_are_set_in_their_fields() -
         ({"highAvailability": True, "placers": {"min": 9, "max": 3}}, "must not be larger"),
         ({"agentsNamespace": SYSTEM_NAMESPACE}, "need one of their own"),
         ({"agentsNamespace": "Agents"}, "agentsNamespace"),
-        ({"dra": True}, "dra requires cdi"),
         ({"image": {"repository": ""}}, "repository"),
         ({"mig": "yes"}, "mig"),
         ({"replica": 3}, "replica"),

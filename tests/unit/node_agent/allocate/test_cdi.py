@@ -12,12 +12,13 @@ from services.node_agent.allocate.cdi_files import CdiFiles, DriverPlaces
 from services.node_agent.allocate.device_list_strategies import (
     DeviceListStrategies,
     DeviceListStrategy,
-    cdi_names_of,
+    has_cdi,
     name_devices,
     parse_strategies,
 )
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.kubelet.device_plugin import encode_setup
+from services.node_agent.metrics import DEVICE_LIST
 from services.node_agent.mig.instances import MigInstance, MigState
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
@@ -28,7 +29,7 @@ from tests.support.build import allocation_of
 from tests.support.node_agent.agent import lease_of
 from tests.support.node_agent.cdi import cdi_devices, cdi_specification
 
-ENVVAR, VOLUME_MOUNTS, CDI_CRI, CDI_ANNOTATIONS = DeviceListStrategy
+ENVVAR, VOLUME_MOUNTS, CDI_CRI = DeviceListStrategy
 VERSION = "550.54.15"
 FOLDER = "usr/lib/x86_64-linux-gnu"
 MINORS = """gpu0/gi1/access 12
@@ -74,6 +75,9 @@ class FakeNode:
     queries: list[str] = field(default_factory=list)
     unresponsive_gpu: str = ""
     """The GPU that does not respond."""
+    runtime: str = ""
+    """Of the node's status; empty while the API server does not respond."""
+    reads: int = 0
 
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         self.queries.append(device)
@@ -81,17 +85,22 @@ class FakeNode:
             raise UnavailableError("the NVIDIA driver did not respond within 20 s")
         return self.instances_there
 
+    async def read_runtime(self) -> str:
+        self.reads += 1
+        if not self.runtime:
+            raise UnavailableError("no response")
+        return self.runtime
+
     @property
     def places(self) -> DriverPlaces:
-        return DriverPlaces(
-            root=Path("/run/nvidia/driver"), seen_at=self.root / "driver", proc=self.root / "proc"
-        )
+        return DriverPlaces(host=self.root, proc=self.root / "proc")
 
     def files(self, *strategies: DeviceListStrategy, simulated: bool = False) -> CdiFiles:
         return CdiFiles(
             self.root / "cdi",
-            strategies or (CDI_CRI,),
+            () if self.runtime else strategies or (CDI_CRI,),
             places=None if simulated else self.places,
+            read_runtime=self.read_runtime,
             list_instances=self.instances,
             checkpoint=self.checkpoint,
         )
@@ -113,9 +122,9 @@ class FakeNode:
 def node(tmp_path: Path) -> FakeNode:
     fake = FakeNode(tmp_path)
     for name in ("libcuda.so", "libnvidia-ml.so", "libnvidia-glcore.so"):
-        fake.put(f"driver/{FOLDER}/{name}.{VERSION}")
+        fake.put(f"{FOLDER}/{name}.{VERSION}")
     for path in ("dev/nvidiactl", "dev/nvidia-uvm", "usr/bin/nvidia-smi", "usr/bin/nvidia-ctk"):
-        fake.put(f"driver/{path}")
+        fake.put(path)
     fake.put("proc/driver/nvidia-caps/mig-minors", MINORS)
     return fake
 
@@ -145,7 +154,7 @@ def test_each_strategy_names_devices_in_the_response_to_allocate(
     mounts: list[tuple[str, str]],
     names: list[str],
 ) -> None:
-    setup = name_devices(SETUP, ["GPU-a", "GPU-b"], strategies, "u/c")
+    setup = name_devices(SETUP, ["GPU-a", "GPU-b"], strategies)
 
     answer = api_pb2.AllocateResponse.FromString(encode_setup(setup)).container_responses[0]
     assert dict(answer.envs) == variables
@@ -155,24 +164,83 @@ def test_each_strategy_names_devices_in_the_response_to_allocate(
     assert dict(answer.annotations) == SETUP.annotations
 
 
-def test_the_cdi_annotations_strategy_adds_one_annotation() -> None:
-    setup = name_devices(SETUP, ["GPU-a", "GPU-b"], (CDI_ANNOTATIONS,), "u/c")
-
-    (key,) = setup.annotations.keys() - SETUP.annotations.keys()
-    assert key.startswith("cdi.k8s.io/")
-    assert len(key.partition("/")[2]) <= 63
-    assert setup.annotations[key] == "leasehold.dev/gpu=GPU-a,leasehold.dev/gpu=GPU-b"
-    assert setup.annotations["tencent.com/vcuda-core"] == "10"
-    assert setup == name_devices(SETUP, ["GPU-a", "GPU-b"], (CDI_ANNOTATIONS,), "u/c")
-    assert cdi_names_of(setup) == set(setup.annotations[key].split(","))
-
-
 def test_an_unknown_strategy_is_refused_by_name() -> None:
+    assert parse_strategies(["auto"]) == ()
     assert parse_strategies(["cdi-cri", "envvar", "cdi-cri"]) == (CDI_CRI, ENVVAR)
-    with pytest.raises(RequestError, match=r"must be one of envvar, .*got 'cdi'"):
-        parse_strategies(["cdi"])
-    with pytest.raises(RequestError, match="needs at least one of"):
-        parse_strategies([])
+    for words in (["cdi"], ["auto", "envvar"], []):
+        with pytest.raises(RequestError, match=r"must be auto, or some of envvar, .*got "):
+            parse_strategies(words)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "expected"),
+    [
+        ("containerd://2.1.4", True),
+        ("containerd://2.0.5-k3s2", True),
+        ("containerd://v2.0.0-rc.1", True),
+        ("cri-o://1.33.0", True),
+        ("cri-o://1.23.0", True),
+        ("cri-o://1.22.5", False),
+        ("containerd://1.7.28", False),
+        ("docker://29.0.1", False),
+        ("containerd://", False),
+        ("", False),
+    ],
+)
+def test_the_version_tells_whether_cdi_is_enabled_as_installed(
+    runtime: str, expected: bool
+) -> None:
+    assert has_cdi(runtime) is expected
+
+
+async def test_by_default_cdi_is_used_as_soon_as_the_drivers_files_are_found(
+    node: FakeNode,
+) -> None:
+    node.runtime = "containerd://2.1.4"
+    hook = node.root / "usr/bin/nvidia-ctk"
+    hook.unlink()
+    files = node.files()
+
+    await files.update([gpu("GPU-a", 0)])
+    before = files.strategies, node.path.exists()
+    hook.touch()
+    await files.update([gpu("GPU-a", 0)])
+    hook.unlink()
+    with pytest.raises(UnavailableError, match="nvidia-cdi-hook"):
+        await files.update([gpu("GPU-a", 0)])
+
+    assert before == ((ENVVAR,), False)
+    assert files.strategies == (CDI_CRI,), "what was safe does not become unsafe"
+    assert set(cdi_devices(node.path)) == {NAMES[0]}
+    assert node.reads == 1
+
+
+async def test_by_default_a_runtime_that_may_lack_cdi_gets_the_variable(node: FakeNode) -> None:
+    node.runtime = "containerd://1.7.28"
+    files = node.files()
+
+    await files.update([gpu("GPU-a", 0)])
+
+    assert files.strategies == (ENVVAR,)
+    assert not node.path.exists()
+    (metric,) = DEVICE_LIST.collect()
+    (sample,) = metric.samples
+    assert sample.labels["strategy"] == "envvar"
+    assert "containerd://1.7.28 is not known to have CDI enabled" in sample.labels["reason"]
+
+
+@pytest.mark.parametrize("used_before", [True, False])
+async def test_without_the_api_server_the_agent_does_as_before(
+    node: FakeNode, used_before: bool
+) -> None:
+    files = node.files()
+    files.configured, files.strategies = (), (ENVVAR,)
+    if used_before:
+        await node.files(CDI_CRI).update([gpu("GPU-a", 0)])
+
+    await files.update([gpu("GPU-a", 0)])
+
+    assert files.strategies == ((CDI_CRI,) if used_before else (ENVVAR,))
 
 
 async def test_the_specification_lists_the_device_nodes_of_each_device(node: FakeNode) -> None:
@@ -194,7 +262,7 @@ async def test_the_specification_lists_the_device_nodes_of_each_device(node: Fak
     common = found["containerEdits"]
     assert [one["path"] for one in common["deviceNodes"]] == ["/dev/nvidiactl", "/dev/nvidia-uvm"]
     assert {(m["hostPath"], m["containerPath"]) for m in common["mounts"]} == {
-        (f"/run/nvidia/driver{path}", path)
+        (path, path)
         for path in (
             f"/{FOLDER}/libcuda.so.{VERSION}",
             f"/{FOLDER}/libnvidia-ml.so.{VERSION}",
@@ -205,6 +273,31 @@ async def test_the_specification_lists_the_device_nodes_of_each_device(node: Fak
         ["nvidia-ctk", "hook", "create-symlinks"],
         ["nvidia-ctk", "hook", "update-ldcache"],
     ]
+
+
+@pytest.mark.parametrize("devices_at", ["", "/run/nvidia/driver"])
+async def test_the_gpu_operators_driver_is_found_without_flags(
+    tmp_path: Path, devices_at: str
+) -> None:
+    fake = FakeNode(tmp_path)
+    fake.put(f"run/nvidia/driver/{FOLDER}/libcuda.so.{VERSION}")
+    fake.put("usr/local/nvidia/toolkit/nvidia-cdi-hook")
+    for device in ("nvidiactl", "nvidia0"):
+        fake.put(f"{devices_at}/dev/{device}".lstrip("/"))
+
+    await fake.files().update([gpu("GPU-a", 0)])
+
+    found = cdi_specification(fake.path)
+    for edits, name in ((found["containerEdits"], "nvidiactl"),
+                        (found["devices"][0]["containerEdits"], "nvidia0")):  # fmt: skip
+        (node,) = edits["deviceNodes"]
+        assert (node["path"], node.get("hostPath", node["path"])) == (
+            f"/dev/{name}", f"{devices_at}/dev/{name}")  # fmt: skip
+    assert found["containerEdits"]["mounts"][0]["hostPath"].startswith(
+        f"/run/nvidia/driver/{FOLDER}"
+    )
+    hooks = {hook["path"] for hook in found["containerEdits"]["hooks"]}
+    assert hooks == {"/usr/local/nvidia/toolkit/nvidia-cdi-hook"}
 
 
 async def test_the_specification_is_rewritten_only_when_devices_change(node: FakeNode) -> None:
@@ -239,7 +332,7 @@ async def test_a_new_mig_instance_is_specified_before_its_container_starts(node:
     files = node.files()
     await files.update([mig_gpu()])
     node.instances_there = (instance(3, "MIG-x"),)
-    setup = name_devices(SETUP, ["MIG-x"], (CDI_CRI,), "u/c")
+    setup = name_devices(SETUP, ["MIG-x"], (CDI_CRI,))
 
     await files.ensure_named(setup)
     await files.ensure_named(setup)
@@ -254,7 +347,7 @@ async def test_an_unresponsive_gpu_does_not_block_containers_of_other_gpus(node:
     await files.update([unresponsive_gpu, mig_gpu()])
     node.instances_there, node.unresponsive_gpu = (instance(3, "MIG-x"),), "GPU-s"
 
-    await files.ensure_named(name_devices(SETUP, ["MIG-x"], (CDI_CRI,), "u/c"))
+    await files.ensure_named(name_devices(SETUP, ["MIG-x"], (CDI_CRI,)))
 
     assert "leasehold.dev/gpu=MIG-x" in set(cdi_devices(node.path))
 
@@ -265,14 +358,14 @@ async def test_a_container_without_a_cdi_name_for_its_device_does_not_start(node
     node.instances_there = (instance(9, "MIG-x"),)  # without a capability known
 
     with pytest.raises(UnavailableError, match=r"has no leasehold\.dev/gpu=MIG-x"):
-        await files.ensure_named(name_devices(SETUP, ["MIG-x"], (CDI_ANNOTATIONS,), "u/c"))
+        await files.ensure_named(name_devices(SETUP, ["MIG-x"], (CDI_CRI,)))
 
 
 async def test_without_cdi_the_specification_is_removed_once_no_container_uses_it(
     node: FakeNode,
 ) -> None:
     await node.files(CDI_CRI).update([gpu("GPU-a", 0)])
-    node.record(name_devices(SETUP, ["GPU-a"], (CDI_CRI,), "u/c"))
+    node.record(name_devices(SETUP, ["GPU-a"], (CDI_CRI,)))
     files = node.files(ENVVAR)
 
     await files.update([gpu("GPU-a", 0)])
@@ -301,8 +394,8 @@ async def test_simulated_gpus_are_specified_without_device_nodes(tmp_path: Path)
 @pytest.mark.parametrize(
     ("missing", "text"),
     [
-        (f"driver/{FOLDER}/libcuda.so.{VERSION}", "--driver-root-ctr-path"),
-        ("driver/usr/bin/nvidia-ctk", "--nvidia-cdi-hook-path"),
+        (f"{FOLDER}/libcuda.so.{VERSION}", "--host-root"),
+        ("usr/bin/nvidia-ctk", "--nvidia-cdi-hook-path"),
     ],
 )
 async def test_a_missing_driver_file_is_reported_with_the_flag_to_set(
