@@ -19,6 +19,7 @@ from services.timekeeper.accounts.accrual import (
     trim_windows,
 )
 from services.timekeeper.config.budget_sources import ConfiguredBudgets
+from services.timekeeper.cost_recorder import CostRecorder
 from services.timekeeper.journal_reader import JournalReader
 from services.timekeeper.metrics import CHARGE_DELAY, VIOLATIONS, remove_balance, set_balance
 from services.timekeeper.report.budget_reports import budget_changed, is_reportable_change
@@ -31,16 +32,18 @@ from shared.model.budget import Account, Balance, PolicyType, minutes
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, RequestError
 from shared.model.events.pod_events import BudgetChanged
-from shared.model.events.request_reply import GrantReply, GrantRequest
+from shared.model.events.request_reply import GrantReply, GrantRequest, UsageRequest
 from shared.model.names import Namespace
-from shared.runtime.service import answers, loops
+from shared.runtime.service import answers, loops, publishes
 
 logger = logging.getLogger(__name__)
 
 REPORT_EVERY_MS = 60_000
+COSTS_EVERY_S = 60.0
 GRANT_ATTEMPTS = 20
 
 
+@publishes(UsageRequest)
 class Timekeeper:
     """Caches every account, and drops the copy when another replica has written it."""
 
@@ -57,6 +60,7 @@ class Timekeeper:
         charge_every_s: float,
         keep_days: int,
         certificate: ServingCertificate | None = None,
+        costs: CostRecorder | None = None,
     ) -> None:
         self.store = store
         self.journal = JournalReader(
@@ -69,6 +73,7 @@ class Timekeeper:
         self.charge_every_ms = round(charge_every_s * 1000)
         self.keep_days = keep_days
         self.certificate = certificate
+        self.costs = costs
         self.accounts: dict[Namespace, Account] = {}
         self.with_share: set[Namespace] = set()
         """Namespaces whose share was not 1, so that its reset is published, too."""
@@ -85,6 +90,13 @@ class Timekeeper:
         """Count once the configuration is known."""
         await self.configuration.wait_until_synced()
         return await self.count()
+
+    @loops(every_s=lambda _: COSTS_EVERY_S)
+    async def record_costs(self) -> None:
+        """Record what every GPU was used for; one of the replicas does."""
+        every_ms = round(COSTS_EVERY_S * 900)
+        if self.costs and await self.store.acquire_lock("costs", every_ms=every_ms):
+            await self.costs.record()
 
     @loops
     async def maintain_certificate(self) -> None:

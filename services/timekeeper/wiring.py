@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from services.timekeeper.config.budget_sources import BudgetFile, BudgetObjects, ConfiguredBudgets
 from services.timekeeper.config.budget_spec import parse_factors
+from services.timekeeper.cost_recorder import CostRecorder
 from services.timekeeper.report.status_publisher import StatusPublisher
 from services.timekeeper.rest.api import BudgetApi
 from services.timekeeper.service import Timekeeper
@@ -27,6 +28,7 @@ from shared.kubernetes.reachability import ApiServerReachability
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
+from shared.nats.usage_requests import request_usage
 from shared.runtime import health
 from shared.runtime.run import open_bus, serve
 
@@ -102,6 +104,13 @@ async def serve_timekeeper(settings: TimekeeperSettings) -> None:
             charge_every_s=settings.charge_every_s,
             keep_days=settings.keep_days,
             certificate=certificate,
+            costs=CostRecorder(
+                store=store,
+                ledger=ledger,
+                read_usage=partial(request_usage, bus),
+                clock=SystemClock(),
+                keep_days=settings.cost_days,
+            ),
         )
         api = BudgetApi(
             timekeeper,

@@ -11,11 +11,14 @@ from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any, Self
 
+import msgspec
+
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.ledger.connection import LedgerConnection, in_batches, unpack
 from shared.ledger.rows.account_rows import (
     AccountKeys,
     AccountWrite,
+    cost_write,
     decode_account,
     decode_charge_entry,
     decode_window,
@@ -37,9 +40,11 @@ from shared.model.budget import (
     JournalEntry,
     PolicyType,
 )
+from shared.model.costs.cost_records import CostHour, CostMark, hours_of
 from shared.model.names import Namespace
 
 PAGE_SIZE = 500
+_decode_hour = msgspec.json.Decoder(CostHour).decode
 NO_EARLIER_WINDOWS_MS = 1 << 52
 """Later than any window begins."""
 
@@ -76,12 +81,14 @@ class Budgets:
 
     # The journal of tenures
 
-    async def unread_journal(self, most: int = 200) -> Journal:
-        """Read the changes of leases after the journal's cursor.
+    async def unread_journal(self, most: int = 200, *, reader: str = "journal") -> Journal:
+        """Read the changes of leases after the cursor of a reader: `journal` or `cost`.
 
         Raises UnavailableError while the ledger of leases is being rebuilt.
         """
-        packed, *values = await self._connection.run_raw("budget_journal", self._prefix, most)
+        packed, *values = await self._connection.run_raw(
+            "budget_journal", self._prefix, most, reader
+        )
         generation, now, known_generation, cursor, is_lost, is_complete, rows = unpack(packed)
         leases = iter(values)
         entries = tuple(
@@ -108,8 +115,27 @@ class Budgets:
 
         Return False, with nothing written, if another caller has moved it.
         """
+        return await self._write(journal_write(self._keys, journal, changes))
+
+    # Costs
+
+    async def costs(self, from_ms: int, to_ms: int) -> CostMark:
+        """Return until when costs are recorded, and the hours that an interval touches."""
+        hours: dict[int, CostHour] = {}
+        mark = CostMark()
+        for batch in in_batches([*hours_of(from_ms, to_ms)] or [0], PAGE_SIZE):
+            (at, sizes), texts, cursor = await self._run("costs", batch)
+            rows = [(start, text) for start, text in zip(batch, texts, strict=True) if text]
+            hours |= readable(lambda row: (row[0], _decode_hour(row[1])), rows)
+            mark = CostMark(
+                at_ms=int(at or 0), sizes=sizes or "", hours=hours, journal_cursor=cursor or "0-0"
+            )
+        return mark
+
+    async def record_costs(self, journal: Journal, before: CostMark, after: CostMark) -> bool:
+        """Record hours, and move the cursor of costs; False, without effect, if it has moved."""
         tenures = f"{self._connection.prefix}tenures"
-        return await self._write(journal_write(self._keys, journal, changes, tenures=tenures))
+        return await self._write(cost_write(self._keys, journal, before, after, tenures=tenures))
 
     # Accounts
 

@@ -123,6 +123,12 @@ def model_label(model: str) -> str:
     return _NO_LABEL.sub("-", model.removeprefix("NVIDIA "))[:LABEL_LENGTH].strip("-_.")
 
 
+def longest_name_in(model: str, names: Iterable[str]) -> str | None:
+    """Return the longest of the names that the model contains, in any letter case, or None."""
+    found = [name for name in names if name.lower() in model.lower()]
+    return max(found, key=len) if found else None
+
+
 def visible_fault(fault: str, is_visible: Callable[[Namespace], bool]) -> str:
     """Return the fault of a device; empty if it names a pod of a namespace that is not visible."""
     named = (Namespace(name) for name in _NAMESPACE_OF_POD.findall(fault))

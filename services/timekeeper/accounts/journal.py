@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from shared.model.budget import Account, Budget, ChargedLease, JournalEntry, WeightMode
+from shared.model.device import longest_name_in
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import DeviceUuid, Namespace
 from shared.model.quantity import peak
@@ -38,9 +39,7 @@ def weigh(lease: Lease, budget: Budget, factors: Mapping[str, Fraction]) -> Leas
     name, in any letter case; the longest such name counts. Of each device, the most that the pod's
     containers use at one time counts.
     """
-    devices: dict[DeviceUuid, list[Share]] = {}
-    for share in lease.shares:
-        devices.setdefault(share.device, []).append(share)
+    devices = shares_by_device(lease)
     total = cores_total = Fraction(0)
     models: list[str] = []
     for shares in devices.values():
@@ -56,6 +55,19 @@ def weigh(lease: Lease, budget: Budget, factors: Mapping[str, Fraction]) -> Leas
         cores_milli=math.ceil(1000 * cores_total),
         memory_mib=sum(_memory_mib(shares) for shares in devices.values()),
     )
+
+
+def shares_by_device(lease: Lease) -> dict[DeviceUuid, list[Share]]:
+    """Return the shares of each device."""
+    devices: dict[DeviceUuid, list[Share]] = {}
+    for share in lease.shares:
+        devices.setdefault(share.device, []).append(share)
+    return devices
+
+
+def milli_gpu(shares: list[Share]) -> int:
+    """Return the larger part of a device's cores or memory that a lease has, rounded up."""
+    return math.ceil(1000 * max(_parts(shares, Budget(namespace=Namespace("")))))
 
 
 def _parts(shares: list[Share], budget: Budget) -> tuple[Fraction, Fraction]:
@@ -90,8 +102,8 @@ def _weight(cores: Fraction, memory: Fraction, mode: WeightMode) -> Fraction:
 
 
 def _factor(model: str, factors: Mapping[str, Fraction]) -> Fraction:
-    named = [name for name in factors if name.lower() in model.lower()]
-    return factors[max(named, key=len)] if named else WHOLE
+    name = longest_name_in(model, factors)
+    return WHOLE if name is None else factors[name]
 
 
 def _most(shares: Iterable[Share], part: Callable[[Share], Fraction]) -> Fraction:

@@ -9,6 +9,8 @@ windows:NS   hash    window -> JSON;   starts:NS  zset  window -> start
 open         hash    namespace -> its open window
 entries:NS   stream  append only; ids are instants of the server's clock
 grant:NS:KEY hash    window -> that of a grant with this idempotency key; for a month
+cost         hash    at (until when costs are recorded, ms), sizes; generation, cursor as of journal
+costs        hash    start of an hour in ms -> JSON
 done:TENURE  string  for a day: until when a tenure that ended was charged
 """
 
@@ -30,6 +32,7 @@ from shared.model.budget import (
     Journal,
     StoredBudgetState,
 )
+from shared.model.costs.cost_records import CostMark
 from shared.model.names import Namespace
 
 R = TypeVar("R")
@@ -59,6 +62,8 @@ class AccountKeys:
 
     def __init__(self, prefix: str) -> None:
         self.journal = f"{prefix}journal"
+        self.cost = f"{prefix}cost"
+        self.costs = f"{prefix}costs"
         self.revisions = f"{prefix}revisions"
         self.states = f"{prefix}states"
         self.budgets = f"{prefix}budgets"
@@ -71,9 +76,9 @@ class AccountKeys:
 
 
 def journal_write(
-    keys: AccountKeys, journal: Journal, changes: Iterable[AccountChange], *, tenures: str
+    keys: AccountKeys, journal: Journal, changes: Iterable[AccountChange]
 ) -> AccountWrite:
-    """Write the changes that follow from entries of the journal `tenures`, and move the cursor."""
+    """Write the changes that follow from entries of the journal, and move the cursor."""
     write = AccountWrite()
     for change in changes:
         name = change.namespace
@@ -88,14 +93,37 @@ def journal_write(
             ]
         write.commands += [("HSET", ended, id_, str(at)) for id_, at in change.ended.items()]
         write.commands.append(("HINCRBY", keys.revisions, name, "1"))
-    write.commands += [
-        ("HSET", keys.journal, "generation", journal.generation, "cursor", journal.last),
-        ("XTRIM", tenures, "MINID", journal.last),
-    ]
+    write.commands.append(
+        ("HSET", keys.journal, "generation", journal.generation, "cursor", journal.last)
+    )
     write.guards.append((keys.journal, "generation", journal.known_generation))
     if journal.known_generation == journal.generation:
         write.guards.append((keys.journal, "cursor", journal.cursor))
     return write
+
+
+def cost_write(
+    keys: AccountKeys, journal: Journal, before: CostMark, after: CostMark, *, tenures: str
+) -> AccountWrite:
+    """Record hours, delete old ones, and trim the journal `tenures` to what both readers need."""
+    write = AccountWrite(guards=[(keys.cost, "at", str(before.at_ms or ""))])
+    mark = ("at", str(after.at_ms), "sizes", after.sizes)
+    write.commands.append(
+        ("HSET", keys.cost, *mark, "generation", journal.generation, "cursor", journal.last)
+    )
+    write.commands += [
+        ("HSET", keys.costs, str(start), msgspec.json.encode(hour).decode())
+        for start, hour in after.hours.items()
+    ]
+    write.commands += [("HDEL", keys.costs, str(start)) for start in after.expired]
+    read = min(journal.last, before.journal_cursor, key=_entry_order)
+    write.commands.append(("XTRIM", tenures, "MINID", read))
+    return write
+
+
+def _entry_order(entry_id: str) -> tuple[int, int]:
+    at_ms, _, number = entry_id.partition("-")
+    return int(at_ms), int(number)
 
 
 def update_write(

@@ -9,13 +9,15 @@
 --     {namespace, revision, tenures, charged, ended, state, windows, budget}, as stored
 --   'write', guards {key of a hash, field, value as read}, commands, {} or {windows by start, windows, the open
 --     one, instant before which the others are deleted}  returns whether no guard had changed, and it was written
+--   'costs', starts of hours  returns {instant until which costs are recorded, sizes of shares}, the hours' texts, and
+--     the journal's cursor
 --   'discard', namespaces whose accounts cannot be read  deletes these, keys of another type, and a cursor of the
 --     journal that is none, which would stop the counting of all namespaces; returns what was deleted. Accounts
 --     are restored from the status of their budgets, and the journal is compared with all live leases
 local BUDGETS = ARGS[1]
 local MAX_DELETED, MOST_CHECKED = 100, 500
 local KINDS = {tenures = 'hash', charged = 'hash', ended = 'hash', windows = 'hash', starts = 'zset', entries = 'stream'}
-local OF_ALL = {'revisions', 'states', 'budgets', 'open', 'journal'}
+local OF_ALL = {'revisions', 'states', 'budgets', 'open', 'journal', 'cost', 'costs'}
 local actions = {}
 
 function actions.revisions() return call('HGETALL', BUDGETS .. 'revisions') end
@@ -71,6 +73,11 @@ function actions.write(guards, commands, old_windows)
   return true
 end
 
+function actions.costs(hours)
+  return {call('HMGET', BUDGETS .. 'cost', 'at', 'sizes'),
+    #hours > 0 and call('HMGET', BUDGETS .. 'costs', unpack(hours)) or {}, call('HGET', BUDGETS .. 'journal', 'cursor')}
+end
+
 function actions.discard(names)
   local deleted = {}
   local function check_type(key, expected)
@@ -85,8 +92,14 @@ function actions.discard(names)
   for i = 1, math.min(#known, MOST_CHECKED) do
     for kind, expected in pairs(KINDS) do check_type(kind .. ':' .. known[i], expected) end
   end
-  local cursor = call('HGET', BUDGETS .. 'journal', 'cursor')
-  if cursor and not (string.match(cursor, '^%d+%-%d+$') and #cursor <= 33) then append(deleted, 'journal') end
+  local function is_damaged(cursor) return cursor and not (string.match(cursor, '^%d+%-%d+$') and #cursor <= 33) end
+
+  if is_damaged(call('HGET', BUDGETS .. 'journal', 'cursor')) then append(deleted, 'journal') end
+  local at, cursor = unpack(call('HMGET', BUDGETS .. 'cost', 'at', 'cursor'))
+  if is_damaged(cursor) or at and not (string.match(at, '^%d+$') and #at <= 15) then
+    call('DEL', BUDGETS .. 'cost')
+    append(deleted, 'cost')
+  end
   for _, name in ipairs(names) do
     for kind in pairs(KINDS) do
       if kind ~= 'entries' then call('DEL', BUDGETS .. kind .. ':' .. name) end

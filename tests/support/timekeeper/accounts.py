@@ -94,8 +94,8 @@ class Timeline:
     """Writes until the crash; None: no crash."""
     crash_after: bool = False
 
-    async def unread_journal(self, most: int = 200) -> Journal:
-        journal = await self.store.unread_journal(most)
+    async def unread_journal(self, most: int = 200, *, reader: str = "journal") -> Journal:
+        journal = await self.store.unread_journal(most, reader=reader)
         whole = journal.horizon_ms is not None
         return replace(journal, horizon_ms=self.now_ms if whole else None)
 

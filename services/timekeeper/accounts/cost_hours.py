@@ -1,0 +1,203 @@
+"""Records what every GPU was used for between two readings of the ledger; pure.
+
+Leases begin and end at their instants in the journal. What is read at the end of an interval counts
+for all of it: the devices, which shares were idle, and which devices have no room.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from services.timekeeper.accounts.journal import (
+    CHARGED_STATES,
+    charged_lease_id,
+    created_ms,
+    milli_gpu,
+    shares_by_device,
+)
+from shared.model.budget import HOUR_MS, JournalEntry
+from shared.model.costs.cost_records import (
+    FREE,
+    IDLE,
+    STRANDED,
+    UNLEASED,
+    UNMEASURED,
+    USED,
+    WHOLE,
+    CostHour,
+    hours_of,
+)
+from shared.model.device import Device, DeviceMode, DeviceUse, device_refusal
+from shared.model.lease import Lease, ShareKey, share_key
+from shared.model.ledger import LedgerNode, NodeTotals
+from shared.model.names import DeviceUuid, Namespace
+from shared.model.node import cordon_reason
+from shared.model.request import GpuRequest, SharingPolicy
+
+WEEK_MS = 7 * 24 * HOUR_MS
+MOST_SIZES = 200
+
+
+class Size(NamedTuple):
+    """What a share takes of a device."""
+
+    memory_mib: int
+    cores_percent: int
+    sharing: int
+
+
+WHOLE_SIZE = Size(0, 0, SharingPolicy.EXCLUSIVE)
+Sizes = Mapping[Size, int]
+"""The sizes of shares, and when such a share was leased last."""
+IdleShares = Mapping[ShareKey, bool]
+"""Of measured shares, whether they are idle."""
+
+
+class Holding(NamedTuple):
+    """One lease's part of one device, for some time."""
+
+    device: DeviceUuid
+    model: str
+    namespace: Namespace
+    milli_gpu: int
+    use: int
+    from_ms: int
+    to_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostReading:
+    """The ledger and the agents' measurements at the end of an interval."""
+
+    nodes: tuple[NodeTotals, ...] = ()
+    idle: IdleShares = field(default_factory=dict)
+    ended_idle: IdleShares = field(default_factory=dict)
+    """As of the reading before: of leases that have ended since."""
+
+    @property
+    def leases(self) -> Iterator[Lease]:
+        """The leases that are charged."""
+        for totals in self.nodes:
+            yield from (each for each in totals.leases if each.state in CHARGED_STATES)
+
+
+def holdings(
+    reading: CostReading, entries: Iterable[JournalEntry], from_ms: int, to_ms: int
+) -> Iterator[Holding]:
+    """Yield what leases had; `entries` are those of the interval, read after the leases."""
+    spans = {charged_lease_id(each): (each, from_ms, to_ms, False) for each in reading.leases}
+    for entry in entries:
+        for lease in entry.leases:
+            id_ = charged_lease_id(lease)
+            if entry.kind == "ended":
+                begin = spans[id_][1] if id_ in spans else from_ms
+                spans[id_] = (lease, begin, entry.at_ms, True)
+            else:
+                begin = entry.at_ms if entry.kind == "held" else created_ms(lease)
+                spans[id_] = (lease, begin, to_ms, False)
+    for lease, begin, end, has_ended in spans.values():
+        span = max(begin, from_ms), min(end, to_ms)
+        idle = reading.ended_idle if has_ended else reading.idle
+        for device, shares in shares_by_device(lease).items() if span[0] < span[1] else ():
+            running = [share for share in shares if not share.init]
+            use = _use_of([idle.get(share_key(lease.pod, share)) for share in running])
+            model = shares[0].device_model
+            yield Holding(device, model, lease.namespace, milli_gpu(shares), use, *span)
+
+
+def _use_of(idle: Sequence[bool | None]) -> int:
+    if False in idle:
+        return USED
+    return IDLE if idle and None not in idle else UNMEASURED
+
+
+def device_states(
+    nodes: Iterable[NodeTotals], sizes: Iterable[Size]
+) -> dict[DeviceUuid, tuple[str, bool]]:
+    """Return the model of every device, and whether it has room for one of the sizes."""
+    sizes = sorted(sizes)
+    return {
+        device.uuid: (
+            device.model,
+            _is_open(totals.node, device)
+            and (not sizes or any(_fits(size, device, use) for size in sizes)),
+        )
+        for totals in nodes
+        for device, use in totals.node.devices
+    }
+
+
+def _is_open(node: LedgerNode, device: Device) -> bool:
+    facts = node.facts
+    closed = facts.unschedulable or cordon_reason(node.served)
+    return device.healthy and not closed and device.index not in facts.closed_devices
+
+
+def _fits(size: Size, device: Device, use: DeviceUse) -> bool:
+    if device.mode is DeviceMode.MIG:
+        most = max((len(layout.positions) for layout in device.layouts), default=0)
+        return use.slots_taken.count("1") < most and not use.exclusive
+    whole, cores = size == WHOLE_SIZE, size.cores_percent
+    sharing = SharingPolicy(size.sharing)
+    request = GpuRequest(container="", gpus=1, cores_percent=cores, whole=whole, sharing=sharing)
+    memory_mib = device.memory_mib if whole else size.memory_mib
+    return device_refusal(request, device, use, memory_mib=memory_mib) is None
+
+
+def sizes_seen(sizes: Sizes, leases: Iterable[Lease], now_ms: int) -> dict[Size, int]:
+    """Return the sizes of shares of the last week; the smallest ones, if there are too many."""
+    found = {size: at for size, at in sizes.items() if now_ms - at < WEEK_MS}
+    for lease in leases:
+        for share in lease.shares:
+            if not share.mig:
+                size = Size(share.memory_mib, share.cores_percent, int(share.sharing))
+                found[WHOLE_SIZE if share.whole else size] = now_ms
+    return {size: found[size] for size in sorted(found)[:MOST_SIZES]}
+
+
+def record_hours(
+    held: Iterable[Holding],
+    devices: Mapping[DeviceUuid, tuple[str, bool]],
+    from_ms: int,
+    to_ms: int,
+) -> Iterator[tuple[int, CostHour]]:
+    """Yield a record of each hour of the interval, after the instant at which the hour begins."""
+    by_device: dict[DeviceUuid, list[Holding]] = {uuid: [] for uuid in devices}
+    for each in sorted(held):  # equal remainders are rounded in the same order
+        by_device.setdefault(each.device, []).append(each)
+    for hour in hours_of(from_ms, to_ms):
+        begin, end = max(hour, from_ms), min(hour + HOUR_MS, to_ms)
+        record = CostHour(begin, end, end - begin, {}, {})
+        for uuid, of_device in by_device.items():
+            model, has_room = devices.get(uuid) or (of_device[0].model, False)
+            record.device_ms[model] = record.device_ms.get(model, 0) + end - begin
+            _record_device(record, model, of_device, UNLEASED if has_room else STRANDED)
+        yield hour, record
+
+
+def _record_device(record: CostHour, model: str, held: Sequence[Holding], free: int) -> None:
+    begin, end = record.from_ms, record.to_ms
+    changes = {at for each in held for at in (each.from_ms, each.to_ms) if begin < at < end}
+    for start, stop in pairwise(sorted({begin, end, *changes})):
+        present = [each for each in held if each.from_ms <= start < each.to_ms]
+        parts = parts_of_device([each.milli_gpu for each in present])
+        for each, part in zip(present, parts, strict=True):
+            record.add(each.namespace, model, each.use, part * (stop - start))
+        record.add(FREE, model, free, (WHOLE - sum(parts)) * (stop - start))
+
+
+def parts_of_device(weights: Sequence[int]) -> list[int]:
+    """Return the parts of a device for weights, which may be more than it has together.
+
+    Leases that reserve the cores of others' memory, and those of an overcommitted device, are
+    reduced in proportion; the largest remainders are rounded up.
+    """
+    total = sum(weights)
+    if total <= WHOLE:
+        return list(weights)
+    parts = [weight * WHOLE // total for weight in weights]
+    order = sorted(range(len(weights)), key=lambda place: -(weights[place] * WHOLE % total))
+    for place in order[: WHOLE - sum(parts)]:
+        parts[place] += 1
+    return parts

@@ -1,0 +1,99 @@
+"""Records what every GPU was used for, from the journal of leases and the agents' measurements."""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+import msgspec
+
+from services.timekeeper.accounts.accrual import DAY_MS
+from services.timekeeper.accounts.cost_hours import (
+    CostReading,
+    IdleShares,
+    Size,
+    device_states,
+    holdings,
+    record_hours,
+    sizes_seen,
+)
+from services.timekeeper.journal_reader import WHOLE_JOURNAL
+from shared.ledger.budgets import Budgets
+from shared.ledger.leases import RedisLeases
+from shared.model.clock import Clock
+from shared.model.costs.cost_records import CostHour, CostMark, hours_of
+from shared.model.events.request_reply import UsageReply
+from shared.model.names import NodeName
+
+logger = logging.getLogger(__name__)
+
+ReadUsage = Callable[[Iterable[NodeName]], Awaitable[Mapping[NodeName, UsageReply | None]]]
+"""Returns the reply of each node's agent, or None if it had none."""
+
+
+class CostRecorder:
+    """Any number may run: the record is written if no other has written since it was read."""
+
+    def __init__(
+        self,
+        *,
+        store: Budgets,
+        ledger: RedisLeases,
+        read_usage: ReadUsage,
+        clock: Clock,
+        keep_days: int,
+    ) -> None:
+        self.store = store
+        self.ledger = ledger
+        self.read_usage = read_usage
+        self.clock = clock
+        self.kept_ms = keep_days * DAY_MS
+        self._idle: IdleShares = {}
+
+    async def record(self) -> None:
+        """Record until now. The journal is read last: it has all changes since the leases."""
+        reading = await self._read()
+        known = await self.store.costs(0, 0)
+        journal = await self.store.unread_journal(WHOLE_JOURNAL, reader="cost")
+        until_ms = journal.horizon_ms or 0
+        sizes = sizes_seen(_decode_sizes(known.sizes), reading.leases, until_ms)
+        hours: dict[int, CostHour] = {}
+        if known.at_ms and (journal.lost or journal.known_generation != journal.generation):
+            lost_ms = until_ms - known.at_ms
+            logger.warning("the journal was lost: no costs are recorded of %d ms", lost_ms)
+        elif known.at_ms:
+            held = holdings(reading, journal.entries, known.at_ms, until_ms)
+            devices = device_states(reading.nodes, sizes)
+            hours = dict(record_hours(held, devices, known.at_ms, until_ms))
+            stored = await self.store.costs(known.at_ms, known.at_ms + 1)
+            for start, hour in stored.hours.items():
+                hours[start] = hour.plus(hours[start]) if start in hours else hour
+        mark = CostMark(
+            at_ms=until_ms,
+            sizes=msgspec.json.encode([*sizes.items()]).decode(),
+            hours=hours,
+            expired=hours_of((known.at_ms or until_ms) - self.kept_ms, until_ms - self.kept_ms),
+        )
+        if until_ms > known.at_ms:
+            await self.store.record_costs(journal, known, mark)
+
+    async def _read(self) -> CostReading:
+        pages = [page async for page in self.ledger.totals.pages()]
+        nodes = tuple(totals for page in pages for totals in page)
+        leased = [totals.node.facts.name for totals in nodes if totals.leases]
+        now = self.clock.now()
+        before, self._idle = (
+            self._idle,
+            {
+                share.key: share.is_idle(now)
+                for reply in (await self.read_usage(leased)).values()
+                for share in (reply.shares if reply else ())
+            },
+        )
+        return CostReading(nodes=nodes, idle=self._idle, ended_idle=before)
+
+
+def _decode_sizes(text: str) -> dict[Size, int]:
+    """Return the sizes; none if they are not readable."""
+    try:
+        return dict(msgspec.json.decode(text or "[]", type=list[tuple[Size, int]]))
+    except msgspec.DecodeError:
+        return {}

@@ -1,0 +1,1 @@
+"""What GPUs were used for, and what that cost."""

@@ -1,0 +1,157 @@
+"""Costs on a real valkey-server: recorded once, exactly, by any number of replicas."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from services.timekeeper.cost_recorder import CostRecorder
+from shared.ledger.showback import EntryRange, add_up
+from shared.model.budget import HOUR_MS
+from shared.model.clock import SystemClock
+from shared.model.costs.cost_records import (
+    FREE,
+    IDLE,
+    UNLEASED,
+    UNMEASURED,
+    USED,
+    USES,
+    WHOLE,
+    CostHour,
+)
+from shared.model.events.request_reply import UsageReply
+from shared.model.lease import ShareMeasurement
+from shared.model.names import Namespace, NodeName, PodUid
+from tests.support.placer.ledger import reservation, reserve, share
+from tests.support.servers.valkey import ValkeyServer
+from tests.support.timekeeper.accounts import AccountLedger, account_ledger, budget
+
+DEFAULT, T4, DEVICES = Namespace("default"), "Tesla T4", 4
+
+
+@pytest.fixture
+async def opened(server: ValkeyServer) -> AsyncIterator[AccountLedger]:
+    async with account_ledger(server.url, budget(100)) as found:
+        yield found
+
+
+def measurement(pod: str, gpu: int, *, idle: bool) -> ShareMeasurement:
+    known: dict[str, Any] = {"pod": PodUid(pod), "namespace": DEFAULT, "name": pod}
+    at = 1.0 if idle else None
+    device = share("a", gpu).device
+    return ShareMeasurement(**known, container="main", device=device, idle_since=at)
+
+
+def recorder(found: AccountLedger, *measured: ShareMeasurement, keep_days: int = 1) -> CostRecorder:
+    async def read_usage(nodes: Iterable[NodeName]) -> Mapping[NodeName, UsageReply | None]:
+        return {name: UsageReply(measured_at=1.0, shares=measured) for name in nodes}
+
+    return CostRecorder(
+        store=found.store,
+        ledger=found.leases,
+        read_usage=read_usage,
+        clock=SystemClock(),
+        keep_days=keep_days,
+    )
+
+
+async def hours(found: AccountLedger) -> list[CostHour]:
+    now_ms = await found.store.now_ms()
+    return [*(await found.store.costs(now_ms - HOUR_MS, now_ms + 1)).hours.values()]
+
+
+async def total(found: AccountLedger, namespace: str = DEFAULT) -> list[int]:
+    rows = [
+        amounts
+        for hour in await hours(found)
+        for name, _, amounts in hour.rows()
+        if name == namespace
+    ]
+    return [sum(row[use] for row in rows) for use in range(len(USES))]
+
+
+async def test_leased_time_equals_the_charges_and_everything_adds_up_whichever_replica_records(
+    opened: AccountLedger,
+) -> None:
+    replicas = [recorder(opened) for _ in range(3)]
+    keeper = opened.timekeeper(store=opened.store, clock=SystemClock(), charge_every_s=0)
+    await replicas[0].record()
+    for number in range(6):
+        pod = f"p{number}"
+        (bound,) = await reserve(opened.leases, reservation(pod, share("a", number % 2, mib=4_000)))
+        await opened.leases.bind([bound])
+        await asyncio.gather(*(each.record() for each in replicas))
+        if number % 3:
+            await opened.leases.release([PodUid(pod)], reason="a test")
+            await keeper.count()
+    for number in range(6):
+        await opened.leases.release([PodUid(f"p{number}")], reason="a test")
+    await keeper.count()
+    await replicas[1].record()
+
+    recorded = await hours(opened)
+    (charged,) = await add_up(opened.store, [DEFAULT], EntryRange(), ["namespace"])
+    assert sum(await total(opened)) == charged.units > 0
+    assert not [text for hour in recorded for text in hour.imbalances()]
+    mark = await opened.store.costs(0, 0)
+    passed = mark.at_ms - min(hour.from_ms for hour in recorded)
+    assert sum(hour.recorded_ms for hour in recorded) == passed
+    assert sum(hour.device_ms[T4] for hour in recorded) == DEVICES * passed
+    assert sum(await total(opened)) + sum(await total(opened, FREE)) == DEVICES * passed * WHOLE
+    length = await opened.leases._connection._redis.xlen(f"{opened.ledger_prefix}tenures")
+    assert length <= 2  # read by both, and trimmed
+
+
+async def test_leased_time_is_used_idle_or_not_measured_as_the_agents_report(
+    opened: AccountLedger,
+) -> None:
+    used, idle = measurement("used", 0, idle=False), measurement("idle", 1, idle=True)
+    meter = recorder(opened, used, idle)
+    for pod, gpu in (("used", 0), ("idle", 1), ("silent", 1)):
+        (bound,) = await reserve(opened.leases, reservation(pod, share("a", gpu, mib=4_000)))
+        await opened.leases.bind([bound])
+    await meter.record()
+    await asyncio.sleep(0.01)
+    await meter.record()
+    await opened.leases.release([PodUid("idle")], reason="a test")
+    await asyncio.sleep(0.01)
+    await meter.record()
+
+    amounts, (hour,) = await total(opened), await hours(opened)
+    quarter = hour.recorded_ms * 250
+    assert (amounts[USED], amounts[UNMEASURED]) == (quarter, quarter)
+    assert 0 < amounts[IDLE] < quarter
+    assert (await total(opened, FREE))[UNLEASED] == 4 * DEVICES * quarter - sum(amounts)
+
+
+async def test_time_without_a_journal_is_not_recorded_and_old_hours_are_deleted(
+    opened: AccountLedger,
+) -> None:
+    meter, redis, keys = recorder(opened), opened.leases._connection._redis, opened.store._keys
+    await meter.record()
+    now_ms = await opened.store.now_ms()
+    await redis.hset(keys.cost, "at", str(now_ms - 30 * HOUR_MS))
+    await meter.record()
+    kept = sorted(map(int, await redis.hkeys(keys.costs)))
+    await redis.hset(keys.cost, mapping={"at": str(now_ms - 2 * HOUR_MS), "generation": "another"})
+    before = await redis.hgetall(keys.costs)
+    await meter.record()
+
+    assert len(kept) in {24, 25}
+    assert now_ms - kept[0] <= 24 * HOUR_MS
+    assert await redis.hgetall(keys.costs) == before
+    assert await redis.hget(keys.cost, "generation") != b"another"
+
+
+@pytest.mark.parametrize("damaged", ["cursor", "sizes", "at"])
+async def test_a_damaged_mark_is_replaced(opened: AccountLedger, damaged: str) -> None:
+    meter, keeper = recorder(opened), opened.timekeeper(store=opened.store, clock=SystemClock())
+    await meter.record()
+    await opened.leases._connection._redis.hset(opened.store._keys.cost, damaged, "?")
+    await keeper.count()
+    await meter.record()
+    await asyncio.sleep(0.01)
+    await meter.record()
+
+    assert await hours(opened)
