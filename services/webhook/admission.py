@@ -45,10 +45,12 @@ from shared.model.device import MIB
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import LargestDeviceReported
 from shared.model.names import DEFAULT_SCHEDULER, HANDED_OVER
+from shared.model.quota import Quota
 from shared.model.request import GpuRequest, PodRequest
 from shared.placing.advice import Change, changes_between
 from shared.pods.pod_policy import Check, PolicySubject, device_names, violations
 from shared.pods.pod_view import PodContainer, PodView
+from shared.pods.run_term import deadline_s, expected_run_s
 
 STALE_S = 30.0
 """How long a report counts: a node that is briefly absent does not lower the maximum."""
@@ -216,6 +218,8 @@ class AdmissionPolicy:
     """ResourceClaims may be for GPUs: `pod_policy` applies to the containers that use them."""
     allow_larger_requests: bool = False
     """A container may request more memory than the largest device has, and wait for a larger."""
+    quota: Quota | None = None
+    """That of the pod's namespace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,12 +248,13 @@ def decide(
 
     `default_class` is the cluster's default priority class. The API server sets it before it calls
     webhooks, so a pod with it counts as one without a class. `exempt`: administrators have exempted
-    the namespace from `pod_policy`.
+    the namespace from `pod_policy`. Raises RequestError for a malformed or too long run time.
     """
     patches, warnings = _strip_annotations(pod)
     denial = _unconditional_denial(pod, exempt=exempt)
     if denial:
         return AdmissionDecision(allowed=False, message=denial, code=FORBIDDEN)
+    patches += _term_patches(pod, policy)
     gpu_containers = [container for container in pod.containers if container.requests_gpu]
     subject = _subject(pod, pod.containers, policy, CHECKS_OF_NEW_PODS[exempt])
     if not exempt:
@@ -276,6 +281,15 @@ def decide(
     return AdmissionDecision(
         allowed=True, patches=tuple(patches), warnings=tuple(warnings), requests_gpu=True
     )
+
+
+def _term_patches(pod: PodView, policy: AdmissionPolicy) -> Iterator[PatchOperation]:
+    """Yield the deadline of a pod: by its annotation and, with GPUs, by its namespace's quota."""
+    expected_run_s(pod)
+    has_gpus = any(_holds_gpu(each, policy) for each in pod.containers)
+    wanted = deadline_s(pod, policy.quota if has_gpus else None)
+    if wanted is not None and wanted != pod.spec.active_deadline_seconds:
+        yield add("/spec/activeDeadlineSeconds", wanted)
 
 
 def _foreign_warnings(pod: PodView, gpu_containers: Sequence[PodContainer]) -> Iterator[str]:

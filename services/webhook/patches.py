@@ -8,7 +8,7 @@ from shared.pods.pod_view import PodContainer, PodView
 
 ANNOTATIONS, LABELS = "/metadata/annotations", "/metadata/labels"
 
-PatchValue = str | dict[str, str] | list[dict[str, str]] | msgspec.Raw
+PatchValue = str | int | dict[str, str] | list[dict[str, str]] | msgspec.Raw
 
 
 class PatchOperation(msgspec.Struct, frozen=True, kw_only=True):

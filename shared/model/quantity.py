@@ -72,6 +72,13 @@ def parse_duration_s(text: str) -> int:
     return seconds
 
 
+def duration_text(seconds: int) -> str:
+    """Format whole seconds as `parse_duration_s` reads them: 90s as 1m30s."""
+    minutes, rest = divmod(seconds, 60)
+    parts = ((minutes // 60, "h"), (minutes % 60, "m"), (rest, "s"))
+    return "".join(f"{number}{unit}" for number, unit in parts if number) or "0s"
+
+
 def parse_decimal(text: str) -> int | None:
     """Parse a decimal number of at most `LONGEST` digits; None: the text is none."""
     is_decimal = text.isascii() and text.isdecimal() and len(text) <= LONGEST

@@ -17,6 +17,7 @@ from shared.model.bounds import (
     Amount,
     KeyText,
     LongText,
+    RunTime,
     ShortText,
 )
 from shared.model.names import DeviceUuid, Namespace
@@ -51,6 +52,10 @@ class Quota:
     pools: Annotated[tuple[LongText, ...], Meta(max_length=MOST_ENTRIES)] = ()
     """Only nodes whose `pool_label` has one of these values; empty: any node."""
     pool_label: KeyText = ""
+    default_run_s: RunTime | None = None
+    """The maximum run time of a pod without one; None: `max_run_s`."""
+    max_run_s: RunTime | None = None
+    """The longest maximum run time of a pod; None: any, and none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,6 +206,9 @@ class Term(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     """What the pod's author expects; nothing enforces it."""
     grace_s: RunTime = 30
     """`spec.terminationGracePeriodSeconds`: how long its containers may take to end."""
+    runs_on: bool = False
+    """Its node runs it for ever (a DaemonSet's or static pod): a namespace's maximum is not for it.
+    """
 
 
 NO_TERM = Term()

@@ -45,7 +45,7 @@ from shared.placing.pod_fields import handed_over
 from shared.pods.observed_pod import ObservedPod, rejection_of
 from shared.pods.pod_anti_affinity import PodAntiAffinity, parse_anti_affinity
 from shared.pods.pod_policy import Check, PolicySubject, device_mounts, violations
-from shared.pods.pod_view import SIDECAR, PodView, view_of
+from shared.pods.pod_view import SIDECAR, PodView, runs_on, view_of
 from shared.pods.run_term import parse_term
 
 TEMPLATES, TEMPLATES_BYTES = 4096, 16 * 1024 * 1024
@@ -170,6 +170,7 @@ class PodParser:
                 spec.scheduling_group,
                 (spec.host_network, spec.host_users),
                 (spec.active_deadline_seconds, spec.termination_grace_period_seconds),
+                runs_on(pod.metadata),
                 [each for each in spec.volumes if each != Volume(each.name)] if ours else (),
                 _running(pod),
             )

@@ -15,7 +15,7 @@ from shared.dialects import GPU_RESOURCES
 from shared.dialects.dialect import ContainerManifest, PodManifest
 from shared.dialects.nvidia.dialect import PRIORITY
 from shared.kubernetes.full_pods import FullContainer, FullPodSpec, FullVolume, decode_pod
-from shared.kubernetes.types import ApiPod, ApiPodSpec, Container, SecurityContext
+from shared.kubernetes.types import ApiPod, ApiPodSpec, Container, ObjectMeta, SecurityContext
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.model.quantity import parse_quantity, parse_resources
@@ -46,6 +46,7 @@ def requests_gpu(amounts: Mapping[str, int]) -> bool:
 
 SIDECAR = "Always"
 """`restartPolicy` of an init container that keeps running beside those that follow."""
+NODE_OWNERS = frozenset({"DaemonSet", "Node"})
 MOST_HANDED_OVER = 10
 """Fields that only kube-scheduler supports, of which a message shows no more."""
 
@@ -100,6 +101,8 @@ class PodView(PodManifest):
     """One pod."""
 
     name: str
+    runs_on: bool = False
+    """A DaemonSet, or its node's kubelet, runs it for ever."""
     containers: tuple[PodContainer, ...]
     spec: ApiPodSpec
 
@@ -149,6 +152,7 @@ def view_of(pod: ApiPod, namespace: str = "") -> PodView:
     return PodView(
         namespace=Namespace(namespace or meta.namespace),
         name=meta.name or f"{meta.generate_name}…",
+        runs_on=runs_on(meta),
         containers=tuple(
             _container(container, f"/spec/{kind}/{number}", kind)
             for kind, containers in kinds.items()
@@ -160,6 +164,11 @@ def view_of(pod: ApiPod, namespace: str = "") -> PodView:
         field_bytes={path: len(msgspec.json.encode(it)) for path, it in sized.items() if it},
         spec=spec,
     )
+
+
+def runs_on(meta: ObjectMeta) -> bool:
+    """Return whether a DaemonSet, or a node's kubelet, runs the pod for ever."""
+    return any(each.controller and each.kind in NODE_OWNERS for each in meta.owner_references)
 
 
 def _container(container: Container, path: str, kind: str) -> PodContainer:

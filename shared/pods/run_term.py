@@ -3,7 +3,8 @@
 from shared.model.bounds import MOST_RUN_S
 from shared.model.errors import RequestError
 from shared.model.names import EXPECTED_RUN_TIME, MAX_RUN_TIME
-from shared.model.quantity import parse_duration_s
+from shared.model.quantity import duration_text, parse_duration_s
+from shared.model.quota import Quota
 from shared.model.request import NO_TERM, Term
 from shared.pods.pod_view import PodView
 
@@ -13,27 +14,47 @@ def parse_term(pod: PodView) -> Term:
 
     Raises RequestError for a malformed annotation, and for one that the spec does not enforce.
     """
-    spec, written = pod.spec, wanted_max_run_s(pod)
+    spec, wanted = pod.spec, deadline_s(pod)
     enforced = _seconds(spec.active_deadline_seconds)
-    if written is not None and (enforced is None or enforced > written):
+    if wanted != enforced:
         raise RequestError(
             f"annotation {MAX_RUN_TIME} has not been through admission: create the pod again, or "
-            f"set spec.activeDeadlineSeconds to {written}"
+            f"set spec.activeDeadlineSeconds to {wanted}"
         )
     grace_s = _seconds(spec.termination_grace_period_seconds)
     return Term(
         max_run_s=enforced,
-        expected_run_s=_annotated(pod, EXPECTED_RUN_TIME),
+        expected_run_s=expected_run_s(pod),
         grace_s=NO_TERM.grace_s if grace_s is None else grace_s,
+        runs_on=pod.runs_on,
     )
 
 
-def wanted_max_run_s(pod: PodView) -> int | None:
-    """Return what its author's annotation allows, in seconds; None: it has none.
+def deadline_s(pod: PodView, quota: Quota | None = None) -> int | None:
+    """Return what `spec.activeDeadlineSeconds` must be: the smaller of the spec and the annotation.
 
-    Raises RequestError if it is malformed.
+    A pod with neither gets the default of its namespace's quota. Raises RequestError for a
+    malformed annotation, and for more than the quota's maximum: a pod that was given less than its
+    author wrote would lose its work.
     """
-    return _annotated(pod, MAX_RUN_TIME)
+    spec, annotated = _seconds(pod.spec.active_deadline_seconds), _annotated(pod, MAX_RUN_TIME)
+    given = min((each for each in (spec, annotated) if each is not None), default=None)
+    if quota is None or pod.runs_on:
+        return given
+    if given is None:
+        return quota.max_run_s if quota.default_run_s is None else quota.default_run_s
+    if quota.max_run_s is not None and given > quota.max_run_s:
+        name = "spec.activeDeadlineSeconds" if given == spec else f"annotation {MAX_RUN_TIME}"
+        raise RequestError(
+            f"{name} lets the pod run for {duration_text(given)}, and the GPUQuota of namespace "
+            f"{pod.namespace} allows {duration_text(quota.max_run_s)} at most"
+        )
+    return given
+
+
+def expected_run_s(pod: PodView) -> int | None:
+    """Return how long its author expects it to run. Raises RequestError if that is malformed."""
+    return _annotated(pod, EXPECTED_RUN_TIME)
 
 
 def _annotated(pod: PodView, annotation: str) -> int | None:

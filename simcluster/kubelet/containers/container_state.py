@@ -118,4 +118,6 @@ class PodState:
     pod_ip: str
     started_at: float
     containers: dict[str, ContainerState]
+    past_deadline: bool = False
+    """It was active for longer than its spec allows, and has ended or ends."""
     stopping: bool = False

@@ -12,6 +12,11 @@ from simcluster.kubelet.containers.container_state import (
     PodState,
 )
 
+PAST_DEADLINE = {
+    "reason": "DeadlineExceeded",
+    "message": "Pod was active on the node longer than the specified deadline",
+}
+"""Of the status of a pod that was active for longer than its spec allows."""
 _KUBELET_CONDITIONS = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady")
 
 
@@ -42,6 +47,8 @@ def pod_status(pod: PodSpec, state: PodState, previous: Json, host_ip: str, now:
         "qosClass": qos_class(pod.obj),
         "containerStatuses": [_container_status(c, state.containers[c.name]) for c in app],
     }
+    if state.past_deadline and status["phase"] == "Failed":
+        status |= PAST_DEADLINE
     if init:
         status["initContainerStatuses"] = [
             _container_status(c, state.containers[c.name]) for c in init
@@ -60,7 +67,7 @@ def phase(pod: PodSpec, state: PodState) -> str:
     """Return the pod's phase; a stopped pod is final for any restart policy."""
     codes = _final_codes(pod, state)
     if codes is not None:
-        return "Failed" if any(codes) or not codes else "Succeeded"
+        return "Failed" if any(codes) or not codes or state.past_deadline else "Succeeded"
     if state.stopping:
         return "Running"
     apps = [state.containers[c.name] for c in pod.of_role(ContainerRole.APP)]

@@ -33,7 +33,7 @@ from simcluster.kubelet.containers.container_state import (
     ContainerState,
     PodState,
 )
-from simcluster.kubelet.containers.container_status import phase
+from simcluster.kubelet.containers.container_status import PAST_DEADLINE, phase
 from simcluster.kubelet.devices.kubelet_devices import AllocationError
 from simcluster.kubelet.programs.processes import KILLED, NodeProcesses, StartError
 from simcluster.kubelet.settings import NodeSettings
@@ -96,6 +96,7 @@ class PodWorker:
         self._stop_requested = asyncio.Event()
         self._deleted = asyncio.Event()
         self._annotated = asyncio.Event()
+        self._updated = asyncio.Event()
         self._starting = asyncio.Lock()
         self._sidecar_runs = {
             spec.name: asyncio.Event() for spec in pod.of_role(ContainerRole.SIDECAR)
@@ -109,6 +110,7 @@ class PodWorker:
         if pod.annotations != self.pod.annotations:
             self._annotated.set()
         self.pod = pod
+        self._updated.set()
 
     def stop(self, grace_s: float) -> None:
         """Stop the containers within the grace period."""
@@ -124,11 +126,31 @@ class PodWorker:
         """Run until `stop`, then return when all containers have ended."""
         async with asyncio.TaskGroup() as group:
             containers = group.create_task(self._run_containers())
+            deadline = group.create_task(self._end_at_deadline(containers))
             await self._stop_requested.wait()
             containers.cancel()
+            deadline.cancel()
         await self._stop_containers()
 
+    async def _end_at_deadline(self, containers: asyncio.Task[None]) -> None:
+        """End the pod once it was active for as long as its spec allows by then."""
+        while (left_s := self._left_s()) is None or left_s > 0:
+            self._updated.clear()
+            await wait_for_event(self._updated, left_s)
+        containers.cancel()
+        await asyncio.wait([containers])
+        if not self.is_final:
+            self.state.past_deadline = True
+            self._host.event(self.pod, "Normal", *PAST_DEADLINE.values(), "")
+            await self._stop_containers()
+
+    def _left_s(self) -> float | None:
+        limit_s = self.pod.obj["spec"].get("activeDeadlineSeconds")
+        return None if limit_s is None else self.state.started_at + limit_s - time.time()
+
     async def _run_containers(self) -> None:
+        if self.state.past_deadline:
+            return
         async with asyncio.TaskGroup() as group:
             sidecars: list[asyncio.Task[int]] = []
             if await self._initialize(group, sidecars):

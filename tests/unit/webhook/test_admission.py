@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from services.webhook.admission import AdmissionDecision, SchedulerChoice
 from services.webhook.admission_review import ReviewRequest, decode_request, encode_response
 from shared.dialects.tencent.vcuda import DENIAL
 from shared.model.errors import RequestError
+from shared.model.names import Namespace
+from shared.model.quota import Quota
 from tests.support.dialects.builders import koord
 from tests.support.webhook.reviews import applied, container, decided, gpu, pod, reviewed
 
@@ -177,6 +180,60 @@ def test_a_configured_runtime_class_is_set_unless_the_pod_has_one() -> None:
     assert patched(pod(gpu()), runtime_class="nvidia")["spec"]["runtimeClassName"] == "nvidia"
     kept = patched(pod(gpu(), runtimeClassName="kata"), runtime_class="nvidia")["spec"]
     assert kept["runtimeClassName"] == "kata"
+
+
+MOST, EXPECTED = "leasehold.dev/max-run-time", "leasehold.dev/expected-run-time"
+LIMITS = Quota(namespace=Namespace("team-a"), default_run_s=600, max_run_s=7200)
+
+
+@pytest.mark.parametrize(
+    ("notes", "deadline", "quota", "written"),
+    [
+        ({}, None, None, None),
+        ({MOST: "2h"}, None, None, 7200),
+        ({MOST: "2h"}, 60, None, 60),
+        ({MOST: "1m"}, 7200, LIMITS, 60),
+        ({}, None, LIMITS, 600),
+        ({}, None, replace(LIMITS, default_run_s=None), 7200),
+        ({}, 7200, LIMITS, 7200),
+    ],
+)
+def test_the_kubelet_enforces_the_shortest_run_time_that_is_written(
+    notes: dict[str, str], deadline: int | None, quota: Quota | None, written: int | None
+) -> None:
+    spec = {} if deadline is None else {"activeDeadlineSeconds": deadline}
+
+    made = patched(pod(gpu(), notes=notes, **spec), quota=quota)
+
+    assert made["spec"].get("activeDeadlineSeconds") == written
+
+
+@pytest.mark.parametrize("kind", ["DaemonSet", "Node"])
+def test_pods_that_run_on_get_no_run_time_from_their_namespace(kind: str) -> None:
+    obj = pod(gpu())
+    obj["metadata"]["ownerReferences"] = [{"kind": kind, "name": "x", "controller": True}]
+
+    assert "activeDeadlineSeconds" not in patched(obj, quota=LIMITS)["spec"]
+    assert "activeDeadlineSeconds" not in patched(pod(container()), quota=LIMITS)["spec"]
+
+
+@pytest.mark.parametrize(
+    ("notes", "deadline", "fault"),
+    [
+        ({MOST: "2 days"}, None, "annotation leasehold.dev/max-run-time: '2 days' is not a"),
+        ({EXPECTED: "soon"}, None, "annotation leasehold.dev/expected-run-time: 'soon' is not a"),
+        ({MOST: "3h"}, None, "run-time lets the pod run for 3h, and the GPUQuota of namespace "
+         "team-a allows 2h at most"),
+        ({}, 7290, "spec.activeDeadlineSeconds lets the pod run for 2h1m30s"),
+    ],
+)  # fmt: skip
+def test_a_run_time_that_is_malformed_or_too_long_is_denied_with_what_is_allowed(
+    notes: dict[str, str], deadline: int | None, fault: str
+) -> None:
+    spec = {} if deadline is None else {"activeDeadlineSeconds": deadline}
+
+    with pytest.raises(RequestError, match=fault):
+        decided(pod(gpu(), notes=notes, **spec), quota=LIMITS)
 
 
 def test_a_pod_without_a_request_is_not_touched() -> None:

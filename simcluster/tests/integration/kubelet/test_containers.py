@@ -245,6 +245,23 @@ async def test_a_pod_that_outlasts_its_grace_is_killed() -> None:
         assert set(seen) == {137}
 
 
+async def test_a_pod_past_its_deadline_fails_and_its_devices_are_free() -> None:
+    async with slots("a") as (node, _plugin):
+        node.create(pod("one", limits={SLOT: 1}, activeDeadlineSeconds=600))
+        await node.phase("one", "Running")
+
+        node.store.patch(
+            "pods", "default", "one",
+            lambda obj: obj | {"spec": obj["spec"] | {"activeDeadlineSeconds": 1}},
+        )  # fmt: skip
+
+        failed = await node.phase("one", "Failed")
+        assert failed["status"]["reason"] == "DeadlineExceeded"
+        assert at_path(failed, "status.containerStatuses")[0]["restartCount"] == 0
+        node.create(pod("two", limits={SLOT: 1}))
+        await node.phase("two", "Running")
+
+
 async def test_a_force_deleted_pod_s_devices_are_free_at_once() -> None:
     async with slots("a") as (node, _plugin):
         node.create(pod("one", limits={SLOT: 1}))
