@@ -15,7 +15,7 @@ from services.api.recent_events import PodStep, RecentEvent
 from shared.model.budget import IdleHolder, IdleView
 from shared.model.device import visible_fault
 from shared.model.fair_share import FairShare, precedence_reason
-from shared.model.lease import Lease
+from shared.model.lease import Lease, ends_by, expected_end
 from shared.model.ledger import WaitingPod
 from shared.model.names import Namespace, PodUid
 from shared.model.preemption import (
@@ -214,6 +214,8 @@ class VisibleCluster:
             created_at=lease.created_at,
             expires_at=lease.expires_at,
             weighed=lease.weighed,
+            ends_by=ends_by(lease) if lease.activated_at else None,
+            expected_end=expected_end(lease),
             unhealthy_devices={
                 view.uuid: visible_fault(view.fault, self.visible) or "it is not healthy"
                 for view in held

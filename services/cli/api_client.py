@@ -200,24 +200,15 @@ class KubernetesApi:
     def pod(self, namespace: str, name: str) -> "PodSummary":
         """Return one pod. Raises NothingFoundError if it does not exist."""
         from services.cli.pod_summary import summary_of
-        from shared.kubernetes.full_pods import TimedPod
 
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
         try:
-            content = self.send("GET", path)
-            summary = summary_of(msgspec.json.decode(content, type=ApiPod))
-            timed = msgspec.json.decode(content, type=TimedPod)
+            return summary_of(msgspec.json.decode(self.send("GET", path), type=ApiPod))
         except NotFoundError as error:
             raise NothingFoundError(
                 f"there is no pod {namespace}/{name}; `kubectl get pods -A` lists them, -n names "
                 "another namespace"
             ) from error
-        started = timed.status.start_time
-        return replace(
-            summary,
-            deadline_s=timed.spec.active_deadline_seconds,
-            started_at=started.timestamp() if started else 0.0,
-        )
 
     def selected(self, path: str, selector: str) -> Iterator[ObjectMeta]:
         """Yield the metadata of the objects of a collection that have these labels."""

@@ -31,10 +31,6 @@ class PodSummary:
     annotations: Mapping[str, str] = field(default_factory=dict)
     unschedulable_message: str = ""
     """The message of the condition PodScheduled while it is false."""
-    deadline_s: float | None = None
-    """Its activeDeadlineSeconds."""
-    started_at: float = 0.0
-    """When its node started it; 0: not yet, or it is not known."""
     rejection: str = ""
     """Why its kubelet rejected it, as `reason: message`; empty if it did not."""
 

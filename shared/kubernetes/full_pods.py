@@ -5,7 +5,6 @@ than its bytes need to be read.
 """
 
 from collections.abc import Iterator
-from datetime import datetime
 
 import msgspec
 from msgspec import Struct
@@ -90,21 +89,6 @@ class FullPod(ApiPod, frozen=True, gc=False):
     """`v1 Pod`."""
 
     spec: FullPodSpec = FullPodSpec()
-
-
-class _TimedSpec(Struct, frozen=True, rename="camel"):
-    active_deadline_seconds: float | None = None
-
-
-class _TimedStatus(Struct, frozen=True, rename="camel"):
-    start_time: datetime | None = None
-
-
-class TimedPod(Struct, frozen=True):
-    """How long a pod may run, and since when."""
-
-    spec: _TimedSpec
-    status: _TimedStatus
 
 
 class PodTemplate(Struct, frozen=True, gc=False):

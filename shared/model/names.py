@@ -36,6 +36,9 @@ MAX_RUN_TIME = "leasehold.dev/max-run-time"
 EXPECTED_RUN_TIME = "leasehold.dev/expected-run-time"
 """Annotations of a pod, written by its author: durations such as `90m` or `2h30m`. Admission writes
 the former into `spec.activeDeadlineSeconds`, which the kubelet enforces."""
+ENDS_AT = "LEASEHOLD_ENDS_AT"
+"""Variable of a container whose pod has a maximum run time: when the kubelet ends it, not before.
+"""
 
 OFFER = "leasehold.dev/offer"
 """Annotation of a waiting pod of kube-scheduler, as `NODE@NUMBER`: something was freed for it, on

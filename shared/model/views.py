@@ -175,6 +175,9 @@ class LeaseView(View, frozen=True, kw_only=True):
     created_at: float
     expires_at: float
     weighed: str = ""
+    ends_by: float | None = None
+    """When its devices are free at the latest: its pod has a maximum run time, which has begun."""
+    expected_end: float | None = None
     unhealthy_devices: dict[DeviceUuid, str] = {}
     """The faults of its devices that are not healthy."""
     shares: tuple[ShareView, ...] = ()

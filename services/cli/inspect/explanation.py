@@ -134,9 +134,8 @@ def _summary_lines(pod: PodSummary, found: PodView, lease: LeaseView) -> Iterato
     yield from _idle_lines(lease, found.read_at)
     if lease.state == LeaseState.RESERVED:
         yield f"until       {timestamp(lease.expires_at)} if it is not bound before"
-    elif pod.deadline_s is not None and pod.started_at:
-        end = pod.started_at + pod.deadline_s
-        yield f"until       {timestamp(end)} at the latest: its activeDeadlineSeconds"
+    elif lease.ends_by is not None:
+        yield f"until       {timestamp(lease.ends_by)} at the latest: its maximum run time"
     else:
         yield "until       its pod ends"
     if found.cordoned and lease.state == LeaseState.RESERVED:

@@ -8,7 +8,7 @@ from msgspec import structs
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from services.cli.formats import FittedTable, age, notes, used_texts
+from services.cli.formats import FittedTable, age, notes, timestamp, used_texts
 from shared.model.device import DeviceMode, Hardware
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import peak
@@ -61,16 +61,17 @@ def _sensors(hardware: Hardware) -> Iterator[str]:
 
 
 def ps(view: LeasesView, *, namespace: str = "", wide: bool = False) -> RenderableType:
-    """List leases, then waiting pods with the reason; `wide`: with UIDs and UUIDs."""
+    """List leases, then waiting pods with the reason; `wide`: with ends, UIDs, UUIDs."""
     leases = FittedTable(
         *("POD", "NODE", "GPUS", "MIB", "USED MIB", "CORES", "USED CORES", "STATE", "AGE"),
         "SYSTEM",
-        *(("POD UID", "DEVICE UUIDS") if wide else ()),
+        *(("UNTIL", "POD UID", "DEVICE UUIDS") if wide else ()),
         least=() if wide else ("SYSTEM", "USED CORES", "CORES", "USED MIB", "AGE", "GPUS"),
     )
     for lease in view.leases:
-        identities = lease.pod, ",".join(sorted({share.device for share in lease.shares}))
-        leases.add_row(*_lease_row(lease, view.read_at), *(identities if wide else ()))
+        until = "-" if lease.ends_by is None else timestamp(lease.ends_by)
+        more = until, lease.pod, ",".join(sorted({share.device for share in lease.shares}))
+        leases.add_row(*_lease_row(lease, view.read_at), *(more if wide else ()))
     blocks: list[RenderableType] = [leases if view.leases else _no_lease(namespace)]
     blocks += [Text(line, style="red") for line in dict.fromkeys(_fault_lines(view))]
     if view.waiting:

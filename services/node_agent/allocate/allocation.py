@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from msgspec import structs
 
@@ -36,7 +37,7 @@ from shared.model.claim import DRIVER, device_name
 from shared.model.device import Device, DeviceMode, Isolation
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, Share
-from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.names import ENDS_AT, DeviceUuid, NodeName, PodUid
 from shared.model.request import SharingPolicy
 
 HONOURED_STATES = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
@@ -185,12 +186,17 @@ def grant(
     if None not in chosen and not set(reusable).intersection(device_ids):
         _check_ids(chosen, wanted_counts(shares, ids_of))
     check_devices(shares, node.devices)
+    setup = container_setup(lease, container.name, node, instances)
+    if lease.term.max_run_s is not None:
+        ends_at = datetime.fromtimestamp(now + lease.term.max_run_s, UTC)
+        text = ends_at.isoformat(timespec="seconds")
+        setup = replace(setup, environment={**setup.environment, ENDS_AT: text})
     return new_entry(
         lease,
         container.name,
         resource,
         compact(device_ids),
-        setup=container_setup(lease, container.name, node, instances),
+        setup=setup,
         instances=instances,
         now=now,
         init=container.init,

@@ -141,7 +141,8 @@ class PodWorker:
         await asyncio.wait([containers])
         if not self.is_final:
             self.state.past_deadline = True
-            self._host.event(self.pod, "Normal", *PAST_DEADLINE.values(), "")
+            reason, message = PAST_DEADLINE["reason"], PAST_DEADLINE["message"]
+            self._host.event(self.pod, "Normal", reason, message, "")
             await self._stop_containers()
 
     def _left_s(self) -> float | None:

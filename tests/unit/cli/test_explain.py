@@ -15,7 +15,7 @@ from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import BUDGET_GATE, PodUid
 from shared.model.node import CORDON_PREFIX
 from shared.model.placement import Refusal
-from shared.model.request import Gang, PodRequest
+from shared.model.request import Gang, PodRequest, Term
 from shared.model.views import ReasonCount
 from tests.support.snapshots import (
     EMPTY,
@@ -33,7 +33,9 @@ from tests.support.snapshots import (
 
 def test_explain_of_a_running_pod_says_in_five_lines_what_its_user_wants() -> None:
     bound = replace(POD, node="node-0", phase="Running", annotations={"volcano.sh/vgpu-node": "x"})
-    timed = replace(bound, deadline_s=3600.0, started_at=900.0)
+    term = Term(max_run_s=3600, grace_s=45)
+    ending = structs.replace(LEASE, term=term, activated_at=900.0)
+    timed = cluster_of(replace(NODE, leases=(ending,)))
     cluster = cluster_of(NODE, measured=[MEASURED])
 
     answer = explained(bound, cluster)
@@ -48,9 +50,10 @@ def test_explain_of_a_running_pod_says_in_five_lines_what_its_user_wants() -> No
         "idle        for 10m, since 1970-01-01T00:06:40Z: its pod holds it without using it",
         "until       its pod ends",
     )
-    assert "until       1970-01-01T01:15:00Z at the latest" in drawn(
-        render.explanation(explained(timed, cluster))
+    assert "until       1970-01-01T01:16:00Z at the latest" in drawn(
+        render.explanation(explained(bound, timed))
     )
+    assert "1970-01-01T01:16:00Z" in drawn(render.ps(timed.leases(), wide=True), 300)
     assert "number 5" not in text
     assert "volcano.sh" not in text
     assert "main: share 1, number 5 of GPU" in wide

@@ -201,7 +201,7 @@ LIMITS = Quota(namespace=Namespace("team-a"), default_run_s=600, max_run_s=7200)
 def test_the_kubelet_enforces_the_shortest_run_time_that_is_written(
     notes: dict[str, str], deadline: int | None, quota: Quota | None, written: int | None
 ) -> None:
-    spec = {} if deadline is None else {"activeDeadlineSeconds": deadline}
+    spec: Any = {} if deadline is None else {"activeDeadlineSeconds": deadline}
 
     made = patched(pod(gpu(), notes=notes, **spec), quota=quota)
 
@@ -230,7 +230,7 @@ def test_pods_that_run_on_get_no_run_time_from_their_namespace(kind: str) -> Non
 def test_a_run_time_that_is_malformed_or_too_long_is_denied_with_what_is_allowed(
     notes: dict[str, str], deadline: int | None, fault: str
 ) -> None:
-    spec = {} if deadline is None else {"activeDeadlineSeconds": deadline}
+    spec: Any = {} if deadline is None else {"activeDeadlineSeconds": deadline}
 
     with pytest.raises(RequestError, match=fault):
         decided(pod(gpu(), notes=notes, **spec), quota=LIMITS)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from services.node_agent.allocate.allocation import (
     NodeSnapshot,
@@ -24,7 +25,7 @@ from shared.model.device import Device, DeviceMode, Isolation
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, MigPlacement, Share
 from shared.model.names import DeviceUuid, NodeName, PodUid
-from shared.model.request import SharingPolicy
+from shared.model.request import SharingPolicy, Term
 from tests.support.node_agent.agent import lease_of
 from tests.support.node_agent.agent import share as node_share
 from tests.support.node_agent.node import kubelet_pod
@@ -118,6 +119,12 @@ def test_35_a_container_gets_the_variables_and_mounts_of_its_lease() -> None:
         "/overrideEnv",
         "/etc/ld.so.preload",
     ]
+
+
+def test_a_container_knows_when_its_maximum_run_time_is_over() -> None:
+    ending = structs.replace(lease(), term=Term(max_run_s=5400))
+
+    assert granted(ending).environment["LEASEHOLD_ENDS_AT"] == "1970-01-01T01:30:00+00:00"
 
 
 def changed(**changes: Any) -> NodeSnapshot:
