@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.contract.test_pages import anchors
 from tools.generate import grafana
 from tools.generate.pages import ROOT
 from tools.generate.reference import OURS
 from tools.generate.reference_metrics import BOUNDS, Row, node_page, registered, scheduler_page
 
 MONITORING = ROOT / "k8s" / "monitoring"
-ALERTS = MONITORING / "alerts.yaml"
+RULES_FILE = MONITORING / "rules.yaml"
 DASHBOARDS = sorted((MONITORING / "grafana" / "dashboards").glob("*.json"))
 INCREASE = re.compile(r"increase\((\w+)\{(\w+)=~?\"([^\"]+)\"")
-NAME = re.compile(r"\b((?:leasehold|hw|hami|vGPU|Host|Device)_?[A-Za-z_]+)\b")
+NAME = re.compile(r"(?<![\w:])((?:\w+:)?(?:leasehold|hw|hami|vGPU|Host|Device)_?\w+(?::\w+)?)\b")
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
 
@@ -45,9 +46,10 @@ def test_the_bound_of_every_label_of_our_metrics_is_stated() -> None:
 def existing() -> frozenset[str]:
     """The names under which Prometheus stores what our processes expose."""
     suffixes = {"histogram": ("_bucket", "_sum", "_count")}
-    return frozenset(
+    exported = {
         f"{name}{end}" for name, kind, *_ in all_rows() for end in suffixes.get(kind, ("",))
-    )
+    }
+    return frozenset(exported | {rule["record"] for rule in RULES if "record" in rule})
 
 
 def metrics_in(expression: str) -> set[str]:
@@ -55,16 +57,24 @@ def metrics_in(expression: str) -> set[str]:
 
 
 RULES: list[dict[str, Any]] = [
-    rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]
+    rule for group in yaml.safe_load(RULES_FILE.read_text())["groups"] for rule in group["rules"]
 ]
+ALERTS = [rule for rule in RULES if "alert" in rule]
 
 
-@pytest.mark.parametrize("alert", RULES, ids=lambda alert: str(alert["alert"]))
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: str(alert["alert"]))
 def test_every_alert_uses_existing_metrics_and_names_a_remedy(alert: dict[str, Any]) -> None:
     assert metrics_in(alert["expr"]) <= existing()
     assert alert["annotations"].keys() == {"summary", "next", "runbook"}
-    assert alert["annotations"]["runbook"] == "docs/reference.md#alerts"
+    page, _, section = alert["annotations"]["runbook"].partition("#")
+    assert page == "docs/troubleshooting.md"
+    assert section in anchors(ROOT / page)
     assert alert["labels"]["severity"] in {"critical", "warning"}
+
+
+def test_recording_rules_use_existing_metrics() -> None:
+    for rule in RULES:
+        assert metrics_in(rule["expr"]) <= existing(), rule
 
 
 def test_counters_in_alerts_with_increase_are_exported_before_their_first_increase() -> None:
@@ -76,7 +86,7 @@ def test_counters_in_alerts_with_increase_are_exported_before_their_first_increa
     fresh = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True)
     wanted = [
         (name, f'{label}="{value}"')
-        for alert in RULES
+        for alert in ALERTS
         for name, label, values in INCREASE.findall(alert["expr"])
         for value in values.split("|")
     ]
@@ -141,44 +151,87 @@ def cases() -> dict[str, tuple[str, dict[str, str], list[dict[str, str]]]]:
     for block in re.split(r"\n(?=\w)", CASES):
         head, *series = block.splitlines()
         alert, at, *labels = head.split()
-        inputs = [line.strip().partition("} ")[::2] for line in series]
-        found[alert] = (
-            at,
-            dict(label.split("=") for label in labels),
-            [{"series": name + "}", "values": values} for name, values in inputs],
-        )
+        found[alert] = (at, dict(label.split("=") for label in labels), input_series(series))
     return found
 
 
-def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(PROMTOOL), *arguments], capture_output=True, text=True, check=False)
+def input_series(lines: list[str]) -> list[dict[str, str]]:
+    parts = [line.strip().partition("} ")[::2] for line in lines]
+    return [{"series": name + "}", "values": values} for name, values in parts]
+
+
+def promtool(*arguments: str) -> None:
+    """Run promtool, which must succeed."""
+    command = [str(PROMTOOL), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run_rules(folder: Path, test: dict[str, Any]) -> None:
+    """Run promtool's test of our rules, with a sample each minute."""
+    file = folder / "tests.yaml"
+    text = {"rule_files": [str(RULES_FILE)], "tests": [{"interval": "1m", **test}]}
+    file.write_text(yaml.safe_dump(text))
+    promtool("test", "rules", str(file))
 
 
 @needs_promtool
-def test_the_rules_are_valid() -> None:
-    done = promtool("check", "rules", str(ALERTS))
+def test_the_rules_and_the_expressions_of_dashboards_are_valid(tmp_path: Path) -> None:
+    rules = [{"record": "a", "expr": each.replace("$", "")} for each in sorted(panel_expressions())]
+    file = tmp_path / "dashboards.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "a", "rules": rules}]}))
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    promtool("check", "rules", "--lint=none", str(file))
+    promtool("check", "rules", str(RULES_FILE))
+    promtool("check", "config", "--syntax-only", str(MONITORING / "prometheus.yaml"))
+
+
+def panel_expressions() -> set[str]:
+    dashboards = [json.loads(path.read_text()) for path in DASHBOARDS]
+    return {
+        target["expr"]
+        for dashboard in dashboards
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+    }
+
+
+RECORDED = """
+  leasehold_container_cores_measured_ratio{namespace="a",pod="p",container="1"} 0.2
+  leasehold_container_cores_leased_ratio{namespace="a",pod="p",container="1"} 0.5
+  leasehold_container_cores_measured_ratio{namespace="a",pod="p",container="2"} 0.1
+  leasehold_container_cores_leased_ratio{namespace="a",pod="p",container="2"} 0.5
+  leasehold_container_cores_measured_ratio{namespace="b",pod="whole",container="1"} 0.7
+  leasehold_container_cores_leased_ratio{namespace="b",pod="whole",container="1"} 0
+"""
+
+
+@needs_promtool
+def test_the_recorded_use_of_cores_is_that_of_the_lease_or_of_the_device(tmp_path: Path) -> None:
+    expression = "round(namespace_pod:leasehold_cores_used:ratio, 0.001)"
+    samples = [
+        {"labels": '{namespace="a",pod="p"}', "value": 0.3},
+        {"labels": '{namespace="b",pod="whole"}', "value": 0.7},
+    ]
+    check = {"expr": expression, "eval_time": "0s", "exp_samples": samples}
+
+    inputs = input_series(RECORDED.strip().splitlines())
+    run_rules(tmp_path, {"input_series": inputs, "promql_expr_test": [check]})
 
 
 @needs_promtool
 @pytest.mark.parametrize("alert", cases())
 def test_an_alert_fires_for_its_series_only(alert: str, tmp_path: Path) -> None:
     at, labels, inputs = cases()[alert]
-    (rule,) = (each for each in RULES if each["alert"] == alert)
+    (rule,) = (each for each in ALERTS if each["alert"] == alert)
     expected = {"exp_labels": labels, "exp_annotations": filled(rule["annotations"], labels)}
     is_later = "for" in rule or "increase(" in rule["expr"]
     checks = [
         {"eval_time": "0s", "alertname": alert, "exp_alerts": [] if is_later else [expected]},
         {"eval_time": at, "alertname": alert, "exp_alerts": [expected]},
     ]
-    test = {"interval": "1m", "input_series": inputs, "alert_rule_test": checks}
-    file = tmp_path / "tests.yaml"
-    file.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": [test]}))
 
-    done = promtool("test", "rules", str(file))
-
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_rules(tmp_path, {"input_series": inputs, "alert_rule_test": checks})
 
 
 def filled(annotations: dict[str, str], labels: dict[str, str]) -> dict[str, str]:

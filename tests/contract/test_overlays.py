@@ -290,7 +290,7 @@ def test_the_prometheus_operator_scrapes_every_component_under_the_job_names_of_
     }
     jobs = "watcher|placer|binder|timekeeper|webhook|node-agent"
     assert scraped >= set(jobs.split("|"))
-    assert jobs in manifests.ALERTS.read_text()
+    assert jobs in manifests.RULES.read_text()
 
 
 def test_an_external_redis_is_configured_as_documented() -> None:

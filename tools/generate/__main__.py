@@ -22,7 +22,7 @@ def generated() -> dict[Path, str]:
         **manifests.webhook_manifests(),
         **grafana.dashboards(),
         **custom_kinds.definitions(),
-        manifests.ALERTS: manifests.alerts(),
+        manifests.RULES: manifests.rules(),
         manifests.KUBE_SCHEDULER: kube_scheduler.manifest(),
         manifests.BASE / "network-policies.yaml": network_policies.manifest(),
         pages.ARCHITECTURE: pages.architecture(),

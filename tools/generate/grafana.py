@@ -52,8 +52,7 @@ QUESTIONS = (
             Panel("Largest free share", "bytes",
                   (f"max by (model) (leasehold_largest_free_share_bytes{MODEL})",)),
             Panel("Memory leased, of usable devices", "percentunit",
-                  (f"max by (model) (leasehold_leased_memory_bytes{MODEL} / "
-                   f"leasehold_capacity_memory_bytes{MODEL})",)),
+                  (f"model:leasehold_memory_leased:ratio{MODEL}",)),
             Panel("Cores leased, in GPUs", "short",
                   (f"max by (model) (leasehold_leased_gpus{MODEL})",)),
             Panel("Idle leases by namespace", "short",
@@ -196,7 +195,11 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
         "gridPos": {"x": 12 * (number % 2), "y": 8 * (number // 2), "w": 12, "h": 8},
         "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
         "targets": [
-            {"expr": expression, "refId": chr(ord("A") + place)}
+            {
+                "expr": expression,
+                "refId": chr(ord("A") + place),
+                "exemplar": "_bucket" in expression,
+            }
             for place, expression in enumerate(panel.expressions)
         ],
     }

@@ -1,4 +1,4 @@
-"""The manifests that code or another file determines: the webhook's lists, and the alerts."""
+"""The manifests that code or another file determines: the webhook's lists, and the rules."""
 
 import re
 from collections.abc import Iterable
@@ -97,10 +97,10 @@ def webhook_manifests() -> dict[Path, str]:
 KUBE_SCHEDULER = (
     ROOT / "k8s" / "components" / "kube-scheduler" / "kube-scheduler-configuration.yaml"
 )
-ALERTS = ROOT / "k8s" / "components" / "prometheus-operator" / "alerts.yaml"
+RULES = ROOT / "k8s" / "components" / "prometheus-operator" / "rules.yaml"
 
 
-def alerts() -> str:
+def rules() -> str:
     """Return the PrometheusRule of the Prometheus Operator component."""
     rule = {
         "apiVersion": "monitoring.coreos.com/v1",
@@ -110,7 +110,7 @@ def alerts() -> str:
             "namespace": SYSTEM_NAMESPACE,
             "labels": {"app.kubernetes.io/part-of": "leasehold"},
         },
-        "spec": yaml.safe_load((ROOT / "k8s" / "monitoring" / "alerts.yaml").read_text()),
+        "spec": yaml.safe_load((ROOT / "k8s" / "monitoring" / "rules.yaml").read_text()),
     }
-    head = "# Generated from monitoring/alerts.yaml: python -m tools.generate\n"
+    head = "# Generated from monitoring/rules.yaml: python -m tools.generate\n"
     return head + yaml.safe_dump(rule, sort_keys=False, width=1000)

@@ -239,9 +239,9 @@ def _refusal_codes() -> str:
 
 def _alerts() -> str:
     """Return what each alert says, with the names of its labels, and what to do."""
-    groups = yaml.safe_load((ROOT / "k8s" / "monitoring" / "alerts.yaml").read_text())["groups"]
+    groups = yaml.safe_load((ROOT / "k8s" / "monitoring" / "rules.yaml").read_text())["groups"]
     rows = []
-    for rule in (rule for group in groups for rule in group["rules"]):
+    for rule in (rule for group in groups for rule in group["rules"] if "alert" in rule):
         said, then = (
             re.sub(
                 r"{{ \$labels\.(\w+) }}", lambda label: label[1].upper(), rule["annotations"][key]
