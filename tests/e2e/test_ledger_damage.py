@@ -1,6 +1,5 @@
 """Whatever is deleted from the ledger or written over it by hand, pods keep what they have."""
 
-import asyncio
 import contextlib
 import json
 import secrets
@@ -199,25 +198,3 @@ async def test_pods_keep_what_they_have_although_records_are_overwritten(
     await damaged.up.audit()
     events = json.loads(await damaged.up.kube.read("/api/v1/events"))["items"]
     assert "LedgerRecordUnreadable" in {event["reason"] for event in events}
-
-
-def evicts(text: str) -> bool:
-    """Return whether a service is unready because of the server's policy."""
-    return "allkeys-lru" in text
-
-
-async def test_no_pod_is_placed_while_the_server_may_evict_keys(damaged: Damaged) -> None:
-    up = damaged.up
-    await damaged.redis.config_set("maxmemory-policy", "allkeys-lru")
-    await until(lambda: asyncio.to_thread(up.readiness, "binder"), evicts)
-    await up.create(gpu_pod("meanwhile", vgpu(memory=500)))
-    await until(lambda: asyncio.to_thread(up.readiness, "placer-0"), evicts)
-    pods = {pod["metadata"]["name"]: pod for pod in await up.pods()}
-    assert all(running(pods[name]) for name in KEPT)
-    assert "nodeName" not in pods["meanwhile"]["spec"]
-
-    await damaged.redis.config_set("maxmemory-policy", "noeviction")
-
-    await up.until("meanwhile", running, limit_s=20)
-    assert await damaged.kept() == damaged.before
-    await up.audit()

@@ -43,6 +43,7 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
             "test_gpu_admissions_config_map_means_cores_by_node_label",
             "test_a_pod_goes_to_the_model_of_which_its_namespace_has_quota_left",
         ),
+        **dict.fromkeys((13, 15), ("test_gpusharing_12_and_14_every_total_is_exact",)),
     },
     "hami_core": {
         16: ("test_16_registers_with_a_kubelet_that_dials_back_inside_the_call",),

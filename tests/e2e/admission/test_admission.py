@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from shared.model.errors import RequestError
 from shared.model.lease_copy import ANNOTATION
 from tests.support.stack import KUBECTL, Stack, running, vgpu
 from tests.support.waiting import until
@@ -34,37 +33,6 @@ async def test_a_pod_of_the_default_scheduler_runs_because_admission_sets_our_sc
     pod = await up.until("train", lambda found: found["status"].get("phase") == "Running")
 
     assert pod["spec"]["schedulerName"] == "leasehold"
-
-
-async def test_koordinators_shorthand_is_completed_and_runs(up: Stack) -> None:
-    await up.create(asking("short", {"koordinator.sh/gpu": 50}, schedulerName="koord-scheduler"))
-
-    pod = await up.until("short", lambda found: found["status"].get("phase") == "Running")
-
-    limits = pod["spec"]["containers"][0]["resources"]["limits"]
-    assert "koordinator.sh/gpu" not in limits
-    assert limits["koordinator.sh/gpu.shared"] == "1"
-
-
-async def test_pods_of_a_deployment_get_shares(up: Stack) -> None:
-    labels = {"app": "server"}
-    pod = asking("unused", vgpu(memory=2000))
-    template = {"metadata": {"labels": labels}, "spec": pod["spec"]}
-    deployment = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "server"},
-        "spec": {"replicas": 3, "selector": {"matchLabels": labels}, "template": template},
-    }
-    await up.kubectl("apply", "-f", "-", stdin=json.dumps(deployment))
-
-    done = await up.kubectl("rollout", "status", "deployment/server", "--timeout=60s")
-
-    assert "successfully rolled out" in done.out
-    shown = await up.kubectl("get", "pods", "-l", "app=server", "-o", "json")
-    annotations = [each["metadata"]["annotations"] for each in json.loads(shown.out)["items"]]
-    assert [ANNOTATION in each for each in annotations] == [True] * 3
-    await up.kubectl("delete", "deployment", "server")
 
 
 async def test_a_pod_with_a_volume_is_handed_over_and_bound_where_its_volume_is(up: Stack) -> None:
@@ -155,19 +123,3 @@ async def test_a_user_does_not_write_the_lease_that_a_pod_shows(
     assert kept == pod["metadata"]["annotations"][ANNOTATION]
     assert done.code != 0
     assert "annotations of an assignment are changed by Leasehold only" in done.err
-
-
-async def test_a_user_does_not_bind_a_pod_with_a_lease(up: Stack) -> None:
-    waiting = asking("waiting", {}, schedulerName="nobody")
-    await up.create(waiting)
-    binding = {
-        "apiVersion": "v1",
-        "kind": "Binding",
-        "metadata": {"name": "waiting", "annotations": {ANNOTATION: "{}"}},
-        "target": {"apiVersion": "v1", "kind": "Node", "name": "node-0"},
-    }
-    for path in ("pods/waiting/binding", "bindings"):
-        with pytest.raises(RequestError, match="written by Leasehold only"):
-            await up.kube.create(f"/api/v1/namespaces/default/{path}", binding)
-
-    assert "nodeName" not in (await up.pod("waiting"))["spec"]

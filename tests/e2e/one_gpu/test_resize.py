@@ -10,14 +10,9 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from shared.credentials.logins import ClientCredentials
-from shared.credentials.tls import TlsFiles
-from shared.model.errors import UnavailableError
-from shared.model.events.request_reply import LimitsReply, LimitsRequest
 from shared.model.lease import Lease
 from shared.model.lease_copy import ANNOTATION, load_lease
 from shared.model.names import Namespace
-from shared.nats.bus import Bus
 from tests.support.node_agent.regions import limit_mib, use_memory
 from tests.support.stack import Done, Stack, gpu_pod, running, succeeded, vgpu
 from tests.support.waiting import until
@@ -121,21 +116,6 @@ async def test_a_pod_runs_on_capacity_that_a_resize_freed(up: Stack) -> None:
     assert blocked.code == 1
     assert "360 of them free" in blocked.err
     await up.audit()
-
-
-async def test_an_operator_may_send_resizes_to_binders_but_not_to_nodes(up: Stack) -> None:
-    pod = await started(up, "one", 4_000)
-    url, credentials = up.state()["nats_url"], up.secret("nats", "operator")
-    async with Bus.connect(
-        url,
-        name="test",
-        credentials=ClientCredentials(
-            login_file=Path(credentials), tls=TlsFiles(ca=up.root / "credentials" / "ca.crt")
-        ),
-    ) as bus:
-        requested = LimitsRequest(node=copy_of(pod).node, lease=copy_of(pod))
-        with pytest.raises(UnavailableError):
-            await bus.request(requested, LimitsReply, timeout_s=1.0)
 
 
 @pytest.mark.parametrize("victim", ["binder", "agent-node-0"])

@@ -114,20 +114,3 @@ async def usage_of(up: Stack, pod: str) -> tuple[float, float]:
         }
     memory = values.get("leasehold_container_memory_measured_bytes", 0.0)
     return memory / MIB, values.get("leasehold_container_cores_measured_ratio", 0.0)
-
-
-async def test_s5_a_pod_bound_by_another_scheduler_gets_no_device(up: Stack) -> None:
-    pod = gpu_pod("smuggled", vgpu(memory=1000), annotations={"volcano.sh/vgpu-node": "node-0"})
-    pod["spec"] |= {"schedulerName": "default-scheduler"}
-    await up.create(pod)
-    binding = {
-        "apiVersion": "v1",
-        "kind": "Binding",
-        "metadata": {"name": "smuggled"},
-        "target": {"kind": "Node", "name": "node-0"},
-    }
-
-    await up.kube.create(f"{PODS}/smuggled/binding", binding)
-
-    failed = await up.until("smuggled", lambda p: p["status"]["phase"] == "Failed")
-    assert "lease" in failed["status"]["message"]

@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
 import pytest_asyncio
 
 from tests.support.dialects.checklist import condition_text
@@ -66,33 +65,6 @@ async def test_two_gangs_that_do_not_fit_together_run_one_after_the_other(up: St
     await asyncio.gather(*(up.kubectl("delete", "pod", f"{first}-{n}", "--now") for n in range(3)))
 
     await all_run(up, *(f"{second}-{n}" for n in range(3)))
-
-
-async def test_a_lowered_minimum_lets_the_existing_pods_run(up: Stack) -> None:
-    await up.apply(group("shrinking", 6))
-    await up.create(member("only", "shrinking"))
-    await up.until("only", lambda pod: "1 of 6 pods exist" in condition_text(pod))
-
-    await up.apply(group("shrinking", 1))
-
-    await all_run(up, "only")
-
-
-@pytest.mark.parametrize("scheduler", ["default-scheduler", "leasehold"])
-async def test_a_pod_without_a_gpu_counts_whichever_scheduler_places_it(
-    up: Stack, scheduler: str
-) -> None:
-    await up.apply(group("trained", 2))
-    worker, launcher = member("worker", "trained"), member("launcher", "trained")
-    launcher["spec"]["containers"][0].pop("resources")
-    launcher["spec"]["schedulerName"] = scheduler
-    await up.create(worker)
-    await up.until("worker", lambda pod: "1 of 2 pods exist" in condition_text(pod))
-
-    await up.create(launcher)
-
-    await all_run(up, "worker", "launcher")
-    await up.audit()
 
 
 async def test_coschedulings_label_and_koordinators_annotation_define_gangs(up: Stack) -> None:

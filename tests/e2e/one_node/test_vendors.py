@@ -14,7 +14,6 @@ from tests.support.dialects.checklist import (
     annotation_of,
     annotations_of,
     asking,
-    node_allocatable,
     refused,
     runs,
     uuid,
@@ -68,26 +67,6 @@ def ids_given(up: Stack, pod: Mapping[str, Any], resource: str) -> list[str]:
         if (entry["PodUID"], entry["ResourceName"]) == (pod["metadata"]["uid"], resource)
         for ids in entry["DeviceIDs"].values()
         for text in ids
-    ]
-
-
-async def test_the_node_shows_every_dialects_amounts_of_its_cards(up: Stack) -> None:
-    node = await node_allocatable(
-        up,
-        NODE,
-        {
-            CORE: 100 * CARDS,
-            MEMORY: CARDS * CARD_MIB // 256,
-            GPU: 10 * CARDS,
-            "nvidia.com/gpumem": CARDS * CARD_MIB,
-            "nvidia.com/gpucores": 100 * CARDS,
-            "volcano.sh/vgpu-number": 10 * CARDS,
-        },
-    )
-
-    register = json.loads(annotation_of(node, "hami.io/node-nvidia-register"))
-    assert [(r["id"], r["count"], r["devmem"], r["health"]) for r in register] == [
-        (uuid(index), 10, CARD_MIB, True) for index in range(CARDS)
     ]
 
 

@@ -1,8 +1,4 @@
-"""Agents are replaced or killed while pods arrive.
-
-Of one that is stopped no pod is refused for good; of one that is killed, those that were on
-their way to the kubelet are, and no more.
-"""
+"""An agent is killed while pods arrive: those on their way to the kubelet fail, and no more."""
 
 import asyncio
 import os
@@ -12,25 +8,10 @@ from typing import Any
 
 from services.node_agent.allocate.admission_window import MAX_IN_FLIGHT
 from tests.support.dialects.checklist import asking
-from tests.support.stack import Stack, running, vgpu
+from tests.support.stack import Stack, vgpu
 from tests.support.waiting import until
 
 PODS = 50
-RESTARTS = 2
-UNBOUND = 5
-
-
-async def test_every_pod_of_a_burst_runs_while_agents_restart(up: Stack) -> None:
-    names = [f"p{n}" for n in range(PODS)]
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(arrive(up, names))
-        for number in range(RESTARTS):
-            await until_bound(up, number * PODS // RESTARTS)
-            await restarted(up, "agent-node-0")
-    left = await waiting_for(up, names)
-
-    assert not left
-    await up.audit()
 
 
 async def test_few_pods_of_a_burst_fail_when_an_agent_is_killed(up: Stack) -> None:
@@ -69,37 +50,6 @@ async def phases_of(up: Stack) -> Counter[str]:
     return Counter(pod["status"].get("phase", "") for pod in await up.pods())
 
 
-async def arrive(up: Stack, names: list[str]) -> None:
-    """Create pods, each one when few of those before it are not bound."""
-    for name in names:
-        await until(up.pods, lambda pods: len(pods) - count_bound(pods) < UNBOUND)
-        await up.create(asking(name, vgpu(memory=1000)))
-
-
-async def restarted(up: Stack, part: str) -> None:
-    """Stop a part as Kubernetes does, and wait until another process is in its place."""
-    before = up.pid(part)
-    os.kill(before, signal.SIGTERM)
-    await until(lambda: pid_of(up, part) not in {None, before}, limit_s=60)
-
-
 def pid_of(up: Stack, part: str) -> int | None:
     found: int | None = next(p for p in up.state()["components"] if p["name"] == part)["pid"]
     return found
-
-
-async def waiting_for(up: Stack, names: list[str]) -> dict[str, str]:
-    """Wait until all pods run or one has failed; return the status of those that do not run."""
-
-    async def left() -> dict[str, str]:
-        pods = {pod["metadata"]["name"]: pod for pod in await up.pods()}
-        return {
-            name: f"{pods[name]['status'].get('phase')}: {pods[name]['status'].get('message')}"
-            for name in names
-            if name not in pods or not running(pods[name])
-        }
-
-    failed: dict[str, str] = await until(
-        left, lambda pods: not pods or any(text.startswith("Failed") for text in pods.values())
-    )
-    return failed

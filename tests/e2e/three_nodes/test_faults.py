@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import os
-import signal
 from typing import Any
 
 import pytest
@@ -78,21 +76,6 @@ async def created(up: Stack, name: str) -> None:
     await until(is_created)
 
 
-async def test_p6_an_emptied_redis_is_rebuilt_and_nothing_is_over_committed(up: Stack) -> None:
-    for number in range(20):
-        await up.create(gpu_pod(f"kept-{number}", vgpu(memory=2000)))
-    await up.until_all(20)
-    async with redis.asyncio.Redis.from_url(up.state()["redis_url"], **up.login()) as client:
-        await client.flushall()
-
-    await up.create(gpu_pod("after", vgpu(memory=2000)))
-
-    await up.until("after", running, limit_s=60)
-    await up.audit()
-    await delete_all_pods(up)
-    await up.audit()
-
-
 async def test_a_ledger_of_an_older_format_is_rebuilt_while_its_pods_run(up: Stack) -> None:
     for number in range(5):
         await up.create(gpu_pod(f"before-{number}", vgpu(memory=2000)))
@@ -154,37 +137,5 @@ async def test_pods_are_bound_in_time_although_a_process_dies_with_work(
 
     await until(lambda: work_is_bound(up), limit_s=BOUND_S)
 
-    await delete_all_pods(up)
-    await up.audit()
-
-
-async def test_pods_are_bound_in_time_although_one_of_two_placers_hangs(up: Stack) -> None:
-    placer = up.pid("placer-0")
-    os.kill(placer, signal.SIGSTOP)
-    try:
-        await work_created(up, "hung")
-
-        await until(lambda: work_is_bound(up), limit_s=BOUND_S)
-    finally:
-        os.kill(placer, signal.SIGCONT)
-    await delete_all_pods(up)
-    await up.audit()
-
-
-async def test_while_no_placer_runs_the_watcher_says_so_and_pods_are_bound_afterwards(
-    up: Stack,
-) -> None:
-    placers = [up.pid(f"placer-{number}") for number in range(2)]
-    for placer in placers:
-        os.kill(placer, signal.SIGSTOP)
-    try:
-        await work_created(up, "early")
-
-        await until(lambda: "no replica receives pod.queued.v1" in up.readiness("watcher"))
-    finally:
-        for placer in placers:
-            os.kill(placer, signal.SIGCONT)
-    await until(lambda: work_is_bound(up), limit_s=BOUND_S)
-    await until(lambda: up.readiness("watcher") == "ok\n")
     await delete_all_pods(up)
     await up.audit()

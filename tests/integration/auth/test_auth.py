@@ -184,26 +184,6 @@ async def test_replicas_that_start_together_store_the_same_secrets(tmp_path: Pat
     assert len(set(files)) == 1
 
 
-async def test_no_derived_object_contains_the_secret_of_another_service(
-    world: AuthWorld,
-) -> None:
-    cluster = world.cluster
-    root = {key: base64.b64decode(text) for key, text in cluster.objects["secrets", "auth"].items()}
-    secrets = {key: root[key] for key in root if key.startswith("redis.")}
-
-    for (kind, name), data in cluster.objects.items():
-        if name == "auth":
-            continue
-        text = b"".join(
-            base64.b64decode(value) if kind == "secrets" else value.encode()
-            for value in data.values()
-        )
-        shown = {key for key, value in secrets.items() if value.partition(b":")[2] in text}
-        assert shown == ({f"redis.{name[6:]}"} if name.startswith("redis-") else set())
-        assert root["ca.key"] not in text
-        assert root["issuer"] not in text
-
-
 async def test_a_new_certificate_is_served_without_a_restart_and_clients_reconnect(
     world: AuthWorld,
 ) -> None:

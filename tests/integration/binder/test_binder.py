@@ -14,7 +14,6 @@ from shared.ledger.leases import RedisLeases
 from shared.model.events.event import Event
 from shared.model.events.pod_events import BindingFailed, PlacementChosen, PodBound
 from shared.model.lease import Lease
-from shared.model.lease_copy import ANNOTATION
 from shared.model.ledger import Reserved
 from shared.model.names import NodeName
 from shared.model.request import Gang
@@ -79,30 +78,6 @@ async def stage(url: str) -> AsyncIterator[Stage]:
 
 async def _received(stage: Stage, kind: type[Event]) -> Any:
     return await stage.bus.subscribe([kind], group=f"test-{kind.subject.replace('.', '-')}")
-
-
-async def test_100_placements_are_bound_with_exactly_one_write_per_pod(stage: Stage) -> None:
-    pods = [await stage.pod(f"p{number}") for number in range(100)]
-    received = await _received(stage, PodBound)
-    leases = await stage.reserve(pods)
-    chosen = [PlacementChosen(lease=lease) for lease in leases]
-
-    await stage.bus.publish(chosen)
-    await stage.bus.publish(list(reversed(chosen)))
-    bound: list[PodBound] = []
-    async with asyncio.timeout(20):
-        while len({event.lease.pod for event in bound}) < 100:
-            bound += [event for batch in await received.batch() for event in batch.events]
-
-    found = dict(await stage.kube.read(PODS, dict))["items"]
-    assert {pod["spec"]["nodeName"] for pod in found} == {NODE}
-    assert all(ANNOTATION in pod["metadata"]["annotations"] for pod in found)
-    for pod in found:
-        writes = stage.api.store.writes.counts("pods", f"default/{pod['metadata']['name']}")
-        assert {verb: n for verb, n in writes.items() if "refused" not in verb} == {
-            "create": 1,
-            "create/binding": 1,
-        }
 
 
 async def test_no_pod_of_a_gang_is_bound_if_one_was_deleted_since_they_were_counted(

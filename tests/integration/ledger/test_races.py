@@ -218,39 +218,6 @@ async def test_a_rebuilt_ledger_has_another_feed(leases: RedisLeases) -> None:
 WRITERS = 20
 
 
-@pytest.mark.nodes(a=2, b=1)
-async def test_twenty_writers_over_few_devices_never_over_commit_one(leases: RedisLeases) -> None:
-
-    async def write(writer: int) -> None:
-        chance = random.Random(writer)  # noqa: S311
-        for step in range(15):
-            pods = [f"{writer}-{step}-{n}" for n in range(chance.randint(1, 6))]
-            where = [("a", 0), ("a", 1), ("b", 0)]
-            chance.shuffle(where)
-            mib = chance.choice([500, 4_000, 9_000])
-            reservations = [
-                reservation_among(pod, [(node, [share(node, gpu, mib)]) for node, gpu in where])
-                for pod in pods
-            ]
-            outcomes = await leases.reserve(reservations, now=NOW, ttl_s=30)
-            held = [o.lease for o in outcomes if isinstance(o, Reserved)]
-            bound = await leases.bind(held[:2])
-            assert all(isinstance(answer, Lease) for answer in bound)
-            if chance.random() < 0.8:
-                await leases.release([lease.pod for lease in held], reason="test")
-
-    async with asyncio.TaskGroup() as tasks:
-        for writer in range(WRITERS):
-            tasks.create_task(write(writer))
-
-    async for page in leases.totals.pages():
-        for account in page:
-            for known, use in account.node.devices:
-                assert use.memory_mib <= known.memory_mib
-                assert use.shares <= known.slots
-    await assert_sound(leases)
-
-
 async def test_twenty_writers_bind_one_lease_and_all_get_the_same_answer(
     leases: RedisLeases,
 ) -> None:

@@ -1,7 +1,6 @@
 """A node agent beside a simulated kubelet: real unix sockets, real TLS, a real checkpoint file."""
 
 import asyncio
-import os
 
 import pytest
 
@@ -11,8 +10,6 @@ from simcluster.node_agent.gpus import uuid_of
 from tests.support.node_agent.agent import MEMORY, NUMBER, handler_of, one_node_cluster, share
 from tests.support.simcluster.kubelet import NODE, container, pod
 from tests.support.waiting import until
-
-REPEATS = int(os.environ.get("LEASEHOLD_TEST_REPEATS", "2"))
 
 
 async def test_a_pod_gets_the_limits_and_mounts_of_its_lease() -> None:
@@ -93,24 +90,6 @@ async def test_37_annotations_follow_each_allocated_container() -> None:
         assert cluster.env("one", "b")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
 
 
-async def test_03_a_gpushare_pod_gets_its_three_variables_and_the_assigned_annotation() -> None:
-    async with one_node_cluster() as cluster, cluster.running():
-        lease = share(1, 1024, slotted=False, slot=None, cores_percent=0)
-        limits = {MEMORY: 1024, "leasehold.dev/share": 1}
-        cluster.bind(pod("one", limits=limits), lease, dialect="volcano-gpushare")
-        await cluster.node.phase("one", "Running")
-        env = cluster.env("one")
-        await until(lambda: cluster.annotation("one", "volcano.sh/gpu-assigned") == "true")
-        held = await cluster.node.allocated_devices()
-        activated = await until(lambda: cluster.activated)
-
-    assert env["NVIDIA_VISIBLE_DEVICES"] == "1"
-    assert env["VOLCANO_GPU_ALLOCATED"] == "1024"
-    assert env["VOLCANO_GPU_MEMORY_TOTAL"] == "15360"
-    assert [one.partition("::")[0] for one in held["one", "main"]] == [uuid_of(NodeName(NODE), 1)]
-    assert activated[0].allocation.resource == "leasehold.dev/share"
-
-
 async def test_memory_served_in_units_is_allocated_in_units() -> None:
     async with (
         one_node_cluster(gpu_strategy="share", memory_factor=16) as cluster,
@@ -125,43 +104,6 @@ async def test_memory_served_in_units_is_allocated_in_units() -> None:
     assert len(held["one", "main"]) == 128
     assert {one[:2] for one in held["one", "main"]} == {"1-"}
     assert len(activated[0].allocation.device_ids) == 1, "consecutive IDs are reported as a range"
-
-
-async def test_an_app_container_reuses_the_device_ids_of_an_init_container() -> None:
-    limits = {MEMORY: 500, "leasehold.dev/share": 1}
-    init = container("first", limits=limits)
-    async with one_node_cluster() as cluster, cluster.running():
-        lease = {"slotted": False, "slot": None, "cores_percent": 0}
-        cluster.bind(
-            pod("one", limits=limits, initContainers=[init]),
-            share(0, 500, container="first", init=True, **lease),
-            share(0, 500, **lease),
-            dialect="volcano-gpushare",
-        )
-        await cluster.node.phase("one", "Running")
-        activated = await until(lambda: len(cluster.activated) == 2 and cluster.activated)
-
-    assert [event.allocation.container for event in activated] == ["first", "main"]
-    assert activated[0].allocation.device_ids == activated[1].allocation.device_ids
-
-
-async def test_39_thirty_pods_at_once_each_get_their_own_limits() -> None:
-    for _ in range(REPEATS):
-        async with one_node_cluster("4xA100-80GB") as cluster, cluster.running():
-            for n in range(30):
-                cluster.bind(
-                    pod(f"p{n}", limits={NUMBER: 1}),
-                    share(n % 4, 1000 + n, slot=n // 4, fence=n // 4 + 1),
-                    lease_known=n % 2 == 0,
-                )
-            for n in range(30):
-                await cluster.node.phase(f"p{n}", "Running")
-            held = await cluster.node.allocated_devices()
-
-            for n in range(30):
-                assert cluster.env(f"p{n}")["CUDA_DEVICE_MEMORY_LIMIT_0"] == f"{1000 + n}m"
-                assert held[f"p{n}", "main"] == {f"{uuid_of(NodeName(NODE), n % 4)}::{n // 4}"}
-            assert not cluster.refused
 
 
 async def test_22_a_refusal_takes_less_than_a_tenth_of_a_second() -> None:
@@ -190,15 +132,3 @@ async def test_a_start_with_devices_that_were_not_allocated_is_refused() -> None
             RequestError, match="with no container, and they were allocated to no container"
         ):
             await handler_of(agent).pre_start_container(NUMBER, free)
-
-
-async def test_refused_pods_in_the_pod_list_do_not_affect_others() -> None:
-    async with one_node_cluster() as cluster, cluster.running():
-        for n in range(6):
-            cluster.node.create(pod(f"stray{n}", limits={NUMBER: 1}))
-            cluster.bind(pod(f"p{n}", limits={NUMBER: 1}), share(0, 1000 + n, slot=n, fence=n + 1))
-        for n in range(6):
-            await cluster.node.phase(f"p{n}", "Running")
-            await cluster.node.phase(f"stray{n}", "Failed")
-
-            assert cluster.env(f"p{n}")["CUDA_DEVICE_MEMORY_LIMIT_0"] == f"{1000 + n}m"

@@ -139,31 +139,6 @@ def shuffled(pods: Sequence[PodQueued], seed: int) -> list[PodQueued]:
     return mixed
 
 
-@pytest.mark.parametrize("seed", range(6))
-async def test_two_gangs_that_fit_one_at_a_time_run_one_after_the_other(
-    server: ValkeyServer, seed: int
-) -> None:
-    chance = random.Random(seed)  # noqa: S311
-    nodes = chance.randint(1, 3)
-    shares = 2 * nodes * 2
-    """Positions for pods of half a device."""
-    sizes = {name: chance.randint(shares // 2 + 1, shares) for name in ("a", "b")}
-    async with nats_server() as nats, world(server, nats, nodes) as it:
-        pods = [pod for name, size in sizes.items() for pod in gang(name, size, DEVICE_MIB // 2)]
-
-        await it.queue(shuffled(pods, seed))
-        await it.settled(len(pods))
-
-        [(first, leased)] = (await it.leased()).items()
-        second = next(name for name in sizes if f"default/{name}" != first)
-        assert leased == sizes[first.removeprefix("default/")]
-        [why] = {w.refusal.reason.partition(":")[0] for w in await it.leases.waiting_pods.load()}
-        assert why.startswith(f"gang default/{second} needs {sizes[second]} pods at once")
-        await it.end(first)
-        await it.until(Counter({f"default/{second}": sizes[second]}))
-        await assert_sound(it.leases)
-
-
 async def test_many_gangs_run_one_after_the_other_and_none_is_ever_reserved_in_part(
     server: ValkeyServer,
 ) -> None:

@@ -1,8 +1,7 @@
 """Placers on a real ledger: several at once, without knowing of each other."""
 
 import asyncio
-import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +14,10 @@ from shared.model.clock import SystemClock
 from shared.model.device import DeviceMode, DeviceUse, MigLayout, MigProfile
 from shared.model.errors import ConflictError
 from shared.model.events.pod_events import PlacementChosen, PlacementRefused, PodQueued
-from shared.model.lease import Lease, MigPlacement
-from shared.model.names import NodeName, PodUid
+from shared.model.lease import MigPlacement
+from shared.model.names import PodUid
 from shared.model.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
-from shared.model.request import DeviceSelection, SharingPolicy
+from shared.model.request import SharingPolicy
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import (
     assert_sound,
@@ -73,19 +72,6 @@ async def test_four_placers_fill_the_cluster_exactly_and_refuse_the_rest(url: st
         await until_mirrored(leases, several)
 
 
-async def test_the_same_pods_sent_to_two_placers_get_one_lease_each(url: str) -> None:
-    async with ledger(url, {"a": 2, "b": 2}) as leases, placers(leases, 2) as several:
-        answers = await asyncio.gather(*(placer.place_pods(pods(8)) for placer in several))
-
-        first, second = (
-            {one.lease.pod: one.lease for one in outcomes if isinstance(one, PlacementChosen)}
-            for outcomes in answers
-        )
-        assert len(first | second) == 8
-        assert all(first[pod] == second[pod] for pod in first.keys() & second.keys())
-        assert len(await assert_sound(leases)) == 8
-
-
 async def test_a_placer_that_is_behind_places_nothing_beside_a_pod_that_repels_it(url: str) -> None:
     selector = (LabelRequirement("app", "In", ("noisy",)),)
     term = AntiAffinityTerm(topology_key=HOSTNAME, selector=selector, all_namespaces=True)
@@ -128,27 +114,6 @@ async def test_freed_capacity_reaches_a_placer_and_the_pod_that_waits(url: str) 
         await until_mirrored(leases, [placer])
 
 
-async def test_a_pod_without_a_gpu_is_counted_by_the_nodes_resources(url: str) -> None:
-    async with ledger(url, {"a": 0}) as leases, placers(leases, 1) as (placer,):
-        plain = request(resources={"cpu": 40_000, "pods": 1})
-
-        first = await placer.place_pods([pod_queued("uid-1", plain)])
-        second = await placer.place_pods([pod_queued("uid-2", plain)])
-
-        assert [type(one) for one in (*first, *second)] == [PlacementChosen, PlacementRefused]
-
-
-async def test_a_cordoned_node_gets_no_more_pods(url: str) -> None:
-    async with ledger(url, {"a": 1}) as leases, placers(leases, 1) as (placer,):
-        changed = facts("a")
-        await leases.save_nodes(
-            [type(changed)(name=changed.name, allocatable=changed.allocatable, unschedulable=True)]
-        )
-        await until(lambda: not placer.mirror.nodes[NodeName("a")].accepts_any_pod, limit_s=30)
-
-        assert [type(one) for one in await placer.place_pods(pods(1))] == [PlacementRefused]
-
-
 LAYOUTS = tuple(
     MigLayout(
         name=name,
@@ -163,35 +128,6 @@ LAYOUTS = tuple(
         "whole": [(40_960, 1)],
     }.items()
 )
-
-
-def instance_pods(chance: random.Random, first: int, count: int) -> list[PodQueued]:
-    """Pods of one to three containers that take instances, or shares where they may."""
-    wanted = []
-    for number in range(count):
-        containers = [
-            gpu(f"c{n}", 1, chance.choice([3_000, 5_000, 8_000, 15_000, None]), mig_allowed=True)
-            for n in range(chance.choice([1, 1, 1, 2, 3]))
-        ]
-        wanted_request = request(
-            *containers,
-            resources={"cpu": 10, "pods": 1},
-            prefer_mig=chance.random() < 0.5,
-            selection=DeviceSelection(mode=chance.choice([None, "mig", "mig"])),
-        )
-        wanted.append(pod_queued(f"uid-{first + number}", wanted_request))
-    return wanted
-
-
-def assert_instances_disjoint(leases: Iterable[Lease]) -> int:
-    """Check that no position is taken twice and no device has two layouts; count the instances."""
-    leased = [(lease.pod, s) for lease in leases for s in lease.shares if s.mig]
-    positions = {(s.device, s.slot) for _, s in leased}
-    assert len(positions) == len(leased)
-    assert all(s.mig and s.slot == s.mig.position for _, s in leased)
-    layouts = {(s.device, s.mig.layout) for _, s in leased if s.mig}
-    assert len(layouts) == len({s.device for _, s in leased})
-    return len(leased)
 
 
 async def test_a_freed_instance_is_offered_to_a_pod_with_any_request_for_cores(
@@ -219,35 +155,6 @@ async def test_a_freed_instance_is_offered_to_a_pod_with_any_request_for_cores(
             assert chosen.lease.shares[0].mig == MigPlacement(
                 layout="halves", position=0, profile="20480mib"
             )
-
-
-async def test_item_44_independent_placers_never_give_a_position_twice(
-    url: str,
-) -> None:
-    chance = random.Random(44)  # noqa: S311
-    async with ledger(url, {"a": 1, "b": 1}) as leases:
-        for name in ("a", "b"):
-            cards = [
-                device(name, n, memory_mib=40_960, mode=DeviceMode.MIG, layouts=LAYOUTS)
-                for n in range(1, 4)
-            ]
-            await leases.save_devices([report(name, [device(name, 0), *cards])])
-        async with placers(leases, 4) as several:
-            given = 0
-            for turn in range(6):
-                batches = [instance_pods(chance, 100 * turn + 10 * n, 5) for n in range(4)]
-                answers = await asyncio.gather(
-                    *(p.place_pods(batch) for p, batch in zip(several, batches, strict=True))
-                )
-                assert sum(map(len, answers)) == 20, "every pod was placed or explained"
-                leased = await assert_sound(leases)
-                given += assert_instances_disjoint(leased)
-                await until_mirrored(leases, several)
-                leaving = chance.sample([lease.pod for lease in leased], k=2 * len(leased) // 3)
-                await leases.release(leaving, reason="done")
-                await until_mirrored(leases, several)
-
-            assert given > 30, "the mix fills the devices"
 
 
 async def test_a_late_pod_of_low_priority_does_not_get_what_is_offered_to_a_higher_one(

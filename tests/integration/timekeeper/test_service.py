@@ -95,18 +95,6 @@ async def test_a_lease_of_a_rebuilt_ledger_counts_by_its_device_before_that_is_r
     await assert_charged_as_a_quarter(opened)
 
 
-async def test_gpusharing_18_a_container_named_gpu_sidecar_is_charged_like_any_other(
-    opened: AccountLedger,
-) -> None:
-    sidecar = share("a", 0, mib=8_000, container="gpu-sidecar")
-    await opened.journal("held", T0, lease("p", shares=(sidecar,)))
-    await opened.count(T0 + MINUTE_MS)
-    await opened.journal("ended", T0 + 2 * MINUTE_MS, lease("p", shares=(sidecar,)))
-    await opened.count(T0 + 3 * MINUTE_MS)
-
-    assert sum(entry.units for entry in await opened.charges()) == units(1)
-
-
 async def test_a_budget_object_is_applied_and_gets_a_status_and_an_event(
     opened: AccountLedger, lenient_api: ApiUnderTest
 ) -> None:

@@ -50,50 +50,6 @@ async def total(found: AccountLedger, namespace: Namespace = TEAM) -> int:
     return sum(entry.units for entry in await found.charges(namespace))
 
 
-@pytest.mark.parametrize("ticks", [1, 40, 1000])
-async def test_gpusharing_12_any_number_of_ticks_by_any_replica_charges_the_same(
-    opened: AccountLedger, ticks: int
-) -> None:
-    await opened.journal("held", T0, lease("p"))
-    replicas = [opened.timekeeper(charge_every_s=0) for _ in range(3)]
-    for tick in range(1, ticks + 1):
-        at = T0 + 600_000 * tick // ticks
-        await opened.count(at, keeper=replicas[tick % 3])
-        await opened.count(at, keeper=replicas[(tick + 1) % 3])
-
-    assert await total(opened) == 300_000_000
-
-
-async def test_gpusharing_13_a_pause_of_ten_minutes_changes_no_total(
-    opened: AccountLedger,
-) -> None:
-    ends_meanwhile, goes_on = lease("a"), lease("b")
-    await opened.journal("held", T0, ends_meanwhile, goes_on)
-    await opened.count(T0 + 5_000)
-    await opened.journal("ended", T0 + 300_000, ends_meanwhile)
-    await opened.journal("held", T0 + 301_000, lease("c", created_ms=T0 + 300_500))
-    await opened.journal("ended", T0 + 302_500, lease("c", created_ms=T0 + 300_500))
-    await opened.count(T0 + 605_000)
-    await opened.journal("ended", T0 + 700_000, goes_on)
-    await opened.count(T0 + 800_000)
-
-    by_pod: dict[str, int] = {}
-    for entry in await opened.charges():
-        by_pod[entry.pod] = by_pod.get(entry.pod, 0) + entry.units
-    assert by_pod == {"a": 300_000 * 500, "b": 700_000 * 500, "c": 1_500 * 500}
-
-
-async def test_gpusharing_15_a_lease_between_two_ticks_is_charged_exactly(
-    opened: AccountLedger,
-) -> None:
-    await opened.count(T0)
-    await opened.journal("held", T0 + 1_000, lease("p"))
-    await opened.journal("ended", T0 + 1_337, lease("p"))
-    await opened.count(T0 + 15_000)
-
-    assert await total(opened) == 337 * 500
-
-
 async def test_gpusharing_16_reservations_are_free_and_leases_are_charged_until_they_are_released(
     opened: AccountLedger,
 ) -> None:

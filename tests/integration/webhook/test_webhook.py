@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.dialects.reserved import EXEMPT, VISIBLE
-from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
+from shared.model.events.pod_events import BudgetChanged
 from shared.model.names import BUDGET_GATE, Namespace
 from tests.support.webhook.replica import NOW, PODS, VGPU, cluster, created, pod, replica
 
@@ -94,18 +94,6 @@ async def test_an_exhausted_budget_denies_new_gpu_pods_where_so_configured(tmp_p
 
     assert (denied, plain, admitted) == (403, 201, 201)
     assert "the GPU budget of namespace" in denial["message"]
-
-
-async def test_gpusharing_2_a_request_larger_than_every_device_is_denied(tmp_path: Path) -> None:
-    largest = LargestDeviceReported(memory_mib=2000, memory_units=2000)
-    async with cluster() as (api, kube, client), replica(api, kube, tmp_path) as one:
-        early, _ = await created(client, pod("early", VGPU))
-        await one.webhook.note_largest([largest])
-        denied, denial = await created(client, pod("late", VGPU))
-        fitting, _ = await created(client, pod("small", {**VGPU, "volcano.sh/vgpu-memory": "2000"}))
-
-    assert (early, denied, fitting) == (201, 400, 201)
-    assert 'container "main": volcano.sh/vgpu-memory=3000' in denial["message"]
 
 
 async def test_pods_without_a_request_are_admitted_and_see_no_device(

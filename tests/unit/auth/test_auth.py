@@ -103,6 +103,7 @@ def test_servers_reload_a_renewed_certificate_for_a_week_and_never_their_first_o
 def test_no_object_contains_a_secret_that_it_does_not_need() -> None:
     whole = complete({}, NAMES, NOW, fresh)
     objects = {one.name: one for one in root_secret.managed_objects(whole, AUTH_USER, "/etc/nats")}
+    secrets = {key: value for key, value in whole.items() if key.startswith("redis.")}
 
     assert objects["auth-ca"].kind == "configmaps"
     assert set(objects["auth-ca"].data) == {"ca.crt", "rotation"}
@@ -112,6 +113,8 @@ def test_no_object_contains_a_secret_that_it_does_not_need() -> None:
         text = b"".join(one.data.values())
         assert whole["ca.key"] not in text, name
         assert whole["issuer"] not in text, name
+        shown = {key for key, value in secrets.items() if value.partition(b":")[2] in text}
+        assert shown == ({f"redis.{name[6:]}"} if name.startswith("redis-") else set()), name
     assert "redis-admin" not in objects
 
 

@@ -12,7 +12,7 @@ from services.cli.up.components import Component, with_credentials
 from services.topology import SERVICES, edges
 from shared.ledger.script_sources import script_commands
 from shared.model.errors import RequestError
-from shared.model.events.pod_events import LeaseChanged, PodQueued
+from shared.model.events.pod_events import LeaseChanged
 from shared.model.names import NodeName
 from shared.nats import subjects
 
@@ -49,13 +49,6 @@ def test_an_agents_subjects_all_end_in_its_node() -> None:
     assert "leasehold.broadcast.heartbeat.sent.v1.node-agent_gpu_example" in agent.publish
     assert subjects.subscribe_subject(LeaseChanged, "gpu.example") in agent.subscribe
     assert not any(subject.endswith("*") for subject in agent.publish + agent.subscribe)
-
-
-def test_a_placer_may_not_publish_lease_changes_or_queued_pods() -> None:
-    placer = next(user for user in all_users(NODES) if user.name == "placer")
-
-    assert subjects.subscribe_subject(LeaseChanged) not in placer.publish
-    assert subjects.publish_subject(PodQueued) not in placer.publish
 
 
 def test_an_acl_file_has_no_secret_and_no_default_user() -> None:

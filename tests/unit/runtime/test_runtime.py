@@ -58,11 +58,6 @@ def test_settings_are_parsed_by_the_types_of_their_fields() -> None:
     assert (settings.ratio, settings.strict, settings.path) == (0.5, False, Path("/x"))
 
 
-def test_an_invalid_variable_is_named_with_its_value() -> None:
-    with pytest.raises(RequestError, match="LEASEHOLD_LIMIT='many'"):
-        read(LEASEHOLD_LIMIT="many")
-
-
 def test_help_names_every_variable_and_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read("--help")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from services.node_agent.isolation.library import is_loadable, simulated_library
+from services.node_agent.isolation.library import simulated_library
 from shared.model.lease import RequestedUnits
 from shared.model.names import NodeName
 from shared.model.request import SharingPolicy
@@ -72,17 +72,6 @@ async def test_koordinator_29_the_label_exists_only_while_the_library_does(
 
     assert labels(cluster)["node.koordinator.sh/gpu-vendor"] == "nvidia"
     assert labels(cluster)["node.koordinator.sh/gpu-model"] == "Tesla-T4"
-
-
-def test_koordinator_29_a_file_that_is_not_a_library_for_this_architecture_does_not_isolate() -> (
-    None
-):
-    head = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\x00\x3e\x00"
-
-    assert is_loadable(head, "x86_64")
-    assert not is_loadable(head, "aarch64")
-    assert not is_loadable(b"", "x86_64")
-    assert not is_loadable(b"#!/bin/sh" + bytes(20), "x86_64")
 
 
 async def test_koordinator_30_a_container_that_cannot_be_limited_does_not_start(

@@ -145,20 +145,6 @@ def test_a_part_of_a_device_in_mig_mode_is_refused() -> None:
         granted(node=changed(mode=DeviceMode.MIG))
 
 
-def test_08_gpushare_sets_three_variables_in_mib_for_any_unit_factor() -> None:
-    by_tens = changed(memory_mib=11170, unit_mib=10)
-    ids = [f"0-{n}" for n in range(9)]
-
-    setup = granted(units(A, 90, unit_mib=10), *ids, resource=MEMORY, node=by_tens)
-
-    assert setup.environment == {
-        "NVIDIA_VISIBLE_DEVICES": "0",
-        "VOLCANO_GPU_ALLOCATED": "90",
-        "VOLCANO_GPU_MEMORY_TOTAL": "11170",
-    }
-    assert setup.mounts == ()
-
-
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
