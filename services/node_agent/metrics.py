@@ -64,8 +64,8 @@ def library_shown(library: tuple[str, str, str] | None) -> None:
 
 DEVICE_LIST = Gauge(
     "leasehold_agent_device_list_info",
-    "1 for how devices are passed to new containers, and why not by CDI if the agent chose that.",
-    ["strategy", "reason"],
+    "1 for how devices are passed to new containers, if the agent chooses that.",
+    ["strategy"],
 )
 CONFIG_ERRORS = Gauge(
     "leasehold_agent_config_errors",

@@ -38,7 +38,7 @@ from shared.dialects.reserved import (
     is_denied,
     names_devices,
 )
-from shared.dialects.vocabulary import find_misplaced, find_unread
+from shared.dialects.vocabulary import LEFT_ALONE, find_misplaced, find_unread
 from shared.model.bounds import cut
 from shared.model.claim import EXTENDED_RESOURCES
 from shared.model.device import MIB
@@ -160,7 +160,9 @@ class SchedulerChoice:
 
     def serves(self, pod: PodView) -> bool:
         """Return whether a pod has no scheduler yet, or one that Leasehold serves."""
-        return self.has(pod) or pod.scheduler in {"", DEFAULT_SCHEDULER}
+        return self.has(pod) or (
+            pod.scheduler in {"", DEFAULT_SCHEDULER} and LEFT_ALONE not in pod.labels.items()
+        )
 
     def unsupported(self, pod: PodView) -> Iterator[str]:
         """Yield the fields that no installed scheduler of GPU pods supports, and what to do."""
@@ -181,6 +183,7 @@ class SchedulerChoice:
             yield add(SCHEDULER, self.placer)
 
 
+SERVED = frozenset().union(*(dialect.served for dialect in DIALECTS.values()))
 BAD_REQUEST, FORBIDDEN, UNPROCESSABLE, TOO_MANY = 400, 403, 422, 429
 
 CHECKS_OF_NEW_PODS = {False: Check.CREATION, True: Check.EXEMPTED}
@@ -257,9 +260,11 @@ def decide(
     patches += _term_patches(pod, policy)
     gpu_containers = [container for container in pod.containers if container.requests_gpu]
     subject = _subject(pod, pod.containers, policy, CHECKS_OF_NEW_PODS[exempt])
+    is_leased = bool(gpu_containers) and policy.schedulers.serves(pod)
     if not exempt:
-        patches += _hide_devices(pod, pod.containers, in_gpu_pod=bool(subject.gpu_containers))
-    if not gpu_containers or not policy.schedulers.serves(pod):
+        in_gpu_pod = bool(subject.gpu_containers)
+        patches += _hide_devices(pod, pod.containers, in_gpu_pod=in_gpu_pod, is_leased=is_leased)
+    if not is_leased:
         warnings += _foreign_warnings(pod, gpu_containers)
         broken = _broken_with_claims(subject, policy)
         return _decide_without_lease(pod, policy, patches, warnings, broken)
@@ -294,9 +299,11 @@ def _term_patches(pod: PodView, policy: AdmissionPolicy) -> Iterator[PatchOperat
 
 def _foreign_warnings(pod: PodView, gpu_containers: Sequence[PodContainer]) -> Iterator[str]:
     if gpu_containers:
+        left = LEFT_ALONE in pod.labels.items()
+        why = "the label {}={}".format(*LEFT_ALONE) if left else f"schedulerName {pod.scheduler}"
         yield (
-            f"schedulerName is {pod.scheduler}: Leasehold does not schedule the pod, and its "
-            "node agents refuse containers without a lease"
+            f"by {why} Leasehold does not schedule the pod, and its node agents refuse containers "
+            "without a lease"
         )
 
 
@@ -422,12 +429,17 @@ def _unconditional_denial(pod: PodView, *, exempt: bool) -> str:
 
 
 def _hide_devices(
-    pod: PodView, containers: Sequence[PodContainer], *, in_gpu_pod: bool
+    pod: PodView, containers: Sequence[PodContainer], *, in_gpu_pod: bool, is_leased: bool = True
 ) -> Iterator[PatchOperation]:
-    """Hide all devices from containers that request none and could see some."""
+    """Hide all devices from containers that request none and could see some.
+
+    Without a lease, an amount is no request: only for resources of device plugins does the kubelet
+    call an agent, which refuses the container.
+    """
     runtime_adds_devices = RUNTIME_CLASSES in (pod.spec.runtime_class_name or "")
     for container in containers:
-        if not container.requests_gpu and (
+        amounts = {**container.requests, **container.limits}
+        if not (container.requests_gpu if is_leased else amounts.keys() & SERVED) and (
             in_gpu_pod or runtime_adds_devices or _may_see_devices(container)
         ):
             value = container.variables.get(VISIBLE)

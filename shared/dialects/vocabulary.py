@@ -45,6 +45,8 @@ class Word:
     """What else there is to know; with NO_EFFECT, why, and what to use."""
 
 
+LEFT_ALONE = ("hami.io/webhook", "ignore")
+"""Label of pods that admission completes for no scheduler."""
 _GANG = "gang.scheduling.koordinator.sh/"
 _POLICY_NOTE = (
     f"`{pod_groups.WAITING_AND_RUNNING}`; `{pod_groups.ONCE_SATISFIED}` has the same effect here; "
@@ -91,7 +93,9 @@ _OWN_ROWS = (
         "there are no queues; namespaces share by their budgets",
     ),
     Word(
-        "hami.io/webhook", Place.LABEL, WordEffect.NO_EFFECT, "every pod with GPUs is reviewed",
+        LEFT_ALONE[0], Place.LABEL,
+        note=f"`{LEFT_ALONE[1]}`: the pod keeps its own scheduler and gets no lease, so it runs "
+        "only on nodes of other device plugins; containers without one's resources see no devices",
     ),
     Word(
         "nvidia.com/mig-*", Place.RESOURCE, WordEffect.NO_EFFECT,

@@ -35,6 +35,8 @@ from shared.dialects.reserved import (
 from shared.model.bounds import LONGEST_FIELD
 from shared.pods.pod_view import ContainerMount, PodContainer, PodView
 
+SANDBOXES = ("gvisor", "runsc")
+"""Parts of names of runtime classes whose containers have a kernel of their own."""
 TEMPORARY = "/tmp"  # noqa: S108 - inside the container
 
 
@@ -131,6 +133,15 @@ def _host_namespaces(subject: PolicySubject) -> Broken:
     for name, is_set in (("hostPID", spec.host_pid), ("hostIPC", spec.host_ipc)):
         if is_set:
             yield f"{name} gives access to processes of other pods: remove it"
+
+
+def _runtime_class(subject: PolicySubject) -> Broken:
+    name = subject.pod.spec.runtime_class_name or ""
+    if any(word in name.lower() for word in SANDBOXES):
+        yield (
+            f"runtimeClassName {name}: gVisor hides processes from the node, so that shares could "
+            "be neither limited nor measured: remove it"
+        )
 
 
 def _host_paths(subject: PolicySubject) -> Broken:
@@ -283,6 +294,7 @@ RULES = (
         Check.CREATION,
     ),
     PodRule("`hostPID`, `hostIPC`", "true", _host_namespaces),
+    PodRule("`runtimeClassName`", f"names with {_listed(SANDBOXES)}", _runtime_class),
     PodRule(
         "`shareProcessNamespace`; `targetContainerName` of ephemeral containers",
         "true; a container with GPUs",

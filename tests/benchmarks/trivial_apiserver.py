@@ -31,7 +31,7 @@ FILLER = [
 def node_object(number):
     name, zone = f"node-{number}", f"z{number % 3}"
     register = "".join(
-        f"GPU-{number:05d}-{d},10,81920,NVIDIA-NVIDIA A100-SXM4-80GB,true,hami-core:"
+        f"GPU-{number:05d}-{d},10,81920,NVIDIA A100-SXM4-80GB,true,hami-core:"
         for d in range(DEVICES)
     )
     return {

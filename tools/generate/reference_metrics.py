@@ -27,7 +27,7 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 BOUNDS: Mapping[str, str] = {
     "constants of the code": "service handler subject outcome kind state cause verb waited dialect",
     "codes of refusals, or kinds of the one fact that the metric is about": "reason xid",
-    "versions and settings in use": "version layout content digest",
+    "versions and settings in use": "version layout content digest strategy",
     "GPU models": "model hw_model hw_type",
     "GPUs of the node, or of the cluster": "device device_uuid hw_id index gpu",
     "nodes": "node",

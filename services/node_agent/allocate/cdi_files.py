@@ -151,7 +151,7 @@ class CdiFiles:
             chosen = ",".join(self.strategies)
             logger.info("devices are passed to containers by %s%s", chosen, why and f": {why}")
             DEVICE_LIST.clear()
-            DEVICE_LIST.labels(chosen, why).set(1)
+            DEVICE_LIST.labels(chosen).set(1)
 
     async def ensure_named(self, setup: ContainerSetup) -> None:
         """Ensure that the file contains a container's devices; MIG instances may be new.

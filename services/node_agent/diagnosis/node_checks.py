@@ -17,6 +17,13 @@ AGENT_POD = f"kubectl -n {AGENTS_NAMESPACE}"
 AGENT_LABEL = "leasehold.dev/agent"
 """With the value `unit` the DaemonSet has no pod on the node, whatever its other labels are."""
 NONE: Mapping[int, str] = {}
+OTHER_PLUGIN = (
+    "of the GPU operator: helm upgrade with devicePlugin.enabled=false; else kubectl get "
+    "daemonsets -A | grep -i -E 'device-plugin|vgpu|gpu-manager', and remove that one from this "
+    "node"
+)
+DRIVER_NAME = "nvidia"
+"""How resources and sockets of plugins for GPUs begin."""
 MAX_LISTED = 5
 MAX_LISTED_IDS = 2_000
 """With more, a kubelet of 1.36 that restarts is busy for seconds, and allocates nothing."""
@@ -71,7 +78,10 @@ def other_plugins(
     served: Mapping[str, Mapping[str, PluginDeviceId]],
     other_sockets: Sequence[str],
 ) -> Finding:
-    """Judge whether another plugin serves one of our resources."""
+    """Judge whether another plugin serves one of our resources, or will when it next registers.
+
+    `other_sockets` are those on which one listens.
+    """
     wrong = sorted(
         resource
         for resource, ids in registered.items()
@@ -82,8 +92,14 @@ def other_plugins(
         return fail(
             f"another device plugin serves {', '.join(wrong)}{sockets}: the kubelet uses the "
             "plugin that registered last",
-            "kubectl get daemonsets -A | grep -i -E 'device-plugin|vgpu|gpu-manager'; remove that "
-            "one from this node",
+            OTHER_PLUGIN,
+        )
+    rivals = [name for name in other_sockets if name.startswith(DRIVER_NAME)]
+    if rivals and any(resource.startswith(DRIVER_NAME) for resource in served):
+        return fail(
+            f"another device plugin runs on this node ({', '.join(rivals)}): the kubelet uses it "
+            "instead of ours as soon as it registers again",
+            OTHER_PLUGIN,
         )
     return ok("no other plugin serves our resources")
 

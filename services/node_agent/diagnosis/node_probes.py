@@ -133,6 +133,16 @@ def visible_host(environ: Mapping[str, str]) -> Path | None:
     return None if this_instance(environ).form == POD else Path("/")
 
 
+async def _connection_error(socket: Path) -> str:
+    """Return why nothing listens on a socket; empty if something does."""
+    try:
+        _, writer = await asyncio.open_unix_connection(str(socket))
+    except OSError as error:
+        return error.strerror or str(error)
+    writer.close()
+    return ""
+
+
 class NodeProbes:
     """One node, as its agent's settings describe it.
 
@@ -229,12 +239,7 @@ class NodeProbes:
     async def kubelet_socket(self) -> Finding:
         """Connect to the kubelet."""
         path = self.plugins / "kubelet.sock"
-        try:
-            _, writer = await asyncio.open_unix_connection(str(path))
-        except OSError as error:
-            return judge.kubelet_socket(str(path), error.strerror or str(error))
-        writer.close()
-        return judge.kubelet_socket(str(path), "")
+        return judge.kubelet_socket(str(path), await _connection_error(path))
 
     def _kubelet_devices(self) -> KubeletDevices:
         devices = read_kubelet_devices(self.plugins)
@@ -244,11 +249,13 @@ class NodeProbes:
 
     async def other_plugins(self) -> Finding:
         """Compare the kubelet's registered resources with those that we serve."""
-        other_sockets = sorted(
+        other_sockets = [
             path.name
-            for path in self.plugins.glob("*.sock")
-            if not path.name.startswith(SOCKET_PREFIX) and path.name != "kubelet.sock"
-        )
+            for path in sorted(self.plugins.glob("*.sock"))
+            if not path.name.startswith(SOCKET_PREFIX)
+            and path.name != "kubelet.sock"
+            and not await _connection_error(path)
+        ]
         return judge.other_plugins(
             self._kubelet_devices().registered or {}, self.shown.served, other_sockets
         )

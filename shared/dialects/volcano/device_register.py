@@ -9,6 +9,7 @@ are UTC. Those schedulers write local time and read it as UTC, which we cannot c
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
+from shared.dialects.nvidia.annotations import device_type
 from shared.model.device import Device, DeviceMode
 from shared.model.names import DeviceUuid
 from shared.model.quantity import parse_decimal
@@ -65,7 +66,7 @@ def encode_register(devices: Sequence[Device]) -> str:
     """Encode `node-vgpu-register`: one record per device, by minor number, each ended by `:`."""
     return "".join(
         f"{device.uuid},{device.slots},{device.memory_mib // device.unit_mib},"
-        f"NVIDIA-{device.model},{str(device.healthy).lower()},{device.mode}:"
+        f"{device_type(device.model)},{str(device.healthy).lower()},{device.mode}:"
         for device in sorted(devices, key=lambda device: (device.index, device.uuid))
     )
 

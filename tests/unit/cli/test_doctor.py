@@ -94,6 +94,12 @@ CASES: list[tuple[Finding, Outcome, str]] = [
     (node_checks.kubelet_socket("/k", "No such file"), FAIL, "No such file"),
     (node_checks.other_plugins({COUNT: IDS}, SERVED, ["vgpu.sock"]), OK, ""),
     (node_checks.other_plugins({"nvidia.com/other": IDS}, SERVED, []), OK, ""),
+    (
+        node_checks.other_plugins({}, {"nvidia.com/gpu": {}}, ["nvidia-gpu.sock"]),
+        FAIL,
+        "(nvidia-gpu.sock)",
+    ),
+    (node_checks.other_plugins({}, SERVED, ["nvidia-gpu.sock"]), OK, ""),
     (node_checks.other_plugins({COUNT: IDS | {"x"}}, SERVED, ["vgpu.sock"]), FAIL, "vgpu.sock"),
     (node_checks.registration({COUNT: IDS}, SERVED), OK, ""),
     (node_checks.registration({}, SERVED), FAIL, COUNT),

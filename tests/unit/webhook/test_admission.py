@@ -136,6 +136,28 @@ def test_a_pod_of_a_foreign_scheduler_is_left_alone_with_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
+    "fields", [{"labels": {"hami.io/webhook": "ignore"}}, {"schedulerName": "theirs"}], ids=str
+)
+def test_a_pod_that_is_left_alone_sees_only_what_a_device_plugin_gives_it(
+    fields: dict[str, Any],
+) -> None:
+    amounts = {"main": {"nvidia.com/gpu": "1"}, "amount": {"volcano.sh/vgpu-memory": "1000"}}
+    containers = [
+        container(name, limits, env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])
+        for name, limits in amounts.items()
+    ]
+    obj = pod(*containers, **fields)
+
+    decision = decided(obj)
+
+    spec = applied(obj, decision)["spec"]
+    assert spec.get("schedulerName") == fields.get("schedulerName")
+    main, other = (each["env"][-1]["value"] for each in spec["containers"])
+    assert (main, other) == ("all", "void")
+    assert "node agents refuse containers without a lease" in decision.warnings[0]
+
+
+@pytest.mark.parametrize(
     ("asked", "completed"),
     [
         ({"koordinator.sh/gpu": "50"}, koord(core="50", ratio="50", shared="1")),

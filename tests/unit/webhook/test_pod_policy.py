@@ -289,6 +289,7 @@ NAMING = mounted("/var/run/nvidia-container-devices/all")
         ),
         (pod(gpu(**sources(None, "secretRef"))), "envFrom without a prefix could set variables"),
         (pod(gpu(), nodeName="n1"), "nodeName is set to n1"),
+        (pod(gpu(), runtimeClassName="gVisor"), "could be neither limited nor measured"),
         (pod(gpu(), hostPID=True), "hostPID gives access to processes of other pods: remove it"),
         (pod(gpu(), hostIPC=True), "hostIPC gives access to processes of other pods: remove it"),
         (pod(gpu(), container(securityContext={"privileged": True})), "side is privileged"),

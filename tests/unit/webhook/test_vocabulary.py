@@ -41,7 +41,7 @@ def test_an_amount_outside_the_limits_denies_a_pod_that_would_get_a_whole_gpu(
         ({"notes": {"nvidia.com/use-gputypes": "A"}}, "nvidia.com/use-gputype is an annotation"),
         ({"notes": {"hami.io/never-heard": "A"}}, "hami.io/never-heard has no effect: it is unk"),
         ({"labels": {"quota.scheduling.koordinator.sh/name": "q"}}, "a GPUQuota"),
-        ({"labels": {"hami.io/webhook": "ignore"}}, "every pod with GPUs is reviewed"),
+        ({"labels": {"hami.io/webhook": "ignore"}}, "node agents refuse containers without a"),
         (
             {"notes": {"volcano.sh/vgpu-mode": "mig"}},
             "volcano.sh/vgpu-mode has no effect beside the resource names of nvidia",

@@ -49,7 +49,7 @@ async def test_the_register_annotation_has_the_mode_of_each_device() -> None:
 
     t4, a100, rest = text.split(":")
     assert t4.endswith("3,15360,NVIDIA-Tesla T4,true,hami-core")
-    assert a100.endswith("7,40960,NVIDIA-NVIDIA A100-SXM4-40GB,true,mig")
+    assert a100.endswith("7,40960,NVIDIA A100-SXM4-40GB,true,mig")
     assert rest == ""
     assert len(served) == 3 + 7, "an ID for every position"
 

@@ -22,7 +22,7 @@ def test_12_devices_are_ordered_by_minor_number() -> None:
 
     assert [device.index for device in devices] == list(range(8))
     register = shown.annotations["volcano.sh/node-vgpu-register"] or ""
-    assert register.startswith("GPU-0,10,11178,NVIDIA-NVIDIA GeForce GTX 1080 Ti,true,hami-core:")
+    assert register.startswith("GPU-0,10,11178,NVIDIA GeForce GTX 1080 Ti,true,hami-core:")
 
 
 def test_a_lost_gpu_stays_unhealthy_and_its_ids_are_not_reused() -> None:
