@@ -63,6 +63,7 @@ class Timekeeper:
         costs: CostRecorder | None = None,
     ) -> None:
         self.store = store
+        self.ledger = ledger
         self.journal = JournalReader(
             store=store, ledger=ledger, configuration=configuration, factors=factors
         )
@@ -85,6 +86,14 @@ class Timekeeper:
         """Update the budgets when their configuration changes."""
         await self.configuration.watch()
 
+    @loops
+    async def watch_quotas(self) -> None:
+        """Read the quotas, whose statuses it writes."""
+        if self.statuses.quotas is None:
+            await asyncio.Event().wait()
+        else:
+            await self.statuses.quotas.watch()
+
     @loops(every_s=lambda timekeeper: timekeeper.tick_s)
     async def count_periodically(self) -> list[BudgetChanged]:
         """Count once the configuration is known."""
@@ -97,6 +106,11 @@ class Timekeeper:
         every_ms = round(COSTS_EVERY_S * 900)
         if self.costs and await self.store.acquire_lock("costs", every_ms=every_ms):
             await self.costs.record()
+
+    @loops(every_s=lambda timekeeper: timekeeper.tick_s)
+    async def report_quotas(self) -> None:
+        """Write what is in force of each GPUQuota, and what is used."""
+        await self.statuses.publish_quotas(self.ledger.quotas, round(self.clock.now() * 1000))
 
     @loops
     async def maintain_certificate(self) -> None:

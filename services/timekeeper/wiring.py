@@ -6,7 +6,12 @@ from datetime import UTC, datetime
 from functools import partial
 from urllib.parse import quote
 
-from services.timekeeper.config.budget_sources import BudgetFile, BudgetObjects, ConfiguredBudgets
+from services.timekeeper.config.budget_sources import (
+    BudgetFile,
+    BudgetObjects,
+    ConfiguredBudgets,
+    ConfiguredObjects,
+)
 from services.timekeeper.config.budget_spec import parse_factors
 from services.timekeeper.cost_recorder import CostRecorder
 from services.timekeeper.report.status_publisher import StatusPublisher
@@ -22,7 +27,9 @@ from shared.credentials.authorization import (
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore, SecretStore
 from shared.credentials.tokens import load_access_tokens
+from shared.kubernetes import gpu_quotas
 from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.custom_kinds import LatestSpecs
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.reachability import ApiServerReachability
 from shared.ledger.budgets import Budgets
@@ -91,13 +98,15 @@ async def serve_timekeeper(settings: TimekeeperSettings) -> None:
             observed = ApiServerReachability.observed(client)
             probes["api"] = (await stack.enter_async_context(observed)).unready_reason
         objects = BudgetObjects(client) if client and settings.objects else None
+        specs = LatestSpecs(gpu_quotas.parse_spec)
+        quotas = ConfiguredObjects(objects.client, gpu_quotas.OBJECTS, specs) if objects else None
         configuration = ConfiguredBudgets(file=file, objects=objects)
         certificate = serving_certificate(settings, client)
         timekeeper = Timekeeper(
             store=store,
             ledger=ledger,
             configuration=configuration,
-            statuses=StatusPublisher(objects),
+            statuses=StatusPublisher(objects, quotas),
             clock=SystemClock(),
             factors=factors,
             tick_s=settings.tick_s,

@@ -1,7 +1,8 @@
 """Sources of quotas: GPUQuota objects, gpu-admission's ConfigMap, and a file.
 
-An invalid object is reported, and its last valid version stays in force. Without one, as after a
-restart, its namespace gets nothing new: somebody meant to limit it. A kind that the API server
+An invalid object is reported, and its last valid version stays in force, which its status has, too,
+for a watcher that starts again. Without one its namespace gets nothing new: somebody meant to limit
+it. A kind that the API server
 does not know, or does not let the watcher read, is requested again every `RETRY_S`.
 """
 
@@ -15,23 +16,21 @@ from pathlib import Path
 from prometheus_client import Gauge
 
 from services.watcher.followed import follow
-from services.watcher.quotas import KIND, merge_sources, parse_spec
 from shared.dialects.tencent import gpu_quota
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.custom_kinds import API_VERSION
+from shared.kubernetes.custom_kinds import LatestSpecs
 from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.gpu_quotas import KIND, NOTHING, OBJECTS, merge_sources, parse_spec
 from shared.kubernetes.object_files import load_objects
 from shared.kubernetes.types import RawObject
 from shared.model.bounds import cut
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
-from shared.model.quota import Quota, QuotaLimits
+from shared.model.quota import Quota
 
 logger = logging.getLogger(__name__)
 
-OBJECTS = f"/apis/{API_VERSION}/gpuquotas"
 CONFIG_MAPS = f"/api/v1/namespaces/{gpu_quota.CONFIG_MAP_NAMESPACE}/configmaps"
-NOTHING = QuotaLimits(cores_milli=0, milli_gpu=0, memory_mib=0, cards=0)
 INVALID = Gauge(
     "leasehold_quota_invalid",
     "1 while the GPUQuota, or the ConfigMap gpuquota, of this name is invalid.",
@@ -59,7 +58,7 @@ class QuotaReflectors:
 
     client: KubernetesClient
     file: Mapping[Namespace, Quota] = field(default_factory=dict)
-    objects: dict[Namespace, Quota] = field(default_factory=dict)
+    objects: LatestSpecs[Quota] = field(default_factory=lambda: LatestSpecs(parse_spec))
     config_map: dict[Namespace, Quota] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -77,7 +76,9 @@ class QuotaReflectors:
                 await each.wait()
             while True:
                 self._changed.clear()
-                now = merge_sources((self.objects, self.config_map, self.file))
+                invalid = self.objects.problems.keys() - self.objects.valid.keys()
+                nothing = {name: Quota(namespace=name, limits=NOTHING) for name in invalid}
+                now = merge_sources((self.objects.valid, nothing, self.config_map, self.file))
                 if now != published:
                     published = now
                     yield now
@@ -91,7 +92,7 @@ class QuotaReflectors:
                 refusal = batch.refusal
                 if isinstance(refusal, NotFoundError):
                     if path == OBJECTS:
-                        self.objects.clear()
+                        self.objects = LatestSpecs(parse_spec)
                 elif refusal is not None and str(refusal) != logged:
                     logger.warning("%s cannot be read: %s", path, refusal)
                     logged = str(refusal)
@@ -102,15 +103,10 @@ class QuotaReflectors:
                 self._changed.set()
 
     def _apply_object(self, name: str, item: RawObject | None) -> None:
-        namespace = Namespace(name)
         if item is None:
-            self.objects.pop(namespace, None)
-        else:
-            try:
-                self.objects[namespace] = parse_spec(namespace, item.spec)
-            except RequestError:
-                self.objects.setdefault(namespace, Quota(namespace=namespace, limits=NOTHING))
-                raise
+            self.objects.remove(Namespace(name))
+        elif problem := self.objects.apply(item):
+            raise RequestError(problem)
 
     def _apply_config_map(self, _: str, item: RawObject | None) -> None:
         self.config_map = gpu_quota.parse_config_map(item.data or {}) if item else {}

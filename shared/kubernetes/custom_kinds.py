@@ -1,32 +1,152 @@
 """Objects of our own kinds: their specs as Structs, and the OpenAPI schemas of these; pure.
 
-The bounds of a Struct's fields are those of the CustomResourceDefinition, which is generated from
-it, so that a file is held to what an API server accepts.
+The bounds of a Struct's fields, and its rules, are those of the CustomResourceDefinition, which is
+generated from it, so that a file is held to what an API server accepts.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import msgspec
+from msgspec import Meta
 
-from shared.kubernetes.types import NamedReference
+from shared.kubernetes.types import NamedReference, RawObject
+from shared.model.bounds import cut
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 
 T = TypeVar("T")
-API_VERSION = "leasehold.dev/v1alpha1"
-LONGEST_FAULT = 100
+API_VERSION = "leasehold.dev/v1beta1"
+LONGEST_FAULT = 160
 """Characters of a fault in a message: an unknown field may have any length."""
+_NAMESPACE = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
 
-class NamespaceObject(msgspec.Struct, frozen=True, rename="camel"):
-    """An object that is for the namespace of its name."""
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What no bound of a field says: for the API server in CEL, and for files in Python."""
+
+    cel: str
+    holds: Callable[[Any], bool]
+    message: str
+
+
+class RuledStruct(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """A Struct with rules, by which it is decoded."""
+
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which decoders report with the path, if a rule does not hold."""
+        for rule in self.rules:
+            if not rule.holds(self):
+                raise ValueError(rule.message)
+
+
+class NamespaceObject(RuledStruct, frozen=True):
+    """An object that is for the namespace of its name; in a file, `*` is for all others."""
+
+    rules = (
+        Rule(
+            f"self.metadata.name.matches('^{_NAMESPACE}$')",
+            lambda item: bool(re.fullmatch(rf"\*|{_NAMESPACE}", item.metadata.name)),
+            "metadata.name must be the name of a namespace",
+        ),
+    )
 
     api_version: str
     kind: str
     metadata: NamedReference
     spec: object = None
+
+
+class Condition(msgspec.Struct, frozen=True, rename="camel"):
+    """A `metav1.Condition`."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    observed_generation: int
+    last_transition_time: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+
+
+AnySpec = Annotated[
+    Any, Meta(extra_json_schema={"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+]
+
+
+class ObjectStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True):
+    """What is in force of an object."""
+
+    observed_generation: int | None = None
+    conditions: list[Condition] = []
+    spec_in_force: AnySpec = None
+
+
+def _status_of(item: RawObject) -> ObjectStatus:
+    try:
+        return msgspec.convert(item.status, ObjectStatus)
+    except msgspec.ValidationError:
+        return ObjectStatus()
+
+
+def conditions_of(item: RawObject, fault: str, *, reason: str, at: str) -> list[Condition]:
+    """Return the conditions of an object: its spec is in force, or why not.
+
+    `Ready` is the same for Helm, Flux and others that wait for it. Since when is `at`, unless the
+    object has the same conditions already.
+    """
+    status, before = "False" if fault else "True", _status_of(item).conditions
+    since = {(each.type, each.status): each.last_transition_time for each in before}
+    return [
+        Condition(
+            type=name,
+            status=status,
+            reason=reason,
+            message=fault or "the spec is in force",
+            observed_generation=item.metadata.generation,
+            last_transition_time=since.get((name, status), at),
+        )
+        for name in ("Applied", "Ready")
+    ]
+
+
+@dataclass(slots=True)
+class LatestSpecs(Generic[T]):
+    """Objects of a kind, each with its last valid spec, and why its latest one is invalid."""
+
+    parse: Callable[[Namespace, object], T]
+    items: dict[Namespace, RawObject] = field(default_factory=dict)
+    valid: dict[Namespace, T] = field(default_factory=dict)
+    specs: dict[Namespace, object] = field(default_factory=dict)
+    """The specs of those in `valid`."""
+    problems: dict[Namespace, str] = field(default_factory=dict)
+
+    def apply(self, item: RawObject) -> str:
+        """Add a version of an object, and return why it is invalid, or an empty text.
+
+        Without a valid version, that counts which its status has, as of before a restart.
+        """
+        name, known = Namespace(item.metadata.name), _status_of(item).spec_in_force
+        self.items[name] = item
+        self.problems.pop(name, None)
+        try:
+            self.valid[name], self.specs[name] = self.parse(name, item.spec), item.spec
+        except RequestError as error:
+            self.problems[name] = cut(str(error))
+            with suppress(RequestError):
+                if name not in self.valid and known is not None:
+                    self.valid[name], self.specs[name] = self.parse(name, known), known
+        return self.problems.get(name, "")
+
+    def remove(self, name: Namespace) -> None:
+        """Remove an object."""
+        for known in (self.items, self.valid, self.specs, self.problems):
+            known.pop(name, None)
 
 
 def by_namespace(
@@ -50,8 +170,6 @@ def _named_spec(item: object, kind: str) -> tuple[Namespace, object]:
         raise RequestError(f"{wanted}: {error}") from error
     if (read.api_version, read.kind) != (API_VERSION, kind):
         raise RequestError(f"{wanted}, not {read.kind} of {read.api_version}")
-    if not read.metadata.name:
-        raise RequestError(f"metadata.name of a {kind} must be a namespace's name")
     return Namespace(read.metadata.name), read.spec
 
 

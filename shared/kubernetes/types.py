@@ -33,6 +33,7 @@ class ObjectMeta(Struct, frozen=True, rename="camel", gc=False):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
+    generation: int = 0
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     creation_timestamp: datetime | None = None

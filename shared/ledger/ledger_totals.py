@@ -124,6 +124,6 @@ class LedgerQuotas(LedgerPart):
         rows = [encode_quota(quota) for quota in quotas]
         return bool(await self._connection.run("quotas", "save", rows, read_at, state="any"))
 
-    async def totals(self) -> QuotaTotals:
+    async def totals(self, *, charges: bool = True) -> QuotaTotals:
         """Return quotas with the used and the charged amounts, read at one moment."""
-        return decode_quota_totals(*await self._connection.run_raw("quotas", "read"))
+        return decode_quota_totals(*await self._connection.run_raw("quotas", "read", charges))

@@ -29,7 +29,7 @@ HOST = "kubernetes.io/hostname"
 RULE = "didn't satisfy existing pods anti-affinity rules"
 K8S = Path(__file__).parents[2] / "k8s"
 QUOTA = {
-    "apiVersion": "leasehold.dev/v1alpha1",
+    "apiVersion": "leasehold.dev/v1beta1",
     "kind": "GPUQuota",
     "metadata": {"name": "default"},
     "spec": {"maxMilliGPU": 1000},

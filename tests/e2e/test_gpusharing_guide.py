@@ -37,7 +37,7 @@ CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 
 def budget(namespace: str, minutes: int, **spec: Any) -> dict[str, Any]:
     return {
-        "apiVersion": "leasehold.dev/v1alpha1",
+        "apiVersion": "leasehold.dev/v1beta1",
         "kind": "GPUBudget",
         "metadata": {"name": namespace},
         "spec": {"limitGPUMinutes": minutes, "hysteresisGPUMinutes": 1, **spec},
@@ -205,7 +205,7 @@ async def test_gpusharing_10_gpu_admissions_quota_allows_and_denies_per_model_an
 async def test_gpusharing_a_gpuquota_sums_over_all_dialects(up: Stack) -> None:
     where = await namespace(up, "quota")
     quota = {
-        "apiVersion": "leasehold.dev/v1alpha1",
+        "apiVersion": "leasehold.dev/v1beta1",
         "kind": "GPUQuota",
         "metadata": {"name": where},
         "spec": {"maxMilliGPU": 1000},

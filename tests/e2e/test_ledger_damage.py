@@ -25,7 +25,7 @@ HEALED_S, SLOWER = 25.0, 12
 """A damaged ledger is healed within this time, or so many times that of a sound one, up to 60 s."""
 DEVICE_MIB = 40960
 LIMITS = """
-apiVersion: leasehold.dev/v1alpha1
+apiVersion: leasehold.dev/v1beta1
 kind: GPU{kind}
 metadata: {{name: default}}
 spec: {{{spec}}}

@@ -6,20 +6,34 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec.inspect import CollectionType, Metadata, StructType, Type, UnionType, type_info
 
-from services.timekeeper.config.budget_spec import BudgetSpec
-from services.watcher.quotas import QuotaSpec
-from shared.kubernetes.custom_kinds import structural_schema
+from services.timekeeper.config.budget_spec import BudgetSpec, BudgetStatus
+from services.timekeeper.report.budget_reports import QuotaStatus
+from shared.kubernetes.custom_kinds import (
+    NamespaceObject,
+    RuledStruct,
+    structural_schema,
+)
+from shared.kubernetes.gpu_quotas import QuotaSpec
 from tools.generate.pages import ROOT
 
 FOLDER = ROOT / "shared" / "kubernetes" / "kinds"
-SPECS = {"gpubudgets.yaml": BudgetSpec, "gpuquotas.yaml": QuotaSpec}
-BEGIN, END = "            # generated: spec\n", "            # end\n"
+KINDS = {
+    "gpubudgets.yaml": ("The GPU time that a namespace may use.", BudgetSpec, BudgetStatus),
+    "gpuquotas.yaml": (
+        "The most that a namespace's live leases may use together, in any dialect.",
+        QuotaSpec,
+        QuotaStatus,
+    ),
+}
+RULES = "x-kubernetes-validations"
+BEGIN, END = "        # generated: schema\n", "        # end\n"
 DESCRIPTIONS = {
     "limitGPUMinutes": "GPU-minutes that may be used in a window. Without it, usage is only "
     "counted.",
     "policy": "The period of the limit, and how it is refilled.",
-    "window": "The calendar period of a fixed policy.",
+    "policy.window": "The calendar period of a fixed policy.",
     "timeZone": "IANA name of the time zone of the calendar.",
     "rollover": "The unused part of a fixed window that is carried over to the next one.",
     "lengthHours": "Length of a sliding window.",
@@ -33,8 +47,8 @@ DESCRIPTIONS = {
     "it, never.",
     "hysteresisGPUMinutes": "GPU-minutes that must remain before the state exhausted ends.",
     "onExhausted": "The effect of an exhausted budget on pods.",
-    "graceMinutes": "Minutes between exhaustion and eviction, if onExhausted is evict.",
     "onDebt.graceMinutes": "Minutes between the debt and eviction, if action is evict.",
+    "graceMinutes": "Minutes between exhaustion and eviction, if onExhausted is evict.",
     "share": "The weight of the namespace if several compete.",
     "maxMilliGPU": "Thousandths of GPUs. A share counts by its larger fraction of cores or memory.",
     "maxCorePercent": "Percentages of GPU cores; a share without cores counts by its fraction of "
@@ -47,65 +61,69 @@ DESCRIPTIONS = {
     "modelLabel": "The node label with the model; without it, the product name of the GPU.",
     "pools": "Only nodes of these pools; all nodes if empty.",
     "poolLabel": "The node label with the pool.",
+    "conditions": "Applied: whether the spec of observedGeneration is in force. Ready is the same, "
+    "for tools that wait for it.",
+    "specInForce": "The last valid spec, which is in force.",
+    "status.used": "What the namespace's leases hold, as the quota counts it.",
 }
-"""Descriptions of fields by their paths, or by the last part of it for all fields of that name."""
-RULES: Mapping[str, Mapping[str, Any]] = {
-    "spec": {
-        "!has(self.policy) || self.policy.type != 'bucket' || has(self.limitGPUMinutes)": (
-            "a policy of type bucket requires limitGPUMinutes, the capacity of the bucket"
-        ),
-    },
-    "policy": {
-        "(self.type == 'bucket') == has(self.refillGPUMinutesPerHour)": (
-            "refillGPUMinutesPerHour and type bucket require each other"
-        ),
-        "self.lengthHours * 60 >= self.bucketMinutes && self.lengthHours * 60 <= "
-        "self.bucketMinutes * 1000": "lengthHours must be 1 to 1000 times bucketMinutes",
-    },
-    "timeZone": {
-        "self != 'Local' && !self.contains(':') && "
-        "timestamp('2000-01-01T00:00:00Z').getFullYear(self) > 0": (
-            "timeZone must be the IANA name of a time zone such as UTC, Europe/Berlin or "
-            "Asia/Shanghai"
-        ),
-    },
+"""Descriptions of fields by the ends of their paths; the first one counts."""
+MAPS = {
+    name: {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+    for name, key in {"models": "name", "conditions": "type"}.items()
 }
-"""What the API server checks that no bound of a field says: rules with their messages."""
-MAPS = {"models": {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}}
 
 
 def definitions() -> dict[Path, str]:
     """Return the definitions, with the part between the marks generated."""
-    return {FOLDER / name: _filled(FOLDER / name, spec) for name, spec in SPECS.items()}
+    return {FOLDER / name: _filled(FOLDER / name, *kinds) for name, kinds in KINDS.items()}
 
 
-def _filled(path: Path, spec: type) -> str:
+def _filled(path: Path, text: str, spec: type, status: type) -> str:
+    schema = {
+        "description": text,
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "spec": _with_rules(_described(structural_schema(spec), "spec"), type_info(spec)),
+            "status": _described(structural_schema(status), "status"),
+        },
+        RULES: _cel_rules(NamespaceObject),
+    }
+    written = yaml.safe_dump({"openAPIV3Schema": schema}, sort_keys=False, width=100)
     head, _, rest = path.read_text().partition(BEGIN)
-    schema = structural_schema(spec)
-    described = _described(schema, "")
-    if spec is BudgetSpec:
-        described["x-kubernetes-validations"] = _rules("spec")
-    text = yaml.safe_dump({"spec": described}, sort_keys=False, width=100)
-    return f"{head}{BEGIN}{textwrap.indent(text, ' ' * 12)}{END}{rest.partition(END)[2]}"
-
-
-def _rules(name: str) -> list[dict[str, str]]:
-    return [{"rule": rule, "message": text} for rule, text in RULES[name].items()]
+    return f"{head}{BEGIN}{textwrap.indent(written, ' ' * 8)}{END}{rest.partition(END)[2]}"
 
 
 def _described(schema: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return a schema with its descriptions and rules, and those of its fields."""
-    name = path.rpartition(".")[2]
-    found: dict[str, Any] = {}
-    if text := DESCRIPTIONS.get(path.removeprefix("."), DESCRIPTIONS.get(name)):
-        found["description"] = text
-    found |= schema
-    if name in RULES:
-        found["x-kubernetes-validations"] = _rules(name)
-    found |= MAPS.get(name, {})
+    """Return a schema with its descriptions, and those of its fields."""
+    known = next((each for each in DESCRIPTIONS if f".{path}".endswith(f".{each}")), None)
+    found = {**({"description": DESCRIPTIONS[known]} if known else {}), **schema}
+    found |= MAPS.get(path.rpartition(".")[2], {})
     for fields in (found, found.get("items", {})):
         if "properties" in fields:
             fields["properties"] = {
                 key: _described(each, f"{path}.{key}") for key, each in fields["properties"].items()
             }
     return found
+
+
+def _with_rules(schema: dict[str, Any], kind: Type) -> dict[str, Any]:
+    """Return the schema of a type with the rules of its Structs."""
+    if isinstance(kind, UnionType):
+        kind = kind.types[0]
+    if isinstance(kind, Metadata):
+        kind = kind.type
+    if isinstance(kind, CollectionType):
+        return {**schema, "items": _with_rules(schema["items"], kind.item_type)}
+    if not isinstance(kind, StructType):
+        return schema
+    fields = {
+        each.encode_name: _with_rules(schema["properties"][each.encode_name], each.type)
+        for each in kind.fields
+    }
+    rules = _cel_rules(kind.cls) if issubclass(kind.cls, RuledStruct) else []
+    return {**schema, "properties": fields, **({RULES: rules} if rules else {})}
+
+
+def _cel_rules(kind: type[RuledStruct]) -> list[dict[str, str]]:
+    return [{"rule": rule.cel, "message": rule.message} for rule in kind.rules]

@@ -212,7 +212,7 @@ TRIES: Mapping[str, tuple[Try, ...]] = {
             RBAC,
             "create a budget",
             "POST",
-            "/apis/leasehold.dev/v1alpha1/gpubudgets",
+            "/apis/leasehold.dev/v1beta1/gpubudgets",
             {"metadata": {"name": "mine"}},
         ),
         Try(RBAC, "change a pod", "PATCH", f"{PODS}/own", LABEL),

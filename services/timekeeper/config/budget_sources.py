@@ -7,20 +7,21 @@ for a timekeeper that starts again. Without one, new pods of the namespace wait.
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from services.timekeeper.config.budget_spec import (
     ALL_OTHERS,
     KIND,
-    SPEC_IN_FORCE,
+    LAST_VALID,
     StatusCopy,
     parse_spec,
     parse_status,
 )
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.custom_kinds import API_VERSION
+from shared.kubernetes.custom_kinds import API_VERSION, LatestSpecs
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import ListSynced, ObjectAdded, ObjectDeleted, ObjectUpdated
 from shared.kubernetes.object_files import load_objects
@@ -38,6 +39,7 @@ PATH = f"/apis/{API_VERSION}/gpubudgets"
 FILE_POLL_S = 2.0
 RETRY_S = 5.0
 SYNC_TIMEOUT_S = 30.0
+T = TypeVar("T")
 
 
 def load_file(path: Path) -> dict[Namespace, Budget]:
@@ -61,7 +63,7 @@ class BudgetFile:
         try:
             self.budgets = load_file(self.path)
         except RequestError as error:
-            self.problem = f"{cut(str(error))}; the last valid version stays in force"
+            self.problem = f"{cut(str(error))}; {LAST_VALID}"
             raise
         self.problem = ""
 
@@ -75,7 +77,7 @@ class BudgetFile:
                 self.load()
                 logger.info("%s was loaded again: %d budgets", self.path, len(self.budgets))
             except RequestError as error:
-                logger.error("%s; the last valid version stays in force", error)  # noqa: TRY400
+                logger.error("%s; %s", error, LAST_VALID)  # noqa: TRY400
 
     def find(self, name: Namespace) -> Budget | None:
         """Return the budget of this name, or None."""
@@ -91,17 +93,12 @@ class BudgetFile:
 
 
 @dataclass(slots=True)
-class BudgetObjects:
-    """GPUBudget objects of a cluster."""
+class ConfiguredObjects(Generic[T]):
+    """Objects of one of our kinds, as the cluster has them."""
 
     client: KubernetesClient
-    budgets: dict[Namespace, Budget] = field(default_factory=dict)
-    statuses: dict[Namespace, StatusCopy] = field(default_factory=dict)
-    uids: dict[Namespace, str] = field(default_factory=dict)
-    specs: dict[Namespace, object] = field(default_factory=dict)
-    """The specs of the budgets in force."""
-    problems: dict[Namespace, str] = field(default_factory=dict)
-    """Why the latest version of an object is not in force."""
+    path: str
+    latest: LatestSpecs[T]
     synced: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def watch(self) -> None:
@@ -111,65 +108,47 @@ class BudgetObjects:
                 await self._reflect()
             except NotFoundError:
                 if not self.synced.is_set():
-                    logger.info("the cluster has no %s; apply its CustomResourceDefinition", KIND)
+                    logger.info("no %s; apply its CustomResourceDefinition", self.path)
                 self.synced.set()
                 await asyncio.sleep(RETRY_S)
 
     async def _reflect(self) -> None:
-        reflector = Reflector(self.client, PATH, RawObject)
+        reflector, latest = Reflector(self.client, self.path, RawObject), self.latest
         async with aclosing(reflector.batches()) as batches:
             async for batch in batches:
                 for change in batch:
                     match change:
                         case ObjectAdded(item=item) | ObjectUpdated(item=item):
-                            self._apply(item)
+                            before = latest.problems.get(Namespace(item.metadata.name))
+                            if (problem := latest.apply(item)) and problem != before:
+                                logger.error("%s", problem)
                         case ObjectDeleted(item=named):
-                            self._remove(Namespace(named.name))
+                            latest.remove(Namespace(named.name))
                         case ListSynced():
                             self.synced.set()
 
-    def _apply(self, item: RawObject) -> None:
-        name = Namespace(item.metadata.name)
-        self.uids[name] = item.metadata.uid
-        try:
-            self._put_in_force(name, item.spec)
-            self.problems.pop(name, None)
-        except RequestError as error:
-            if name not in self.budgets:
-                self._restore(name, item.status)
-            in_force = (
-                "the last valid version stays in force"
-                if name in self.budgets
-                else "new pods of the namespace wait until it is valid"
-            )
-            problem = f"{cut(str(error))}; {in_force}"
-            if self.problems.get(name) != problem:
-                logger.error("%s", problem)  # noqa: TRY400
-            self.problems[name] = problem
-        copy = parse_status(item.status, self.budgets.get(name))
-        if copy is not None:
-            self.statuses[name] = copy
 
-    def _put_in_force(self, name: Namespace, spec: object) -> None:
-        self.budgets[name], self.specs[name] = parse_spec(name, spec), spec
+class BudgetObjects(ConfiguredObjects[Budget]):
+    """GPUBudget objects of a cluster."""
 
-    def _restore(self, name: Namespace, status: object) -> None:
-        """Put the spec in force that the object's status has, as of before a restart."""
-        known = status.get(SPEC_IN_FORCE) if isinstance(status, Mapping) else None
-        if known is not None:
-            with suppress(RequestError):
-                self._put_in_force(name, known)
+    def __init__(self, client: KubernetesClient) -> None:
+        super().__init__(client, PATH, LatestSpecs(parse_spec))
 
     def find(self, name: Namespace) -> Budget | None:
         """Return the budget of this name, or None."""
-        problem, found = self.problems.get(name, ""), self.budgets.get(name)
+        problem, found = self.latest.problems.get(name, ""), self.latest.valid.get(name)
         if found is not None:
-            return replace(found, problem=problem)
+            return replace(found, problem=problem and f"{problem}; {LAST_VALID}")
+        problem = problem and f"{problem}; new pods of the namespace wait until it is valid"
         return Budget(namespace=name, problem=problem, unreadable=True) if problem else None
 
-    def _remove(self, name: Namespace) -> None:
-        for known in (self.budgets, self.statuses, self.uids, self.specs, self.problems):
-            known.pop(name, None)
+    def status_copies(self) -> dict[Namespace, StatusCopy]:
+        """Return the statuses of the objects."""
+        copies = (
+            (name, parse_status(item.status, self.latest.valid.get(name)))
+            for name, item in self.latest.items.items()
+        )
+        return {name: copy for name, copy in copies if copy is not None}
 
 
 @dataclass(slots=True)
@@ -192,12 +171,12 @@ class ConfiguredBudgets:
         """Return the namespaces with budgets of their own."""
         named = set(self.file.budgets) if self.file else set()
         if self.objects is not None:
-            named |= {*self.objects.budgets, *self.objects.problems}
+            named |= self.objects.latest.items.keys()
         return named - {ALL_OTHERS}
 
     def status_copies(self) -> Mapping[Namespace, StatusCopy]:
         """Return the statuses of the objects."""
-        return {} if self.objects is None else self.objects.statuses
+        return {} if self.objects is None else self.objects.status_copies()
 
     async def wait_until_synced(self) -> None:
         """Wait until the objects are listed, but at most `SYNC_TIMEOUT_S`."""

@@ -1,16 +1,16 @@
 """Parses GPUBudget objects of a cluster and of a file; pure."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+import msgspec
 from msgspec import Meta, Struct, field
 
-from shared.kubernetes.custom_kinds import convert_spec
+from shared.kubernetes.custom_kinds import ObjectStatus, Rule, RuledStruct, convert_spec
 from shared.model.budget import (
     HOUR_MS,
     UNITS_PER_GPU_MINUTE,
@@ -26,13 +26,14 @@ from shared.model.errors import RequestError
 from shared.model.names import Namespace
 
 KIND = "GPUBudget"
-SPEC_IN_FORCE = "specInForce"
-"""Field of the status with the last valid spec."""
+LAST_VALID = "the last valid version stays in force"
 LONGEST_SHOWN = 80
 """Characters of a value in a message."""
 ALL_OTHERS = Namespace("*")
 """In a file, the name of the budget of all other namespaces."""
 
+ZONE = "^[A-Z][A-Za-z0-9_+-]*(/[A-Z][A-Za-z0-9_+-]*)*$"
+"""Names in the IANA database; on the API server's and on our host there are others."""
 MAX_MINUTES = 2**63 - 1
 """The maximum of an integer field of an object."""
 
@@ -58,6 +59,14 @@ def _choice(kind: type[StrEnum]) -> Meta:
     return Meta(extra_json_schema={"type": "string", "enum": list(kind)})
 
 
+def _is_zone(name: str) -> bool:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return False
+    return True
+
+
 class DebtAction(StrEnum):
     """The effect of a debt on pods that run."""
 
@@ -65,36 +74,89 @@ class DebtAction(StrEnum):
     EVICT = "evict"
 
 
-class RolloverSpec(Struct, frozen=True, forbid_unknown_fields=True):
+class RolloverSpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
     """The unused part of a fixed window that is carried over."""
+
+    rules = (
+        Rule(
+            "!has(self.maxGPUMinutes) || has(self.percent)",
+            lambda rollover: rollover.max_minutes is None or rollover.percent is not None,
+            "maxGPUMinutes requires percent",
+        ),
+    )
 
     percent: Percent | None = None
     max_minutes: Minutes | None = field(name="maxGPUMinutes", default=None)
 
 
-class PolicySpec(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+class PolicySpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
     """The period of the limit."""
+
+    rules = (
+        Rule(
+            "(self.type == 'bucket') == has(self.refillGPUMinutesPerHour)",
+            lambda policy: (policy.type is PolicyType.BUCKET) == (policy.refill is not None),
+            "refillGPUMinutesPerHour and type bucket require each other",
+        ),
+        Rule(
+            "self.type == 'fixed' || !has(self.rollover)",
+            lambda policy: policy.type is PolicyType.FIXED or policy.rollover is None,
+            "rollover requires type fixed",
+        ),
+        Rule(
+            "self.lengthHours * 60 >= self.bucketMinutes && self.lengthHours * 60 <= "
+            "self.bucketMinutes * 1000",
+            lambda policy: 1 <= policy.length_hours * 60 / policy.bucket_minutes <= 1000,
+            "lengthHours must be 1 to 1000 times bucketMinutes",
+        ),
+        Rule(
+            "self.timeZone != 'Local' && "
+            "timestamp('2000-01-01T00:00:00Z').getFullYear(self.timeZone) > 0",
+            lambda policy: _is_zone(policy.time_zone),
+            "timeZone must be the IANA name of a time zone such as UTC, Europe/Berlin or "
+            "Asia/Shanghai",
+        ),
+    )
 
     type: Annotated[PolicyType, _choice(PolicyType)] = PolicyType.FIXED
     window: Annotated[Period, _choice(Period)] = Period.MONTH
-    time_zone: Annotated[str, Meta(min_length=1, max_length=64)] = "UTC"
-    rollover: RolloverSpec = RolloverSpec()
+    time_zone: Annotated[str, Meta(pattern=ZONE, max_length=64)] = "UTC"
+    rollover: RolloverSpec | None = None
     length_hours: Hours = 168
     bucket_minutes: BucketMinutes = 60
-    refill_minutes_per_hour: Annotated[Minutes, Meta(extra_json_schema={"minimum": 1})] | None = (
-        field(name="refillGPUMinutesPerHour", default=None)
+    refill: Annotated[Minutes, Meta(extra_json_schema={"minimum": 1})] | None = field(
+        name="refillGPUMinutesPerHour", default=None
     )
 
 
-class DebtSpec(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+class DebtSpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
     """What follows from a debt."""
 
     action: Annotated[DebtAction, _choice(DebtAction)] | None = None
     grace_minutes: GraceMinutes | None = None
 
 
-class BudgetSpec(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+class BudgetSpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
     """The spec of a GPUBudget."""
+
+    rules = (
+        Rule(
+            "has(self.limitGPUMinutes) || !(has(self.debtLimitGPUMinutes) || "
+            "has(self.hysteresisGPUMinutes) || has(self.policy) && self.policy.type == 'bucket')",
+            lambda spec: (
+                spec.limit_minutes is not None
+                or spec.debt_limit_minutes is spec.hysteresis_minutes is spec.policy.refill
+            ),
+            "debtLimitGPUMinutes, hysteresisGPUMinutes and a policy of type bucket require "
+            "limitGPUMinutes",
+        ),
+        Rule(
+            "!has(self.onDebt) || !has(self.onDebt.action) || self.onDebt.action == 'none' || "
+            "has(self.debtLimitGPUMinutes)",
+            lambda spec: spec.on_debt.action != "evict" or spec.debt_limit_minutes is not None,
+            "onDebt with action evict requires debtLimitGPUMinutes",
+        ),
+    )
 
     limit_minutes: Minutes | None = field(name="limitGPUMinutes", default=None)
     policy: PolicySpec = PolicySpec()
@@ -110,6 +172,37 @@ class BudgetSpec(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"
     grace_minutes: GraceMinutes = 10
     on_debt: DebtSpec = DebtSpec()
     share: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+
+
+Units = Annotated[str, Meta(max_length=32)]
+"""An amount; JSON numbers would lose integers above 2^53."""
+
+
+class WindowStatus(Struct, frozen=True):
+    """The window that is open, in Unix milliseconds."""
+
+    id: str
+    start: int
+    end: int | None = None
+
+
+class BudgetStatus(ObjectStatus, frozen=True, kw_only=True):
+    """The status of a GPUBudget; a lost account is restored from it."""
+
+    state: str
+    since: str
+    window: WindowStatus
+    used_units: Units
+    window_used_units: Units
+    granted_units: Units
+    rollover_units: Units
+    remaining_units: Units | None = None
+    used_minutes: str = field(name="usedGPUMinutes")
+    remaining_minutes: str | None = field(name="remainingGPUMinutes", default=None)
+    current_rate: int = field(name="currentRateMilliGPU")
+    leases: int
+    projected_exhaustion: str | None = None
+    checkpoint_at: int
 
 
 def _brief(value: object) -> str:
@@ -135,15 +228,11 @@ def parse_spec(namespace: Namespace, spec: object) -> Budget:
     place = f"{KIND} {namespace}"
     read = convert_spec(spec, BudgetSpec, place)
     path = f"{place}: spec"
-    limit = _units(f"{path}.limitGPUMinutes", read.limit_minutes)
-    policy = _policy(f"{path}.policy", read.policy)
-    if limit is None and policy.type is PolicyType.BUCKET:
-        raise RequestError(f"{path}.limitGPUMinutes is required: it is the size of the bucket")
     debt = read.on_debt
     return Budget(
         namespace=namespace,
-        limit_units=limit,
-        policy=policy,
+        limit_units=_units(f"{path}.limitGPUMinutes", read.limit_minutes),
+        policy=_policy(f"{path}.policy", read.policy),
         weight_mode=read.weight_mode,
         uncapped_core_percent=read.uncapped_core_percent,
         warn_at=tuple(sorted(read.warn_at)),
@@ -158,36 +247,20 @@ def parse_spec(namespace: Namespace, spec: object) -> Budget:
 
 
 def _policy(path: str, read: PolicySpec) -> BudgetPolicy:
-    length, bucket = read.length_hours * 60, read.bucket_minutes
-    if length < bucket or length > 1000 * bucket:
-        raise RequestError(f"{path}.lengthHours must be 1 to 1000 times bucketMinutes")
-    refill = _units(f"{path}.refillGPUMinutesPerHour", read.refill_minutes_per_hour) or 0
-    if (read.type is PolicyType.BUCKET) != (refill > 0):
-        raise RequestError(f"{path}.refillGPUMinutesPerHour above 0 and type bucket go together")
-    if not _is_zone(read.time_zone):
-        raise RequestError(
-            f"{path}.timeZone must be the IANA name of a time zone such as UTC, Europe/Berlin or "
-            f"Asia/Shanghai, not {read.time_zone!r}"
-        )
-    most = _units(f"{path}.rollover.maxGPUMinutes", read.rollover.max_minutes)
+    rollover = read.rollover or RolloverSpec()
+    refill = _units(f"{path}.refillGPUMinutesPerHour", read.refill)
+    if refill == 0:
+        raise RequestError(f"{path}.refillGPUMinutesPerHour must be above 0")
     return BudgetPolicy(
         type=read.type,
         period=read.window,
         time_zone=read.time_zone,
-        rollover_percent=read.rollover.percent or 0,
-        rollover_max_units=most,
-        length_ms=length * 60_000,
-        bucket_ms=bucket * 60_000,
-        refill_units_per_hour=refill,
+        rollover_percent=rollover.percent or 0,
+        rollover_max_units=_units(f"{path}.rollover.maxGPUMinutes", rollover.max_minutes),
+        length_ms=read.length_hours * HOUR_MS,
+        bucket_ms=read.bucket_minutes * 60_000,
+        refill_units_per_hour=refill or 0,
     )
-
-
-def _is_zone(name: str) -> bool:
-    try:
-        ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        return False
-    return True
 
 
 def parse_factors(listed: tuple[str, ...]) -> dict[str, Fraction]:
@@ -215,25 +288,27 @@ class StatusCopy:
 
 def parse_status(status: object, budget: Budget | None) -> StatusCopy | None:
     """Parse a status; None if there is none, or if it is invalid."""
-    if not isinstance(status, Mapping) or budget is None or "checkpointAt" not in status:
-        return None
     try:
-        window, at_ms = status["window"], int(status["checkpointAt"])
-        end, left = window.get("end"), status.get("remainingUnits")
-        bucket = budget.policy.type is PolicyType.BUCKET
-        return StatusCopy(
-            at_ms=at_ms,
-            window=BudgetWindow(
-                id=str(window["id"]),
-                start_ms=int(window["start"]),
-                end_ms=None if end is None else int(end),
-                limit_units=budget.limit_units,
-                used_units=int(status["windowUsedUnits"]),
-                granted_units=int(status["grantedUnits"]),
-                rolled_units=int(status["rolloverUnits"]),
-                level_scaled=int(left or 0) * HOUR_MS if bucket else 0,
-                level_ms=at_ms if bucket else 0,
-            ),
-        )
-    except (ArithmeticError, KeyError, TypeError, ValueError, AttributeError):
+        read = msgspec.convert(status, BudgetStatus)
+        amounts = (read.window_used_units, read.granted_units, read.rollover_units)
+        used, granted, rolled = map(int, amounts)
+        left = int(read.remaining_units or 0)
+    except ValueError:
         return None
+    if budget is None:
+        return None
+    bucket = budget.policy.type is PolicyType.BUCKET
+    return StatusCopy(
+        at_ms=read.checkpoint_at,
+        window=BudgetWindow(
+            id=read.window.id,
+            start_ms=read.window.start,
+            end_ms=read.window.end,
+            limit_units=budget.limit_units,
+            used_units=used,
+            granted_units=granted,
+            rolled_units=rolled,
+            level_scaled=left * HOUR_MS if bucket else 0,
+            level_ms=read.checkpoint_at if bucket else 0,
+        ),
+    )

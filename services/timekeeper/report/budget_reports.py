@@ -1,11 +1,16 @@
-"""Reports of a budget: its object's status, and its event; pure."""
+"""Reports of budgets and quotas: the status of their objects, and events; pure."""
 
 import datetime
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from services.timekeeper.config.budget_spec import SPEC_IN_FORCE
+from msgspec import Struct, field
+
+from services.timekeeper.config.budget_spec import LAST_VALID, BudgetStatus, WindowStatus
+from shared.kubernetes.custom_kinds import LatestSpecs, ObjectStatus, conditions_of
+from shared.kubernetes.gpu_quotas import NOTHING
+from shared.kubernetes.types import RawObject
 from shared.model.balance import consequence
 from shared.model.budget import (
     Account,
@@ -16,9 +21,12 @@ from shared.model.budget import (
     minutes,
 )
 from shared.model.events.pod_events import BudgetChanged
+from shared.model.names import Namespace
+from shared.model.quota import Quota, QuotaTotals, QuotaUsage
 
 T = TypeVar("T")
 
+NOTHING_NEW = "nothing new is allowed until it is valid"
 MAX_UNITS = 2**63 - 1
 """The maximum in an event, 150 billion GPU-minutes; higher amounts are capped."""
 
@@ -35,44 +43,72 @@ def optional(form: Callable[[int], T], value: int | None) -> T | None:
     return None if value is None else form(value)
 
 
-def budget_status(account: Account, current: Balance, *, spec: object = None) -> dict[str, object]:
-    """Return the status; amounts are text, since JSON numbers lose integers above 2^53.
-
-    `spec` is the object's spec that is in force. The condition `Valid` has what is wrong with the
-    latest one.
-
-    Fields that do not apply are null, so that a merge patch removes them.
-    """
+def budget_status(
+    account: Account, current: Balance, item: RawObject, spec: object
+) -> BudgetStatus:
+    """Return the status of `item`, of which `spec` is in force."""
     window = current.window
-    return {
-        "state": str(current.state),
-        "since": stamp(account.state.since_ms),
-        "window": {"id": window.id, "start": window.start_ms, "end": window.end_ms},
-        "usedUnits": str(current.used_units),
-        "windowUsedUnits": str(current.window_used_units),
-        "grantedUnits": str(window.granted_units),
-        "rolloverUnits": str(window.rolled_units),
-        "remainingUnits": optional(str, current.remaining_units),
-        "usedGPUMinutes": minutes(current.used_units),
-        "remainingGPUMinutes": optional(minutes, current.remaining_units),
-        "currentRateMilliGPU": current.current_rate_milli_gpu,
-        "leases": current.leases,
-        "projectedExhaustion": optional(stamp, current.exhausted_at_ms),
-        "checkpointAt": current.at_ms,
-        "problem": current.problem or None,
-        "conditions": [_valid_condition(current)],
-        SPEC_IN_FORCE: spec,
-    }
+    reason = "InvalidSpec" if current.problem else "SpecInForce"
+    return BudgetStatus(
+        observed_generation=item.metadata.generation,
+        conditions=conditions_of(item, current.problem, reason=reason, at=stamp(current.at_ms)),
+        spec_in_force=spec,
+        state=str(current.state),
+        since=stamp(account.state.since_ms),
+        window=WindowStatus(id=window.id, start=window.start_ms, end=window.end_ms),
+        used_units=str(current.used_units),
+        window_used_units=str(current.window_used_units),
+        granted_units=str(window.granted_units),
+        rollover_units=str(window.rolled_units),
+        remaining_units=optional(str, current.remaining_units),
+        used_minutes=minutes(current.used_units),
+        remaining_minutes=optional(minutes, current.remaining_units),
+        current_rate=current.current_rate_milli_gpu,
+        leases=current.leases,
+        projected_exhaustion=optional(stamp, current.exhausted_at_ms),
+        checkpoint_at=current.at_ms,
+    )
 
 
-def _valid_condition(current: Balance) -> dict[str, object]:
-    return {
-        "type": "Valid",
-        "status": "False" if current.problem else "True",
-        "reason": "InvalidSpec" if current.problem else "SpecInForce",
-        "message": current.problem or "the spec is in force",
-        "lastTransitionTime": stamp(current.at_ms),
-    }
+class QuotaUsed(Struct, frozen=True, rename="camel"):
+    """What leases hold of a quota."""
+
+    milli_gpu: int = field(name="milliGPU")
+    core_percent: int
+    memory: str
+    cards: int
+
+
+class QuotaStatus(ObjectStatus, frozen=True, kw_only=True):
+    """The status of a GPUQuota."""
+
+    used: QuotaUsed | None = None
+
+
+def quota_status(
+    name: Namespace, latest: LatestSpecs[Quota], totals: QuotaTotals, *, at: str
+) -> QuotaStatus:
+    """Return the status of a quota, of which that is in force what the ledger enforces."""
+    item, stored = latest.items[name], totals.quotas.get(name)
+    usage = totals.used.get(name, {}).get("", QuotaUsage())
+    in_force = stored is not None and latest.valid.get(name) == stored
+    reason, fault = "SpecInForce", ""
+    if problem := latest.problems.get(name):
+        nothing = stored is None or stored.limits == NOTHING
+        reason, fault = "InvalidSpec", f"{problem}; {NOTHING_NEW if nothing else LAST_VALID}"
+    elif not in_force:
+        reason, fault = "Pending", "no watcher and binder have put it in force yet"
+    return QuotaStatus(
+        observed_generation=item.metadata.generation,
+        conditions=conditions_of(item, fault, reason=reason, at=at),
+        spec_in_force=latest.specs[name] if in_force else None,
+        used=QuotaUsed(
+            milli_gpu=usage.milli_gpu,
+            core_percent=usage.cores_milli // 10,
+            memory=f"{usage.memory_mib}Mi",
+            cards=len(usage.devices),
+        ),
+    )
 
 
 def is_reportable_change(before: Account, after: Account) -> bool:

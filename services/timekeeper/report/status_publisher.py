@@ -3,25 +3,30 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from services.timekeeper.config.budget_sources import PATH, BudgetObjects
+import msgspec
+
+from services.timekeeper.config.budget_sources import BudgetObjects, ConfiguredObjects
 from services.timekeeper.config.budget_spec import KIND
-from services.timekeeper.report.budget_reports import budget_status, stamp
-from shared.kubernetes.custom_kinds import API_VERSION
+from services.timekeeper.report.budget_reports import budget_status, quota_status, stamp
+from shared.kubernetes.custom_kinds import API_VERSION, ObjectStatus
+from shared.kubernetes.types import RawObject
+from shared.ledger.ledger_totals import LedgerQuotas
 from shared.model.balance import consequence
 from shared.model.bounds import cut
 from shared.model.budget import Account, Balance, Budget, BudgetState, LeaseClass, minutes
 from shared.model.errors import ConflictError, RequestError, UnavailableError
-from shared.model.names import Namespace
+from shared.model.quota import Quota
 
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_MS = 60_000
+USAGE_MS = 10_000
+_IN_FORCE = ("observedGeneration", "conditions", "specInForce")
 WRITE_TIMEOUT_S = 2.0
 RETRY_MS = 30_000
 """Pause after a request without a response, so that counting does not wait for the API server."""
@@ -29,55 +34,78 @@ RETRY_MS = 30_000
 
 @dataclass(slots=True)
 class StatusPublisher:
-    """Writes statuses and Events, if the cluster has GPUBudget objects."""
+    """Writes statuses and Events, if the cluster has objects of our kinds.
+
+    If the API server does not respond, a status is lost and counting continues.
+    """
 
     objects: BudgetObjects | None = None
-    _written: dict[Namespace, int] = field(default_factory=dict)
-    _specs: dict[Namespace, object] = field(default_factory=dict)
-    """The specs in force that were written."""
+    quotas: ConfiguredObjects[Quota] | None = None
+    _written: dict[str, int] = field(default_factory=dict)
+    """When a status was written, by its path."""
     _paused_until_ms: int = 0
 
     async def publish(
         self, budget: Budget, account: Account, current: Balance, *, changed: bool
     ) -> None:
-        """Write the status when it has changed, and every minute; write Events of a change.
-
-        If the API server does not respond, a status is lost and counting continues.
-        """
-        if self.objects is None or current.at_ms < self._paused_until_ms:
+        """Write the status when it has changed, and every minute; write Events of a change."""
+        if self.objects is None:
             return
         name, objects = account.namespace, self.objects
-        recent = current.at_ms - self._written.get(name, 0) < CHECKPOINT_MS
-        writes: list[Callable[[], Awaitable[object]]] = []
-        unwritten = self._specs.get(name) != objects.specs.get(name)
-        if name in objects.uids and (changed or unwritten or not recent):
-            self._written[name], self._specs[name] = current.at_ms, objects.specs.get(name)
-            status = budget_status(account, current, spec=objects.specs.get(name))
-            path = f"{PATH}/{quote(name, safe='')}/status"
-            writes.append(partial(objects.client.patch_merge, path, {"status": status}))
+        item = objects.latest.items.get(name)
+        if item and objects.find(name) == budget:  # no other since it was counted
+            status = budget_status(account, current, item, objects.latest.specs.get(name))
+            await self._write_status(
+                objects, item, status, current.at_ms, every_ms=0 if changed else CHECKPOINT_MS
+            )
         if changed:
-            writes += [
-                partial(objects.client.create, _events_path(body), body)
-                for body in event_bodies(objects.uids.get(name, ""), budget, account, current)
-            ]
-        for write in writes:
-            if current.at_ms >= self._paused_until_ms:
-                await self._write(write, name, current.at_ms)
+            for body in event_bodies(item.metadata.uid if item else "", budget, account, current):
+                create = objects.client.create(_events_path(body), body)
+                await self._write(create, f"Event of {name}", current.at_ms)
 
-    async def _write(
-        self, write: Callable[[], Awaitable[object]], name: Namespace, at_ms: int
+    async def publish_quotas(self, ledger: LedgerQuotas, at_ms: int) -> None:
+        """Write the statuses of quotas when they have changed, and their usage every 10 seconds."""
+        if self.quotas is None or not self.quotas.latest.items:
+            return
+        quotas, totals = self.quotas, await ledger.totals(charges=False)
+        for name, item in sorted(quotas.latest.items.items()):
+            status = quota_status(name, quotas.latest, totals, at=stamp(at_ms))
+            await self._write_status(quotas, item, status, at_ms, every_ms=USAGE_MS)
+
+    async def _write_status(
+        self,
+        objects: ConfiguredObjects[Any],
+        item: RawObject,
+        status: ObjectStatus,
+        at_ms: int,
+        *,
+        every_ms: int,
     ) -> None:
+        """Write a status: at once if other specs are in force, else after `every_ms`."""
+        path = f"{objects.path}/{quote(item.metadata.name, safe='')}/status"
+        known, wanted = item.status or {}, msgspec.to_builtins(status)
+        same = all(known.get(key) == wanted.get(key) for key in _IN_FORCE)
+        recent = at_ms - self._written.get(path, 0) < every_ms
+        if known != wanted and not (same and recent):
+            self._written[path] = at_ms
+            operation = {"op": "add", "path": "/status", "value": wanted}
+            await self._write(objects.client.patch_json(path, [operation]), path, at_ms)
+
+    async def _write(self, write: Coroutine[Any, Any, object], what: str, at_ms: int) -> None:
+        if at_ms < self._paused_until_ms:
+            write.close()
+            return
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
-                await write()
+                await write
         except ConflictError:
             return
         except (UnavailableError, TimeoutError) as error:
-            self._written.pop(name, None)
+            self._written.pop(what, None)
             self._paused_until_ms = at_ms + RETRY_MS
-            logger.warning("the status of the budget of %s was not written: %r", name, error)
+            logger.warning("%s was not written: %r", what, error)
         except RequestError as error:
-            logger.warning("the status of the budget of %s was not written: %s", name, error)
+            logger.warning("%s was not written: %s", what, error)
 
 
 def event_bodies(

@@ -1,9 +1,9 @@
 -- Quotas. Arguments: {'save', rows of {namespace, quota (R_* in quota.lua)}, when they were read} or
--- {'read'}. 'save' replaces all quotas and returns whether anything changed. 'read' returns quotas, what
--- is used and what is charged, each a flat list of names and packed values.
+-- {'read', whether with charges}. 'save' replaces all quotas and returns whether anything changed. 'read'
+-- returns quotas, what is used and what is charged, each a flat list of names and packed values.
 if ARGS[1] == 'read' then
   return {call('HGETALL', quota.rules_key), call('HGETALL', PREFIX .. 'quota-used'),
-    call('HGETALL', PREFIX .. 'quota-charges')}
+    ARGS[2] and call('HGETALL', PREFIX .. 'quota-charges') or {}}
 end
 
 local read_at_key = quota.rules_key .. '-read-at'

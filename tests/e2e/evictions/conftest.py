@@ -8,7 +8,7 @@ import pytest_asyncio
 from tests.support.stack import Stack, stack
 
 BUDGETS = """
-apiVersion: leasehold.dev/v1alpha1
+apiVersion: leasehold.dev/v1beta1
 kind: GPUBudget
 metadata: {name: team-a}
 spec: {limitGPUMinutes: 0.02, policy: {type: none}}

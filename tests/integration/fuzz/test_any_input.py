@@ -89,7 +89,7 @@ REVIEW: dict[str, Any] = {
 }
 UPDATE = REVIEW | {"request": REVIEW["request"] | {"operation": "UPDATE", "oldObject": POD}}
 BUDGET = {
-    "apiVersion": "leasehold.dev/v1alpha1",
+    "apiVersion": "leasehold.dev/v1beta1",
     "kind": "GPUBudget",
     "metadata": {"name": "team-a"},
     "spec": {

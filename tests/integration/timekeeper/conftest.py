@@ -8,6 +8,7 @@ import yaml
 
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+from tests.support.simcluster.custom_kinds import older_definition
 from tests.support.timekeeper.accounts import AccountLedger, account_ledger, budget
 
 DEFINITION = Path(__file__).parents[3] / "shared" / "kubernetes" / "kinds" / "gpubudgets.yaml"
@@ -21,13 +22,9 @@ async def opened(server: ValkeyServer) -> AsyncIterator[AccountLedger]:
 
 @pytest.fixture
 async def lenient_api() -> AsyncIterator[ApiUnderTest]:
-    """An API server that accepts time zones that the timekeeper does not know."""
-    definition = yaml.safe_load(DEFINITION.read_text())
-    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    spec = schema["properties"]["spec"]["properties"]
-    del spec["policy"]["properties"]["timeZone"]["x-kubernetes-validations"]
+    """An API server with an older definition, which accepts any name as a time zone."""
     async with api_server() as started:
-        started.store.create("customresourcedefinitions", definition)
+        started.store.create("customresourcedefinitions", older_definition("gpubudgets"))
         yield started
 
 

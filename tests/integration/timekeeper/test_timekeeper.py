@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
@@ -11,6 +12,7 @@ from services.timekeeper.accounts.accrual import advance
 from services.timekeeper.config.budget_spec import parse_status
 from services.timekeeper.report.budget_reports import budget_status
 from services.timekeeper.service import Timekeeper
+from shared.kubernetes.types import RawObject
 from shared.ledger.rows.account_rows import GRANT_TTL_S
 from shared.ledger.showback import EntryRange, add_up, showback_view
 from shared.model.budget import HOUR_MS, Account, Period, PolicyType, minutes
@@ -140,7 +142,8 @@ async def test_gpusharing_20_after_a_flush_use_is_restored_from_the_status(
         await before.journal("held", T0, lease("p"))
         await before.count(T0 + 10 * MINUTE_MS, keeper=timekeeper)
         account, seen = timekeeper.accounts[TEAM], timekeeper.balance_of(TEAM)
-        copy = parse_status(budget_status(account, seen), wanted)
+        status = budget_status(account, seen, RawObject(), None)
+        copy = parse_status(msgspec.to_builtins(status), wanted)
     async with account_ledger(server.url, wanted) as after:  # other keys: everything is lost
         after.config.statuses = {TEAM: copy}
         timekeeper = after.timekeeper()

@@ -3,6 +3,10 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import yaml
+
+from services.cli.up.installation import KINDS
+from simcluster.apimachinery.objects import Json, JsonValue
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.definitions import DEVICES, POD_GROUPS
 
@@ -21,3 +25,18 @@ async def custom_kinds() -> AsyncIterator[ApiUnderTest]:
         started.store.create("customresourcedefinitions", POD_GROUPS)
         started.store.create("customresourcedefinitions", DEVICES)
         yield started
+
+
+def older_definition(kinds: str) -> Json:
+    """The definition of a kind of ours, from before its fields had patterns and rules."""
+
+    def lenient(schema: JsonValue) -> JsonValue:
+        if not isinstance(schema, dict):
+            return schema
+        strict = {"x-kubernetes-validations", "pattern"}
+        return {key: lenient(each) for key, each in schema.items() if key not in strict}
+
+    definition: Json = yaml.safe_load(KINDS.joinpath(f"{kinds}.yaml").read_text())
+    for version in definition["spec"]["versions"]:
+        version["schema"] = lenient(version["schema"])
+    return definition

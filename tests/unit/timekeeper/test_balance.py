@@ -18,6 +18,7 @@ from services.timekeeper.accounts.accrual import (
     rollover_units,
 )
 from services.timekeeper.report.budget_reports import budget_changed, budget_status
+from shared.kubernetes.types import RawObject
 from shared.model.balance import balance, consequence, hysteresis_units, level_at
 from shared.model.budget import (
     HOUR_MS,
@@ -329,7 +330,8 @@ def test_a_balance_without_an_exhaustion_time_is_published(kind: PolicyType) -> 
     event = budget_changed(wanted, now, seen, previous=StoredBudgetState())
 
     assert seen.exhausted_at_ms is None
-    assert str(budget_status(now, seen)["remainingGPUMinutes"]).startswith("99999999999")
+    left = budget_status(now, seen, RawObject(), None).remaining_minutes
+    assert str(left).startswith("99999999999")
     assert wire.decode(wire.encode([event]), BudgetChanged) == [event]
 
 

@@ -1,0 +1,121 @@
+"""Parses GPUQuota objects; pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Annotated
+
+from msgspec import Meta, field
+
+from shared.dialects.tencent.gpu_quota import POOL_LABEL
+from shared.kubernetes.custom_kinds import API_VERSION, Rule, RuledStruct, convert_spec
+from shared.model.bounds import KEY, LONGEST_MODEL, MOST, MOST_GROUPS, SHORT
+from shared.model.errors import RequestError
+from shared.model.lease import MIB
+from shared.model.names import Namespace
+from shared.model.quantity import LONGEST, parse_quantity
+from shared.model.quota import Quota, QuotaLimits
+
+KIND = "GPUQuota"
+OBJECTS = f"/apis/{API_VERSION}/gpuquotas"
+QUANTITY = "^[+]?([0-9]+([.][0-9]*)?|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$"
+LABEL_VALUE = "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
+LABEL_KEY = (
+    "^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+)
+Count = Annotated[int, Meta(ge=0, le=MOST // 10, extra_json_schema={"format": "int64"})]
+"""Ten times as many can be counted."""
+Memory = Annotated[
+    int | str,
+    Meta(
+        extra_json_schema={
+            "x-kubernetes-int-or-string": True,
+            "pattern": QUANTITY,
+            "maxLength": LONGEST,
+        }
+    ),
+]
+LabelKey = Annotated[str, Meta(pattern=LABEL_KEY, max_length=KEY)]
+PoolName = Annotated[str, Meta(pattern=LABEL_VALUE, max_length=SHORT)]
+_MEMORY = "quantity(string(self.maxMemory))"
+
+
+class LimitsSpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
+    """The most that may be used."""
+
+    rules = (
+        Rule(
+            f"!has(self.maxMemory) || {_MEMORY}.compareTo(quantity('0')) == 0 || "
+            f"{_MEMORY}.compareTo(quantity('1Mi')) >= 0",
+            lambda limits: limits.max_memory is None or _mib(limits.max_memory) is not None,
+            "maxMemory is a number of bytes and must be 0 or at least 1 MiB; write 80Gi, not 80",
+        ),
+    )
+
+    max_milli_gpu: Count | None = field(name="maxMilliGPU", default=None)
+    max_core_percent: Count | None = None
+    max_memory: Memory | None = None
+    max_cards: Count | None = None
+
+
+class ModelSpec(LimitsSpec, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The most that may be used of a model."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=LONGEST_MODEL)]
+
+
+class QuotaSpec(LimitsSpec, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The spec of a GPUQuota."""
+
+    models: Annotated[tuple[ModelSpec, ...], Meta(max_length=MOST_GROUPS)] = ()
+    only_models: bool = False
+    model_label: LabelKey | None = None
+    pools: Annotated[tuple[PoolName, ...], Meta(max_length=MOST_GROUPS)] = ()
+    pool_label: LabelKey = POOL_LABEL
+
+
+NOTHING = QuotaLimits(cores_milli=0, milli_gpu=0, memory_mib=0, cards=0)
+"""The limits of a namespace whose quota is invalid and never was valid."""
+
+
+def parse_spec(namespace: Namespace, spec: object) -> Quota:
+    """Parse a GPUQuota's spec. Raises RequestError naming the field and its valid values."""
+    read = convert_spec(spec, QuotaSpec, f"{KIND} {namespace}")
+    if len({each.name for each in read.models}) < len(read.models):
+        raise RequestError(f"{KIND} {namespace}: spec.models lists a model twice")
+    return Quota(
+        namespace=namespace,
+        limits=_limits(read),
+        models=tuple((each.name, _limits(each)) for each in read.models),
+        only_models=read.only_models,
+        model_label=read.model_label or "",
+        pools=read.pools,
+        pool_label=read.pool_label,
+    )
+
+
+def merge_sources(sources: Iterable[Mapping[Namespace, Quota]]) -> tuple[Quota, ...]:
+    """Return one quota per namespace, from the first source that has one."""
+    found: dict[Namespace, Quota] = {}
+    for source in sources:
+        for name, quota in source.items():
+            found.setdefault(name, replace(quota, namespace=name))
+    return tuple(found[name] for name in sorted(found))
+
+
+def _limits(spec: LimitsSpec) -> QuotaLimits:
+    percent = spec.max_core_percent
+    return QuotaLimits(
+        cores_milli=None if percent is None else 10 * percent,
+        milli_gpu=spec.max_milli_gpu,
+        memory_mib=None if spec.max_memory is None else _mib(spec.max_memory),
+        cards=spec.max_cards,
+    )
+
+
+def _mib(memory: int | str) -> int | None:
+    """Return a quantity in MiB, or None if it is negative, or positive and below 1 MiB."""
+    try:
+        amount = parse_quantity(memory)
+    except RequestError as error:
+        raise ValueError(f"maxMemory: {error}") from error
+    return min(int(amount) // MIB, MOST) if amount >= MIB or not amount else None
