@@ -4,11 +4,13 @@ import json
 import shutil
 import tomllib
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from services.node_agent.settings import AgentSettings
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from tests.support.packaging import (
     CHART,
@@ -176,6 +178,28 @@ def test_the_image_its_pull_secrets_and_other_values_are_set_in_their_fields() -
     assert claim["resources"]["requests"]["storage"] == "3Gi"
     scaler = found["HorizontalPodAutoscaler", "gpus", "placer"]["spec"]
     assert (scaler["minReplicas"], scaler["maxReplicas"]) == (4, 9)
+
+
+@with_helm
+def test_beside_the_gpu_operator_one_device_plugin_and_one_changer_of_mig_layouts_run() -> None:
+    ours = yaml.safe_load((CHART / "values-gpu-operator.yaml").read_text())
+    theirs = yaml.safe_load((CHART / "gpu-operator.yaml").read_text())
+
+    pod = charted(ours)["DaemonSet", "leasehold-agents", "node-agent"]["spec"]["template"]["spec"]
+
+    enabled = {part for part, values in theirs.items() if values["enabled"]}
+    assert enabled == theirs.keys() - {"devicePlugin"}
+    assert ours["mig"] is not theirs["migManager"]["enabled"]
+    assert [each["name"] for each in pod["containers"]] == ["node-agent"]
+    assert pod["runtimeClassName"] == "nvidia", "the operator's, for the agent to see the driver"
+    host = Path(
+        next(it["value"] for it in pod["containers"][0]["env"] if "HOST_ROOT" in it["name"])
+    )
+    places = AgentSettings(host_root=host).driver_places
+    mounts = {Path(it["mountPath"]) for it in pod["containers"][0]["volumeMounts"]}
+    assert places is not None
+    for path in ("/run/nvidia/driver", "/usr/local/nvidia/toolkit"):  # its driver and toolkit
+        assert not mounts.isdisjoint(places.seen(path).parents)
 
 
 @with_helm
