@@ -140,7 +140,9 @@ _SELF_REVIEWS = frozenset({
 _CREATE_ACCESS_REVIEW = ResourceAttributes("create", "authorization.k8s.io", "subjectaccessreviews")
 _UNAUTHORIZED = ApiError(401, "Unauthorized", "Unauthorized")
 _NOT_SIMULATED = {
-    "portforward": "kubectl port-forward is not supported: simulated containers have no network",
+    "portforward": "kubectl port-forward is not supported: simulated containers have no network. "
+    "Run the client in the pod (kubectl exec); pods of --gpus local use this machine's network, "
+    "and `leasehold status` shows the address of Leasehold's page",
 }
 _STOP_S = 1.0
 

@@ -71,7 +71,11 @@ describe node node-0 | Allocated resources
 describe namespace team | amounts
 """
 CHANGE = """
-port-forward pod/one 8080:80 | simulated containers have no network | 1
+port-forward pod/one 8080:80 | Run the client in the pod (kubectl exec) | 1
+autoscale deployment web --min=1 --max=3 --cpu-percent=70 | autoscaled
+get horizontalpodautoscalers.v2.autoscaling web -o json | "averageUtilization": 70
+get horizontalpodautoscalers.v1.autoscaling web -o json | "targetCPUUtilizationPercentage": 70
+delete hpa web | deleted
 label pod one tier=front | labeled
 annotate deployment web kubernetes.io/change-cause=first | annotated
 scale deployment web --replicas=3 | scaled
