@@ -25,7 +25,6 @@ from shared.kubernetes.types import (
     ApiObject,
     ApiPod,
     LabelSelector,
-    SelectorRequirement,
 )
 from shared.model.bounds import cut
 from shared.model.claim import DRIVER
@@ -48,6 +47,8 @@ from shared.model.node import AntiAffinityTerm, LabelRequirement
 from shared.model.preemption import PREEMPT_AT, EvictionOutcome, Victim
 from shared.model.quantity import parse_count
 from shared.nats.bus import Bus, NoRespondersError
+from shared.placing.anti_affinity import matches_labels
+from shared.pods.pod_anti_affinity import requirements_of
 
 logger = logging.getLogger(__name__)
 
@@ -252,21 +253,7 @@ def _disruptions(budget: ApiDisruptionBudget, pods: Iterable[PodSnapshot]) -> Di
 
 def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
     """Return whether a label selector matches; an empty one matches all, a missing one nothing."""
-    if selector is None:
-        return False
-    return all(labels.get(key) == value for key, value in selector.match_labels.items()) and all(
-        _matches(requirement, labels) for requirement in selector.match_expressions
-    )
-
-
-def _matches(requirement: SelectorRequirement, labels: Mapping[str, str]) -> bool:
-    value = labels.get(requirement.key)
-    return {
-        "In": value is not None and value in requirement.values,
-        "NotIn": value not in requirement.values,
-        "Exists": value is not None,
-        "DoesNotExist": value is None,
-    }.get(requirement.operator, False)
+    return selector is not None and matches_labels(requirements_of(selector), labels)
 
 
 def _requirement(one: LabelRequirement) -> str:

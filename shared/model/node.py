@@ -1,6 +1,6 @@
 """Nodes: labels, taints and resources that decide whether a pod may run there; pure."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -69,9 +69,18 @@ class NodeRevision:
 UNKNOWN_REVISION = NodeRevision()
 
 
+LABEL_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
+    "In": lambda found, values: found in values,
+    "NotIn": lambda found, values: found not in values,
+    "Exists": lambda found, _: found is not None,
+    "DoesNotExist": lambda found, _: found is None,
+}
+"""Whether a label, which may be missing, meets a requirement."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class LabelRequirement:
-    """One requirement on a pod's labels: `operator` is In, NotIn, Exists or DoesNotExist."""
+    """One requirement on a pod's labels: `operator` is one of `LABEL_OPERATORS`."""
 
     key: KeyText
     operator: ShortText

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace
-from shared.model.node import AntiAffinityTerm, LabelRequirement, NodeFacts
+from shared.model.node import LABEL_OPERATORS, AntiAffinityTerm, LabelRequirement, NodeFacts
 from shared.model.request import PodRequest, RepelledFrom
 
 Domain = tuple[AntiAffinityTerm, str]
@@ -28,22 +28,12 @@ def selects(term: AntiAffinityTerm, namespace: Namespace, labels: Mapping[str, s
 
 
 def matches_labels(selector: Iterable[LabelRequirement], labels: Mapping[str, str]) -> bool:
-    """Return whether all requirements hold."""
-    return all(_holds(requirement, labels) for requirement in selector)
-
-
-def _holds(requirement: LabelRequirement, labels: Mapping[str, str]) -> bool:
-    found = labels.get(requirement.key)
-    match requirement.operator:
-        case "In":
-            return found in requirement.values
-        case "NotIn":
-            return found not in requirement.values
-        case "Exists":
-            return found is not None
-        case "DoesNotExist":
-            return found is None
-    return False
+    """Return whether all requirements hold; one with an unknown operator does not."""
+    return all(
+        need.operator in LABEL_OPERATORS
+        and LABEL_OPERATORS[need.operator](labels.get(need.key), need.values)
+        for need in selector
+    )
 
 
 def repelled_from(

@@ -5,11 +5,11 @@ reject it.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shared.model.node import NodeFacts, Taint, cordon_reason
+from shared.model.node import LABEL_OPERATORS, NodeFacts, Taint, cordon_reason
 from shared.model.quantity import amount_text
 from shared.model.request import NodeRequirements, NodeTerm, PodRequest, Toleration
 
@@ -126,17 +126,14 @@ def _requirement_holds(need: NodeTerm, facts: NodeFacts) -> bool:
 _COMPARISONS = {"Gt": 1, "Lt": -1}
 _INTEGER = re.compile(r"[+-]?0{0,99}[0-9]{1,18}")
 """Within int64, with which kubelets compare: they reject a pod that they understand differently."""
-_OPERATORS: Mapping[str, Callable[[str | None, tuple[str, ...]], bool]] = {
-    "In": lambda found, values: found is not None and found in values,
-    "NotIn": lambda found, values: found is None or found not in values,
-    "Exists": lambda found, _values: found is not None,
-    "DoesNotExist": lambda found, _values: found is None,
+_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
+    **LABEL_OPERATORS,
     "Gt": lambda found, values: _larger(found, values, by=_COMPARISONS["Gt"]),
     "Lt": lambda found, values: _larger(found, values, by=_COMPARISONS["Lt"]),
 }
 
 
-def _larger(found: str | None, values: tuple[str, ...], *, by: int) -> bool:
+def _larger(found: str | None, values: Sequence[str], *, by: int) -> bool:
     """Return whether both are integers, as Go parses them, and the label's is larger (`by` 1)."""
     if found is None or len(values) != 1:
         return False

@@ -57,13 +57,14 @@ def _parse(term: PodAffinityTerm, selector: LabelSelector, own: Namespace) -> Po
     by_label = term.namespace_selector
     return PodAntiAffinity(
         topology_key=term.topology_key,
-        selector=_requirements(selector),
+        selector=requirements_of(selector),
         namespaces=named if named or by_label is not None else frozenset({own}),
-        namespace_selector=None if by_label is None else _requirements(by_label),
+        namespace_selector=None if by_label is None else requirements_of(by_label),
     )
 
 
-def _requirements(selector: LabelSelector) -> Selector:
+def requirements_of(selector: LabelSelector) -> Selector:
+    """Return all that a selector requires."""
     equal = (LabelRequirement(key, "In", (value,)) for key, value in selector.match_labels.items())
     others = (
         LabelRequirement(each.key, each.operator, each.values)

@@ -15,12 +15,13 @@ on pods that share GPUs, as upstream.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shared.dialects.koordinator.amounts import DEPRECATED, PREFIX
 from shared.dialects.strict_values import check_choice, check_fields, parse_object
 from shared.model.errors import RequestError
+from shared.model.node import LABEL_OPERATORS
 from shared.model.request import DeviceSelection, TopologyScope
 
 HINT = "scheduling.koordinator.sh/device-allocate-hint"
@@ -135,7 +136,7 @@ def _selected(selector: Mapping[str, Any]) -> DeviceSelection:
             models = [v for v in values if models is None or v in models]
         elif key == MODEL_LABEL and operator == "NotIn":
             not_models += values
-        elif not _OPERATORS[operator](_FIXED.get(key), values):
+        elif not LABEL_OPERATORS[operator](_FIXED.get(key), values):
             raise RequestError(
                 f"{HINT}: selector requires {key} {operator} {', '.join(values)}".rstrip()
                 + f", and no device matches: devices have the labels {VENDOR_LABEL} "
@@ -156,19 +157,13 @@ def _requirements(selector: Mapping[str, Any]) -> list[tuple[str, str, tuple[str
     except (AttributeError, KeyError, TypeError) as error:
         raise RequestError(f"{HINT}: {json.dumps(selector)} is not a label selector") from error
     for key, operator, _ in found:
-        if operator not in _OPERATORS:
+        if operator not in LABEL_OPERATORS:
             raise RequestError(
-                f"{HINT}: operator of {key} must be one of {', '.join(_OPERATORS)}, got {operator}"
+                f"{HINT}: operator of {key} must be one of {', '.join(LABEL_OPERATORS)}, "
+                f"got {operator}"
             )
     return equal + found
 
 
 _ANY_MODEL = "(any)"
 _FIXED: Mapping[str, str] = {VENDOR_LABEL: VENDOR, MODEL_LABEL: _ANY_MODEL}
-
-_OPERATORS: Mapping[str, Callable[[str | None, tuple[str, ...]], bool]] = {
-    "In": lambda found, values: found is not None and found in values,
-    "NotIn": lambda found, values: found is None or found not in values,
-    "Exists": lambda found, _: found is not None,
-    "DoesNotExist": lambda found, _: found is None,
-}
