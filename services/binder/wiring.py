@@ -63,7 +63,8 @@ def build_binder(
 ) -> Binder:
     """Return a binder on these ports."""
     ledger, clock = ports.ledger, ports.clock
-    events = EventWriter(ports.pods, ports.host_clock, per_s=events_per_s)
+    sender = BindingSender(ports.pods, clock, concurrency=concurrency, batch_wait_s=batch_wait_s)
+    events = EventWriter(ports.pods, ports.host_clock, per_s=events_per_s, is_busy=sender.is_busy)
     presence = AgentPresence(ports.agents, ledger.reported_by_agent, clock)
     sweeper = Sweeper(ledger, clock)
     holders = LeaseHolders(ports.pods, ports.claims)
@@ -76,7 +77,6 @@ def build_binder(
             ledger=ledger, holders=holders, events=events, distrust=presence.distrust
         ),
     )
-    sender = BindingSender(ports.pods, clock, concurrency=concurrency, batch_wait_s=batch_wait_s)
     resizer = Resizer(
         ledger=ledger,
         agents=ports.agents,

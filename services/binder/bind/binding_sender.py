@@ -142,6 +142,10 @@ class BindingSender:
         """Return the number of Bindings without a response of the API server."""
         return sum(not binding.result.done() for binding in self._bindings.values())
 
+    def is_busy(self) -> bool:
+        """Return whether Bindings wait until others have been sent."""
+        return not self._queue.empty()
+
     async def run(self) -> None:
         """Send queued Bindings until cancelled."""
         try:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 from msgspec import structs
@@ -48,9 +48,10 @@ class VanishedPod:
     """The lease of a vanished pod, and how its agent has replied since."""
 
     lease: Lease
-    replied_at: float
-    """Of the agent's latest reply, or when this binder first saw that the pod had vanished."""
+    silent_since: float | None = None
+    """Of the first request without a reply, as the ledger has it: no restart begins it anew."""
     missed_replies: int = 0
+    """By this binder, in a row."""
 
 
 @dataclass(eq=False)
@@ -75,19 +76,31 @@ class VanishedPods:
         """Return the leases of those of the pods that agents have been asked about before."""
         return {pod: self._pods[pod].lease for pod in pods if pod in self._pods}
 
+    def changed(self, *, silent: bool) -> list[PodUid]:
+        """Return pods whose agents are silent now and replied before, or the other way round."""
+        return [
+            pod
+            for pod, known in self._pods.items()
+            if bool(known.missed_replies) is silent and (known.silent_since is None) is silent
+        ]
+
     def forget(self, pods: Iterable[PodUid]) -> None:
         """Forget pods whose leases have changed."""
         for pod in pods:
             self._pods.pop(pod, None)
 
-    async def find_terminated(self, leases: Sequence[Lease]) -> list[Lease]:
+    async def find_terminated(
+        self, leases: Sequence[Lease], silent_since: Mapping[PodUid, float | None]
+    ) -> list[Lease]:
         """Send each node's agent a request, and return those of the leases that can end now."""
-        now = self.clock.ticks()
         self._pods = {
-            lease.pod: self._pods.get(lease.pod) or VanishedPod(lease, now) for lease in leases
+            lease.pod: self._pods.get(lease.pod) or VanishedPod(lease) for lease in leases
         }
         by_node: dict[NodeName, list[VanishedPod]] = {}
         for pod in self._pods.values():
+            since = silent_since[pod.lease.pod]
+            was_set_back = since is not None and since > self.clock.now()
+            pod.silent_since = None if was_set_back else since
             by_node.setdefault(pod.lease.node, []).append(pod)
         found = await asyncio.gather(
             *(
@@ -106,13 +119,14 @@ class VanishedPods:
             except UnavailableError:
                 return [pod.lease for pod in pods if self._is_silent(pod)]
         for pod in pods:
-            pod.replied_at, pod.missed_replies = self.clock.ticks(), 0
+            pod.missed_replies = 0
         return [pod.lease for pod in pods if pod.lease.pod in terminated]
 
     def _is_silent(self, pod: VanishedPod) -> bool:
         pod.missed_replies += 1
-        silent_s = self.clock.ticks() - pod.replied_at
-        return pod.missed_replies >= MIN_MISSED_REPLIES and silent_s >= self.silence_s
+        if pod.silent_since is None or pod.missed_replies < MIN_MISSED_REPLIES:
+            return False
+        return self.clock.now() - pod.silent_since >= self.silence_s
 
 
 @dataclass(eq=False)
@@ -215,12 +229,15 @@ class LedgerUpdater:
         status = await self.ledger.status(now=self.vanished_pods.clock.ticks())
         if status is None:
             return []
-        pods = await self.ledger.list_vanished() if status.vanished else []
+        pods = await self.ledger.list_vanished() if status.vanished else {}
         leases = await self._leases_of_vanished(pods)
-        terminated = await self.vanished_pods.find_terminated(leases)
+        terminated = await self.vanished_pods.find_terminated(leases, pods)
+        now = self.vanished_pods.clock.now()
+        await self.ledger.save_silence(self.vanished_pods.changed(silent=True), now)
+        await self.ledger.save_silence(self.vanished_pods.changed(silent=False), None)
         return lease_changes(await self._end_terminated(terminated) if terminated else [])
 
-    async def _leases_of_vanished(self, pods: Sequence[PodUid]) -> list[Lease]:
+    async def _leases_of_vanished(self, pods: Collection[PodUid]) -> list[Lease]:
         """Return their leases, each of which is read once.
 
         There may be thousands for as long as the agents of a zone do not reply.

@@ -1,12 +1,13 @@
 """Writes Events and conditions of pods in the background; Events are merged and rate-limited.
 
 Equal Events about one pod are one Event with a count. Warnings go first, so that no burst of
-bindings can delay the explanation of a waiting pod.
+bindings can delay the explanation of a waiting pod; while Bindings wait, few others are written.
 """
 
 import asyncio
 import heapq
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
@@ -22,11 +23,13 @@ from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.names import PodUid
 
-MAX_QUEUED = 4096
+MAX_QUEUED = 16384
 MAX_REMEMBERED = 8192
-WRITERS = 4
-EVENTS_PER_S = 50.0
+WRITERS = 8
+EVENTS_PER_S = 500.0
 BURST = 100.0
+COST_WHILE_BUSY = 10.0
+"""Events that a normal one counts as while Bindings wait for the API server."""
 POD_BURST = 25.0
 POD_EVENTS_PER_S = 1 / 60
 RETRY_S = 1.0
@@ -68,18 +71,18 @@ class TokenBucket:
         """Return a full bucket."""
         return cls(per_s=per_s, burst=burst, tokens=burst, at=now)
 
-    def take(self, now: float) -> bool:
-        """Take a token if there is one."""
+    def take(self, now: float, count: float = 1) -> bool:
+        """Take tokens if there are as many."""
         self._fill(now)
-        if self.tokens < 1:
+        if self.tokens < count:
             return False
-        self.tokens -= 1
+        self.tokens -= count
         return True
 
-    def wait_s(self, now: float) -> float:
-        """Return how long until there is a token."""
+    def wait_s(self, now: float, count: float = 1) -> float:
+        """Return how long until there are as many tokens."""
         self._fill(now)
-        return max(0.0, (1 - self.tokens) / self.per_s)
+        return max(0.0, (count - self.tokens) / self.per_s)
 
     def _fill(self, now: float) -> None:
         self.tokens = min(self.burst, self.tokens + max(0.0, now - self.at) * self.per_s)
@@ -106,6 +109,8 @@ class EventWriter:
     _: KW_ONLY
     per_s: float = EVENTS_PER_S
     burst: float = BURST
+    is_busy: Callable[[], bool] = lambda: False
+    """Whether Bindings wait for the API server."""
 
     def __post_init__(self) -> None:
         now = self.clock.ticks()
@@ -165,13 +170,14 @@ class EventWriter:
             while True:
                 now = self.clock.ticks()
                 queue = self._warnings or self._others
+                cost = COST_WHILE_BUSY if not self._warnings and self.is_busy() else 1
                 if not queue:
                     self._wake.clear()
                     await self._wake.wait()
-                elif self.rate_limit.take(now):
+                elif self.rate_limit.take(now, cost):
                     return queue.popitem(last=False)
                 else:
-                    await self.clock.sleep(self.rate_limit.wait_s(now))
+                    await self.clock.sleep(self.rate_limit.wait_s(now, cost))
 
     async def _write(self, event: KubernetesEvent, new: _Occurrences) -> None:
         namespace, name = event.namespace, event.event_name

@@ -3,7 +3,7 @@
 -- is missing, as texts; {kind, key, node or '', ...} of records that cannot be read; and whether a pod that
 -- is gone must be listed again. If anything is missing or cannot be read, the ledger is rebuilt.
 local cursors, count = ARGS[1], ARGS[2]
-local MOST_KEPT, KEPT_S, MOST_SHOWN, MOST_COUNTED, COUNT_AGAIN_S = 256, 86400, 256, 500, 600
+local MOST_KEPT, KEPT_S, MOST_SHOWN, MOST_COUNTED, COUNT_AGAIN_S = 256, 86400, 256, 125, 600
 
 local has_info, info = pcall(call, 'INFO', 'memory')
 local policy = has_info and string.match(info, 'maxmemory_policy:(%S+)') or KEEPS_KEYS
@@ -24,7 +24,8 @@ local KEYS_OF_TYPE = {
   hash = {'nodes', 'devices', 'leases', 'cordons', 'waiting', 'waiting-groups', 'used-cores', 'used-mib',
     'node-sizes', 'entitlements', 'quota-charges', 'quota-used', 'quota-freed', 'quota-offers', 'unreadable',
     'claims', 'unsynced', 'repelling', 'stage:listings', 'stage:reports', 'stage:reported-at'},
-  zset = {'lease-nodes', 'gang-leases', 'expiring', 'freed-nodes', 'gang-waiting', 'verdicts', 'offers', 'gone'},
+  zset = {'lease-nodes', 'gang-leases', 'expiring', 'freed-nodes', 'gang-waiting', 'verdicts', 'offers', 'gone',
+    'silent'},
   set = {'vanished', 'changed-gangs'}, stream = {'tenures'}, list = {'stage:report-order'},
 }
 local KEYS_BESIDE = {['-quotas'] = 'hash', ['-preemption:preemptions'] = 'hash', ['-preemption:budgets'] = 'hash',
@@ -281,7 +282,7 @@ local function check_pages()
   end
   if #missing == 0 and #broken == 0 then
     check_some_totals(sound)
-    if is_beginning and call('HLEN', PREFIX .. 'leases') <= 4 * MOST_COUNTED then check_namespaces() end
+    if is_beginning and call('HLEN', PREFIX .. 'leases') <= 16 * MOST_COUNTED then check_namespaces() end
   end
   for pod, value in each_in_page('waiting', 3) do
     local waiting = waiting_of(value)

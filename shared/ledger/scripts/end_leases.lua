@@ -87,6 +87,7 @@ if #ending > 0 then
   call_all('HDEL', 'leases', ending)
   call_all('ZREM', 'lease-nodes', ending)
   call_all('SREM', 'vanished', ending)
+  call_all('ZREM', 'silent', ending)
   repelling.remove(ending)
   call_all('ZREM', 'gang-leases', leaving_gang)
   for _, entry in ipairs(leaving_gang) do

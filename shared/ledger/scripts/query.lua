@@ -1,6 +1,6 @@
 -- Query the ledger. Returns, by the first argument:
 --   'by_agent', node  whether our agent sent the node's latest device report
---   'vanished'  pods that are gone and have leases; 'gone', pods  those of the pods that were reported as gone
+--   'vanished'  {pods that are gone and have leases, since when their agents have not replied, or false}; 'gone', pods  those of the pods that were reported as gone
 --   'claimed'  ordinary resources that claims reserve: rows of {node, resource, amount}
 --   'gangs', 'waiting_gangs'  {gang, pod} of every live lease, or every waiting pod, that counts for its gang
 --   'fair_share'  {cores, MiB} of all healthy devices; namespaces, each followed by the cores in use; the same for
@@ -10,7 +10,10 @@ local queries = {}
 
 function queries.unreadable() return call('HKEYS', PREFIX .. 'unreadable') end
 function queries.by_agent() return number_at('facts:' .. ARGS[2], 'by_agent') == 1 end
-function queries.vanished() return call('SMEMBERS', PREFIX .. 'vanished') end
+function queries.vanished()
+  local pods = call('SMEMBERS', PREFIX .. 'vanished')
+  return {pods, call_all('ZMSCORE', 'silent', pods)}
+end
 
 function queries.gone()
   local found = {}

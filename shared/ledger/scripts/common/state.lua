@@ -27,6 +27,7 @@
 --   node-revision:NODE  string  revisions of the node and its pods as last saved or removed, for two minutes
 --   cordons  hash  node -> why no pod may be bound to it now
 --   vanished  set  pods that are gone while they have leases: their containers may still run
+--   silent  zset  those of them about which their nodes' agents do not reply -> instant of the first request without a reply
 --   expiring  zset  {version, pods} packed -> instant at which their reservations expire
 --   freed-nodes  zset  node -> capacity number at which something on it was last freed
 --   waiting  hash  pod -> see W in waiting_queue.lua

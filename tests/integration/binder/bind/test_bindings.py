@@ -111,7 +111,7 @@ async def test_the_lease_of_a_deleted_pod_stays_until_its_agent_confirms_that_it
     assert isinstance(failed, BindingFailed)
     assert word in failed.reason
     assert (await world.leases())[POD].state is LeaseState.BOUND
-    assert await world.ledger.list_vanished() == [POD]
+    assert list(await world.ledger.list_vanished()) == [POD]
 
 
 async def test_a_binding_that_did_not_happen_is_sent_again_with_the_next_delivery(

@@ -94,6 +94,37 @@ async def test_leases_on_a_silent_node_end_after_25_s(new_world: NewWorld) -> No
     assert len(await world.binder.sync.updater.end_confirmed()) == 1
 
 
+@pytest.mark.parametrize(
+    ("silent_s", "further_s"), [(10, 15), (24, 9), (-3600, 25)], ids=["early", "late", "clock"]
+)
+async def test_a_restart_of_the_binder_does_not_begin_the_silence_of_a_node_anew(
+    new_world: NewWorld, silent_s: int, further_s: int
+) -> None:
+    """The new binder itself sends ten requests; a clock that was set back begins it anew."""
+    world = await new_world(in_state(LeaseState.ACTIVE))
+    await world.binder.end_leases([terminated()])
+    assert not await world.updater.end_confirmed()
+    world.clock.advance(silent_s)
+    another = World(world.ledger, clock=world.clock)
+
+    for _ in range(further_s):
+        assert not await another.updater.end_confirmed()
+        world.clock.advance(1.0)
+
+    assert len(await another.updater.end_confirmed()) == 1
+
+
+async def test_a_reply_of_its_agent_ends_the_silence_of_a_node(new_world: NewWorld) -> None:
+    world = await new_world(in_state(LeaseState.ACTIVE))
+    await world.binder.end_leases([terminated()])
+    assert not await world.updater.end_confirmed()
+    world.clock.advance(24)
+    world.agents.answers[lease().pod] = False
+    assert not await world.updater.end_confirmed()
+
+    assert await world.ledger.list_vanished() == {lease().pod: None}
+
+
 async def test_a_node_gets_one_request_for_all_its_vanished_pods(new_world: NewWorld) -> None:
     names = [f"p{number}" for number in range(10)]
     world = await new_world(*(in_state(LeaseState.ACTIVE, name) for name in names))

@@ -248,6 +248,25 @@ async def test_warnings_go_before_the_rest() -> None:
     assert next(iter(pods.events)).startswith("waits.")
 
 
+async def test_events_of_3000_bound_pods_are_written_within_10_s_and_few_while_bindings_wait() -> (
+    None
+):
+    pods, clock, waiting_bindings = FakePods(), FakeClock(), [True]
+    writer = EventWriter(pods, clock, is_busy=lambda: bool(waiting_bindings))
+    for number in range(3000):
+        writer.record(event(name=f"bound-{number}", warning=False), once=True)
+
+    async with running(writer.run):
+        await until(lambda: clock.sleepers)
+        while_busy = len(pods.events)
+        waiting_bindings.clear()
+        for _ in range(40):
+            clock.advance(0.25)
+            await until(lambda: clock.sleepers or len(pods.events) == 3000)
+
+    assert (while_busy, len(pods.events)) == (10, 3000)
+
+
 def test_too_many_events_of_one_pod_are_dropped_and_counted() -> None:
     metrics = Counts()
     writer = EventWriter(FakePods(), FakeClock())
