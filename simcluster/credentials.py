@@ -52,7 +52,8 @@ def load_certificates(directory: Path, *names: str) -> CertificateFiles:
 def _make(paths: CertificateFiles, dns_names: Sequence[str]) -> None:
     now = datetime.now(UTC)
     authority = issuing.authority("leasehold-simcluster-ca", now, days=_VALID_DAYS)
-    server = issuing.issue(authority, (*dns_names, *_ADDRESSES), now, days=_VALID_DAYS)
+    names = (*dns_names, *_ADDRESSES)
+    server = issuing.issue(authority, names, now, days=_VALID_DAYS, client=True)
     write_private(paths.key, server.key)
     paths.certificate.write_bytes(server.certificate)
     paths.ca.write_bytes(authority.certificate)

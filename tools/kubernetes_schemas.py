@@ -18,7 +18,7 @@ from typing import Any
 from simcluster.apimachinery.schemas import FILE, schema_name
 from simcluster.apiserver.kinds.builtin_resources import BUILTIN, METRICS
 
-_MODULES = ("api", "apimachinery", "apiextensions-apiserver")
+_MODULES = ("api", "apimachinery", "apiextensions-apiserver", "kube-aggregator")
 _BODIES = (
     "api.policy.v1.Eviction", "api.autoscaling.v1.Scale", "api.core.v1.Binding",
     "api.authentication.v1.TokenRequest", "api.authentication.v1.TokenReview",

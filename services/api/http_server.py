@@ -75,17 +75,11 @@ class HttpServer:
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Without authentication, refuse other hosts than loopback; set security headers."""
         if self.authenticator.is_anonymous and not is_loopback(request.host):
-            return _error(403, f"authentication is off, and {request.host} is not loopback")
+            return error_response(403, f"authentication is off, and {request.host} is not loopback")
         try:
             response = await handler(request)
-        except web.HTTPException as error:
-            response = _error(error.status, error.reason)
-        except UnavailableError as error:
-            response = _error(503, str(error))
-        except AccessDeniedError as error:
-            response = _error(403 if error.known else 401, str(error))
-        except LeaseholdError as error:
-            response = _error(400, str(error))
+        except (web.HTTPException, LeaseholdError) as error:
+            response = error_response(*refusal(error))
         if not response.prepared:
             response.headers.update(HEADERS)
             response.headers.setdefault("Cache-Control", "no-store")
@@ -113,7 +107,7 @@ class HttpServer:
         """Return one of the page's files."""
         name = request.match_info["name"]
         if name not in self.files:
-            return _error(404, "no such file")
+            return error_response(404, "no such file")
         body, tag = self.files[name]
         headers = {"ETag": tag, "Cache-Control": "no-cache"}
         if request.headers.get("If-None-Match") == tag:
@@ -157,6 +151,13 @@ class HttpServer:
         viewer = await self.authenticator.authenticate(token)
         if viewer is None:
             return None
+        anonymous = self.authenticator.is_anonymous and not token
+        return await self.call_of(request, viewer, anonymous=anonymous)
+
+    async def call_of(
+        self, request: web.Request, viewer: Viewer, *, anonymous: bool = False
+    ) -> ApiCall:
+        """Return a request with what its sender may see."""
         visible = await viewer.visible(self.service.projection.known_namespaces())
         return ApiCall(
             viewer=viewer,
@@ -164,7 +165,7 @@ class HttpServer:
             path=request.match_info,
             query=request.query,
             body=await request.read(),
-            anonymous=self.authenticator.is_anonymous and not token,
+            anonymous=anonymous,
         )
 
     async def _required_call(self, request: web.Request) -> ApiCall:
@@ -174,8 +175,13 @@ class HttpServer:
         return call
 
     async def respond(self, route: Route, request: web.Request) -> web.StreamResponse:
+        """Return what a route returns to the sender of a request."""
+        return await self.respond_to(await self._required_call(request), route, request)
+
+    async def respond_to(
+        self, call: ApiCall, route: Route, request: web.Request
+    ) -> web.StreamResponse:
         """Return what the handler of a route returns, as compressed JSON."""
-        call = await self._required_call(request)
         reason = self.service.unready_reason() if route.needs_sync else None
         if reason:
             raise UnavailableError(f"{reason}; retry in a second")
@@ -232,7 +238,17 @@ def _html(text: str, *, status: int = 200, compress: bool = False) -> web.Respon
     return response
 
 
-def _error(status: int, reason: str) -> web.Response:
+def refusal(error: web.HTTPException | LeaseholdError) -> tuple[int, str]:
+    """Return the status and the reason of a response."""
+    if isinstance(error, web.HTTPException):
+        return error.status, error.reason
+    if isinstance(error, AccessDeniedError):
+        return 403 if error.known else 401, str(error)
+    return 503 if isinstance(error, UnavailableError) else 400, str(error)
+
+
+def error_response(status: int, reason: str) -> web.Response:
+    """Return a refusal."""
     return web.json_response({"error": reason}, status=status)
 
 

@@ -36,6 +36,16 @@ class ApiSettings(RequestSettings, LedgerSettings):
         None, "PEM file with a certificate: --listen uses TLS; default: HTTP"
     )
     key_file: Path | None = setting(None, "PEM file with that certificate's key")
+    aggregated: str = setting(
+        "",
+        "HOST:PORT of visibility.leasehold.dev, for the API server only: kubectl get gpudevices",
+        address=True,
+    )
+    aggregated_secret: str = setting(
+        "",
+        "NAMESPACE/NAME of the Secret with its certificate, for all replicas; default: of its own, "
+        "in --state-dir",
+    )
     auth: str = setting(
         "none",
         "authentication: none (loopback only), tokens (of a file), kube (tokens of the API server; "
@@ -76,6 +86,8 @@ class ApiSettings(RequestSettings, LedgerSettings):
         RequestSettings.check(self)
         if (self.certificate_file is None) != (self.key_file is None):
             raise RequestError("--certificate-file and --key-file are needed together")
+        if self.aggregated and self.auth != "kube" and self.kubeconfig is None:
+            raise RequestError("--aggregated needs an API server: set --auth kube or --kubeconfig")
         if self.tokens and self.auth != "tokens":
             raise RequestError(f"--tokens has no effect with --auth {self.auth}: add --auth tokens")
         if self.auth == "none" and not is_loopback(self.listen):

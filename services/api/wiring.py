@@ -2,9 +2,13 @@
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
+from datetime import UTC, datetime
 from functools import partial
 
+from services.api.aggregated.front_proxy import FrontProxy, Registration, read_front_proxy
+from services.api.aggregated.objects import GROUP
+from services.api.aggregated.server import AggregatedApi
 from services.api.history_file import HistoryFile
 from services.api.http_server import HttpServer
 from services.api.legacy_metrics import SchedulerMetrics
@@ -19,6 +23,8 @@ from shared.credentials.authorization import (
     TokenAuthenticator,
     make_token,
 )
+from shared.credentials.certificate_rotation import ServingCertificate
+from shared.credentials.certificate_stores import DirectoryStore, SecretStore
 from shared.credentials.tokens import load_access_tokens
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
@@ -26,6 +32,8 @@ from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import SystemClock
+from shared.model.errors import LeaseholdError, UnavailableError
+from shared.model.names import SYSTEM_NAMESPACE
 from shared.nats.bus import Bus
 from shared.nats.usage_requests import request_usage
 from shared.runtime import health
@@ -35,13 +43,16 @@ from shared.runtime.run import open_bus, serve
 logger = logging.getLogger(__name__)
 
 MINUTE_S = 60.0
+RETRY_S, FRONT_PROXY_S = 5.0, 30.0
+"""Between two readings of how the API server presents itself."""
 
 
 async def serve_api(settings: ApiSettings) -> None:
     """Serve until SIGTERM or SIGINT."""
     settings.check()
     async with AsyncExitStack() as stack:
-        authenticator = await _authenticator(settings, stack)
+        kube = await _api_server(settings, stack)
+        authenticator = _authenticator(settings, kube)
         bus = await stack.enter_async_context(open_bus(settings, "api"))
         redis_url, credentials = settings.redis_url, settings.redis_client_credentials
         ledger = await stack.enter_async_context(
@@ -70,6 +81,10 @@ async def serve_api(settings: ApiSettings) -> None:
         logger.info("serving the page on http%s://%s", "s" if tls else "", address)
         if tls:
             stack.callback(asyncio.create_task(tls.reload(SystemClock().sleep)).cancel)
+        if settings.aggregated and kube is not None:
+            group = AggregatedApi(server, KubernetesAuthenticator(kube, SystemClock()))
+            serving = asyncio.create_task(serve_group(group, kube, settings))
+            stack.callback(serving.cancel)
         if settings.scheduler_metrics:
             metrics = health.metrics_application(SchedulerMetrics(service.projection))
             await stack.enter_async_context(
@@ -101,17 +116,57 @@ def _read_api(settings: ApiSettings, service: ApiService, budgets: Budgets, bus:
     )
 
 
-async def _authenticator(settings: ApiSettings, stack: AsyncExitStack) -> Authenticator:
+async def _api_server(settings: ApiSettings, stack: AsyncExitStack) -> KubernetesClient | None:
+    if settings.auth != "kube" and settings.kubeconfig is None:
+        return None
+    client = KubernetesClient(load_credentials(settings.kubeconfig))
+    return await stack.enter_async_context(client)
+
+
+def _authenticator(settings: ApiSettings, kube: KubernetesClient | None) -> Authenticator:
     if settings.auth == "tokens":
         if settings.tokens is None:
             make_token(settings.token_file, logger.info)
         return TokenAuthenticator(load_access_tokens(settings.token_file))
-    if settings.auth == "kube":
-        return await _at_api_server(settings, stack)
-    tokens = await _at_api_server(settings, stack) if settings.kubeconfig else None
-    return AnonymousAuthenticator(tokens)
+    reviews = KubernetesAuthenticator(kube, SystemClock()) if kube else None
+    return reviews if reviews and settings.auth == "kube" else AnonymousAuthenticator(reviews)
 
 
-async def _at_api_server(settings: ApiSettings, stack: AsyncExitStack) -> KubernetesAuthenticator:
-    client = KubernetesClient(load_credentials(settings.kubeconfig))
-    return KubernetesAuthenticator(await stack.enter_async_context(client), SystemClock())
+async def serve_group(group: AggregatedApi, kube: KubernetesClient, settings: ApiSettings) -> None:
+    """Serve the API server, and begin anew when it changes how it presents itself."""
+    namespace, _, name = settings.aggregated_secret.partition("/")
+    directory = DirectoryStore(settings.state_dir / "aggregated")
+    store = SecretStore(kube, namespace, name) if name else directory
+    names = [f"api.{namespace or SYSTEM_NAMESPACE}.svc"]
+    trust, now = Registration(kube).trust, partial(datetime.now, UTC)
+    while True:
+        try:
+            group.proxy = await read_front_proxy(kube)
+            certificate = ServingCertificate(store, trust, names, now)
+            group.proxy.require(certificate.context)
+            await certificate.refresh()
+            async with (
+                health.served(
+                    group.application(),
+                    settings.aggregated,
+                    flag="--aggregated",
+                    tls=certificate.context,
+                ),
+                asyncio.TaskGroup() as tasks,
+            ):
+                renewal = tasks.create_task(certificate.run(asyncio.sleep))
+                await _until_changed(group.proxy, kube)
+                renewal.cancel()
+        except* LeaseholdError as errors:
+            for error in errors.exceptions:
+                logger.warning("%s is not served: %s", GROUP, error)
+            await asyncio.sleep(RETRY_S)
+
+
+async def _until_changed(proxy: FrontProxy, kube: KubernetesClient) -> None:
+    """Wait until the API server presents itself otherwise; it may be away meanwhile."""
+    while True:
+        await asyncio.sleep(FRONT_PROXY_S)
+        with suppress(UnavailableError):
+            if await read_front_proxy(kube) != proxy:
+                return

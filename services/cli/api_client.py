@@ -1,7 +1,7 @@
 """The API of Leasehold, as the commands use it, and the pods of the API server beside it.
 
-The API is at a URL, or it is a Service behind the proxy of the API server. Either way it does and
-shows what the user of the kubeconfig may do and see.
+The API is at a URL, or the API server of the kubeconfig passes requests on to it. Either way it
+does and shows what the user of the kubeconfig may do and see.
 """
 
 import http.client
@@ -18,7 +18,6 @@ import msgspec
 from services.cli.arguments import ApiArguments, StateArguments
 from services.cli.state_dir import StateDir, load_state, optional_path, supervisor_pid
 from services.cli.terminal import program
-from shared.credentials.tokens import VIEWER_COOKIE
 from shared.kubernetes.errors import (
     ForbiddenError,
     KubernetesError,
@@ -43,11 +42,9 @@ if TYPE_CHECKING:
     from services.cli.pod_summary import PodSummary
 
 T = TypeVar("T")
-API_SERVICE = f"{SYSTEM_NAMESPACE}/api"
-PORT = "page"
-VIEWER = "viewer"
-"""The service account whose tokens users without a token use, if they may create them."""
-TOKEN_S = 3600
+APISERVICE = "v1beta1.visibility.leasehold.dev"
+VIEWS = "/apis/visibility.leasehold.dev/v1beta1/views"
+"""What the API server passes on: there, the names of /api/v1 have colons instead of slashes."""
 TIMEOUT_S = 30.0
 JSON = {"Accept": "application/json", "Content-Type": "application/json"}
 
@@ -68,8 +65,8 @@ class RefusedError(RequestError):
 class ApiLocation:
     """The API of one Leasehold, and the API server of its cluster."""
 
-    api: str
-    """The URL, or namespace and name of the Service."""
+    url: str = ""
+    """Empty: it is reached through the API server."""
     kubeconfig: Path | None = None
     context: str | None = None
     """The kubeconfig's context, or None for its current one."""
@@ -79,16 +76,6 @@ class ApiLocation:
     """Where no stack is, as text."""
     hint: str = ""
     """Advice if the API does not respond."""
-
-    @property
-    def url(self) -> str:
-        """The URL, or an empty text if it is reached through the API server."""
-        return self.api.rstrip("/") if "://" in self.api else ""
-
-    @property
-    def namespace(self) -> str:
-        """The namespace of the Service."""
-        return SYSTEM_NAMESPACE if self.url else self.api.partition("/")[0]
 
 
 def locate(flags: ApiArguments) -> ApiLocation:
@@ -103,7 +90,7 @@ def locate(flags: ApiArguments) -> ApiLocation:
         )
     if saved is None:
         return ApiLocation(
-            api=flags.api or API_SERVICE,
+            url=flags.api.rstrip("/"),
             kubeconfig=flags.kubeconfig,
             context=flags.context or None,
             token_file=flags.token_file,
@@ -112,7 +99,7 @@ def locate(flags: ApiArguments) -> ApiLocation:
     runs = supervisor_pid(directory) is not None
     hint = f"nothing runs in {directory.root} now: run `{program()} up`, or name a cluster with "
     return ApiLocation(
-        api=saved.api_url,
+        url=saved.api_url.rstrip("/"),
         kubeconfig=flags.kubeconfig or optional_path(saved.kubeconfig),
         token_file=flags.token_file,
         hint="" if runs else f"{hint}--context",
@@ -266,12 +253,12 @@ class ApiClient:
             return msgspec.json.decode(content, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RequestError(
-                f"the response of {self.location.api} is not what this version of the command "
-                f"reads: use the command of the cluster's version ({error})"
+                f"the response of {self.location.url or 'the API'} is not what this version of the "
+                f"command reads: use the command of the cluster's version ({error})"
             ) from error
 
     def _content(self, method: str, path: str, body: object) -> bytes:
-        send = self._send_to_url if self.location.url else self._send_to_service
+        send = self._send_to_url if self.location.url else self._send_to_server
         status, content = send(method, path, body)
         if status < 300:
             return content
@@ -293,66 +280,45 @@ class ApiClient:
                 return status, content
             self._token = self._user_token()
 
-    def _send_to_service(self, method: str, path: str, body: object) -> tuple[int, bytes]:
-        """Send a request through the proxy of the API server, which removes our own header.
-
-        https://kubernetes.io/docs/tasks/access-application-cluster/access-cluster-services/
-        """
-        self._token = self._token or self._user_token()
-        cookie = {"Cookie": f"{VIEWER_COOKIE}={self._token}"}
-        namespace, _, name = (quote(part, safe="") for part in self.location.api.partition("/"))
-        service = f"/api/v1/namespaces/{namespace}/services/{{}}:{name}:{PORT}/proxy{path}"
-        found = self.server.exchange(method, service.format(self._scheme), body, cookie)
-        if found[0] == 503 and not _reason_in(found[1]) and self._scheme == "https":
-            without_tls = self.server.exchange(method, service.format("http"), body, cookie)
-            if without_tls[0] < 300 or _reason_in(without_tls[1]):
-                self._scheme, found = "http", without_tls
-        return found
+    def _send_to_server(self, method: str, path: str, body: object) -> tuple[int, bytes]:
+        """Send a request to the API server, which passes it on."""
+        name, _, query = path.removeprefix("/api/v1/").partition("?")
+        view = f"{VIEWS}/{name.replace('/', ':')}"
+        return self.server.exchange(method, f"{view}?{query}" if query else view, body)
 
     def _explained(self, error: KubernetesError) -> Exception:
-        location = self.location
-        if location.url:
-            return RequestError(f"{location.api} is not the API of Leasehold ({error.response})")
+        if self.location.url:
+            return RequestError(
+                f"{self.location.url} is not the API of Leasehold ({error.response})"
+            )
         match error:
             case NotFoundError():
                 return UnavailableError(
-                    f"this cluster has no Service {location.api} with Leasehold's API of this "
-                    "version: install it, or set --api to its NAMESPACE/NAME or its URL "
-                    f"({error})"
+                    "this cluster has no API of Leasehold of this version: install it, or set "
+                    f"--api to its URL ({error})"
                 )
             case ForbiddenError():
                 return RequestError(
-                    "your account may not use Leasehold's API through the API server: an "
-                    "administrator can bind the Role api-reader to it, or set --api "
-                    f"to the URL of the API ({error.response})"
+                    "your account may not use Leasehold's API: an administrator can bind the "
+                    f"ClusterRole leasehold-commands to it ({error.response})"
                 )
             case OverloadedError():
                 return UnavailableError(
-                    f"no replica of the API is ready: `kubectl get pods -n "
-                    f"{location.namespace}` shows them ({error.response})"
+                    f"no replica of the API is ready: `kubectl get pods -n {SYSTEM_NAMESPACE}` and "
+                    f"`kubectl get apiservices {APISERVICE}` show why ({error.response})"
                 )
         return error
 
     def _user_token(self) -> str:
-        """Return the user's token, or one of the account `viewer` if it has a certificate."""
+        """Return the token for a URL: of the file, or else of the kubeconfig."""
         file = self.location.token_file
-        if file is not None:
-            return _first_word(file)
-        if self.server.token:
-            return self.server.token
-        namespace = quote(self.location.namespace, safe="")
-        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{VIEWER}/token"
-        spec = {"expirationSeconds": TOKEN_S}
-        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
-        try:
-            issued = msgspec.json.decode(self.server.send("POST", path, request))
-        except (NotFoundError, ForbiddenError) as error:
+        token = _first_word(file) if file else self.server.token
+        if not token:
             raise RequestError(
-                "your kubeconfig has no token, by which the API recognises you: use a context "
-                f"with one, or have the right to create tokens of {namespace}/{VIEWER} "
-                f"({error.response})"
-            ) from error
-        return str(issued["status"]["token"])
+                f"{self.location.url} requires a token, and the kubeconfig has none: set "
+                "--token-file, or omit --api"
+            )
+        return token
 
 
 def _first_word(file: Path) -> str:

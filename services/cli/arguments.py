@@ -87,6 +87,13 @@ def connection(default: Any, text: str, **form: Any) -> Any:
     return argument(default, text, group="connection", **form)
 
 
+def url(text: str) -> str:
+    """Parse the URL of the API. Raises ValueError for other text."""
+    if text and "://" not in text:
+        raise ValueError("is no URL, such as https://gpus.example.org")
+    return text
+
+
 def output(*more: str) -> Any:
     """Declare the form of the output: a document with stable keys, or one of `more`."""
     text = "default: text; jsonpath='{.TEMPLATE}' as in kubectl"
@@ -174,13 +181,14 @@ class ApiArguments(ClusterArguments):
 
     api: str = connection(
         "",
-        "the API: its URL, or NAMESPACE/NAME of its Service",
+        "the API",
         metavar="URL",
-        env="that of the stack in DIR, else leasehold-system/api of the cluster",
+        read=url,
+        env="that of the stack in DIR, else through the API server",
     )
     token_file: Path | None = connection(
         None,
-        "file whose first word is a token for the API",
+        "file whose first word is a token for --api",
         env="the token of the kubeconfig",
     )
 

@@ -14,15 +14,20 @@ from simcluster.apimachinery.resources import Resource
 
 FILE = Path(__file__).with_name("schemas.json")
 REFERENCE = "#/components/schemas/"
-_DEFINITIONS = "apiextensions.k8s.io"
+_SERVED_ELSEWHERE = {
+    "apiextensions.k8s.io": "apiextensions-apiserver",
+    "apiregistration.k8s.io": "kube-aggregator",
+}
+"""Groups whose types are not in the module `api`, with theirs."""
 OBJECT_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 
 
 def schema_name(kind: Resource) -> str:
     """Return the name of a built-in kind's schema."""
-    if kind.group == _DEFINITIONS:
-        return f"io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.{kind.version}.{kind.kind}"
-    return f"io.k8s.api.{kind.group.split('.')[0] or 'core'}.{kind.version}.{kind.kind}"
+    group = kind.group.split(".")[0] or "core"
+    module = _SERVED_ELSEWHERE.get(kind.group)
+    package = f"{module}.pkg.apis.{group}" if module else f"api.{group}"
+    return f"io.k8s.{package}.{kind.version}.{kind.kind}"
 
 
 @cache

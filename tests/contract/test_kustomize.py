@@ -49,6 +49,7 @@ def pods(directory: str) -> list[Json]:
 # Rights and privileges
 
 SECRETS_OF = {
+    "api": ["api-certificate"],
     "timekeeper": ["gpu-timekeeper-certificate"],
     "webhook": ["webhook-certificate"],
     "auth": [
@@ -82,7 +83,7 @@ def test_exactly_the_pods_with_a_token_have_a_role() -> None:
         if pod.get("automountServiceAccountToken", True)
     }
 
-    assert tokens == bound - {"viewer"}  # users may create tokens of it
+    assert tokens == bound - {"system:authenticated"}
 
 
 def test_what_an_admission_policy_cannot_evaluate_is_denied() -> None:

@@ -20,7 +20,7 @@ TENANT = {NAMESPACE_NAME: "team-a"}
 NATS = {("nats", "client")}
 RAFT = {("nats", "client"), ("nats", "cluster")}
 REDIS = {("redis", "redis")}
-FOR_ANY_ADDRESS = {("webhook", "https"), ("api", "page")}
+FOR_ANY_ADDRESS = {("webhook", "https"), ("api", "page"), ("api", "aggregated")}
 FOR_ALL_PODS = FOR_ANY_ADDRESS | {("timekeeper", "api"), ("timekeeper", "reports")}
 
 pytestmark = needs_kubectl

@@ -65,8 +65,8 @@ def policies() -> list[Json]:
         _policy(
             "api",
             _named("api"),
-            # Through the API server's proxy or an ingress controller; each client is authenticated.
-            [_rule(ANY_ADDRESS, "page"), _rule(of_namespace, "old-metrics")],
+            # API servers and an ingress controller; each client is authenticated.
+            [_rule(ANY_ADDRESS, "page", "aggregated"), _rule(of_namespace, "old-metrics")],
         ),
         _in_agents_namespace(_policy("agents-default-deny", {}, [])),
         _in_agents_namespace(_policy("agents-metrics", *metrics)),

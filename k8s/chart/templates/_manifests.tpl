@@ -11,7 +11,7 @@ What kustomize does with the manifests, as far as they need it. `manifests` has 
 
 {{/* Adds the objects of a text to `objects`; all of them get `labels`. */}}
 {{- define "leasehold.read" -}}
-{{- $clusterWide := list "ClusterRole" "ClusterRoleBinding" "CustomResourceDefinition" "DeviceClass" "MutatingWebhookConfiguration" "Namespace" "PriorityClass" "ValidatingAdmissionPolicy" "ValidatingAdmissionPolicyBinding" -}}
+{{- $clusterWide := list "APIService" "ClusterRole" "ClusterRoleBinding" "CustomResourceDefinition" "DeviceClass" "MutatingWebhookConfiguration" "Namespace" "PriorityClass" "ValidatingAdmissionPolicy" "ValidatingAdmissionPolicyBinding" -}}
 {{- range $document := regexSplit "(?m)^---$" .text -1 -}}
 {{- $object := fromYaml $document -}}
 {{- if hasKey $object "Error" }}{{ fail $object.Error }}{{ end -}}

@@ -8,7 +8,7 @@ from services.cli.credentials import REDIS_PROBE_LOGIN, CredentialFiles
 from services.cli.state_dir import StateDir
 from services.cli.up import servers
 from services.cli.up.installation import BINDER, agent_account
-from services.cli.up.plan import Plan
+from services.cli.up.plan import AGGREGATED, Plan
 from shared.model.names import GPU_LABEL
 from shared.nats.subjects import user_of
 
@@ -134,6 +134,7 @@ def _services(plan: Plan, directory: StateDir) -> list[Component]:
     page = (
         *_as_account(directory, "api"),
         *("--listen", plan.page_url.removeprefix("http://")),
+        *("--aggregated", f"{servers.HOST}:{plan.ports[AGGREGATED]}"),
         *("--state-dir", str(directory.root / "api")),
         *_flag("--scheduler-metrics", settings.scheduler_metrics),
         *volcano,

@@ -18,15 +18,14 @@ AGENT, BINDER, API = "node-agent", "binder", "api"
 ACCOUNTS = ("watcher", BINDER, "timekeeper", "webhook", "extender", API)
 """Accounts of the services other than node agents."""
 ADMINISTRATORS = "leasehold-up"
-PAGE = "page"
-"""The port of the page and of the API in their Service."""
+VISIBILITY = "v1beta1.visibility.leasehold.dev"
 KINDS = Path(custom_kinds.__file__).with_name("kinds")
 """The definitions of our kinds."""
 Manifest = dict[str, Any]
 
 
 def installation(
-    directory: str, nodes: Iterable[str], *, policies: bool, page_port: int
+    directory: str, nodes: Iterable[str], *, policies: bool, aggregated_port: int
 ) -> Manifest:
     """Return what simcluster installs, with the kubeconfigs of accounts in `directory`."""
     accounts = [
@@ -46,7 +45,10 @@ def installation(
         }
         for node in nodes
     ]
-    return {"objects": [*_objects(policies=policies), *_service(page_port)], "accounts": accounts}
+    return {
+        "objects": [*_objects(policies=policies), *_api_service(aggregated_port)],
+        "accounts": accounts,
+    }
 
 
 def agent_account(node: str) -> str:
@@ -76,12 +78,17 @@ def _objects(*, policies: bool) -> Iterator[Manifest]:
         yield from admission_policies()
 
 
-def _service(port: int) -> Iterator[Manifest]:
-    """Yield the Service of the API, by which commands reach it with the kubeconfig alone."""
-    ports = {"ports": [{"name": PAGE, "port": port}]}
+def _api_service(port: int) -> Iterator[Manifest]:
+    """Yield what the API server passes requests for our objects on to."""
+    ports = {"ports": [{"port": port}]}
     yield _object("v1", "Service", API, SYSTEM_NAMESPACE) | {"spec": ports}
     subsets = [{"addresses": [{"ip": "127.0.0.1"}], **ports}]
     yield _object("v1", "Endpoints", API, SYSTEM_NAMESPACE) | {"subsets": subsets}
+    version, _, group = VISIBILITY.partition(".")
+    service = {"name": API, "namespace": SYSTEM_NAMESPACE, "port": port}
+    yield _object("apiregistration.k8s.io/v1", "APIService", VISIBILITY) | {
+        "spec": {"group": group, "version": version, "service": service}
+    }
 
 
 def _object(version: str, kind: str, name: str, namespace: str = "") -> Manifest:

@@ -49,6 +49,10 @@ class Plan:
         return f"http://{servers.HOST}:{self.ports['page']}"
 
 
+AGGREGATED = "aggregated"
+"""The port of the API for the API server."""
+
+
 def usage_port(node: str) -> str:
     """Return the name of the port of a node's usage metrics in the plan."""
     return f"usage-{node}"
@@ -63,6 +67,7 @@ def plan_of(settings: Up, nodes: Mapping[str, str], before: State | None) -> Pla
         ("redis", settings.redis_port),
         ("api", settings.api_port),
         ("page", settings.page_port),
+        (AGGREGATED, 0),
         ("extender", 0),
         *(
             (usage_port(node), settings.usage_port and settings.usage_port + number)

@@ -35,7 +35,7 @@ from services.cli.up import servers
 from services.cli.up.components import Component, components_of, with_credentials
 from services.cli.up.down import kill_leftovers
 from services.cli.up.installation import installation
-from services.cli.up.plan import Plan, layouts_of, plan_of, with_library
+from services.cli.up.plan import AGGREGATED, Plan, layouts_of, plan_of, with_library
 from services.cli.up.status import EXAMPLE, SIZE_LINES, faults_of, has_shares, summary, text_of
 from services.cli.up.supervisor import StartError, SupervisionTiming, Supervisor
 from services.extender.scheduler_configuration import SchedulerTls, scheduler_configuration
@@ -265,7 +265,10 @@ def _write_installation(components: Sequence[Component], plan: Plan, directory: 
     """Write what the simulated cluster installs: without a webhook no pod passes our admission."""
     policies = any(component.name == "webhook" for component in components)
     found = installation(
-        str(directory.accounts), plan.nodes, policies=policies, page_port=plan.ports["page"]
+        str(directory.accounts),
+        plan.nodes,
+        policies=policies,
+        aggregated_port=plan.ports[AGGREGATED],
     )
     directory.installation.write_text(json.dumps(found, indent=2))
 

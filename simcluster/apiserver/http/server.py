@@ -19,6 +19,7 @@ from simcluster.apimachinery.selectors import parse_selection
 from simcluster.apiserver.admission.chain import AdmissionChain
 from simcluster.apiserver.crd.definition_controller import DefinitionController
 from simcluster.apiserver.http import discovery, openapi
+from simcluster.apiserver.http.aggregation import FRONT_PROXY, Aggregator
 from simcluster.apiserver.http.debug_endpoints import (
     ApiServerMetrics,
     DebugEndpoints,
@@ -60,7 +61,7 @@ from simcluster.apiserver.requests.paged_lists import list_page
 from simcluster.apiserver.requests.query_parameters import ListOptions, is_set
 from simcluster.apiserver.requests.request_target import PATH_NOT_FOUND, RequestTarget, parse_target
 from simcluster.apiserver.storage.store import ObjectStore
-from simcluster.credentials import CertificateFiles
+from simcluster.credentials import CertificateFiles, load_certificates
 from simcluster.ports import ContainerRuntime
 
 _HEALTH = frozenset({"/healthz", "/readyz", "/livez"})
@@ -189,6 +190,7 @@ class ApiServer:
         self._quotas = QuotaController(store)
         self._admission = AdmissionChain(store)
         self._tokens = ServiceAccountTokens(store, settings.token)
+        self.aggregator = Aggregator(store)
         self._writer = ObjectWriter(
             store,
             DisruptionController(store),
@@ -289,7 +291,14 @@ class ApiServer:
     ) -> web.StreamResponse | None:
         """Respond to discovery, reviews and proxied requests; None for all others."""
         path = request.path
-        static = static_response(request, self.store.kinds)
+        if aggregated := self.aggregator.service_of(path):
+            return await self.aggregator.serve(request, aggregated, user)
+        kinds = self.store.kinds
+        if path.startswith(("/apis", "/openapi/v3")) and (
+            more := await self.aggregator.kinds(path)
+        ):
+            kinds = Kinds([*kinds, *more])
+        static = static_response(request, kinds)
         if static is not None:
             return static
         if path == _REVIEWS and request.method == "POST":
@@ -397,6 +406,8 @@ class ApiServer:
 @asynccontextmanager
 async def start_server(server: ApiServer, certificates: CertificateFiles) -> AsyncIterator[str]:
     """Listen while the context is open; yields the URL."""
+    front_proxy = certificates.ca.with_name(FRONT_PROXY)
+    server.aggregator.present(load_certificates(front_proxy, FRONT_PROXY))
     runner = web.ServerRunner(_web_server(server.handle), shutdown_timeout=_STOP_S)
     await runner.setup()
     settings = server.settings

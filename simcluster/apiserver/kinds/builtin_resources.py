@@ -67,6 +67,8 @@ BUILTIN = (
     Resource(plural="customresourcedefinitions", kind="CustomResourceDefinition",
              group="apiextensions.k8s.io", namespaced=False, short_names=("crd", "crds"),
              categories=("api-extensions",), has_status=True),
+    Resource(plural="apiservices", kind="APIService", group="apiregistration.k8s.io",
+             namespaced=False, categories=("api-extensions",)),
     Resource(plural="mutatingwebhookconfigurations", kind="MutatingWebhookConfiguration",
              group="admissionregistration.k8s.io", namespaced=False,
              categories=("api-extensions",)),

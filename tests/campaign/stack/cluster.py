@@ -233,7 +233,7 @@ def _installed(directory: StateDir) -> dict[str, object]:
     used = {each["metadata"]["name"] for each in rights if each["kind"] == "ServiceAccount"}
     accounts = [
         each
-        for each in installation(str(directory.accounts), NODES, policies=False, page_port=0)[
+        for each in installation(str(directory.accounts), NODES, policies=False, aggregated_port=0)[
             "accounts"
         ]
         if each["name"] in used

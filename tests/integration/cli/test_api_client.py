@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 import yaml
 
+from services.cli.api_client import APISERVICE
 from shared.credentials.authorization import KubernetesAuthenticator
 from shared.credentials.serving_files import ServingFiles
 from shared.kubernetes.client import KubernetesClient
@@ -21,6 +22,7 @@ from shared.model.clock import SystemClock
 from shared.model.events.pod_events import PodTerminated
 from shared.model.names import Namespace
 from simcluster.credentials import kubeconfig
+from tests.support.api.aggregated import RBAC, SYSTEM, aggregated
 from tests.support.api.running import RunningApi, reserve_lease, running_api
 from tests.support.placer.ledger import queued, verdict
 from tests.support.servers.tls import Made
@@ -30,7 +32,6 @@ from tests.support.stack import Done, run
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[3]
-SYSTEM = "leasehold-system"
 
 
 @dataclass
@@ -83,36 +84,22 @@ async def at(tmp_path: Path) -> AsyncIterator[Cluster]:
         api_server() as api,
         KubernetesClient(load_credentials(api.kubeconfig)) as kube,
         running_api(KubernetesAuthenticator(kube, SystemClock()), tls=tls) as shown,
+        aggregated(api, shown, tmp_path),
         api.client() as client,
     ):
-        await install(client, port=int(shown.url.rpartition(":")[2]))
+        await create_accounts(client)
         yield Cluster(api, shown, tmp_path, made.ca)
 
 
-async def install(client: aiohttp.ClientSession, *, port: int) -> None:
-    """Create the accounts, and of `k8s/base/api.yaml` what does not run."""
-    for name in (SYSTEM, "team"):
-        await created(client, "/api/v1/namespaces", {"metadata": {"name": name}})
+async def create_accounts(client: aiohttp.ClientSession) -> None:
+    """Create the accounts and the role of one."""
+    await created(client, "/api/v1/namespaces", {"metadata": {"name": "team"}})
     for name in ("member", "stranger"):
         await created(
             client, "/api/v1/namespaces/team/serviceaccounts", {"metadata": {"name": name}}
         )
-    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}"
-    manifests = (ROOT / "k8s" / "base" / "api.yaml").read_text()
-    for manifest in yaml.safe_load_all(manifests):
-        if manifest["kind"] in {"Role", "RoleBinding"}:
-            await created(client, f"{rbac}/{manifest['kind'].lower()}s", manifest)
-        elif manifest["kind"] == "Service":
-            await created(client, f"/api/v1/namespaces/{SYSTEM}/services", manifest)
-    endpoints = {
-        "metadata": {"name": "api"},
-        "subsets": [
-            {"addresses": [{"ip": "127.0.0.1"}], "ports": [{"name": "page", "port": port}]}
-        ],
-    }
-    await created(client, f"/api/v1/namespaces/{SYSTEM}/endpoints", endpoints)
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}]
-    inside = "/apis/rbac.authorization.k8s.io/v1/namespaces/default"
+    inside = f"{RBAC}/namespaces/default"
     await created(client, f"{inside}/roles", {"metadata": {"name": "pods"}, "rules": rules})
     await created(
         client,
@@ -259,24 +246,26 @@ async def test_what_a_kubeconfig_does_not_permit_is_said_with_what_to_do(at: Clu
     nowhere = await at.leasehold("gpus", KUBECONFIG="")
     url = await documents(at, "gpus", "--api", at.shown.url, trusted=at.api_ca)
     async with at.api.client() as client:
-        path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}/rolebindings"
         endpoints = f"/api/v1/namespaces/{SYSTEM}/endpoints/api"
         await client.delete(endpoints)
         not_ready = await at.leasehold("gpus")
-        await client.delete(f"{path}/api-reader")
-    denied = await at.leasehold("gpus")
+        await client.delete(f"{RBAC}/clusterrolebindings/leasehold-commands")
+        denied = await at.leasehold("gpus")
+        await client.delete("/apis/apiregistration.k8s.io/v1/apiservices/" + APISERVICE)
+    absent = await at.leasehold("gpus")
 
     assert not_ready.code == 3
     assert "no replica of the API is ready: `kubectl get pods -n" in not_ready.err
     assert audit.code == 3
     assert "exec -i deploy/operator -- leasehold audit" in audit.err
     assert elsewhere.code == 2
-    assert "may not use Leasehold's API through the API server" in elsewhere.err
+    assert "'default/none' is no URL" in elsewhere.err
     assert (pod.code, "cannot get resource" in pod.err) == (2, True)
     assert nowhere.code == 3
     assert nowhere.err.startswith("leasehold gpus: there is nothing to read: run `leasehold up`")
     assert url["nodes"]
-    assert (denied.code, "bind the Role api-reader" in denied.err) == (2, True)
+    assert (denied.code, "bind the ClusterRole leasehold-commands" in denied.err) == (2, True)
+    assert (absent.code, "this cluster has no API of Leasehold" in absent.err) == (3, True)
 
 
 async def test_a_watched_list_is_shown_again_when_it_changes(at: Cluster) -> None:

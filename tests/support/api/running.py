@@ -77,6 +77,7 @@ class RunningApi:
     preemptions: Preemptions
     budgets: Budgets
     nats_url: str
+    server: HttpServer
 
     async def get(self, path: str, token: str = "") -> tuple[int, Any]:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -142,12 +143,12 @@ async def running_api(
         task = asyncio.create_task(runner.run(started))
         spans = SpanDirectory(traces) if traces else None
         api = ReadApi(service, budgets, bus, trace_url="http://j/{trace}", spans=spans)
-        pages = HttpServer(api, authenticator or AnonymousAuthenticator()).application()
-        async with health.served(pages, "127.0.0.1:0", tls=tls) as address:
+        server = HttpServer(api, authenticator or AnonymousAuthenticator())
+        async with health.served(server.application(), "127.0.0.1:0", tls=tls) as address:
             await until(lambda: started.is_set() and not service.unready_reason())
             url = f"http{'s' if tls else ''}://{address}"
             yield RunningApi(
-                service, leases, bus, url, client, usage, preemptions, budgets, nats_url
+                service, leases, bus, url, client, usage, preemptions, budgets, nats_url, server
             )
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

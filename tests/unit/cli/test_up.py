@@ -111,7 +111,7 @@ def plan(settings: dict[str, object] | None = None, **changes: object) -> Plan:
     values: dict[str, object] = {
         "settings": Up(**{"placers": 3, **settings}),  # type: ignore[arg-type]
         "nodes": {"node-0": "4xT4", "node-1": "2xA10"},
-        "ports": {"nats": 1, "redis": 2, "api": 3, "page": 4}
+        "ports": {"nats": 1, "redis": 2, "api": 3, "page": 4, "aggregated": 5}
         | {"usage-node-0": 5, "usage-node-1": 6},
         "nats_program": "/bin/nats-server",
         "redis_program": "/bin/valkey-server",

@@ -1,0 +1,416 @@
+"""Devices, leases and waiting pods as objects for kubectl: kinds, columns and selectors; pure."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import attrgetter
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType, structs
+
+from services.api.visible_cluster import VisibleCluster
+from shared.model.device import visible_fault
+from shared.model.errors import RequestError
+from shared.model.node import LabelRequirement
+from shared.model.views import MeasuredView, ShareView, View
+from shared.placing.anti_affinity import matches_labels
+
+GROUP, VERSION = "visibility.leasehold.dev", "v1beta1"
+API_VERSION = f"{GROUP}/{VERSION}"
+BASE = f"/apis/{API_VERSION}"
+CATEGORY = "leasehold"
+NODE_LABEL, MODEL_LABEL = "leasehold.dev/node", "leasehold.dev/model"
+VERBS = ("get", "list", "watch")
+S = TypeVar("S", bound="Status")
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What is observed."""
+
+
+Mib = Annotated[int, Meta(description="MiB.")]
+Percent = Annotated[int, Meta(description="Percent of one GPU.")]
+Gpu = Annotated[str, Meta(description="Of the GPU.")]
+Instant = Annotated[datetime | UnsetType, Meta(description="RFC 3339.")]
+
+
+class GpuDeviceStatus(Status, frozen=True, kw_only=True, rename="camel"):
+    """A GPU, how much of it is leased, and whether it gets new pods."""
+
+    node: Gpu
+    index: Annotated[int, Meta(description="Its number on the node.")]
+    uuid: Gpu
+    model: Gpu
+    phase: Annotated[str, Meta(description="Ready, Closed (gets no new pods) or Unhealthy.")]
+    message: Annotated[str, Meta(description="Why it is not Ready.")]
+    mode: Annotated[str, Meta(description="How it is shared: hami-core or mig.")]
+    memory_mib: Mib
+    used_memory_mib: Annotated[int, Meta(description="Leased, MiB.")]
+    used_cores_percent: Annotated[int, Meta(description="Leased, percent.")]
+    used_shares: Annotated[int, Meta(description="Leased shares, or MIG instances.")]
+    slots: Annotated[int, Meta(description="How many shares or MIG instances there can be.")]
+    instances: Annotated[str, Meta(description="Its MIG instances, such as 3 x 2g.10gb.")]
+    numa: Annotated[int | UnsetType, Meta(description="Its NUMA node.")] = UNSET
+
+
+class GpuLeaseShare(Status, frozen=True, kw_only=True, rename="camel"):
+    """One container's share of one GPU."""
+
+    container: Annotated[str, Meta(description="The container, or the request of the claim.")]
+    init: Annotated[bool, Meta(description="Whether it is an init container.")]
+    index: Annotated[int, Meta(description="The GPU's number on the node.")]
+    uuid: Gpu
+    model: Gpu
+    memory_mib: Mib
+    cores_percent: Annotated[int, Meta(description="The limit of its cores; 0: none.")]
+    mig_profile: Annotated[str | UnsetType, Meta(description="Of its MIG instance.")] = UNSET
+    used_memory_mib: Annotated[int | UnsetType, Meta(description="Measured, MiB.")] = UNSET
+    used_cores_percent: Annotated[int | UnsetType, Meta(description="Measured, percent.")] = UNSET
+
+
+class GpuLeaseStatus(Status, frozen=True, kw_only=True, rename="camel"):
+    """The right of a pod, or of a ResourceClaim, to shares of a node's GPUs."""
+
+    state: Annotated[str, Meta(description="reserved, bound or active.")]
+    node: Annotated[str, Meta(description="The node of its GPUs.")]
+    system: Annotated[str, Meta(description="The system whose resource names the pod uses.")]
+    users: Annotated[tuple[str, ...], Meta(description="The UIDs of the pods that use it.")]
+    message: Annotated[str, Meta(description="What is wrong with its GPUs.")]
+    since: Instant
+    expires: Instant
+    idle_since: Instant
+    shares: Annotated[tuple[GpuLeaseShare, ...], Meta(description="By container and GPU.")]
+
+
+class WaitingPodStatus(Status, frozen=True, kw_only=True, rename="camel"):
+    """A pod that waits for GPUs, and why."""
+
+    position: Annotated[int, Meta(description="Among all waiting pods.")]
+    reason: Annotated[str, Meta(description="Why most nodes refuse it; or GpuQuota, or Budget.")]
+    message: Annotated[str, Meta(description="The reason in words, and what to try.")]
+    permanent: Annotated[bool, Meta(description="Whether no freed capacity can help.")]
+    priority: Annotated[int, Meta(description="Of the pod.")]
+    since: Instant
+    gang: Annotated[str, Meta(description="The gang with which it starts.")]
+
+
+class Metadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """The part of ObjectMeta that the objects have."""
+
+    name: str
+    namespace: str = ""
+    uid: str
+    resource_version: str = ""
+    creation_timestamp: datetime | UnsetType = UNSET
+    labels: Mapping[str, str] = {}
+
+
+class VisibleObject(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One object."""
+
+    api_version: str = API_VERSION
+    kind: str
+    metadata: Metadata
+    status: Any
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return self.metadata.namespace, self.metadata.name
+
+
+def _status(kind: type[S], view: View, **others: Any) -> S:
+    """Return a status with the fields of a view, and others."""
+    names = {each.name for each in structs.fields(kind)} - others.keys()
+    fields = {name: getattr(view, name, None) for name in names} | others
+    return kind(**{name: UNSET if value is None else value for name, value in fields.items()})
+
+
+def _devices(cluster: VisibleCluster) -> Iterator[VisibleObject]:
+    """Yield the devices, which name no pod: any reader of nodes may see them."""
+    projection = cluster.projection
+    for view in projection.devices.values():
+        closed = view.excluded or projection.nodes[view.node].closed_by
+        fault = visible_fault(view.fault, lambda _: False) or "it is not healthy"
+        phase = "Closed" if closed else "Ready"
+        labels = projection.totals[view.node].node.facts.labels
+        yield VisibleObject(
+            kind="GPUDevice",
+            metadata=Metadata(
+                name=f"{view.node}-{view.index}",
+                uid=view.uuid,
+                labels={**labels, **_labels(view.node, view.model)},
+            ),
+            status=_status(
+                GpuDeviceStatus,
+                view,
+                phase=phase if view.healthy else "Unhealthy",
+                message=closed if view.healthy else fault,
+            ),
+        )
+
+
+def _leases(cluster: VisibleCluster) -> Iterator[VisibleObject]:
+    """Yield the leases, of those with the same name the latest last."""
+    models = {uuid: view.model for uuid, view in cluster.projection.devices.items()}
+    for view in cluster.leases().leases:
+        shares = tuple(_share(share, models.get(share.device, "")) for share in view.shares)
+        created = _instant(view.created_at)
+        yield VisibleObject(
+            kind="GPULease",
+            metadata=Metadata(
+                name=f"claim:{view.name}" if view.claim else view.name,
+                namespace=view.namespace,
+                uid=view.pod,
+                creation_timestamp=created,
+                labels=_labels(view.node, shares[0].model if shares else ""),
+            ),
+            status=_status(
+                GpuLeaseStatus,
+                view,
+                system="claim" if view.claim else view.dialect,
+                message="; ".join(dict.fromkeys(view.unhealthy_devices.values())),
+                since=created,
+                expires=_instant(view.expires_at),
+                idle_since=_instant(view.idle_since),
+                shares=shares,
+            ),
+        )
+
+
+def _share(share: ShareView, model: str) -> GpuLeaseShare:
+    measured = share.measured or MeasuredView()
+    return _status(
+        GpuLeaseShare,
+        share,
+        uuid=share.device,
+        model=model,
+        mig_profile=share.mig and share.mig.profile,
+        used_memory_mib=measured.memory_mib,
+        used_cores_percent=measured.cores_percent,
+    )
+
+
+def _waiting(cluster: VisibleCluster) -> Iterator[VisibleObject]:
+    pods = {each.queued.pod: each.queued for each in cluster.projection.waiting_pods()}
+    for view in cluster.waiting_pods():
+        queued, since = pods[view.pod], _instant(view.since)
+        yield VisibleObject(
+            kind="WaitingPod",
+            metadata=Metadata(
+                name=view.name,
+                namespace=view.namespace,
+                uid=view.pod,
+                creation_timestamp=_instant(queued.created_at),
+                labels=queued.labels,
+            ),
+            status=_status(
+                WaitingPodStatus, view, reason=view.code, message=view.text, since=since
+            ),
+        )
+
+
+def _instant(seconds: float | None) -> datetime | UnsetType:
+    return datetime.fromtimestamp(int(seconds), UTC) if seconds else UNSET
+
+
+def _labels(node: str, model: str) -> dict[str, str]:
+    value = re.sub(r"[^A-Za-z0-9_.-]+", "-", model)[:63].strip("-_.")
+    return {NODE_LABEL: node[:63].rstrip("-_."), MODEL_LABEL: value}
+
+
+def _age(since: datetime | UnsetType, now: float) -> str:
+    """Return the time since an instant as kubectl shows it."""
+    if since is UNSET:
+        return "<unknown>"
+    seconds = max(int(now - since.timestamp()), 0)
+    units = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+    return next((f"{seconds // s}{unit}" for unit, s in units if seconds >= 2 * s), f"{seconds}s")
+
+
+def _device_cells(of: GpuDeviceStatus, _: float) -> tuple[Any, ...]:
+    cores, leases = f"{of.used_cores_percent}%", f"{of.used_shares}/{of.slots}"
+    shown = of.model, of.phase, of.memory_mib, of.used_memory_mib, cores, leases
+    return *shown, of.mode, of.uuid, of.message
+
+
+def _lease_cells(of: GpuLeaseStatus, now: float) -> tuple[Any, ...]:
+    shares = [share for share in of.shares if not share.init] or list(of.shares)
+    used = [share.used_memory_mib for share in shares if share.used_memory_mib is not UNSET]
+    cores = (_cores(share) for share in shares)
+    return (
+        *(of.state, of.node, _joined(share.index for share in shares)),
+        *(sum(share.memory_mib for share in shares), sum(used) if used else "<unknown>"),
+        *(_joined(cores), _age(of.since, now), _joined(share.model for share in shares)),
+        *(of.system, _joined(share.uuid for share in shares), of.message),
+    )
+
+
+def _waiting_cells(of: WaitingPodStatus, now: float) -> tuple[Any, ...]:
+    return of.position, of.reason, of.priority, _age(of.since, now), of.gang, of.message
+
+
+def _cores(share: GpuLeaseShare) -> str:
+    cores = f"{share.cores_percent}%" if share.cores_percent else "any"
+    return cores if share.mig_profile is UNSET else share.mig_profile
+
+
+def _joined(texts: Iterable[Any]) -> str:
+    return ",".join(dict.fromkeys(map(str, texts)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind, its names and columns, and where its objects are from."""
+
+    kind: str
+    plural: str
+    short_names: tuple[str, ...]
+    namespaced: bool = True
+    status: type[Status]
+    read: Callable[[VisibleCluster], Iterator[VisibleObject]]
+    cells: Callable[[Any, float], tuple[Any, ...]]
+    columns: tuple[str, ...]
+    wide: tuple[str, ...]
+    """Columns of `-o wide` only."""
+
+
+KINDS = (
+    Kind(
+        kind="GPUDevice",
+        plural="gpudevices",
+        short_names=("gpu", "gpus"),
+        namespaced=False,
+        status=GpuDeviceStatus,
+        read=_devices,
+        cells=_device_cells,
+        columns=("Model", "Status", "MiB", "Leased MiB", "Leased Cores", "Leases"),
+        wide=("Mode", "UUID", "Message"),
+    ),
+    Kind(
+        kind="GPULease",
+        plural="gpuleases",
+        short_names=("gl",),
+        status=GpuLeaseStatus,
+        read=_leases,
+        cells=_lease_cells,
+        columns=("State", "Node", "GPUs", "MiB", "Used MiB", "Cores", "Age"),
+        wide=("Model", "System", "UUIDs", "Message"),
+    ),
+    Kind(
+        kind="WaitingPod",
+        plural="waitingpods",
+        short_names=("wp",),
+        status=WaitingPodStatus,
+        read=_waiting,
+        cells=_waiting_cells,
+        columns=("Position", "Reason", "Priority", "Waiting"),
+        wide=("Gang", "Message"),
+    ),
+)
+
+
+def table(kind: Kind, objects: Iterable[VisibleObject], now: float, include: str) -> dict[str, Any]:
+    """Return objects as rows, each with its metadata, or what `include` says: None or Object."""
+    named = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
+    titles = (
+        ("Name", 0),
+        *((each, 0) for each in kind.columns),
+        *((each, 1) for each in kind.wide),
+    )
+    rows = [
+        {
+            "cells": (each.metadata.name, *kind.cells(each.status, now)),
+            "object": {"None": None, "Object": each}.get(
+                include, {**named, "metadata": each.metadata}
+            ),
+        }
+        for each in objects
+    ]
+    columns = [
+        {"name": title, "type": "string", "format": "", "description": "", "priority": priority}
+        for title, priority in titles
+    ]
+    return {
+        "kind": "Table",
+        "apiVersion": "meta.k8s.io/v1",
+        "columnDefinitions": columns,
+        "rows": rows,
+    }
+
+
+_TERM = re.compile(
+    r"\s*(?:!\s*(?P<absent>[\w./-]+)"
+    r"|(?P<key>[\w./-]+)\s*(?:(?P<op>==|!=|=)\s*(?P<value>[\w.-]*)"
+    r"|\s(?P<set>in|notin)\s*\((?P<values>[^()]*)\))?)\s*(?:,|$)"
+)
+_OPERATORS = {"=": "In", "==": "In", "in": "In", "!=": "NotIn", "notin": "NotIn"}
+
+
+def parse_labels(text: str) -> tuple[LabelRequirement, ...]:
+    """Parse a label selector. Raises RequestError for other text."""
+    found, at = [], 0
+    while at < len(text):
+        match = _TERM.match(text, at)
+        if match is None or match.end() == at:
+            raise RequestError(f"labelSelector {text!r} is not one from {text[at:]!r} on")
+        at = match.end()
+        values = (match["values"] or match["value"] or "").split(",")
+        operator = _OPERATORS.get(match["op"] or match["set"] or "", "Exists")
+        found.append(
+            LabelRequirement(match["absent"], "DoesNotExist")
+            if match["absent"]
+            else LabelRequirement(match["key"], operator, tuple(map(str.strip, values)))
+        )
+    return tuple(found)
+
+
+def parse_fields(text: str, kind: Kind) -> tuple[tuple[str, bool, str], ...]:
+    """Parse a field selector as paths of attributes, whether they must equal, and values.
+
+    All fields of `status` with one value can be selected by. Raises RequestError for other text.
+    """
+    of_status = [
+        each for each in structs.fields(kind.status) if each.name not in {"shares", "users"}
+    ]
+    known = {f"status.{each.encode_name}": f"status.{each.name}" for each in of_status}
+    known |= {name: name for name in ("metadata.name", "metadata.namespace")}
+    found = []
+    for term in filter(None, text.split(",")):
+        name, equals, value = term.partition("=")
+        path = known.get(name.rstrip("!"))
+        if path is None or not equals:
+            raise RequestError(f"fieldSelector {term} is not FIELD=VALUE of {', '.join(known)}")
+        found.append((path, not name.endswith("!"), value.removeprefix("=")))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The objects that a request is about."""
+
+    namespace: str = ""
+    name: str = ""
+    labels: tuple[LabelRequirement, ...] = ()
+    fields: tuple[tuple[str, bool, str], ...] = ()
+
+    def of(
+        self, objects: Mapping[tuple[str, str], VisibleObject]
+    ) -> dict[tuple[str, str], VisibleObject]:
+        """Return those objects."""
+        return {key: each for key, each in objects.items() if self._selects(each)}
+
+    def _selects(self, each: VisibleObject) -> bool:
+        metadata = each.metadata
+        return (
+            self.namespace in {"", metadata.namespace}
+            and self.name in {"", metadata.name}
+            and matches_labels(self.labels, metadata.labels)
+            and all((_text(attrgetter(f)(each)) == v) is equal for f, equal, v in self.fields)
+        )
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else "" if value is UNSET else str(value)

@@ -1,0 +1,310 @@
+"""The group visibility.leasehold.dev, which the API server passes on to us: kubectl's view.
+
+The API server has authenticated the user and authorized the request before it passes it on, and
+nothing else can connect: no second review is made. `views/...` are the paths of /api/v1, for the
+commands: each shows and does what its user may.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from msgspec import structs
+
+from services.api.aggregated.front_proxy import FrontProxy
+from services.api.aggregated.objects import (
+    API_VERSION,
+    BASE,
+    CATEGORY,
+    GROUP,
+    KINDS,
+    VERBS,
+    VERSION,
+    Kind,
+    Metadata,
+    Selection,
+    VisibleObject,
+    parse_fields,
+    parse_labels,
+    table,
+)
+from services.api.http_server import Handler, HttpServer, error_response, refusal
+from services.api.routes import ROUTES, Route
+from services.api.service import ApiService
+from services.api.visible_cluster import all_namespaces
+from shared.credentials.authorization import KubernetesAuthenticator, KubernetesViewer
+from shared.kubernetes.tokens import TokenUser
+from shared.model.errors import LeaseholdError, RequestError
+from shared.model.quantity import parse_decimal
+
+REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound",
+           405: "MethodNotAllowed", 422: "Invalid", 503: "ServiceUnavailable"}  # fmt: skip
+USER = web.RequestKey("user", TokenUser)
+COMPARE_S = 1.0
+"""Between two comparisons of the objects with what a watch has sent."""
+WATCH_S = 1800.0
+"""The time limit of a watch."""
+MOST_VERSIONS = 32
+IDS = 1 << 10
+REF = "#/components/schemas/{name}"
+encode = msgspec.json.Encoder().encode
+Objects = Mapping[tuple[str, str], VisibleObject]
+"""By namespace and name."""
+
+
+@dataclass(slots=True)
+class Versions:
+    """The latest versions of a kind's objects; each has its time in ms and a replica's number."""
+
+    kind: Kind
+    id: int = field(default_factory=lambda: random.randrange(IDS))  # noqa: S311
+    latest: deque[tuple[int, Objects]] = field(default_factory=lambda: deque(maxlen=MOST_VERSIONS))
+    _position: str = ""
+
+    def update(self, service: ApiService) -> tuple[int, Objects]:
+        """Return the latest version, which is a new one if the objects have changed."""
+        if self._position != service.feed.position:
+            self._position = service.feed.position
+            found = {each.key: each for each in self.kind.read(service.cluster(all_namespaces))}
+            if not self.latest or self.latest[-1][1] != found:
+                last = self.latest[-1][0] // IDS if self.latest else 0
+                at_ms = max(last + 1, int(service.clock.now() * 1000))
+                self.latest.append((at_ms * IDS + self.id, found))
+        return self.latest[-1]
+
+    def at(self, version: str) -> Objects:
+        """Return the objects of a version; none if it is not known, or another replica's."""
+        return next((objects for each, objects in self.latest if str(each) == version), {})
+
+
+class AggregatedApi:
+    """The handlers; `proxy` is set before they are served."""
+
+    def __init__(self, server: HttpServer, reviews: KubernetesAuthenticator) -> None:
+        self.server = server
+        self.service = server.service
+        self.reviews = reviews
+        self.proxy: FrontProxy | None = None
+        self.versions = {kind.plural: Versions(kind) for kind in KINDS}
+
+    def application(self) -> web.Application:
+        """Return the application."""
+        pages = web.Application(middlewares=[self.authenticate])
+        add = pages.router.add_get
+        for path, document in documents().items():
+            add(path, partial(self.document, encode(document)))
+        for kind in KINDS:
+            for path in (kind.plural, f"namespaces/{{namespace}}/{kind.plural}")[
+                : 1 + kind.namespaced
+            ]:
+                add(f"{BASE}/{path}", partial(self.list, kind))
+                add(f"{BASE}/{path}/{{name}}", partial(self.get, kind))
+        for route in ROUTES:
+            view = route.path.removeprefix("/api/v1/").replace("/", ":").replace("}", ":[^:/]+}")
+            pages.router.add_route(route.method, f"{BASE}/views/{view}", partial(self.view, route))
+        return pages
+
+    @web.middleware
+    async def authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse requests that are not the API server's, and return refusals as Status."""
+        user = self.proxy.user_of(request) if self.proxy else None
+        if user is None:
+            return _status(401, "only the API server, with the name of its front proxy, is served")
+        request[USER] = user
+        try:
+            return await handler(request)
+        except (web.HTTPException, LeaseholdError) as error:
+            return _status(*refusal(error))
+
+    async def document(self, body: bytes, _: web.Request) -> web.StreamResponse:
+        """Return a document that never changes."""
+        return web.Response(body=body, content_type="application/json")
+
+    async def get(self, kind: Kind, request: web.Request) -> web.StreamResponse:
+        """Return one object."""
+        version, found = self._selected(kind, request)
+        if not found:
+            name = request.match_info["name"]
+            raise web.HTTPNotFound(reason=f'{kind.plural}.{GROUP} "{name}" not found')
+        return _json(self._encodable(kind, found.values(), version, request))
+
+    async def list(self, kind: Kind, request: web.Request) -> web.StreamResponse:
+        """Return the selected objects, or stream their changes."""
+        version, found = self._selected(kind, request)
+        if request.query.get("watch") in {"1", "true"}:
+            return await self.watch(kind, request)
+        if request.query.get("continue"):
+            raise RequestError("there is no next page: lists are returned whole, whatever `limit`")
+        ordered = [found[key] for key in sorted(found)]
+        if _as_table(request):
+            return _json(self._encodable(kind, ordered, version, request))
+        head = {"kind": f"{kind.kind}List", "apiVersion": API_VERSION}
+        items = [_versioned(each, version) for each in ordered]
+        return _json({**head, "metadata": {"resourceVersion": str(version)}, "items": items})
+
+    async def watch(self, kind: Kind, request: web.Request) -> web.StreamResponse:
+        """Stream changes until the time limit of the request."""
+        query = request.query
+        if "sendInitialEvents" in query:
+            raise web.HTTPUnprocessableEntity(reason="sendInitialEvents is not served: list first")
+        limit_s = min(parse_decimal(query.get("timeoutSeconds", "")) or WATCH_S, WATCH_S)
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        with suppress(TimeoutError, ConnectionResetError):  # the client watches again
+            async with asyncio.timeout(limit_s):
+                async for change, each, version in self._changes(kind, request):
+                    shown = self._encodable(kind, [each], version, request)
+                    await response.write(encode({"type": change, "object": shown}) + b"\n")
+        return response
+
+    async def _changes(
+        self, kind: Kind, request: web.Request
+    ) -> AsyncIterator[tuple[str, VisibleObject, int]]:
+        """Yield the changes after the version of a request; if it is not known, all objects."""
+        after = self.versions[kind.plural].at(request.query.get("resourceVersion", ""))
+        known: Objects = _selection(kind, request).of(after)
+        while True:
+            position = self.service.feed.position
+            version, found = self._selected(kind, request)
+            for key in known.keys() - found.keys():
+                yield "DELETED", known[key], version
+            for key, each in found.items():
+                if known.get(key) != each:
+                    yield "MODIFIED" if key in known else "ADDED", each, version
+            known = found
+            await self.service.feed.wait_after(position, limit_s=WATCH_S)
+            await asyncio.sleep(COMPARE_S)
+
+    def _selected(self, kind: Kind, request: web.Request) -> tuple[int, Objects]:
+        """Return the version of all objects, and those that a request selects."""
+        if reason := self.service.unready_reason():
+            raise web.HTTPServiceUnavailable(reason=f"{reason}; retry in a second")
+        version, objects = self.versions[kind.plural].update(self.service)
+        return version, _selection(kind, request).of(objects)
+
+    def _encodable(
+        self, kind: Kind, objects: Iterable[VisibleObject], version: int, request: web.Request
+    ) -> object:
+        """Return a table if the client prefers one, else the only object."""
+        shown = [_versioned(each, version) for each in objects]
+        if not _as_table(request):
+            return shown[0]
+        include, now = request.query.get("includeObject", ""), self.service.clock.now()
+        return table(kind, shown, now, include) | {"metadata": {"resourceVersion": str(version)}}
+
+    async def view(self, route: Route, request: web.Request) -> web.StreamResponse:
+        """Return what the path of /api/v1 returns to this user."""
+        call = await self.server.call_of(request, KubernetesViewer(self.reviews, request[USER]))
+        try:
+            return await self.server.respond_to(call, route, request)
+        except (web.HTTPException, LeaseholdError) as error:
+            return error_response(*refusal(error))
+
+
+def _versioned(each: VisibleObject, version: int) -> VisibleObject:
+    metadata = structs.replace(each.metadata, resource_version=str(version))
+    return structs.replace(each, metadata=metadata)
+
+
+def _json(body: object) -> web.Response:
+    return web.Response(body=encode(body), content_type="application/json")
+
+
+def _status(code: int, message: str) -> web.Response:
+    body = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": REASONS.get(code, ""),
+        "code": code,
+    }
+    return web.json_response(body, status=code)
+
+
+def _as_table(request: web.Request) -> bool:
+    """Return whether the client prefers a table."""
+    return "as=Table" in request.headers.get("Accept", "").partition(",")[0]
+
+
+def _selection(kind: Kind, request: web.Request) -> Selection:
+    return Selection(
+        namespace=request.match_info.get("namespace", ""),
+        name=request.match_info.get("name", ""),
+        labels=parse_labels(request.query.get("labelSelector", "")),
+        fields=parse_fields(request.query.get("fieldSelector", ""), kind),
+    )
+
+
+def documents() -> dict[str, dict[str, Any]]:
+    """Return what describes the group, by path: discovery, and its types for `kubectl explain`."""
+    served = {"groupVersion": API_VERSION, "version": VERSION}
+    group = {
+        "kind": "APIGroup",
+        "apiVersion": "v1",
+        "name": GROUP,
+        "versions": [served],
+        "preferredVersion": served,
+    }
+    resources = [
+        {
+            "name": kind.plural,
+            "singularName": kind.kind.lower(),
+            "namespaced": kind.namespaced,
+            "kind": kind.kind,
+            "verbs": VERBS,
+            "shortNames": kind.short_names,
+            "categories": [CATEGORY],
+        }
+        for kind in KINDS
+    ]
+    found = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": API_VERSION}
+    index = {"paths": {BASE[1:]: {"serverRelativeURL": f"/openapi/v3{BASE}"}}}
+    return {
+        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]},
+        f"/apis/{GROUP}": group,
+        BASE: {**found, "resources": resources},
+        "/openapi/v2": {
+            "swagger": "2.0",
+            "info": {"title": GROUP, "version": VERSION},
+            "paths": {},
+        },
+        "/openapi/v3": index,
+        f"/openapi/v3{BASE}": _openapi(),
+    }
+
+
+def _openapi() -> dict[str, Any]:
+    types = [Metadata, *(kind.status for kind in KINDS)]
+    _, schemas = msgspec.json.schema_components(types, ref_template=REF)
+    text, paths = {"type": "string"}, {}
+    for kind in KINDS:
+        gvk = {"group": GROUP, "version": VERSION, "kind": kind.kind}
+        schemas[kind.kind] = {
+            "description": kind.status.__doc__,
+            "type": "object",
+            "properties": {
+                "apiVersion": text,
+                "kind": text,
+                "metadata": {"$ref": REF.format(name="Metadata")},
+                "status": {"$ref": REF.format(name=kind.status.__name__)},
+            },
+            "x-kubernetes-group-version-kind": [gvk],
+        }
+        place = "namespaces/{namespace}/" if kind.namespaced else ""
+        action = {"x-kubernetes-action": "list", "x-kubernetes-group-version-kind": gvk}
+        paths[f"{BASE}/{place}{kind.plural}"] = {"get": {**action, "responses": {}}}
+    return {
+        "openapi": "3.0.0",
+        "info": {"title": GROUP, "version": VERSION},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }

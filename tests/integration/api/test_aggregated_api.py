@@ -1,0 +1,214 @@
+"""The group visibility.leasehold.dev, through an API server that passes requests on to the API."""
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from services.api.aggregated.front_proxy import FrontProxy
+from shared.model.errors import RequestError
+from shared.model.names import Namespace
+from tests.support.api.aggregated import GROUP, RBAC, aggregated
+from tests.support.api.running import RunningApi, reserve_lease, running_api
+from tests.support.servers.tls import Made
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server, read
+from tests.support.simcluster.installed import created
+from tests.support.waiting import until
+
+TABLE = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"}
+DEFAULT, OTHER = f"{GROUP}/namespaces/default", f"{GROUP}/namespaces/other"
+
+
+@dataclass
+class Group:
+    """The group, and what is behind it."""
+
+    client: aiohttp.ClientSession
+    shown: RunningApi
+    address: str
+    api: ApiUnderTest
+    folder: Path
+
+    async def names(self, path: str, **query: str) -> list[str]:
+        found = await read(self.client, path, params=query)
+        return [each["metadata"]["name"] for each in found["items"]]
+
+
+@pytest.fixture
+async def group(tmp_path: Path) -> AsyncIterator[Group]:
+    async with (
+        api_server() as api,
+        running_api() as shown,
+        aggregated(api, shown, tmp_path) as address,
+        api.client() as client,
+    ):
+        yield Group(client, shown, address, api, tmp_path)
+
+
+async def test_tables_documents_and_selectors_are_those_of_kubectl(group: Group) -> None:
+    lease = await reserve_lease(group.shown, cores=30, name="first")
+    await reserve_lease(group.shown, "p2", gpu=1, namespace=Namespace("other"), name="theirs")
+    group.shown.usage.measure(lease, memory_mib=77)
+    await until(
+        lambda: read(group.client, f"{DEFAULT}/gpuleases"),
+        lambda found: (
+            found["items"] and "usedMemoryMib" in found["items"][0]["status"]["shares"][0]
+        ),
+    )
+
+    table = await read(group.client, f"{DEFAULT}/gpuleases", headers=TABLE)
+    device = await read(group.client, f"{GROUP}/gpudevices/a-0")
+    everywhere = await group.names(f"{GROUP}/gpuleases")
+    by_label = await group.names(f"{GROUP}/gpuleases", labelSelector="leasehold.dev/node in (a,b)")
+    by_absence = await group.names(f"{GROUP}/gpuleases", labelSelector="!leasehold.dev/node")
+    by_field = await group.names(f"{GROUP}/gpudevices", fieldSelector="status.usedShares=0")
+    unequal = await group.names(f"{GROUP}/gpuleases", fieldSelector="metadata.namespace!=other")
+
+    titles = [column["name"] for column in table["columnDefinitions"]]
+    (row,) = [dict(zip(titles, row["cells"], strict=True)) for row in table["rows"]]
+    assert (row["Name"], row["Node"], row["Used MiB"], row["Cores"]) == ("first", "a", 77, "30%")
+    assert table["rows"][0]["object"]["kind"] == "PartialObjectMetadata"
+    assert (device["kind"], device["status"]["usedShares"]) == ("GPUDevice", 1)
+    assert "first" not in json.dumps(device)
+    assert everywhere == ["first", "theirs"]
+    assert (by_label, by_absence) == (everywhere, [])
+    assert (by_field, unequal) == ([], ["first"])
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "said"),
+    [
+        (f"{GROUP}/gpudevices/none", 404, 'gpudevices.visibility.leasehold.dev "none" not found'),
+        (f"{GROUP}/gpudevices?fieldSelector=status.x=1", 400, "is not FIELD=VALUE of status.node"),
+        (f"{GROUP}/gpuleases?labelSelector=a=(", 400, "is not one from 'a=(' on"),
+        (f"{GROUP}/gpuleases?continue=x", 400, "lists are returned whole, whatever `limit`"),
+        (f"{GROUP}/gpuleases?watch=1&sendInitialEvents=true", 422, "list first"),
+    ],
+)
+async def test_a_refusal_is_a_status_in_words(
+    group: Group, path: str, code: int, said: str
+) -> None:
+    found = await read(group.client, path, code=code)
+
+    assert (found["kind"], found["code"]) == ("Status", code)
+    assert said in found["message"]
+
+
+async def test_a_watch_continues_after_a_list_and_ends_what_is_selected_no_more(
+    group: Group,
+) -> None:
+    listed = await read(group.client, f"{DEFAULT}/gpuleases")
+    query = {"watch": "1", "resourceVersion": listed["metadata"]["resourceVersion"]}
+    devices = {"watch": "1", "fieldSelector": "status.usedShares=0"}
+    async with (
+        group.client.get(f"{DEFAULT}/gpuleases", params=query) as leases,
+        group.client.get(f"{GROUP}/gpudevices", params=devices) as free,
+        asyncio.timeout(20),
+    ):
+        before = [json.loads(await free.content.readline()) for _ in range(2)]
+        lease = await reserve_lease(group.shown, name="first")
+        added = json.loads(await leases.content.readline())
+        taken = json.loads(await free.content.readline())
+        await group.shown.ledger.release([lease.pod], reason="ended")
+        ended = json.loads(await leases.content.readline())
+
+    assert listed["items"] == []
+    assert [(each["type"], each["object"]["metadata"]["name"]) for each in before] == [
+        ("ADDED", "a-0"),
+        ("ADDED", "a-1"),
+    ]
+    assert (added["type"], added["object"]["metadata"]["name"]) == ("ADDED", "first")
+    assert (taken["type"], taken["object"]["metadata"]["name"]) == ("DELETED", "a-0")
+    assert (ended["type"], ended["object"]["status"]["state"]) == ("DELETED", "reserved")
+
+
+async def test_discovery_and_explanations_name_the_kinds(group: Group) -> None:
+    kind = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+    groups = await read(group.client, "/apis", headers={"Accept": kind})
+    explained = await read(group.client, f"/openapi/v3{GROUP}")
+
+    (found,) = [e for e in groups["items"] if e["metadata"]["name"] == "visibility.leasehold.dev"]
+    kinds = {each["resource"]: each for each in found["versions"][0]["resources"]}
+    assert set(kinds) == {"gpudevices", "gpuleases", "waitingpods"}
+    assert kinds["gpuleases"]["shortNames"] == ["gl"]
+    assert {each["categories"][0] for each in kinds.values()} == {"leasehold"}
+    status = explained["components"]["schemas"]["GpuDeviceStatus"]
+    assert "Ready, Closed" in status["properties"]["phase"]["description"]
+    assert all("description" in each for each in status["properties"].values())
+
+
+async def test_those_who_may_view_a_namespace_see_its_objects_only(group: Group) -> None:
+    await reserve_lease(group.shown, name="first")
+    await created(
+        group.client,
+        f"{RBAC}/namespaces/default/rolebindings",
+        {
+            "metadata": {"name": "viewers"},
+            "roleRef": {"kind": "ClusterRole", "name": "leasehold-view"},
+            "subjects": [{"kind": "User", "name": "ada"}],
+        },
+    )
+    ada = {"Impersonate-User": "ada", "Impersonate-Group": "system:authenticated"}
+
+    own = await read(group.client, f"{DEFAULT}/gpuleases", headers=ada)
+    refused = [
+        await read(group.client, path, headers=ada, code=403)
+        for path in (f"{OTHER}/gpuleases", f"{GROUP}/gpuleases", f"{GROUP}/gpudevices")
+    ]
+    view = await read(group.client, f"{GROUP}/views/gpus", headers=ada)
+
+    assert [each["metadata"]["name"] for each in own["items"]] == ["first"]
+    assert all('User "ada" cannot list' in each["message"] for each in refused)
+    (share,) = view["nodes"][0]["devices"][0]["shares"]
+    assert (share["name"], share["memory_mib"] > 0) == ("", True)
+
+
+async def test_nobody_but_the_api_server_is_served(group: Group) -> None:
+    """Neither a client without a certificate, nor one with another name of the same authority."""
+    tls = group.api.ca.with_name("front-proxy")
+    other = ssl.create_default_context()
+    other.check_hostname, other.verify_mode = False, ssl.CERT_NONE
+    other.load_cert_chain(*Made(group.folder).issue("stranger"))
+    user = {"X-Remote-User": "system:admin", "X-Remote-Group": "system:masters"}
+
+    async with aiohttp.ClientSession(headers=user) as session:
+        with pytest.raises(aiohttp.ClientError):
+            await session.get(f"https://{group.address}{GROUP}/gpuleases", ssl=other)
+        with pytest.raises(aiohttp.ClientError):
+            await session.get(f"https://{group.address}{GROUP}/gpuleases", ssl=False)
+
+    proxied = await read(group.client, f"{GROUP}/gpuleases")
+    assert (tls.exists(), proxied["items"]) == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"client-ca-file": "A"}, "any user could pretend to be any other"),
+        ({"client-ca-file": "A", "requestheader-allowed-names": '["front-proxy"]'}, ""),
+        ({"client-ca-file": "B"}, ""),
+        ({"requestheader-client-ca-file": ""}, "aggregation layer is off"),
+        ({"requestheader-group-headers": "["}, "is invalid"),
+    ],
+)
+def test_an_api_server_that_cannot_be_told_from_users_is_not_served(
+    changes: dict[str, str], said: str
+) -> None:
+    end = "-----END CERTIFICATE-----"
+    data = {
+        "requestheader-client-ca-file": "A",
+        "requestheader-username-headers": '["X-Remote-User"]',
+        "requestheader-allowed-names": "[]",
+    } | changes
+    given = {key: f"{text}{end}" if text in {"A", "B"} else text for key, text in data.items()}
+
+    if said:
+        with pytest.raises(RequestError, match=said):
+            FrontProxy.parse(given)
+    else:
+        assert FrontProxy.parse(given).user == ("X-Remote-User",)
