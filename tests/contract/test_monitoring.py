@@ -77,6 +77,27 @@ def test_recording_rules_use_existing_metrics() -> None:
         assert metrics_in(rule["expr"]) <= existing(), rule
 
 
+def test_the_autoscalers_of_the_examples_read_recorded_metrics() -> None:
+    hpa, keda, adapter = (
+        yaml.safe_load((ROOT / path).read_text())
+        for path in (
+            "examples/inference-hpa.yaml",
+            "examples/inference-keda.yaml",
+            "k8s/monitoring/prometheus-adapter.yaml",
+        )
+    )
+    (rule,) = adapter["rules"]["custom"]
+    (series,) = re.findall(r'__name__=~"(.+)"', rule["seriesQuery"])
+    shown = {
+        re.sub(rule["name"]["matches"], r"\1", each)
+        for each in existing()
+        if re.fullmatch(series, each)
+    }
+
+    assert hpa["spec"]["metrics"][0]["pods"]["metric"]["name"] in shown
+    assert metrics_in(keda["spec"]["triggers"][0]["metadata"]["query"]) <= existing()
+
+
 def test_counters_in_alerts_with_increase_are_exported_before_their_first_increase() -> None:
     """Prometheus sees no increase in a series that begins with 1."""
     program = (

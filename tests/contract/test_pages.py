@@ -253,8 +253,9 @@ def advised(cell: str) -> dict[str, Any]:
     [
         *(pytest.param([advised(cell)], id=wanted) for wanted, cell in ADVISED),
         *(
-            pytest.param(list(templates(list(yaml.safe_load_all(path.read_text())))), id=path.name)
+            pytest.param(pods, id=path.name)
             for path in EXAMPLES
+            if (pods := list(templates(list(yaml.safe_load_all(path.read_text())))))
         ),
     ],
 )

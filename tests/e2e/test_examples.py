@@ -17,7 +17,7 @@ from tests.support.waiting import until
 pytestmark = NEEDS_KUBECTL
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OTHER_PROJECTS = re.compile(
-    r"(jobset.x-k8s|karpenter|kubeflow|kueue.x-k8s|ray|scheduling.volcano)\.(io|sh|org)/"
+    r"(jobset.x-k8s|karpenter|keda|kubeflow|kueue.x-k8s|ray|scheduling.volcano)\.(io|sh|org)/"
 )
 """Groups of kinds that neither Kubernetes nor Leasehold has."""
 
