@@ -1,7 +1,11 @@
 """The examples in the stack as a user starts it."""
 
+import asyncio
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,8 +15,10 @@ import yaml
 
 from shared.model.lease_copy import ANNOTATION, load_lease
 from shared.model.names import Namespace
+from tests.support.page_commands import SHELL_BLOCK
 from tests.support.stack import NEEDS_KUBECTL, Stack, stack, succeeded
 from tests.support.waiting import until
+from tools.generate.pages import DOCS, ROOT
 
 pytestmark = NEEDS_KUBECTL
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -89,3 +95,28 @@ async def test_the_nodes_have_the_label_of_nodes_with_an_agent(up: Stack) -> Non
     shown = await up.kubectl_out("get", "nodes", "-l", "leasehold.dev/gpu=true", "-o", "name")
 
     assert shown.split() == ["node/node-0", "node/node-1"]
+
+
+async def test_the_page_on_ai_conformance_can_be_followed(up: Stack) -> None:
+    port = json.loads((up.root / "state.json").read_text())["ports"]["usage-node-0"]
+    page = (DOCS / "conformance.md").read_text().replace("localhost:9394", f"localhost:{port}")
+    shell = os.environ | {
+        "KUBECONFIG": str(up.root / "kubeconfig"),
+        "LEASEHOLD_STATE": str(up.root),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+
+    access, gangs, metrics = [
+        await asyncio.to_thread(
+            subprocess.run, ["bash", "-euo", "pipefail", "-c", block],
+            capture_output=True, text=True, cwd=ROOT, env=shell, check=False,
+        )
+        for _, block in SHELL_BLOCK.findall(page)
+    ]  # fmt: skip
+
+    for done in (access, gangs, metrics):
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert '"NVIDIA_VISIBLE_DEVICES","value":"void"' in access.stdout
+    assert "clean: " in access.stdout
+    assert "hw_gpu_utilization_ratio{" in metrics.stdout
+    assert "share-a" in metrics.stdout
