@@ -4,12 +4,12 @@ import base64
 import binascii
 import contextlib
 from collections.abc import Mapping
-from urllib.parse import quote
 
 from services.auth.auth_callout import ServiceNamespaces
 from services.auth.root_secret import ManagedObject
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
+from shared.kubernetes.paths import objects_path
 from shared.kubernetes.types import RawObject
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 
@@ -70,10 +70,7 @@ class RootSecretStore:
         return self.namespaces.agents if managed.for_agents else self.namespaces.system
 
     def _path(self, managed: ManagedObject) -> str:
-        namespace, name = (
-            quote(text, safe="") for text in (self._namespace(managed), managed.name)
-        )
-        return f"/api/v1/namespaces/{namespace}/{managed.kind}/{name}"
+        return objects_path(self._namespace(managed), managed.kind, managed.name)
 
 
 def _encode(kind: str, value: bytes) -> str:

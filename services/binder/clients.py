@@ -5,13 +5,12 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 from msgspec import Struct
 
 from services.binder.observations import DisruptionBudget, PodSnapshot, snapshot_of, stamp
 from shared.dialects import GPU_RESOURCES, KUBE_SCHEDULER
-from shared.kubernetes.client import KubernetesClient, pod_path
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import (
     EvictionBlockedError,
     KubernetesConflictError,
@@ -19,6 +18,7 @@ from shared.kubernetes.errors import (
     OverloadedError,
     RequestRejectedError,
 )
+from shared.kubernetes.paths import node_path, objects_path, pod_path
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim, claim_path
 from shared.kubernetes.types import (
     ApiDisruptionBudget,
@@ -93,7 +93,7 @@ class PodClient:
         With a `node`, only those on it or on none yet.
         """
         labels = ",".join(map(_requirement, term.selector))
-        paths = [f"/api/v1/namespaces/{quote(each, safe='')}/pods" for each in term.namespaces]
+        paths = [objects_path(each, "pods") for each in term.namespaces]
         places = ("",) if node is None else (",spec.nodeName=", f",spec.nodeName={node}")
         return [
             snapshot_of(pod)
@@ -107,7 +107,7 @@ class PodClient:
     async def node_labels(self, name: NodeName) -> Mapping[str, str] | None:
         """Return the labels of a node, or None if there is none."""
         try:
-            node = await self.client.read(f"/api/v1/nodes/{quote(name, safe='')}", ApiObject)
+            node = await self.client.read(node_path(name), ApiObject)
         except NotFoundError:
             return None
         return node.metadata.labels
@@ -149,16 +149,16 @@ class PodClient:
 
     async def create_event(self, namespace: str, body: Mapping[str, Any]) -> None:
         """Create an Event. Raises ConflictError if there is one of that name."""
-        await self.client.create(_events_path(namespace), body)
+        await self.client.create(objects_path(namespace, "events"), body)
 
     async def patch_event(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
         """Change an Event. Raises RequestError if there is none."""
-        await self.client.patch_merge(_events_path(namespace, name), patch)
+        await self.client.patch_merge(objects_path(namespace, "events", name), patch)
 
     async def get_event_count(self, namespace: str, name: str) -> int:
         """Return the stored count of an Event, or 0 if there is none."""
         try:
-            event = await self.client.read(_events_path(namespace, name), _EventCount)
+            event = await self.client.read(objects_path(namespace, "events", name), _EventCount)
         except NotFoundError:
             return 0
         return event.count or 1
@@ -267,11 +267,6 @@ def _requirement(one: LabelRequirement) -> str:
         case "Exists":
             return one.key
     return f"!{one.key}"
-
-
-def _events_path(namespace: str, name: str = "") -> str:
-    events = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
-    return f"{events}/{quote(name, safe='')}" if name else events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

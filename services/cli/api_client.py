@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
@@ -34,6 +34,7 @@ from shared.kubernetes.kubeconfig import (
     load_credentials,
     tls_context,
 )
+from shared.kubernetes.paths import objects_path, pod_path
 from shared.kubernetes.types import ApiObject, ApiPod, ObjectMeta
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.names import SYSTEM_NAMESPACE
@@ -188,7 +189,7 @@ class KubernetesApi:
         """Return one pod. Raises NothingFoundError if it does not exist."""
         from services.cli.pod_summary import summary_of
 
-        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
+        path = pod_path(namespace, name)
         try:
             return summary_of(msgspec.json.decode(self.send("GET", path), type=ApiPod))
         except NotFoundError as error:
@@ -206,7 +207,7 @@ class KubernetesApi:
         """Yield the pods of a namespace."""
         from services.cli.pod_summary import summary_of
 
-        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
+        path = objects_path(namespace, "pods")
         yield from map(summary_of, self.items(path, ApiPod))
 
 

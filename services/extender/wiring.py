@@ -8,9 +8,10 @@ from services.extender.server import application
 from services.extender.service import Extender
 from services.extender.settings import ExtenderSettings
 from shared.credentials.serving_files import ServingFiles
-from shared.kubernetes.client import KubernetesClient, pod_path
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.kubeconfig import load_credentials
+from shared.kubernetes.paths import pod_path
 from shared.kubernetes.types import ApiPod
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock

@@ -26,6 +26,7 @@ from shared.dialects.volcano.device_config import (
     parse_device_config,
 )
 from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.paths import objects_path
 from shared.kubernetes.strict_yaml import load_document
 from shared.kubernetes.types import RawObject
 from shared.model.bounds import cut
@@ -103,7 +104,7 @@ class DeviceConfigLoader:
                 for namespace in NAMESPACES:
                     try:
                         config_map = await self.client.read(
-                            f"/api/v1/namespaces/{namespace}/configmaps/{name}", RawObject
+                            objects_path(namespace, "configmaps", name), RawObject
                         )
                     except NotFoundError:
                         continue

@@ -7,7 +7,6 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import PurePosixPath
-from urllib.parse import quote
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.cdi_files import CdiFiles
@@ -43,6 +42,7 @@ from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
+from shared.kubernetes.paths import node_path
 from shared.kubernetes.types import ApiNode
 from shared.model.claim import DraMode
 from shared.model.clock import Clock, SystemClock
@@ -118,8 +118,8 @@ async def node_agent(
 
 
 async def _container_runtime(kubernetes: KubernetesClient, settings: AgentSettings) -> str:
-    path = f"/api/v1/nodes/{quote(settings.node_name, safe='')}"
-    return (await kubernetes.read(path, ApiNode)).status.node_info.container_runtime_version
+    node = await kubernetes.read(node_path(settings.node_name), ApiNode)
+    return node.status.node_info.container_runtime_version
 
 
 def _build_agent(node: Node, settings: AgentSettings, gpus: NodeGpus) -> NodeAgent:

@@ -4,7 +4,6 @@ import logging
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
-from urllib.parse import quote
 
 from services.timekeeper.config.budget_sources import (
     BudgetFile,
@@ -31,6 +30,7 @@ from shared.kubernetes import gpu_quotas
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.custom_kinds import LatestSpecs
 from shared.kubernetes.kubeconfig import load_credentials
+from shared.kubernetes.paths import objects_path
 from shared.kubernetes.reachability import ApiServerReachability
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
@@ -45,9 +45,7 @@ class AuthorityConfigMap:
 
     def __init__(self, client: KubernetesClient, namespace: str, name: str) -> None:
         self.client = client
-        self.path = (
-            f"/api/v1/namespaces/{quote(namespace, safe='')}/configmaps/{quote(name, safe='')}"
-        )
+        self.path = objects_path(namespace, "configmaps", name)
         self._written = b""
 
     async def trust(self, authorities: bytes) -> None:

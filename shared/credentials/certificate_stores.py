@@ -12,6 +12,7 @@ from urllib.parse import quote
 from shared.credentials import certificates
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
+from shared.kubernetes.paths import objects_path
 from shared.kubernetes.types import RawObject
 from shared.model.errors import RequestError
 
@@ -123,7 +124,7 @@ class SecretStore:
 
     @property
     def _secrets(self) -> str:
-        return f"/api/v1/namespaces/{quote(self.namespace, safe='')}/secrets"
+        return objects_path(self.namespace, "secrets")
 
     async def load(self) -> CertificateBundle | None:
         """Read the Secret. One without a certificate counts as missing."""

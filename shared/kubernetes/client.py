@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
@@ -35,6 +35,7 @@ from shared.kubernetes.kubeconfig import (
     KubeconfigError,
     tls_context,
 )
+from shared.kubernetes.paths import pod_path
 from shared.model.errors import RequestError, UnavailableError
 
 TOKEN_AGE_S = 60.0
@@ -464,8 +465,3 @@ def _delete_options(uid: str | None, grace_s: int | None) -> dict[str, object]:
     if grace_s is not None:
         options["gracePeriodSeconds"] = grace_s
     return options
-
-
-def pod_path(namespace: str, name: str) -> str:
-    """Return the path of a pod."""
-    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"

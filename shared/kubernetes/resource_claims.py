@@ -5,10 +5,10 @@ https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-
 """
 
 from collections.abc import Iterable
-from urllib.parse import quote
 
 from msgspec import Raw, Struct, field
 
+from shared.kubernetes.paths import objects_path
 from shared.kubernetes.types import Condition, ObjectMeta, Quantities
 from shared.model.bounds import check_bounds
 from shared.model.claim import CORES, DRIVER, LEASED, MEMORY, REFUSED, generation_of
@@ -93,8 +93,7 @@ class DeviceClass(Struct, frozen=True):
 
 def claim_path(namespace: str, name: str) -> str:
     """Return the path of a ResourceClaim."""
-    collection = f"/apis/resource.k8s.io/v1/namespaces/{quote(namespace, safe='')}/resourceclaims"
-    return f"{collection}/{quote(name, safe='')}"
+    return objects_path(namespace, "resourceclaims", name, group="/apis/resource.k8s.io/v1")
 
 
 def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:

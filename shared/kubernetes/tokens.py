@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from urllib.parse import quote
 
 import msgspec
 
 from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.paths import objects_path
 
 
 class IssuedToken(msgspec.Struct, frozen=True, rename="camel"):
@@ -25,9 +25,8 @@ async def request_token(
 ) -> IssuedToken:
     """Request a token of a service account, with the `spec` of a TokenRequest."""
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
-    accounts = f"/api/v1/namespaces/{quote(namespace, safe='')}/serviceaccounts"
-    path = f"{accounts}/{quote(account, safe='')}/token"
-    return (await kube.create(path, body, _TokenRequest)).status
+    path = objects_path(namespace, "serviceaccounts", account)
+    return (await kube.create(f"{path}/token", body, _TokenRequest)).status
 
 
 REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"

@@ -1,12 +1,12 @@
 """The commands cordon and uncordon: close a GPU to new pods, and open it again."""
 
 import time
-from urllib.parse import quote
 
 from services.cli.api_client import ApiClient, NothingFoundError, locate
 from services.cli.commands import Cordon, GpuArguments, Uncordon
 from services.cli.terminal import program
 from shared.kubernetes.errors import ForbiddenError
+from shared.kubernetes.paths import node_path
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.node import CORDONED, DEVICE_CORDON_PREFIX
 from shared.model.views import DeviceView, GpusView
@@ -74,7 +74,7 @@ def _find(api: ApiClient, flags: GpuArguments) -> DeviceView:
 def _annotate(api: ApiClient, device: DeviceView, reason: str | None) -> None:
     change = {"metadata": {"annotations": {f"{DEVICE_CORDON_PREFIX}{device.index}": reason}}}
     try:
-        api.server.send("PATCH", f"/api/v1/nodes/{quote(device.node, safe='')}", change, MERGE)
+        api.server.send("PATCH", node_path(device.node), change, MERGE)
     except ForbiddenError as error:
         raise RequestError(
             f"your account may not patch nodes: an administrator can cordon GPUs ({error.response})"

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import yaml
 
@@ -24,6 +23,7 @@ from services.cli.commands import NodeKeys
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError, UnauthorizedError
 from shared.kubernetes.kubeconfig import ClusterCredentials, load_credentials
+from shared.kubernetes.paths import objects_path
 from shared.kubernetes.tokens import IssuedToken, request_token
 from shared.kubernetes.types import RawObject
 from shared.model.errors import RequestError
@@ -71,7 +71,6 @@ async def _request_tokens(
     credentials: ClusterCredentials, namespace: str, node: str, life_s: int
 ) -> NodeTokens:
     """Request the tokens from the API server. Raises RequestError with what to do if it refuses."""
-    base = f"/api/v1/namespaces/{quote(namespace, safe='')}"
     async with KubernetesClient(credentials) as kubernetes:
 
         async def token(audiences: list[str]) -> IssuedToken:
@@ -83,7 +82,7 @@ async def _request_tokens(
 
         try:
             api, nats = await token([]), await token([NATS_AUDIENCE])
-            path = f"{base}/configmaps/{AUTHORITY_CONFIG_MAP}"
+            path = objects_path(namespace, "configmaps", AUTHORITY_CONFIG_MAP)
             config_map = await kubernetes.read(path, RawObject)
         except NotFoundError as error:
             raise RequestError(

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import quote
 
 from shared.dialects import GPU_RESOURCES, KUBE_SCHEDULER
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.full_pods import FullContainer, Workload
+from shared.kubernetes.paths import objects_path
 from shared.kubernetes.types import ObjectList, RawObject
 from shared.ledger.redis_server import RedisFacts
 from shared.ledger.server_errors import KEEPS_KEYS, SET_POLICY
@@ -37,7 +37,7 @@ async def read_settings(kubernetes: KubernetesClient) -> dict[str, WorkloadSetti
     """
     found: dict[str, WorkloadSettings] = {}
     for namespace, kind in ((SYSTEM_NAMESPACE, "deployments"), (AGENTS_NAMESPACE, "daemonsets")):
-        path = f"/apis/apps/v1/namespaces/{namespace}/{kind}"
+        path = objects_path(namespace, kind, group="/apis/apps/v1")
         for workload in (await kubernetes.read(path, ObjectList[Workload])).items or ():
             for container in workload.spec.template.spec.containers[:1]:
                 found[workload.metadata.name] = await _read(kubernetes, namespace, container)
@@ -52,7 +52,7 @@ async def _read(
     values: dict[str, str] = {}
     for source in (each.config_map_ref for each in container.env_from):
         if source:
-            path = f"/api/v1/namespaces/{namespace}/configmaps/{quote(source.name, safe='')}"
+            path = objects_path(namespace, "configmaps", source.name)
             values |= (await kubernetes.read(path, RawObject)).data or {}
     values |= {each.name: each.value for each in container.env}
     computed = {each.name for each in container.env if each.value_from or "$(" in each.value}

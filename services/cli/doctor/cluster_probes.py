@@ -19,6 +19,7 @@ from shared.credentials.logins import ClientCredentials
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.full_pods import Workload
+from shared.kubernetes.paths import objects_path
 from shared.kubernetes.resource_claims import DeviceClass
 from shared.kubernetes.types import (
     AccessReview,
@@ -233,7 +234,7 @@ class ClusterProbes:
 
     async def _ready_replicas(self, name: str) -> int | None:
         """Return how many replicas of a Deployment are ready; None: it does not exist."""
-        path = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments/{name}"
+        path = objects_path(SYSTEM_NAMESPACE, "deployments", name, group="/apis/apps/v1")
         try:
             return (await self.kubernetes.read(path, Workload)).status.ready_replicas
         except NotFoundError:

@@ -22,6 +22,7 @@ from services.cli.api_client import (
 from services.cli.arguments import own_schedulers
 from services.cli.commands import Explain, Gpus, Ps, Top, Topology, Trace, Version
 from services.cli.terminal import program
+from shared.kubernetes.paths import objects_path
 from shared.model.errors import LeaseholdError
 from shared.model.views import (
     GpusView,
@@ -95,7 +96,7 @@ def _leases(api: ApiClient, flags: Ps | Top, name: str = "") -> LeasesView:
     )
     if not flags.selector:
         return view
-    path = f"/api/v1/namespaces/{quote(flags.namespace)}/pods" if flags.namespace else API_PODS
+    path = objects_path(flags.namespace, "pods") if flags.namespace else API_PODS
     chosen = {pod.uid for pod in api.server.selected(path, flags.selector)}
     return structs.replace(
         view,

@@ -51,6 +51,7 @@ from shared.dialects.pod_requests import enabled
 from shared.dialects.reserved import VISIBLE
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import ForbiddenError
+from shared.kubernetes.paths import node_path
 from shared.kubernetes.types import ApiNode, ApiPod, ObjectList
 from shared.model.device import Device
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -458,8 +459,7 @@ class NodeProbes:
     async def _node(self) -> ApiNode:
         if isinstance(self.kubernetes, LeaseholdError):
             raise self.kubernetes
-        path = f"/api/v1/nodes/{quote(self.settings.node_name, safe='')}"
-        return await self.kubernetes.read(path, ApiNode)
+        return await self.kubernetes.read(node_path(self.settings.node_name), ApiNode)
 
     async def _discover(self) -> tuple[Gpu, ...]:
         if self._discovery is None:

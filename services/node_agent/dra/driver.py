@@ -11,7 +11,7 @@ from services.node_agent.dra.slice_writer import SliceWriter
 from services.node_agent.kubelet.pods import KubeletPod
 from services.node_agent.node import Node
 from services.node_agent.settings import AgentSettings
-from shared.kubernetes.client import pod_path
+from shared.kubernetes.paths import pod_path
 from shared.model.claim import RETRIED_AT
 from shared.model.clock import until_tick
 from shared.model.errors import LeaseholdError

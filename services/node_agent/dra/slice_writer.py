@@ -26,6 +26,7 @@ from services.node_agent.node import Node
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import ListSynced, ObjectDeleted, newer
+from shared.kubernetes.paths import node_path
 from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ApiObject, ObjectMeta, RawObject
 from shared.kubernetes.watch_events import ObjectIdentity
@@ -204,8 +205,8 @@ class SliceWriter:
 
     async def _read_node_uid(self) -> str:
         if not self._node_uid:
-            path = f"/api/v1/nodes/{quote(self.node.name, safe='')}"
-            self._node_uid = (await self.client.read(path, ApiObject)).metadata.uid
+            node = await self.client.read(node_path(self.node.name), ApiObject)
+            self._node_uid = node.metadata.uid
         return self._node_uid
 
     async def _watch(self) -> None:

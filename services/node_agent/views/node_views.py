@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import aclosing
-from urllib.parse import quote
 
 from services.node_agent.node import Node
 from services.node_agent.views.advertisement import NodeAdvertisement
@@ -16,9 +15,9 @@ from services.node_agent.views.node_patches import changes_to, merge_own_entries
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import NodeObject
 from shared.dialects.volcano.device_register import HANDSHAKE, REPORT_S, reported
-from shared.kubernetes.client import pod_path
 from shared.kubernetes.errors import KubernetesConflictError, KubernetesError, NotFoundError
 from shared.kubernetes.known_objects import ObjectAdded, ObjectUpdated, newer
+from shared.kubernetes.paths import node_path, pod_path
 from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ApiNode, NodeStatus, ObjectMeta, RawObject
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -56,7 +55,7 @@ class ViewWriter:
         self.node = node.name
         self.handshake = handshake
         """Whether to report to older schedulers of Volcano that the device plugin runs."""
-        self.path = f"{NODES}/{quote(node.name, safe='')}"
+        self.path = node_path(node.name)
         self.advertisement: NodeAdvertisement | None = None
         self.pods: dict[PodUid, tuple[Lease, dict[str, str]]] = {}
         self._node_changed = asyncio.Event()

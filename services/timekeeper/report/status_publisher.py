@@ -14,6 +14,7 @@ from services.timekeeper.config.budget_sources import BudgetObjects, ConfiguredO
 from services.timekeeper.config.budget_spec import KIND
 from services.timekeeper.report.budget_reports import budget_status, quota_status, stamp
 from shared.kubernetes.custom_kinds import API_VERSION, ObjectStatus
+from shared.kubernetes.paths import objects_path
 from shared.kubernetes.types import RawObject
 from shared.ledger.ledger_totals import LedgerQuotas
 from shared.model.balance import consequence
@@ -60,7 +61,7 @@ class StatusPublisher:
             )
         if changed:
             for body in event_bodies(item.metadata.uid if item else "", budget, account, current):
-                create = objects.client.create(_events_path(body), body)
+                create = objects.client.create(objects_path(name, "events"), body)
                 await self._write(create, f"Event of {name}", current.at_ms)
 
     async def publish_quotas(self, ledger: LedgerQuotas, at_ms: int) -> None:
@@ -134,10 +135,6 @@ _NEW_PODS = {
     "queue": "new pods wait",
     "deny": "new pods are denied",
 }
-
-
-def _events_path(body: Mapping[str, Any]) -> str:
-    return f"/api/v1/namespaces/{quote(body['metadata']['namespace'], safe='')}/events"
 
 
 def _event(

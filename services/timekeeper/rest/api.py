@@ -6,7 +6,6 @@ Errors are JSON `{"error": ...}`. No request of a tenant's pod changes a balance
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
@@ -17,8 +16,9 @@ from services.timekeeper.report.budget_reports import optional, stamp
 from services.timekeeper.service import Timekeeper
 from shared.credentials.authorization import Authenticator, Viewer
 from shared.credentials.tokens import EVERYTHING, AccessDeniedError
-from shared.kubernetes.client import KubernetesClient, pod_path
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.paths import pod_path
 from shared.kubernetes.types import ApiPod
 from shared.ledger.showback import (
     GROUPS,
@@ -263,7 +263,7 @@ class BudgetApi:
         """Return whether all other containers have terminated, or the pod is deleted."""
         if self.client is None:
             raise AssertionError("reports are answered only with a Kubernetes client")
-        path = pod_path(quote(namespace, safe=""), quote(name, safe=""))
+        path = pod_path(namespace, name)
         try:
             pod = await self.client.read(path, ApiPod)
         except NotFoundError:

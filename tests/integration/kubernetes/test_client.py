@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.kubernetes.client import KubernetesClient, pod_path
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import (
     EvictionBlockedError,
     ExpiredError,
@@ -23,6 +23,7 @@ from shared.kubernetes.errors import (
     UnreachableError,
 )
 from shared.kubernetes.kubeconfig import ClusterCredentials
+from shared.kubernetes.paths import pod_path
 from shared.kubernetes.types import ApiNode, ApiPod
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from tests.support.kubernetes.scripted_apiserver import (

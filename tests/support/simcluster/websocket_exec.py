@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from shared.kubernetes.client import pod_path
 from shared.kubernetes.kubeconfig import ClusterCredentials, tls_context
+from shared.kubernetes.paths import pod_path
 
 PROTOCOL = "v5.channel.k8s.io"
 STDOUT, STDERR, ERROR = 1, 2, 3
