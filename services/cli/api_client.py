@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 APISERVICE = "v1beta1.visibility.leasehold.dev"
-VIEWS = "/apis/visibility.leasehold.dev/v1beta1/views"
+GROUP = "/apis/visibility.leasehold.dev/v1beta1"
+VIEWS = f"{GROUP}/views"
 """What the API server passes on: there, the names of /api/v1 have colons instead of slashes."""
 TIMEOUT_S = 30.0
 JSON = {"Accept": "application/json", "Content-Type": "application/json"}

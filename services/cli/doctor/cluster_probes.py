@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from cryptography import x509
 
+from services.cli.api_client import APISERVICE, GROUP
 from services.cli.doctor import cluster_checks as judge
 from services.webhook.registration import CLAIMS_WEBHOOK
 from shared.credentials.logins import ClientCredentials
@@ -36,7 +37,7 @@ from shared.model.claim import DRIVER
 from shared.model.clock import clock_ahead_s
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.pod_events import Heartbeat
-from shared.model.findings import Finding, SkipError, ok
+from shared.model.findings import Finding, SkipError, fail, ok
 from shared.model.ledger import UnreadableRecord
 from shared.model.names import SYSTEM_NAMESPACE, NodeName
 from shared.nats import servers
@@ -152,6 +153,18 @@ class ClusterProbes:
             return f"{address.hostname}:{address.port}: {error}"
         writer.close()
         return ""
+
+    async def apiservice(self) -> Finding:
+        """Read the kinds that the API server serves for the API."""
+        try:
+            await self.kubernetes.read(GROUP)
+        except NotFoundError:
+            return fail(
+                f"there is no APIService {APISERVICE}: the commands, and kubectl get gpudevices, "
+                "find nothing",
+                "kubectl apply -k OVERLAY, or helm upgrade",
+            )
+        return ok("the API server passes requests on to the API")
 
     async def versions(self) -> Finding:
         """Observe the replicas' heartbeats for their versions."""

@@ -16,6 +16,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from services.cli import terminal
+from services.cli.api_client import APISERVICE
 from services.cli.commands import Doctor
 from services.cli.doctor.cluster_probes import ClusterProbes
 from services.cli.simulated_nodes import load_simulated_nodes
@@ -71,6 +72,7 @@ CLUSTER_CHECKS: Mapping[str, Callable[[ClusterProbes], Awaitable[Finding]]] = {
     "redis-clock": ClusterProbes.redis_clock,
     "api-clock": ClusterProbes.api_clock,
     "webhook": ClusterProbes.webhook,
+    "apiservice": ClusterProbes.apiservice,
     "rights": ClusterProbes.rights,
     "runtime-class": ClusterProbes.runtime_class,
     "resource-quotas": ClusterProbes.resource_quotas,
@@ -118,6 +120,7 @@ REMEDIES: Mapping[str, str] = {
     "redis-clock": _REDIS,
     "api-clock": _API,
     "webhook": _API,
+    "apiservice": f"kubectl get apiservices {APISERVICE}; {_KUBECTL} logs deployment/api",
     "rights": _API,
     "runtime-class": _API,
     "resource-quotas": _API,
