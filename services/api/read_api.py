@@ -13,6 +13,8 @@ from aiohttp import web
 from msgspec import UNSET, structs
 
 from services.api.api_call import ApiCall
+from services.api.costs.cost_report import CostReports, PriceFile
+from services.api.costs.opencost import AllocationReply
 from services.api.first_pod import first_pod
 from services.api.history import (
     ALL_CORES,
@@ -54,6 +56,7 @@ from shared.model.budget import (
     ReportView,
     minutes,
 )
+from shared.model.costs.cost_records import CostView
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.request_reply import (
     DryRunReply,
@@ -192,6 +195,7 @@ class ReadApi:
         histories: HistorySource | None = None,
         trace_url: str = "",
         spans: SpanDirectory | None = None,
+        prices: PriceFile | None = None,
     ) -> None:
         self.service = service
         self.budgets = budgets
@@ -201,6 +205,7 @@ class ReadApi:
         self._one_trial = asyncio.Lock()
         self.trace_url = trace_url
         self.spans = spans
+        self.cost_reports = CostReports(budgets, prices or PriceFile())
 
     def cluster(self, call: ApiCall) -> VisibleCluster:
         """Return the cluster as the viewer may see it."""
@@ -389,6 +394,14 @@ class ReadApi:
             return ReportView(rows=rows, not_charged={})
         now = balances(await self.budgets.all_accounts(names))
         return ReportView(rows=rows, not_charged=uncharged_minutes(now, within.window))
+
+    async def costs(self, call: ApiCall) -> CostView:
+        """Report what all GPUs were used for, and what that cost: by default of 30 days."""
+        return await self.cost_reports.report(call)
+
+    async def allocation(self, call: ApiCall) -> AllocationReply:
+        """Report the GPU time and costs of namespaces in the form of OpenCost's API."""
+        return await self.cost_reports.allocation(call, self.service.clock.now())
 
     async def _charged_namespaces(self, call: ApiCall) -> list[Namespace]:
         names = await self.budgets.revisions()

@@ -84,6 +84,21 @@ ROUTES = (
             "groupBy": "of namespace, model, class, with commas",
         },
     ),
+    Route(
+        path="/api/v1/reports/costs",
+        handler=ReadApi.costs,
+        query={"from": "RFC 3339", "to": "RFC 3339, exclusive", "step": "hour or day"},
+    ),
+    Route(
+        path="/allocation",
+        handler=ReadApi.allocation,
+        query={
+            "window": "today, lastmonth, 7d, or two times with a comma, as for OpenCost",
+            "step": "the length of periods; an hour at least",
+            "aggregate": "namespace",
+            "includeIdle": "true: and what was free",
+        },
+    ),
     Route(path="/api/v1/preemptions", handler=ReadApi.preemptions),
     Route(
         path="/api/v1/preemptions/{pod}",

@@ -71,6 +71,10 @@ class ApiSettings(RequestSettings, LedgerSettings):
         address=True,
     )
 
+    prices: Path | None = setting(
+        None,
+        "YAML file with `currency` and `models`: the prices of a GPU for an hour",
+    )
     prometheus_url: str = setting(
         "",
         "URL of a Prometheus that scrapes Leasehold's services and agents: histories are read from "

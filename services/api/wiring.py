@@ -9,6 +9,7 @@ from functools import partial
 from services.api.aggregated.front_proxy import FrontProxy, Registration, read_front_proxy
 from services.api.aggregated.objects import GROUP
 from services.api.aggregated.server import AggregatedApi
+from services.api.costs.cost_report import PriceFile
 from services.api.history_file import HistoryFile
 from services.api.http_server import HttpServer
 from services.api.legacy_metrics import SchedulerMetrics
@@ -112,6 +113,7 @@ def _read_api(settings: ApiSettings, service: ApiService, budgets: Budgets, bus:
         if settings.prometheus_url
         else None,
         trace_url=settings.trace_url,
+        prices=PriceFile(settings.prices),
         spans=SpanDirectory(settings.trace_dir) if settings.trace_dir else None,
     )
 

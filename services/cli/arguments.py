@@ -97,7 +97,8 @@ def url(text: str) -> str:
 def output(*more: str) -> Any:
     """Declare the form of the output: a document with stable keys, or one of `more`."""
     text = "default: text; jsonpath='{.TEMPLATE}' as in kubectl"
-    return argument("", text, "-o", one_of=(*FORMS, *more), constants={"--json": "json"})
+    short = {f"--{form}": form for form in ("json", *more) if form in {"json", "csv"}}
+    return argument("", text, "-o", one_of=(*FORMS, *more), constants=short)
 
 
 def namespace(default: str | None = None, *, all_: bool = False) -> Any:

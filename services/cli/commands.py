@@ -59,6 +59,7 @@ class Up(StateArguments):
     )
     budgets: Path | None = argument(None, "YAML of GPUBudget objects to apply", read=absolute)
     quotas: Path | None = argument(None, "YAML of GPUQuota objects to apply", read=absolute)
+    prices: Path | None = argument(None, "YAML of GPUs' prices for `report --cost`", read=absolute)
     volcano_conf: Path | None = argument(
         None,
         "a volcano-scheduler.conf, or the ConfigMap with it, whose deviceshare arguments apply",
@@ -384,35 +385,43 @@ class BudgetArguments(ApiArguments):
     "admin.budget:report",
     "--window 2031-05 --csv",
     "--from 2031-05-01T00:00:00Z --to 2031-05-08T00:00:00Z --group-by namespace",
+    "--cost                   what all GPUs were used for in the last 30 days, and what that cost",
+    "--cost --from 2031-05-01T00:00:00Z --to 2031-06-01T00:00:00Z --csv > focus.csv",
     "--idle                   what is held now without being used, by namespace and owner",
     "--idle --idle-after 60 --json",
 )
 class Report(UsageArguments):
-    """Sum up GPU time by namespace, model and class, or what is held without being used."""
+    """Sum up GPU time by namespace, model and class, or costs, or what is held without use."""
 
     window: str = argument("", "id of one window; default: all windows")
     from_: str = argument("", "RFC 3339", metavar="TIME")
     to: str = argument("", "RFC 3339, exclusive", metavar="TIME")
     group_by: str = argument("", "of namespace, model, class; default: all", metavar="NAME,..")
-    csv: bool = argument(False, "with a header, exact units last")
-    output: str = output("wide")
+    output: str = output("wide", "csv")
+    cost: bool = argument(
+        False,
+        "instead: GPU-hours used, idle, stranded (free, but too little for any share of the last "
+        "week) and unleased, times prices; as csv, in the columns of FOCUS",
+    )
+    step: str = argument(
+        "", "with --cost: a row for each; default of csv: day", one_of=("", "hour", "day")
+    )
     idle: bool = argument(
         False,
         "instead: GPU-hours and MiB-hours since the last use of the shares that are idle now",
     )
 
     def check(self) -> None:
-        """Raise RequestError for flags that have no effect with --idle."""
-        used = {
-            "--window": self.window,
-            "--from": self.from_,
-            "--to": self.to,
-            "--group-by": self.group_by,
-            "--csv": self.csv,
-        }
-        if self.idle and any(used.values()):
-            names = ", ".join(name for name, value in used.items() if value)
-            raise RequestError(f"--idle reports what is held now: omit {names}")
+        """Raise RequestError for flags that have no effect together."""
+        of_idle = {"--from": self.from_, "--to": self.to, "--csv": self.output == "csv"}
+        of_cost = {"--window": self.window, "--group-by": self.group_by}
+        unused = of_cost if self.cost else of_cost | of_idle if self.idle else {}
+        used = {**unused, "--idle": self.cost and self.idle}
+        if names := ", ".join(name for name, value in used.items() if value):
+            what = "--cost reports all GPUs" if self.cost else "--idle reports what is held now"
+            raise RequestError(f"{what}: omit {names}")
+        if self.step and not self.cost:
+            raise RequestError("--step has an effect with --cost only")
 
 
 @command("preemptions", "admin.preemptions:preemptions", "", "--dry-run my-pod -n team-a", "--json")

@@ -60,12 +60,10 @@ class CostRecorder:
             lost_ms = until_ms - known.at_ms
             logger.warning("the journal was lost: no costs are recorded of %d ms", lost_ms)
         elif known.at_ms:
+            hours = dict((await self.store.costs(known.at_ms, known.at_ms + 1)).hours)
             held = holdings(reading, journal.entries, known.at_ms, until_ms)
             devices = device_states(reading.nodes, sizes)
-            hours = dict(record_hours(held, devices, known.at_ms, until_ms))
-            stored = await self.store.costs(known.at_ms, known.at_ms + 1)
-            for start, hour in stored.hours.items():
-                hours[start] = hour.plus(hours[start]) if start in hours else hour
+            record_hours(hours, held, devices, known.at_ms, until_ms)
         mark = CostMark(
             at_ms=until_ms,
             sizes=msgspec.json.encode([*sizes.items()]).decode(),

@@ -39,7 +39,6 @@ from shared.runtime.service import answers, loops, publishes
 logger = logging.getLogger(__name__)
 
 REPORT_EVERY_MS = 60_000
-COSTS_EVERY_S = 60.0
 GRANT_ATTEMPTS = 20
 
 
@@ -100,11 +99,12 @@ class Timekeeper:
         await self.configuration.wait_until_synced()
         return await self.count()
 
-    @loops(every_s=lambda _: COSTS_EVERY_S)
+    @loops(every_s=lambda timekeeper: timekeeper.tick_s)
     async def record_costs(self) -> None:
-        """Record what every GPU was used for; one of the replicas does."""
-        every_ms = round(COSTS_EVERY_S * 900)
-        if self.costs and await self.store.acquire_lock("costs", every_ms=every_ms):
+        """Record what every GPU was used for; one of the replicas does, once a minute."""
+        if self.costs is None or not self.has_counted:
+            return
+        if await self.store.acquire_lock("costs", every_ms=REPORT_EVERY_MS):
             await self.costs.record()
 
     @loops(every_s=lambda timekeeper: timekeeper.tick_s)

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from services.cli import terminal
+from services.cli.admin.costs import report_costs
 from services.cli.admin.idle import report_idle
 from services.cli.api_client import ApiClient, NothingFoundError, locate
 from services.cli.commands import BudgetArguments, Report
@@ -150,10 +151,12 @@ def report(flags: Report) -> int:
     """Sum up GPU time by group."""
     if flags.idle:
         return report_idle(flags)
+    if flags.cost:
+        return report_costs(flags)
     api = ApiClient(locate(flags))
     query = {"window": flags.window, "from": flags.from_, "to": flags.to}
     found = api.get("/api/v1/reports/showback", ReportView, groupBy=flags.group_by, **query)
-    if flags.csv:
+    if flags.output == "csv":
         sys.stdout.write(found.as_csv())
         return 0
     wide = flags.output == "wide"

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from services.cli.audit.snapshot import BIND_S, Difference, Snapshot, WindowTotals, pod_name
+from services.cli.formats import timestamp
 from services.timekeeper.accounts.accrual import RESTORED
 from shared.model.budget import BudgetWindow, ChargeEntry
 from shared.model.fair_share import GpuAmount, fair_share_of
@@ -78,6 +79,14 @@ def budget_usage(snapshot: Snapshot) -> Iterator[Difference]:
                 text=text,
                 settles_s=BIND_S,
             )
+
+
+def costs(snapshot: Snapshot) -> Iterator[Difference]:
+    """S6: what GPUs were used for adds up to their capacity, in each hour."""
+    for hour in snapshot.cost_hours:
+        subject = f"costs from {timestamp(hour.from_ms / 1000)}"
+        for text in hour.imbalances():
+            yield Difference(invariant="S6", subject=subject, text=text)
 
 
 def window_totals(

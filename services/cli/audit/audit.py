@@ -27,10 +27,11 @@ from services.cli.audit.snapshot_reader import (
 )
 from services.cli.commands import Audit
 from shared.ledger.budgets import Budgets
-from shared.model.budget import ChargeEntry
+from shared.model.budget import HOUR_MS, ChargeEntry
 from shared.model.errors import PermissionDeniedError, RequestError
 
 RETRY_S = 1.0
+COSTS_MS = 400 * 24 * HOUR_MS
 
 
 def audit(flags: Audit) -> int:
@@ -74,19 +75,20 @@ async def read_audited(reader: SnapshotReader, now: float) -> Snapshot:
     snapshot = replace(snapshot, claims=await reader.cluster_objects.claims())
     if snapshot.claims is None and any(lease.claim for lease in snapshot.leases):
         not_checked.append("claims: this user may not list ResourceClaims at the API server")
-    windows: tuple[WindowTotals, ...] = ()
     try:
-        windows = await _budget_windows(reader.location)
+        snapshot = await _with_budgets(snapshot, reader.location)
     except PermissionDeniedError:
         not_checked.append("budgets: this Redis user may not read them; the user operator may")
-    return replace(snapshot, budget_windows=windows, not_checked=tuple(not_checked))
+    return replace(snapshot, not_checked=tuple(not_checked))
 
 
-async def _budget_windows(location: LedgerLocation) -> tuple[WindowTotals, ...]:
-    """Return every open budget window that has a start, with the sum of its entries."""
+async def _with_budgets(snapshot: Snapshot, location: LedgerLocation) -> Snapshot:
+    """Add every open budget window that has a start, with the sum of its entries, and costs."""
     windows: list[WindowTotals] = []
     credentials = location.redis_credentials
     async with Budgets.connect(location.redis_url, credentials=credentials) as budgets:
+        now_ms = await budgets.now_ms()
+        hours = (await budgets.costs(now_ms - COSTS_MS, now_ms)).hours.values()
         for account in await budgets.load(dict.fromkeys(await budgets.revisions())):
             # The first entries of a window that never ends may have been trimmed.
             if not account.windows or not account.windows[-1].start_ms:
@@ -98,7 +100,7 @@ async def _budget_windows(location: LedgerLocation) -> tuple[WindowTotals, ...]:
                 entries += page
                 after = page[-1].id
             windows.append(window_totals(account.namespace, window, entries))
-    return tuple(windows)
+    return replace(snapshot, budget_windows=tuple(windows), cost_hours=tuple(hours))
 
 
 def shape(snapshot: Snapshot, lasting: Sequence[Difference]) -> dict[str, Any]:

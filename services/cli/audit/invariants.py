@@ -2,7 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from services.cli.audit.account_checks import budget_usage, fair_shares, quota_charges, quota_usage
+from services.cli.audit.account_checks import (
+    budget_usage,
+    costs,
+    fair_shares,
+    quota_charges,
+    quota_usage,
+)
 from services.cli.audit.device_checks import (
     allocated_totals,
     device_totals,
@@ -164,6 +170,7 @@ CHECKS: tuple[Callable[[Snapshot], Iterator[Difference]], ...] = (
     lease_copies,
     annotation_views,
     budget_usage,
+    costs,
 )
 
 

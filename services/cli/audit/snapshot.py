@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from services.cli.pod_summary import PodSummary
+from shared.model.costs.cost_records import CostHour
 from shared.model.device import Device, DeviceUse
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.node_events import Allocation
@@ -97,6 +98,7 @@ class Snapshot:
     """The nodes' ordinary resources that are reserved for pods for which others are evicted."""
     budget_windows: tuple[WindowTotals, ...] = ()
     """Every namespace's open budget window."""
+    cost_hours: tuple[CostHour, ...] = ()
     unreadable: tuple[UnreadableRecord, ...] = ()
     """Records that could not be read in the last 24 hours; they were rebuilt."""
     not_checked: tuple[str, ...] = ()

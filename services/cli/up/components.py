@@ -137,6 +137,7 @@ def _services(plan: Plan, directory: StateDir) -> list[Component]:
         *("--aggregated", f"{servers.HOST}:{plan.ports[AGGREGATED]}"),
         *("--state-dir", str(directory.root / "api")),
         *_flag("--scheduler-metrics", settings.scheduler_metrics),
+        *_flag("--prices", settings.prices),
         *volcano,
     )
     binder = _as_account(directory, BINDER)

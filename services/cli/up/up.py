@@ -167,6 +167,10 @@ def up(settings: Up) -> int:
         from services.watcher.quota_sources import load_file as load_quotas
 
         load_quotas(settings.quotas)
+    if settings.prices is not None:
+        from services.api.costs.cost_report import load_prices
+
+        load_prices(settings.prices)
     if settings.volcano_conf is not None:
         from shared.runtime.request_settings import RequestSettings, load_rules
 

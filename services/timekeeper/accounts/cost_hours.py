@@ -157,34 +157,37 @@ def sizes_seen(sizes: Sizes, leases: Iterable[Lease], now_ms: int) -> dict[Size,
 
 
 def record_hours(
+    hours: dict[int, CostHour],
     held: Iterable[Holding],
     devices: Mapping[DeviceUuid, tuple[str, bool]],
     from_ms: int,
     to_ms: int,
-) -> Iterator[tuple[int, CostHour]]:
-    """Yield a record of each hour of the interval, after the instant at which the hour begins."""
+) -> None:
+    """Add an interval to the hours, by the instants at which they begin."""
     by_device: dict[DeviceUuid, list[Holding]] = {uuid: [] for uuid in devices}
     for each in sorted(held):  # equal remainders are rounded in the same order
         by_device.setdefault(each.device, []).append(each)
-    for hour in hours_of(from_ms, to_ms):
-        begin, end = max(hour, from_ms), min(hour + HOUR_MS, to_ms)
-        record = CostHour(begin, end, end - begin, {}, {})
+    for start in hours_of(from_ms, to_ms):
+        begin, end = max(start, from_ms), min(start + HOUR_MS, to_ms)
+        hour = hours.setdefault(start, CostHour(begin, end, 0))
+        hour.to_ms, hour.recorded_ms = end, hour.recorded_ms + end - begin
         for uuid, of_device in by_device.items():
             model, has_room = devices.get(uuid) or (of_device[0].model, False)
-            record.device_ms[model] = record.device_ms.get(model, 0) + end - begin
-            _record_device(record, model, of_device, UNLEASED if has_room else STRANDED)
-        yield hour, record
+            hour.device_ms[model] = hour.device_ms.get(model, 0) + end - begin
+            changes = {at for each in of_device for at in each[-2:] if begin < at < end}
+            for interval in pairwise(sorted({begin, end, *changes})):
+                _record_device(hour, model, of_device, UNLEASED if has_room else STRANDED, interval)
 
 
-def _record_device(record: CostHour, model: str, held: Sequence[Holding], free: int) -> None:
-    begin, end = record.from_ms, record.to_ms
-    changes = {at for each in held for at in (each.from_ms, each.to_ms) if begin < at < end}
-    for start, stop in pairwise(sorted({begin, end, *changes})):
-        present = [each for each in held if each.from_ms <= start < each.to_ms]
-        parts = parts_of_device([each.milli_gpu for each in present])
-        for each, part in zip(present, parts, strict=True):
-            record.add(each.namespace, model, each.use, part * (stop - start))
-        record.add(FREE, model, free, (WHOLE - sum(parts)) * (stop - start))
+def _record_device(
+    hour: CostHour, model: str, held: Sequence[Holding], free: int, interval: tuple[int, int]
+) -> None:
+    start, stop = interval
+    present = [each for each in held if each.from_ms <= start < each.to_ms]
+    parts = parts_of_device([each.milli_gpu for each in present])
+    for each, part in zip(present, parts, strict=True):
+        hour.add(each.namespace, model, each.use, part * (stop - start))
+    hour.add(FREE, model, free, (WHOLE - sum(parts)) * (stop - start))
 
 
 def parts_of_device(weights: Sequence[int]) -> list[int]:

@@ -4,7 +4,7 @@ Amounts are integers of milli-GPU-milliseconds. Those of the five uses add up to
 all devices, times 1000: exactly, in every hour, and in every part of one, where they are fractions.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -27,36 +27,19 @@ Sums = dict[tuple[Namespace, str], list[Fraction]]
 """By namespace and model of the device, an amount for each use."""
 
 
-class CostHour(msgspec.Struct, array_like=True, frozen=True):
+class CostHour(msgspec.Struct, array_like=True):
     """What is recorded of one hour, or of the part of it that has passed."""
 
     from_ms: int
     to_ms: int
     recorded_ms: int
     """Less than between the two instants if the journal was lost in between."""
-    device_ms: dict[str, int]
+    device_ms: dict[str, int] = msgspec.field(default_factory=dict)
     """By model."""
-    sums: dict[Namespace, dict[str, Amounts]]
-
-    def plus(self, more: "CostHour") -> "CostHour":
-        """Return both as one record."""
-        found = CostHour(
-            min(self.from_ms, more.from_ms),
-            max(self.to_ms, more.to_ms),
-            self.recorded_ms + more.recorded_ms,
-            {},
-            {},
-        )
-        for each in (self, more):
-            for model, length_ms in each.device_ms.items():
-                found.device_ms[model] = found.device_ms.get(model, 0) + length_ms
-            for name, model, amounts in each.rows():
-                for use, units in enumerate(amounts):
-                    found.add(name, model, use, units)
-        return found
+    sums: dict[Namespace, dict[str, Amounts]] = msgspec.field(default_factory=dict)
 
     def add(self, namespace: Namespace, model: str, use: int, units: int) -> None:
-        """Add to an amount, in place."""
+        """Add to an amount."""
         self.sums.setdefault(namespace, {}).setdefault(model, [0] * len(USES))[use] += units
 
     def rows(self) -> Iterator[tuple[Namespace, str, Amounts]]:
@@ -100,7 +83,11 @@ def hours_of(from_ms: int, to_ms: int) -> range:
 
 
 def add_up(
-    hours: Iterable[CostHour], from_ms: int, to_ms: int
+    hours: Iterable[CostHour],
+    from_ms: int,
+    to_ms: int,
+    *,
+    shown: Callable[[Namespace], Namespace] = lambda name: name,
 ) -> tuple[Sums, dict[str, Fraction], Fraction]:
     """Return the amounts, the capacity by model, and the recorded milliseconds of an interval.
 
@@ -118,26 +105,40 @@ def add_up(
         for model, device_ms in hour.device_ms.items():
             capacity[model] = capacity.get(model, Fraction(0)) + part * device_ms * WHOLE
         for name, model, amounts in hour.rows():
-            known = sums.setdefault((name, model), [Fraction(0)] * len(USES))
+            known = sums.setdefault((shown(name), model), [Fraction(0)] * len(USES))
             for use, units in enumerate(amounts):
                 known[use] += part * units
     return sums, capacity, recorded
 
 
-def split_free(sums: Sums) -> Sums:
-    """Give what was free of each model to the namespaces that leased it, in proportion."""
-    leased: dict[str, Fraction] = {}
-    for (name, model), amounts in sums.items():
-        if name != FREE:
-            leased[model] = leased.get(model, Fraction(0)) + sum(amounts)
-    found: Sums = {}
-    for (name, model), amounts in sums.items():
-        free = sums.get((FREE, model), [Fraction(0)] * len(USES))
-        if name != FREE:
-            part = sum(amounts) / leased[model]
-            found[name, model] = [
-                had + part * more for had, more in zip(amounts, free, strict=True)
-            ]
-        elif model not in leased:
-            found[name, model] = amounts
-    return found
+class CostLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What one namespace had of one model in one way."""
+
+    start: float
+    end: float
+    namespace: Namespace
+    """Empty: none has leased it."""
+    model: str
+    use: str
+    gpu_hours: str
+    units: str
+    """Milli-GPU-milliseconds; exact if the period begins and ends with an hour."""
+    price: str | None
+    """Of a GPU for an hour."""
+    cost: str | None
+
+
+class CostView(msgspec.Struct, frozen=True, kw_only=True):
+    """What all GPUs were used for, and what that cost, in one period or several."""
+
+    start: float
+    end: float
+    """Later times are not recorded yet."""
+    recorded_s: float
+    currency: str
+    """Empty: there are no prices."""
+    problem: str
+    """Why the latest prices are not in force."""
+    capacity_units: dict[str, str]
+    """By model; the units of the lines add up to them."""
+    lines: tuple[CostLine, ...]

@@ -16,6 +16,7 @@ from services.cli.audit.snapshot import Difference, Snapshot, lasting_difference
 from services.timekeeper.accounts.accrual import RESTORED
 from shared.model.budget import BudgetWindow, ChargeEntry
 from shared.model.claim import LEASED
+from shared.model.costs.cost_records import FREE, CostHour
 from shared.model.device import DeviceUse
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.node_events import Allocation
@@ -468,3 +469,16 @@ def test_a_budget_whose_usage_differs_from_its_entries_is_found_with_both_number
     assert (difference.invariant, difference.subject) == ("S6", "budget team-a")
     assert "has 30" in difference.text
     assert "add up to 20" in difference.text
+
+
+def test_an_hour_in_which_uses_do_not_add_up_to_the_capacity_is_found_with_both_numbers() -> None:
+    hour = CostHour(0, 3_600_000, 3_600_000, {"T4": 3_600_000})
+    hour.add(FREE, "T4", 4, 3_600_000_000)
+    wrong = CostHour(0, 3_600_000, 3_600_000, {"T4": 3_600_000})
+    wrong.add(Namespace("a"), "T4", 0, 3_599_999_999)
+
+    assert differences(replace(facts(account()), cost_hours=(hour,))) == ()
+    [difference] = differences(replace(facts(account()), cost_hours=(wrong,)))
+    assert (difference.invariant, difference.subject) == ("S6", "costs from 1970-01-01T00:00:00Z")
+    assert "3599999999" in difference.text
+    assert "capacity is 3600000000" in difference.text

@@ -96,8 +96,7 @@ def recorded(history: Sequence[Held], steps: Sequence[int], gpus: Sequence[int])
         entries.sort(key=lambda entry: (entry.at_ms, entry.kind == "ended"))
         reading = CostReading(nodes=(totals,), idle=idle, ended_idle=idle)
         of_step = holdings(reading, entries, begin, end)
-        for start, hour in record_hours(of_step, devices_of(gpus), begin, end):
-            found[start] = found[start].plus(hour) if start in found else hour
+        record_hours(found, of_step, devices_of(gpus), begin, end)
     return list(found.values())
 
 

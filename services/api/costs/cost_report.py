@@ -1,0 +1,193 @@
+"""Reports of costs: recorded amounts, times the prices of a file."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from services.api.api_call import ApiCall
+from services.api.costs.opencost import AllocationReply, allocations, length_ms, window_ms
+from shared.credentials.authorization import Viewer
+from shared.kubernetes.strict_yaml import load_document
+from shared.ledger.budgets import Budgets
+from shared.model.bounds import cut
+from shared.model.budget import HOUR_MS
+from shared.model.costs.cost_records import (
+    FREE,
+    UNITS_PER_GPU_HOUR,
+    USES,
+    CostHour,
+    CostLine,
+    CostView,
+    add_up,
+    hours_of,
+)
+from shared.model.device import longest_name_in
+from shared.model.errors import RequestError
+from shared.model.names import Namespace
+
+MOST_BYTES, MOST_PRICE = 65_536, 1_000_000
+DAY_MS = 24 * HOUR_MS
+MOST_DAYS = 400
+STEPS_MS = {"": 1 << 50, "hour": HOUR_MS, "day": DAY_MS}
+"""By name, the length of periods; the empty name: one period."""
+OTHERS = Namespace("(others)")
+"""Namespaces that the viewer may not see."""
+
+
+class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Prices of one GPU for one hour: of models whose name contains the key, or `*`."""
+
+    currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}\Z")]
+    models: Annotated[Mapping[Annotated[str, Meta(max_length=100)], Decimal], Meta(max_length=500)]
+
+    def of(self, model: str) -> Fraction | None:
+        """Return the price of a model, by the longest name in it."""
+        found = self.models.get(longest_name_in(model, self.models) or "*")
+        return None if found is None else Fraction(found)
+
+
+def load_prices(path: Path) -> Prices:
+    """Load a YAML file. Raises RequestError with what is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise RequestError(f"{path}: {error.strerror}") from error
+    if len(text) > MOST_BYTES:
+        raise RequestError(f"{path} has more than {MOST_BYTES} bytes")
+    try:
+        found = msgspec.convert(load_document(text.decode()), Prices)
+    except ValueError as error:
+        advice = "write `currency: EUR` and `models: {A100: 2.50}`, a GPU's price for an hour"
+        raise RequestError(f"{path}: {error}; {advice}") from error
+    for name, price in found.models.items():
+        if not (price.is_finite() and 0 <= price <= MOST_PRICE and price == round(price, 6)):
+            raise RequestError(
+                f"{path}: the price of {name}, {price}, is not from 0 to {MOST_PRICE} with six "
+                "decimals"
+            )
+    return found
+
+
+@dataclass(slots=True)
+class PriceFile:
+    """Prices of a file, which is read for each report; the last valid ones stay in force."""
+
+    path: Path | None = None
+    prices: Prices = field(default_factory=lambda: Prices(currency="", models={}))
+    problem: str = ""
+
+    def read(self) -> Prices:
+        """Return the prices in force; none before there is a file."""
+        if self.path is not None and self.path.exists():
+            try:
+                self.prices, self.problem = load_prices(self.path), ""
+            except RequestError as error:
+                self.problem = f"{cut(str(error))}; the last valid prices stay in force"
+        return self.prices
+
+
+@dataclass(frozen=True, slots=True)
+class CostReports:
+    """Reports of what the timekeeper has recorded."""
+
+    budgets: Budgets
+    prices: PriceFile
+
+    async def report(self, call: ApiCall) -> CostView:
+        """Report a period, or its hours or days."""
+        step = call.query.get("step", "")
+        if step not in STEPS_MS:
+            raise RequestError(f"step={step} is not hour or day")
+        period = call.instant_ms("from"), call.instant_ms("to")
+        return await self._view(call.viewer, *period, STEPS_MS[step])
+
+    async def allocation(self, call: ApiCall, now: float) -> AllocationReply:
+        """Report a window as OpenCost does, by namespace."""
+        query = call.query
+        if query.get("aggregate", "namespace") != "namespace":
+            raise RequestError(f"aggregate={query['aggregate']} is not namespace")
+        step_ms = length_ms(query["step"], "step") if query.get("step") else STEPS_MS[""]
+        window = window_ms(query.get("window", ""), now)
+        view = await self._view(call.viewer, *window, max(step_ms, HOUR_MS))
+        return allocations(view, with_idle=query.get("includeIdle") == "true")
+
+    async def _view(
+        self, viewer: Viewer, from_ms: int | None, to_ms: int | None, step_ms: int
+    ) -> CostView:
+        recorded_ms = (await self.budgets.costs(0, 0)).at_ms
+        end = min(recorded_ms if to_ms is None else to_ms, recorded_ms)
+        earliest = max(end - 30 * DAY_MS if from_ms is None else from_ms, end - MOST_DAYS * DAY_MS)
+        hours = (await self.budgets.costs(earliest, end)).hours
+        if from_ms is None:
+            earliest = max(earliest, min((hour.from_ms for hour in hours.values()), default=0))
+        begin = min(earliest, end)
+        names = {name for hour in hours.values() for name in hour.sums} - {FREE}
+        seen = await viewer.visible(names)
+        visible = {FREE, *(names if seen is None else seen)}
+        return cost_view(
+            hours,
+            self.prices,
+            pairwise([begin, *range(begin - begin % step_ms + step_ms, end, step_ms), end]),
+            lambda name: name if name in visible else OTHERS,
+        )
+
+
+def cost_view(
+    hours: Mapping[int, CostHour],
+    prices: PriceFile,
+    periods: Iterable[tuple[int, int]],
+    shown: Callable[[Namespace], Namespace],
+) -> CostView:
+    """Report what is recorded of adjacent periods."""
+    rates, periods = prices.read(), tuple(periods)
+    begin, end = periods[0][0], periods[-1][1]
+    _, capacity, recorded = add_up(hours.values(), begin, end)
+    return CostView(
+        start=begin / 1000,
+        end=end / 1000,
+        recorded_s=float(recorded / 1000),
+        currency=rates.currency,
+        problem=prices.problem,
+        capacity_units={model: str(round(units)) for model, units in sorted(capacity.items())},
+        lines=tuple(line for each in periods for line in _lines(hours, rates, *each, shown)),
+    )
+
+
+def _lines(
+    hours: Mapping[int, CostHour],
+    prices: Prices,
+    from_ms: int,
+    to_ms: int,
+    shown: Callable[[Namespace], Namespace],
+) -> Iterator[CostLine]:
+    inside = [hours[start] for start in hours_of(from_ms, to_ms) if start in hours]
+    sums, _, _ = add_up(inside, from_ms, to_ms, shown=shown)
+    for (name, model), amounts in sorted(sums.items()):
+        price = prices.of(model)
+        for use, units in zip(USES, amounts, strict=True):
+            if units:
+                gpu_hours = units / UNITS_PER_GPU_HOUR
+                yield CostLine(
+                    start=from_ms / 1000,
+                    end=to_ms / 1000,
+                    namespace=name,
+                    model=model,
+                    use=use,
+                    gpu_hours=_decimal(gpu_hours),
+                    units=str(round(units)),
+                    price=None if price is None else _decimal(price),
+                    cost=None if price is None else _decimal(gpu_hours * price),
+                )
+
+
+def _decimal(value: Fraction) -> str:
+    micro = round(value * 10**6)
+    return f"{micro // 10**6}.{micro % 10**6:06d}"
