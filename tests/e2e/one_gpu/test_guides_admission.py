@@ -1,14 +1,12 @@
 """Behind the webhook: the guides of GPUSharing and Koordinator, and all dialects on one device.
 
 GPUSharing's pods name no scheduler: there, an extender of the default one knows them, and here the
-webhook gives them to Leasehold. Koordinator's guide has a card of 23040 MiB, ours 23028.
+webhook gives them to Leasehold. Koordinator's guide has a card of 23040 MiB, ours 15360.
 """
 
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
-
-import pytest_asyncio
+from collections.abc import Mapping
 
 from shared.dialects import DIALECTS
 from shared.model.ledger import counted_use
@@ -18,24 +16,15 @@ from tests.support.dialects.checklist import (
     annotation_of,
     annotations_of,
     leases,
-    node_allocatable,
     uuid,
 )
-from tests.support.stack import NEEDS_KUBECTL, Stack, gpu_pod, running, stack, vgpu
+from tests.support.stack import NEEDS_KUBECTL, Stack, gpu_pod, running, vgpu
 
 pytestmark = NEEDS_KUBECTL
 
 MIB = 1 << 20
-CARD_MIB = 23028
+CARD_MIB = 15360
 NODE = "node-0"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def whole() -> AsyncIterator[Stack]:
-    """One node with one A10, and the webhook."""
-    async with stack("--nodes", "1", "--gpus", "1xA10", webhook=True) as started:
-        await node_allocatable(started, NODE, {"koordinator.sh/gpu.shared": 100})
-        yield started
 
 
 async def test_gpusharing_1_the_guides_pod_runs_as_it_is_printed(up: Stack) -> None:

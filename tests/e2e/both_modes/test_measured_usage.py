@@ -1,4 +1,4 @@
-"""Measured use of a real program on simulated GPUs, wherever it is shown, on one stack."""
+"""Measured use of a real program on simulated GPUs, wherever it is shown."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-import pytest_asyncio
 from playwright.async_api import expect
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -23,8 +22,7 @@ from tests.support.pseudo_terminal import (
     SHOW_CURSOR,
     on_terminal,
 )
-from tests.support.servers.nats import free_port
-from tests.support.stack import LEASEHOLD, Stack, gpu_pod, running, stack, vgpu
+from tests.support.stack import LEASEHOLD, Stack, gpu_pod, running, vgpu
 from tests.support.waiting import until
 from tools.generate.reference_metrics import node_page, scheduler_page
 
@@ -36,18 +34,6 @@ BROWSER, CHROMIUM = needed
 USED_MIB = 2048 + 256
 """What the program allocates, and its context."""
 MIB = 1 << 20
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def metrics_port() -> int:
-    return free_port()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def whole(metrics_port: int) -> AsyncIterator[Stack]:
-    ports = ("--scheduler-metrics", f"127.0.0.1:{metrics_port}")
-    async with stack("--nodes", "1", "--gpus", "1xT4+1xA100-40GB:mig", *ports) as one:
-        yield one
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,1 @@
+"""Tests on a node with a GPU in MIG mode and one that is shared."""
