@@ -63,7 +63,8 @@ class QuotaExcess:
     """Why a quota refused one candidate."""
 
     measure: ShortText
-    """cores, milliGPU, memoryMiB or cards; `pool`, `model`: the node or device is not allowed."""
+    """cores, milliGPU, memoryMiB or cards; `pool`, `model`: the node or device is not allowed;
+    `runTime`: the pod may run for longer, in seconds, than the quota allows."""
     model: LongText = ""
     """Empty: of all devices together."""
     limit: Amount = 0

@@ -24,6 +24,7 @@ def encode_quota(quota: Quota) -> list[object]:
         quota.model_label,
         quota.pools,
         quota.pool_label,
+        -1 if quota.max_run_s is None else quota.max_run_s,
     )
     return [quota.namespace, rule]
 
@@ -82,7 +83,7 @@ def _decode_limits(row: Sequence[int]) -> QuotaLimits:
 
 
 def _decode_quota(name: str, rule: Sequence[Any]) -> Quota:
-    limits, models, only, model_label, pools, pool_label = rule
+    limits, models, only, model_label, pools, pool_label, *more = rule
     return Quota(
         namespace=Namespace(name),
         limits=_decode_limits(limits),
@@ -91,6 +92,7 @@ def _decode_quota(name: str, rule: Sequence[Any]) -> Quota:
         model_label=model_label,
         pools=tuple(pools),
         pool_label=pool_label,
+        max_run_s=next((each for each in more if each >= 0), None),
     )
 
 

@@ -142,7 +142,11 @@ local function reserve(pod, rank, terms, first, last)
     local shares = uuid and 1 or (#memory - memory[2]) / 2
     local bytes = LEASE_BYTES + GRANT_BYTES * shares + to - from + bounds[p + 1] - bounds[p]
     if bytes > MOST_LEASE_BYTES then return {too_large = too_large('the lease', bytes, MOST_LEASE_BYTES)} end
-    if quota.on then excess, charges = quota.check(namespace, demand_at(joined, bounds[p])) end
+    if quota.on then
+      -- Without a term, what follows is the demand, or the allocation of a ResourceClaim, for which there is no limit.
+      local term = select(12, unpack_limit(joined, 11, from + 1))
+      excess, charges = quota.check(namespace, demand_at(joined, bounds[p]), term)
+    end
     if pending[1] and rank and fair.is_reserved_for_other(pending, pod, namespace, rank, name) then
       reason = 'reserved-for-other'
     elseif is_behind and repelling.is_unknown(name, known) then

@@ -7,6 +7,7 @@ from msgspec import structs
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace
 from shared.model.placement import Placement, Refusal
+from shared.model.quantity import duration_text
 from shared.model.quota import QuotaExcess
 from shared.model.request import NodeTerm, PodRequest
 
@@ -14,6 +15,9 @@ Result = tuple[Placement, ...] | Refusal
 
 BUDGET = "budget"
 """In place of a measure: the budget is exhausted, and no pod of the namespace may start."""
+
+RUN_TIME = "runTime"
+"""In place of a measure: the pod may run for longer than any of the namespace's may."""
 
 _MEASURE_NAMES = {
     "cores": "GPUs' cores",
@@ -132,6 +136,8 @@ def over_quota(
     excesses = tuple(excesses)
     if any(excess.measure == BUDGET for excess in excesses):
         return no_budget(namespace)
+    if too_long := next((each for each in excesses if each.measure == RUN_TIME), None):
+        return _too_long(namespace, too_long)
     reasons = list(dict.fromkeys(_reason(excess) for excess in excesses))
     reason = f"the GPU quota of namespace {namespace} blocks the pod: {'; '.join(reasons)}"
     hint = _hint(namespace, excesses, other_refusal)
@@ -185,6 +191,21 @@ def no_budget(namespace: Namespace) -> Refusal:
         counts=(("BudgetExhausted", 1),),
         hint="wait for its next window, or ask an administrator for a grant or, if it is invalid, "
         f"to correct it: `leasehold budget {namespace}` shows why it has none, and until when",
+        permanent=True,
+        quota=namespace,
+    )
+
+
+def _too_long(namespace: Namespace, excess: QuotaExcess) -> Refusal:
+    """Return the refusal of a pod that admission has not seen, or before the quota was lowered."""
+    given = f"has {duration_text(excess.requested)}" if excess.requested else "has none"
+    return Refusal(
+        reason=f"the GPU quota of namespace {namespace} allows a maximum run time of "
+        f"{duration_text(excess.limit)} at most, and the pod {given}",
+        counts=(("ExceedsGPUQuota", 1),),
+        hint=f"set its spec.activeDeadlineSeconds to {excess.limit} or less, also in the pod that "
+        "waits: kubectl patch pod NAME --patch "
+        f'\'{{"spec":{{"activeDeadlineSeconds":{excess.limit}}}}}\'',
         permanent=True,
         quota=namespace,
     )

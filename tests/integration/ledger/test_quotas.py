@@ -12,12 +12,12 @@ import pytest
 from services.timekeeper.accounts.journal import weigh
 from shared.ledger.leases import RedisLeases
 from shared.model.budget import Budget
-from shared.model.lease import Lease, Share
+from shared.model.lease import ClaimAllocation, Lease, Share
 from shared.model.ledger import NoCapacity, Reservation, ReservationOutcome, Reserved, WaitingPod
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
 from shared.model.quota import Quota, QuotaLimits, QuotaUsage, total_of
-from shared.model.request import Gang
+from shared.model.request import Gang, Term
 from shared.placing.refusal import quota_refusals
 from tests.support.placer.gangs import charge_of
 from tests.support.placer.ledger import (
@@ -91,6 +91,41 @@ async def test_what_a_quota_does_not_allow_is_refused_with_the_numbers(leases: R
     )
     assert third.reason == "a: quota"
     assert (await held(leases)).milli_gpu == 500
+
+
+@pytest.mark.parametrize(
+    ("term", "given"),
+    [
+        (Term(), "has none"),
+        (Term(expected_run_s=60), "has none"),
+        (Term(max_run_s=7201), "has 2h1s"),
+        (Term(max_run_s=7200), None),
+        (Term(runs_on=True), None),
+    ],
+)
+async def test_a_pod_has_a_maximum_run_time_where_its_quota_requires_one(
+    leases: RedisLeases, term: Term, given: str | None
+) -> None:
+    await leases.quotas.save([Quota(namespace=TEAM, max_run_s=7200)], read_at=NOW)
+
+    answer = await outcome(leases, replace(reservation("p"), term=term))
+
+    if given is None:
+        assert isinstance(answer, Reserved)
+        return
+    assert isinstance(answer, NoCapacity)
+    refusal = quota_refusals.over_quota(TEAM, answer.quotas, None)
+    assert f"a maximum run time of 2h at most, and the pod {given}" in refusal.reason
+    assert '{"spec":{"activeDeadlineSeconds":7200}}' in refusal.hint
+    several = reservation("q", share("a", 0), share("a", 1))
+    assert isinstance(await outcome(leases, several), NoCapacity)
+
+
+async def test_a_claim_needs_no_run_time(leases: RedisLeases) -> None:
+    await leases.quotas.save([Quota(namespace=TEAM, max_run_s=7200)], read_at=NOW)
+    claim = ClaimAllocation(generation="g", consumers=(PodUid("p"),))
+
+    assert isinstance(await outcome(leases, replace(reservation("c"), claim=claim)), Reserved)
 
 
 async def test_other_namespaces_are_not_limited(leases: RedisLeases) -> None:

@@ -17,8 +17,8 @@ do -- A script may have 200 local names.
 local MEASURES, MAX_OFFERS = {'cores', 'milliGPU', 'memoryMiB', 'cards'}, 4
 -- A quota: limits on all devices (in the order of MEASURES, -1: none); models {name, limits}; whether
 -- other models are refused; the node label with the model ('': the devices' own names); the allowed pools
--- ({}: all); and the node label with the pool.
-local R_LIMITS, R_MODELS, R_ONLY, R_MODEL_LABEL, R_POOLS, R_POOL_LABEL = 1, 2, 3, 4, 5, 6
+-- ({}: all); the node label with the pool; and the longest maximum run time, in seconds (nil, -1: any, and none).
+local R_LIMITS, R_MODELS, R_ONLY, R_MODEL_LABEL, R_POOLS, R_POOL_LABEL, R_MAX_RUN = 1, 2, 3, 4, 5, 6, 7
 
 function quota.rule_of(namespace)
   local known = quota.rules[namespace]
@@ -143,11 +143,15 @@ local function excess_of(rule, namespace, rows, before)
   return excess
 end
 
--- Why the quota does not allow this demand, as {measure, bucket, limit, used, requested, node label,
--- values}, or nil; and its charge.
-function quota.check(namespace, demand)
+-- Why the quota does not allow this demand for this time (a Term, or no table), as {measure, bucket, limit, used,
+-- requested, node label, values}, or nil; and its charge.
+function quota.check(namespace, demand, term)
   local rule = quota.rule_of(namespace)
   if not rule or demand[2] < FIRST_DEVICE then return nil end
+  local longest = rule[R_MAX_RUN] or -1
+  if longest >= 0 and type(term) == 'table' and not term.runs_on and (term.max_run_s or math.huge) > longest then
+    return {'runTime', '', longest, 0, term.max_run_s or 0, '', {}}
+  end
   local pools, name = rule[R_POOLS], demand[1]
   if #pools > 0 then
     local pool, is_allowed = quota.kinds_on(name).labels[rule[R_POOL_LABEL]], false
