@@ -23,6 +23,7 @@ from shared.model.ledger import NodeTotals, WaitingPod, waits_for_budget
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import CORDONED, cordon_reason
 from shared.model.preemption import PreemptionState
+from shared.model.run_times import RunTimes
 from shared.model.views import DeviceView, HeldShare, MeasuredView, NamespaceView, NodeView
 
 ChangeKey = tuple[str, str]
@@ -54,6 +55,7 @@ class Projection:
     """The latest state of everything that is shown."""
 
     def __init__(self) -> None:
+        self.run_times = RunTimes()
         self.nodes: dict[NodeName, NodeView] = {}
         self.devices: dict[DeviceUuid, DeviceView] = {}
         self.totals: dict[NodeName, NodeTotals] = {}

@@ -319,6 +319,11 @@ class ApiService:
         ]
         self.feed.publish(self.projection.update_gated(found))
 
+    @loops(every_s=lambda service: service.timing.resync_s)
+    async def read_run_times(self) -> None:
+        """Read how long pods run."""
+        self.projection.run_times = await self.ledger.run_times.load()
+
     @loops(every_s=lambda service: service.until_sample_s)
     async def sample_history(self) -> None:
         """Add a sample to the history."""

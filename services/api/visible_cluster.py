@@ -201,6 +201,8 @@ class VisibleCluster:
         """Return one lease."""
         devices = self.projection.devices
         held = [devices[uuid] for share in lease.shares if (uuid := share.device) in devices]
+        learned_s = self.projection.run_times.expected_s(lease)
+        is_expected = learned_s is not None or lease.term.expected_run_s is not None
         return LeaseView(
             pod=lease.pod,
             namespace=lease.namespace,
@@ -215,7 +217,7 @@ class VisibleCluster:
             expires_at=lease.expires_at,
             weighed=lease.weighed,
             ends_by=ends_by(lease) if lease.activated_at else None,
-            expected_end=expected_end(lease),
+            expected_end=expected_end(lease, learned_s) if is_expected else None,
             unhealthy_devices={
                 view.uuid: visible_fault(view.fault, self.visible) or "it is not healthy"
                 for view in held

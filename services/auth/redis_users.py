@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shared.ledger.script_sources import script_commands
 
 LEDGER, QUOTAS, PREEMPTION, BUDGET = "lh:*", "lh-quotas*", "lh-preemption:*", "lh-budget:*"
-TENURES = "lh:tenures"
+TENURES, RUN_TIMES = "lh:tenures", "lh-run-times"
 
 CONNECTION_COMMANDS = ("ping", "select", "client|setinfo", "client|setname")
 CLIENT_COMMANDS = ("evalsha", "xread")
@@ -36,7 +36,7 @@ class RedisUser:
 
 
 USERS = (
-    RedisUser(name="placer", writes=(LEDGER,), reads=(QUOTAS,), loads_scripts=True),
+    RedisUser(name="placer", writes=(LEDGER,), reads=(QUOTAS, RUN_TIMES), loads_scripts=True),
     RedisUser(
         name="binder",
         writes=(LEDGER, QUOTAS, PREEMPTION),
@@ -44,10 +44,13 @@ USERS = (
         commands=("info",),
     ),
     RedisUser(
-        name="timekeeper", writes=(BUDGET, TENURES), reads=(LEDGER, QUOTAS), loads_scripts=True
+        name="timekeeper",
+        writes=(BUDGET, TENURES, RUN_TIMES),
+        reads=(LEDGER, QUOTAS),
+        loads_scripts=True,
     ),
     RedisUser(name="extender", reads=(LEDGER, QUOTAS)),
-    RedisUser(name="api", reads=(LEDGER, QUOTAS, PREEMPTION, BUDGET)),
+    RedisUser(name="api", reads=(LEDGER, QUOTAS, PREEMPTION, BUDGET, RUN_TIMES)),
     RedisUser(
         name="operator",
         writes=(BUDGET,),

@@ -1,7 +1,8 @@
 """Applies the ledger's journal of leases to the accounts, from entries or from all live leases."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from services.timekeeper.accounts.journal import (
@@ -13,12 +14,12 @@ from services.timekeeper.accounts.journal import (
     weigh,
 )
 from services.timekeeper.config.budget_sources import ConfiguredBudgets
-from services.timekeeper.metrics import VIOLATIONS
+from services.timekeeper.metrics import RUN_TIME_RATIO, VIOLATIONS
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.model.budget import Account, AccountChange, Journal
 from shared.model.errors import UnavailableError
-from shared.model.lease import Lease
+from shared.model.lease import Lease, LeaseState
 from shared.model.names import Namespace
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,22 @@ class JournalReader:
         self.ledger = ledger
         self.configuration = configuration
         self.factors = factors
+        self.ended: deque[tuple[Lease, float]] = deque(maxlen=WHOLE_JOURNAL)
+        """Leases that have ended, and how many seconds their pods ran, for `learn_run_times`."""
+
+    async def learn_run_times(self) -> None:
+        """Learn from the pods that have ended since, and compare them with what was expected."""
+        if not self.ended:
+            return
+        learned = await self.ledger.run_times.load()
+        for lease, run_s in self.ended:
+            expected_s = lease.term.expected_run_s or learned.expected_s(lease)
+            if expected_s is not None:
+                source = "author" if lease.term.expected_run_s else "learned"
+                RUN_TIME_RATIO.labels(source).observe(run_s / expected_s)
+        learned.learn(self.ended)
+        self.ended.clear()
+        await self.ledger.run_times.save(learned)
 
     async def apply(self, known_ms: int) -> int:
         """Apply the journal to its end; return the instant up to which it is complete.
@@ -113,7 +130,17 @@ class JournalReader:
             for name, each in changes.items()
             if each.charged or each.ended
         ]
-        await self.store.apply_journal(journal, account_changes)
+        if await self.store.apply_journal(journal, account_changes):
+            self.ended.extend(_run_times(journal))
 
     def _weigh(self, lease: Lease) -> LeaseWeight:
         return weigh(lease, self.configuration.budget_of(lease.namespace), self.factors)
+
+
+def _run_times(journal: Journal) -> Iterator[tuple[Lease, float]]:
+    """Yield the pods that have ended after they had run, and for how many seconds."""
+    for entry in journal.entries:
+        for lease in entry.leases:
+            has_run = lease.activated_at > 0 and lease.claim is None
+            if entry.kind == "ended" and has_run and lease.state is LeaseState.RELEASED:
+                yield lease, entry.at_ms / 1000 - lease.activated_at

@@ -31,6 +31,12 @@ CHARGE_DELAY = Histogram(
     "How much later than due GPU time was charged.",
     buckets=(1, 5, 15, 60, 300, 900, 3600),
 )
+RUN_TIME_RATIO = Histogram(
+    "leasehold_run_time_ratio",
+    "How long pods ran, divided by how long they were expected to, by their author or as learned.",
+    ["source"],
+    buckets=(0.1, 0.25, 0.5, 0.8, 1, 1.25, 2, 4, 10),
+)
 VIOLATIONS = Counter(
     "leasehold_ledger_invariant_violations", "Violated invariants of the accounts.", ["kind"]
 )

@@ -39,7 +39,7 @@ from shared.runtime.service import answers, loops, publishes
 logger = logging.getLogger(__name__)
 
 REPORT_EVERY_MS = 60_000
-GRANT_ATTEMPTS = 20
+GRANT_ATTEMPTS, LEARN_EVERY_S = 20, 30.0
 
 
 @publishes(UsageRequest)
@@ -111,6 +111,11 @@ class Timekeeper:
     async def report_quotas(self) -> None:
         """Write what is in force of each GPUQuota, and what is used."""
         await self.statuses.publish_quotas(self.ledger.quotas, round(self.clock.now() * 1000))
+
+    @loops(every_s=LEARN_EVERY_S)
+    async def learn_run_times(self) -> None:
+        """Learn how long pods run."""
+        await self.journal.learn_run_times()
 
     @loops
     async def maintain_certificate(self) -> None:

@@ -57,6 +57,7 @@ from shared.model.ledger import (
 )
 from shared.model.names import NodeName, PodUid
 from shared.model.request import Gang
+from shared.model.run_times import RunTimes
 
 _ALREADY_LEASED, _GANG_INCOMPLETE, _GONE, _TOO_LARGE = 0, -2, -3, -4
 
@@ -232,6 +233,19 @@ class ClaimLeases(LedgerPart):
         return decode_lease(stored[0]) if unpack(packed) else None
 
 
+class LearnedRunTimes(LedgerPart):
+    """How long pods run, as timekeepers learn it; no loss of it matters."""
+
+    async def load(self) -> RunTimes:
+        """Return what was learned."""
+        (data,) = await self._connection.run_raw("run_times", state="any")
+        return RunTimes.load(data)
+
+    async def save(self, learned: RunTimes) -> None:
+        """Replace what was learned."""
+        await self._connection.run_raw("run_times", "save", state="any", tail=learned.dump())
+
+
 EXPIRE_BATCHES = 4
 """Batches of reservations, per script call that ends them."""
 _MOVED = -1
@@ -250,6 +264,7 @@ class RedisLeases(LedgerInventory):
         self.totals = LedgerTotals(connection)
         self.quotas = LedgerQuotas(connection)
         self.checks = RecordChecks(connection)
+        self.run_times = LearnedRunTimes(connection)
 
     # Leases
 

@@ -178,6 +178,7 @@ class LeaseView(View, frozen=True, kw_only=True):
     ends_by: float | None = None
     """When its devices are free at the latest: its pod has a maximum run time, which has begun."""
     expected_end: float | None = None
+    """When its pod ends as its author, or the run times of pods before it, let expect."""
     unhealthy_devices: dict[DeviceUuid, str] = {}
     """The faults of its devices that are not healthy."""
     shares: tuple[ShareView, ...] = ()

@@ -134,10 +134,12 @@ def _summary_lines(pod: PodSummary, found: PodView, lease: LeaseView) -> Iterato
     yield from _idle_lines(lease, found.read_at)
     if lease.state == LeaseState.RESERVED:
         yield f"until       {timestamp(lease.expires_at)} if it is not bound before"
-    elif lease.ends_by is not None:
-        yield f"until       {timestamp(lease.ends_by)} at the latest: its maximum run time"
     else:
-        yield "until       its pod ends"
+        latest = "its pod ends"
+        if lease.ends_by is not None:
+            latest = f"{timestamp(lease.ends_by)} at the latest: its maximum run time"
+        expected = lease.expected_end
+        yield f"until       {latest}{f'; expected {timestamp(expected)}' if expected else ''}"
     if found.cordoned and lease.state == LeaseState.RESERVED:
         yield f"waits for   {found.cordoned}; if that lasts, the pod is placed elsewhere"
 

@@ -1,11 +1,14 @@
 """The timekeeper on a real valkey-server: charges for the leases of the ledger."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 from prometheus_client import REGISTRY
 
 from services.timekeeper.accounts.accrual import advance
@@ -19,7 +22,8 @@ from shared.model.budget import HOUR_MS, Account, Period, PolicyType, minutes
 from shared.model.clock import SystemClock
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import BudgetChanged
-from shared.model.names import Namespace, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.request import Term
 from tests.support.placer.ledger import reservation, reserve, share
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.timekeeper.accounts import (
@@ -82,6 +86,30 @@ async def test_gpusharing_16_reservations_are_free_and_leases_are_charged_until_
     released_ms = int(journaled["last-generated-id"].decode().partition("-")[0])
     assert await total(opened, DEFAULT) == 1000 * (released_ms - tenure.since_ms)
     assert (await opened.account(DEFAULT)).leases == ()
+
+
+async def test_run_times_are_learned_once_whichever_replicas_read_the_ends(
+    opened: AccountLedger,
+) -> None:
+    leases, replicas = opened.leases, [real(opened), real(opened)]
+    compared = {"name": "leasehold_run_time_ratio_count", "labels": {"source": "author"}}
+    before = REGISTRY.get_sample_value(**compared) or 0.0
+    for pod in ("p1", "p2", "p3"):
+        wanted = replace(reservation(pod, share("a")), term=Term(expected_run_s=1))
+        await leases.bind(await reserve(leases, wanted))
+        [active] = await leases.activate([(PodUid(pod), NodeName("a"))])
+        assert active is not None
+        smaller = tuple(structs.replace(each, memory_mib=1_000) for each in active.shares)
+        await leases.resizes.apply(structs.replace(active, shares=smaller))
+        await leases.release([PodUid(pod)], reason="a test")
+
+    await asyncio.gather(*(each.count() for each in replicas))
+    for each in replicas:
+        await each.learn_run_times()
+
+    learned = (await leases.run_times.load()).series
+    assert {name: one.runs for name, one in learned.items()} == {"default/name-of-p#": 3}
+    assert (REGISTRY.get_sample_value(**compared) or 0.0) - before == 3
 
 
 async def test_a_lease_older_than_the_first_timekeeper_is_charged_from_its_creation(

@@ -36,6 +36,7 @@ def test_explain_of_a_running_pod_says_in_five_lines_what_its_user_wants() -> No
     term = Term(max_run_s=3600, grace_s=45)
     ending = structs.replace(LEASE, term=term, activated_at=900.0)
     timed = cluster_of(replace(NODE, leases=(ending,)))
+    timed.projection.run_times.learn([(ending, 60.0), (ending, 60.0)])
     cluster = cluster_of(NODE, measured=[MEASURED])
 
     answer = explained(bound, cluster)
@@ -50,9 +51,9 @@ def test_explain_of_a_running_pod_says_in_five_lines_what_its_user_wants() -> No
         "idle        for 10m, since 1970-01-01T00:06:40Z: its pod holds it without using it",
         "until       its pod ends",
     )
-    assert "until       1970-01-01T01:16:00Z at the latest" in drawn(
-        render.explanation(explained(bound, timed))
-    )
+    until = drawn(render.explanation(explained(bound, timed)), 120)
+    assert "until       1970-01-01T01:16:00Z at the latest: its maximum run time; " in until
+    assert "; expected 1970-01-01T00:16:00Z" in until
     assert "1970-01-01T01:16:00Z" in drawn(render.ps(timed.leases(), wide=True), 300)
     assert "number 5" not in text
     assert "volcano.sh" not in text

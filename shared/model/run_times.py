@@ -1,0 +1,82 @@
+"""How long pods run, learned from those before them that had the same names but for numbers; pure.
+
+A controller's names have a form of their own (`train-x7k2p`, `web-5d8f9c6b7d-x7k2p`, `worker-3`),
+so that a form stands for the pods of one kind of owner.
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Annotated, Self
+
+import msgspec
+from msgspec import Meta
+
+from shared.model.bounds import MOST_RUN_S, Amount
+from shared.model.lease import Lease
+from shared.model.names import Namespace
+
+MOST_SERIES = 512
+LEAST_RUNS = 2
+"""Pods that must have ended before the next ones are expected to run for as long."""
+NEWEST_WEIGHT = 0.2
+"""Weight of the newest run time in the mean, once there are many."""
+LONGEST_LOG_S = math.log(MOST_RUN_S)
+
+_RANDOM = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{5}$")
+_TEMPLATE_HASH = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{8,10}$")
+"""Endings that Kubernetes appends to names."""
+_NUMBER = re.compile(r"[0-9]+")
+
+
+class RunSeries(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The run times of the pods of one form of names."""
+
+    runs: Amount = 0
+    log_mean_s: Annotated[float, Meta(ge=0, le=LONGEST_LOG_S)] = 0.0
+    """Weighted mean of the logarithms: a few long runs do not hide that most are short."""
+
+
+def series_of(namespace: Namespace, name: str) -> str:
+    """Return what the names of a controller's pods have in common."""
+    stem, is_random = _RANDOM.subn("", name)
+    stem, is_hashed = _TEMPLATE_HASH.subn("", stem) if is_random else (stem, 0)
+    return f"{namespace}/{_NUMBER.sub('#', stem)}{'-*' * (is_random + is_hashed)}"
+
+
+class RunTimes:
+    """Series by their forms, the least recently learned first; a new one replaces that."""
+
+    def __init__(self, series: dict[str, RunSeries] | None = None) -> None:
+        self.series = series or {}
+
+    def expected_s(self, lease: Lease) -> float | None:
+        """Return how long the pod of a lease is expected to run; None: too few ended before."""
+        known = self.series.get(series_of(lease.namespace, lease.name)) if self.series else None
+        return math.exp(known.log_mean_s) if known and known.runs >= LEAST_RUNS else None
+
+    def learn(self, ended: Iterable[tuple[Lease, float]]) -> None:
+        """Add how many seconds the pods of leases ran."""
+        for lease, run_s in ended:
+            name, seconds = (
+                series_of(lease.namespace, lease.name),
+                math.log(min(max(run_s, 1.0), MOST_RUN_S)),
+            )
+            known = self.series.pop(name, RunSeries())
+            weight = max(NEWEST_WEIGHT, 1 / (known.runs + 1))
+            mean = known.log_mean_s + weight * (seconds - known.log_mean_s)
+            self.series[name] = RunSeries(known.runs + 1, mean)
+        while len(self.series) > MOST_SERIES:
+            del self.series[next(iter(self.series))]
+
+    def dump(self) -> bytes:
+        """Return them as bytes."""
+        return msgspec.msgpack.encode(self.series)
+
+    @classmethod
+    def load(cls, data: bytes) -> Self:
+        """Read what `dump` returned; from anything else, nothing was learned."""
+        try:
+            return cls(msgspec.msgpack.decode(data, type=dict[str, RunSeries]))
+        except msgspec.MsgspecError:
+            return cls()
