@@ -23,8 +23,8 @@ from shared.model.ledger import NodeTotals, WaitingPod, waits_for_budget
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import CORDONED, cordon_reason
 from shared.model.preemption import PreemptionState
-from shared.model.run_times import RunTimes
 from shared.model.views import DeviceView, HeldShare, MeasuredView, NamespaceView, NodeView
+from shared.placing.run_times import RunTimes
 
 ChangeKey = tuple[str, str]
 """A changed item: (`device`, uuid), (`node`, name), or a list: (`waiting`, ``)."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -36,6 +36,7 @@ from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.model.names import BUDGET_GATE, Namespace
+from shared.model.quota import Quota
 from shared.pods.pod_view import PodView, decode_view
 from shared.runtime import telemetry
 from shared.runtime.service import handles, loops, publishes
@@ -86,12 +87,15 @@ STALE_S = 120.0
 """A budget that was not reported for this long counts as not exhausted."""
 PRIORITY_CLASSES_S = 60.0
 """The interval at which the default priority class is read."""
+QUOTAS_S = 10.0
+"""The interval at which GPUQuotas are read."""
 ALLOWED = AdmissionDecision(allowed=True)
 
 Sleep = Callable[[float], Awaitable[None]]
 ReviewPod = Callable[[ReviewRequest], AdmissionDecision]
 ReadDefaultClass = Callable[[], Awaitable[str]]
 """Returns the priority class of pods that do not set one, or an empty text if there is none."""
+ReadQuotas = Callable[[], Awaitable[Mapping[Namespace, Quota]]]
 LeaseClaim = Callable[[ClaimLeaseRequest], Awaitable[ClaimLeaseReply]]
 """Has a binder lease an allocation. Raises UnavailableError if none replies in time."""
 
@@ -105,6 +109,7 @@ class Webhook:
         policy: AdmissionPolicy,
         default_priority_class: ReadDefaultClass,
         lease_claim: LeaseClaim,
+        read_quotas: ReadQuotas,
         *,
         rotate_certificate: Callable[[Sleep], Awaitable[None]],
         clock: Clock,
@@ -113,6 +118,7 @@ class Webhook:
         self.policy = policy
         self.default_priority_class = default_priority_class
         self.lease_claim = lease_claim
+        self.read_quotas = read_quotas
         self.rotate_certificate = rotate_certificate
         self.clock = clock
         self.tracing = tracing
@@ -120,6 +126,7 @@ class Webhook:
         """The last report of each, and its arrival on the monotonic clock: host clocks differ."""
         self.largest = LargestDevice()
         self.default_class = ""
+        self.quotas: Mapping[Namespace, Quota] = {}
         self.turns = FairTurns()
 
     @handles
@@ -147,6 +154,14 @@ class Webhook:
         except RequestError as error:
             logger.warning("the default priority class is unknown: %s", error)
 
+    @loops(every_s=QUOTAS_S)
+    async def follow_quotas(self) -> None:
+        """Read the GPUQuotas, for the run times of their namespaces."""
+        try:
+            self.quotas = await self.read_quotas()
+        except RequestError as error:
+            logger.warning("GPUQuotas cannot be read: %s", error)
+
     async def review(
         self,
         body: bytes,
@@ -163,9 +178,10 @@ class Webhook:
         take turns by their namespaces: one whose turn has not come at the `deadline`, by the loop's
         clock, is denied.
         """
-        policy = replace(self.policy, claims=claims)
         started = time.perf_counter()
         request = decode_request(body)
+        quota = self.quotas.get(Namespace(request.namespace or "default"))
+        policy = replace(self.policy, claims=claims, quota=quota)
         decision: AdmissionDecision | None = ALLOWED
         try:
             if request.is_new_pod and all_pods:

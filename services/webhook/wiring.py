@@ -1,6 +1,8 @@
 """Builds the webhook from real clients and serves it."""
 
 import base64
+import contextlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 
@@ -19,17 +21,22 @@ from services.webhook.settings import WebhookSettings
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore, SecretStore
 from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.custom_kinds import LatestSpecs
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
+from shared.kubernetes.gpu_quotas import OBJECTS, parse_spec
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.types import (
     ClientConfig,
     ObjectList,
     PriorityClass,
+    RawObject,
     WebhookConfiguration,
 )
 from shared.model.clock import SystemClock
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
+from shared.model.names import Namespace
+from shared.model.quota import Quota
 from shared.nats.bus import Bus
 from shared.runtime.run import Nats, open_bus, serve
 from shared.runtime.telemetry import open_tracing
@@ -107,6 +114,15 @@ async def default_priority_class(client: KubernetesClient) -> str:
     return min(defaults, key=lambda each: each.value).metadata.name if defaults else ""
 
 
+async def read_quotas(client: KubernetesClient) -> Mapping[Namespace, Quota]:
+    """Return the GPUQuotas that are in force; none where the kind is not installed."""
+    latest = LatestSpecs(parse_spec)
+    with contextlib.suppress(NotFoundError):
+        for item in (await client.read(OBJECTS, ObjectList[RawObject])).items or ():
+            latest.apply(item)
+    return latest.valid
+
+
 async def lease_claim(bus: Bus, request: ClaimLeaseRequest) -> ClaimLeaseReply:
     """Have a binder lease an allocation. Raises UnavailableError if none replies in time."""
     if not bus.connected:
@@ -136,6 +152,7 @@ async def serve_webhook(settings: WebhookSettings) -> None:
             policy,
             partial(default_priority_class, client),
             partial(lease_claim, bus),
+            partial(read_quotas, client),
             rotate_certificate=certificate.run,
             clock=SystemClock(),
             tracing=tracing,

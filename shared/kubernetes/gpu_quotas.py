@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta, field
 
@@ -12,7 +12,7 @@ from shared.model.bounds import KEY, LONGEST_MODEL, MOST, MOST_GROUPS, SHORT
 from shared.model.errors import RequestError
 from shared.model.lease import MIB
 from shared.model.names import Namespace
-from shared.model.quantity import LONGEST, parse_quantity
+from shared.model.quantity import LONGEST, parse_duration_s, parse_quantity
 from shared.model.quota import Quota, QuotaLimits
 
 KIND = "GPUQuota"
@@ -34,6 +34,14 @@ Memory = Annotated[
         }
     ),
 ]
+Duration = Annotated[
+    str,
+    Meta(
+        pattern="^([1-9][0-9]{0,4}h)?([1-9][0-9]{0,4}m)?([1-9][0-9]{0,4}s)?$",
+        min_length=2,
+        max_length=18,
+    ),
+]
 LabelKey = Annotated[str, Meta(pattern=LABEL_KEY, max_length=KEY)]
 PoolName = Annotated[str, Meta(pattern=LABEL_VALUE, max_length=SHORT)]
 _MEMORY = "quantity(string(self.maxMemory))"
@@ -42,7 +50,7 @@ _MEMORY = "quantity(string(self.maxMemory))"
 class LimitsSpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
     """The most that may be used."""
 
-    rules = (
+    rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             f"!has(self.maxMemory) || {_MEMORY}.compareTo(quantity('0')) == 0 || "
             f"{_MEMORY}.compareTo(quantity('1Mi')) >= 0",
@@ -66,11 +74,26 @@ class ModelSpec(LimitsSpec, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class QuotaSpec(LimitsSpec, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The spec of a GPUQuota."""
 
+    rules = (
+        *LimitsSpec.rules,
+        Rule(
+            "!has(self.maxRunTime) || !has(self.defaultRunTime) || "
+            "duration(self.defaultRunTime) <= duration(self.maxRunTime)",
+            lambda spec: (
+                not (spec.max_run_time and spec.default_run_time)
+                or parse_duration_s(spec.default_run_time) <= parse_duration_s(spec.max_run_time)
+            ),
+            "defaultRunTime must not be longer than maxRunTime",
+        ),
+    )
+
     models: Annotated[tuple[ModelSpec, ...], Meta(max_length=MOST_GROUPS)] = ()
     only_models: bool = False
     model_label: LabelKey | None = None
     pools: Annotated[tuple[PoolName, ...], Meta(max_length=MOST_GROUPS)] = ()
     pool_label: LabelKey = POOL_LABEL
+    default_run_time: Duration | None = None
+    max_run_time: Duration | None = None
 
 
 NOTHING = QuotaLimits(cores_milli=0, milli_gpu=0, memory_mib=0, cards=0)
@@ -90,6 +113,8 @@ def parse_spec(namespace: Namespace, spec: object) -> Quota:
         model_label=read.model_label or "",
         pools=read.pools,
         pool_label=read.pool_label,
+        default_run_s=_run_s(read.default_run_time),
+        max_run_s=_run_s(read.max_run_time),
     )
 
 
@@ -110,6 +135,10 @@ def _limits(spec: LimitsSpec) -> QuotaLimits:
         memory_mib=None if spec.max_memory is None else _mib(spec.max_memory),
         cards=spec.max_cards,
     )
+
+
+def _run_s(text: str | None) -> int | None:
+    return None if text is None else parse_duration_s(text)
 
 
 def _mib(memory: int | str) -> int | None:

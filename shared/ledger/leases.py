@@ -57,7 +57,7 @@ from shared.model.ledger import (
 )
 from shared.model.names import NodeName, PodUid
 from shared.model.request import Gang
-from shared.model.run_times import RunTimes
+from shared.placing.run_times import RunTimes
 
 _ALREADY_LEASED, _GANG_INCOMPLETE, _GONE, _TOO_LARGE = 0, -2, -3, -4
 

@@ -25,7 +25,9 @@ from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 BOUNDS: Mapping[str, str] = {
-    "constants of the code": "service handler subject outcome kind state cause verb waited dialect",
+    "constants of the code": (
+        "service handler subject outcome kind state cause verb waited dialect source"
+    ),
     "codes of refusals, or kinds of the one fact that the metric is about": "reason xid",
     "versions and settings in use": "version layout content digest strategy",
     "GPU models": "model hw_model hw_type",

@@ -44,6 +44,7 @@ from shared.model.errors import RequestError
 from shared.model.events.event import Event
 from shared.model.lease_copy import load_lease
 from shared.model.names import Namespace
+from shared.model.quota import Quota
 from shared.nats import wire
 from shared.pods.pod_parser import PodParser
 from shared.pods.pod_view import decode_view
@@ -167,11 +168,16 @@ async def no_class() -> str:
     return ""
 
 
+async def no_quotas() -> Mapping[Namespace, Quota]:
+    return {}
+
+
 def webhook() -> Webhook:
     return Webhook(
         AdmissionPolicy(),
         no_class,
         FakeClaimBinders().lease,
+        no_quotas,
         rotate_certificate=lambda _: None,  # type: ignore[arg-type,return-value]
         clock=FakeClock(),
         tracing=Tracing("webhook", None),

@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from shared.dialects.reserved import EXEMPT, VISIBLE
+from shared.kubernetes.custom_kinds import API_VERSION
+from shared.kubernetes.gpu_quotas import OBJECTS
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.names import BUDGET_GATE, Namespace
+from tests.support.simcluster.custom_kinds import older_definition
 from tests.support.webhook.replica import NOW, PODS, VGPU, cluster, created, pod, replica
 
 
@@ -82,6 +85,34 @@ async def test_an_exhausted_budget_that_queues_gives_new_gpu_pods_a_scheduling_g
         "foreign": None,
         "later": None,
     }
+
+
+async def test_new_gpu_pods_run_no_longer_than_their_namespaces_quota_allows(
+    tmp_path: Path,
+) -> None:
+    quota = {
+        "apiVersion": API_VERSION,
+        "kind": "GPUQuota",
+        "metadata": {"name": "default"},
+        "spec": {"defaultRunTime": "90m", "maxRunTime": "2h"},
+    }
+    async with cluster() as (api, kube, client), replica(api, kube, tmp_path) as one:
+        api.store.create("customresourcedefinitions", older_definition("gpuquotas"))
+        await kube.create(OBJECTS, quota)
+        await one.webhook.follow_quotas()
+        made = {
+            name: (await created(client, each))[1]["spec"].get("activeDeadlineSeconds")
+            for name, each in {
+                "default": pod("default", VGPU),
+                "own": pod("own", VGPU, activeDeadlineSeconds=60),
+                "plain": pod("plain"),
+            }.items()
+        }
+        code, denial = await created(client, pod("long", VGPU, activeDeadlineSeconds=7201))
+
+    assert made == {"default": 5400, "own": 60, "plain": None}
+    assert code == 422
+    assert "the GPUQuota of namespace default allows 2h at most" in denial["message"]
 
 
 async def test_an_exhausted_budget_denies_new_gpu_pods_where_so_configured(tmp_path: Path) -> None:

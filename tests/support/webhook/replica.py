@@ -13,7 +13,7 @@ import aiohttp
 from services.webhook.admission import AdmissionPolicy
 from services.webhook.server import serving_reviews
 from services.webhook.service import Webhook
-from services.webhook.wiring import RegistrationWriter, default_priority_class
+from services.webhook.wiring import RegistrationWriter, default_priority_class, read_quotas
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore
 from shared.kubernetes.client import KubernetesClient
@@ -78,6 +78,7 @@ async def replica(
         AdmissionPolicy(**policy),
         partial(default_priority_class, kube),
         binders.lease,
+        partial(read_quotas, kube),
         rotate_certificate=certificate.run,
         clock=SystemClock(),
         tracing=tracing or Tracing("webhook", None),

@@ -25,6 +25,8 @@ def test_a_quota_is_read_field_by_field() -> None:
         "models": [{"name": "T4", "maxCards": 1}, {"name": "A100"}],
         "onlyModels": True,
         "pools": ["public"],
+        "defaultRunTime": "90m",
+        "maxRunTime": "2h30m",
     }
 
     assert parse_spec(TEAM, spec) == Quota(
@@ -34,6 +36,8 @@ def test_a_quota_is_read_field_by_field() -> None:
         only_models=True,
         pools=("public",),
         pool_label="gaia.tencent.com/gpu-pool",
+        default_run_s=5400,
+        max_run_s=9000,
     )
     assert parse_spec(TEAM, None).limits == QuotaLimits()
 
@@ -47,6 +51,9 @@ def test_a_quota_is_read_field_by_field() -> None:
         ({"maxMemory": "80 apples"}, "80 apples"),
         ({"models": [{"maxCards": 1}]}, "spec.models[0]: Object missing required field `name`"),
         ([], "GPUQuota team: spec"),
+        ({"maxRunTime": "2 days"}, "spec.maxRunTime: "),
+        ({"maxRunTime": "0h"}, "spec.maxRunTime: "),
+        ({"maxRunTime": "1h", "defaultRunTime": "61m"}, "defaultRunTime must not be longer"),
         ({"pools": ["p"] * 257}, "spec.pools: Expected `array` of length <= 64"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from shared.model.lease import Lease
 from shared.model.names import Namespace
-from shared.model.run_times import MOST_SERIES, RunTimes, series_of
+from shared.placing.run_times import MOST_SERIES, RunTimes, series_of
 from tests.support.build import lease
 
 
