@@ -14,6 +14,7 @@ import { RANGES, RANGE_S, rangeOf } from "./chart.js";
 const FEW_NODES = 12; // of so many, the overview shows the map
 const ROWS = 6;
 const REFRESH_MS = 30_000;
+const USES = { used: "Leased and used", unmeasured: "Leased, not measured", idle: "Leased, but idle", stranded: "Free, but too little for any pod", unleased: "Free" };
 const byName = new Intl.Collator("en", { numeric: true }).compare;
 
 export class Overview {
@@ -27,15 +28,16 @@ export class Overview {
     this.histories.onload = () => this.drawIdle();
     this.fleet = new Fleet(store);
     this.map = panel("GPUs", { wide: true, aside: el("a", { href: url("gpus") }, "All GPUs") }, this.fleet.root);
-    this.lists = Object.fromEntries(["reasons", "queue", "idle", "hours", "sick", "events"].map((name) => [name, el("ul", { class: `rows-${name}` })]));
+    this.lists = Object.fromEntries(["reasons", "queue", "idle", "hours", "costs", "sick", "events"].map((name) => [name, el("ul", { class: `rows-${name}` })]));
     const more = (view, text) => el("a", { href: url(view) }, text);
     this.waiting = panel("Waiting", { id: "waiting", aside: more("waiting", "All waiting pods") }, this.lists.reasons, this.lists.queue);
     this.idle = panel("Longest idle", { id: "idle", aside: el("a", { href: url("pods", null, { state: "idle" }) }, "All idle pods") }, this.lists.idle);
     this.hours = panel("GPU-hours by namespace", { id: "hours", aside: more("namespaces", "All namespaces") }, this.lists.hours);
+    this.costs = panel("Use of all GPU-hours", { id: "costs" }, this.lists.costs);
     this.sick = panel("Out of service", { id: "sick", aside: el("a", { href: url("gpus", null, { state: ["unhealthy", "closed"] }) }, "Show them") }, this.lists.sick);
     this.events = panel("Recent events", { id: "events", aside: more("events", "All events") }, this.lists.events);
     this.root = el("div", { class: "overview" }, el("h2", { class: "sr" }, "Overview"), this.first.root, this.tileStrip(),
-      this.map, this.histories.root, el("div", { class: "panels" }, this.waiting, this.idle, this.hours, this.sick, this.events));
+      this.map, this.histories.root, el("div", { class: "panels" }, this.waiting, this.idle, this.hours, this.costs, this.sick, this.events));
     this.timer = setInterval(() => this.load(), REFRESH_MS);
     this.load();
   }
@@ -58,8 +60,10 @@ export class Overview {
   async load() {
     const seconds = RANGE_S[rangeOf(this.app.params())];
     const from = new Date((this.app.store.now() - seconds) * 1000).toISOString();
-    const [hours, idle] = await Promise.all([fetchJson(`/api/v1/reports/showback?groupBy=namespace&from=${from}`), fetchJson("/api/v1/reports/idle?limit=6")].map((one) => one.catch(() => null)));
+    const paths = [`showback?groupBy=namespace&from=${from}`, "idle?limit=6", `costs?from=${from}`];
+    const [hours, idle, costs] = await Promise.all(paths.map((path) => fetchJson(`/api/v1/reports/${path}`).catch(() => null)));
     this.report = hours;
+    this.drawCosts(costs);
     this.idleReport = idle;
     this.drawHours();
     this.drawIdle();
@@ -130,6 +134,15 @@ export class Overview {
     const rows = [...sums].sort((one, two) => two[1] - one[1]).slice(0, 8), most = rows[0]?.[1] ?? 0;
     replaceKeepingFocus(this.lists.hours, rows.length ? rows.map(([name, hours]) => bar(el("a", { href: url("namespace", name), class: "name", "data-key": `namespace:${name}` }, el("span", { class: `dot ${colourClass(name)}`, "aria-hidden": "true" }), name), hours, most, unit ? `${short(hours)} ${unit}` : gpuHours(hours), colourClass(name)))
       : [el("li", { class: "nothing" }, "No namespace that you may see has used a GPU.")]);
+  }
+
+  /** What all GPUs were used for in the range, and what that cost. */
+  drawCosts(report) {
+    const lines = report?.lines ?? [], sum = (use, field) => lines.filter((line) => line.use === use).reduce((all, line) => all + Number(line[field]), 0);
+    const rows = Object.keys(USES).map((use) => ({ use, hours: sum(use, "gpu_hours"), cost: sum(use, "cost") })).filter(({ hours }) => hours);
+    const most = Math.max(...rows.map((row) => row.hours), 0);
+    this.costs.hidden = !rows.length;
+    replaceKeepingFocus(this.lists.costs, rows.map(({ use, hours, cost }) => bar(el("span", { class: "name" }, USES[use]), hours, most, report.currency ? `${gpuHours(hours)}, ${cost.toFixed(2)} ${report.currency}` : gpuHours(hours))));
   }
 
   /** GPUs and nodes that get no pods, with the reason. */

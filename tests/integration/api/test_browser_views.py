@@ -74,6 +74,16 @@ async def wait(shown: RunningApi, name: str, namespace: str, *, gang: str = "") 
     return pod
 
 
+async def test_the_overview_shows_what_gpu_hours_were_used_for(
+    browser: Browser, shown: RunningApi
+) -> None:
+    await shown.record_costs("a", "b", idle=["c"])
+    page = await opened(browser, shown)
+
+    bars = page.locator("#costs .bar-row")
+    await expect(bars).to_have_text([re.compile("used.*2 GPU-h"), re.compile("idle.*1 GPU-h")])
+
+
 async def test_pages_have_urls_and_the_back_button_leads_through_them(
     browser: Browser, shown: RunningApi
 ) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shared.model.budget import HOUR_MS, Journal
-from shared.model.costs.cost_records import WHOLE, CostHour, CostMark
 from shared.model.events.node_events import ViolationFound
 from shared.model.events.pod_events import (
     BudgetChanged,
@@ -165,15 +163,7 @@ async def test_costs_of_namespaces_that_the_viewer_may_not_see_are_added_up_with
     async with serve(tokens="for-a a\nfor-all *\n") as shown:
         status, nothing = await shown.get("/api/v1/reports/costs", "for-a")
         assert (status, nothing["lines"]) == (200, [])
-        at_ms = await shown.budgets.now_ms()
-        start = at_ms - at_ms % HOUR_MS - 24 * HOUR_MS
-        hour = CostHour(start, start + HOUR_MS, HOUR_MS, {"T4": 3 * HOUR_MS})
-        for name in ("a", "b", "c"):
-            hour.add(Namespace(name), "T4", 0, WHOLE * HOUR_MS)
-        names: Any = {"generation": "g", "known_generation": "", "cursor": "0-0", "last": "0-0"}
-        journal = Journal(**names, lost=False, entries=(), horizon_ms=None)
-        mark = CostMark(at_ms=start + HOUR_MS, hours={start: hour})
-        assert await shown.budgets.record_costs(journal, CostMark(), mark)
+        await shown.record_costs("a", "b", "c")
 
         _, some = await shown.get("/api/v1/reports/costs?step=hour", "for-a")
         _, everything = await shown.get("/allocation?window=2d", "for-all")
@@ -185,7 +175,7 @@ async def test_costs_of_namespaces_that_the_viewer_may_not_see_are_added_up_with
 
     amounts = {line["namespace"]: line["gpu_hours"] for line in some["lines"]}
     assert amounts == {"a": "1.000000", "(others)": "2.000000"}
-    assert some["capacity_units"] == {"T4": str(3 * WHOLE * HOUR_MS)}
+    assert some["capacity_units"] == {"T4": str(3 * 3_600_000_000)}
     assert set(everything["data"][0]) == {"a", "b", "c"}
     assert [status for status, _ in refused] == [400, 400]
     assert unknown == 401

@@ -5,7 +5,7 @@ import contextlib
 import json
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,13 @@ from shared.credentials.tokens import load_access_tokens
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
+from shared.model.budget import HOUR_MS, Journal
 from shared.model.clock import SystemClock
+from shared.model.costs.cost_records import IDLE, USED, WHOLE, CostHour, CostMark
 from shared.model.events.event import Event
 from shared.model.events.request_reply import UsageReply
 from shared.model.lease import Lease, ShareMeasurement
-from shared.model.names import NodeName
+from shared.model.names import Namespace, NodeName
 from shared.nats.bus import Bus
 from shared.runtime import health
 from shared.runtime.runner import Runner
@@ -97,6 +99,19 @@ class RunningApi:
     async def until_shares(self, count: int) -> list[Any]:
         found: list[Any] = await until(self.shares, lambda shares: len(shares) == count)
         return found
+
+    async def record_costs(self, *used: str, idle: Sequence[str] = ()) -> None:
+        """Record that each of these namespaces had a T4 for the whole hour before this one."""
+        at_ms = await self.budgets.now_ms() // HOUR_MS * HOUR_MS
+        whole = CostHour(at_ms - HOUR_MS, at_ms, HOUR_MS)
+        for use, names in ((USED, used), (IDLE, idle)):
+            for name in names:
+                whole.add(Namespace(name), "T4", use, WHOLE * HOUR_MS)
+                whole.device_ms["T4"] = whole.device_ms.get("T4", 0) + HOUR_MS
+        names_of: Any = {"generation": "g", "known_generation": "", "cursor": "0-0", "last": "0-0"}
+        journal = Journal(**names_of, lost=False, entries=(), horizon_ms=None)
+        mark = CostMark(at_ms=at_ms, hours={at_ms - HOUR_MS: whole})
+        assert await self.budgets.record_costs(journal, CostMark(), mark)
 
     async def publish(self, *events: Event) -> None:
         await self.bus.publish(events)
