@@ -20,6 +20,7 @@ from services.webhook.patches import (
     add_variable,
     complete_limits,
     remove,
+    rename_amounts,
 )
 from shared.dialects import DIALECTS, GPU_RESOURCES, pod_requests
 from shared.dialects.dialect import Rules
@@ -202,6 +203,8 @@ class AdmissionPolicy:
     """The operator's choices."""
 
     schedulers: SchedulerChoice = field(default_factory=SchedulerChoice)
+    resource_names: Mapping[str, str] = field(default_factory=dict)
+    """Other names of resources, and for each the one that it stands for."""
     rules: Rules = field(default_factory=Rules)
     vendor_messages: frozenset[str] = frozenset()
     """Dialects whose own webhooks' messages are used, word for word, where these would deny."""
@@ -254,6 +257,10 @@ def decide(
     the namespace from `pod_policy`. Raises RequestError for a malformed or too long run time.
     """
     patches, warnings = _strip_annotations(pod)
+    if policy.resource_names and policy.schedulers.serves(pod):
+        renamed = [rename_amounts(each, policy.resource_names) for each in pod.containers]
+        pod = replace(pod, containers=tuple(each for each, _ in renamed))
+        patches += chain.from_iterable(made for _, made in renamed)
     denial = _unconditional_denial(pod, exempt=exempt)
     if denial:
         return AdmissionDecision(allowed=False, message=denial, code=FORBIDDEN)

@@ -1,9 +1,11 @@
 """JSON Patch operations (RFC 6902) that apply whatever the pod already has; pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
+from shared.model.errors import RequestError
 from shared.pods.pod_view import PodContainer, PodView
 
 ANNOTATIONS, LABELS = "/metadata/annotations", "/metadata/labels"
@@ -67,6 +69,30 @@ def add_variable(container: PodContainer, name: str, value: str) -> PatchOperati
     if container.variables:
         return add(f"{container.path}/env/-", entry)
     return add(f"{container.path}/env", [entry])
+
+
+def rename_amounts(
+    container: PodContainer, names: Mapping[str, str]
+) -> tuple[PodContainer, tuple[PatchOperation, ...]]:
+    """Return a container whose other names of resources are replaced, and the patches for it.
+
+    Raises RequestError for both names of one resource.
+    """
+    amounts = {**container.requests, **container.limits}
+    found = {other: name for other, name in names.items() if other in amounts}
+    for other, name in found.items():
+        if name in amounts:
+            raise RequestError(
+                f"container {container.name}: {other} is another name of {name} here: write one"
+            )
+    limits, requests = (
+        {found.get(name, name): amount for name, amount in part.items()}
+        for part in (container.limits, container.requests)
+    )
+    changes: dict[str, int | None] = {name: amounts[other] for other, name in found.items()}
+    changes |= dict.fromkeys(found)
+    renamed = replace(container, limits=limits, requests=requests)
+    return renamed, tuple(complete_limits(container, changes))
 
 
 def complete_limits(

@@ -4,7 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.webhook.admission import AdmissionPolicy, SchedulerChoice
-from shared.dialects import DIALECTS, KUBE_SCHEDULER, SCHEDULERS
+from shared.dialects import (
+    DIALECTS,
+    GPU_RESOURCES,
+    KUBE_SCHEDULER,
+    RESOURCE_PREFIXES,
+    SCHEDULERS,
+)
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
 from shared.dialects.protected_paths import HOST_PATHS
@@ -23,6 +29,23 @@ EXAMPLES = (
 )
 
 KUBE_SCHEDULER_CHOICE = "kube-scheduler"
+
+
+def _resource_name(text: str) -> tuple[str, str]:
+    """Parse OTHER=NAME. Raises RequestError for names that admission could not replace."""
+    other, _, name = text.partition("=")
+    why = ""
+    if not (other and name):
+        why = "must be OTHER=NAME"
+    elif name not in GPU_RESOURCES:
+        why = f"{name} is no resource of GPUs here"
+    elif other in GPU_RESOURCES:
+        why = f"{other} is a resource itself"
+    elif not other.startswith(RESOURCE_PREFIXES):
+        why = f"the other name must begin with one of {', '.join(RESOURCE_PREFIXES)}"
+    if why:
+        raise RequestError(f"--resource-names {text!r}: {why}")
+    return other, name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +85,10 @@ class WebhookSettings(ApiServerSettings, ServiceSettings):
     )
     systems: tuple[str, ...] = setting(
         (), "systems that are served, comma-separated; empty: all", one_of=tuple(DIALECTS)
+    )
+    resource_names: tuple[str, ...] = setting(
+        (),
+        "other names of resources in pods, OTHER=NAME with commas: admission replaces OTHER",
     )
     strict_namespaces: tuple[str, ...] = setting(
         (),
@@ -105,6 +132,7 @@ class WebhookSettings(ApiServerSettings, ServiceSettings):
         return AdmissionPolicy(
             schedulers=self._scheduler_choice,
             rules=rules,
+            resource_names=dict(map(_resource_name, self.resource_names)),
             vendor_messages=frozenset(self.vendor_messages),
             runtime_class=self.runtime_class,
             in_budget_class=self.in_budget_class,

@@ -37,6 +37,7 @@ RESOURCE_PREFIXES = (
     "kubernetes.io/gpu",
     "tencent.com/vcuda-",
     "nvidia.com/gpu",
+    "nvidia.com/vgpu",
     "nvidia.com/priority",
     "leasehold.dev/",
 )

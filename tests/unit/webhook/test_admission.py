@@ -9,6 +9,7 @@ import pytest
 
 from services.webhook.admission import AdmissionDecision, SchedulerChoice
 from services.webhook.admission_review import ReviewRequest, decode_request, encode_response
+from services.webhook.settings import WebhookSettings
 from shared.dialects.tencent.vcuda import DENIAL
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
@@ -133,6 +134,40 @@ def test_a_pod_of_a_foreign_scheduler_is_left_alone_with_a_warning() -> None:
 
     assert (decision.allowed, decision.patches) == (True, ())
     assert "theirs" in decision.warnings[0]
+
+
+NAMES = WebhookSettings(resource_names=("nvidia.com/vgpu=nvidia.com/gpu",)).policy.resource_names
+
+
+def test_a_custom_resource_name_is_replaced_by_the_one_that_it_stands_for() -> None:
+    obj = pod(container("main", {"nvidia.com/vgpu": "2", "nvidia.com/gpumem": "3000"}))
+
+    spec = patched(obj, resource_names=NAMES)["spec"]
+
+    amounts = {"nvidia.com/gpu": "2", "nvidia.com/gpumem": "3000"}
+    assert spec["containers"][0]["resources"] == {"limits": amounts, "requests": amounts}
+    assert spec["schedulerName"] == "leasehold"
+
+
+def test_both_names_of_one_resource_are_denied() -> None:
+    both = container("main", {"nvidia.com/vgpu": "2", "nvidia.com/gpu": "1"})
+
+    with pytest.raises(RequestError, match=r"vgpu is another name of nvidia.com/gpu here"):
+        decided(pod(both), resource_names=NAMES)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("nvidia.com/vgpu", "must be OTHER=NAME"),
+        ("nvidia.com/vgpu=nvidia.com/gpus", "nvidia.com/gpus is no resource of GPUs"),
+        ("nvidia.com/gpumem=nvidia.com/gpu", "nvidia.com/gpumem is a resource itself"),
+        ("example.com/gpu=nvidia.com/gpu", "begin with one of volcano.sh/"),
+    ],
+)
+def test_an_invalid_custom_resource_name_is_refused_at_the_start(given: str, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        _ = WebhookSettings(resource_names=(given,)).policy
 
 
 @pytest.mark.parametrize(
