@@ -23,6 +23,7 @@ RULES_FILE = MONITORING / "rules.yaml"
 DASHBOARDS = sorted((MONITORING / "grafana" / "dashboards").glob("*.json"))
 INCREASE = re.compile(r"increase\((\w+)\{(\w+)=~?\"([^\"]+)\"")
 NAME = re.compile(r"(?<![\w:])((?:\w+:)?(?:leasehold|hw|hami|vGPU|Host|Device)_?\w+(?::\w+)?)\b")
+NOT_BASE_UNIT = re.compile(r"_(percent|minutes|hours|ms|milli\w*|mib|gib|mhz|milliwatts)(_|$)")
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
 
@@ -35,11 +36,12 @@ def all_rows() -> list[Row]:
     ]
 
 
-def test_the_bound_of_every_label_of_our_metrics_is_stated() -> None:
-    ours = (labels for name, _, labels, _ in all_rows() if name.startswith(OURS))
-    used = {label for labels in ours for label in labels.strip("{}").split(",") if label}
+def test_our_metrics_have_base_units_and_labels_with_a_stated_bound() -> None:
+    ours = [(name, labels) for name, _, labels, _ in all_rows() if name.startswith(OURS)]
+    used = {label for _, labels in ours for label in labels.strip("{}").split(",") if label}
 
     assert used == {label for labels in BOUNDS.values() for label in labels.split()}
+    assert [name for name, _ in ours if NOT_BASE_UNIT.search(name)] == []
 
 
 @cache
