@@ -7,8 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from shared.kubernetes.types import ApiPod, Condition
 from shared.model.lease import Lease
 from shared.model.lease_copy import ANNOTATION
-from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.preemption import PREEMPTIBLE
+from shared.model.names import PREEMPTIBLE, Namespace, NodeName, PodUid
 from shared.pods.observed_pod import TERMINAL
 
 _NO_NAMESPACE = Namespace("")

@@ -105,7 +105,7 @@ def parse(argv: Sequence[str], program: str) -> tuple[CommandEntry, Any]:
 def build_parser(program: str = "leasehold", only: str | None = None) -> "CommandParser":
     """Return the parser of the whole command line; `program` is its name in help and errors.
 
-    With `only`, the arguments of the other commands are left out.
+    With `only`, the other commands are left out; if there is no such command, their arguments.
     """
     parser = CommandParser(
         prog=program,
@@ -134,6 +134,8 @@ def build_parser(program: str = "leasehold", only: str | None = None) -> "Comman
         return added
 
     for entry in COMMANDS.values():
+        if only in COMMANDS and only != entry.name:
+            continue
         added = add(entry.name, entry.about, entry.examples)
         if only in {None, entry.name}:
             add_arguments(entry.arguments, added.group)

@@ -13,8 +13,7 @@ from shared.dialects import DIALECTS, GPU_RESOURCES, pod_groups
 from shared.dialects.dialect import PodManifest
 from shared.dialects.reserved import AUTHOR_ANNOTATIONS, COMPLETED_ANNOTATIONS, STRIPPED_ANNOTATIONS
 from shared.model.claim import EXTENDED_RESOURCES
-from shared.model.names import HANDED_OVER
-from shared.model.preemption import PREEMPTIBLE
+from shared.model.names import HANDED_OVER, PREEMPTIBLE
 
 
 class Place(StrEnum):

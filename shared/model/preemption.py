@@ -12,8 +12,6 @@ from shared.model.views import PlanView, ProtectedPod, View
 
 PREEMPT_AT = "leasehold.dev/preempt-at"
 """Annotation of a pod that will be evicted: the time, RFC 3339. A volume can expose it."""
-PREEMPTIBLE = "leasehold.dev/preemptible"
-"""Label; `"false"`: the pod is never evicted for another."""
 
 
 class PreemptionCause(StrEnum):

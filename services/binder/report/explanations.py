@@ -24,7 +24,7 @@ from shared.model.lease import Lease
 from shared.model.ledger import Reservation, UnreadableRecord
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.preemption import Victim
-from shared.pods.observed_pod import AGENT_REFUSES, advice, causes
+from shared.pods.rejections import AGENT_REFUSES, advice, causes
 
 COMPONENT = "leasehold"
 FAILED = "FailedScheduling"

@@ -9,9 +9,9 @@ from services.binder.preempt.dry_run import dry_run
 from services.binder.preempt.preemption_controller import LOOK_S, STEP_S
 from shared.model.events.request_reply import DryRunReply, DryRunRequest
 from shared.model.lease import LeaseState
-from shared.model.names import OFFER, NodeName, PodUid
+from shared.model.names import OFFER, PREEMPTIBLE, NodeName, PodUid
 from shared.model.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
-from shared.model.preemption import PREEMPTIBLE, PreemptionCause, PreemptionStage
+from shared.model.preemption import PreemptionCause, PreemptionStage
 from tests.support.binder.preemption import Scene, scene
 from tests.support.placer.ledger import assert_sound, facts, reservation, reserve, share, uses, uuid
 from tests.support.servers.valkey import ValkeyServer

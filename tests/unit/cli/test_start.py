@@ -29,7 +29,8 @@ print(json.dumps([used.user + used.system, sorted(sys.modules)]), file=sys.stder
 def api() -> Iterator[str]:
     class Empty(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = json.dumps({"read_at": 1.0, "idle_after_s": 600.0}).encode()
+            pod = {"pod": "uid", "namespace": "default", "name": "p", "trace": {"trace": ""}}
+            body = json.dumps({"read_at": 1.0, "idle_after_s": 600.0, **pod}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -44,15 +45,28 @@ def api() -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.mark.parametrize("words", [("gpus",), ("ps",), ("ps", "-o", "json"), ("top", "--once")])
+@pytest.mark.parametrize(
+    "words", [("gpus",), ("ps",), ("ps", "-o", "json"), ("top", "--once"), ("explain", "p")]
+)
 def test_a_reading_command_loads_no_client_of_a_server_and_takes_little_cpu(
     words: tuple[str, ...], api: str, tmp_path: Path
 ) -> None:
+    config = tmp_path / "config"
+    cluster = {"name": "c", "cluster": {"server": api}}
+    context = {"name": "c", "context": {"cluster": "c", "user": ""}}
+    config.write_text(
+        json.dumps({"clusters": [cluster], "contexts": [context], "current-context": "c"})
+    )
     took = []
     for _ in range(5):
         done = subprocess.run(
             [sys.executable, "-P", "-c", CODE, *words, "--api", api],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "HOME": str(tmp_path)},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(Path(__file__).parents[3]),
+                "HOME": str(tmp_path),
+                "KUBECONFIG": str(config),
+            },
             capture_output=True,
             text=True,
             check=True,
