@@ -523,6 +523,7 @@ class ReadApi:
             namespace=namespace,
             granted_minutes=reply.granted,
             remaining_minutes=reply.remaining or None,
+            missing_minutes=reply.missing or None,
         )
 
     def _require(self, call: ApiCall, right: str, namespace: Namespace, *, may: bool) -> None:

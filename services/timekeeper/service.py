@@ -27,8 +27,8 @@ from services.timekeeper.report.status_publisher import StatusPublisher
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
-from shared.model.balance import balance
-from shared.model.budget import Account, Balance, PolicyType, minutes
+from shared.model.balance import balance, missing_units
+from shared.model.budget import UNITS_PER_GPU_MINUTE, Account, Balance, Budget, PolicyType, minutes
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, RequestError
 from shared.model.events.pod_events import BudgetChanged
@@ -202,8 +202,11 @@ class Timekeeper:
         except (ConflictError, RequestError) as error:
             return GrantReply(refusal=str(error))
         remaining = left.remaining_units
+        missing = missing_units(left, self.configuration.budget_of(request.namespace))
         return GrantReply(
-            granted=minutes(units), remaining="" if remaining is None else minutes(remaining)
+            granted=minutes(units),
+            remaining="" if remaining is None else minutes(remaining),
+            missing=minutes(missing + UNITS_PER_GPU_MINUTE // 1000 - 1) if missing else "",
         )
 
     async def _restore_lost(self) -> None:
@@ -271,8 +274,8 @@ class Timekeeper:
         report = report and (
             budget.limit_units is not None or budget.unreadable or namespace in self.with_share
         )
-        share_changed = budget.share != (before.budget.share if before.budget else 1)
-        if changed or share_changed or report:
+        other_budget = budget != (before.budget or Budget(namespace=namespace))
+        if changed or other_budget or report:
             return budget_changed(budget, account, current, previous=before.state)
         return None
 

@@ -178,6 +178,13 @@ def hysteresis_units(budget: Budget, rate_milli_gpu: int) -> int:
     return max(1, min(wanted, limit // 2))
 
 
+def missing_units(current: Balance, budget: Budget) -> int:
+    """Return what must be granted until a namespace is back in budget; 0 if it is."""
+    if current.state not in OUT_OF_BUDGET or current.remaining_units is None:
+        return 0
+    return hysteresis_units(budget, current.current_rate_milli_gpu) - current.remaining_units
+
+
 def warned_percent(budget: Budget, *, used: int, allowed: int | None, remaining: int | None) -> int:
     """Return the highest threshold that is reached, 0 for none.
 

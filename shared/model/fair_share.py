@@ -139,7 +139,7 @@ def precedence_reason(first: PodQueued, second: PodQueued, fair_share: FairShare
     )
     if first.namespace != second.namespace and parts[0] != parts[1]:
         return (
-            f"whose namespace uses {parts[0]:.1%} of the GPUs per unit of its weight"
+            f"whose namespace's GPUs count as {parts[0]:.1%}, less than {parts[1]:.1%}"
             if parts[0] < parts[1]
             else "whose namespace comes first once earlier offers are counted"
         )

@@ -249,6 +249,14 @@ class WaitingPod:
         return self.refusal.counts[0][0] if self.refusal.counts else "Other"
 
 
+def budget_hint(namespace: Namespace) -> str:
+    """Return what helps where the budget of a namespace lets no new pods in."""
+    return (
+        f"`leasehold budget {namespace}` shows why, and until when; an administrator can grant GPU "
+        "time, or correct an invalid budget"
+    )
+
+
 def waits_for_budget(pod: PodGated) -> WaitingPod:
     """Return a pod at the gate of its namespace's budget as a waiting pod."""
     queued = PodQueued(
@@ -261,8 +269,7 @@ def waits_for_budget(pod: PodGated) -> WaitingPod:
     )
     refusal = Refusal(
         reason=f"the GPU budget of namespace {pod.namespace} is used up or invalid",
-        hint="it is placed when the budget's next window begins, or an administrator grants more: "
-        f"`leasehold budget {pod.namespace}`",
+        hint=budget_hint(pod.namespace),
         counts=(("Budget", 0),),
     )
     return WaitingPod(queued=queued, refusal=refusal, capacity=0, receives_offers=False)

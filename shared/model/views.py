@@ -532,6 +532,8 @@ class GrantView(View, frozen=True, kw_only=True):
     granted_minutes: str
     remaining_minutes: str | None
     """Null if the namespace has no limit."""
+    missing_minutes: str | None = None
+    """What must be granted until it is back in budget; null if it is."""
 
 
 class VersionView(View, frozen=True, kw_only=True):

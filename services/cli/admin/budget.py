@@ -172,5 +172,6 @@ def _grant(flags: BudgetArguments) -> int:
     view = ApiClient(locate(flags)).post(path, order, GrantView)
     left = view.remaining_minutes
     rest = "no limit" if left is None else f"{left} left"
-    print(f"granted {view.granted_minutes} GPU-minutes to {namespace}: {rest}")
+    more = view.missing_minutes and f"; it is back in budget with {view.missing_minutes} more"
+    print(f"granted {view.granted_minutes} GPU-minutes to {namespace}: {rest}{more or ''}")
     return 0

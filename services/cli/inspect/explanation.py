@@ -334,8 +334,7 @@ def _gated(pod: PodSummary, program: str) -> Explanation:
             pod,
             "gated",
             f"{name} waits until namespace {pod.namespace} has GPU time again: its "
-            f"scheduling gate {BUDGET_GATE} goes when its budget's next window begins, or more is "
-            "granted",
+            f"scheduling gate {BUDGET_GATE} goes then",
             next=f"{program} budget {pod.namespace}",
             gates=pod.gates,
         )

@@ -137,7 +137,7 @@ local function reserve(pod, rank, terms, first, last)
   end
   for p = first, last do
     local name, uuid, memory, cores, slotted, slots, policy, reason, grants
-    local excess, charges
+    local excesses, charges
     _, name, uuid, memory, cores, slotted, slots, policy = unpack_limit(joined, 7, bounds[p] + 1)
     local shares = uuid and 1 or (#memory - memory[2]) / 2
     local bytes = LEASE_BYTES + GRANT_BYTES * shares + to - from + bounds[p + 1] - bounds[p]
@@ -145,7 +145,7 @@ local function reserve(pod, rank, terms, first, last)
     if quota.on then
       -- Without a term, what follows is the demand, or the allocation of a ResourceClaim, for which there is no limit.
       local term = select(12, unpack_limit(joined, 11, from + 1))
-      excess, charges = quota.check(namespace, demand_at(joined, bounds[p]), term)
+      excesses, charges = quota.check(namespace, demand_at(joined, bounds[p]), term)
     end
     if pending[1] and rank and fair.is_reserved_for_other(pending, pod, namespace, rank, name) then
       reason = 'reserved-for-other'
@@ -154,7 +154,7 @@ local function reserve(pod, rank, terms, first, last)
     elseif terms and #repelling.terms_on(name) + #terms[2] > MOST_REPELLING_BYTES then
       reason = too_large('the anti-affinity of pods that are being bound there',
         #repelling.terms_on(name) + #terms[2], MOST_REPELLING_BYTES)
-    elseif excess then
+    elseif excesses then
       reason = 'quota'
     elseif uuid then
       reason, grants = take_one(resources, groups_text, name, uuid, memory, cores, slotted, slots, policy)
@@ -181,7 +181,7 @@ local function reserve(pod, rank, terms, first, last)
     end
     if reason == 'quota' then
       reasons.excesses, reasons.namespace = reasons.excesses or {}, namespace
-      append(reasons.excesses, excess)
+      append(reasons.excesses, unpack(excesses))
     end
     reasons.reserved_for_other = reasons.reserved_for_other or reason == 'reserved-for-other'
   end

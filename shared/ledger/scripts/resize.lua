@@ -26,10 +26,10 @@ local function growth_refusal(device, name, memory, cores)
   if cores > 0 and device[D_CORES_USED] + cores > 100 then return 'cores' end
 end
 
-local function refused(reason, demand, excess)
+local function refused(reason, demand, excesses)
   local rows = {}
   append_device_rows(rows, demand)
-  return {encode({'refused', reason, rows, excess and {excess} or {}})}
+  return {encode({'refused', reason, rows, excesses or {}})}
 end
 
 -- The lease with its new shares: the numbers of the stored one, and a description that ends with the time
@@ -79,8 +79,8 @@ function actions.resize(pod, version, token)
   end
   local _, _, _, _, namespace = description_of(header, value)
   if quota.on then
-    local excess = quota.recharge(pod, namespace, after, is_smaller)
-    if excess then return refused('quota', before, excess) end
+    local excesses = quota.recharge(pod, namespace, after, is_smaller)
+    if excesses then return refused('quota', before, excesses) end
   end
   for device, amounts in pairs(changes) do
     add_to_device(device, 1, '', amounts[1], amounts[2], 0, 0, 0, 0, '')

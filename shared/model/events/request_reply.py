@@ -284,3 +284,5 @@ class GrantReply(Event, subject="grant.reply.v1"):
     granted: ShortText = ""
     remaining: ShortText = ""
     """What the namespace has left, GPU-minutes as text; empty if it has no limit."""
+    missing: ShortText = ""
+    """What must be granted until it is back in budget; empty if it is."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from msgspec import structs
 
 from shared.model.events.pod_events import PodQueued
+from shared.model.ledger import budget_hint
 from shared.model.names import Namespace
 from shared.model.placement import Placement, Refusal
 from shared.model.quantity import duration_text
@@ -172,7 +173,7 @@ def _hint(
         return f"wait until pods have ended where the quota allows the pod, or {administrator}"
     if len(amounts) < len(excesses):
         return f"waiting does not help: {administrator}"
-    free = [_at_most(each, _left(each)) for each in amounts]
+    free = dict.fromkeys(_at_most(each, _left(each)) for each in amounts)
     if not any(map(_never_met, amounts)):
         less = [f"request {' and '.join(free)}"] * all(map(_left, amounts))
         return "; or ".join([*less, ends, administrator])
@@ -180,7 +181,7 @@ def _hint(
         return f"waiting does not help: {administrator}"
     if all(map(_left, amounts)):
         return f"waiting does not help: request {' and '.join(free)}; or {administrator}"
-    most = " and ".join(_at_most(each, each.limit) for each in amounts)
+    most = " and ".join(dict.fromkeys(_at_most(each, each.limit) for each in amounts))
     return f"waiting alone does not help: request {most}, and {ends}; or {administrator}"
 
 
@@ -189,8 +190,7 @@ def no_budget(namespace: Namespace) -> Refusal:
     return Refusal(
         reason=f"the GPU budget of namespace {namespace} is used up or invalid: new pods wait",
         counts=(("BudgetExhausted", 1),),
-        hint="wait for its next window, or ask an administrator for a grant or, if it is invalid, "
-        f"to correct it: `leasehold budget {namespace}` shows why it has none, and until when",
+        hint=budget_hint(namespace),
         permanent=True,
         quota=namespace,
     )

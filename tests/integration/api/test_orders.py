@@ -102,7 +102,12 @@ async def test_orders_are_done_for_those_who_may_and_nobody_else(
     )
     assert granted == (
         200,
-        {"namespace": "default", "granted_minutes": "30.000", "remaining_minutes": None},
+        {
+            "namespace": "default",
+            "granted_minutes": "30.000",
+            "remaining_minutes": None,
+            "missing_minutes": None,
+        },
     )
     resize, grant = receivers.received
     assert (resize.pod, resize.memory_mib, resize.cores_percent) == ("p1", 2_000, None)

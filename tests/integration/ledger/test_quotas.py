@@ -4,8 +4,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -162,63 +161,86 @@ async def test_memory_devices_and_cores_are_limited_separately(leases: RedisLeas
             await leases.release([PodUid("fits")], reason="test")
 
 
-def of_memory(mib: float) -> Reservation:
-    return reservation("wanted", share("a", 1, int(mib)))
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Equal shares of so many cards."""
+
+    cards: int
+    mib: int
+    cores: int
+
+    def reserved(self, name: str, first: int = 2) -> Reservation:
+        shares = (
+            share("a", first + n, self.mib, self.cores, container=f"c{n}")
+            for n in range(self.cards)
+        )
+        return reservation(name, *shares)
+
+    def within(self, most: dict[str, float]) -> "Size":
+        """Request what the hint says, and nothing else less than before."""
+        cards = min(self.cards, int(most.get("GPU cards", self.cards)))
+        gpus, cores = (most.get(unit, 9) / cards for unit in ("GPUs", "GPUs' cores"))
+        percent = int(100 * min(gpus, cores) + 1e-9)
+        if not self.cores:  # then memory counts as cores, too
+            gpus = min(gpus, cores)
+        mib = min(most.get("MiB of GPU memory", 99_999) // cards, 16_000 * gpus + 1e-9)
+        return Size(cards, min(self.mib, int(mib)), min(self.cores, percent))
 
 
-def of_cores(gpus: float) -> Reservation:
-    return reservation("wanted", share("a", 1, 1, int(100 * gpus)))
+def any_case(source: random.Random) -> tuple[QuotaLimits, list[Size], Size]:
+    """A quota, what other pods of the namespace hold, and what a pod requests."""
 
+    def size(cards: int) -> Size:
+        whole = source.choice([0, 0, 30, 60, 99])
+        return Size(cards, source.choice([1, 2_000, 8_000, 15_999]), whole)
 
-def of_gpus(gpus: float) -> Reservation:
-    return reservation("wanted", share("a", 1, int(16_000 * gpus)))
+    def limit(*values: int) -> int | None:
+        return source.choice([None, None, *values])
 
-
-def of_cards(cards: float) -> Reservation:
-    return reservation(
-        "wanted", *(share("a", 1 + n, 1, container=f"c{n}") for n in range(int(cards)))
+    limits = QuotaLimits(
+        cores_milli=limit(0, 300, 1_000, 2_000),
+        milli_gpu=limit(0, 300, 1_000, 2_000),
+        memory_mib=limit(0, 1_000, 9_000, 20_000),
+        cards=limit(0, 1, 2, 3),
     )
+    others = [size(1) for _ in range(source.choice([0, 0, 1, 2]))]
+    return limits, others, size(source.choice([1, 1, 2]))
 
 
-@pytest.mark.parametrize("used", [0.0, 0.25, 0.5, 1.0])
-@pytest.mark.parametrize("wanted", [0.5, 0.75, 1.0, 1.5])
-@pytest.mark.parametrize(
-    "case",
-    [
-        (QuotaLimits(memory_mib=8_000), of_memory, "MiB of GPU memory", 8_000),
-        (QuotaLimits(cores_milli=600), of_cores, "GPUs' cores", 0.6),
-        (QuotaLimits(milli_gpu=600), of_gpus, "GPUs", 0.6),
-        (QuotaLimits(cards=2), of_cards, "GPU cards", 2),
-    ],
-)
+@pytest.mark.parametrize("seed", range(100))
 async def test_whoever_does_what_the_hint_says_is_within_the_quota(
-    leases: RedisLeases,
-    case: tuple[QuotaLimits, Callable[[float], Reservation], str, float],
-    wanted: float,
-    used: float,
+    leases: RedisLeases, seed: int
 ) -> None:
-    limits, request_of, unit, most = case
+    limits, others, wanted = any_case(random.Random(seed))  # noqa: S311
+    await reserve(leases, *(each.reserved(f"o{n}", n) for n, each in enumerate(others)))
     await leases.quotas.save([Quota(namespace=TEAM, limits=limits)], read_at=NOW)
-    if used * most >= 1 or (used and unit != "GPU cards"):
-        await reserve(leases, replace(request_of(used * most), pod=PodUid("other")))
-    refused = await outcome(leases, request_of(wanted * most))
+    refused = await outcome(leases, wanted.reserved("wanted"))
     if not isinstance(refused, NoCapacity):
         return
 
     hint = quota_refusals.over_quota(TEAM, refused.quotas, None).hint
 
-    less = re.search(rf"request at most ([\d.]+) {unit} in the whole pod", hint)
-    if less is not None:
-        if hint.startswith("waiting alone"):
-            await leases.release([PodUid("other")], reason="test")
-        assert isinstance(await outcome(leases, request_of(float(less[1]))), Reserved)
+    async def fits(size: Size) -> bool:
+        got = await outcome(leases, size.reserved("wanted"))
         await leases.release([PodUid("wanted")], reason="test")
-    needed = len(request_of(wanted * most).candidates[0].shares)
-    most_cards = re.search(r"if the pod needs at most (\d) GPU cards", hint)
-    may_wait = most_cards is None or needed <= int(most_cards[1])
-    if may_wait and ("; or wait until" in hint or hint.startswith("wait until")):
-        await leases.release([PodUid("other")], reason="test")
-        assert isinstance(await outcome(leases, request_of(wanted * most)), Reserved)
+        return isinstance(got, Reserved)
+
+    units = r"(MiB of GPU memory|GPUs' cores|GPUs|GPU cards)"
+    found = re.findall(rf"at most ([\d.]+) {units} in the whole pod", hint)
+    less = wanted.within({unit: float(number) for number, unit in found}) if found else wanted
+    now = bool(found) and not hint.startswith("waiting alone")
+    if now and less.mib:
+        assert await fits(less), hint
+    await leases.release([PodUid(f"o{n}") for n, _ in enumerate(others)], reason="test")
+    if found and not now and less.mib:
+        assert await fits(less), hint
+    needs = re.search(r"if the pod needs at most (\d) GPU cards", hint)
+    if hint.startswith("waiting"):
+        assert not await fits(wanted), hint
+    elif needs is None or wanted.cards <= int(needs[1]):
+        assert await fits(wanted), hint
+    if hint.startswith("waiting does not help: ask"):
+        assert not await fits(Size(1, 1, min(wanted.cores, 1))), hint
 
 
 async def test_two_leases_on_one_device_use_one_device(leases: RedisLeases) -> None:

@@ -65,7 +65,7 @@ def test_the_larger_fraction_of_cores_and_memory_decides() -> None:
     [
         (waits("x", A), {B: Entitlement(has_budget=False)}, {}, "whose namespace has budget left"),
         (waits("x", A, priority=7), {}, {}, "of priority 7"),
-        (waits("x", A), {}, {B: GpuAmount(memory_mib=50_000)}, "whose namespace uses 0.0% of the"),
+        (waits("x", A), {}, {B: GpuAmount(memory_mib=50_000)}, "count as 0.0%, less than 50.0%"),
         (
             waits("x", A),
             {},
@@ -134,8 +134,8 @@ def test_explain_shows_the_position_in_the_queue_and_the_pod_before(
     answer = explained(pod, cluster)
 
     assert (
-        "queue       position 2 of 2; after team-b/poor, whose namespace uses 0.0% of "
-        "the GPUs per unit of its weight"
+        "queue       position 2 of 2; after team-b/poor, whose namespace's GPUs count as "
+        "0.0%, less than 20.0%"
     ) in answer.lines
     assert (
         "namespace   team-a holds 40.0% of the GPUs, which counts as 20.0% by its weight of 2; "

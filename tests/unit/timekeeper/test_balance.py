@@ -19,7 +19,7 @@ from services.timekeeper.accounts.accrual import (
 )
 from services.timekeeper.report.budget_reports import budget_changed, budget_status
 from shared.kubernetes.types import RawObject
-from shared.model.balance import balance, consequence, hysteresis_units, level_at
+from shared.model.balance import balance, consequence, hysteresis_units, level_at, missing_units
 from shared.model.budget import (
     HOUR_MS,
     Account,
@@ -377,3 +377,38 @@ def test_a_new_limit_changes_the_open_window_and_a_new_period_closes_it() -> Non
     )
     assert (fresh.start_ms, fresh.used_units) == (T0 + 30 * MINUTE_MS, 0)
     assert fresh.id not in {closed.id, "2031-04-30"}
+
+
+@given(
+    st.sampled_from(PolicyType),
+    st.integers(0, 90),
+    st.sampled_from([None, 0, 5, 40]),
+    st.sampled_from([None, 0, 20]),
+    st.integers(1, 600),
+)
+def test_what_is_missing_is_what_a_grant_must_be_for_pods_to_be_admitted(
+    kind: PolicyType, limit: int, hysteresis: int | None, debt: int | None, minute: int
+) -> None:
+    thresholds: dict[str, Any] = {
+        "hysteresis_units": None if hysteresis is None else units(hysteresis),
+        "debt_limit_units": None if debt is None else units(debt),
+    }
+    wanted = budget(
+        limit,
+        type=kind,
+        refill_units_per_hour=units(1),
+        on_exhausted=OnExhausted.DENY,
+        **thresholds,
+    )
+    at_ms = T0 + minute * MINUTE_MS
+    now = stepped(stepped(account(charged_lease()), wanted, T0), wanted, at_ms)
+    missing = missing_units(balance(now, wanted, at_ms), wanted)
+
+    def new_pods(granted: int) -> str:
+        order = grant_update(now, granted, actor="", reason="", key="")
+        return consequence(wanted, balance(apply_update(now, order), wanted, at_ms).state).new_pods
+
+    if missing:
+        assert (new_pods(missing), new_pods(missing - 1)) == ("admit", "deny")
+    else:
+        assert new_pods(0) == "admit"

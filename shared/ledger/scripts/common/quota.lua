@@ -116,8 +116,8 @@ local function names_of(table_of)
   return names
 end
 
--- `before` is the current use of a lease that is being resized.
-local function excess_in(limits, bucket, used, requested, label, before)
+-- Append to `found` what exceeds limits; `before` is the current use of a lease that is being resized.
+local function add_excesses(found, limits, bucket, used, requested, label, before)
   for m, measure in ipairs(MEASURES) do
     local limit = limits[m]
     if limit >= 0 and not (before and (m == 4 or requested[m] <= before[m])) then
@@ -125,46 +125,47 @@ local function excess_in(limits, bucket, used, requested, label, before)
       if m == 4 then now, more = device_counts(used, requested) end
       if more > 0 and now + more > limit then
         local values = bucket ~= '' and {bucket} or m == 4 and names_of(used[4]) or {}
-        return {measure, bucket, limit, now, more, label, values}
+        found[#found + 1] = {measure, bucket, limit, now, more, label, values}
       end
     end
   end
 end
 
--- Why the rule does not allow a namespace so much more, or nil; `before`: see `excess_in`.
-local function excess_of(rule, namespace, rows, before)
-  local used = used_of(namespace)
-  local excess = excess_in(rule[R_LIMITS], '', bucket_in(used, ''), rows[''], '', before[''])
+-- Why the rule does not allow a namespace so much more, or nil; `before`: see `add_excesses`.
+local function excesses_of(rule, namespace, rows, before)
+  local used, found = used_of(namespace), {}
+  add_excesses(found, rule[R_LIMITS], '', bucket_in(used, ''), rows[''], '', before[''])
   for _, model in ipairs(rule[R_MODELS]) do
     local name, limits = unpack(model)
-    excess = excess or rows[name]
-      and excess_in(limits, name, bucket_in(used, name), rows[name], rule[R_MODEL_LABEL], before[name])
+    if rows[name] then
+      add_excesses(found, limits, name, bucket_in(used, name), rows[name], rule[R_MODEL_LABEL], before[name])
+    end
   end
-  return excess
+  return found[1] and found
 end
 
--- Why the quota does not allow this demand for this time (a Term, or no table), as {measure, bucket, limit, used,
--- requested, node label, values}, or nil; and its charge.
+-- Why the quota does not allow this demand for this time (a Term, or no table), as rows {measure, bucket, limit,
+-- used, requested, node label, values}, or nil; and its charge.
 function quota.check(namespace, demand, term)
   local rule = quota.rule_of(namespace)
   if not rule or demand[2] < FIRST_DEVICE then return nil end
   local longest = rule[R_MAX_RUN] or -1
   if longest >= 0 and type(term) == 'table' and not term.runs_on and (term.max_run_s or math.huge) > longest then
-    return {'runTime', '', longest, 0, term.max_run_s or 0, '', {}}
+    return {{'runTime', '', longest, 0, term.max_run_s or 0, '', {}}}
   end
   local pools, name = rule[R_POOLS], demand[1]
   if #pools > 0 then
     local pool, is_allowed = quota.kinds_on(name).labels[rule[R_POOL_LABEL]], false
     for _, allowed in ipairs(pools) do is_allowed = is_allowed or allowed == pool end
-    if not is_allowed then return {'pool', '', 0, 0, 0, rule[R_POOL_LABEL], pools} end
+    if not is_allowed then return {{'pool', '', 0, 0, 0, rule[R_POOL_LABEL], pools}} end
   end
   local rows, has_other_model = charges_for(rule, demand)
   if has_other_model and rule[R_ONLY] then
     local models = {}
     for i, model in ipairs(rule[R_MODELS]) do models[i] = model[1] end
-    return {'model', '', 0, 0, 0, rule[R_MODEL_LABEL], models}
+    return {{'model', '', 0, 0, 0, rule[R_MODEL_LABEL], models}}
   end
-  return excess_of(rule, namespace, rows, {}), rows
+  return excesses_of(rule, namespace, rows, {}), rows
 end
 
 local function add_charges(namespace, rows, sign)
@@ -193,8 +194,8 @@ function quota.recharge(pod, namespace, demand, is_smaller)
   if not charge[2] then charge = {namespace, {}} end
   add_charges(charge[1], charge[2], -1)
   local rows = charges_for(rule, demand)
-  local excess = excess_of(rule, namespace, rows, charge[2])
-  if excess then return excess end
+  local excesses = excesses_of(rule, namespace, rows, charge[2])
+  if excesses then return excesses end
   quota.charge(pod, namespace, rows)
   if is_smaller then quota.freed[namespace] = true end
 end
