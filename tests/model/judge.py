@@ -11,6 +11,7 @@ from typing import Any
 from shared.model.device import DeviceMode
 from shared.model.events.event import Event
 from shared.model.events.pod_events import NodeChanged, PodTerminated
+from shared.model.lease import END_MARGIN_S
 from shared.model.names import DeviceUuid, NodeName
 from shared.model.request import PodRequest
 from tests.model.api_server import NAMESPACE, Pod
@@ -18,6 +19,7 @@ from tests.model.claims import Claim
 from tests.model.kubelet import KubeletRecord, limit_mib
 from tests.model.mig import LAYOUTS, SLICE_MIB, parse_instance
 from tests.model.node import Node
+from tests.model.virtual_time import EPOCH_S
 from tests.model.world import DEVICE_MIB, SLOTS, Watches, World
 from tests.proof import liveness, safety
 from tests.proof.history import History, Outstanding, Violation
@@ -56,6 +58,7 @@ class Judge(Watches):
         self.calls = -1
         self.gang_leases: dict[str, set[str]] = {}
         """Pods that had a lease and were not gone, by gang, when this was last checked."""
+        self.clock_jumped = False
         self.gone: set[str] = set()
         """Pods of which a binder has handled that they are gone."""
         self.absent: set[str] = set()
@@ -88,6 +91,7 @@ class Judge(Watches):
         for problem in (
             *(f"O2: {uuid}: {text}" for uuid, text in sums),
             *self._wrong_limits(),
+            *self._ends_too_early(),
             *self._went_back(),
             *self._believed_lies(),
         ):
@@ -177,6 +181,20 @@ class Judge(Watches):
                 yield f"S7: {record.pod.uid} is limited to less than {record.used_mib} MiB in use"
 
     # What binders have handled
+
+    def _ends_too_early(self) -> Iterator[str]:
+        """Yield leases that may last longer than `ends_by` says, unless a clock was wrong."""
+        world = self.world
+        clocks = (world.server.clock, *(node.clock for node in world.nodes.values()))
+        self.clock_jumped = self.clock_jumped or any(clock.ahead_s for clock in clocks)
+        leases = {} if self.clock_jumped else self.ledger.leases
+        for node, record in _running(world):
+            lease = leases.get(record.pod.uid)
+            if lease is None or lease.state != "active" or not isinstance(record.pod, Pod):
+                continue
+            early_s = EPOCH_S + record.started_s - lease.expires_at
+            if early_s > record.pod.request.term.grace_s + END_MARGIN_S:
+                yield f"S11: {lease.pod} on {node.name} may run {early_s:.1f} s beyond its lease"
 
     def note_handled(self, event: Event) -> None:
         """Note what the ledger must remember from now on."""

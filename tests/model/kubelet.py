@@ -40,6 +40,8 @@ class KubeletRecord:
     device: str = ""
     """The UUID of the device that its container was given a part of."""
     used_mib: int = 0
+    started_s: float = 0.0
+    """When the kubelet had its devices, on the monotonic clock."""
 
     @property
     def visible(self) -> str:
@@ -72,6 +74,7 @@ class Kubelet:
     def sync(self) -> None:
         """End what the API server has no more, and begin to admit what it has bound."""
         self.end_deleted()
+        self.end_late()
         self.node.spawn(self._sync_claims())
         if self.admission is not None and self.admission.done() and not self.admission.cancelled():
             self.admission.result()  # a bug of the product ends the run
@@ -87,6 +90,14 @@ class Kubelet:
                 if pod.uid in self.records:
                     self.end(pod.uid)
                 self.node.api.finish_deleted(pod)
+
+    def end_late(self) -> None:
+        """End pods that have run for as long as they may."""
+        for uid, record in list(self.records.items()):
+            longest = record.pod.request.term.max_run_s if isinstance(record.pod, Pod) else None
+            ran_s = self.node.clock.ticks() - record.started_s
+            if record.device_ids and longest is not None and ran_s >= longest:
+                self.end(uid, "Failed")
 
     def end(self, uid: PodUid, phase: str = "") -> None:
         """End the pod's container; with a `phase`, report it."""
@@ -225,7 +236,7 @@ class Kubelet:
         preferred = await handler.get_preferred_allocation(TRIGGER, free, [], 1)
         ids = tuple(preferred or free[:1])
         setup = await handler.allocate(TRIGGER, ids)
-        record.device_ids = ids
+        record.device_ids, record.started_s = ids, self.node.clock.ticks()
         if record.pod.uid in self.records:
             record.given = dict(setup.environment)
             instance = parse_instance(record.visible)

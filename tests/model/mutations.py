@@ -64,6 +64,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "demand_of(header_of(value), value)[1] ~= row[2] then",
         "false then",
     ),
+    "activations are early": ("= now_in_ms() / 1000 end", "= now_in_ms() / 1000 - 99 end"),
     "layouts do not matter": (
         "  if device[D_LAYOUT] ~= layout and device[D_SHARES] > 0 then return 'layout' end\n",
         "",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from shared.model.bounds import KEY, LONG, LONGEST_MEMO, MOST_GROUPS
 from shared.model.device import DeviceMode
 from shared.model.names import NodeName, PodUid
-from shared.model.request import DeviceSelection, Gang
+from shared.model.request import DeviceSelection, Gang, Term
 from tests.model.claims import Claim
 from tests.model.kubelet import Kubelet, limit_mib
 from tests.model.machine import Machine, chosen
@@ -32,10 +32,11 @@ nodes = any_of(*NODES)
 class Users(Machine):
     """Users, messages, loops and time."""
 
-    @rule(lambda self: self.free_names(), weight=2.0, always=True, mib=several(sizes, at_most=3))
-    def create_pods(self, mib: Sequence[int]) -> None:
+    @rule(lambda self: self.free_names(), weight=2.0, always=True, mib=several(sizes, at_most=3),
+          run_s=any_of(None, None, 5, 60))  # fmt: skip
+    def create_pods(self, mib: Sequence[int], run_s: int | None = None) -> None:
         for each in mib[: len(self.free_names())]:
-            self.create(each)
+            self.create(each, run_s=run_s)
 
     @rule(
         lambda self: self.free_names(),
@@ -86,11 +87,13 @@ class Users(Machine):
         *,
         mode: DeviceMode | None = None,
         mig_allowed: bool = False,
+        run_s: int | None = None,
     ) -> None:
         self.world.api.create(
             self.free_names()[0],
             request(
                 gpu(memory=mib, cores_percent=mib // 2, mig_allowed=mig_allowed),
+                term=Term(max_run_s=run_s),
                 selection=DeviceSelection(mode=mode),
                 gang=gang,
             ),

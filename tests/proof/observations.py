@@ -164,6 +164,7 @@ class RawLease:
     version: float
     created_at: float
     expires_at: float
+    """Of a reservation, when it expires; of an active lease, when it became active."""
     shares: tuple[RawShare, ...]
     gang: str = ""
 

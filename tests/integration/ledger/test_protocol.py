@@ -120,6 +120,7 @@ UNWRITTEN = (
     Step("allocate_claim", {"position": 0, "device": 3}),
 )
 """The write of an allocation is slow, and another scheduler allocates another device meanwhile."""
+ENDING = (Step("create_pods", {"mib": (60,), "run_s": 60}), Step("flow", {}), Step("work", {}))
 FILL = (Step("create_pods", {"mib": (100, 100, 100)}), Step("flow", {}))
 
 
@@ -144,6 +145,7 @@ def test_random_runs_find_the_mutation(name: str) -> None:
         ("leases of prepared claims end", FORCED, "S8"),
         ("leases of other allocations count", UNWRITTEN, "P1"),
         ("agents destroy instances in use", LOST_INSTANCES, "S1"),
+        ("activations are early", ENDING, "S11"),
     ],
 )
 def test_these_steps_find_the_mutation_and_nothing_else(
