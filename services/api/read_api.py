@@ -42,7 +42,7 @@ from shared.credentials.tokens import AccessDeniedError
 from shared.dialects.dialect import Rules
 from shared.kubernetes.manifests import ManifestPod, pods_in
 from shared.ledger.budgets import Budgets
-from shared.ledger.showback import GROUPS, EntryRange, add_up, showback_view
+from shared.ledger.showback import GROUPS, EntryRange, add_up, entry_json, showback_view
 from shared.model.balance import balance
 from shared.model.budget import (
     Accounts,
@@ -53,6 +53,7 @@ from shared.model.budget import (
     BudgetView,
     ChargeEntry,
     IdleView,
+    LedgerPage,
     ReportView,
     minutes,
 )
@@ -139,6 +140,7 @@ def uncharged_minutes(found: Iterable[Balance], window: str) -> dict[Namespace, 
 
 
 _UID = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGNORECASE)
+_CURSOR = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")
 DAY_S = 24 * 3600.0
 RESIZE_S = 20.0
 """A binder sends two requests to the node and writes to the pod before it replies."""
@@ -394,6 +396,19 @@ class ReadApi:
             return ReportView(rows=rows, not_charged={})
         now = balances(await self.budgets.all_accounts(names))
         return ReportView(rows=rows, not_charged=uncharged_minutes(now, within.window))
+
+    async def ledger(self, call: ApiCall) -> LedgerPage:
+        """Return the entries of a namespace's budget, oldest first, 1000 at a time."""
+        namespace, cursor = Namespace(call.path["namespace"]), call.query.get("cursor", "")
+        if namespace not in await self._charged_namespaces(call):
+            raise web.HTTPNotFound(reason="no such namespace that you may see has used a GPU")
+        if cursor and not _CURSOR.fullmatch(cursor):
+            raise RequestError(f"cursor={cursor} is not the id of an entry")
+        begin = max(call.instant_ms("from") or 0, 0)
+        after = cursor or (f"{begin - 1}-{(1 << 64) - 1}" if begin else "")
+        page = await self.budgets.entries(namespace, after=after, most=ENTRIES_PER_PAGE)
+        last = page[-1].id if len(page) == ENTRIES_PER_PAGE else None
+        return LedgerPage(entries=tuple(entry_json(one, namespace) for one in page), cursor=last)
 
     async def costs(self, call: ApiCall) -> CostView:
         """Report what all GPUs were used for, and what that cost: by default of 30 days."""

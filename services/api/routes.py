@@ -112,6 +112,11 @@ ROUTES = (
         body=ResizeOrder,
         needs_sync=True,
     ),
+    Route(
+        path="/api/v1/budgets/{namespace}/ledger",
+        handler=ReadApi.ledger,
+        query={"from": "RFC 3339", "cursor": "of the page before"},
+    ),
     Route(path="/api/v1/budgets/{namespace}/grants", handler=ReadApi.grant, body=GrantOrder),
     Route(path="/api/v1/what-if", handler=ReadApi.what_if, body=WhatIfOrder, needs_sync=True),
     Route(path="/api/v1/placing", handler=ReadApi.placing, needs_sync=True),

@@ -27,7 +27,7 @@ class TimekeeperSettings(ApiServerSettings, LedgerSettings):
     )
     keep_days: int = setting(400, "days after which ledger entries are deleted", at_least=1)
     cost_days: int = setting(100, "days after which hours of costs are deleted", at_least=1)
-    api: str = setting("127.0.0.1:0", "HOST:PORT of /budget and /v1; port 0: any", address=True)
+    api: str = setting("127.0.0.1:0", "HOST:PORT of /budget; port 0: any", address=True)
     auth: str = setting(
         "",
         "authorization: none (loopback only; no grants), tokens (of a file), kube (the API server "

@@ -142,7 +142,7 @@ async def _serve_api(
     address = await stack.enter_async_context(
         health.served(api.application(), settings.api, flag="--api", tls=tls)
     )
-    logger.info("/budget and /v1 are served on http%s://%s", "s" if tls else "", address)
+    logger.info("/budget is served on http%s://%s", "s" if tls else "", address)
     if settings.reports:
         await stack.enter_async_context(
             health.served(api.reports(), settings.reports, flag="--reports")

@@ -387,6 +387,14 @@ class ReportView(ShowbackView, frozen=True, kw_only=True):
     not_charged: dict[Namespace, str]
 
 
+class LedgerPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries of a namespace's budget, oldest first."""
+
+    entries: tuple[dict[str, Any], ...]
+    cursor: str | None
+    """Of the next page; null: there is none."""
+
+
 class BudgetSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A namespace's budget, as the timekeeper reported it last."""
 

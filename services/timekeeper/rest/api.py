@@ -1,11 +1,9 @@
-"""The REST interface: /v1, and those paths of the proof of concept that are safe.
+"""The REST interface: the paths of GPUSharing that are safe.
 
 Errors are JSON `{"error": ...}`. No request of a tenant's pod changes a balance.
 """
 
-import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 from aiohttp import web
@@ -15,46 +13,17 @@ from services.timekeeper.metrics import IGNORED_REPORTS
 from services.timekeeper.report.budget_reports import optional, stamp
 from services.timekeeper.service import Timekeeper
 from shared.credentials.authorization import Authenticator, Viewer
-from shared.credentials.tokens import EVERYTHING, AccessDeniedError
+from shared.credentials.tokens import AccessDeniedError
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.paths import pod_path
 from shared.kubernetes.types import ApiPod
-from shared.ledger.showback import (
-    GROUPS,
-    EntryRange,
-    add_up,
-    entry_json,
-    showback_view,
-)
-from shared.model.balance import OUT_OF_BUDGET, consequence
-from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance, Budget, minutes
+from shared.model.balance import OUT_OF_BUDGET
+from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.names import Namespace
 
 Json = dict[str, object]
-
-
-def budget_json(balance: Balance, budget: Budget) -> Json:
-    """Return a balance as /v1 shows it: units and minutes as text, exactly."""
-    follows = consequence(budget, balance.state)
-    window = balance.window
-    return {
-        "namespace": balance.namespace,
-        "state": str(balance.state),
-        "leaseClass": str(follows.lease_class),
-        "newPods": follows.new_pods,
-        "window": {"id": window.id, "start": window.start_ms, "end": window.end_ms},
-        "usedUnits": str(balance.used_units),
-        "usedGPUMinutes": minutes(balance.used_units),
-        "allowedGPUMinutes": optional(minutes, balance.allowed_units),
-        "remainingGPUMinutes": optional(minutes, balance.remaining_units),
-        "currentRateMilliGPU": balance.current_rate_milli_gpu,
-        "leases": balance.leases,
-        "projectedExhaustion": optional(stamp, balance.exhausted_at_ms),
-        "problem": balance.problem or None,
-        "asOf": stamp(balance.at_ms),
-    }
 
 
 def proof_of_concept_json(balance: Balance) -> Json:
@@ -72,15 +41,11 @@ def proof_of_concept_json(balance: Balance) -> Json:
     }
 
 
-PAGE_MAX = 1000
 GONE = (
     "GPU time is counted from leases, and usage reports are ignored. Remove the container "
     "gpu-sidecar from the pod's template"
 )
 SIDECAR = "gpu-sidecar"
-_CURSOR = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")
-"""The id of a ledger entry."""
-_MILLISECONDS = re.compile(r"[0-9]{1,18}")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -98,7 +63,6 @@ class BudgetApi:
         if old_reports not in {"answer", "gone"}:
             raise RequestError(f"--old-reports {old_reports!r} is neither answer nor gone")
         self.timekeeper = timekeeper
-        self.store, self.configuration = timekeeper.store, timekeeper.configuration
         self.authenticator = authenticator
         self.client = client
         self.answers_reports = old_reports == "answer" and client is not None
@@ -109,11 +73,6 @@ class BudgetApi:
         routes.router.add_get("/budget/{namespace}", self.old_budget)
         routes.router.add_post("/budget/{namespace}/report", self.old_report)
         routes.router.add_post("/budget/{namespace}/increase", self.old_increase)
-        routes.router.add_get("/v1/budgets", self.budgets)
-        routes.router.add_get("/v1/budgets/{namespace}", self.budget)
-        routes.router.add_post("/v1/budgets/{namespace}/grants", self.grants)
-        routes.router.add_get("/v1/budgets/{namespace}/ledger", self.ledger)
-        routes.router.add_get("/v1/reports/showback", self.showback)
         return routes
 
     def reports(self) -> web.Application:
@@ -143,63 +102,6 @@ class BudgetApi:
         """Add a grant."""
         return web.json_response(proof_of_concept_json(await self._grant(request)))
 
-    async def budgets(self, request: web.Request) -> web.Response:
-        """List the namespaces with a budget or with usage that the caller may read."""
-        names = {*await self.store.revisions(), *self.configuration.namespaces()}
-        seen = [self.timekeeper.balance_of(name) for name in await self._visible(request, names)]
-        return web.json_response({"budgets": [self._json(each) for each in seen]})
-
-    async def budget(self, request: web.Request) -> web.Response:
-        """Show one namespace's budget."""
-        return web.json_response(self._json(await self._balance(request)))
-
-    async def grants(self, request: web.Request) -> web.Response:
-        """Add a grant; requests with the same Idempotency-Key add it once."""
-        return web.json_response(self._json(await self._grant(request)), status=201)
-
-    async def ledger(self, request: web.Request) -> web.Response:
-        """Show ledger entries, oldest first; `cursor` is the last id of the previous page."""
-        namespace = _namespace(request)
-        await self._check(request, namespace)
-        query = request.query
-        begin, end = _instant(query, "from"), _instant(query, "to")
-        cursor = query.get("cursor", "")
-        if cursor and not _CURSOR.fullmatch(cursor):
-            raise RequestError(f"cursor={cursor!r} is not a cursor of this API")
-        after = cursor or (f"{begin - 1}-{(1 << 64) - 1}" if begin else "")
-        page = await self.store.entries(namespace, after=after, most=PAGE_MAX)
-        shown = [each for each in page if end is None or each.ts_ms < end]
-        more = len(page) == PAGE_MAX and len(shown) == len(page)
-        return web.json_response(
-            {
-                "entries": [entry_json(each, namespace) for each in shown],
-                "cursor": page[-1].id if more else None,
-            }
-        )
-
-    async def showback(self, request: web.Request) -> web.Response:
-        """Show usage by namespace, model and lease class."""
-        query = request.query
-        wanted = query.get("namespace", EVERYTHING)
-        if wanted == EVERYTHING:
-            names = await self._visible(request, await self.store.revisions())
-        else:
-            await self._check(request, Namespace(wanted))
-            names = [Namespace(wanted)]
-        within = EntryRange(
-            window=query.get("window", ""),
-            from_ms=_instant(query, "from"),
-            to_ms=_instant(query, "to"),
-        )
-        group_by = [part for part in query.get("groupBy", "").split(",") if part] or GROUPS
-        found = showback_view(await add_up(self.store, names, within, group_by))
-        if query.get("format", "json") == "csv":
-            return web.Response(text=found.as_csv(), content_type="text/csv")
-        return web.json_response(body=msgspec.json.encode(found))
-
-    def _json(self, balance: Balance) -> Json:
-        return budget_json(balance, self.configuration.budget_of(balance.namespace))
-
     async def _balance(self, request: web.Request) -> Balance:
         namespace = _namespace(request)
         await self._check(request, namespace)
@@ -216,14 +118,6 @@ class BudgetApi:
                 "a known token is required: Authorization: Bearer ...", known=False
             )
         return viewer
-
-    async def _visible(
-        self, request: web.Request, names: Iterable[Namespace]
-    ) -> Sequence[Namespace]:
-        """Return those of the namespaces that the caller may read, sorted."""
-        names = tuple(names)
-        seen = await (await self._viewer(request)).visible(names)
-        return sorted(names if seen is None else seen)
 
     async def _check(self, request: web.Request, namespace: Namespace) -> None:
         """Raise AccessDeniedError unless the caller may read the namespace."""
@@ -304,16 +198,3 @@ async def _body(request: web.Request) -> Mapping[str, object]:
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
     return body
-
-
-def _instant(query: Mapping[str, str], name: str) -> int | None:
-    """Parse an instant: milliseconds, or RFC 3339. Instants before 1970 become 0."""
-    text = query.get(name, "")
-    if not text:
-        return None
-    if _MILLISECONDS.fullmatch(text):
-        return int(text)
-    try:
-        return max(0, round(datetime.fromisoformat(text).timestamp() * 1000))
-    except (ValueError, OverflowError) as error:
-        raise RequestError(f"{name}={text!r} is neither milliseconds nor RFC 3339") from error

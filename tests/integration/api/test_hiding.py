@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from shared.model.budget import AccountUpdate, BudgetWindow, ChargeEntry
 from shared.model.events.node_events import ViolationFound
 from shared.model.events.pod_events import (
     BudgetChanged,
@@ -179,3 +180,30 @@ async def test_costs_of_namespaces_that_the_viewer_may_not_see_are_added_up_with
     assert set(everything["data"][0]) == {"a", "b", "c"}
     assert [status for status, _ in refused] == [400, 400]
     assert unknown == 401
+
+
+async def test_the_ledger_of_a_budget_is_read_in_pages_by_those_who_may_see_its_namespace(
+    serve: Any,
+) -> None:
+    async with serve(tokens="for-a a\nfor-b b\n") as shown:
+        window = BudgetWindow(id="w", start_ms=1)
+        charges = tuple(ChargeEntry(window="w", kind="charge", units=unit) for unit in (1, 2, 3))
+        update = AccountUpdate(
+            namespace=Namespace("a"), revision=0, windows=(window,), entries=charges
+        )
+        assert await shown.budgets.save(update)
+        path = "/api/v1/budgets/a/ledger"
+        status, page = await shown.get(f"{path}?from=0002-01-01T00:00:00Z", "for-a")
+        _, rest = await shown.get(f"{path}?cursor={page['entries'][0]['id']}", "for-a")
+        hidden, _ = await shown.get(path, "for-b")
+        refused = [
+            (await shown.get(f"{path}?{query}", "for-a"))[0]
+            for query in ("cursor=1-2-3", "cursor=-", f"cursor=1-{'9' * 20}", "from=soon")
+        ]
+        wrong, _ = await shown.get("/api/v1/reports/showback?groupBy=colour", "for-a")
+
+    assert (status, page["cursor"]) == (200, None)
+    assert [entry["units"] for entry in page["entries"]] == ["1", "2", "3"]
+    assert list(page["entries"][0])[:6] == ["id", "ts", "ns", "window", "kind", "lease"]
+    assert rest["entries"] == page["entries"][1:]
+    assert (hidden, refused, wrong) == (404, [400] * 4, 400)

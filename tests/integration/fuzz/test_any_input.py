@@ -103,11 +103,7 @@ BUDGET = {
     },
 }
 ROUTES = {
-    "timekeeper": (
-        *("/budget/{}", "/budget/{}/report", "/budget/{}/increase", "/v1/budgets"),
-        *("/v1/budgets/{}", "/v1/budgets/{}/grants", "/v1/budgets/{}/ledger"),
-        "/v1/reports/showback",
-    ),
+    "timekeeper": ("/budget/{}", "/budget/{}/report", "/budget/{}/increase"),
     "reports": ("/budget/{}/report",),
     "api": (
         *("/", "/static/{}", "/login", "/logout", "/api/v1/state", "/api/v1/events"),
