@@ -105,6 +105,11 @@ class Node:
         found: Json = await until(reached)
         return found
 
+    async def run(self, name: str, **spec: Any) -> Json:
+        """Create a pod and wait until it runs."""
+        self.create(pod(name, **spec))
+        return await self.phase(name, "Running")
+
     def container(self, name: str, container: str = "main") -> ContainerState:
         state = self.kubelet.state_of("default", name)
         assert state is not None

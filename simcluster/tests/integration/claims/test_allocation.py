@@ -1,12 +1,15 @@
 """ResourceClaims in the simulated cluster: made, allocated, bound by conditions, deallocated."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json, at_path, list_at
 from simcluster.apiserver.storage.store import ObjectStore
+from tests.support.simcluster.apiserver import ApiUnderTest
 from tests.support.simcluster.workloads import workload_cluster
 from tests.support.waiting import until
 
@@ -95,173 +98,177 @@ def answer(store: ObjectStore, claim: Json, kind: str, message: str = "") -> Non
     store.patch("resourceclaims", "default", name, patch, subresource="status")
 
 
-async def test_shares_of_a_device_are_allocated_up_to_its_capacity() -> None:
+@pytest_asyncio.fixture
+async def cluster() -> AsyncIterator[ApiUnderTest]:
     async with workload_cluster(nodes=1) as api:
-        prepare(api.store, device())
-        create_template(api.store, exactly("7000.5Mi"))
-
-        for name in ("a", "b", "c"):
-            create_pod(api.store, name)
-        await until(lambda: len(results(api.store)) == 2)
-        await until(
-            lambda: any("cannot allocate all claims" in message_of(api.store, p) for p in "abc")
-        )
-
-        amounts = [each["consumedCapacity"]["memory"] for each in results(api.store)]
-        assert amounts == ["7001Mi", "7001Mi"]
-        assert len({each["shareID"] for each in results(api.store)}) == 2
+        yield api
 
 
-async def test_a_pod_is_bound_once_the_binding_conditions_are_true() -> None:
-    async with workload_cluster(nodes=1) as api:
-        prepare(api.store, guarded())
-        create_template(api.store, exactly("1Gi"))
-        create_pod(api.store, "a")
-        await until(lambda: results(api.store))
-        [claim] = claims(api.store)
-        assert not node_of(api.store, "a")
-
-        answer(api.store, claim, LEASED)
-
-        await until(lambda: node_of(api.store, "a") == "node-0")
+@pytest.fixture
+def store(cluster: ApiUnderTest) -> ObjectStore:
+    return cluster.store
 
 
-async def test_a_failure_condition_deallocates_and_the_next_attempt_has_a_new_share() -> None:
-    async with workload_cluster(nodes=1) as api:
-        prepare(api.store, guarded())
-        create_template(api.store, exactly("1Gi"))
-        create_pod(api.store, "a")
-        await until(lambda: results(api.store))
-        [claim], [first] = claims(api.store), results(api.store)
+async def test_shares_of_a_device_are_allocated_up_to_its_capacity(store: ObjectStore) -> None:
+    prepare(store, device())
+    create_template(store, exactly("7000.5Mi"))
 
-        answer(api.store, claim, REFUSED, "pod x holds it")
-        await until(lambda: 'message="pod x holds it"' in message_of(api.store, "a"))
-        await until(
-            lambda: (again := results(api.store)) and again[0]["shareID"] != first["shareID"]
-        )
+    for name in ("a", "b", "c"):
+        create_pod(store, name)
+    await until(lambda: len(results(store)) == 2)
+    await until(lambda: any("cannot allocate all claims" in message_of(store, p) for p in "abc"))
 
-        [claim] = claims(api.store)
-        assert "devices" not in claim["status"]
+    amounts = [each["consumedCapacity"]["memory"] for each in results(store)]
+    assert amounts == ["7001Mi", "7001Mi"]
+    assert len({each["shareID"] for each in results(store)}) == 2
 
 
-async def test_a_claim_is_deallocated_after_its_last_pod_and_one_of_a_template_is_deleted() -> None:
-    async with workload_cluster(nodes=1) as api:
-        prepare(api.store, device())
-        create_template(api.store, exactly("1Gi"))
-        meta = {"name": "own", "namespace": "default"}
-        spec = {"devices": {"requests": [exactly("1Gi")]}}
-        api.store.create("resourceclaims", {"metadata": meta, "spec": spec})
-        create_pod(api.store, "a")
-        create_pod(api.store, "b", resourceClaimName="own")
-        create_pod(api.store, "c", resourceClaimName="own")
-        await until(lambda: all(node_of(api.store, pod) for pod in "abc"))
+async def test_a_pod_is_bound_once_the_binding_conditions_are_true(store: ObjectStore) -> None:
+    prepare(store, guarded())
+    create_template(store, exactly("1Gi"))
+    create_pod(store, "a")
+    await until(lambda: results(store))
+    [claim] = claims(store)
+    assert not node_of(store, "a")
 
-        def consumers() -> int:
-            return len(
-                list_at(api.store.read("resourceclaims", "default", "own"), "status.reservedFor")
-            )
+    answer(store, claim, LEASED)
 
-        assert consumers() == 2
-        for pod in ("a", "b"):
-            api.store.delete("pods", "default", pod, grace_s=0)
-        await until(lambda: [each["metadata"]["name"] for each in claims(api.store)] == ["own"])
-        await until(lambda: consumers() == 1)
-        assert len(results(api.store)) == 1
-        api.store.delete("pods", "default", "c", grace_s=0)
-
-        await until(lambda: not results(api.store))
-        assert not api.store.read("resourceclaims", "default", "own")["metadata"].get("finalizers")
+    await until(lambda: node_of(store, "a") == "node-0")
 
 
-async def test_counts_prioritized_lists_selectors_and_taints_decide() -> None:
-    async with workload_cluster(nodes=1) as api:
-        taints = [{"key": "sick", "value": "x", "effect": "NoSchedule"}]
-        prepare(api.store, device("gpu-0", taints=taints), device("gpu-1"), device("gpu-2"))
-        selector = "device.attributes['gpu.example.com'].model == 'A100'"
-        create_template(
-            api.store,
-            {
-                "name": "gpu",
-                "firstAvailable": [
-                    {
-                        "name": "best",
-                        "deviceClassName": "gpu",
-                        "selectors": [{"cel": {"expression": selector}}],
-                    },
-                    {"name": "two", "deviceClassName": "gpu", "count": 2},
-                ],
-            },
-        )
+async def test_a_failure_condition_deallocates_and_the_next_attempt_has_a_new_share(
+    store: ObjectStore,
+) -> None:
+    prepare(store, guarded())
+    create_template(store, exactly("1Gi"))
+    create_pod(store, "a")
+    await until(lambda: results(store))
+    [claim], [first] = claims(store), results(store)
 
-        create_pod(api.store, "a")
-        await until(lambda: node_of(api.store, "a"))
+    answer(store, claim, REFUSED, "pod x holds it")
+    await until(lambda: 'message="pod x holds it"' in message_of(store, "a"))
+    await until(lambda: (again := results(store)) and again[0]["shareID"] != first["shareID"])
 
-        chosen = [(each["request"], each["device"]) for each in results(api.store)]
-        assert chosen == [("gpu/two", "gpu-1"), ("gpu/two", "gpu-2")]
+    [claim] = claims(store)
+    assert "devices" not in claim["status"]
 
 
-async def test_devices_take_shared_counters_of_their_pool() -> None:
+async def test_a_claim_is_deallocated_after_its_last_pod_and_one_of_a_template_is_deleted(
+    store: ObjectStore,
+) -> None:
+    prepare(store, device())
+    create_template(store, exactly("1Gi"))
+    meta = {"name": "own", "namespace": "default"}
+    spec = {"devices": {"requests": [exactly("1Gi")]}}
+    store.create("resourceclaims", {"metadata": meta, "spec": spec})
+    create_pod(store, "a")
+    create_pod(store, "b", resourceClaimName="own")
+    create_pod(store, "c", resourceClaimName="own")
+    await until(lambda: all(node_of(store, pod) for pod in "abc"))
+
+    def consumers() -> int:
+        return len(list_at(store.read("resourceclaims", "default", "own"), "status.reservedFor"))
+
+    assert consumers() == 2
+    for pod in ("a", "b"):
+        store.delete("pods", "default", pod, grace_s=0)
+    await until(lambda: [each["metadata"]["name"] for each in claims(store)] == ["own"])
+    await until(lambda: consumers() == 1)
+    assert len(results(store)) == 1
+    store.delete("pods", "default", "c", grace_s=0)
+
+    await until(lambda: not results(store))
+    assert not store.read("resourceclaims", "default", "own")["metadata"].get("finalizers")
+
+
+async def test_counts_prioritized_lists_selectors_and_taints_decide(store: ObjectStore) -> None:
+    taints = [{"key": "sick", "value": "x", "effect": "NoSchedule"}]
+    prepare(store, device("gpu-0", taints=taints), device("gpu-1"), device("gpu-2"))
+    selector = "device.attributes['gpu.example.com'].model == 'A100'"
+    create_template(
+        store,
+        {
+            "name": "gpu",
+            "firstAvailable": [
+                {
+                    "name": "best",
+                    "deviceClassName": "gpu",
+                    "selectors": [{"cel": {"expression": selector}}],
+                },
+                {"name": "two", "deviceClassName": "gpu", "count": 2},
+            ],
+        },
+    )
+
+    create_pod(store, "a")
+    await until(lambda: node_of(store, "a"))
+
+    chosen = [(each["request"], each["device"]) for each in results(store)]
+    assert chosen == [("gpu/two", "gpu-1"), ("gpu/two", "gpu-2")]
+
+
+async def test_devices_take_shared_counters_of_their_pool(store: ObjectStore) -> None:
     def part(name: str, *numbers: int) -> Json:
         counters = {f"slice-{number}": {"value": "1"} for number in numbers}
         return {"name": name, "consumesCounters": [{"counterSet": "gpu", "counters": counters}]}
 
-    async with workload_cluster(nodes=1) as api:
-        prepare(api.store, part("small", 0), part("all", 0, 1), part("other", 1))
-        counters = {f"slice-{number}": {"value": "1"} for number in (0, 1)}
-        pool = {"name": "node-0", "generation": 1, "resourceSliceCount": 2}
-        spec = {"driver": DRIVER, "nodeName": "node-0", "pool": pool}
-        shared = {"sharedCounters": [{"name": "gpu", "counters": counters}]}
-        slice_of_counters = {"metadata": {"name": "counters"}, "spec": {**spec, **shared}}
-        api.store.create("resourceslices", slice_of_counters)
-        create_template(api.store, exactly(count=2))
+    prepare(store, part("small", 0), part("all", 0, 1), part("other", 1))
+    counters = {f"slice-{number}": {"value": "1"} for number in (0, 1)}
+    pool = {"name": "node-0", "generation": 1, "resourceSliceCount": 2}
+    spec = {"driver": DRIVER, "nodeName": "node-0", "pool": pool}
+    shared = {"sharedCounters": [{"name": "gpu", "counters": counters}]}
+    slice_of_counters = {"metadata": {"name": "counters"}, "spec": {**spec, **shared}}
+    store.create("resourceslices", slice_of_counters)
+    create_template(store, exactly(count=2))
 
-        create_pod(api.store, "a")
-        await until(lambda: node_of(api.store, "a"))
-        create_pod(api.store, "b")
-        await until(lambda: "cannot allocate all claims" in message_of(api.store, "b"))
+    create_pod(store, "a")
+    await until(lambda: node_of(store, "a"))
+    create_pod(store, "b")
+    await until(lambda: "cannot allocate all claims" in message_of(store, "b"))
 
-        assert [each["device"] for each in results(api.store)] == ["small", "other"]
-
-
-async def test_server_side_apply_changes_one_device_and_refuses_one_that_is_not_allocated() -> None:
-    async with workload_cluster(nodes=1) as api:
-        prepare(api.store, guarded())
-        create_template(api.store, exactly("1Gi"), {**exactly("2Gi"), "name": "other"})
-        create_pod(api.store, "a")
-        await until(lambda: len(results(api.store)) == 2)
-        [claim] = claims(api.store)
-        name = claim["metadata"]["name"]
-        path = f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{name}/status"
-
-        async def apply(result: Json, **more: str) -> int:
-            keys = {key: result[key] for key in ("driver", "pool", "device", "shareID")} | more
-            condition = {"type": LEASED, "status": "True"}
-            body = {"status": {"devices": [{**keys, "conditions": [condition]}]}}
-            async with (
-                api.client() as client,
-                client.patch(
-                    path,
-                    json=body,
-                    params={"fieldManager": "test"},
-                    headers={"Content-Type": "application/apply-patch+yaml"},
-                ) as response,
-            ):
-                return response.status
-
-        statuses = [await apply(each) for each in results(api.store)]
-        refused = await apply(results(api.store)[0], shareID="another")
-
-        assert (statuses, refused) == ([200, 200], 422)
-        assert len(claims(api.store)[0]["status"]["devices"]) == 2
+    assert [each["device"] for each in results(store)] == ["small", "other"]
 
 
-async def test_a_claims_spec_is_immutable() -> None:
-    async with workload_cluster(nodes=1) as api:
-        meta = {"name": "own", "namespace": "default"}
-        spec = {"devices": {"requests": [exactly("1Gi")]}}
-        api.store.create("resourceclaims", {"metadata": meta, "spec": spec})
+async def test_server_side_apply_changes_one_device_and_refuses_one_that_is_not_allocated(
+    cluster: ApiUnderTest,
+    store: ObjectStore,
+) -> None:
+    prepare(store, guarded())
+    create_template(store, exactly("1Gi"), {**exactly("2Gi"), "name": "other"})
+    create_pod(store, "a")
+    await until(lambda: len(results(store)) == 2)
+    [claim] = claims(store)
+    name = claim["metadata"]["name"]
+    path = f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{name}/status"
 
-        changed: Json = {"spec": {"devices": {"requests": []}}}
+    async def apply(result: Json, **more: str) -> int:
+        keys = {key: result[key] for key in ("driver", "pool", "device", "shareID")} | more
+        condition = {"type": LEASED, "status": "True"}
+        body = {"status": {"devices": [{**keys, "conditions": [condition]}]}}
+        async with (
+            cluster.client() as client,
+            client.patch(
+                path,
+                json=body,
+                params={"fieldManager": "test"},
+                headers={"Content-Type": "application/apply-patch+yaml"},
+            ) as response,
+        ):
+            return response.status
 
-        with pytest.raises(ApiError, match="field is immutable"):
-            api.store.patch("resourceclaims", "default", "own", changed)
+    statuses = [await apply(each) for each in results(store)]
+    refused = await apply(results(store)[0], shareID="another")
+
+    assert (statuses, refused) == ([200, 200], 422)
+    assert len(claims(store)[0]["status"]["devices"]) == 2
+
+
+async def test_a_claims_spec_is_immutable(store: ObjectStore) -> None:
+    meta = {"name": "own", "namespace": "default"}
+    spec = {"devices": {"requests": [exactly("1Gi")]}}
+    store.create("resourceclaims", {"metadata": meta, "spec": spec})
+
+    changed: Json = {"spec": {"devices": {"requests": []}}}
+
+    with pytest.raises(ApiError, match="field is immutable"):
+        store.patch("resourceclaims", "default", "own", changed)

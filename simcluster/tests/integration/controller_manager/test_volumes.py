@@ -9,10 +9,8 @@ from tests.support.simcluster.apiserver import ApiUnderTest
 from tests.support.simcluster.workloads import workload_cluster
 from tests.support.waiting import until
 
-PODS, CLAIMS = (
-    "/api/v1/namespaces/default/pods",
-    "/api/v1/namespaces/default/persistentvolumeclaims",
-)
+PODS = "/api/v1/namespaces/default/pods"
+CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
 CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
 
 

@@ -66,8 +66,7 @@ async def test_inside_allocate_pod_resources_shows_the_containers_served_before(
 
         plugin.on_allocate = observe
         both = [container("first", limits={SLOT: 1}), container("second", limits={SLOT: 1})]
-        node.create(pod("one", containers=both))
-        await node.phase("one", "Running")
+        await node.run("one", containers=both)
 
         assert seen == [
             {("one", "first"): set(), ("one", "second"): set()},
@@ -82,8 +81,7 @@ async def test_the_plugin_s_preference_decides_and_the_call_carries_one_containe
             return sorted(request.available_deviceIDs)[-request.allocation_size :]
 
         plugin.on_preferred = last_ones
-        node.create(pod("one", limits={SLOT: 2}))
-        await node.phase("one", "Running")
+        await node.run("one", limits={SLOT: 2})
 
         assert plugin.device_ids("GetPreferredAllocation") == [("a", "b", "c")]
         assert plugin.device_ids("Allocate") == [("b", "c")]
@@ -97,8 +95,7 @@ async def test_an_incomplete_preference_is_filled_up() -> None:
             return ["c", "c", "nonsense"]
 
         plugin.on_preferred = odd
-        node.create(pod("one", limits={SLOT: 2}))
-        await node.phase("one", "Running")
+        await node.run("one", limits={SLOT: 2})
 
         assert plugin.device_ids("Allocate") == [("a", "c")]
 
@@ -134,8 +131,7 @@ async def test_a_finished_pod_s_devices_serve_the_next_one() -> None:
         brief = {"sim.leasehold.dev/run-for": "50ms"}
         node.create(pod("one", limits={SLOT: 1}, annotations=brief, restartPolicy="Never"))
         await node.phase("one", "Succeeded")
-        node.create(pod("two", limits={SLOT: 1}))
-        await node.phase("two", "Running")
+        await node.run("two", limits={SLOT: 1})
 
         assert plugin.device_ids("Allocate") == [("a",), ("a",)]
         assert ("one", "main") not in await node.allocated_devices()
@@ -147,8 +143,7 @@ async def test_containers_reuse_devices_of_finished_init_containers_but_not_of_s
             container("prepare", limits={SLOT: 1}),
             container("beside", limits={SLOT: 1}, restartPolicy="Always"),
         ]
-        node.create(pod("one", limits={SLOT: 1}, initContainers=init))
-        await node.phase("one", "Running")
+        await node.run("one", limits={SLOT: 1}, initContainers=init)
 
         assert plugin.device_ids("Allocate") == [("a",), ("a",), ("b",)]
         allocated = await node.allocated_devices()
@@ -159,8 +154,7 @@ async def test_devices_are_allocated_before_the_predicates_and_freed_if_those_fa
     async with slots("a", settings=NodeSettings(cpu="2")) as (node, plugin):
         node.create(pod("greedy", limits={SLOT: 1, "cpu": 3}))
         failed = await node.phase("greedy", "Failed")
-        node.create(pod("modest", limits={SLOT: 1, "cpu": 1}))
-        await node.phase("modest", "Running")
+        await node.run("modest", limits={SLOT: 1, "cpu": 1})
 
         assert failed["status"]["reason"] == "OutOfcpu"
         assert "requested: 3000, used: 0, capacity: 2000" in failed["status"]["message"]
@@ -171,8 +165,7 @@ async def test_extended_resources_without_a_plugin_count_only_if_the_node_lists_
     patch = {"status": {part: {"example.com/mib": "100"} for part in ("capacity", "allocatable")}}
     async with one_kubelet(FAST) as node:
         node.store.patch("nodes", None, "node-0", patch, subresource="status")
-        node.create(pod("fits", limits={"example.com/mib": 60}))
-        await node.phase("fits", "Running")
+        await node.run("fits", limits={"example.com/mib": 60})
         node.create(pod("does-not", limits={"example.com/mib": 60}))
         failed = await node.phase("does-not", "Failed")
         node.create(pod("unheard-of", limits={"example.com/other": 60}))
@@ -216,8 +209,7 @@ async def test_changes_in_lost_history_are_found_by_listing_again() -> None:
             return {}
 
         plugin.on_allocate = much_happens
-        node.create(pod("first", limits={SLOT: 1}))
-        await node.phase("first", "Running")
+        await node.run("first", limits={SLOT: 1})
         node.create(pod("second", limits={SLOT: 1}))
 
         await node.phase("second", "Running")
@@ -230,8 +222,7 @@ async def test_changes_in_lost_history_are_found_by_listing_again() -> None:
 
 async def test_pod_resources_answers_for_one_pod_and_for_all_healthy_devices() -> None:
     async with slots("a", "b") as (node, _plugin):
-        node.create(pod("one", limits={SLOT: 1}))
-        await node.phase("one", "Running")
+        await node.run("one", limits={SLOT: 1})
         socket = f"unix:{node.kubelet.files.pod_resources_socket}"
         local = (("grpc.default_authority", "localhost"),)
         async with grpc.aio.insecure_channel(socket, options=local) as channel:
@@ -261,7 +252,6 @@ async def test_the_delay_of_statuses_in_pods_is_configurable(lag_s: float, seen:
 
         plugin.on_allocate = refuse_the_first
         node.create(pod("first", limits={SLOT: 1}))
-        node.create(pod("second", limits={SLOT: 1}))
-        await node.phase("second", "Running")
+        await node.run("second", limits={SLOT: 1})
 
         assert phases == [seen]

@@ -56,8 +56,7 @@ async def test_the_pods_environment_takes_precedence_over_the_plugins() -> None:
     async with slots("a") as (node, plugin):
         plugin.on_allocate = answering({"LIMIT": "1000m", "VISIBLE": "GPU-1"})
         env = [{"name": "LIMIT", "value": "0"}, {"name": "COPY", "value": "$(VISIBLE)"}]
-        node.create(pod("one", containers=[container("main", limits={SLOT: 1}, env=env)]))
-        await node.phase("one", "Running")
+        await node.run("one", containers=[container("main", limits={SLOT: 1}, env=env)])
 
         seen = node.container("one").env
         assert (seen["LIMIT"], seen["VISIBLE"]) == ("0", "GPU-1")
@@ -197,16 +196,14 @@ async def test_a_running_pod_s_status_has_what_readers_expect_and_keeps_others_c
 
 async def test_a_running_pod_costs_one_status_write() -> None:
     async with one_kubelet() as node:
-        node.create(pod("one"))
-        await node.phase("one", "Running")
+        await node.run("one")
 
         assert node.store.writes.counts("pods", "default/one") == {"create": 1, "patch/status": 1}
 
 
 async def test_a_deleted_pod_stops_in_a_final_phase_and_is_removed() -> None:
     async with one_kubelet() as node:
-        node.create(pod("one", annotations={"sim.leasehold.dev/stop-after": "200ms"}))
-        await node.phase("one", "Running")
+        await node.run("one", annotations={"sim.leasehold.dev/stop-after": "200ms"})
         phases: list[str] = []
 
         def note(kind: Resource, change: ObjectChange) -> None:
@@ -228,8 +225,7 @@ async def test_a_deleted_pod_stops_in_a_final_phase_and_is_removed() -> None:
 async def test_a_pod_that_outlasts_its_grace_is_killed() -> None:
     async with one_kubelet() as node:
         stubborn = {"sim.leasehold.dev/stop-after": "60s"}
-        node.create(pod("one", annotations=stubborn, terminationGracePeriodSeconds=1))
-        await node.phase("one", "Running")
+        await node.run("one", annotations=stubborn, terminationGracePeriodSeconds=1)
         seen: list[int] = []
 
         def note(_kind: Resource, change: ObjectChange) -> None:
@@ -247,8 +243,7 @@ async def test_a_pod_that_outlasts_its_grace_is_killed() -> None:
 
 async def test_a_pod_past_its_deadline_fails_and_its_devices_are_free() -> None:
     async with slots("a") as (node, _plugin):
-        node.create(pod("one", limits={SLOT: 1}, activeDeadlineSeconds=600))
-        await node.phase("one", "Running")
+        await node.run("one", limits={SLOT: 1}, activeDeadlineSeconds=600)
 
         node.store.patch(
             "pods", "default", "one",
@@ -258,14 +253,12 @@ async def test_a_pod_past_its_deadline_fails_and_its_devices_are_free() -> None:
         failed = await node.phase("one", "Failed")
         assert failed["status"]["reason"] == "DeadlineExceeded"
         assert at_path(failed, "status.containerStatuses")[0]["restartCount"] == 0
-        node.create(pod("two", limits={SLOT: 1}))
-        await node.phase("two", "Running")
+        await node.run("two", limits={SLOT: 1})
 
 
 async def test_a_force_deleted_pod_s_devices_are_free_at_once() -> None:
     async with slots("a") as (node, _plugin):
-        node.create(pod("one", limits={SLOT: 1}))
-        await node.phase("one", "Running")
+        await node.run("one", limits={SLOT: 1})
 
         node.store.delete("pods", "default", "one", grace_s=0)
         node.create(pod("one", limits={SLOT: 1}))
@@ -285,8 +278,7 @@ async def test_containers_survive_a_kill_of_the_whole_process() -> None:
 
                 plugin.on_allocate = limits
                 await plugin.serve(node, "a")
-                node.create(pod("one", limits={SLOT: 1}))
-                await node.phase("one", "Running")
+                await node.run("one", limits={SLOT: 1})
             before = node.container("one")
             port = node.kubelet.port
         async with one_kubelet(store=store, directory=Path(root)) as node:
@@ -328,8 +320,7 @@ async def test_commands_in_a_container_see_its_environment_and_its_mounts(
             api_pb2.Mount(container_path="/lease", host_path=str(tmp_path), read_only=True)
         ]
         await plugin.serve(node, "a")
-        node.create(pod("one", limits={SLOT: 1}))
-        await node.phase("one", "Running")
+        await node.run("one", limits={SLOT: 1})
 
         async def executed(*command: str, tty: bool = False) -> tuple[int, bytes, bytes]:
             streams = Terminal()

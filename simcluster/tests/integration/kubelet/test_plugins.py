@@ -107,8 +107,7 @@ async def test_of_two_plugins_for_one_resource_the_later_registration_wins() -> 
         await new.serve(node, "new-1", "new-2")
 
         old.end_streams()
-        node.create(pod("one", limits={SLOT: 2}))
-        await node.phase("one", "Running")
+        await node.run("one", limits={SLOT: 2})
 
         assert (len(old.device_ids("Allocate")), len(new.device_ids("Allocate"))) == (0, 1)
         assert node.amount(SLOT) == "2"
@@ -154,8 +153,7 @@ async def test_a_restart_leaves_containers_alone_and_needs_a_new_registration() 
     async with one_kubelet() as node:
         async with ScriptedPlugin(node.device_plugins) as plugin:
             await plugin.serve(node, "a", "b")
-            node.create(pod("one", limits={SLOT: 1}))
-            await node.phase("one", "Running")
+            await node.run("one", limits={SLOT: 1})
             before = node.container("one").container_id
 
             status, _ = await node.request("/debug/restart", method="POST")
@@ -165,8 +163,7 @@ async def test_a_restart_leaves_containers_alone_and_needs_a_new_registration() 
             assert node.amount(SLOT) == "0"
         async with ScriptedPlugin(node.device_plugins) as plugin:
             await plugin.serve(node, "a", "b")
-            node.create(pod("two", limits={SLOT: 1}))
-            await node.phase("two", "Running")
+            await node.run("two", limits={SLOT: 1})
 
             assert plugin.device_ids("Allocate") == [("b",)]
             assert node.container("one").container_id == before

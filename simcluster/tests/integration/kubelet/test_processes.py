@@ -233,8 +233,7 @@ async def test_what_a_killed_cluster_leaves_is_ended_at_the_next_start() -> None
     with tempfile.TemporaryDirectory(prefix="lh-") as root:
         async with one_kubelet(store=store, directory=Path(root)) as node:
             main = container("main", command=["sh", "-c", "sleep 1000 & wait"])
-            node.create(pod("one", containers=[main], restartPolicy="Never"))
-            await node.phase("one", "Running")
+            await node.run("one", containers=[main], restartPolicy="Never")
             marker = {"SIMULATED_CONTAINER": f"{node.kubelet.files.root}/containerd://x"}
             left = await asyncio.create_subprocess_exec("sleep", "1000", env=os.environ | marker)
         async with one_kubelet(store=store, directory=Path(root)) as node:
