@@ -177,6 +177,8 @@ def convert_spec(spec: object, kind: type[T], place: str) -> T:
     """Convert the spec of an object. Raises RequestError with the field and its valid values."""
     try:
         return msgspec.convert({} if spec is None else spec, kind)
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{place}: the spec has text that is not Unicode") from error
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$")
         path, valid = path.removesuffix("`"), _valid(kind, path.removesuffix("`"), text)
