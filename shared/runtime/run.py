@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import socket
@@ -80,8 +79,6 @@ async def sending_heartbeats(
 
 logger = logging.getLogger(__name__)
 
-GC_THRESHOLD = (20_000, 20, 50)
-"""Garbage collection is rare: a batch creates many objects and hardly any cycles."""
 RECURSION_LIMIT = 12_000
 """Objects of the API server have up to 10,000 levels, as Go decodes them: users choose the
 parameters of a ResourceClaim, for one. msgspec counts a level as a call."""
@@ -166,7 +163,6 @@ async def _until(
 def run(entry: Callable[[], Coroutine[Any, Any, None]], *, service: str, log_level: str) -> None:
     """Run a service's `entry`; a known error is one line, with exit code 1 (2: of settings)."""
     telemetry.open_logs(service, log_level)
-    gc.set_threshold(*GC_THRESHOLD)
     sys.setrecursionlimit(RECURSION_LIMIT)
     try:
         _runner()(_with_exception_handler(entry))

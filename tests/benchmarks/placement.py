@@ -24,6 +24,7 @@ from itertools import product
 
 from msgspec import structs
 
+from services import GC_THRESHOLD
 from shared.model.device import DeviceUse
 from shared.model.names import PodUid
 from shared.model.placement import Refusal
@@ -31,7 +32,6 @@ from shared.model.request import NodeOrder
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.placement import place
-from shared.runtime.run import GC_THRESHOLD
 from tests.support import build
 
 DEVICES = 8
