@@ -3,15 +3,13 @@
 Watcher, placers, binder, nats-server and valkey-server are processes, as in production. Per rate
 the benchmark prints, per pod: CPU, wake-ups and read and write calls of each process, above those
 at rest, NATS messages, Redis script calls and API calls; and p50, p99 and maximum of the latency.
-Latency runs from the watch event of a pod (on a real API server: from its creation) to its binding
-(on a real one: to the watch event with its node).
+Latency runs from the watch event of a pod to its binding.
 
 With --together, watcher, placer and binder are one process (services.scheduler).
 With --bare, three processes exchange only what a pod needs: what the libraries cost.
 
-The API server is a trivial one in this process, which replies at once, or the one of --kubeconfig,
-on which nodes and pods are created and deleted again. There --scheduler measures another scheduler,
-whose process is named by --process.
+The API server is a trivial one in this process, which replies at once; for a real one, and for
+other schedulers, there is `scenarios`.
 """
 
 import argparse
@@ -29,7 +27,6 @@ from urllib.request import urlopen
 from services.binder.ledger_sync.rebuild import RebuildTiming
 from tests.benchmarks.bare_services import bare_services
 from tests.benchmarks.processes import difference, process_counters, served, servers, services
-from tests.benchmarks.real_apiserver import RealApi
 from tests.benchmarks.trivial_apiserver import TrivialApi
 from tests.support.waiting import until
 
@@ -136,29 +133,21 @@ def quantile(values, share):
 async def running(options, directory):
     """Start all processes; yield the source of pods and what reads their counters."""
     async with contextlib.AsyncExitStack() as stack:
-        if options.kubeconfig:
-            connected = RealApi.connect(options.kubeconfig, options.nodes, options.scheduler)
-            source, kubeconfig = await stack.enter_async_context(connected), options.kubeconfig
-        else:
-            source = TrivialApi(nodes=options.nodes)
-            kubeconfig = await stack.enter_async_context(served(source, directory))
-        pids, up = dict(options.process), None
-        if options.scheduler == "leasehold":
-            up = await stack.enter_async_context(servers())
-            how = {"placers": options.placers, "together": options.together}
-            started = bare_services if options.bare else services
-            pids |= await stack.enter_async_context(
-                started(kubeconfig, up, directory, **({} if options.bare else how))
-            )
-            pids |= up.pids
+        source = TrivialApi(nodes=options.nodes)
+        kubeconfig = await stack.enter_async_context(served(source, directory))
+        up = await stack.enter_async_context(servers())
+        how = {"placers": options.placers, "together": options.together}
+        started = bare_services if options.bare else services
+        pids = up.pids | await stack.enter_async_context(
+            started(kubeconfig, up, directory, **({} if options.bare else how))
+        )
 
         async def read():
             readings = {name: process_counters(pid) for name, pid in pids.items()}
-            if up is not None:
-                traffic = await up.traffic()
-                messages = {key: traffic[key] for key in ("messages in", "messages out")}
-                readings["nats-server"] |= messages
-                readings["valkey-server"] |= {"scripts": (await up.scripts())["scripts"]}
+            traffic = await up.traffic()
+            messages = {key: traffic[key] for key in ("messages in", "messages out")}
+            readings["nats-server"] |= messages
+            readings["valkey-server"] |= {"scripts": (await up.scripts())["scripts"]}
             return readings
 
         yield source, read
@@ -199,11 +188,6 @@ async def settle(read):
     raise SystemExit("the ledger is not at rest after 120 s: is something else using it?")
 
 
-def named_pid(text):
-    name, _, pid = text.partition("=")
-    return name, int(pid)
-
-
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -217,9 +201,6 @@ def main():
     add("--burst", type=int, default=0, help="at the end, this many pods at once")
     add("--bare", action="store_true", help="what the libraries cost, without the services")
     add("--together", action="store_true", help="watcher, placer and binder in one process")
-    add("--kubeconfig", type=Path, help="a real API server")
-    add("--scheduler", default="leasehold", help="schedulerName of the pods")
-    add("--process", type=named_pid, action="append", default=[], metavar="NAME=PID")
     asyncio.run(benchmark(parser.parse_args()))
 
 

@@ -1,95 +1,228 @@
-"""A real API server as the source of pods: nodes and pods are created, and deleted at the end."""
+"""A real API server as `scenarios` uses it: nodes and pods are created, and deleted at the end.
+
+No kubelet runs on the nodes. This process keeps them ready, ends pods that are being deleted, and
+watches its namespace: nothing here depends on how a scheduler works.
+"""
 
 import asyncio
 import contextlib
 import time
 import uuid
+from datetime import UTC, datetime
 
 import msgspec
 
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.errors import KubernetesConflictError
+from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.kubernetes.kubeconfig import read_kubeconfig
-from tests.benchmarks.trivial_apiserver import node_object, pod_object
+from tests.support.waiting import until
 
 NODES, NAMESPACES = "/api/v1/nodes", "/api/v1/namespaces"
-AT_ONCE = 32
-AMOUNTS = {"volcano.sh/vgpu-memory": "1000000", "volcano.sh/vgpu-cores": "800"}
-"""What other schedulers count of a node's devices."""
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+PRIORITY = (
+    "/apis/scheduling.k8s.io/v1/priorityclasses",
+    {"metadata": {"name": "scenarios"}, "value": 1000},
+)
+LABEL = "benchmark-scenarios"
+AT_ONCE = 64
+RENEW_S = 25
+"""A node without a lease of the last 40 s is not ready."""
+ROOM = {"cpu": "128", "memory": "1024Gi", "ephemeral-storage": "1000Gi", "pods": "250"}
+SMALL = {"cpu": "10m", "memory": "16Mi"}
 
 
 class RealApi:
-    """Creates pods in a namespace of its own and watches it for their nodes."""
+    """Nodes and pods of one run. `bound`, `refused` and `gone` have the instant by pod."""
 
-    def __init__(self, kube, scheduler):
-        self.kube, self.scheduler, self.bound = kube, scheduler, {}
-        self.namespace = f"pace-{uuid.uuid4().hex[:6]}"
+    def __init__(self, kube, system):
+        self.kube, self.system = kube, system
+        self.namespace = f"scenarios-{uuid.uuid4().hex[:6]}"
+        self.pods, self.bound, self.refused, self.gone = {}, {}, {}, {}
+        self.nodes = {}
+        """Number of GPUs by name."""
+        self.tasks = set()
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def connect(cls, kubeconfig, nodes, scheduler):
-        """Create the namespace and the nodes, and delete them at the end."""
-        async with KubernetesClient(read_kubeconfig(kubeconfig)) as kube:
-            api = cls(kube, scheduler)
+    async def connect(cls, kubeconfig, system):
+        """Create the namespace; delete it, and nodes, also those that a broken run left."""
+        async with KubernetesClient(read_kubeconfig(kubeconfig), timeout_s=60) as kube:
+            api = cls(kube, system)
+            await kube.delete(f"{NODES}?labelSelector={LABEL}")
             await kube.create(NAMESPACES, {"metadata": {"name": api.namespace}})
             accounts = f"{NAMESPACES}/{api.namespace}/serviceaccounts"
             with contextlib.suppress(KubernetesConflictError):  # its controller was faster
                 await kube.create(accounts, {"metadata": {"name": "default"}})
+            for path, made in (PRIORITY, *system.objects):
+                with contextlib.suppress(KubernetesConflictError):
+                    await kube.create(path, made)
             async with asyncio.TaskGroup() as tasks:
-                watching = tasks.create_task(api.watch())
+                background = [tasks.create_task(api.watch()), tasks.create_task(api.renew())]
                 try:
-                    await _each(range(nodes), api.create_node)
                     yield api
                 finally:
-                    watching.cancel()
-                    await _each(range(nodes), lambda n: kube.delete(f"{NODES}/node-{n}"))
+                    await api.clear()
+                    for task in background:
+                        task.cancel()
                     await kube.delete(f"{NAMESPACES}/{api.namespace}")
 
-    async def create_node(self, number):
-        """Create a node that is ready, or take over one that a broken run left."""
-        node = node_object(number)
-        status, name = node.pop("status"), node["metadata"]["name"]
-        status["allocatable"] |= AMOUNTS
-        status["capacity"] = status["allocatable"]
-        status["conditions"] = [{"type": "Ready", "status": "True"}]
-        del node["metadata"]["uid"], node["metadata"]["resourceVersion"]
-        with contextlib.suppress(KubernetesConflictError):
-            await self.kube.create(NODES, node)
-        await self.kube.patch_merge(f"{NODES}/{name}/status", {"status": status})
+    async def create_nodes(self, count, gpus):
+        """Create ready nodes with so many GPUs each; return their names."""
+        first = len(self.nodes)
+        names = [f"{self.namespace}-{number}" for number in range(first, first + count)]
+        self.nodes |= dict.fromkeys(names, gpus)
+        await each(names, self._create_node)
+        return names
 
-    async def create_pods(self, run, numbers):
-        """Create the pods side by side."""
+    async def _create_node(self, name):
+        labels, annotations, amounts = self.system.node(name, self.nodes[name])
+        labels |= {"kubernetes.io/hostname": name, "type": "kwok", LABEL: ""}
+        annotations |= {"kwok.x-k8s.io/node": "fake"}
+        node = {"metadata": {"name": name, "labels": labels, "annotations": annotations}}
+        await self.kube.create(NODES, node)
+        conditions = [{"type": "Ready", "status": "True"}]
+        status = {"allocatable": ROOM | amounts, "capacity": ROOM | amounts}
+        await self.kube.patch_merge(
+            f"{NODES}/{name}/status", {"status": status | {"conditions": conditions}}
+        )
+        await self._renew(name)
 
-        async def create(number):
-            pod = pod_object(number, run)
-            pod["metadata"] = {"name": pod["metadata"]["name"]}
-            pod["spec"] |= {"schedulerName": self.scheduler}
-            pod["spec"] |= {"tolerations": [{"operator": "Exists"}]}
-            await self.kube.create(f"{NAMESPACES}/{self.namespace}/pods", pod)
+    async def _renew(self, name):
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": now}
+        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+        lease |= {"metadata": {"name": name}, "spec": spec}
+        await self.kube.apply(f"{LEASES}/{name}", lease, manager="scenarios")
 
-        await _each(numbers, create)
+    async def renew(self):
+        """Keep the nodes ready, evenly over time, and repeat what else is said of them."""
+        while True:
+            names = list(self.nodes)
+            for name in names:
+                with contextlib.suppress(NotFoundError):
+                    await self._renew(name)
+                    if self.system.heartbeat:
+                        notes = {"metadata": {"annotations": self.system.heartbeat()}}
+                        await self.kube.patch_merge(f"{NODES}/{name}", notes)
+                await asyncio.sleep(RENEW_S / len(names))
+            await asyncio.sleep(0.1 if not names else 0)
 
-    def calls(self):
-        """A real API server's requests are not counted."""
-        return 0
+    def live(self):
+        """Return the names of pods that are there and have not succeeded."""
+        ended = {n for n, pod in self.pods.items() if pod["status"].get("phase") == "Succeeded"}
+        return self.pods.keys() - self.gone.keys() - ended
+
+    async def clear(self):
+        """Delete all pods and nodes."""
+        await self.delete(self.pods.keys() - self.gone.keys())
+        await self.delete_nodes(self.nodes)
+
+    async def delete_nodes(self, names):
+        """Delete nodes and their leases."""
+
+        async def delete(name):
+            for path in (f"{NODES}/{name}", f"{LEASES}/{name}"):
+                with contextlib.suppress(NotFoundError):
+                    await self.kube.delete(path)
+
+        doomed = list(names)
+        await each(doomed, delete)
+        for name in doomed:
+            del self.nodes[name]
+
+    def pod(self, name, gpus, more):
+        """Return a pod that requests so many GPUs, or a share of one."""
+        resources, notes = self.system.share if gpus < 1 else self.system.whole(gpus)
+        labels, annotations = self.system.pod
+        metadata = {"labels": labels | {"gpus": str(gpus)}, "annotations": annotations | notes}
+        for field, value in more.get("metadata", {}).items():
+            metadata[field] |= value
+        metadata["name"] = name
+        container = {"name": "c", "image": "registry.k8s.io/pause", "resources": {}}
+        container["resources"] = {"limits": SMALL | resources, "requests": SMALL | resources}
+        spec = {"schedulerName": self.system.scheduler, "containers": [container]}
+        spec |= {"terminationGracePeriodSeconds": 1, "automountServiceAccountToken": False}
+        spec |= {"tolerations": [{"operator": "Exists"}]} | more.get("spec", {})
+        return {"metadata": metadata, "spec": spec}
+
+    async def create_pods(self, names, gpus, more=None):
+        """Create pods side by side; return the instants before their creation by name."""
+        sent = {}
+
+        async def create(name):
+            sent[name] = time.perf_counter()
+            path = f"{NAMESPACES}/{self.namespace}/pods"
+            await self.kube.create(path, self.pod(name, gpus, more or {}))
+
+        await each(names, create)
+        return sent
+
+    async def finish(self, name):
+        """Let a pod succeed; return the instant before that."""
+        began = time.perf_counter()
+        await self.kube.patch_merge(
+            f"{self._path(name)}/status", {"status": {"phase": "Succeeded"}}
+        )
+        return began
+
+    async def delete(self, names):
+        """Let pods terminate and delete them; return once they are gone."""
+
+        async def delete(name):
+            with contextlib.suppress(NotFoundError):
+                await self.finish(name)
+                await self.kube.delete(self._path(name), grace_s=0)
+
+        names = set(names)
+        await each(names, delete)
+        await until(lambda: names <= self.gone.keys(), limit_s=120)
+
+    async def events(self, reason):
+        """Return the names of pods that have an Event with this reason."""
+        found = set()
+        path = f"{NAMESPACES}/{self.namespace}/events"
+        async for page in self.kube.pages(path, query={"fieldSelector": f"reason={reason}"}):
+            found |= {event["involvedObject"]["name"] for event in page.read(dict)}
+        return found
+
+    def _path(self, name):
+        return f"{NAMESPACES}/{self.namespace}/pods/{name}"
 
     async def watch(self):
-        """Note when each pod has a node."""
-        rest, path = b"", f"{NAMESPACES}/{self.namespace}/pods"
-        async with self.kube.watch(path, query={}, silence_s=3600) as stream:
-            while data := await stream.read():
-                *lines, rest = (rest + data).split(b"\n")
-                now = time.perf_counter()
-                for pod in (msgspec.json.decode(line)["object"] for line in lines):
-                    if pod["spec"].get("nodeName"):
-                        self.bound.setdefault(pod["metadata"]["name"], now)
+        """Note when each pod has a node, is refused and is gone; end those being deleted."""
+        path, version = f"{NAMESPACES}/{self.namespace}/pods", ""
+        while True:
+            rest, query = b"", {"resourceVersion": version} if version else {}
+            async with self.kube.watch(path, query=query, silence_s=3600) as stream:
+                while data := await stream.read():
+                    *lines, rest = (rest + data).split(b"\n")
+                    now = time.perf_counter()
+                    for event in map(msgspec.json.decode, lines):
+                        version = event["object"]["metadata"]["resourceVersion"]
+                        self._note(event["type"], event["object"], now)
+
+    def _note(self, kind, pod, now):
+        name = pod["metadata"]["name"]
+        self.pods[name] = pod
+        if kind == "DELETED":
+            self.gone[name] = now
+        elif pod["metadata"].get("deletionTimestamp"):
+            task = asyncio.create_task(self.delete([name]))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+        if pod["spec"].get("nodeName"):
+            self.bound.setdefault(name, now)
+        for condition in pod["status"].get("conditions", ()):
+            if condition["type"] == "PodScheduled" and condition["status"] == "False":
+                self.refused.setdefault(name, now)
 
 
-async def _each(numbers, act):
+async def each(names, act):
+    """Do something for every name, `AT_ONCE` at a time."""
     slots = asyncio.Semaphore(AT_ONCE)
 
-    async def one(number):
+    async def one(name):
         async with slots:
-            await act(number)
+            await act(name)
 
-    await asyncio.gather(*(one(number) for number in numbers))
+    await asyncio.gather(*(one(name) for name in names))

@@ -1,0 +1,293 @@
+"""One scheduler on a real API server: `python -m tests.benchmarks.scenarios --help`.
+
+Works on any cluster, with any scheduler of `systems`: it creates nodes without kubelets and pods
+that request GPUs, measures from outside, and deletes them again. Latency runs from before the
+request that creates a pod until a watch shows its node. CPU is that of the processes named with
+--process. Each scenario prints its row at once; at the end follows a table of all runs that
+--results has kept, with the versions, the load of the machine and a yardstick of its processor.
+
+    rate       pods with a share of a GPU at a steady rate
+    burst      the same, all at once, and until each has its Event
+    whole      pods of one GPU, as many as there are GPUs, at once
+    refused    on that full cluster: until a pod that fits nowhere has the condition with the reason
+    freed      a pod ends: until one that waits for its GPU is bound
+    reclaim    a pod of higher priority comes: until it is bound in place of another
+    reclaimed  as many of them as GPUs
+    gang       512 pods of one GPU that start together
+    churn      a minute of pods that come and end, with --kill after 20 and 40 s: what is wrong then
+"""
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import json
+import os
+import random
+import re
+import time
+import timeit
+from pathlib import Path
+
+from tests.benchmarks.pace import quantile
+from tests.benchmarks.processes import cpu_ms
+from tests.benchmarks.real_apiserver import RealApi
+from tests.benchmarks.systems import GPU_MIB, SYSTEMS
+from tests.support.waiting import until
+
+GPUS, SHARE = 8, 0.1
+LIMIT_S = 120
+STUCK_S = 30
+ALLOCATED = re.compile(r"([^,:;\[\]]+),[^,:;]*,(\d+),(\d+)")
+
+
+class Run:
+    """What the scenarios share."""
+
+    def __init__(self, api, options):
+        self.api, self.options, self.pids = api, options, dict(options.process)
+        self.gpus = options.nodes * GPUS
+        self.number = 0
+        self.rows = {}
+
+    def names(self, count):
+        """Return new names of pods."""
+        first, self.number = self.number, self.number + count
+        return [f"p-{number}" for number in range(first, self.number)]
+
+    def row(self, name, text):
+        self.rows[name] = text
+        print(f"{name}: {text}", flush=True)
+
+    async def bound(self, names, limit_s=LIMIT_S):
+        """Wait until all pods are bound; return how many are."""
+        with contextlib.suppress(AssertionError):
+            await until(lambda: self.api.bound.keys() >= set(names), limit_s=limit_s)
+        return len(self.api.bound.keys() & set(names))
+
+    async def measure(self, creating, count):
+        """Create pods and wait for them; return their latencies, and text: missing, CPU per pod."""
+        before = cpu_ms(self.pids)
+        sent = await creating
+        missing = count - await self.bound(sent)
+        used = sum(cpu_ms(self.pids).values()) - sum(before.values())
+        text = f", CPU {used / count:.1f} ms a pod" if self.pids else ""
+        text += f", {missing} not bound" if missing else ""
+        known = {name: at for name, at in self.api.bound.items() if name in sent}
+        return {name: at - sent[name] for name, at in known.items()}, text
+
+    async def at_once(self, name, count, gpus, more=None):
+        """Measure pods that come at once; return their names."""
+        names, began = self.names(count), time.perf_counter()
+        found, text = await self.measure(self.api.create_pods(names, gpus, more), count)
+        lasted = max((self.api.bound[each] for each in found), default=began) - began
+        self.row(name, f"{lasted:.2f} s, {len(found) / max(lasted, 1e-9):.0f} pods/s{text}")
+        return names
+
+
+async def rate(run):
+    for per_s in run.options.rates:
+        count = int(per_s * run.options.seconds)
+        names = run.names(count)
+
+        async def create(names=names, per_s=per_s):
+            began, sent = time.perf_counter(), {}
+            while len(sent) < len(names):
+                due = min(len(names), int((time.perf_counter() - began) * per_s) + 1)
+                sent |= await run.api.create_pods(names[len(sent) : due], SHARE)
+                await asyncio.sleep(0.001)
+            return sent
+
+        found, text = await run.measure(create(), count)
+        ms = [1e3 * each for each in found.values()]
+        p50, p99 = quantile(ms, 0.5), quantile(ms, 0.99)
+        run.row(f"{per_s:g} pods/s: p50 / p99", f"{p50:g} / {p99:g} ms{text}")
+        await run.api.delete(names)
+
+
+async def burst(run):
+    for count in run.options.bursts:
+        names = await run.at_once(f"{count} shares at once", count, SHARE)
+        bound = set(names) & run.api.bound.keys()
+        last = max(run.api.bound[name] for name in bound)
+        with contextlib.suppress(AssertionError):
+            await until(lambda: run.api.events("Scheduled"), bound.issubset, limit_s=60)
+        told = bound & await run.api.events("Scheduled")
+        run.row(
+            f"Events of {count} at once",
+            f"{len(told)} of {len(bound)}, {time.perf_counter() - last:.1f} s after the last",
+        )
+        await run.api.delete(names)
+
+
+async def whole(run):
+    await run.at_once(f"{run.gpus} whole GPUs at once", run.gpus, 1)
+
+
+async def refused(run):
+    ms = []
+    for name in run.names(run.options.samples):
+        sent = await run.api.create_pods([name], GPUS + 1)
+        with contextlib.suppress(AssertionError):
+            await until(lambda name=name: name in run.api.refused, limit_s=30)
+            ms.append(1e3 * (run.api.refused[name] - sent[name]))
+        await run.api.delete([name])
+    run.row("a pod that fits nowhere says so", spread(ms, run.options.samples))
+
+
+async def freed(run):
+    ms, holders = [], [name for name in run.api.live() if name in run.api.bound]
+    for name in run.names(min(run.options.samples, len(holders))):
+        await run.api.create_pods([name], 1)
+        with contextlib.suppress(AssertionError):
+            await until(lambda name=name: name in run.api.refused, limit_s=30)
+        await asyncio.sleep(random.uniform(1, 2))  # noqa: S311 - whatever its periods are
+        began = await run.api.finish(holders.pop())
+        if await run.bound([name], 30):
+            ms.append(1e3 * (run.api.bound[name] - began))
+    run.row("a pod ends, a waiting one is bound", spread(ms, run.options.samples))
+
+
+async def reclaim(run):
+    await run.at_once("reclaim of one GPU", 1, 1, {"spec": {"priorityClassName": "scenarios"}})
+
+
+async def reclaimed(run):
+    more = {"spec": {"priorityClassName": "scenarios"}}
+    await run.at_once(f"reclaim of {run.gpus - 1} GPUs", run.gpus - 1, 1, more)
+
+
+async def gang(run):
+    await run.api.delete(run.api.live())
+    size = min(512, run.gpus)
+    if run.api.system.gang is None:
+        return run.row(f"a gang of {size}", "none")
+    objects, more = run.api.system.gang(run.api.namespace, "gang", size)
+    for path, made in objects:
+        await run.api.kube.create(path, made)
+    await run.at_once(f"a gang of {size}", size, 1, {"metadata": more})
+    await run.api.delete(run.api.live())
+    return None
+
+
+async def churn(run):
+    kills = [20, 40] if run.options.kill else []
+    began, wrong, bare, waiting = time.perf_counter(), set(), set(), {}
+    while (now := time.perf_counter() - began) < run.options.churn:
+        if kills and now > kills[0]:
+            kills.pop(0)
+            await (await asyncio.create_subprocess_shell(run.options.kill)).wait()
+        sent = await run.api.create_pods(run.names(4), random.choice([SHARE, 1, 2]))  # noqa: S311
+        waiting |= sent
+        bound = [name for name in run.api.live() if name in run.api.bound]
+        for name in random.sample(bound, max(0, len(bound) - run.gpus // 3)):
+            await run.api.finish(name)
+        over, without = judge(run.api)
+        wrong |= over
+        bare |= without
+        await asyncio.sleep(0.2)
+    await run.bound(waiting, STUCK_S)
+    over, without = judge(run.api)
+    stuck = waiting.keys() - run.api.bound.keys()
+    run.row(
+        f"{run.options.churn:g} s of churn, {2 if run.options.kill else 0} kills",
+        f"{len(waiting)} pods; beyond their size: {len(wrong | over)}; bound without a GPU: "
+        f"{len(bare | without)}; stuck: {len(stuck)}",
+    )
+
+
+def judge(api):
+    """Return GPUs, or nodes, that hold more than they have, and bound pods without a GPU."""
+    used, bare, key = collections.Counter(), set(), api.system.allocated
+    for name in api.live() & api.bound.keys():
+        pod = api.pods[name]
+        used[pod["spec"]["nodeName"], "GPUs"] += float(pod["metadata"]["labels"]["gpus"])
+        given = ALLOCATED.findall(pod["metadata"].get("annotations", {}).get(key, ""))
+        if key and not given:
+            bare.add(name)
+        for uuid, mib, percent in given:
+            used[uuid, "MiB"] += int(mib)
+            used[uuid, "%"] += int(percent)
+    most = {"MiB": GPU_MIB, "%": 100, "GPUs": GPUS + 1e-6}
+    return {place for (place, unit), amount in used.items() if amount > most[unit]}, bare
+
+
+def spread(ms, count):
+    text = f"p50 {quantile(ms, 0.5):g}, at most {max(ms, default=0):.0f} ms"
+    return text if len(ms) == count else f"{text}, {count - len(ms)} of {count} never"
+
+
+SCENARIOS = (rate, burst, whole, refused, freed, reclaim, reclaimed, gang, churn)
+
+
+async def benchmark(options):
+    system = SYSTEMS[options.scheduler]
+    took = min(timeit.repeat("sum(range(1000))", number=2000)) / 2000
+    async with RealApi.connect(options.kubeconfig, system) as api:
+        run = Run(api, options)
+        version = json.loads(await api.kube.read("/version"))["gitVersion"]
+        run.row("cluster", f"{version}, {options.nodes} nodes of {GPUS} GPUs")
+        run.row("date, cores, load", f"{time.strftime('%F')}, {os.cpu_count()}, {load()}")
+        run.row("sum(range(1000))", f"{took * 1e6:.0f} µs")
+        await api.create_nodes(options.nodes, GPUS)
+        [first] = run.names(1)
+        await api.create_pods([first], SHARE)
+        if not await run.bound([first]):
+            raise SystemExit(f"{system.scheduler} bound no pod: does it run, and see the nodes?")
+        await asyncio.sleep(options.settle)
+        await api.delete([first])
+        for scenario in SCENARIOS:
+            if scenario.__name__ in options.only:
+                await scenario(run)
+        run.row("load at the end", load())
+    keep(options, run.rows)
+
+
+def named_pid(text):
+    name, _, pid = text.partition("=")
+    return name, int(pid)
+
+
+def load():
+    return f"{os.getloadavg()[0]:.1f}"
+
+
+def keep(options, rows):
+    """Add this run to the results, and print all of them as a table."""
+    file = options.results
+    results = json.loads(file.read_text()) if file and file.exists() else {}
+    results[options.label or options.scheduler] = rows
+    if file:
+        file.write_text(json.dumps(results, indent=1))
+    titles = dict.fromkeys(title for each in results.values() for title in each)
+    print("\n| | " + " | ".join(results) + " |\n" + "|---" * (len(results) + 1) + "|")
+    for title in titles:
+        print(f"| {title} | " + " | ".join(each.get(title, "") for each in results.values()) + " |")
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--kubeconfig", type=Path, required=True)
+    add("--scheduler", choices=SYSTEMS, required=True)
+    text = "a process of the scheduler on this machine whose CPU counts; may be repeated"
+    add("--process", type=named_pid, action="append", default=[], metavar="NAME=PID", help=text)
+    names = [scenario.__name__ for scenario in SCENARIOS]
+    add("--only", nargs="+", choices=names, default=names, help="default: all, in this order")
+    add("--nodes", type=int, default=500, help="nodes of 8 GPUs (default 500)")
+    add("--rates", type=float, nargs="+", default=[20, 60], help="pods per second (default 20 60)")
+    add("--seconds", type=float, default=20, help="per rate (default 20)")
+    add("--bursts", type=int, nargs="+", default=[600, 3000], help="pods (default 600 3000)")
+    add("--samples", type=int, default=20, help="pods of `refused` and `freed` (default 20)")
+    add("--churn", type=float, default=60, help="seconds (default 60)")
+    add("--kill", help="a command that kills the scheduler, for `churn`; something restarts it")
+    add("--settle", type=float, default=12, help="seconds after the first pod (default 12)")
+    add("--label", help="heading of the table's column (default: the scheduler)")
+    add("--results", type=Path, help="a file that keeps the rows of all runs")
+    asyncio.run(benchmark(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
