@@ -1,6 +1,5 @@
 """Stock kubectl against the simulated API server: the commands that the guides print."""
 
-import asyncio
 from functools import partial
 
 import pytest
@@ -10,7 +9,6 @@ from tests.support.dialects import guides
 from tests.support.kubernetes.kubectl import Kubectl, kubectl_on
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.echo_runtime import Echo
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.kubectl
 kubectl = kubectl_on(partial(api_server, runtime=Echo))
@@ -67,37 +65,6 @@ async def test_a_pod_is_described_with_its_events(kubectl: Kubectl) -> None:
     assert "FailedScheduling" in await kubectl.run("get events")
 
 
-async def test_labels_annotations_and_patches_arrive(kubectl: Kubectl) -> None:
-    await kubectl.run("apply -f -", guides.VOLCANO_GPU_POD_1)
-
-    await kubectl.run("label pod gpu-pod1 tier=front")
-    await kubectl.run("annotate pod gpu-pod1 note=here")
-    await kubectl.run('patch pod gpu-pod1 -p {"metadata":{"labels":{"a":"b"}}}')
-    await kubectl.run('patch pod gpu-pod1 --type=merge -p {"metadata":{"labels":{"tier":null}}}')
-
-    meta = kubectl.api.store.read("pods", "default", "gpu-pod1")["metadata"]
-    assert meta["labels"] == {"a": "b"}
-    assert meta["annotations"]["note"] == "here"
-    assert "gpu-pod1" in await kubectl.run("get pods -l a=b -o name")
-
-
-async def test_a_wait_ends_when_its_condition_holds(kubectl: Kubectl) -> None:
-    await kubectl.run("apply -f -", guides.VOLCANO_GPU_POD_1)
-    ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-
-    async with asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(
-            kubectl.run("wait --for=condition=Ready pod/gpu-pod1 --timeout=20s")
-        )
-        open_watch = b'apiserver_longrunning_requests{resource="pods"} 1.0'
-        await until(lambda: open_watch in kubectl.api.server.metrics.text())
-        kubectl.api.store.patch(
-            "pods", "default", "gpu-pod1", {"status": ready}, subresource="status"
-        )
-
-    assert "condition met" in waiting.result()
-
-
 async def test_generated_objects_are_created(kubectl: Kubectl) -> None:
     await kubectl.run("create namespace team")
     await kubectl.run("create configmap settings --from-literal=a=b -n team")
@@ -107,14 +74,6 @@ async def test_generated_objects_are_created(kubectl: Kubectl) -> None:
     assert kubectl.api.store.read("secrets", "team", "password")["data"] == {"p": "cQ=="}
     await kubectl.run("delete namespace team")
     assert kubectl.api.store.find("configmaps", "team", "settings") is None
-
-
-async def test_a_mistyped_manifest_is_refused_with_its_fields(kubectl: Kubectl) -> None:
-    mistyped = guides.VOLCANO_GPU_POD_1.replace("image: nvidia", "args: [a] #")
-
-    output = await kubectl.run("apply -f -", mistyped, code=1)
-
-    assert "spec.containers[0].image" in output
 
 
 async def test_a_node_is_shown_and_described(kubectl: Kubectl) -> None:
