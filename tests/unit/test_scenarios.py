@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """What `tests.benchmarks.scenarios` finds wrong from outside."""
 
 import pytest
