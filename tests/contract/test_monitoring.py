@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from services.api.prometheus import AMOUNT_METRICS, LEASED, SENSOR_METRICS, WAITING_PODS
 from tests.contract.test_pages import anchors
 from tools.generate import grafana
 from tools.generate.pages import ROOT
@@ -74,9 +75,10 @@ def test_every_alert_uses_existing_metrics_and_names_a_remedy(alert: dict[str, A
     assert alert["labels"]["severity"] in {"critical", "warning"}
 
 
-def test_recording_rules_use_existing_metrics() -> None:
-    for rule in RULES:
-        assert metrics_in(rule["expr"]) <= existing(), rule
+def test_recording_rules_and_the_queries_of_the_api_use_existing_metrics() -> None:
+    queries = (*AMOUNT_METRICS.values(), *LEASED.values(), *SENSOR_METRICS.values(), WAITING_PODS)
+    for expression in (*queries, *(rule["expr"] for rule in RULES)):
+        assert metrics_in(expression) <= existing(), expression
 
 
 def test_the_autoscalers_of_the_examples_read_recorded_metrics() -> None:

@@ -19,6 +19,7 @@ from urllib.request import urlopen
 
 import aiohttp
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
@@ -98,6 +99,16 @@ class Stack:
                 async with session.get(f"http://{address}/metrics") as response:
                     lines += (await response.text()).splitlines()
         return lines
+
+    async def values_of(self, pod: str, *more: str) -> dict[str, float]:
+        """Return the series of a pod, with any vendor's label for it."""
+        families = text_string_to_metric_families("\n".join(await self.metrics(*more)))
+        return {
+            sample.name: sample.value
+            for family in families
+            for sample in family.samples
+            if pod in (sample.labels.get("pod"), sample.labels.get("podname"))
+        }
 
     def kill(self, part: str) -> None:
         with contextlib.suppress(ProcessLookupError):

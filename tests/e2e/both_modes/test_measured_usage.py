@@ -11,7 +11,6 @@ from typing import Any
 import aiohttp
 import pytest
 from playwright.async_api import expect
-from prometheus_client.parser import text_string_to_metric_families
 
 from simcluster.gpu_driver.build import compiler
 from tests.support.api.browser import chromium, needed
@@ -70,18 +69,6 @@ async def finished_of(up: Stack, name: str) -> dict[str, Any]:
     return pods[0] if pods else {}
 
 
-async def values_at(url: str, pod: str) -> dict[str, float]:
-    """Return the series of a pod, with any vendor's label for it."""
-    async with aiohttp.ClientSession() as session, session.get(url) as response:
-        families = text_string_to_metric_families(await response.text())
-        return {
-            sample.name: sample.value
-            for family in families
-            for sample in family.samples
-            if pod in (sample.labels.get("pod"), sample.labels.get("podname"))
-        }
-
-
 async def test_top_shows_a_running_program_and_leaves_a_clean_terminal(up: Stack) -> None:
     command = (*LEASEHOLD, "top", "--interval", "0.5", "--state", str(up.root))
     async with loaded(up), on_terminal(command, os.environ) as terminal:
@@ -134,29 +121,26 @@ async def test_a_share_has_no_more_series_than_stated_and_they_end_with_it(
 async def test_both_metrics_ports_have_the_use_of_a_running_program(
     up: Stack, metrics_port: int
 ) -> None:
-    monitor = f"http://127.0.0.1:{up.state()['ports']['usage-node-0']}/metrics"
-    scheduler = f"http://127.0.0.1:{metrics_port}/metrics"
     async with loaded(up):
-        by_scheduler = await until(
-            lambda: values_at(scheduler, "load"),
+        found = await until(
+            lambda: up.values_of("load", f"127.0.0.1:{metrics_port}"),
             lambda found: found.get("leasehold_share_cores_used_ratio", 0) > 0,
         )
-        by_monitor = await values_at(monitor, "load")
         (node,) = json.loads((await up.leasehold("gpus", "--json")).out)["nodes"]
 
     busy = next(one["hardware"] for one in node["devices"] if one["model"] == "Tesla T4")
     assert (busy["sm_clock_mhz"], busy["power_limit_w"]) == (1410, 400)
     assert busy["temperature_c"] > 31
     for name in ("vGPU_device_memory_usage_in_bytes", "hami_vgpu_memory_used_bytes"):
-        assert by_monitor[name] == USED_MIB * MIB
-    assert by_monitor["vGPU_device_memory_limit_in_bytes"] == 3000 * MIB
+        assert found[name] == USED_MIB * MIB
+    assert found["vGPU_device_memory_limit_in_bytes"] == 3000 * MIB
     for name in ("Device_utilization_desc_of_container", "hami_container_device_utilization_ratio"):
-        assert 0 < by_monitor[name] <= 70, "it may use half of the device"
-    assert by_monitor["Device_last_kernel_of_container"] < 30
-    assert by_monitor["leasehold_container_idle_seconds"] == 0
-    assert by_scheduler["leasehold_share_memory_used_bytes"] == USED_MIB * MIB
-    assert by_scheduler["vGPUMemoryAllocated"] == 3000 * MIB
-    assert by_scheduler["leasehold_share_idle"] == 0
+        assert 0 < found[name] <= 70, "it may use half of the device"
+    assert found["Device_last_kernel_of_container"] < 30
+    assert found["leasehold_container_idle_seconds"] == 0
+    assert found["leasehold_share_memory_used_bytes"] == USED_MIB * MIB
+    assert found["vGPUMemoryAllocated"] == 3000 * MIB
+    assert found["leasehold_share_idle"] == 0
 
 
 async def test_a_program_sees_the_mig_instance_of_its_pod_and_no_more(up: Stack) -> None:

@@ -5,9 +5,7 @@ import base64
 import json
 from typing import Any
 
-import aiohttp
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from proto.deviceplugin.api_pb2 import ContainerAllocateResponse
 from shared.model.device import MIB
@@ -100,17 +98,6 @@ async def test_a_program_gets_the_share_of_its_pod_and_no_more(up: Stack) -> Non
 
 async def usage_of(up: Stack, pod: str) -> tuple[float, float]:
     """Return the memory, in MiB, and the part of the cores that a pod is measured to use."""
-    port = up.state()["ports"]["usage-node-0"]
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(f"http://127.0.0.1:{port}/metrics") as response,
-    ):
-        families = text_string_to_metric_families(await response.text())
-        values = {
-            sample.name: sample.value
-            for family in families
-            for sample in family.samples
-            if sample.labels.get("pod") == pod
-        }
+    values = await up.values_of(pod)
     memory = values.get("leasehold_container_memory_measured_bytes", 0.0)
     return memory / MIB, values.get("leasehold_container_cores_measured_ratio", 0.0)

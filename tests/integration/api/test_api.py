@@ -11,7 +11,6 @@ import aiohttp
 import pytest
 from prometheus_client import REGISTRY
 
-from services.api.legacy_metrics import SchedulerMetrics
 from shared.credentials.authorization import make_token
 from shared.credentials.tokens import VIEWER_COOKIE, load_access_tokens
 from shared.model.events.pod_events import (
@@ -25,7 +24,6 @@ from shared.model.events.pod_events import (
 from shared.model.names import Namespace
 from shared.model.placement import Refusal
 from shared.nats.bus import Bus
-from shared.runtime import health
 from shared.runtime.run import sending_heartbeats
 from tests.support.api.running import RunningApi, reserve_lease
 from tests.support.clock import FakeClock
@@ -363,36 +361,6 @@ async def test_a_revoked_right_ends_the_view() -> None:
         assert await viewer.visible(where) == frozenset()
         reviews.rights.pop("member")
         assert await authenticator.authenticate("token-of-member") is None
-
-
-# The metrics of vendors' schedulers
-
-
-async def test_item_49_the_schedulers_metrics_come_and_end_with_their_pod(
-    shown: RunningApi,
-) -> None:
-    name = "volcano_vgpu_device_memory_allocation_for_a_certain_pod{"
-    async with (
-        health.served(
-            health.metrics_application(SchedulerMetrics(shown.service.projection)), "127.0.0.1:0"
-        ) as address,
-    ):
-
-        async def scrape() -> str:
-            async with shown.client.get(f"http://{address}/metrics") as answer:
-                assert answer.status == 200
-                return await answer.text()
-
-        lease = await reserve_lease(shown)
-        await shown.until_shares(1)
-        line = next(line for line in (await scrape()).splitlines() if line.startswith(name))
-        assert line == f'{name}NodeName="a",devID="GPU-a-0",podName="name-of-p1"}} 4000.0'
-        assert "# TYPE volcano_vgpu_device_shared_number gauge" in await scrape()
-
-        await shown.ledger.release([lease.pod], reason="test")
-        await shown.until_shares(0)
-
-        assert name not in await scrape()
 
 
 @pytest.mark.parametrize("path", ["/static/..%2f__init__.py", "/static/page.html", "/api/v1/none"])

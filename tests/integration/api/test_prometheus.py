@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from prometheus_client import REGISTRY
 
-import services.api.cluster_metrics
 from services.api.history import CLUSTER, DEVICE, NAMESPACE, NODE, POD, Subject, range_of
-from services.api.prometheus import AMOUNT_METRICS, LEASED, SENSOR_METRICS, WAITING_PODS, Prometheus
-from services.node_agent.usage import usage_metrics
+from services.api.prometheus import AMOUNT_METRICS, SENSOR_METRICS, Prometheus
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 from shared.runtime import health
@@ -118,21 +115,6 @@ async def test_a_query_selects_the_series_of_its_subject(
     expected = {*AMOUNT_METRICS, *(SENSOR_METRICS if subject.kind == DEVICE else ())}
     assert columns == expected | ({"waiting"} if subject.kind == CLUSTER else set())
     assert ("leasehold_leased_gpus" in query) == (subject.kind == CLUSTER)
-
-
-def test_all_metrics_of_the_queries_are_exported() -> None:
-    queries = (*AMOUNT_METRICS.values(), *LEASED.values(), *SENSOR_METRICS.values(), WAITING_PODS)
-    asked = {name for query in queries for name in re.findall(r"(?:leasehold|hw)_\w+", query)}
-    tables = (
-        usage_metrics._SHARE_METRICS,
-        usage_metrics._DEVICE_METRICS,
-        usage_metrics._HARDWARE_METRICS,
-    )
-    of_agents = {name for table in tables for name in table}
-    of_api = {family.name for family in REGISTRY.collect()}
-
-    assert services.api.cluster_metrics.WAITING
-    assert asked - of_agents - of_api == set()
 
 
 @pytest.mark.parametrize(
