@@ -61,7 +61,8 @@ class StatusPublisher:
             )
         if changed:
             for body in event_bodies(item.metadata.uid if item else "", budget, account, current):
-                create = objects.client.create(objects_path(name, "events"), body)
+                path = objects_path(body["metadata"]["namespace"], "events")
+                create = objects.client.create(path, body)
                 await self._write(create, f"Event of {name}", current.at_ms)
 
     async def publish_quotas(self, ledger: LedgerQuotas, at_ms: int) -> None:

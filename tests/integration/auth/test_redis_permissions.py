@@ -21,6 +21,7 @@ from shared.credentials.logins import ClientCredentials, load_login
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import UnavailableError
+from tests.support.placer.ledger import rebuild
 from tests.support.servers.valkey import valkey_binary
 from tests.support.waiting import until
 
@@ -189,9 +190,7 @@ async def test_each_client_does_its_work_as_its_own_user(at: Server) -> None:
         RedisLeases.connect(at.url, credentials=at.keys("api")) as api,
         Budgets.connect(at.url, credentials=at.keys("timekeeper")) as accounts,
     ):
-        token = await binder.begin_rebuild(now=1.0)
-        assert token is not None
-        await binder.finish_rebuild(token)
+        await rebuild(binder, now=1.0)
 
         assert [page async for page in api.totals.pages()] == []
         assert await api.waiting_pods.load() == []

@@ -15,6 +15,7 @@ from shared.nats.bus import Bus
 from tests.support.binder.preemption import Scene, budget, scene
 from tests.support.binder.world import whole_binder
 from tests.support.clock import FakeClock
+from tests.support.placer.ledger import rebuild
 from tests.support.servers.nats import nats_server
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
@@ -116,10 +117,7 @@ async def test_a_rebuilt_ledger_cancels(at: Scene) -> None:
     binder = at.binder()
     await binder.step()
 
-    token = await at.ledger.begin_rebuild(now=at.clock.now(), force=True)
-    assert token is not None
-    await at.ledger.restore([old], now=at.clock.now(), token=token)
-    await at.ledger.finish_rebuild(token)
+    await rebuild(at.ledger, kept=[old], now=at.clock.now(), force=True)
     await binder.step()
 
     assert await at.announced_for("old") is None

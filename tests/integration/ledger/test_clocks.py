@@ -29,6 +29,7 @@ from tests.support.placer.ledger import (
     facts,
     ledger,
     queued,
+    rebuild,
     report,
     reservation,
     reserve,
@@ -249,19 +250,11 @@ async def test_a_rebuild_lock_of_a_clock_that_was_ahead_blocks_no_rebuild(url: s
 
 async def test_versions_rise_although_the_clock_of_the_server_is_an_hour_behind(url: str) -> None:
     async with ledger(url) as leases, host(url, leases) as (_, clock):
-        ahead = await leases.begin_rebuild(now=clock.now(), force=True)
-        assert ahead
-        await leases.save_nodes([facts("a")])
-        await leases.save_devices([report("a", [device("a", 0)])])
-        assert await leases.finish_rebuild(ahead)
+        await rebuild(leases, {"a": 1}, now=clock.now(), force=True)
         lease = await reserved(leases, clock, ttl_s=30)
         await leases._connection._redis.delete(f"{leases._connection.prefix}ledger")
 
-        behind = await leases.begin_rebuild(now=clock.now() - HOUR_S)
-        assert behind
-        await leases.save_nodes([facts("a")])
-        await leases.save_devices([report("a", [device("a", 0)])])
-        assert await leases.finish_rebuild(behind)
+        await rebuild(leases, {"a": 1}, now=clock.now() - HOUR_S)
         [again] = await leases.reserve(
             [reservation("p", share("a"))], now=clock.now() - HOUR_S, ttl_s=30
         )

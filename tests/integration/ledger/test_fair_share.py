@@ -29,6 +29,7 @@ from tests.support.placer.ledger import (
     NOW,
     ledger,
     queued,
+    rebuild,
     reservation,
     reserve,
     share,
@@ -165,10 +166,7 @@ async def test_a_rebuilt_ledger_has_the_same_use_and_weights(leases: RedisLeases
     await save_budget(leases, A, share=3)
     before = await leases.totals.fair_share()
 
-    token = await leases.begin_rebuild(now=NOW + 1, force=True)
-    assert token is not None
-    await leases.restore(found, now=NOW + 1, token=token)
-    await leases.finish_rebuild(token)
+    await rebuild(leases, kept=found, now=NOW + 1, force=True)
     after = await leases.totals.fair_share()
 
     assert after.used == before.used

@@ -31,6 +31,7 @@ from tests.support.placer.ledger import (
     device,
     facts,
     queued,
+    rebuild,
     report,
     reservation,
     reserve,
@@ -189,10 +190,7 @@ async def test_leases_survive_the_rebuild_of_a_ledger_of_an_older_format(
         with pytest.raises(UnavailableError, match="is being rebuilt"):
             await leases.load([copies[0].pod])
 
-        token = await leases.begin_rebuild(now=LATER)
-        assert token is not None
-        assert await leases.restore(copies, now=LATER, token=token) == []
-        assert await leases.finish_rebuild(token)
+        await rebuild(leases, kept=copies, now=LATER)
 
         live = {lease.pod: lease for lease in await assert_sound(leases)}
         assert {pod: lease.shares for pod, lease in live.items()} == {
@@ -228,11 +226,7 @@ async def test_a_ledger_of_a_newer_format_is_left_alone(store: Any, server: Valk
 
 async def _write_ledger(url: str) -> None:
     async with RedisLeases.connect(url) as leases:
-        token = await leases.begin_rebuild(now=NOW)
-        assert token is not None
-        await leases.save_nodes([facts("a")])
-        await leases.save_devices([report("a", [device("a", 0)])])
-        assert await leases.finish_rebuild(token)
+        await rebuild(leases, {"a": 1})
         await reserve(leases, reservation("p", share("a")))
 
 

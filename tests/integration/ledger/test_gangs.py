@@ -29,6 +29,7 @@ from tests.support.placer.ledger import (
     assert_sound,
     ledger,
     queued,
+    rebuild,
     reservation,
     reserve,
     share,
@@ -157,9 +158,7 @@ async def test_a_new_gang_does_not_count_the_pods_of_the_one_before(leases: Redi
 
 async def test_a_rebuild_knows_which_pods_are_gone(leases: RedisLeases) -> None:
     await leases.waiting_pods.remove([GHOST])
-    token = await leases.begin_rebuild(now=NOW, force=True)
-    assert token is not None
-    await leases.finish_rebuild(token)
+    await rebuild(leases, force=True)
 
     await leases.waiting_pods.enqueue([verdict(queued("ghost"), await leases.capacity())])
 
@@ -175,9 +174,7 @@ async def test_gone_pods_are_forgotten_after_ten_minutes_but_for_the_newest_10_0
 ) -> None:
     """A jump of the server's clock makes all of them old at once."""
     async with RedisLeases.connect(url, prefix="aged:") as leases, Redis.from_url(url) as redis:
-        token = await leases.begin_rebuild(now=NOW, force=True)
-        assert token is not None
-        await leases.finish_rebuild(token)
+        await rebuild(leases, force=True)
         await redis.delete("aged:gone")
         await leases.waiting_pods.remove([GHOST])
         assert await redis.ttl("aged:gone") == -1
@@ -397,10 +394,7 @@ async def test_a_rebuilt_ledger_counts_gangs_again(leases: RedisLeases) -> None:
         GANG, [member(pod) for pod in ("p", "q", "r")], now=NOW, ttl_s=30
     )
     kept = [o.lease for o in outcomes if isinstance(o, Reserved)]
-    token = await leases.begin_rebuild(now=NOW, force=True)
-    assert token is not None
-    await leases.restore(kept, now=NOW, token=token)
-    await leases.finish_rebuild(token)
+    await rebuild(leases, kept=kept, force=True)
 
     assert await leases.totals.gangs() == {GANG.name: {"p", "q", "r"}}
 

@@ -26,6 +26,7 @@ from tests.support.placer.ledger import (
     facts,
     ledger,
     queued,
+    rebuild,
     report,
     reservation_among,
     reserve,
@@ -348,12 +349,7 @@ async def test_a_rebuild_keeps_quotas_and_counts_again(leases: RedisLeases) -> N
     [lease] = await reserve(leases, reservation("pod", share("a", 0, 4_000)))
     [bound] = await leases.bind([lease])
 
-    token = await leases.begin_rebuild(now=NOW, force=True)
-    assert token is not None
-    await leases.save_nodes([facts("a")])
-    await leases.save_devices([report("a", [device("a", gpu) for gpu in range(4)])])
-    assert not await leases.restore([bound], now=NOW, token=token)  # type: ignore[list-item]
-    assert await leases.finish_rebuild(token)
+    await rebuild(leases, {"a": 4}, kept=[bound], force=True)  # type: ignore[list-item]
 
     assert (await held(leases)).milli_gpu == 250
     assert isinstance(await outcome(leases, reservation("more", share("a", 1, 4_000))), NoCapacity)

@@ -27,6 +27,7 @@ from tests.support.placer.ledger import (
     device,
     facts,
     ledger,
+    rebuild,
     report,
     reservation,
     reservation_among,
@@ -183,11 +184,7 @@ async def test_a_feed_in_which_other_changes_have_replaced_some_is_read_anew(
         RedisLeases.connect(url, prefix=prefix) as leases,
         redis.asyncio.Redis.from_url(url) as server,
     ):
-        token = await leases.begin_rebuild(now=NOW)
-        assert token is not None
-        await leases.save_nodes([facts("a")])
-        await leases.save_devices([report("a", [device("a", 0)])])
-        assert await leases.finish_rebuild(token)
+        await rebuild(leases, {"a": 1})
         saved = {key: await server.dump(key) for key in await server.keys(f"{prefix}*")}
         await reserve(leases, reservation("p", share("a", 0, 700)))
         position = (await leases.snapshot()).position

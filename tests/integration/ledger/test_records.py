@@ -43,6 +43,7 @@ from tests.support.placer.ledger import (
     facts,
     ledger,
     queued,
+    rebuild,
     report,
     reservation,
     reserve,
@@ -171,9 +172,7 @@ async def test_totals_of_an_older_state_are_not_those_of_the_leases_and_are_rebu
 
         assert UnreadableRecord(kind, keys[kind], "b") in (await leases.checks.step()).unreadable
 
-        token = await leases.begin_rebuild(now=NOW)
-        assert token is not None
-        assert await leases.finish_rebuild(token)
+        await rebuild(leases)
 
 
 @pytest.mark.parametrize("key", ["used-cores", "used-mib", "quota-used"])
@@ -192,9 +191,7 @@ async def test_the_use_of_a_namespace_of_an_older_state_is_rebuilt(url: str, key
         [found] = (await leases.checks.step()).unreadable
 
         assert found == UnreadableRecord("namespaces", "default")
-        token = await leases.begin_rebuild(now=NOW)
-        assert token is not None
-        assert await leases.finish_rebuild(token)
+        await rebuild(leases)
         assert await leases.checks.step() == CheckedRecords()
 
 
@@ -239,9 +236,7 @@ async def test_a_key_of_another_type_is_as_good_as_missing(url: str, key: str) -
         else:
             found = await leases.checks.step()
             assert found.missing
-            token = await leases.begin_rebuild(now=NOW)
-            assert token is not None
-            assert await leases.finish_rebuild(token)
+            await rebuild(leases)
             assert await leases.checks.step() == CheckedRecords(must_list=False)
 
 

@@ -20,7 +20,16 @@ from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.preemption import Preemption
 from shared.model.quota import Quota, QuotaLimits
 from tests.support.build import dice, gpu, pod_queued, request
-from tests.support.placer.ledger import NOW, assert_sound, ledger, reservation, reserve, share, uuid
+from tests.support.placer.ledger import (
+    NOW,
+    assert_sound,
+    ledger,
+    rebuild,
+    reservation,
+    reserve,
+    share,
+    uuid,
+)
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 
@@ -185,11 +194,7 @@ async def test_a_claims_lease_is_restored_from_its_copy(server: ValkeyServer) ->
         [bound] = await leases.bind([reserved])
         assert isinstance(bound, Lease)
         copy = load_lease(dump_lease(bound), namespace=bound.namespace, name=bound.name)
-        token = await leases.begin_rebuild(now=NOW + 60, force=True)
-        assert token
-
-        assert await leases.restore([copy], now=NOW + 60, token=token) == []
-        assert await leases.finish_rebuild(token)
+        await rebuild(leases, kept=[copy], now=NOW + 60, force=True)
 
         [restored] = await leases.load([PodUid("claim")])
         assert restored

@@ -33,7 +33,7 @@ from shared.model.errors import PermissionDeniedError, RequestError, Unavailable
 from shared.model.events.pod_events import PodGated
 from shared.model.lease import Lease
 from shared.model.names import Namespace, PodUid
-from tests.support.placer.ledger import NOW, device, facts, report, reservation, reserve, share
+from tests.support.placer.ledger import rebuild, reservation, reserve, share
 from tests.support.servers.nats import free_port
 from tests.support.servers.sentinels import Servers, sentinels
 from tests.support.servers.valkey import ValkeyServer, valkey_binary
@@ -48,11 +48,7 @@ def mute() -> Iterator[str]:
 
 
 async def begin(leases: RedisLeases) -> None:
-    token = await leases.begin_rebuild(now=NOW)
-    assert token is not None
-    await leases.save_nodes([facts("a")])
-    await leases.save_devices([report("a", [device("a", 0)])])
-    assert await leases.finish_rebuild(token)
+    await rebuild(leases, {"a": 1})
 
 
 async def epoch(leases: RedisLeases) -> str | None:
@@ -448,9 +444,7 @@ async def test_a_seldom_used_subject_is_ready_again_as_soon_as_others_are_served
 ) -> None:
     async with RedisLeases.connect(refusal.server.url, prefix="t:") as leases:
         seldom_used = leases.part(GatedPods)
-        token = await leases.begin_rebuild(now=NOW)
-        assert token is not None
-        assert await leases.finish_rebuild(token)
+        await rebuild(leases)
         await refusal.readonly()
         with pytest.raises(UnavailableError):
             await seldom_used.save([GATED])

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from shared.model.lease import Lease
 from shared.model.names import Namespace
-from tests.support.placer.ledger import device, facts, report, reservation, reserve, share
+from tests.support.placer.ledger import rebuild, reservation, reserve, share
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.timekeeper.accounts import T0, TEAM, AccountLedger, account_ledger, budget, lease
 
@@ -34,12 +34,7 @@ def sized(was: Lease, mib: int, resized_ms: int) -> Lease:
 
 async def rebuilt(found: AccountLedger, *leases: Lease, at_ms: int) -> None:
     """Have the ledger lose everything, and be built anew from these."""
-    token = await found.leases.begin_rebuild(now=at_ms / 1000, force=True)
-    assert token
-    await found.leases.save_nodes([facts("a")])
-    await found.leases.save_devices([report("a", [device("a", gpu) for gpu in range(4)])])
-    assert not await found.leases.restore(leases, now=at_ms / 1000, token=token)
-    assert await found.leases.finish_rebuild(token)
+    await rebuild(found.leases, {"a": 4}, kept=leases, now=at_ms / 1000, force=True)
 
 
 async def total(found: AccountLedger, namespace: Namespace = TEAM) -> int:

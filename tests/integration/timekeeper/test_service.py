@@ -24,7 +24,7 @@ from shared.model.names import Namespace, NodeName
 from shared.nats.bus import Bus
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
-from tests.support.placer.ledger import device, facts, report, reservation, reserve, share
+from tests.support.placer.ledger import facts, rebuild, report, reservation, reserve, share
 from tests.support.servers.nats import nats_server
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.simcluster.apiserver import ApiUnderTest
@@ -195,11 +195,7 @@ async def test_a_killed_timekeeper_process_continues_without_losing_time(
             await process.wait()
 
     async with nats_server() as nats, RedisLeases.connect(server.url) as leases:
-        token = await leases.begin_rebuild(now=0.0)
-        assert token is not None
-        await leases.save_nodes([facts("a")])
-        await leases.save_devices([report("a", [device("a", 0)])])
-        await leases.finish_rebuild(token)
+        await rebuild(leases, {"a": 1}, now=0.0)
         async with started(nats.url) as first:
             (bound,) = await reserve(leases, reservation("p", share("a", 0, mib=16_000)))
             await leases.bind([bound])

@@ -24,7 +24,7 @@ from shared.model.errors import RequestError
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import Term
-from tests.support.placer.ledger import reservation, reserve, share
+from tests.support.placer.ledger import rebuild, reservation, reserve, share
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.timekeeper.accounts import (
     MINUTE_MS,
@@ -138,10 +138,7 @@ async def test_a_rebuild_of_the_ledger_loses_no_account(opened: AccountLedger) -
     bound = await opened.leases.bind([stays, goes])
     await timekeeper.count()
     before = (await opened.account(DEFAULT)).leases
-    token = await opened.leases.begin_rebuild(now=0.0, force=True)
-    assert token is not None
-    await opened.leases.restore([bound[0]], now=0.0, token=token)  # type: ignore[list-item]
-    await opened.leases.finish_rebuild(token)
+    await rebuild(opened.leases, kept=[bound[0]], now=0.0, force=True)  # type: ignore[list-item]
 
     await timekeeper.count()
 

@@ -121,13 +121,26 @@ async def ledger(
     async with kind.connect(
         url, prefix=prefix, feed_length=feed_length, detects_lost_writes=True
     ) as leases:
-        token = await leases.begin_rebuild(now=NOW)
-        assert token is not None
-        for name, devices in (nodes if nodes is not None else {"a": 2}).items():
-            await leases.save_nodes([facts(name)])
-            await leases.save_devices([report(name, [device(name, gpu) for gpu in range(devices)])])
-        assert await leases.finish_rebuild(token)
+        await rebuild(leases, {"a": 2} if nodes is None else nodes)
         yield leases
+
+
+async def rebuild(
+    leases: RedisLeases,
+    nodes: Mapping[str, int] | None = None,
+    kept: Sequence[Lease] = (),
+    *,
+    now: float = NOW,
+    force: bool = False,
+) -> None:
+    """Build the ledger, or build it anew, with so many devices per node and these leases."""
+    token = await leases.begin_rebuild(now=now, force=force)
+    assert token is not None
+    for name, devices in (nodes or {}).items():
+        await leases.save_nodes([facts(name)])
+        await leases.save_devices([report(name, [device(name, gpu) for gpu in range(devices)])])
+    assert await leases.restore(kept, now=now, token=token) == []
+    assert await leases.finish_rebuild(token)
 
 
 async def reserve(leases: RedisLeases, *wanted: Reservation, now: float = NOW) -> list[Lease]:

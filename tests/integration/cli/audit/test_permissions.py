@@ -14,7 +14,7 @@ from services.cli.credentials import CredentialFiles
 from shared.credentials.logins import ClientCredentials
 from shared.kubernetes.client import Page
 from shared.ledger.leases import RedisLeases
-from tests.support.placer.ledger import NOW
+from tests.support.placer.ledger import NOW, rebuild
 from tests.support.servers.valkey import ValkeyServer
 
 
@@ -51,9 +51,7 @@ async def test_a_binder_audits_all_but_budgets_and_an_operator_audits_them_too(
     server: tuple[ValkeyServer, CredentialFiles],
 ) -> None:
     async with reader_as("binder", server) as binder, reader_as("operator", server) as operator:
-        token = await binder.ledger.begin_rebuild(now=NOW)
-        assert token is not None
-        await binder.ledger.finish_rebuild(token)
+        await rebuild(binder.ledger)
 
         by_binder = await read_audited(binder, NOW)
         by_operator = await read_audited(operator, NOW)
