@@ -451,8 +451,11 @@ class NodeProbes:
         places = self.settings.driver_places
         if configured:
             return configured, ""
-        runtime = (await self._node()).status.node_info.container_runtime_version if places else ""
-        version = driver_version(await self._discover())
+        runtime, version = "", ""
+        if places is not None:
+            with contextlib.suppress(LeaseholdError):  # as the agent without the API server
+                runtime = (await self._node()).status.node_info.container_runtime_version
+                version = driver_version(await self._discover())
         why = why_no_cdi(runtime, places, version, self.settings.cdi_directory)
         return (DEFAULT_STRATEGIES if why else BY_CDI), why
 

@@ -161,6 +161,7 @@ CASES: list[tuple[Finding, Outcome, str]] = [
     (node_checks.cdi({"nvidia.com/gpu": ["/a"]}, []), OK, "nvidia.com/gpu"),
     (node_checks.cdi({"nvidia.com/gpu": ["/a", "/b"]}, []), WARN, "/a, /b"),
     (node_checks.cdi({}, ["/c"]), FAIL, "/c"),
+    (node_checks.not_by_cdi("no driver"), WARN, "not by CDI: no driver"),
     (node_checks.cdi_devices("/c", ["x"], None), FAIL, "/c is missing"),
     (node_checks.cdi_devices("/c", ["x", "y"], frozenset("x")), FAIL, "does not name y"),
     (node_checks.cdi_devices("/c", ["x"], frozenset("xy")), OK, "2 devices"),

@@ -49,11 +49,18 @@ def test_a_file_that_is_not_toml_is_named() -> None:
         device_variable("c.toml", "a = [", (CDI,))
 
 
-async def test_the_file_of_the_packages_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("argv", "outcome"),
+    [(["--device-list-strategy", "cdi-cri"], Outcome.OK), ([], Outcome.FAIL)],
+    ids=["cdi", "chosen"],
+)
+async def test_the_file_of_the_packages_is_read(
+    tmp_path: Path, argv: list[str], outcome: Outcome
+) -> None:
     folder = tmp_path / "etc" / "nvidia-container-runtime"
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(IGNORED)
-    settings = load(AgentSettings, "doctor", about="", argv=["--device-list-strategy", "cdi-cri"])
+    settings = load(AgentSettings, "doctor", about="", argv=argv)
     probes = NodeProbes(
         settings,
         open_gpus(settings),
@@ -63,4 +70,4 @@ async def test_the_file_of_the_packages_is_read(tmp_path: Path) -> None:
         host=tmp_path,
     )
 
-    assert (await probes.device_variable()).outcome is Outcome.OK
+    assert (await probes.device_variable()).outcome is outcome
