@@ -86,6 +86,8 @@ async def serve_api(settings: ApiSettings) -> None:
             group = AggregatedApi(server, KubernetesAuthenticator(kube, SystemClock()))
             serving = asyncio.create_task(serve_group(group, kube, settings))
             stack.callback(serving.cancel)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(group.served.wait(), RETRY_S)
         if settings.scheduler_metrics:
             metrics = health.metrics_application(SchedulerMetrics(service.projection))
             await stack.enter_async_context(
@@ -156,6 +158,7 @@ async def serve_group(group: AggregatedApi, kube: KubernetesClient, settings: Ap
                 ),
                 asyncio.TaskGroup() as tasks,
             ):
+                group.served.set()
                 renewal = tasks.create_task(certificate.run(asyncio.sleep))
                 await _until_changed(group.proxy, kube)
                 renewal.cancel()

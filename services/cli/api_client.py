@@ -1,7 +1,7 @@
 """The API of Leasehold, as the commands use it, and the pods of the API server beside it.
 
-The API is at a URL, or the API server of the kubeconfig passes requests on to it. Either way it
-does and shows what the user of the kubeconfig may do and see.
+The API server passes requests on to the API, which does and shows what the user of the kubeconfig
+may do and see.
 """
 
 import http.client
@@ -15,7 +15,7 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
-from services.cli.arguments import ApiArguments, StateArguments
+from services.cli.arguments import ClusterArguments, StateArguments
 from services.cli.state_dir import StateDir, load_state, optional_path, supervisor_pid
 from services.cli.terminal import program
 from shared.kubernetes.errors import (
@@ -65,26 +65,22 @@ class RefusedError(RequestError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiLocation:
-    """The API of one Leasehold, and the API server of its cluster."""
+    """The API server of the cluster of one Leasehold."""
 
-    url: str = ""
-    """Empty: it is reached through the API server."""
     kubeconfig: Path | None = None
     context: str | None = None
     """The kubeconfig's context, or None for its current one."""
-    token_file: Path | None = None
-    """Its first word is the token for the API, or None for the kubeconfig's."""
     absent: str = ""
     """Where no stack is, as text."""
     hint: str = ""
     """Advice if the API does not respond."""
 
 
-def locate(flags: ApiArguments) -> ApiLocation:
-    """Return the API that the flags name, else that of the state directory or the kubeconfig."""
+def locate(flags: ClusterArguments) -> ApiLocation:
+    """Return the cluster that the flags name, else that of the state directory or kubeconfig."""
     directory = StateDir.found(flags.state, flags.kubeconfig)
-    saved = None if flags.context or flags.api else load_state(directory)
-    elsewhere = flags.context or flags.api or flags.kubeconfig
+    saved = None if flags.context else load_state(directory)
+    elsewhere = flags.context or flags.kubeconfig
     if saved is None and flags.state != StateArguments.state and not elsewhere:
         raise UnavailableError(
             f"there is nothing to read: no stack is in {directory.root}; run `{program()} up` with "
@@ -92,23 +88,19 @@ def locate(flags: ApiArguments) -> ApiLocation:
         )
     if saved is None:
         return ApiLocation(
-            url=flags.api.rstrip("/"),
             kubeconfig=flags.kubeconfig,
             context=flags.context or None,
-            token_file=flags.token_file,
             absent=f"no stack in {directory.root}",
         )
     runs = supervisor_pid(directory) is not None
     hint = f"nothing runs in {directory.root} now: run `{program()} up`, or name a cluster with "
     return ApiLocation(
-        url=saved.api_url.rstrip("/"),
         kubeconfig=flags.kubeconfig or optional_path(saved.kubeconfig),
-        token_file=flags.token_file,
         hint="" if runs else f"{hint}--context",
     )
 
 
-def default_namespace(flags: ApiArguments) -> str:
+def default_namespace(flags: ClusterArguments) -> str:
     """Return the namespace of the context, as kubectl does."""
     location = locate(flags)
     try:
@@ -217,8 +209,6 @@ class ApiClient:
 
     def __init__(self, location: ApiLocation) -> None:
         self.location = location
-        self._token = ""
-        self._scheme = "https"
 
     def get(self, path: str, kind: type[T], **query: str) -> T:
         """Return a response to a GET. Raises RequestError or UnavailableError with what to do."""
@@ -236,6 +226,8 @@ class ApiClient:
         try:
             found = load_credentials(location.kubeconfig, context=location.context)
         except KubeconfigError as error:
+            if location.hint:
+                raise UnavailableError(f"{location.hint} ({error.what})") from error
             if error.where != NO_KUBECONFIG:
                 raise
             raise UnavailableError(
@@ -248,20 +240,21 @@ class ApiClient:
         try:
             content = self._content(method, path, body)
         except UnavailableError as error:
-            if self.location.hint:
+            if self.location.hint and self.location.hint not in str(error):
                 raise UnavailableError(f"{self.location.hint} ({error})") from error
             raise
         try:
             return msgspec.json.decode(content, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RequestError(
-                f"the response of {self.location.url or 'the API'} is not what this version of the "
-                f"command reads: use the command of the cluster's version ({error})"
+                "the response of the API is not what this version of the command reads: use the "
+                f"command of the cluster's version ({error})"
             ) from error
 
     def _content(self, method: str, path: str, body: object) -> bytes:
-        send = self._send_to_url if self.location.url else self._send_to_server
-        status, content = send(method, path, body)
+        name, _, query = path.removeprefix("/api/v1/").partition("?")
+        view = f"{VIEWS}/{name.replace('/', ':')}"
+        status, content = self.server.exchange(method, f"{view}?{query}" if query else view, body)
         if status < 300:
             return content
         reason = _reason_in(content)
@@ -269,65 +262,26 @@ class ApiClient:
             raise UnavailableError(reason)
         if reason:
             raise RefusedError(status, reason)
-        raise self._explained(_kubernetes_error(method, path, status, content))
+        raise _explained(_kubernetes_error(method, path, status, content))
 
-    def _send_to_url(self, method: str, path: str, body: object) -> tuple[int, bytes]:
-        """Send a request, and again with a token if one is required."""
-        url = f"{self.location.url}{path}"
-        tls = ssl.create_default_context() if url.startswith("https:") else None
-        while True:
-            bearer = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-            status, content = _exchange(url, method, body, bearer, tls=tls)
-            if status != 401 or self._token:
-                return status, content
-            self._token = self._user_token()
 
-    def _send_to_server(self, method: str, path: str, body: object) -> tuple[int, bytes]:
-        """Send a request to the API server, which passes it on."""
-        name, _, query = path.removeprefix("/api/v1/").partition("?")
-        view = f"{VIEWS}/{name.replace('/', ':')}"
-        return self.server.exchange(method, f"{view}?{query}" if query else view, body)
-
-    def _explained(self, error: KubernetesError) -> Exception:
-        if self.location.url:
+def _explained(error: KubernetesError) -> Exception:
+    match error:
+        case NotFoundError():
+            return UnavailableError(
+                f"this cluster has no API of Leasehold of this version: install it ({error})"
+            )
+        case ForbiddenError():
             return RequestError(
-                f"{self.location.url} is not the API of Leasehold ({error.response})"
+                "your account may not use Leasehold's API: an administrator can bind the "
+                f"ClusterRole leasehold-commands to it ({error.response})"
             )
-        match error:
-            case NotFoundError():
-                return UnavailableError(
-                    "this cluster has no API of Leasehold of this version: install it, or set "
-                    f"--api to its URL ({error})"
-                )
-            case ForbiddenError():
-                return RequestError(
-                    "your account may not use Leasehold's API: an administrator can bind the "
-                    f"ClusterRole leasehold-commands to it ({error.response})"
-                )
-            case OverloadedError():
-                return UnavailableError(
-                    f"no replica of the API is ready: `kubectl get pods -n {SYSTEM_NAMESPACE}` and "
-                    f"`kubectl get apiservices {APISERVICE}` show why ({error.response})"
-                )
-        return error
-
-    def _user_token(self) -> str:
-        """Return the token for a URL: of the file, or else of the kubeconfig."""
-        file = self.location.token_file
-        token = _first_word(file) if file else self.server.token
-        if not token:
-            raise RequestError(
-                f"{self.location.url} requires a token, and the kubeconfig has none: set "
-                "--token-file, or omit --api"
+        case OverloadedError():
+            return UnavailableError(
+                f"no replica of the API is ready: `kubectl get pods -n {SYSTEM_NAMESPACE}` and "
+                f"`kubectl get apiservices {APISERVICE}` show why ({error.response})"
             )
-        return token
-
-
-def _first_word(file: Path) -> str:
-    try:
-        return next(iter(file.read_text("utf-8").split()), "")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"--token-file {file} cannot be read: {error}") from error
+    return error
 
 
 class _Connection(http.client.HTTPSConnection):

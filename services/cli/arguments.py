@@ -106,13 +106,6 @@ def connection(default: Any, text: str, **form: Any) -> Any:
     return argument(default, text, group="connection", **form)
 
 
-def url(text: str) -> str:
-    """Parse the URL of the API. Raises ValueError for other text."""
-    if text and "://" not in text:
-        raise ValueError("is no URL, such as https://gpus.example.org")
-    return text
-
-
 def output(*more: str) -> Any:
     """Declare the form of the output: a document with stable keys, or one of `more`."""
     text = "default: text; jsonpath='{.TEMPLATE}' as in kubectl"
@@ -196,25 +189,7 @@ class ClusterArguments(StateArguments):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ApiArguments(ClusterArguments):
-    """The API."""
-
-    api: str = connection(
-        "",
-        "the API",
-        metavar="URL",
-        read=url,
-        env="that of the stack in DIR, else through the API server",
-    )
-    token_file: Path | None = connection(
-        None,
-        "file whose first word is a token for --api",
-        env="the token of the kubeconfig",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class UsageArguments(ApiArguments):
+class UsageArguments(ClusterArguments):
     """The API, for commands that show measured usage beside leases."""
 
     idle_after: float | None = argument(

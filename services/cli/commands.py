@@ -8,7 +8,7 @@ from services.cli.arguments import (
     MAX_PLACERS,
     MAX_PORT,
     ORDERS,
-    ApiArguments,
+    ClusterArguments,
     LedgerArguments,
     StateArguments,
     UsageArguments,
@@ -210,7 +210,7 @@ class Explain(UsageArguments):
     "my-pod",
     "6f1e0f5a-8d0e-4a55-b3a0-0f6f5f0a7c11      or the pod's uid",
 )
-class Trace(ApiArguments):
+class Trace(ClusterArguments):
     """Show how long each step of a pod took, as a waterfall."""
 
     pod: str = pod()
@@ -221,7 +221,7 @@ class Trace(ApiArguments):
 
 
 @command("version", "inspect.views:version", "", "--client", "-o jsonpath='{.server.version}'")
-class Version(ApiArguments):
+class Version(ClusterArguments):
     """Show the versions of this command and of the cluster's Leasehold."""
 
     client: bool = argument(False, "only that of this command")
@@ -236,7 +236,7 @@ class Topology:
 
 
 @command("what-if", "plan.commands:what_if", "pods.yaml", "deployment.yaml -o json", "- < job.yaml")
-class WhatIf(ApiArguments):
+class WhatIf(ClusterArguments):
     """Show whether a manifest's pods would fit now, where, and what is missing.
 
     Nothing is created or reserved.
@@ -251,7 +251,7 @@ class WhatIf(ApiArguments):
     "pods.csv",
     "pods.csv --nodes nodes.csv --policies binpack fragmentation --load 1.2 --json",
 )
-class ReplayArguments(ApiArguments):
+class ReplayArguments(ClusterArguments):
     """Show by policy how many GPUs a trace of pods leaves idle, and how long pods wait.
 
     The nodes are idle at first. Quotas, budgets and other pods of the cluster do not count.
@@ -279,7 +279,7 @@ class ReplayArguments(ApiArguments):
 
 
 @command("defrag", "plan.commands:defrag", "my-pod -n team-a --dry-run", "my-pod -n team-a --evict")
-class Defrag(ApiArguments):
+class Defrag(ClusterArguments):
     """Show the fewest pods that would have to move for a waiting pod to fit, or evict them."""
 
     pod: str = pod()
@@ -363,7 +363,7 @@ class Doctor(LedgerArguments):
     "team-a --json",
     'grant team-a 120 --reason "deadline on Friday"',
 )
-class BudgetArguments(ApiArguments):
+class BudgetArguments(ClusterArguments):
     """Show GPU-time budgets, or grant GPU time to one."""
 
     watch: bool = watch()
@@ -425,7 +425,7 @@ class Report(UsageArguments):
 
 
 @command("preemptions", "admin.preemptions:preemptions", "", "--dry-run my-pod -n team-a", "--json")
-class PreemptionsArguments(ApiArguments):
+class PreemptionsArguments(ClusterArguments):
     """Show preemptions and evictions, or the pods that would be evicted for a pod."""
 
     watch: bool = watch()
@@ -446,7 +446,7 @@ class PreemptionsArguments(ApiArguments):
     "my-pod -n team-a -c trainer --memory 12Gi --cores 40",
     "my-pod --cores 20 --json",
 )
-class Resize(ApiArguments):
+class Resize(ClusterArguments):
     """Change the share of a running container.
 
     The container keeps running. Additional memory is available to its next allocation. Memory can
@@ -506,7 +506,7 @@ class Sim(StateArguments):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuArguments(ApiArguments):
+class GpuArguments(ClusterArguments):
     """One GPU of a node."""
 
     gpu: str = argument(

@@ -126,7 +126,6 @@ NAMES = frozenset(
         "LEASEHOLD_TICK_S",
         "LEASEHOLD_TLS_DIR",
         "LEASEHOLD_TOKENS",
-        "LEASEHOLD_TOKEN_FILE",
         "LEASEHOLD_TRACE_DIR",
         "LEASEHOLD_TRACE_RATIO",
         "LEASEHOLD_TRACE_URL",

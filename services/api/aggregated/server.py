@@ -92,6 +92,7 @@ class AggregatedApi:
         self.service = server.service
         self.reviews = reviews
         self.proxy: FrontProxy | None = None
+        self.served = asyncio.Event()
         self.versions = {kind.plural: Versions(kind) for kind in KINDS}
 
     def application(self) -> web.Application:

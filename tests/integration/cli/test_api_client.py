@@ -15,7 +15,6 @@ import yaml
 
 from services.cli.api_client import APISERVICE
 from shared.credentials.authorization import KubernetesAuthenticator
-from shared.credentials.serving_files import ServingFiles
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.clock import SystemClock
@@ -25,7 +24,6 @@ from simcluster.credentials import kubeconfig
 from tests.support.api.aggregated import RBAC, SYSTEM, aggregated
 from tests.support.api.running import RunningApi, reserve_lease, running_api
 from tests.support.placer.ledger import queued, verdict
-from tests.support.servers.tls import Made
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.installed import created
 from tests.support.stack import Done, run
@@ -41,7 +39,6 @@ class Cluster:
     api: ApiUnderTest
     shown: RunningApi
     folder: Path
-    api_ca: Path
 
     async def leasehold(self, *words: str, account: str = "member", **env: str) -> Done:
         """Run a command with the kubeconfig of an account."""
@@ -78,17 +75,15 @@ class Cluster:
 @pytest.fixture
 async def at(tmp_path: Path) -> AsyncIterator[Cluster]:
     """Start everything; `member` may get pods in `default`, `stranger` nowhere."""
-    made = Made(tmp_path)
-    tls = ServingFiles(*made.issue("api")).context
     async with (
         api_server() as api,
         KubernetesClient(load_credentials(api.kubeconfig)) as kube,
-        running_api(KubernetesAuthenticator(kube, SystemClock()), tls=tls) as shown,
+        running_api(KubernetesAuthenticator(kube, SystemClock())) as shown,
         aggregated(api, shown, tmp_path),
         api.client() as client,
     ):
         await create_accounts(client)
-        yield Cluster(api, shown, tmp_path, made.ca)
+        yield Cluster(api, shown, tmp_path)
 
 
 async def create_accounts(client: aiohttp.ClientSession) -> None:
@@ -112,11 +107,8 @@ async def create_accounts(client: aiohttp.ClientSession) -> None:
     )
 
 
-async def documents(
-    at: Cluster, *words: str, account: str = "member", trusted: Path | None = None
-) -> Any:
-    env = {"SSL_CERT_FILE": str(trusted)} if trusted else {}
-    done = await at.leasehold(*words, "-o", "json", account=account, **env)
+async def documents(at: Cluster, *words: str, account: str = "member") -> Any:
+    done = await at.leasehold(*words, "-o", "json", account=account)
     assert done.code == 0, done.err
     return json.loads(done.out)
 
@@ -241,10 +233,8 @@ async def test_completion_offers_what_the_cluster_has(
 
 async def test_what_a_kubeconfig_does_not_permit_is_said_with_what_to_do(at: Cluster) -> None:
     audit = await at.leasehold("audit")
-    elsewhere = await at.leasehold("gpus", "--api", "default/none")
     pod = await at.leasehold("explain", "mine", account="stranger")
     nowhere = await at.leasehold("gpus", KUBECONFIG="")
-    url = await documents(at, "gpus", "--api", at.shown.url, trusted=at.api_ca)
     async with at.api.client() as client:
         endpoints = f"/api/v1/namespaces/{SYSTEM}/endpoints/api"
         await client.delete(endpoints)
@@ -258,12 +248,9 @@ async def test_what_a_kubeconfig_does_not_permit_is_said_with_what_to_do(at: Clu
     assert "no replica of the API is ready: `kubectl get pods -n" in not_ready.err
     assert audit.code == 3
     assert "exec -i deploy/operator -- leasehold audit" in audit.err
-    assert elsewhere.code == 2
-    assert "'default/none' is no URL" in elsewhere.err
     assert (pod.code, "cannot get resource" in pod.err) == (2, True)
     assert nowhere.code == 3
     assert nowhere.err.startswith("leasehold gpus: there is nothing to read: run `leasehold up`")
-    assert url["nodes"]
     assert (denied.code, "bind the ClusterRole leasehold-commands" in denied.err) == (2, True)
     assert (absent.code, "this cluster has no API of Leasehold" in absent.err) == (3, True)
 

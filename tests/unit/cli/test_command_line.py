@@ -105,7 +105,7 @@ def test_help_of_a_command_has_a_short_usage_and_the_flags_of_the_connection_las
     assert shown.startswith("usage: leasehold explain [POD] [flags]\n")
     own, _, connection = shown.partition("connection:")
     assert "--json" in own
-    assert "--api" in connection
+    assert "--kubeconfig" in connection
     assert "-url" not in own
 
 
