@@ -23,6 +23,7 @@ def generated() -> dict[Path, str]:
         **grafana.dashboards(),
         **custom_kinds.definitions(),
         manifests.RULES: manifests.rules(),
+        manifests.DASHBOARDS: manifests.dashboards(),
         manifests.KUBE_SCHEDULER: kube_scheduler.manifest(),
         manifests.BASE / "network-policies.yaml": network_policies.manifest(),
         pages.ARCHITECTURE: pages.architecture(),

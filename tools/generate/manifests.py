@@ -1,5 +1,6 @@
-"""The manifests that code or another file determines: the webhook's lists, and the rules."""
+"""The manifests that code or another file determines: the webhook's lists, rules, dashboards."""
 
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +21,7 @@ from shared.dialects.reserved import (
 from shared.model.claim import EXTENDED_RESOURCES, RETRIED_AT
 from shared.model.names import SYSTEM_NAMESPACE
 from shared.model.node import AGENT_ANNOTATION
+from tools.generate import grafana
 from tools.generate.pages import ROOT
 
 BASE = ROOT / "k8s" / "base"
@@ -97,7 +99,27 @@ def webhook_manifests() -> dict[Path, str]:
 KUBE_SCHEDULER = (
     ROOT / "k8s" / "components" / "kube-scheduler" / "kube-scheduler-configuration.yaml"
 )
-RULES = ROOT / "k8s" / "components" / "prometheus-operator" / "rules.yaml"
+MONITORING = ROOT / "k8s" / "components" / "prometheus-operator"
+RULES = MONITORING / "rules.yaml"
+DASHBOARDS = MONITORING / "dashboards.yaml"
+
+
+def dashboards() -> str:
+    """Return the ConfigMap of the dashboards, labelled as Grafana's sidecar expects it."""
+    labels = {"app.kubernetes.io/part-of": "leasehold", "grafana_dashboard": "1"}
+    metadata = {
+        "name": "leasehold-dashboards",
+        "namespace": SYSTEM_NAMESPACE,
+        "labels": labels,
+        "annotations": {"grafana_folder": "Leasehold"},
+    }
+    data = {
+        f"leasehold-{path.name}": json.dumps(json.loads(text))
+        for path, text in grafana.dashboards().items()
+    }
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+    head = "# Generated from tools/generate/grafana.py: python -m tools.generate\n"
+    return head + yaml.safe_dump(config_map, sort_keys=False, width=100_000)
 
 
 def rules() -> str:
