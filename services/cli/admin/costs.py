@@ -22,9 +22,24 @@ FOCUS_COLUMNS = (
     *("BillingPeriodEnd", "BillingPeriodStart", "ChargeCategory", "ChargeClass"),
     *("ChargeDescription", "ChargeFrequency", "ChargePeriodEnd", "ChargePeriodStart"),
     *("ConsumedQuantity", "ConsumedUnit", "ContractedCost", "ContractedUnitPrice"),
-    *("EffectiveCost", "InvoiceIssuerName", "ListCost", "ListUnitPrice", "PricingCategory"),
+    *(
+        "EffectiveCost",
+        "InvoiceId",
+        "InvoiceIssuerName",
+        "ListCost",
+        "ListUnitPrice",
+        "PricingCategory",
+    ),
     *("PricingQuantity", "PricingUnit", "ProviderName", "PublisherName", "ResourceType"),
-    *("ServiceCategory", "ServiceName", "SkuId", "SkuPriceId", "SubAccountId", "SubAccountName"),
+    *(
+        "ServiceCategory",
+        "ServiceName",
+        "ServiceSubcategory",
+        "SkuId",
+        "SkuPriceId",
+        "SubAccountId",
+        "SubAccountName",
+    ),
     "x_Use",
 )
 """Of FOCUS 1.2, the FinOps Open Cost and Usage Specification."""
@@ -59,7 +74,7 @@ def cost_table(found: CostView) -> RenderableType:
         least=("FROM", "UNMEASURED", "MODEL"),
     )
     for (start, name, model), row in (*rows.items(), ((found.start, "total", ""), total)):
-        amounts = [f"{row[use]:.2f}" if row[use] else "-" for use in USES]
+        amounts = [f"{row[use]:.3f}" if row[use] else "-" for use in USES]
         cost = f"{row['cost']:.2f}" if found.currency else "-"
         table.add_row(timestamp(start), name or "(free)", model, *amounts, cost)
     notes = [
@@ -108,6 +123,7 @@ def _focus_row(line: CostLine, currency: str) -> dict[str, object]:
         "ResourceType": "GPU",
         "ServiceCategory": "Compute",
         "ServiceName": "GPU sharing",
+        "ServiceSubcategory": "Containers",
         "x_Use": line.use,
     }
     return {column: value for columns, value in values.items() for column in columns.split()}
