@@ -463,8 +463,7 @@ class ReadApi:
     async def placing(self, call: ApiCall) -> PlacingView:
         """Return all that placing and preemption decide on, to viewers of all namespaces."""
         self._require_all(call)
-        now = self.service.clock.now()
-        projection = self.service.projection
+        now, projection = self.service.clock.now(), self.service.projection
         return PlacingView(
             nodes=tuple(projection.totals[name] for name in sorted(projection.totals)),
             waiting=tuple(projection.queue()),

@@ -11,7 +11,6 @@ from itertools import zip_longest
 
 import msgspec
 
-from services.watcher.followed import Batch, follow
 from services.watcher.trackers import PodGroupChanges, unreadable_groups
 from shared.dialects import LEDGER_RESOURCES
 from shared.dialects.pod_groups import PATHS, PodGroupKind
@@ -19,6 +18,7 @@ from shared.dialects.pod_requests import cordoned_devices
 from shared.dialects.volcano import device_register
 from shared.kubernetes.client import PAGE_SIZE, KubernetesClient
 from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.followed import Batch, follow
 from shared.kubernetes.known_objects import (
     ListSynced,
     ObjectAdded,

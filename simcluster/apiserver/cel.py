@@ -134,7 +134,6 @@ _FUNCTIONS: Mapping[str, Callable[..., JsonValue]] = {
     "compareTo": _compare,
     "asInteger": lambda value: int(_amount(value)),
     "isInteger": lambda value: _amount(value).denominator == 1,
-    "sign": lambda value: _compare(value, _quantity("0")),
     "split": lambda text, separator: text.split(separator),
     "join": lambda items, separator="": separator.join(items),
     "lowerAscii": str.lower,

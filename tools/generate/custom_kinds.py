@@ -64,6 +64,20 @@ DESCRIPTIONS = {
     "conditions": "Applied: whether the spec of observedGeneration is in force. Ready is the same, "
     "for tools that wait for it.",
     "specInForce": "The last valid spec, which is in force.",
+    "state": "ok, warning, exhausted, overdrawn or invalid.",
+    "since": "When the state began.",
+    "status.window": "The window that is open, in Unix milliseconds.",
+    "windowUsedUnits": "What was used in the open window alone; 60,000,000 units are a GPU-minute.",
+    "usedUnits": "usedGPUMinutes, exactly.",
+    "grantedUnits": "Grants in the open window.",
+    "rolloverUnits": "What was carried over from the window before.",
+    "remainingUnits": "remainingGPUMinutes, exactly.",
+    "usedGPUMinutes": "GPU-minutes used in the window.",
+    "remainingGPUMinutes": "GPU-minutes left; absent without a limit.",
+    "currentRateMilliGPU": "Thousandths of GPUs in use.",
+    "leases": "Leases that are charged.",
+    "projectedExhaustion": "When the budget is used up at the current rate.",
+    "checkpointAt": "When this was written, in Unix milliseconds.",
     "status.used": "What the namespace's leases hold, as the quota counts it.",
 }
 """Descriptions of fields by the ends of their paths; the first one counts."""

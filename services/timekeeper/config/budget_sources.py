@@ -23,9 +23,8 @@ from services.timekeeper.config.budget_spec import (
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.custom_kinds import API_VERSION, LatestSpecs
 from shared.kubernetes.errors import NotFoundError
-from shared.kubernetes.known_objects import ListSynced, ObjectAdded, ObjectDeleted, ObjectUpdated
+from shared.kubernetes.followed import follow
 from shared.kubernetes.object_files import load_objects
-from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import RawObject
 from shared.model.bounds import cut
 from shared.model.budget import Budget
@@ -102,30 +101,21 @@ class ConfiguredObjects(Generic[T]):
     synced: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def watch(self) -> None:
-        """Watch the objects for ever; an unknown kind is requested every `RETRY_S`."""
-        while True:
-            try:
-                await self._reflect()
-            except NotFoundError:
-                if not self.synced.is_set():
-                    logger.info("no %s; apply its CustomResourceDefinition", self.path)
-                self.synced.set()
-                await asyncio.sleep(RETRY_S)
-
-    async def _reflect(self) -> None:
-        reflector, latest = Reflector(self.client, self.path, RawObject), self.latest
-        async with aclosing(reflector.batches()) as batches:
+        """Watch the objects for ever; a kind that cannot be read is requested every `RETRY_S`."""
+        logged, latest = "", self.latest
+        async with aclosing(follow(self.client, self.path, RawObject, retry_s=RETRY_S)) as batches:
             async for batch in batches:
-                for change in batch:
-                    match change:
-                        case ObjectAdded(item=item) | ObjectUpdated(item=item):
-                            before = latest.problems.get(Namespace(item.metadata.name))
-                            if (problem := latest.apply(item)) and problem != before:
-                                logger.error("%s", problem)
-                        case ObjectDeleted(item=named):
-                            latest.remove(Namespace(named.name))
-                        case ListSynced():
-                            self.synced.set()
+                for named, item in batch.changed:
+                    before = latest.problems.get(Namespace(named.name))
+                    if item is None:
+                        latest.remove(Namespace(named.name))
+                    elif (problem := latest.apply(item)) and problem != before:
+                        logger.error("%s", problem)
+                if batch.listed or isinstance(batch.refusal, NotFoundError):
+                    self.synced.set()
+                if batch.refusal is not None and str(batch.refusal) != logged:
+                    logged = str(batch.refusal)
+                    logger.warning("%s cannot be read: %s", self.path, logged)
 
 
 class BudgetObjects(ConfiguredObjects[Budget]):

@@ -1,4 +1,4 @@
-"""Follows a kind that the API server may not have, or not let the watcher read, and tries again."""
+"""Follows a kind that the API server may not have, or not let us read, and tries again."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
