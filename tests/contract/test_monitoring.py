@@ -135,6 +135,9 @@ CASES = """
 LeaseholdDeviceUnhealthy 6m device=GPU-1 index=1 state=cordoned severity=warning
   leasehold_device_health{device="GPU-1",index="1",state="cordoned"} 1+0x20
   leasehold_device_health{device="GPU-1",index="1",state="healthy"} 0+0x20
+LeaseholdApiDown 3m service=api severity=critical
+  leasehold_agent_leases{instance="1"} 0+0x20
+  leasehold_handling_seconds_count{service="binder"} 0+1x20
 LeaseholdPodsWaitLong 10m dialect=hami reason=A severity=warning
   leasehold_waiting_oldest_seconds{dialect="hami",reason="A",instance="1"} 3540+60x20
   leasehold_waiting_oldest_seconds{dialect="hami",reason="B",instance="1"} 0+60x20
