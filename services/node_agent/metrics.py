@@ -46,7 +46,11 @@ HEALTH = Gauge(
 )
 
 
-XIDS = Counter("leasehold_device_xids", "XID events of a device, by number.", ["device", "xid"])
+ERRORS = Counter(
+    "hw_errors",
+    "Errors of a device by their type: `xid N` for XID events. OpenTelemetry's name.",
+    ["hw_id", "hw_type", "error_type"],
+)
 
 LIBRARY = Gauge(
     "leasehold_library_info",

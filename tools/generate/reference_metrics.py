@@ -28,7 +28,7 @@ BOUNDS: Mapping[str, str] = {
     "constants of the code": (
         "service handler subject outcome kind state cause verb waited dialect source"
     ),
-    "codes of refusals, or kinds of the one fact that the metric is about": "reason xid",
+    "codes of refusals, or kinds of the one fact that the metric is about": "reason error_type",
     "versions and settings in use": "version layout content digest strategy",
     "GPU models": "model hw_model hw_type",
     "GPUs of the node, or of the cluster": "device device_uuid hw_id index gpu",

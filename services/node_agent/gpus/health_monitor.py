@@ -23,7 +23,7 @@ from services.node_agent.gpus.device_health import (
 )
 from services.node_agent.gpus.driver import XidSource
 from services.node_agent.gpus.inventory import Gpu
-from services.node_agent.metrics import HEALTH, XIDS
+from services.node_agent.metrics import ERRORS, HEALTH
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
 from shared.model.clock import Clock
@@ -155,7 +155,7 @@ class HealthMonitor:
 
     def _keep(self, xids: Iterable[Xid]) -> None:
         for xid in xids:
-            XIDS.labels(xid.device, str(xid.number)).inc()
+            ERRORS.labels(xid.device, "gpu", f"xid {xid.number}").inc()
             kept = self.latest_xids.setdefault(xid.device, {})
             kept.pop(xid.number, None)
             event = XidEvent(number=xid.number, at=self.clock.now(), meaning=xid.meaning)

@@ -71,8 +71,8 @@ async def test_hami_core_41_an_xid_cordons_a_gpu_reports_its_leases_and_the_gpu_
     assert shown == {"cordoned": 1.0}
     ((xid, meaning),) = [(one.number, one.meaning) for one in second.xids]
     assert (xid, meaning) == (79, "the GPU has fallen off the bus")
-    labels = {"device": unhealthy.uuid, "xid": "79"}
-    assert (REGISTRY.get_sample_value("leasehold_device_xids_total", labels) or 0) >= 1
+    labels = {"hw_id": unhealthy.uuid, "hw_type": "gpu", "error_type": "xid 79"}
+    assert (REGISTRY.get_sample_value("hw_errors_total", labels) or 0) >= 1
     assert state_shown(unhealthy.uuid, 1) == {"healthy": 1.0}
 
 
