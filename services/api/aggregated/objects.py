@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from operator import attrgetter
 from typing import Annotated, Any, TypeVar
 
@@ -123,8 +124,8 @@ class VisibleObject(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 def _status(kind: type[S], view: View, **others: Any) -> S:
     """Return a status with the fields of a view, and others."""
-    names = {each.name for each in structs.fields(kind)} - others.keys()
-    fields = {name: getattr(view, name, None) for name in names} | others
+    own = kind.__struct_fields__
+    fields = {name: getattr(view, name, None) for name in own if name not in others} | others
     return kind(**{name: UNSET if value is None else value for name, value in fields.items()})
 
 
@@ -133,8 +134,10 @@ def _devices(cluster: VisibleCluster) -> Iterator[VisibleObject]:
     projection = cluster.projection
     for view in projection.devices.values():
         closed = view.excluded or projection.nodes[view.node].closed_by
-        fault = visible_fault(view.fault, lambda _: False) or "it is not healthy"
-        phase = "Closed" if closed else "Ready"
+        phase, message = ("Closed" if closed else "Ready"), closed
+        if not view.healthy:
+            fault = visible_fault(view.fault, lambda _: False)
+            phase, message = "Unhealthy", fault or "it is not healthy"
         labels = projection.totals[view.node].node.facts.labels
         yield VisibleObject(
             kind="GPUDevice",
@@ -143,12 +146,7 @@ def _devices(cluster: VisibleCluster) -> Iterator[VisibleObject]:
                 uid=view.uuid,
                 labels={**labels, **_labels(view.node, view.model)},
             ),
-            status=_status(
-                GpuDeviceStatus,
-                view,
-                phase=phase if view.healthy else "Unhealthy",
-                message=closed if view.healthy else fault,
-            ),
+            status=_status(GpuDeviceStatus, view, phase=phase, message=message),
         )
 
 
@@ -216,7 +214,8 @@ def _instant(seconds: float | None) -> datetime | UnsetType:
     return datetime.fromtimestamp(int(seconds), UTC) if seconds else UNSET
 
 
-def _labels(node: str, model: str) -> dict[str, str]:
+@lru_cache
+def _labels(node: str, model: str) -> Mapping[str, str]:
     value = re.sub(r"[^A-Za-z0-9_.-]+", "-", model)[:63].strip("-_.")
     return {NODE_LABEL: node[:63].rstrip("-_."), MODEL_LABEL: value}
 

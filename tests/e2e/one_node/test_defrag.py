@@ -51,6 +51,14 @@ async def test_what_if_and_defrag_make_room_for_a_waiting_pod(up: Stack) -> None
     assert "one more would run on node-0 without default/beside-" in tried.out
     assert "1 more node like node-0 (4x Tesla T4 of 15360 MiB) would run all" in tried.out
     await up.create(whole)
+    row = await until(lambda: up.kubectl("get", "waitingpods", "whole", "-owide"), succeeded)
+    shared = ("get", "gpus", "--field-selector=status.usedShares=1", "-oname")
+    assert "InsufficientGpuMemory" in row.out
+    assert len((await up.kubectl_out(*shared)).split()) == CARDS
+    assert (
+        len((await up.kubectl_out("get", "leasehold", "-A", "--no-headers")).splitlines()) > CARDS
+    )
+    assert "numa\t<integer>" in await up.kubectl_out("explain", "gpudevices.status")
     waiting = await up.kubectl("get", "pod", "whole", "-o", "yaml")
     manifest.write_text(waiting.out)
     again = await up.leasehold("what-if", str(manifest))
