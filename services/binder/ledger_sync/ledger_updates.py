@@ -210,11 +210,11 @@ class LedgerUpdater:
         The other pods of a gang that lose their reservations with them must be placed again.
         """
         phases = {event.pod: event.phase for event in events}
-        await self.ledger.waiting_pods.remove(list(phases))
         terminal = [pod for pod, phase in phases.items() if phase in TERMINAL]
-        ended = []
-        if terminal:
-            ended += await self.ledger.release(terminal, reason="the pod has terminated")
+        _, ended = await asyncio.gather(  # in either order: both wait for the disk, so together
+            self.ledger.waiting_pods.remove(list(phases)),
+            self.ledger.release(terminal, reason="the pod has terminated"),
+        )
         vanished = [pod for pod, phase in phases.items() if phase not in TERMINAL]
         ended += await self._end_vanished(vanished)
         released = [lease for lease in ended if lease.pod not in phases]
