@@ -6,7 +6,6 @@ at rest, NATS messages, Redis script calls and API calls; and p50, p99 and maxim
 Latency runs from the watch event of a pod to its binding.
 
 With --together, watcher, placer and binder are one process (services.scheduler).
-With --bare, three processes exchange only what a pod needs: what the libraries cost.
 
 The API server is a trivial one in this process, which replies at once; for a real one, and for
 other schedulers, there is `scenarios`.
@@ -25,7 +24,6 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from services.binder.ledger_sync.rebuild import RebuildTiming
-from tests.benchmarks.bare_services import bare_services
 from tests.benchmarks.processes import difference, process_counters, served, servers, services
 from tests.benchmarks.trivial_apiserver import TrivialApi
 from tests.support.waiting import until
@@ -137,10 +135,8 @@ async def running(options, directory):
         kubeconfig = await stack.enter_async_context(served(source, directory))
         up = await stack.enter_async_context(servers())
         how = {"placers": options.placers, "together": options.together}
-        started = bare_services if options.bare else services
-        pids = up.pids | await stack.enter_async_context(
-            started(kubeconfig, up, directory, **({} if options.bare else how))
-        )
+        started = services(kubeconfig, up, directory, **how)
+        pids = up.pids | await stack.enter_async_context(started)
 
         async def read():
             readings = {name: process_counters(pid) for name, pid in pids.items()}
@@ -157,8 +153,7 @@ async def benchmark(options):
     with tempfile.TemporaryDirectory(prefix="lh-pace-") as folder:
         async with running(options, Path(folder)) as (source, read):
             await warm_up(source)
-            if not options.bare:
-                await settle(read)
+            await settle(read)
             await measure(source, options, read)
             if options.burst:
                 await burst(source, options.burst, read, Path(folder))
@@ -199,7 +194,6 @@ def main():
     add("--rest", type=float, default=10.0, help="seconds measured without pods")
     add("--placers", type=int, default=1)
     add("--burst", type=int, default=0, help="at the end, this many pods at once")
-    add("--bare", action="store_true", help="what the libraries cost, without the services")
     add("--together", action="store_true", help="watcher, placer and binder in one process")
     asyncio.run(benchmark(parser.parse_args()))
 

@@ -11,8 +11,7 @@ request that creates a pod until a watch shows its node. CPU is that of the proc
     whole      pods of one GPU, as many as there are GPUs, at once
     refused    on that full cluster: until a pod that fits nowhere has the condition with the reason
     freed      a pod ends: until one that waits for its GPU is bound
-    reclaim    a pod of higher priority comes: until it is bound in place of another
-    reclaimed  as many of them as GPUs
+    reclaim    a pod of higher priority comes, then as many as GPUs: until they are bound
     gang       512 pods of one GPU that start together
     churn      a minute of pods that come and end, with --kill after 20 and 40 s: what is wrong then
 """
@@ -112,11 +111,10 @@ async def burst(run):
         last = max(run.api.bound[name] for name in bound)
         with contextlib.suppress(AssertionError):
             await until(lambda: run.api.events("Scheduled"), bound.issubset, limit_s=60)
+        after_s = time.perf_counter() - last
         told = bound & await run.api.events("Scheduled")
-        run.row(
-            f"Events of {count} at once",
-            f"{len(told)} of {len(bound)}, {time.perf_counter() - last:.1f} s after the last",
-        )
+        text = f"{len(told)} of {len(bound)}, {after_s:.1f} s after the last was bound"
+        run.row(f"Events of {count} at once", text)
         await run.api.delete(names)
 
 
@@ -149,25 +147,20 @@ async def freed(run):
 
 
 async def reclaim(run):
-    await run.at_once("reclaim of one GPU", 1, 1, {"spec": {"priorityClassName": "scenarios"}})
-
-
-async def reclaimed(run):
-    more = {"spec": {"priorityClassName": "scenarios"}}
-    await run.at_once(f"reclaim of {run.gpus - 1} GPUs", run.gpus - 1, 1, more)
+    for count in (1, run.gpus - 1):
+        more = {"spec": {"priorityClassName": "scenarios"}}
+        await run.at_once(f"reclaim of {count} GPUs", count, 1, more)
 
 
 async def gang(run):
     await run.api.delete(run.api.live())
-    size = min(512, run.gpus)
-    if run.api.system.gang is None:
-        return run.row(f"a gang of {size}", "none")
-    objects, more = run.api.system.gang(run.api.namespace, "gang", size)
-    for path, made in objects:
-        await run.api.kube.create(path, made)
-    await run.at_once(f"a gang of {size}", size, 1, {"metadata": more})
-    await run.api.delete(run.api.live())
-    return None
+    size, of_system = min(512, run.gpus), run.api.system.gang
+    if of_system:
+        objects, more = of_system(run.api.namespace, "gang", size)
+        for path, made in objects:
+            await run.api.kube.create(path, made)
+        await run.at_once(f"a gang of {size}", size, 1, {"metadata": more})
+        await run.api.delete(run.api.live())
 
 
 async def churn(run):
@@ -217,7 +210,7 @@ def spread(ms, count):
     return text if len(ms) == count else f"{text}, {count - len(ms)} of {count} never"
 
 
-SCENARIOS = (rate, burst, whole, refused, freed, reclaim, reclaimed, gang, churn)
+SCENARIOS = (rate, burst, whole, refused, freed, reclaim, gang, churn)
 
 
 async def benchmark(options):
