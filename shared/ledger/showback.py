@@ -1,6 +1,6 @@
 """Showback: usage by window, namespace, model and class, added up from the ledger."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
 from shared.ledger.budgets import Budgets
@@ -18,7 +18,7 @@ from shared.model.names import Namespace
 GROUPS = ("namespace", "model", "class")
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class ShowbackRow:
     """Sums of one group, in whole units."""
 
@@ -37,8 +37,23 @@ class ShowbackRow:
     out_of_budget_units: int = 0
     rollover_units: int = 0
     grant_units: int = 0
-    credit_units: int = 0
     adjust_units: int = 0
+
+    def add(self, entry: ChargeEntry, length_ms: int) -> None:
+        """Add an entry; of a charge, only so much of its time."""
+        if entry.kind != "charge":
+            name = f"{entry.kind}_units"
+            setattr(self, name, getattr(self, name) + entry.units)
+            return
+        units = entry.weight * length_ms
+        self.units += units
+        self.core_units += entry.cores_milli * length_ms
+        self.memory_mib_ms += entry.memory_mib * length_ms
+        self.wall_ms += length_ms
+        if entry.lease_class == LeaseClass.GUARANTEED:
+            self.in_budget_units += units
+        else:
+            self.out_of_budget_units += units
 
     def view(self) -> ShowbackGroup:
         """Return the row as text."""
@@ -56,7 +71,6 @@ class ShowbackRow:
             charged_out_of_budget=minutes(self.out_of_budget_units),
             rollover=minutes(self.rollover_units),
             grants=minutes(self.grant_units),
-            credits=minutes(self.credit_units),
             units=str(self.units),
         )
 
@@ -69,57 +83,18 @@ class EntryRange:
     from_ms: int | None = None
     to_ms: int | None = None
 
-    def cut(self, entry: ChargeEntry) -> tuple[int, int] | None:
-        """Return the part of a charge that counts, or None."""
+    def length_ms(self, entry: ChargeEntry) -> int | None:
+        """Return how long a part of a charge counts, a number for another entry; None: nothing."""
+        begin, end = entry.from_ms, entry.to_ms
+        if entry.kind != "charge":
+            begin, end = entry.ts_ms, entry.ts_ms + 1
         if self.window:
-            return (entry.from_ms, entry.to_ms) if entry.window == self.window else None
-        begin = max(entry.from_ms, self.from_ms if self.from_ms is not None else entry.from_ms)
-        end = min(entry.to_ms, self.to_ms if self.to_ms is not None else entry.to_ms)
-        return (begin, end) if begin < end else None
-
-    def contains(self, entry: ChargeEntry) -> bool:
-        """Return whether an entry without an interval counts."""
-        if self.window:
-            return entry.window == self.window
-        after = self.from_ms is None or entry.ts_ms >= self.from_ms
-        return after and (self.to_ms is None or entry.ts_ms < self.to_ms)
-
-
-class ShowbackSums:
-    """Adds up ledgers page by page; of the entries it stores only the ids of leases."""
-
-    def __init__(self, entry_range: EntryRange, group_by: Sequence[str] = GROUPS) -> None:
-        """Raise RequestError for an unknown group."""
-        unknown = [name for name in group_by if name not in GROUPS]
-        if unknown:
-            raise RequestError(f"groupBy={unknown[0]} is not one of {', '.join(GROUPS)}")
-        self._entry_range = entry_range
-        self._group_by = group_by
-        self._rows: dict[tuple[str, ...], ShowbackRow] = {}
-        self._leases: dict[tuple[str, ...], set[str]] = {}
-
-    def add(self, namespace: str, entries: Iterable[ChargeEntry]) -> None:
-        """Add entries of a namespace's ledger."""
-        for entry in entries:
-            key = _key(entry, namespace, self._group_by)
-            if entry.kind == "charge":
-                part = self._entry_range.cut(entry)
-                if part is not None:
-                    _add_charge(self._row(key), entry, part[1] - part[0])
-                    self._leases.setdefault(key, set()).add(entry.lease)
-            elif entry.kind != "close" and self._entry_range.contains(entry):
-                row = self._row(key)
-                name = f"{entry.kind}_units"
-                setattr(row, name, getattr(row, name) + entry.units)
-
-    def rows(self) -> list[ShowbackRow]:
-        """Return the sums, sorted, so that equal ledgers give equal text."""
-        for key, leases in self._leases.items():
-            self._rows[key].leases = len(leases)
-        return [self._rows[key] for key in sorted(self._rows)]
-
-    def _row(self, key: tuple[str, ...]) -> ShowbackRow:
-        return self._rows.setdefault(key, _row(key))
+            return end - begin if entry.window == self.window else None
+        begin, end = (
+            max(begin, self.from_ms or 0),
+            end if self.to_ms is None else min(end, self.to_ms),
+        )
+        return end - begin if begin < end else None
 
 
 async def add_up(
@@ -128,41 +103,44 @@ async def add_up(
     entry_range: EntryRange,
     group_by: Sequence[str] = GROUPS,
 ) -> list[ShowbackRow]:
-    """Add up the ledgers of namespaces, with one page in memory at a time."""
-    sums = ShowbackSums(entry_range, group_by)
+    """Add up the ledgers of namespaces, sorted, with one page and the IDs of leases in memory.
+
+    Raises RequestError for an unknown group.
+    """
+    if unknown := [name for name in group_by if name not in GROUPS]:
+        raise RequestError(f"groupBy={unknown[0]} is not one of {', '.join(GROUPS)}")
+    rows: dict[tuple[str, str, str, str], ShowbackRow] = {}
+    leases: dict[tuple[str, str, str, str], set[str]] = {}
     for namespace in namespaces:
-        after = ""
-        while page := await store.entries(namespace, after=after):
-            sums.add(namespace, page)
-            after = page[-1].id
-    return sums.rows()
+        async for entry in entries_of(store, namespace):
+            by = {"namespace": namespace, "model": entry.model, "class": entry.lease_class}
+            name, model, kind = (by[each] if each in group_by else "" for each in GROUPS)
+            key = (entry.window, name, model, kind)
+            length_ms = entry_range.length_ms(entry)
+            if length_ms is None or entry.kind == "close":
+                continue
+            row = rows.setdefault(key, ShowbackRow(*key))
+            row.add(entry, length_ms)
+            if entry.kind == "charge":
+                leases.setdefault(key, set()).add(entry.lease)
+    for key, ids in leases.items():
+        rows[key].leases = len(ids)
+    return [rows[key] for key in sorted(rows)]
+
+
+async def entries_of(
+    store: Budgets, namespace: Namespace, *, after: str = ""
+) -> AsyncIterator[ChargeEntry]:
+    """Yield all entries of a namespace, after the given one, page by page."""
+    while page := await store.entries(namespace, after=after):
+        for entry in page:
+            yield entry
+        after = page[-1].id
 
 
 def showback_view(rows: Iterable[ShowbackRow]) -> ShowbackView:
     """Return the rows as text."""
     return ShowbackView(rows=tuple(row.view() for row in rows))
-
-
-def _key(entry: ChargeEntry, namespace: str, group_by: Sequence[str]) -> tuple[str, ...]:
-    by = {"namespace": namespace, "model": entry.model, "class": entry.lease_class}
-    return (entry.window, *(by[name] if name in group_by else "" for name in GROUPS))
-
-
-def _row(key: tuple[str, ...]) -> ShowbackRow:
-    window, namespace, model, lease_class = key
-    return ShowbackRow(window=window, namespace=namespace, model=model, lease_class=lease_class)
-
-
-def _add_charge(row: ShowbackRow, entry: ChargeEntry, length_ms: int) -> None:
-    units = entry.weight * length_ms
-    row.units += units
-    row.core_units += entry.cores_milli * length_ms
-    row.memory_mib_ms += entry.memory_mib * length_ms
-    row.wall_ms += length_ms
-    if entry.lease_class == LeaseClass.GUARANTEED:
-        row.in_budget_units += units
-    else:
-        row.out_of_budget_units += units
 
 
 def entry_json(entry: ChargeEntry, namespace: str) -> dict[str, object]:

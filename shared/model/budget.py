@@ -337,7 +337,6 @@ class ShowbackGroup(msgspec.Struct, frozen=True, kw_only=True):
     charged_out_of_budget: str
     rollover: str
     grants: str
-    credits: str
     units: str
 
 

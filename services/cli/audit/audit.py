@@ -27,7 +27,8 @@ from services.cli.audit.snapshot_reader import (
 )
 from services.cli.commands import Audit
 from shared.ledger.budgets import Budgets
-from shared.model.budget import HOUR_MS, ChargeEntry
+from shared.ledger.showback import entries_of
+from shared.model.budget import HOUR_MS
 from shared.model.errors import PermissionDeniedError, RequestError
 
 RETRY_S = 1.0
@@ -95,10 +96,7 @@ async def _with_budgets(snapshot: Snapshot, location: LedgerLocation) -> Snapsho
                 continue
             window = account.windows[-1]
             after = f"{window.start_ms - 1}"
-            entries: list[ChargeEntry] = []
-            while page := await budgets.entries(account.namespace, after=after):
-                entries += page
-                after = page[-1].id
+            entries = [each async for each in entries_of(budgets, account.namespace, after=after)]
             windows.append(window_totals(account.namespace, window, entries))
     return replace(snapshot, budget_windows=tuple(windows), cost_hours=tuple(hours))
 
