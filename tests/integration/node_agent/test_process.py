@@ -136,7 +136,9 @@ async def test_an_agent_process_consumes_leases_and_publishes_allocations() -> N
 
         assert [device.model for device in report.devices] == ["Tesla T4"] * 2
         assert cluster.env("one")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
-        assert activated.allocation.lease == lease
+        assert activated.allocation.lease == structs.replace(
+            lease, activated_at=activated.allocation.activated_at
+        )
         assert refused.name == "stray"
         assert reports[0].allocations[0] == activated.allocation
         assert [answer.terminated for answer in replies] == [False, True]

@@ -202,8 +202,9 @@ async def test_a_limit_below_the_memory_in_use_is_refused() -> None:
         assert "would be 2999" in refused.reason
         assert done.applied
         assert limit_mib(place) == 3_000
-        assert agent.checkpoint.allocations[0].lease == structs.replace(
-            lease, version=2, state=LeaseState.BOUND
+        (one,) = agent.checkpoint.allocations
+        assert one.lease == structs.replace(
+            lease, version=2, state=LeaseState.BOUND, activated_at=one.activated_at
         ), "the ledger has not changed the lease yet"
 
 
