@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from msgspec import structs
 
 from shared.model.events.event import Event
 from shared.model.events.node_events import DeviceReported, ShareActivated, ShareRefused
