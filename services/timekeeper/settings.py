@@ -12,7 +12,7 @@ from shared.runtime.settings import ApiServerSettings, LedgerSettings, setting
 class TimekeeperSettings(ApiServerSettings, LedgerSettings):
     """Flags of `python -m services.timekeeper`."""
 
-    objects: bool = setting(True, "use the cluster's GPUBudget objects, and write their status")
+    objects: bool = setting(True, "use GPUBudgets, and write the status of them and of GPUQuotas")
     budgets: Path | None = setting(
         None, "YAML file of GPUBudget objects; the one named * is for all other namespaces"
     )
