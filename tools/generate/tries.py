@@ -245,12 +245,5 @@ TRIES: Mapping[str, tuple[Try, ...]] = {
         Try(RBAC, "read every Node", "GET", "/api/v1/nodes"),
         Try(RBAC, "read the Secret `auth`", "GET", f"{SYSTEM}/secrets/auth"),
     ),
-    "viewer": (
-        Try(ALLOWED, "read a pod by its name", "GET", f"{PODS}/own"),
-        Try(RBAC, "list pods", "GET", PODS),
-        Try(RBAC, "read every Node", "GET", "/api/v1/nodes"),
-        Try(RBAC, "change a pod", "PATCH", f"{PODS}/own", LABEL),
-        Try(RBAC, "read the Secret `auth`", "GET", f"{SYSTEM}/secrets/auth"),
-    ),
 }
 """By service account."""
