@@ -42,7 +42,7 @@ UNREGISTERED = Gauge(
 HEALTH = Gauge(
     "leasehold_device_health",
     "1 for the state of health that a device is in.",
-    ["device", "index", "state"],
+    ["device_uuid", "index", "state"],
 )
 
 

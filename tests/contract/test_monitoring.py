@@ -132,9 +132,9 @@ def test_each_dashboard_uses_existing_metrics_and_its_variable() -> None:
 
 
 CASES = """
-LeaseholdDeviceUnhealthy 6m device=GPU-1 index=1 state=cordoned severity=warning
-  leasehold_device_health{device="GPU-1",index="1",state="cordoned"} 1+0x20
-  leasehold_device_health{device="GPU-1",index="1",state="healthy"} 0+0x20
+LeaseholdDeviceUnhealthy 6m device_uuid=GPU-1 index=1 state=cordoned severity=warning
+  leasehold_device_health{device_uuid="GPU-1",index="1",state="cordoned"} 1+0x20
+  leasehold_device_health{device_uuid="GPU-1",index="1",state="healthy"} 0+0x20
 LeaseholdApiDown 3m service=api severity=critical
   leasehold_agent_leases{instance="1"} 0+0x20
   leasehold_handling_seconds_count{service="binder"} 0+1x20

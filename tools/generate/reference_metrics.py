@@ -31,7 +31,7 @@ BOUNDS: Mapping[str, str] = {
     "codes of refusals, or kinds of the one fact that the metric is about": "reason error_type",
     "versions and settings in use": "version layout content digest strategy",
     "GPU models": "model hw_model hw_type",
-    "GPUs of the node, or of the cluster": "device device_uuid hw_id index gpu",
+    "GPUs of the node, or of the cluster": "device_uuid hw_id index gpu",
     "nodes": "node",
     "resource names that the node serves": "resource",
     "GPUQuota objects, ConfigMaps of devices": "name config",

@@ -67,7 +67,7 @@ from shared.runtime.probe import address, request_readiness
 NO_LEDGER = "the ledger cannot be read: see the check `redis`, or set --redis-url"
 HEALTHY = "healthy"
 _STATE = re.compile(
-    r'^leasehold_device_health\{device="([^"]*)",.*state="([^"]*)"\} 1\.0$', re.MULTILINE
+    r'^leasehold_device_health\{device_uuid="([^"]*)",.*state="([^"]*)"\} 1\.0$', re.MULTILINE
 )
 
 SWITCH = "accept-nvidia-visible-devices-envvar-when-unprivileged"

@@ -118,7 +118,7 @@ class HealthMonitor:
         for uuid in devices:
             self.devices.pop(uuid, None)
             self._indices.pop(uuid, None)
-            HEALTH.remove_by_labels({"device": uuid})
+            HEALTH.remove_by_labels({"device_uuid": uuid})
 
     def update(self, gpus: Sequence[Gpu], driver_fault: Fault | None = None) -> None:
         """Apply one probe; with `driver_fault`, the driver did not respond."""

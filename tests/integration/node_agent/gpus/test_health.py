@@ -21,7 +21,7 @@ QUICK: dict[str, Any] = {"rate": 50, "backoff_s": 25.0, "hang_limit_s": 0.2}
 
 def state_shown(uuid: str, index: int) -> dict[str, float | None]:
     def of(state: HealthState) -> float | None:
-        labels = {"device": uuid, "index": str(index), "state": str(state)}
+        labels = {"device_uuid": uuid, "index": str(index), "state": str(state)}
         return REGISTRY.get_sample_value("leasehold_device_health", labels)
 
     return {str(state): of(state) for state in HealthState if of(state)}

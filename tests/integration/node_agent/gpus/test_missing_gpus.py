@@ -27,7 +27,7 @@ from tests.support.waiting import until
 
 QUICK: dict[str, Any] = {"rate": 50, "backoff_s": 10.0}
 SECOND = uuid_of(NodeName(NODE), 1)
-CORDONED = {"device": SECOND, "index": "1", "state": "cordoned"}
+CORDONED = {"device_uuid": SECOND, "index": "1", "state": "cordoned"}
 EXCLUDED = json.dumps({"nodeconfig": [{"name": NODE, "filterdevices": {"uuid": [SECOND]}}]})
 
 

@@ -237,7 +237,7 @@ def test_a_removed_device_has_no_series_and_words_that_are_no_xids_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def shown() -> list[float]:
-        labels = ({"device": "GPU-m", "index": "7", "state": state} for state in HealthState)
+        labels = ({"device_uuid": "GPU-m", "index": "7", "state": state} for state in HealthState)
         values = (REGISTRY.get_sample_value("leasehold_device_health", each) for each in labels)
         return [value for value in values if value is not None]
 
