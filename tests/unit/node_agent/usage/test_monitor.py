@@ -193,20 +193,6 @@ async def test_hami_core_9_nothing_that_a_container_writes_becomes_a_label(
     assert read(text)["hami_vgpu_memory_used_bytes"] == {tuple(sorted(HAMI.items())): 300 * MIB}
 
 
-async def test_hami_core_44_our_own_names_carry_units_and_no_values_as_labels(
-    world: MonitorWorld,
-) -> None:
-    computing(world)
-    await world.monitor.scan()
-
-    for family in world.monitor.collect():
-        for one in family.samples:
-            if one.name.startswith("leasehold_"):
-                assert set(one.labels) <= {*OURS, "reason"}
-                if one.name.endswith("_ratio"):
-                    assert 0 <= one.value <= 1
-
-
 async def test_a_killed_process_uses_nothing(world: MonitorWorld) -> None:
     tenant = computing(world)
     world.end_process(70)
