@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from services.binder.observations import DisruptionBudget, PodSnapshot, snapshot_of, stamp
+from services.binder.observations import DisruptionBudget, PodSnapshot, snapshot_of
 from shared.dialects import GPU_RESOURCES, KUBE_SCHEDULER
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import (
@@ -45,7 +45,7 @@ from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 from shared.model.node import AntiAffinityTerm, LabelRequirement
 from shared.model.preemption import PREEMPT_AT, EvictionOutcome, Victim
-from shared.model.quantity import parse_count
+from shared.model.quantity import parse_count, timestamp
 from shared.nats.bus import Bus, NoRespondersError
 from shared.placing.anti_affinity import matches_labels
 from shared.pods.pod_anti_affinity import requirements_of
@@ -177,7 +177,7 @@ class PodClient:
 
         False if the pod is gone, or cannot be changed. Raises UnavailableError as `evict` does.
         """
-        return await self._annotate(victim, stamp(at))
+        return await self._annotate(victim, timestamp(at))
 
     async def withdraw(self, victim: Victim) -> bool:
         """Remove that annotation; return whether the pod is there."""
@@ -436,7 +436,7 @@ def device_statuses(
         "status": "True",
         "reason": answer.reason,
         "message": cut(answer.message),
-        "lastTransitionTime": stamp(now),
+        "lastTransitionTime": timestamp(now),
     }
     return [
         {

@@ -1,6 +1,5 @@
 """Pods and PodDisruptionBudgets, as the binder reads them from the API server; pure."""
 
-import datetime
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
@@ -79,11 +78,6 @@ class DisruptionBudget:
     """`NAMESPACE/NAME`."""
     pods: frozenset[PodUid]
     allowed: int
-
-
-def stamp(at: float) -> str:
-    """Format Unix seconds as Kubernetes formats times."""
-    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def generation_of(lease: Lease) -> str:

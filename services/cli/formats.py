@@ -1,7 +1,6 @@
 """Formats of durations, instants and usage in the commands' output; pure."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -63,11 +62,6 @@ def age(seconds: float) -> str:
         if whole >= 2 * size:
             return f"{whole // size}{unit}"
     return f"{whole}s"
-
-
-def timestamp(at_s: float) -> str:
-    """Format Unix seconds as Kubernetes does, to the second."""
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def used_texts(measured: MeasuredView | None) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Kubernetes quantities ("500m", "2Gi", "1e3") as plain integers; pure.
+"""Kubernetes quantities ("500m", "2Gi", "1e3") as plain integers, and times as its texts; pure.
 
 The grammar is the one of the Kubernetes API reference for `Quantity`: a decimal number with a
 binary suffix, a decimal suffix or an exponent. Fractions round up, as the scheduler's do.
@@ -8,6 +8,7 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from fractions import Fraction
 from typing import TypeVar
 
@@ -55,6 +56,11 @@ def parse_quantity(text: str | float) -> Fraction:
 
 
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
+
+
+def timestamp(at_s: float) -> str:
+    """Format Unix seconds as Kubernetes formats times, to the second."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_duration_s(text: str) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from services.binder.observations import PodSnapshot, stamp
+from services.binder.observations import PodSnapshot
 from services.binder.report.explanations import KubernetesEvent, event_of
 from shared.model.errors import RequestError
 from shared.model.events.node_events import ViolationFound, ViolationReason
@@ -28,6 +28,7 @@ from shared.model.preemption import (
     StoredPreemption,
     Victim,
 )
+from shared.model.quantity import timestamp
 
 HOUR_S = 3600.0
 MINUTE_S = 60.0
@@ -397,7 +398,9 @@ def expiry(victims: Collection[Victim], notice_s: float, now: float) -> float:
 
 def announced_event(victim: Victim, preemption: Preemption, at: float) -> KubernetesEvent:
     """Return the Event of a victim that will be evicted."""
-    return _victim_event(victim, f"will be evicted at {stamp(at)}: {_cause(victim, preemption)}")
+    return _victim_event(
+        victim, f"will be evicted at {timestamp(at)}: {_cause(victim, preemption)}"
+    )
 
 
 def evicted_event(victim: Victim, preemption: Preemption) -> KubernetesEvent:
@@ -410,7 +413,7 @@ def beneficiary_event(preemption: Preemption) -> KubernetesEvent:
     victims = preemption.victims
     names = ", ".join(f"{victim.namespace}/{victim.name}" for victim in victims)
     pods = "1 pod is" if len(victims) == 1 else f"{len(victims)} pods are"
-    at = stamp(preemption.evict_at)
+    at = timestamp(preemption.evict_at)
     text = f"{pods} evicted for it on {victims[0].node} at {at}: {names}"
     return _pending_event(preemption, text, warning=False)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from services.binder.observations import PodSnapshot, stamp
+from services.binder.observations import PodSnapshot
 from shared.model.bounds import cut
 from shared.model.events.node_events import (
     DeviceReported,
@@ -24,6 +24,7 @@ from shared.model.lease import Lease
 from shared.model.ledger import Reservation, UnreadableRecord
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.preemption import Victim
+from shared.model.quantity import timestamp
 from shared.pods.rejections import AGENT_REFUSES, advice, causes
 
 COMPONENT = "leasehold"
@@ -223,7 +224,7 @@ def condition_patch(
         "message": message,
     }
     if now.status != "False":
-        condition["lastTransitionTime"] = stamp(now_s)
+        condition["lastTransitionTime"] = timestamp(now_s)
     return {
         "metadata": {"uid": explanation.pod, "resourceVersion": observed.resource_version},
         "status": {"conditions": [condition]},
@@ -252,14 +253,14 @@ def event_body(
         "reportingComponent": COMPONENT,
         "reportingInstance": "",
         "count": count,
-        "firstTimestamp": stamp(first_at),
-        "lastTimestamp": stamp(last_at),
+        "firstTimestamp": timestamp(first_at),
+        "lastTimestamp": timestamp(last_at),
     }
 
 
 def count_patch(count: int, last_at: float) -> Mapping[str, Any]:
     """Return the patch of an Event for something that happened again."""
-    return {"count": count, "lastTimestamp": stamp(last_at)}
+    return {"count": count, "lastTimestamp": timestamp(last_at)}
 
 
 def summarize(findings: Sequence[str], shown: int = 5) -> str:

@@ -15,10 +15,11 @@ from services.cli.admin.costs import report_costs
 from services.cli.admin.idle import report_idle
 from services.cli.api_client import ApiClient, NothingFoundError, locate
 from services.cli.commands import BudgetArguments, Report
-from services.cli.formats import FittedTable, age, timestamp
+from services.cli.formats import FittedTable, age
 from services.cli.terminal import program
 from shared.model.budget import BudgetState, BudgetsView, BudgetView, ReportView, minutes
 from shared.model.errors import RequestError
+from shared.model.quantity import timestamp
 from shared.model.views import GrantOrder, GrantView
 
 BAR_WIDTH = 20

@@ -14,8 +14,9 @@ from rich.text import Text
 from services.cli import terminal
 from services.cli.api_client import ApiClient, locate
 from services.cli.commands import Report
-from services.cli.formats import FittedTable, timestamp
+from services.cli.formats import FittedTable
 from shared.model.costs.cost_records import USES, CostLine, CostView
+from shared.model.quantity import timestamp
 
 FOCUS_COLUMNS = (
     *("BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency"),

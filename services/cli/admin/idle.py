@@ -9,9 +9,10 @@ from rich.text import Text
 from services.cli import terminal
 from services.cli.api_client import ApiClient, locate
 from services.cli.commands import Report
-from services.cli.formats import FittedTable, age, notes, timestamp
+from services.cli.formats import FittedTable, age, notes
 from shared.model.budget import IdleHolder, IdleView
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.quantity import timestamp
 from shared.model.views import View
 
 

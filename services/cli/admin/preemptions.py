@@ -3,9 +3,9 @@
 from services.cli import terminal
 from services.cli.api_client import ApiClient, NothingFoundError, RefusedError, locate
 from services.cli.commands import PreemptionsArguments
-from services.cli.formats import timestamp
 from services.cli.terminal import program
 from shared.model.preemption import DryRunView, PreemptionsView, PreemptionView
+from shared.model.quantity import timestamp
 
 
 def preemptions(flags: PreemptionsArguments) -> int:

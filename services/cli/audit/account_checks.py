@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator
 
 from services.cli.audit.snapshot import BIND_S, Difference, Snapshot, WindowTotals, pod_name
-from services.cli.formats import timestamp
 from services.timekeeper.accounts.accrual import RESTORED
 from shared.model.budget import BudgetWindow, ChargeEntry
 from shared.model.fair_share import GpuAmount, fair_share_of
 from shared.model.names import Namespace, PodUid
+from shared.model.quantity import timestamp
 from shared.model.quota import QuotaUsage, total_of
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from services.cli.formats import age, measured_text, timestamp
+from services.cli.formats import age, measured_text
 from services.cli.pod_summary import PodSummary
 from shared.dialects import KUBE_SCHEDULER
 from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
@@ -11,6 +11,7 @@ from shared.dialects.vocabulary import did_you_mean
 from shared.model.lease import LeaseState
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE, OWN_SCHEDULER, Namespace, PodUid
+from shared.model.quantity import timestamp
 from shared.model.views import (
     DeviceView,
     GangView,

@@ -8,10 +8,10 @@ from msgspec import structs
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from services.cli.formats import FittedTable, age, notes, timestamp, used_texts
+from services.cli.formats import FittedTable, age, notes, used_texts
 from shared.model.device import DeviceMode, Hardware
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.quantity import peak
+from shared.model.quantity import peak, timestamp
 from shared.model.views import (
     DeviceView,
     GpusView,

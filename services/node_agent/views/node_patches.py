@@ -6,12 +6,12 @@ never removed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from shared.dialects.advertised import NodeObject
 from shared.model.names import NodeName
 from shared.model.node import OWN_ENTRIES_PREFIX
+from shared.model.quantity import timestamp
 
 TRANSITION_TIME = "lastTransitionTime"
 
@@ -89,7 +89,7 @@ def date_conditions(
         for entry in before
         for one in entry.get("conditions") or ()
     }
-    now = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = timestamp(now_s)
 
     def dated(entry: DeviceEntry) -> DeviceEntry:
         conditions = [

@@ -1,6 +1,5 @@
 """Reports of budgets and quotas: the status of their objects, and events; pure."""
 
-import datetime
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -22,6 +21,7 @@ from shared.model.budget import (
 )
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.names import Namespace
+from shared.model.quantity import timestamp
 from shared.model.quota import Quota, QuotaTotals, QuotaUsage
 
 T = TypeVar("T")
@@ -29,13 +29,6 @@ T = TypeVar("T")
 NOTHING_NEW = "nothing new is allowed until it is valid"
 MAX_UNITS = 2**63 - 1
 """The maximum in an event, 150 billion GPU-minutes; higher amounts are capped."""
-
-
-def stamp(at_ms: int) -> str:
-    """Return an instant in Kubernetes' format, to the second."""
-    return datetime.datetime.fromtimestamp(at_ms // 1000, datetime.UTC).strftime(
-        "%Y-%m-%dT%H:%M:%SZ"
-    )
 
 
 def optional(form: Callable[[int], T], value: int | None) -> T | None:
@@ -51,10 +44,12 @@ def budget_status(
     reason = "InvalidSpec" if current.problem else "SpecInForce"
     return BudgetStatus(
         observed_generation=item.metadata.generation,
-        conditions=conditions_of(item, current.problem, reason=reason, at=stamp(current.at_ms)),
+        conditions=conditions_of(
+            item, current.problem, reason=reason, at=timestamp(current.at_ms // 1000)
+        ),
         spec_in_force=spec,
         state=str(current.state),
-        since=stamp(account.state.since_ms),
+        since=timestamp(account.state.since_ms // 1000),
         window=WindowStatus(id=window.id, start=window.start_ms, end=window.end_ms),
         used_units=str(current.used_units),
         window_used_units=str(current.window_used_units),
@@ -65,7 +60,9 @@ def budget_status(
         remaining_minutes=optional(minutes, current.remaining_units),
         current_rate=current.current_rate_milli_gpu,
         leases=current.leases,
-        projected_exhaustion=optional(stamp, current.exhausted_at_ms),
+        projected_exhaustion=optional(
+            lambda at_ms: timestamp(at_ms // 1000), current.exhausted_at_ms
+        ),
         checkpoint_at=current.at_ms,
     )
 

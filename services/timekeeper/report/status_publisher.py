@@ -12,7 +12,7 @@ import msgspec
 
 from services.timekeeper.config.budget_sources import BudgetObjects, ConfiguredObjects
 from services.timekeeper.config.budget_spec import KIND
-from services.timekeeper.report.budget_reports import budget_status, quota_status, stamp
+from services.timekeeper.report.budget_reports import budget_status, quota_status
 from shared.kubernetes.custom_kinds import API_VERSION, ObjectStatus
 from shared.kubernetes.paths import objects_path
 from shared.kubernetes.types import RawObject
@@ -21,6 +21,7 @@ from shared.model.balance import consequence
 from shared.model.bounds import cut
 from shared.model.budget import Account, Balance, Budget, BudgetState, LeaseClass, minutes
 from shared.model.errors import ConflictError, RequestError, UnavailableError
+from shared.model.quantity import timestamp
 from shared.model.quota import Quota
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class StatusPublisher:
             return
         quotas, totals = self.quotas, await ledger.totals(charges=False)
         for name, item in sorted(quotas.latest.items.items()):
-            status = quota_status(name, quotas.latest, totals, at=stamp(at_ms))
+            status = quota_status(name, quotas.latest, totals, at=timestamp(at_ms // 1000))
             await self._write_status(quotas, item, status, at_ms, every_ms=USAGE_MS)
 
     async def _write_status(
@@ -155,7 +156,7 @@ def _event(
         f"{account.state.since_ms} {current.state} {current.warned_percent} {window} {invalid}"
     )
     digest = hashlib.blake2s(identity.encode(), digest_size=8).hexdigest()
-    at = stamp(current.at_ms)
+    at = timestamp(current.at_ms // 1000)
     return {
         "apiVersion": "v1",
         "kind": "Event",

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from services.timekeeper.accounts.accrual import parse_gpu_minutes
 from services.timekeeper.metrics import IGNORED_REPORTS
-from services.timekeeper.report.budget_reports import optional, stamp
+from services.timekeeper.report.budget_reports import optional
 from services.timekeeper.service import Timekeeper
 from shared.credentials.authorization import Authenticator, Viewer
 from shared.credentials.tokens import AccessDeniedError
@@ -22,6 +22,7 @@ from shared.model.balance import OUT_OF_BUDGET
 from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.names import Namespace
+from shared.model.quantity import timestamp
 
 Json = dict[str, object]
 
@@ -36,7 +37,7 @@ def proof_of_concept_json(balance: Balance) -> Json:
         ),
         "state": str(balance.state),
         "window": balance.window.id,
-        "resetAt": optional(stamp, balance.window.end_ms),
+        "resetAt": optional(lambda at_ms: timestamp(at_ms // 1000), balance.window.end_ms),
         "currentRateMilliGPU": balance.current_rate_milli_gpu,
     }
 
