@@ -124,7 +124,7 @@ HELM_INSTALLS = [
     command
     for page in ("install.md", "k8s/chart/README.md")
     for command in commands(page, program="helm")
-    if command.startswith("helm install ")
+    if command.startswith("helm install leasehold ")
 ]
 
 
