@@ -1,5 +1,5 @@
 -- The journal of tenures: when leases began and ended, by this server's clock (the time in an entry's ID).
--- The timekeeper charges budgets by it, and trims what it has charged.
+-- The timekeeper charges budgets and records costs by it, and trims what it has used for both.
 --   tenures   stream  kind: 'held' (bound now), 'restored' (rewritten, held since it was created) or
 --                     'ended' (now); and each lease as it is, under its pod
 local MAX_TENURES = 50000
