@@ -175,7 +175,13 @@ class LedgerMachine(RuleBasedStateMachine):
             assert answer is None
         else:
             assert answer.state is LeaseState.ACTIVE
-            assert structs.replace(answer, state=known.state, version=known.version) == known
+            assert answer.activated_at >= known.activated_at
+            assert answer == structs.replace(
+                known,
+                state=LeaseState.ACTIVE,
+                version=answer.version,
+                activated_at=answer.activated_at,
+            )
             self.model.leases[pod] = answer
 
     @rule(chosen=st.sets(pods, max_size=3))
