@@ -1,5 +1,6 @@
 """Parses GPUQuota objects; pure."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar
@@ -142,9 +143,9 @@ def _run_s(text: str | None) -> int | None:
 
 
 def _mib(memory: int | str) -> int | None:
-    """Return a quantity in MiB, or None if it is negative, or positive and below 1 MiB."""
-    try:
-        amount = parse_quantity(memory)
-    except RequestError as error:
-        raise ValueError(f"maxMemory: {error}") from error
+    """Return a quantity in MiB, or None if it is positive and below 1 MiB."""
+    text = str(memory)
+    if len(text) > LONGEST or not re.search(QUANTITY, text):
+        raise ValueError(f"maxMemory: {text!r} is not a Kubernetes quantity such as 80Gi")
+    amount = parse_quantity(text)
     return min(int(amount) // MIB, MOST) if amount >= MIB or not amount else None

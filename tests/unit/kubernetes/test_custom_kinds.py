@@ -85,7 +85,7 @@ INVALID: tuple[tuple[str, Spec, str], ...] = (
     *((QUOTA, each, MEMORY) for each in SMALL),
     (QUOTA, {"models": [{"name": "T4", "maxMemory": "80"}]}, MEMORY),
     (QUOTA, {"maxMemory": "80 apples"}, "maxMemory"),
-    *((QUOTA, {"maxMemory": each}, "maxMemory") for each in ("NaN", "-1Gi", -1)),
+    *((QUOTA, {"maxMemory": each}, "maxMemory") for each in ("NaN", "-1Gi", -1, " 1Gi", "1e308")),
     (QUOTA, {"maxCards": -1}, "maxCards"),
     (QUOTA, {"models": [{"name": "T4"}, {"name": "T4"}]}, "models"),
     (QUOTA, {"models": [{"maxCards": 1}]}, "name"),
@@ -135,7 +135,7 @@ budgets = maybe(
         refillGPUMinutesPerHour=amounts,
     ),
 )
-quantities = st.from_regex(r"\A[+]?[0-9]{0,4}[.]?[0-9]{1,4}(Ki|Mi|G|k|m|e[0-9])?\Z")
+quantities = st.from_regex(r"\A[ +-]?[0-9]{0,4}[.]?[0-9]{1,4}(Ki|Mi|G|k|m|e[0-9])?\Z")
 limits = {
     "maxMilliGPU": amounts,
     "maxMemory": quantities | st.integers(-1, 2**21),
