@@ -13,7 +13,7 @@ request that creates a pod until a watch shows its node. CPU is that of the proc
     freed      a pod ends: until one that waits for its GPU is bound
     reclaim    a pod of higher priority comes, then as many as GPUs: until they are bound
     gang       512 pods of one GPU that start together
-    churn      a minute of pods that come and end, with --kill after 20 and 40 s: what is wrong then
+    churn      a minute of pods that come and end, with --kill twice: what is wrong then
 """
 
 import argparse
@@ -119,10 +119,12 @@ async def burst(run):
 
 
 async def whole(run):
-    await run.at_once(f"{run.gpus} whole GPUs at once", run.gpus, 1)
+    if not run.api.live():
+        await run.at_once(f"{run.gpus} whole GPUs at once", run.gpus, 1)
 
 
 async def refused(run):
+    await whole(run)
     ms = []
     for name in run.names(run.options.samples):
         sent = await run.api.create_pods([name], GPUS + 1)
@@ -134,6 +136,7 @@ async def refused(run):
 
 
 async def freed(run):
+    await whole(run)
     ms, holders = [], [name for name in run.api.live() if name in run.api.bound]
     for name in run.names(min(run.options.samples, len(holders))):
         await run.api.create_pods([name], 1)
@@ -147,6 +150,7 @@ async def freed(run):
 
 
 async def reclaim(run):
+    await whole(run)
     for count in (1, run.gpus - 1):
         more = {"spec": {"priorityClassName": "scenarios"}}
         await run.at_once(f"reclaim of {count} GPUs", count, 1, more)
@@ -164,11 +168,11 @@ async def gang(run):
 
 
 async def churn(run):
-    kills = [20, 40] if run.options.kill else []
+    kills = 0
     began, wrong, bare, waiting = time.perf_counter(), set(), set(), {}
     while (now := time.perf_counter() - began) < run.options.churn:
-        if kills and now > kills[0]:
-            kills.pop(0)
+        if run.options.kill and 3 * now > (kills + 1) * run.options.churn:
+            kills += 1
             await (await asyncio.create_subprocess_shell(run.options.kill)).wait()
         sent = await run.api.create_pods(run.names(4), random.choice([SHARE, 1, 2]))  # noqa: S311
         waiting |= sent
@@ -183,7 +187,7 @@ async def churn(run):
     over, without = judge(run.api)
     stuck = waiting.keys() - run.api.bound.keys()
     run.row(
-        f"{run.options.churn:g} s of churn, {2 if run.options.kill else 0} kills",
+        f"{run.options.churn:g} s of churn, {kills} kills",
         f"{len(waiting)} pods; beyond their size: {len(wrong | over)}; bound without a GPU: "
         f"{len(bare | without)}; stuck: {len(stuck)}",
     )
