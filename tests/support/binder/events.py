@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from msgspec import structs
-
 from services.binder.clients import NodeAgentClient, NoReply
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import Allocation, DeviceReported
@@ -29,7 +27,7 @@ def terminated(name: str = "p1", phase: str = "", rejection: str = "") -> PodTer
 
 
 def in_state(state: LeaseState, name: str = "p1") -> Lease:
-    return structs.replace(lease(name), state=state, version=2, created_at=NOW - 60)
+    return lease(name, state=state, version=2, created_at=NOW - 60)
 
 
 def activation(of: Lease) -> Allocation:

@@ -138,9 +138,9 @@ def lease(name: str = "p1", node: str = "n1", **changes: Any) -> Lease:
         ),
         version=1,
         created_at=NOW - 1,
-        expires_at=NOW + 30,
     )
-    return structs.replace(made, **changes)
+    expires = changes.get("state", LeaseState.RESERVED) is LeaseState.RESERVED
+    return structs.replace(made, **{"expires_at": NOW + 30 if expires else 0.0} | changes)
 
 
 def chosen(*leases: Lease) -> list[PlacementChosen]:
