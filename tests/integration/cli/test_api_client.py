@@ -134,6 +134,7 @@ async def waiting_pod(at: Cluster, name: str, namespace: str = "default") -> Any
     )
     capacity = await at.shown.ledger.capacity()
     await at.shown.ledger.waiting_pods.enqueue([verdict(waits, capacity)])
+    await at.shown.publish(waits)
     return waits
 
 
