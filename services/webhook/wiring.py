@@ -51,6 +51,8 @@ class RegistrationWriter:
         self.client = client
         self.url = url
         """The webhook's URL without a path; empty: the operator installs the configuration."""
+        self._is_current = False
+        """This process has written the configuration, of which an earlier version may be there."""
 
     async def trust(self, authorities: bytes) -> None:
         """Write the authorities (PEM) unless the configuration has them.
@@ -81,6 +83,9 @@ class RegistrationWriter:
             if webhook.name in wanted and webhook.client_config != wanted[webhook.name]
             for operation in self._changes(f"/webhooks/{number}/clientConfig", fields[webhook.name])
         ]
+        if self.url and not self._is_current:
+            hooks = configuration(fields)["webhooks"]
+            operations = [{"op": "add", "path": "/webhooks", "value": hooks}]
         if operations:
             version = found.metadata.resource_version
             test = {"op": "test", "path": "/metadata/resourceVersion", "value": version}
@@ -88,6 +93,7 @@ class RegistrationWriter:
                 await self.client.patch_json(path, [test, *operations])
             except KubernetesConflictError as error:
                 raise UnavailableError(f"{path} was changed in the meantime") from error
+        self._is_current = True
 
     def _changes(self, path: str, fields: dict[str, str]) -> list[dict[str, object]]:
         """Return the patch of a `clientConfig`: with a URL all of it, as it may have a Service."""

@@ -4,6 +4,7 @@ import asyncio
 import base64
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -82,6 +83,20 @@ async def test_a_second_replica_takes_over_the_certificate_and_both_are_trusted(
         await first.refresh()
         await first.refresh()
         assert first.bundle == second.bundle
+
+
+async def test_webhooks_of_an_earlier_version_are_replaced() -> None:
+    async with cluster() as (_, kube, _):
+        authority = make(NAMES, NOW).authority
+        await RegistrationWriter(kube, url="https://127.0.0.1:1").trust(authority)
+        path = f"{CONFIGURATIONS}/leasehold"
+        made = await kube.read(path, dict[str, Any])
+        earlier = {"op": "remove", "path": "/webhooks/0/matchConditions"}
+        await kube.patch_json(path, [earlier])
+
+        await RegistrationWriter(kube, url="https://127.0.0.1:1").trust(authority)
+
+        assert (await kube.read(path, dict[str, Any]))["webhooks"] == made["webhooks"]
 
 
 async def test_a_deleted_certificate_is_trusted_until_another_is_served(
