@@ -210,7 +210,7 @@ async def test_completion_offers_what_the_cluster_has(at: Cluster) -> None:
     lease = await reserve_lease(at.shown)
     await waiting_pod(at, "mine")
     await until(lambda: documents(at, "ps"), lambda shown: shown["waiting"] and shown["leases"])
-    offered = {
+    offered: dict[tuple[str, ...], set[str]] = {
         ("explain", ""): {lease.name, "mine"},
         ("explain", "mi"): {"mine"},
         ("ps", "-n", ""): {"default"},
