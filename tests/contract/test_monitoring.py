@@ -37,7 +37,7 @@ def all_rows() -> list[Row]:
     ]
 
 
-def test_our_metrics_have_base_units_and_labels_with_a_stated_bound() -> None:
+def test_hami_core_44_our_metrics_have_base_units_and_labels_with_a_stated_bound() -> None:
     ours = [(name, labels) for name, _, labels, _ in all_rows() if name.startswith(OURS)]
     used = {label for _, labels in ours for label in labels.strip("{}").split(",") if label}
 
