@@ -7,9 +7,9 @@ import msgspec
 
 from services.timekeeper.accounts.accrual import DAY_MS
 from services.timekeeper.accounts.cost_hours import (
-    CostReading,
     IdleShares,
     Size,
+    charged_leases,
     device_states,
     holdings,
     record_hours,
@@ -21,6 +21,7 @@ from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.costs.cost_records import CostHour, CostMark, hours_of
 from shared.model.events.request_reply import UsageReply
+from shared.model.ledger import NodeTotals
 from shared.model.names import NodeName
 
 logger = logging.getLogger(__name__)
@@ -50,20 +51,21 @@ class CostRecorder:
 
     async def record(self) -> None:
         """Record until now. The journal is read last: it has all changes since the leases."""
-        reading = await self._read()
+        nodes = [totals async for page in self.ledger.totals.pages() for totals in page]
+        before, self._idle = self._idle, await self._read_idle(nodes)
         known = await self.store.costs(0, 0)
         journal = await self.store.unread_journal(WHOLE_JOURNAL, reader="cost")
         until_ms = journal.horizon_ms or 0
-        sizes = sizes_seen(_decode_sizes(known.sizes), reading.leases, until_ms)
+        sizes = sizes_seen(_decode_sizes(known.sizes), charged_leases(nodes), until_ms)
         hours: dict[int, CostHour] = {}
         if known.at_ms and (journal.lost or journal.known_generation != journal.generation):
             lost_ms = until_ms - known.at_ms
             logger.warning("the journal was lost: no costs are recorded of %d ms", lost_ms)
         elif known.at_ms:
             hours = dict((await self.store.costs(known.at_ms, known.at_ms + 1)).hours)
-            held = holdings(reading, journal.entries, known.at_ms, until_ms)
-            devices = device_states(reading.nodes, sizes)
-            record_hours(hours, held, devices, known.at_ms, until_ms)
+            interval, idle = (known.at_ms, until_ms), (self._idle, before)
+            held = holdings(charged_leases(nodes), journal.entries, idle, *interval)
+            record_hours(hours, held, device_states(nodes, sizes), *interval)
         mark = CostMark(
             at_ms=until_ms,
             sizes=msgspec.json.encode([*sizes.items()]).decode(),
@@ -73,20 +75,14 @@ class CostRecorder:
         if until_ms > known.at_ms:
             await self.store.record_costs(journal, known, mark)
 
-    async def _read(self) -> CostReading:
-        pages = [page async for page in self.ledger.totals.pages()]
-        nodes = tuple(totals for page in pages for totals in page)
-        leased = [totals.node.facts.name for totals in nodes if totals.leases]
-        now = self.clock.now()
-        before, self._idle = (
-            self._idle,
-            {
-                share.key: share.is_idle(now)
-                for reply in (await self.read_usage(leased)).values()
-                for share in (reply.shares if reply else ())
-            },
-        )
-        return CostReading(nodes=nodes, idle=self._idle, ended_idle=before)
+    async def _read_idle(self, nodes: Iterable[NodeTotals]) -> IdleShares:
+        """Return of the measured shares whether they are idle."""
+        replies = await self.read_usage([each.node.facts.name for each in nodes if each.leases])
+        return {
+            share.key: share.is_idle(self.clock.now())
+            for reply in replies.values()
+            for share in (reply.shares if reply else ())
+        }
 
 
 def _decode_sizes(text: str) -> dict[Size, int]:

@@ -5,7 +5,6 @@ for all of it: the devices, which shares were idle, and which devices have no ro
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -66,27 +65,24 @@ class Holding(NamedTuple):
     to_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostReading:
-    """The ledger and the agents' measurements at the end of an interval."""
-
-    nodes: tuple[NodeTotals, ...] = ()
-    idle: IdleShares = field(default_factory=dict)
-    ended_idle: IdleShares = field(default_factory=dict)
-    """As of the reading before: of leases that have ended since."""
-
-    @property
-    def leases(self) -> Iterator[Lease]:
-        """The leases that are charged."""
-        for totals in self.nodes:
-            yield from (each for each in totals.leases if each.state in CHARGED_STATES)
+def charged_leases(nodes: Iterable[NodeTotals]) -> Iterator[Lease]:
+    """Yield the leases that are charged."""
+    for totals in nodes:
+        yield from (each for each in totals.leases if each.state in CHARGED_STATES)
 
 
 def holdings(
-    reading: CostReading, entries: Iterable[JournalEntry], from_ms: int, to_ms: int
+    leases: Iterable[Lease],
+    entries: Iterable[JournalEntry],
+    idle: tuple[IdleShares, IdleShares],
+    from_ms: int,
+    to_ms: int,
 ) -> Iterator[Holding]:
-    """Yield what leases had; `entries` are those of the interval, read after the leases."""
-    spans = {charged_lease_id(each): (each, from_ms, to_ms, False) for each in reading.leases}
+    """Yield what leases had; `entries` are those of the interval, read after the leases.
+
+    `idle` is read at the end of the interval, and before it, for leases that have ended.
+    """
+    spans = {charged_lease_id(each): (each, from_ms, to_ms, False) for each in leases}
     for entry in entries:
         for lease in entry.leases:
             id_ = charged_lease_id(lease)
@@ -98,10 +94,10 @@ def holdings(
                 spans[id_] = (lease, begin, to_ms, False)
     for lease, begin, end, has_ended in spans.values():
         span = max(begin, from_ms), min(end, to_ms)
-        idle = reading.ended_idle if has_ended else reading.idle
+        known = idle[has_ended]
         for device, shares in shares_by_device(lease).items() if span[0] < span[1] else ():
             running = [share for share in shares if not share.init]
-            use = _use_of([idle.get(share_key(lease.pod, share)) for share in running])
+            use = _use_of([known.get(share_key(lease.pod, share)) for share in running])
             model = shares[0].device_model
             yield Holding(device, model, lease.namespace, milli_gpu(shares), use, *span)
 

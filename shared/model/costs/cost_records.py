@@ -21,8 +21,6 @@ FREE = Namespace("")
 """Has the amounts that no namespace has leased."""
 WHOLE = 1000
 UNITS_PER_GPU_HOUR = WHOLE * HOUR_MS
-Amounts = list[int]
-"""One for each use."""
 Sums = dict[tuple[Namespace, str], list[Fraction]]
 """By namespace and model of the device, an amount for each use."""
 
@@ -36,14 +34,14 @@ class CostHour(msgspec.Struct, array_like=True):
     """Less than between the two instants if the journal was lost in between."""
     device_ms: dict[str, int] = msgspec.field(default_factory=dict)
     """By model."""
-    sums: dict[Namespace, dict[str, Amounts]] = msgspec.field(default_factory=dict)
+    sums: dict[Namespace, dict[str, list[int]]] = msgspec.field(default_factory=dict)
 
     def add(self, namespace: Namespace, model: str, use: int, units: int) -> None:
         """Add to an amount."""
         self.sums.setdefault(namespace, {}).setdefault(model, [0] * len(USES))[use] += units
 
-    def rows(self) -> Iterator[tuple[Namespace, str, Amounts]]:
-        """Yield namespaces, models and amounts."""
+    def rows(self) -> Iterator[tuple[Namespace, str, list[int]]]:
+        """Yield namespaces, models, and an amount for each use."""
         for name, by_model in self.sums.items():
             for model, amounts in by_model.items():
                 yield name, model, amounts

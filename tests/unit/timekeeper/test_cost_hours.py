@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from services.timekeeper.accounts.cost_hours import (
     WEEK_MS,
     WHOLE_SIZE,
-    CostReading,
     Size,
     device_states,
     holdings,
@@ -32,7 +31,7 @@ from shared.model.costs.cost_records import (
     CostHour,
     add_up,
 )
-from shared.model.device import NO_USE, DeviceUse
+from shared.model.device import NO_USE, DeviceMode, DeviceUse, MigLayout, MigProfile
 from shared.model.lease import Lease, ShareKey, share_key
 from shared.model.ledger import NodeTotals
 from shared.model.names import DeviceUuid, Namespace
@@ -86,7 +85,6 @@ def recorded(history: Sequence[Held], steps: Sequence[int], gpus: Sequence[int])
     idle = {key_of(one): held.idle for one, held in all_leases if held.idle is not None}
     for begin, end in pairwise(steps):
         live = tuple(one for one, held in all_leases if held.begin <= end < held.end)
-        totals = NodeTotals(node=ledger_node("a"), leases=live)
         entries = [
             JournalEntry(at_ms=at, kind=kind, leases=(one,))
             for one, held in all_leases
@@ -94,8 +92,7 @@ def recorded(history: Sequence[Held], steps: Sequence[int], gpus: Sequence[int])
             if begin < at <= end or at == begin == T0
         ]
         entries.sort(key=lambda entry: (entry.at_ms, entry.kind == "ended"))
-        reading = CostReading(nodes=(totals,), idle=idle, ended_idle=idle)
-        of_step = holdings(reading, entries, begin, end)
+        of_step = holdings(live, entries, (idle, idle), begin, end)
         record_hours(found, of_step, devices_of(gpus), begin, end)
     return list(found.values())
 
@@ -180,9 +177,7 @@ def test_a_lease_that_was_resized_or_restored_has_no_time_twice() -> None:
         JournalEntry(at_ms=T0 + 10, kind="held", leases=(large,)),
         JournalEntry(at_ms=T0 + 20, kind="restored", leases=(old,)),
     ]
-    totals = NodeTotals(node=ledger_node("a"), leases=(large, old))
-
-    found = holdings(CostReading(nodes=(totals,)), entries, T0, T0 + 100)
+    found = holdings((large, old), entries, ({}, {}), T0, T0 + 100)
 
     assert sorted((h.milli_gpu, h.from_ms - T0, h.to_ms - T0) for h in found) == [
         (250, 0, 10),
@@ -191,6 +186,8 @@ def test_a_lease_that_was_resized_or_restored_has_no_time_twice() -> None:
     ]
 
 
+PROFILES = (MigProfile(name="3g.20gb", memory_mib=8_000, count=2),)
+MIG = {"mode": DeviceMode.MIG, "layouts": (MigLayout(name="group1", profiles=PROFILES),)}
 SMALL, LARGE = Size(4_000, 0, 0), Size(12_000, 50, 0)
 
 
@@ -208,6 +205,8 @@ SMALL, LARGE = Size(4_000, 0, 0), Size(12_000, 50, 0)
         ([SMALL], NO_USE, {}, {"excluded_devices": (0,), "exclusions": ("why",)}, False),
         ([WHOLE_SIZE], use(), {}, {}, False),
         ([WHOLE_SIZE], NO_USE, {"memory_mib": 40_000}, {}, True),
+        ([SMALL], DeviceUse(shares=1, slots_taken="01"), MIG, {}, True),
+        ([SMALL], DeviceUse(shares=2, slots_taken="11"), MIG, {}, False),
     ],
 )
 def test_what_is_free_is_stranded_where_no_share_of_the_last_week_fits(
