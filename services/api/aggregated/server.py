@@ -121,6 +121,8 @@ class AggregatedApi:
         request[USER] = user
         try:
             return await handler(request)
+        except web.HTTPMethodNotAllowed:
+            return _status(405, f"{GROUP} is read-only: it shows what Leasehold has decided")
         except (web.HTTPException, LeaseholdError) as error:
             return _status(*refusal(error))
 

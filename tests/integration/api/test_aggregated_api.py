@@ -99,6 +99,14 @@ async def test_a_refusal_is_a_status_in_words(
     assert said in found["message"]
 
 
+async def test_what_would_write_is_refused(group: Group) -> None:
+    refused = await group.client.delete(f"{DEFAULT}/gpuleases/first")
+
+    found = await refused.json()
+    assert (refused.status, found["reason"]) == (405, "MethodNotAllowed")
+    assert "is read-only" in found["message"]
+
+
 async def test_a_watch_continues_after_a_list_and_ends_what_is_selected_no_more(
     group: Group,
 ) -> None:
