@@ -20,7 +20,7 @@ ENOUGH_CPU_S = 0.1
 FLOOD_S = 10
 """The API server's timeout for the flood: both ends of it run in this process."""
 TRIES = 2
-"""Of which the fastest counts: another program may have had the processor's cache."""
+"""Of which one must be fast: another program may have had the processor's cache."""
 
 
 @pytest.mark.parametrize("gpu", [False, True])
@@ -31,8 +31,12 @@ async def test_no_pod_takes_long_to_review(tmp_path: Path, *, gpu: bool) -> None
             worst = worst_pod(kind, gpu=gpu)
             for old in (None, worst):
                 body = review_of(worst, old=old)
-                took = min([await cpu_s(one.webhook, body) for _ in range(TRIES)])
-                if took > (2 if old else 1) * ENOUGH_CPU_S:
+                limit = (2 if old else 1) * ENOUGH_CPU_S
+                for _ in range(TRIES):
+                    took = await cpu_s(one.webhook, body)
+                    if took <= limit:
+                        break
+                else:
                     slow[kind, bool(old)] = took
 
     assert slow == {}
