@@ -121,7 +121,8 @@ def _read_api(settings: ApiSettings, service: ApiService, budgets: Budgets, bus:
 
 
 async def _api_server(settings: ApiSettings, stack: AsyncExitStack) -> KubernetesClient | None:
-    if settings.auth != "kube" and settings.kubeconfig is None:
+    reviews_tokens = settings.auth == "none" and settings.kubeconfig is not None
+    if settings.auth != "kube" and not settings.aggregated and not reviews_tokens:
         return None
     client = KubernetesClient(load_credentials(settings.kubeconfig))
     return await stack.enter_async_context(client)
@@ -143,6 +144,7 @@ async def serve_group(group: AggregatedApi, kube: KubernetesClient, settings: Ap
     store = SecretStore(kube, namespace, name) if name else directory
     names = [f"api.{namespace or SYSTEM_NAMESPACE}.svc"]
     trust, now = Registration(kube).trust, partial(datetime.now, UTC)
+    reported = ""
     while True:
         try:
             group.proxy = await read_front_proxy(kube)
@@ -163,8 +165,11 @@ async def serve_group(group: AggregatedApi, kube: KubernetesClient, settings: Ap
                 await _until_changed(group.proxy, kube)
                 renewal.cancel()
         except* LeaseholdError as errors:
-            for error in errors.exceptions:
-                logger.warning("%s is not served: %s", GROUP, error)
+            if str(errors.exceptions) != reported:
+                reported = str(errors.exceptions)
+                logger.warning(
+                    "%s is not served: %s", GROUP, "; ".join(map(str, errors.exceptions))
+                )
             await asyncio.sleep(RETRY_S)
 
 

@@ -6,9 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
+from simcluster.apiserver.admission.service_address import endpoint_of_port
+from simcluster.apiserver.registry import open_store
+from simcluster.installation import Installation
 from tests.contract.test_pods_start import fault_of
 
 ROOT = Path(__file__).parents[2]
@@ -126,6 +130,20 @@ def test_operator_commands_run_in_a_container_that_up_does_not_start() -> None:
     for agent in (one for one in OURS if one.startswith("agent-")):
         (state,) = re.findall(r"--state-dir=(\S+)", _text(agent))
         assert str(Path(state).parent) == environment["LEASEHOLD_AGENTS"]
+
+
+def test_the_simulated_api_server_passes_on_what_the_commands_read() -> None:
+    store = open_store()
+    content = COMPOSE["configs"]["install"]["content"]
+
+    msgspec.json.decode(content, type=Installation).create_objects(store)
+
+    (group,) = store.list("apiservices")
+    service = group["spec"]["service"]
+    found = store.read("services", service["namespace"], service["name"])
+    address = endpoint_of_port(store, found, str(service["port"]))
+    host, _, port = address.partition(":")
+    assert f"--aggregated=0.0.0.0:{port}" in COMPOSE["services"][host]["command"]
 
 
 def test_the_file_holds_no_secret() -> None:
