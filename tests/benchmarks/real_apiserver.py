@@ -65,6 +65,8 @@ class RealApi:
                     for task in background:
                         task.cancel()
                     await kube.delete(f"{NAMESPACES}/{api.namespace}")
+                    for path, made in (PRIORITY, *system.objects):
+                        await kube.delete(f"{path}/{made['metadata']['name']}")
 
     async def create_nodes(self, count, gpus):
         """Create ready nodes with so many GPUs each; return their names."""
