@@ -36,7 +36,7 @@ from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.model.names import BUDGET_GATE, Namespace
-from shared.model.quota import Quota
+from shared.model.quota import ALL_NAMESPACES, Quota
 from shared.pods.pod_view import PodView, decode_view
 from shared.runtime import telemetry
 from shared.runtime.service import handles, loops, publishes
@@ -180,7 +180,8 @@ class Webhook:
         """
         started = time.perf_counter()
         request = decode_request(body)
-        quota = self.quotas.get(Namespace(request.namespace or "default"))
+        namespace = Namespace(request.namespace or "default")
+        quota = self.quotas.get(namespace) or self.quotas.get(ALL_NAMESPACES)
         policy = replace(self.policy, claims=claims, quota=quota)
         decision: AdmissionDecision | None = ALLOWED
         try:

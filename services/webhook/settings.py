@@ -112,6 +112,9 @@ class WebhookSettings(ApiServerSettings, ServiceSettings):
         False,
         "envFrom of containers with GPUs needs no prefix: only if CDI passes devices on all nodes",
     )
+    quotas: Path | None = setting(
+        None, "YAML file of GPUQuota objects, for their run times; as for watchers"
+    )
     allow_larger_requests: bool = setting(
         False,
         "pods may request more memory than the largest device has, where larger nodes may be added",

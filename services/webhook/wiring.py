@@ -23,8 +23,9 @@ from shared.credentials.certificate_stores import DirectoryStore, SecretStore
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.custom_kinds import LatestSpecs
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
-from shared.kubernetes.gpu_quotas import OBJECTS, parse_spec
+from shared.kubernetes.gpu_quotas import KIND, OBJECTS, parse_spec
 from shared.kubernetes.kubeconfig import load_credentials
+from shared.kubernetes.object_files import load_objects
 from shared.kubernetes.types import (
     ClientConfig,
     ObjectList,
@@ -120,13 +121,15 @@ async def default_priority_class(client: KubernetesClient) -> str:
     return min(defaults, key=lambda each: each.value).metadata.name if defaults else ""
 
 
-async def read_quotas(client: KubernetesClient) -> Mapping[Namespace, Quota]:
-    """Return the GPUQuotas that are in force; none where the kind is not installed."""
+async def read_quotas(
+    client: KubernetesClient, file: Mapping[Namespace, Quota]
+) -> Mapping[Namespace, Quota]:
+    """Return the GPUQuotas that are in force, which come before those of a file."""
     latest = LatestSpecs(parse_spec)
     with contextlib.suppress(NotFoundError):
         for item in (await client.read(OBJECTS, ObjectList[RawObject])).items or ():
             latest.apply(item)
-    return latest.valid
+    return {**file, **latest.valid}
 
 
 async def lease_claim(bus: Bus, request: ClaimLeaseRequest) -> ClaimLeaseReply:
@@ -143,6 +146,7 @@ async def serve_webhook(settings: WebhookSettings) -> None:
     reports.
     """
     policy, tls_dir = settings.policy, settings.tls_dir
+    quotas = load_objects(settings.quotas, KIND, parse_spec) if settings.quotas else {}
     async with (
         KubernetesClient(load_credentials(settings.kubeconfig)) as client,
         open_bus(settings, "webhook") as bus,
@@ -158,7 +162,7 @@ async def serve_webhook(settings: WebhookSettings) -> None:
             policy,
             partial(default_priority_class, client),
             partial(lease_claim, bus),
-            partial(read_quotas, client),
+            partial(read_quotas, client, file=quotas),
             rotate_certificate=certificate.run,
             clock=SystemClock(),
             tracing=tracing,

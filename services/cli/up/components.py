@@ -127,6 +127,7 @@ def _services(plan: Plan, directory: StateDir) -> list[Component]:
     quotas = _flag("--quotas", settings.quotas)
     volcano = _flag("--volcano-conf", settings.volcano_conf)
     webhook = (
+        *quotas,
         *("--tls-dir", str(directory.root / "webhook")),
         *("--url", f"https://{servers.HOST}"),
         *(("--kube-scheduler",) if settings.kube_scheduler else ()),

@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+from services.webhook.wiring import read_quotas
 from shared.dialects.reserved import EXEMPT, VISIBLE
 from shared.kubernetes.custom_kinds import API_VERSION
 from shared.kubernetes.gpu_quotas import OBJECTS
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.names import BUDGET_GATE, Namespace
+from shared.model.quota import ALL_NAMESPACES, Quota
 from tests.support.simcluster.custom_kinds import older_definition
 from tests.support.webhook.replica import NOW, PODS, VGPU, cluster, created, pod, replica
 
@@ -109,8 +111,16 @@ async def test_new_gpu_pods_run_no_longer_than_their_namespaces_quota_allows(
             }.items()
         }
         code, denial = await created(client, pod("long", VGPU, activeDeadlineSeconds=7201))
+        names = (Namespace("default"), ALL_NAMESPACES)
+        of_file = {name: Quota(namespace=name, max_run_s=30) for name in names}
+        both = await read_quotas(kube, of_file)
+        one.webhook.quotas = {ALL_NAMESPACES: both[ALL_NAMESPACES]}
+        made["other"] = (await created(client, pod("other", VGPU)))[1]["spec"].get(
+            "activeDeadlineSeconds"
+        )
 
-    assert made == {"default": 5400, "own": 60, "plain": None}
+    assert {name: each.max_run_s for name, each in both.items()} == {"default": 7200, "*": 30}
+    assert made == {"default": 5400, "own": 60, "plain": None, "other": 30}
     assert code == 422
     assert "the GPUQuota of namespace default allows 2h at most" in denial["message"]
 

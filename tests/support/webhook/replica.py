@@ -78,7 +78,7 @@ async def replica(
         AdmissionPolicy(**policy),
         partial(default_priority_class, kube),
         binders.lease,
-        partial(read_quotas, kube),
+        partial(read_quotas, kube, file={}),
         rotate_certificate=certificate.run,
         clock=SystemClock(),
         tracing=tracing or Tracing("webhook", None),
