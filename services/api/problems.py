@@ -16,7 +16,33 @@ from shared.model.names import (
     Namespace,
     NodeName,
 )
-from shared.model.views import DataAge, Problem
+from shared.model.views import View
+
+
+class Problem(View, frozen=True, kw_only=True):
+    """What is wrong for one cause."""
+
+    severity: str
+    """`error`: pods may not be placed, or what is shown is old; `warning`; or `info`."""
+    cause: str
+    text: str
+    """The cause, and what is affected."""
+    hint: str
+    since: float | None
+    """Null if it is not known."""
+    count: int
+    affected: tuple[str, ...]
+    """The first ones."""
+
+
+class DataAge(View, frozen=True, kw_only=True):
+    """When data was last received; 0: never."""
+
+    ledger_at: float = 0.0
+    """Leases, devices and waiting pods, as read from the ledger."""
+    usage_at: float = 0.0
+    """What agents measure."""
+
 
 MISSED_HEARTBEATS = 3
 """After so many missed heartbeats, a replica is late."""

@@ -23,7 +23,14 @@ from shared.model.ledger import NodeTotals, WaitingPod, waits_for_budget
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import CORDONED, cordon_reason
 from shared.model.preemption import PreemptionState
-from shared.model.views import DeviceView, HeldShare, MeasuredView, NamespaceView, NodeView
+from shared.model.views import (
+    DeviceView,
+    HeldShare,
+    MeasuredView,
+    NamespaceView,
+    NodeView,
+    StartView,
+)
 from shared.placing.run_times import RunTimes
 
 ChangeKey = tuple[str, str]
@@ -56,6 +63,7 @@ class Projection:
 
     def __init__(self) -> None:
         self.run_times = RunTimes()
+        self.starts: dict[PodUid, StartView] = {}
         self.nodes: dict[NodeName, NodeView] = {}
         self.devices: dict[DeviceUuid, DeviceView] = {}
         self.totals: dict[NodeName, NodeTotals] = {}
@@ -211,10 +219,18 @@ class Projection:
         return frozenset({EVENTS}) if self.events.add(events, now) else frozenset()
 
     def update_preemptions(self, state: PreemptionState) -> frozenset[ChangeKey]:
-        """Add evictions to the recent events, and replace budgets by newer ones."""
+        """Add evictions to the recent events, and replace planned starts, and older budgets."""
         is_new = self.events.add_evictions(state.evictions)
-        budgets = self.update_budgets((state.budgets or {}).values())
-        return budgets | {EVENTS} if is_new else budgets
+        changed = set(self.update_budgets((state.budgets or {}).values()))
+        starts = {
+            each.pod: StartView(at=start.at, promised=start.enforced, text=start.text)
+            for start in state.starts
+            for each in start.wanted
+        }
+        if starts != self.starts:
+            self.starts = starts
+            changed.add(WAITING)
+        return frozenset(changed | {EVENTS} if is_new else changed)
 
     def queue(self) -> list[WaitingPod]:
         """Return the waiting pods, in the order in which freed capacity is offered."""

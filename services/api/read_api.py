@@ -33,6 +33,7 @@ from services.api.history import (
 )
 from services.api.service import ApiService
 from services.api.visible_cluster import (
+    StateView,
     VisibleCluster,
     all_namespaces,
     preemptions_view,
@@ -86,7 +87,6 @@ from shared.model.views import (
     PodView,
     ResizeOrder,
     ResizeView,
-    StateView,
     TraceView,
     VersionView,
 )

@@ -18,7 +18,7 @@ from services.api.cluster_metrics import export_cluster, observe_bound
 from services.api.history import RANGES, sample_of
 from services.api.history_file import HistoryFile
 from services.api.lease_views import finished_pod
-from services.api.problems import Affected, ComponentMonitor
+from services.api.problems import Affected, ComponentMonitor, DataAge, Problem
 from services.api.projection import DATA, PROBLEMS, ChangeKey, Projection
 from services.api.recent_events import PodEvent
 from services.api.visible_cluster import NamespaceFilter, VisibleCluster, all_namespaces
@@ -51,7 +51,6 @@ from shared.model.lease import IDLE_AFTER_S, Lease, LeaseState
 from shared.model.ledger import LedgerChange, LedgerSnapshot
 from shared.model.names import NodeName, PodUid
 from shared.model.quantity import parse_decimal
-from shared.model.views import DataAge, Problem
 from shared.runtime.service import loops, observes, publishes
 
 MAX_CHANGES = 2_000

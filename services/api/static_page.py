@@ -6,13 +6,13 @@ Names are tenants' input: all text passes through `text`, which escapes it.
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from services.api.problems import Problem
+from services.api.visible_cluster import StateView
 from shared.model.views import (
     DeviceView,
     HeldShare,
     NamespaceView,
-    Problem,
     QueueView,
-    StateView,
 )
 
 MAX_ROWS = 100

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from msgspec import structs
+from msgspec import UNSET, UnsetType, structs
 
 from services.api.lease_views import hidden_share, idle_holder, share_view
-from services.api.problems import Affected, problems_of
+from services.api.problems import Affected, DataAge, Problem, problems_of
 from services.api.projection import ChangeKey, Projection
 from services.api.recent_events import PodStep, RecentEvent
 from shared.model.budget import IdleHolder, IdleView
@@ -28,8 +28,6 @@ from shared.model.preemption import (
     VictimView,
 )
 from shared.model.views import (
-    DataAge,
-    DeltaView,
     DeviceDetails,
     DeviceView,
     EventView,
@@ -43,16 +41,46 @@ from shared.model.views import (
     NodeDevices,
     NodeView,
     PodView,
-    Problem,
     QueuePlace,
     QueueView,
     ReasonCount,
     SpanView,
-    StateView,
     TraceView,
+    View,
     WaitingDetails,
     WaitingView,
 )
+
+
+class StateView(View, frozen=True, kw_only=True):
+    """Everything that the page shows, and the position from which the events continue."""
+
+    id: str
+    now: float
+    nodes: tuple[NodeView, ...]
+    devices: tuple[DeviceView, ...]
+    waiting: QueueView
+    namespaces: tuple[NamespaceView, ...]
+    events: tuple[EventView, ...]
+    problems: tuple[Problem, ...]
+    data: DataAge
+
+
+class DeltaView(View, frozen=True, kw_only=True, omit_defaults=True):
+    """What has changed; every value is absolute."""
+
+    now: float
+    nodes: tuple[NodeView, ...] = ()
+    removed_nodes: tuple[str, ...] = ()
+    devices: tuple[DeviceView, ...] = ()
+    removed_devices: tuple[str, ...] = ()
+    waiting: QueueView | UnsetType = UNSET
+    namespaces: tuple[NamespaceView, ...] | UnsetType = UNSET
+    events: tuple[EventView, ...] = ()
+    problems: tuple[Problem, ...] | UnsetType = UNSET
+    data: DataAge | UnsetType = UNSET
+    """At least every 10 s."""
+
 
 T = TypeVar("T")
 NamespaceFilter = Callable[[Namespace], bool]
@@ -261,7 +289,24 @@ class VisibleCluster:
         """Yield the visible waiting pods, in the order in which freed capacity is offered."""
         for position, waiting in enumerate(self.projection.waiting_pods(), start=1):
             if self.visible(waiting.queued.namespace):
-                yield WaitingView(**_waiting(waiting, position))
+                yield WaitingView(**self._waiting(waiting, position))
+
+    def _waiting(self, waiting: WaitingPod, position: int) -> dict[str, Any]:
+        queued, refusal = waiting.queued, waiting.refusal
+        return {
+            "pod": queued.pod,
+            "namespace": queued.namespace,
+            "name": queued.name,
+            "priority": queued.request.priority,
+            "gang": queued.request.gang.name if queued.request.gang else "",
+            "since": waiting.waiting_since or queued.created_at,
+            "position": position,
+            "reason": refusal.reason,
+            "hint": refusal.hint,
+            "permanent": refusal.permanent,
+            "code": waiting.reason_code,
+            "start": self.projection.starts.get(queued.pod),
+        }
 
     def queue(self) -> QueueView:
         """Count the waiting pods, and list the first visible ones."""
@@ -305,7 +350,7 @@ class VisibleCluster:
         queue, refusal = self.projection.waiting_pods(), waiting.refusal
         position = 1 + [each.queued.pod for each in queue].index(waiting.queued.pod)
         return WaitingDetails(
-            **_waiting(waiting, position),
+            **self._waiting(waiting, position),
             counts=tuple(ReasonCount(reason=why, nodes=nodes) for why, nodes in refusal.counts),
             nearest=refusal.nearest_nodes,
             quota=Namespace(refusal.quota),
@@ -391,23 +436,6 @@ def _present(
         tuple(value for _, value in found if value is not None),
         tuple(name for name, value in found if value is None),
     )
-
-
-def _waiting(waiting: WaitingPod, position: int) -> dict[str, Any]:
-    queued, refusal = waiting.queued, waiting.refusal
-    return {
-        "pod": queued.pod,
-        "namespace": queued.namespace,
-        "name": queued.name,
-        "priority": queued.request.priority,
-        "gang": queued.request.gang.name if queued.request.gang else "",
-        "since": waiting.waiting_since or queued.created_at,
-        "position": position,
-        "reason": refusal.reason,
-        "hint": refusal.hint,
-        "permanent": refusal.permanent,
-        "code": waiting.reason_code,
-    }
 
 
 def _gang_name(lease: Lease | None, waiting: WaitingPod | None) -> str:

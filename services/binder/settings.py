@@ -20,6 +20,12 @@ class BinderSettings(ApiServerSettings, LedgerSettings):
         "core/v1 Events written per second, on average; while Bindings wait, a tenth as many",
         at_least=0.01,
     )
+    plan_starts_after_s: float = setting(
+        60.0,
+        "seconds that a pod waits before devices are reserved for its start, given when others "
+        "end; a gang's are at once; 0: none are",
+        at_least=0,
+    )
     preemption: bool = setting(
         True, "preempt leases whose namespace is over budget, or of lower priority"
     )
@@ -64,5 +70,6 @@ class BinderSettings(ApiServerSettings, LedgerSettings):
             per_namespace_hour=self.preemption_per_namespace_hour,
             per_minute=self.preemption_per_minute,
             violations=parse_violations(self.evict_violators),
+            plan_starts_after_s=self.plan_starts_after_s,
             spared_namespaces=frozenset(self.evict_violators_spare),
         )

@@ -17,6 +17,7 @@ from services.binder.ledger_sync.rebuild import LedgerRebuild
 from services.binder.ledger_sync.reconciliation import Reconciler
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
 from services.binder.ledger_sync.sweep import RecordWatch, SchedulerOffers, Sweeper
+from services.binder.preempt.planned_starts import StartPlanner
 from services.binder.preempt.preemption_controller import PreemptionController, PreemptionExecutor
 from services.binder.preempt.rules import PreemptionRules
 from services.binder.report.event_writer import EVENTS_PER_S, ConditionWriter, EventWriter, NoEvents
@@ -129,7 +130,14 @@ def _preemptor(
         rules=rules or PreemptionRules(),
         offers=offers,
     )
-    return PreemptionController(executor, enabled=enabled)
+    starts = StartPlanner(
+        ledger=ports.ledger,
+        store=executor.store,
+        events=events,
+        clock=ports.clock,
+        after_s=executor.rules.plan_starts_after_s,
+    )
+    return PreemptionController(executor, starts, enabled=enabled)
 
 
 def _binding(

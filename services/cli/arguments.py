@@ -17,6 +17,7 @@ MINUTE_S = 60.0
 MAX_PLACERS = 64
 MAX_PORT = 65535
 ORDERS = tuple(order.value for order in NodeOrder)
+TERMS = ("none", "exact", "double", "learned")
 FREE = "(default: free)"
 
 

@@ -8,6 +8,7 @@ from services.cli.arguments import (
     MAX_PLACERS,
     MAX_PORT,
     ORDERS,
+    TERMS,
     ClusterArguments,
     LedgerArguments,
     StateArguments,
@@ -250,6 +251,7 @@ class WhatIf(ClusterArguments):
     "plan.commands:replay_trace",
     "pods.csv",
     "pods.csv --nodes nodes.csv --policies binpack fragmentation --load 1.2 --json",
+    "pods.csv --nodes nodes.csv --policies binpack --gangs --terms none exact learned",
 )
 class ReplayArguments(ClusterArguments):
     """Show by policy how many GPUs a trace of pods leaves idle, and how long pods wait.
@@ -276,6 +278,14 @@ class ReplayArguments(ClusterArguments):
         metavar="FACTOR",
         at_least=0.001,
     )
+    terms: tuple[str, ...] = argument(
+        ("none",),
+        "known of how long pods run: a maximum, exact or double; or learned (default: none)",
+        one_of=TERMS,
+        nargs="+",
+        read=str,
+    )
+    gangs: bool = argument(False, "every fifth pod with several GPUs is a gang of 2 to 16 of them")
 
 
 @command("defrag", "plan.commands:defrag", "my-pod -n team-a --dry-run", "my-pod -n team-a --evict")

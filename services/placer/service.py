@@ -54,6 +54,7 @@ class Placer:
             self.rng,
             candidates,
             self.ledger_mirror.read_now,
+            self.clock.now,
         )
         self.writer = DecisionWriter(self.ledger, self.clock, context, self.ttl_s, self.tracing)
         self.rounds = Rounds(context, self.writer, self.clock)

@@ -42,7 +42,13 @@ from shared.ledger.rows.waiting_rows import rank_of
 from shared.ledger.server_errors import RebuildPendingError
 from shared.ledger.waiting_pods import WaitingPods
 from shared.model.errors import ConflictError
-from shared.model.lease import ClaimAllocation, Lease, LeaseState, StaleLeaseError
+from shared.model.lease import (
+    ClaimAllocation,
+    Lease,
+    LeaseState,
+    StaleLeaseError,
+    will_end_by,
+)
 from shared.model.ledger import (
     AlreadyLeased,
     CheckedRecords,
@@ -348,6 +354,7 @@ class RedisLeases(LedgerInventory):
             gang_needs or False,
             ranks,
             *_anti_affinity(batch),
+            _ends(batch, now),
             tail=pieces,
         )
         numbers, following = iter(unpack(packed)), iter(values)
@@ -543,6 +550,12 @@ def _anti_affinity(batch: Sequence[Reservation]) -> tuple[object, object]:
     read = [each.read_version for each in batch if each.read_version is not None]
     repels = any(each.repels for each in batch)
     return min(read, default=False), repels and [encode_repelled(each.repels) for each in batch]
+
+
+def _ends(batch: Sequence[Reservation], now: float) -> object:
+    """Return when each lease ends at the latest, or False if none has an enforced term."""
+    ends = [will_end_by(each.term, now) for each in batch]
+    return [end or False for end in ends] if any(ends) else False
 
 
 def _first_grant(lease: Lease) -> tuple[str, int]:

@@ -1,12 +1,13 @@
-"""Preemptions in Redis or Valkey: open ones, and the journal of evictions.
+"""Preemptions and planned starts in Redis or Valkey, and the journal of evictions.
 
-Every write names the version that it was decided on and is refused for any other. Opening a
-preemption claims its devices in the ledger in the same step; closing it ends that claim, and so
-does the reservation of the pod it is for. All methods raise UnavailableError when the server does
-not answer or the ledger is being rebuilt; a rebuild deletes the claims, and nothing else of this.
+Every write names the version that it was decided on and is refused for any other; a planned start
+does not change. Opening either claims its devices in the ledger in the same step; closing it ends
+that claim, and so does the reservation of the pod it is for. All methods raise UnavailableError
+when the server does not answer or the ledger is being rebuilt; a rebuild deletes claims and planned
+starts, and nothing else of this.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,11 +18,20 @@ from shared.ledger.rows.lease_rows import demand_of, text
 from shared.ledger.rows.unreadable import readable
 from shared.model.budget import LeaseClass
 from shared.model.events.pod_events import BudgetChanged
-from shared.model.preemption import EvictionRecord, Preemption, PreemptionState, StoredPreemption
+from shared.model.ledger import Reservation
+from shared.model.names import DeviceUuid
+from shared.model.preemption import (
+    EvictionRecord,
+    Preemption,
+    PreemptionState,
+    StoredPreemption,
+    StoredStart,
+)
 
 PAST_S = 24 * 3600.0
 
 _decode_preemption = msgspec.json.Decoder(Preemption).decode
+_decode_start = msgspec.json.Decoder(StoredStart).decode
 _decode_eviction = msgspec.json.Decoder(EvictionRecord).decode
 _decode_budget = msgspec.json.Decoder(BudgetChanged).decode
 
@@ -39,19 +49,19 @@ class Preemptions(LedgerPart):
         False if it has begun already, its pod or a device has a claim or a lease, or the pod's
         namespace has no quota for it.
         """
-        claim: Any = False
-        if preemption.wanted is not None:
-            (placement,) = preemption.wanted.candidates
-            devices = sorted({share.device for share in placement.shares})
-            amounts = [
-                part
-                for name, amount in preemption.wanted.resources.items()
-                for part in (escaped(name), amount)
-            ]
-            demand = demand_of(placement.node, placement.shares)
-            pod, namespace = preemption.wanted.pod, preemption.wanted.namespace
-            claim = (pod, placement.node, devices, amounts, namespace, demand)
-        return bool(await self._run("open", preemption.id, text(preemption), claim))
+        wanted = () if preemption.wanted is None else (preemption.wanted,)
+        claims = _claims(wanted, [each.resources for each in wanted], until=0)
+        return bool(await self._run("open", preemption.id, text(preemption), claims))
+
+    async def open_start(self, start: StoredStart) -> bool:
+        """Store a planned start and claim its devices; False for the reasons of `open`."""
+        claims = _claims(start.wanted, start.at_once, until=int(start.at))
+        return bool(await self._run("open_start", start.id, text(start), claims))
+
+    async def close_start(self, start: StoredStart) -> bool:
+        """Remove a planned start and its claims; False: another caller has."""
+        pods = [each.pod for each in start.wanted]
+        return bool(await self._run("close_start", start.id, pods))
 
     async def save(
         self,
@@ -74,10 +84,12 @@ class Preemptions(LedgerPart):
         return bool(await self._run("close", read.preemption.id, read.version, pod))
 
     async def state(self, *, now: float, past_s: float = PAST_S) -> PreemptionState:
-        """Return open preemptions, evictions of the last `past_s`, and the states of budgets."""
-        preemptions, evictions, budgets = await self._run("read", max(0.0, now - past_s) * 1000)
+        """Return what is open, the evictions of the last `past_s`, and the states of budgets."""
+        since_ms = max(0.0, now - past_s) * 1000
+        preemptions, evictions, budgets, starts = await self._run("read", since_ms)
         return PreemptionState(
             open=tuple(readable(_decode_stored, sorted(preemptions))),
+            starts=tuple(sorted(readable(_decode_start, starts), key=lambda start: start.id)),
             evictions=tuple(readable(_decode_eviction, evictions)),
             budgets={budget.namespace: budget for budget in readable(_decode_budget, budgets)},
         )
@@ -102,6 +114,29 @@ class Preemptions(LedgerPart):
 
     async def _run(self, *args: object) -> Any:
         return await self._connection.run("preemptions", *args)
+
+
+def _claims(
+    wanted: Sequence[Reservation], at_once: Sequence[Mapping[str, int]], *, until: int
+) -> list[tuple[object, ...]]:
+    """Return the claims of pods as the script takes them; of a device only the first has one."""
+    rows, claimed = list[tuple[object, ...]](), set[DeviceUuid]()
+    for each, amounts in zip(wanted, at_once, strict=True):
+        (placement,) = each.candidates
+        devices = {share.device for share in placement.shares} - claimed
+        claimed |= devices
+        demand = demand_of(placement.node, placement.shares)
+        rows.append(
+            (
+                *(each.pod, placement.node, sorted(devices), _pairs(each.resources)),
+                *(each.namespace, demand, _pairs(amounts, each.resources), until),
+            )
+        )
+    return rows
+
+
+def _pairs(amounts: Mapping[str, int], names: Iterable[str] = ()) -> list[object]:
+    return [part for name in names or amounts for part in (escaped(name), amounts.get(name, 0))]
 
 
 def _decode_stored(row: Sequence[Any]) -> StoredPreemption:

@@ -150,7 +150,10 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     layout: str = ""
     """MIG layout that live instances require; empty if there is none."""
     claimed_by: bool = False
-    """The device is reserved for a preempting pod."""
+    """The device is reserved for a pod that preempts, or whose start is planned."""
+    claimed_until: int = 0
+    """Unix seconds up to which leases that end by then may still use it although it is claimed; 0:
+    none may."""
 
 
 NO_USE = DeviceUse()
@@ -312,7 +315,10 @@ def _sharing_reason(request: GpuRequest, use: DeviceUse, own: DeviceUse) -> Devi
     if not (use.exclusive or own.exclusive or no_cores):
         return None
     if use.claimed_by:
-        return DeviceRefusal("GpuClaimed", "it is reserved for a preempting pod")
+        text = "it is reserved for a pod that preempts others or whose start is planned"
+        if use.claimed_until:
+            text += "; a pod whose maximum run time ends before that may use it"
+        return DeviceRefusal("GpuClaimed", text)
     if use.exclusive:
         return DeviceRefusal("GpuInExclusiveUse", "another pod uses it exclusively")
     if own.exclusive:

@@ -242,6 +242,17 @@ def ends_by(lease: Lease) -> float | None:
     return _start(lease) + term.max_run_s + term.grace_s + END_MARGIN_S
 
 
+START_MARGIN_S = 60.0
+"""From a lease until its pod's time begins: until the pod is bound and its node has admitted it."""
+
+
+def will_end_by(term: Term, now: float) -> float | None:
+    """Return the instant by which a lease that begins now ends; None: it has no enforced term."""
+    if term.max_run_s is None:
+        return None
+    return now + START_MARGIN_S + term.max_run_s + term.grace_s + END_MARGIN_S
+
+
 def expected_end(lease: Lease, learned_s: float | None = None) -> float | None:
     """Return the instant at which its pod is expected to end, at the latest `ends_by`; or None.
 

@@ -8,6 +8,8 @@ from shared.model.errors import ConflictError
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.ledger import NodeTotals, Reservation, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.quantity import timestamp
+from shared.model.request import Gang
 from shared.model.views import PlanView, ProtectedPod, View
 
 PREEMPT_AT = "leasehold.dev/preempt-at"
@@ -155,10 +157,60 @@ class StoredPreemption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndingLease:
+    """A lease that ends before a planned start."""
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    ends_at: float
+    """Unix seconds."""
+    enforced: bool
+    """It ends by then at the latest; else it is expected to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredStart:
+    """The planned start of a waiting pod, or of a gang: its devices are claimed until then."""
+
+    id: str
+    """UID of the pod, or name of the gang."""
+    wanted: tuple[Reservation, ...]
+    """What each pod gets."""
+    at_once: tuple[Mapping[str, int], ...]
+    """How much of each pod's ordinary resources is claimed from the start; the rest is freed by the
+    leases that end first."""
+    waits_for: tuple[EndingLease, ...]
+    """The leases that end first, in the order of their ends."""
+    at: float
+    """When the last of them ends, Unix seconds."""
+    enforced: bool
+    """It is a promise: all of them end by an enforced time."""
+    priority: int = 0
+    gang: Gang | None = None
+    opened_at: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """When the pods start, and what they wait for."""
+        last = self.waits_for[-1]
+        others = len(self.waits_for) - 1
+        who = f"{last.namespace}/{last.name}" + (f" and {others} more" if others else "")
+        if self.enforced:
+            return f"starts by {timestamp(self.at)} at the latest: {who} end by then"
+        loose = sum(not each.enforced for each in self.waits_for)
+        pods = "1 pod before it has" if loose == 1 else f"{loose} pods before it have"
+        return (
+            f"expected to start at {timestamp(self.at)}, not promised: {pods} no maximum run time"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionState:
-    """All stored preemptions, evictions and budget states."""
+    """All stored preemptions, planned starts, evictions and budget states."""
 
     open: tuple[StoredPreemption, ...] = ()
+    starts: tuple[StoredStart, ...] = ()
     evictions: tuple[EvictionRecord, ...] = ()
     budgets: Mapping[Namespace, BudgetChanged] | None = None
     """The last published budget of each namespace."""

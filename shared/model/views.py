@@ -197,6 +197,17 @@ class LeaseView(View, frozen=True, kw_only=True):
         return max(known) if known and len(known) == len(measured) else None
 
 
+class StartView(View, frozen=True, kw_only=True):
+    """The planned start of a waiting pod."""
+
+    at: float
+    """Unix seconds."""
+    promised: bool
+    """It starts by then at the latest, unless a node or device fails, a pod of higher priority
+    comes, or an administrator acts; else it is expected to start then."""
+    text: str
+
+
 class WaitingView(View, frozen=True, kw_only=True):
     """A waiting pod, and why it waits."""
 
@@ -213,6 +224,8 @@ class WaitingView(View, frozen=True, kw_only=True):
     permanent: bool
     code: str = ""
     """The reason of most nodes, such as `InsufficientCpu`; or `GpuQuota`, or `Budget`."""
+    start: StartView | None = None
+    """Null if no start is planned."""
 
     @property
     def text(self) -> str:
@@ -543,58 +556,3 @@ class VersionView(View, frozen=True, kw_only=True):
     """That of the API."""
     services: dict[str, tuple[str, ...]]
     """Those of the replicas of each service: during an upgrade there may be two."""
-
-
-class Problem(View, frozen=True, kw_only=True):
-    """What is wrong for one cause."""
-
-    severity: str
-    """`error`: pods may not be placed, or what is shown is old; `warning`; or `info`."""
-    cause: str
-    text: str
-    """The cause, and what is affected."""
-    hint: str
-    since: float | None
-    """Null if it is not known."""
-    count: int
-    affected: tuple[str, ...]
-    """The first ones."""
-
-
-class DataAge(View, frozen=True, kw_only=True):
-    """When data was last received; 0: never."""
-
-    ledger_at: float = 0.0
-    """Leases, devices and waiting pods, as read from the ledger."""
-    usage_at: float = 0.0
-    """What agents measure."""
-
-
-class StateView(View, frozen=True, kw_only=True):
-    """Everything that the page shows, and the position from which the events continue."""
-
-    id: str
-    now: float
-    nodes: tuple[NodeView, ...]
-    devices: tuple[DeviceView, ...]
-    waiting: QueueView
-    namespaces: tuple[NamespaceView, ...]
-    events: tuple[EventView, ...]
-    problems: tuple[Problem, ...]
-    data: DataAge
-
-
-class DeltaView(View, frozen=True, kw_only=True, omit_defaults=True):
-    """What has changed; every value is absolute."""
-
-    now: float
-    nodes: tuple[NodeView, ...] = ()
-    removed_nodes: tuple[str, ...] = ()
-    devices: tuple[DeviceView, ...] = ()
-    removed_devices: tuple[str, ...] = ()
-    waiting: QueueView | UnsetType = UNSET
-    namespaces: tuple[NamespaceView, ...] | UnsetType = UNSET
-    events: tuple[EventView, ...] = ()
-    problems: tuple[Problem, ...] | UnsetType = UNSET
-    data: DataAge | UnsetType = UNSET
-    """At least every 10 s."""

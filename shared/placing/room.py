@@ -110,6 +110,7 @@ def _use_after(before: DeviceUse, counted: DeviceUse | None) -> DeviceUse:
         fence=before.fence,
         exclusive=after.exclusive or before.claimed_by,
         claimed_by=before.claimed_by,
+        claimed_until=before.claimed_until,
     )
 
 

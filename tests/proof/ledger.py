@@ -17,7 +17,7 @@ INIT = "first"
 EXCLUSIVE = 1
 """The number of the sharing policy of a share that has its device to itself."""
 _LEASE, _GRANT = Struct("<BddddII"), Struct("<id")
-_DEVICE, _LENGTH = Struct("<IIBIIIIdBB"), Struct("<I")
+_DEVICE, _LENGTH = Struct("<IIBIIIIdBBI"), Struct("<I")
 _STATES = ("", "reserved", "bound", "active", "released", "expired")
 _CLAIMED = 2
 """Added to the mark of exclusive use while a device is claimed."""
@@ -95,7 +95,9 @@ def _share(row: Sequence[Any], slot: int, fence: int) -> RawShare:
 
 
 def _device(value: bytes) -> RawDevice:
-    mib, slots, status, _, used, cores, shares, fence, exclusive, mode = _DEVICE.unpack_from(value)
+    mib, slots, status, _, used, cores, shares, fence, exclusive, mode, _ = _DEVICE.unpack_from(
+        value
+    )
     at, texts = _DEVICE.size, []
     for _ in range(5):
         (length,) = _LENGTH.unpack_from(value, at)

@@ -171,7 +171,7 @@ def _fits_mig(want: Want, sample: Sample) -> str:
         node = nodes.get(raw.node) if raw else None
         if not (ledger and raw and node and raw.healthy and node.ready) or node.cordoned:
             continue
-        if raw.node in ledger.distrusted:
+        if raw.node in ledger.distrusted or raw.is_claimed:
             continue
         shares = [
             share

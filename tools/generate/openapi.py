@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from services.api.routes import ROUTES, Route
-from shared.model.views import DeltaView
+from services.api.visible_cluster import DeltaView
 from tools.generate.pages import ROOT
 
 PAGE = ROOT / "docs" / "openapi.json"

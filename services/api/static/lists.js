@@ -81,7 +81,7 @@ export function waitingItem(pod, now, full = false) {
   return el("li", { class: `waits${pod.permanent ? " permanent" : ""}` },
     el("div", { class: "line" }, position ? el("span", { class: "soft" }, position) : null, podLink(pod),
       el("span", { class: "tag" }, reasonOf(pod)), pod.gang ? el("span", { class: "tag plain" }, `gang ${pod.gang}`) : null, el("span", { class: "end soft" }, age(now - pod.since))),
-    el("p", {}, pod.reason), pod.hint && full ? el("p", { class: "hint" }, pod.hint) : null);
+    pod.start ? el("p", { class: "start" }, pod.start.text) : null, el("p", {}, pod.reason), pod.hint && full ? el("p", { class: "hint" }, pod.hint) : null);
 }
 
 export function podLink(pod) {

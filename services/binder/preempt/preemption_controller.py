@@ -1,7 +1,8 @@
 """Preemption of leases of namespaces over budget, or of lower priority, after a notice period.
 
-One binder leads at a time, and begins preemptions. The devices for a pending pod are claimed before
-any victim is notified (`shared.ledger.preemptions`), so that no other pod gets what becomes free.
+One binder leads at a time, and begins preemptions; it also plans starts (`planned_starts`). The
+devices for a pending pod are claimed before any victim is notified (`shared.ledger.preemptions`),
+so that no other pod gets what becomes free.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,6 +13,7 @@ from services.binder.clients import PodClient
 from services.binder.ledger_sync.sweep import SchedulerOffers
 from services.binder.metrics import EVICTIONS
 from services.binder.preempt.plan import ClusterSnapshot, NoPlan, pending_pods, plan, plan_input
+from services.binder.preempt.planned_starts import StartPlanner, is_repelled
 from services.binder.preempt.rules import (
     HOUR_S,
     VIOLATION_ID,
@@ -39,18 +41,17 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock
 from shared.model.events.node_events import ViolationFound
-from shared.model.events.pod_events import BudgetChanged, PlacementChosen, PodQueued
+from shared.model.events.pod_events import BudgetChanged, PlacementChosen
 from shared.model.lease import Lease
 from shared.model.ledger import (
     AlreadyLeased,
-    LedgerSnapshot,
     LedgerStatus,
     Reservation,
     Reserved,
     WaitingPod,
     reservation_for,
 )
-from shared.model.names import NodeName, PodUid
+from shared.model.names import PodUid
 from shared.model.placement import Placement
 from shared.model.preemption import (
     EvictionOutcome,
@@ -62,7 +63,6 @@ from shared.model.preemption import (
     Victim,
 )
 from shared.placing.anti_affinity import repelled_request
-from shared.placing.node_filters import check_anti_affinity
 
 RESERVATION_S = 30.0
 OFFER_S = 2.0
@@ -215,7 +215,7 @@ class PreemptionExecutor:
         waiting = await self.ledger.waiting_pods.load([wanted.pod])
         cluster = await self.ledger.snapshot()
         node = wanted.candidates[0].node
-        if any(_is_repelled(each.queued, node, cluster) for each in waiting):
+        if any(is_repelled(each.queued, node, cluster) for each in waiting):
             await self._cancel(read, f"the anti-affinity of another pod keeps it off node {node}")
             return []
         wanted = replace(wanted, read_version=cluster.version)
@@ -242,13 +242,6 @@ class PreemptionExecutor:
                 self.events.record(event)
 
 
-def _is_repelled(pod: PodQueued, name: NodeName, cluster: LedgerSnapshot) -> bool:
-    """Return whether required anti-affinity came to the node after the preemption was planned."""
-    needs = repelled_request(pod, (node.facts for node in cluster.nodes)).node_requirements
-    found = (node.facts for node in cluster.nodes if node.facts.name == name)
-    return any(check_anti_affinity(needs, facts) for facts in found)
-
-
 def _any_evicted(preemption: Preemption) -> bool:
     return any(victim.outcome is EvictionOutcome.EVICTED for victim in preemption.victims)
 
@@ -262,6 +255,7 @@ class PreemptionController:
     """Acts while it leads; holds no state that matters between two steps."""
 
     executor: PreemptionExecutor
+    starts: StartPlanner
     enabled: bool = True
     step_s: float = LOOK_S
     """Interval until the next step."""
@@ -327,7 +321,8 @@ class PreemptionController:
         placements: list[PlacementChosen] = []
         for read in state.open:
             placements += await self.executor.advance(read, state)
-        if self.enabled and not placements:
+        placements += await self.starts.advance(state.starts)
+        if not placements:
             await self._begin_due()
         return placements
 
@@ -349,6 +344,13 @@ class PreemptionController:
         state = await self.store.state(now=now)
         waiting = await self.ledger.waiting_pods.load()
         self._check_at = now + PLAN_S + len(waiting) * PLAN_S_PER_POD
+        if self.enabled:
+            await self._begin_preemptions(waiting, state, now)
+        await self.starts.plan(waiting, await self.store.state(now=now, past_s=0))
+
+    async def _begin_preemptions(
+        self, waiting: Sequence[WaitingPod], state: PreemptionState, now: float
+    ) -> None:
         pending = pending_pods(waiting, state, self.rules, now)
         budgets = (state.budgets or {}).values()
         policies = [budget for budget in budgets if ends_by_policy(budget, now)]

@@ -73,6 +73,8 @@ class PreemptionRules:
     """Reasons of violations for which pods are evicted."""
     spared_namespaces: frozenset[str] = frozenset()
     """Namespaces whose pods are never evicted for violations."""
+    plan_starts_after_s: float = 60.0
+    """How long a pod without a gang waits before its start is planned; 0: none is."""
 
 
 class EvictionTier(NamedTuple):

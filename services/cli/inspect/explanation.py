@@ -208,6 +208,7 @@ def _waiting(pod: PodSummary, found: PodView, waiting: WaitingDetails, program: 
         "waiting",
         f"{pod.namespace}/{pod.name} has waited for {waited}: {waiting.reason}",
         lines=(
+            *([f"start       {waiting.start.text}"] if waiting.start else ()),
             *_gang_lines(found.gang),
             *_nearest_lines(waiting),
             *_queue_lines(waiting.namespace, waiting.queue),

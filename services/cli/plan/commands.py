@@ -15,8 +15,8 @@ from services.cli.api_client import ApiClient, NothingFoundError, locate
 from services.cli.commands import Defrag, ReplayArguments, WhatIf
 from services.cli.plan import render
 from services.cli.plan.moves import DefragView, MovePlan, plan_moves
-from services.cli.plan.replay import replay
-from services.cli.plan.trace import idle_in_parts, read_nodes, read_pods
+from services.cli.plan.replay import Terms, replay
+from services.cli.plan.trace import idle_in_parts, read_nodes, read_pods, with_gangs
 from services.cli.request.command import load, load_watcher_rules
 from services.cli.terminal import program
 from shared.dialects.dialect import Rules
@@ -43,7 +43,13 @@ def replay_trace(flags: ReplayArguments) -> int:
     if not any(node.devices for node in nodes):
         raise RequestError(f"{flags.nodes or 'the cluster'} has no node with GPUs")
     pods = [replace(pod, created_s=pod.created_s / flags.load) for pod in pods]
-    results = [replay(pods, nodes, NodeOrder(policy)) for policy in flags.policies]
+    if flags.gangs:
+        pods = with_gangs(pods)
+    results = [
+        replay(pods, nodes, NodeOrder(policy), Terms(terms))
+        for policy in flags.policies
+        for terms in flags.terms
+    ]
     shape = render.replay_shape(results)
     terminal.show(flags.output, shape, lambda _: render.replay_text(results))
     return 0

@@ -24,10 +24,13 @@ def replay_shape(results: Sequence[Replay]) -> dict[str, Any]:
 
 
 def _policy_shape(result: Replay) -> dict[str, Any]:
-    waits = sorted(result.waits_s)
+    waits, gang_waits = sorted(result.waits_s), sorted(result.gang_waits_s)
+    promises = [each for each in result.promises if each.enforced]
+    errors = sorted(abs(each.late_s) for each in result.promises)
     means = result.means(*result.arrivals_s)
     return {
         "policy": result.policy.value,
+        "terms": result.terms.value,
         "gpus": result.gpus,
         "idle_gpus": round(means.idle_gpus, 2),
         "idle_gpus_while_waiting": round(means.idle_while_waiting, 2),
@@ -36,8 +39,20 @@ def _policy_shape(result: Replay) -> dict[str, Any]:
         "wait_s": {
             "mean": round(fmean(waits or [0.0]), 1),
             "p50": _quantile(waits, 0.5),
+            "p95": _quantile(waits, 0.95),
             "p99": _quantile(waits, 0.99),
             "max": _quantile(waits, 1),
+        },
+        "gang_wait_s": {
+            "started": len(gang_waits),
+            "mean": round(fmean(gang_waits or [0.0]), 1),
+            "p95": _quantile(gang_waits, 0.95),
+        },
+        "starts": {
+            "promised": len(promises),
+            "promises_kept": sum(each.late_s <= 0 for each in promises),
+            "expected": len(errors) - len(promises),
+            "error_s_p50": _quantile(errors, 0.5),
         },
         "never": result.never,
         "impossible": result.impossible,
@@ -73,18 +88,30 @@ def replay_text(results: Sequence[Replay]) -> RenderableType:
     begin_s, end_s = results[0].arrivals_s
     title = f"{shapes[0]['gpus']} GPUs, pods arrive for {age(end_s - begin_s)}"
     table = FittedTable(
-        *("POLICY", "GPUS IDLE", "WHILE PODS WAIT", "STARTED", "WAITED", "MEAN", "P50", "P99"),
-        *("MAX", "NEVER"),
-        least=("MAX", "P50", "WAITED", "STARTED"),
+        *(
+            "POLICY",
+            "TERMS",
+            "GPUS IDLE",
+            "WHILE PODS WAIT",
+            "STARTED",
+            "WAITED",
+            "MEAN",
+            "P50",
+            "P99",
+        ),
+        *("MAX", "GANGS", "GANG P95", "KEPT", "NEVER"),
+        least=("MAX", "P50", "WAITED", "STARTED", "GANGS", "KEPT", "GANG P95", "TERMS"),
     )
     for shape in shapes:
         waits = shape["wait_s"]
         table.add_row(
-            shape["policy"],
+            *(shape["policy"], shape["terms"]),
             f"{shape['idle_gpus']:.1f}",
             f"{shape['idle_gpus_while_waiting']:.1f}",
             *(str(shape[name]) for name in ("started", "waited")),
             *(age(waits[name]) for name in ("mean", "p50", "p99", "max")),
+            *(str(shape["gang_wait_s"]["started"]), age(shape["gang_wait_s"]["p95"])),
+            f"{shape['starts']['promises_kept']}/{shape['starts']['promised']}",
             str(shape["never"]),
         )
     lines: list[RenderableType] = [Text(title, style="bold"), table, Text(), _timeline(shapes)]
@@ -96,9 +123,9 @@ def replay_text(results: Sequence[Replay]) -> RenderableType:
 
 def _timeline(shapes: Sequence[dict[str, Any]]) -> RenderableType:
     titles = (
-        title
+        f"{title}, {shape['policy']}" + f", {shape['terms']}" * (shape["terms"] != "none")
         for shape in shapes
-        for title in (f"IDLE, {shape['policy']}", f"PODS WAITING, {shape['policy']}")
+        for title in ("IDLE", "PODS WAITING")
     )
     table = FittedTable("FROM", *titles)
     for rows in zip(*(shape["intervals"] for shape in shapes), strict=True):

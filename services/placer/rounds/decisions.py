@@ -5,11 +5,13 @@ Of a gang, enough pods are placed together, or none at all.
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from msgspec import structs
 
 from shared.model.device import NO_USE
 from shared.model.events.pod_events import PodQueued
+from shared.model.lease import will_end_by
 from shared.model.ledger import GangEnrollment, LedgerNode
 from shared.model.names import PodUid
 from shared.model.node import NodeFacts
@@ -25,6 +27,7 @@ from shared.placing.node_filters import check_all, has_too_little
 from shared.placing.placement import Rng, place
 from shared.placing.refusal.quota_refusals import QuotaRefusals
 from shared.placing.refusal.refusals import possible_nodes
+from shared.placing.starts import place_before
 
 ChosenPod = tuple[PodQueued, tuple[Placement, ...]]
 """A pod, and its candidates, best first."""
@@ -112,6 +115,8 @@ class DecisionContext:
     candidates: CandidateCount = field(default_factory=CandidateCount)
     read_changes: Callable[[], None] = lambda: None
     """Called before another round: the mirror shall follow the ledger now."""
+    now: Callable[[], float] = lambda: inf
+    """Unix seconds."""
 
     def choose(self, event: PodQueued) -> tuple[Placement, ...] | Refusal:
         """Place the pod, and count the first candidate as used in the mirror."""
@@ -131,7 +136,11 @@ class DecisionContext:
 
     def _place(self, request: PodRequest) -> tuple[Placement, ...] | Refusal:
         candidates = self.candidates.next()
-        return place(request, self.index, self.rng, candidates, contested=candidates > 1)
+        found = place(request, self.index, self.rng, candidates, contested=candidates > 1)
+        if self.mirror.claimed and isinstance(found, Refusal) and not found.permanent:
+            ends_by = will_end_by(request.term, self.now())
+            return found if ends_by is None else place_before(request, self.index, ends_by) or found
+        return found
 
 
 @dataclass(slots=True)

@@ -20,10 +20,13 @@ from shared.model.names import DeviceUuid, NodeName
 from shared.model.node import AntiAffinityTerm, NodeFacts
 
 _NODE = Struct("<IdbII")
-_DEVICE = Struct("<IIBIIIIdBBI")
+_DEVICE = Struct("<IIBIIIIdBBII")
 _LENGTH = Struct("<I")
 _OTHER_TEXTS = 4
 """Of a device, after its UUID: node, slot map, groups, layout."""
+
+_CLAIMED = 2
+"""A device that is claimed, and that no lease has exclusively."""
 
 NO_GROUPS: frozenset[str] = frozenset()
 
@@ -57,7 +60,7 @@ def _node_use(version: float, names: str, amounts: Sequence[float]) -> NodeUse:
 def decode_device_row(row: Sequence[Any]) -> DeviceState:
     """Decode a device's state."""
     memory_mib, slots, _, unit_mib, used_mib, cores, shares, fence, exclusive, *others = row
-    _, uuid, node, slot_map, groups_text, layout = others
+    _, claimed_until, uuid, node, slot_map, groups_text, layout = others
     return DeviceState(
         DeviceUuid(uuid),
         NodeName(node),
@@ -76,6 +79,7 @@ def decode_device_row(row: Sequence[Any]) -> DeviceState:
             slots_taken=slot_map,
             layout=layout,
             claimed_by=exclusive > 1,
+            claimed_until=claimed_until if exclusive == _CLAIMED else 0,
         ),
     )
 

@@ -23,7 +23,7 @@ end
 local KEYS_OF_TYPE = {
   hash = {'nodes', 'devices', 'leases', 'cordons', 'waiting', 'waiting-groups', 'used-cores', 'used-mib',
     'node-sizes', 'entitlements', 'quota-charges', 'quota-used', 'quota-freed', 'quota-offers', 'unreadable',
-    'claims', 'unsynced', 'repelling', 'stage:listings', 'stage:reports', 'stage:reported-at'},
+    'claims', 'starts', 'unsynced', 'repelling', 'stage:listings', 'stage:reports', 'stage:reported-at'},
   zset = {'lease-nodes', 'gang-leases', 'expiring', 'freed-nodes', 'gang-waiting', 'verdicts', 'offers', 'gone',
     'silent'},
   set = {'vanished', 'changed-gangs'}, stream = {'tenures'}, list = {'stage:report-order'},
@@ -144,7 +144,7 @@ local function check_node_indexes(name, node)
   if is_known and has_healthy then expect(call('HEXISTS', PREFIX .. 'node-sizes', name) == 1, 'node-sizes') end
 end
 
-local function unused_device(uuid) return {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, uuid, '', '', '', ''} end
+local function unused_device(uuid) return {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, uuid, '', '', '', ''} end
 
 -- Devices as they were with only the leases of a node, and what these use of the node; nil if one of them
 -- cannot be read.

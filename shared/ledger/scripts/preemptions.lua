@@ -1,11 +1,13 @@
--- Preemptions in progress, evictions, and the state of namespaces' budgets. Arguments, by the first; those that
--- name no result return whether they were done:
---   'open', id, text, claim ({pod, node, uuids, resources, namespace, demand} or false)  begins one and claims its
---     devices
+-- Preemptions in progress, planned starts, evictions, and the state of namespaces' budgets. Arguments, by the first;
+-- those that name no result return whether they were done:
+--   'open', id, text, claims (each {pod, node, uuids, resources, namespace, demand, resources to hold at once, until})
+--     begins one and claims its devices
+--   'open_start', id, text, claims  stores a planned start and claims its devices
+--   'close_start', id, pods  removes it, and the claims of its pods
 --   'save', id, version read, text, evictions  the next step, if the version is current
 --   'close', id, version read, pod whose claim ends ('': none)  the same
 --   'read', instant in ms of the earliest eviction to return  returns preemptions {id, version, text, whether its
---     claim exists}, evictions, states of budgets
+--     claim exists}, evictions, states of budgets, planned starts
 --   'save_budget', namespace, at, text, whether it is exhausted, weight, whether its new pods wait  saves the newest
 --     state of a budget
 --   'lead', name, milliseconds  whether the caller is the leader for that time
@@ -45,22 +47,59 @@ end
 
 local actions = {}
 
-function actions.open(id, text, wanted)
-  if call('HEXISTS', STORE .. 'preemptions', id) == 1 then return false end
-  if wanted then
-    local pod, name, uuids, resources, namespace, demand = unpack(wanted)
+-- Claim devices for pods, or nothing; return whether that was done.
+local function claim_all(wanted)
+  local opened = {}
+  for i, each in ipairs(wanted) do
+    local pod, name, uuids, resources, namespace, demand, at_once, until_s = unpack(each)
     if not is_claimable(pod, name, uuids) then return false end
     if quota.on and quota.check(namespace, demand) then return false end
-    local reserved = {}
-    for i = 1, #resources / 2 do reserved[i] = 0 end
-    local claim = {name, nodes[name][N_NUMBER], uuids, resources, reserved}
+    local held = {}
+    for r = 1, #resources / 2 do held[r] = 0 end
+    local claim = {name, nodes[name][N_NUMBER], uuids, at_once, held, until_s}
     claims.mark_devices(claim, true)
     claims.reserve_more(claim)
-    claims.put(pod, claim)
+    claim[claims.FIELD.RESOURCES] = resources
+    opened[i] = claim
+  end
+  for i, claim in ipairs(opened) do claims.put(wanted[i][1], claim) end
+  if #opened > 0 then
     save_count('claims')
     write_changes('claimed')
   end
+  return true
+end
+
+local function end_claims(pods)
+  local has_ended = false
+  for _, pod in ipairs(pods) do
+    local claim = claims.suspend(pod)
+    if claim then
+      claims.resume(pod, claim, true)
+      has_ended = true
+    end
+  end
+  if has_ended then
+    claims.delete_ended()
+    write_changes('claim ended')
+  end
+end
+
+function actions.open(id, text, wanted)
+  if call('HEXISTS', STORE .. 'preemptions', id) == 1 or not claim_all(wanted) then return false end
   put_preemption(id, 1, text)
+  return true
+end
+
+function actions.open_start(id, text, wanted)
+  if call('HEXISTS', PREFIX .. 'starts', id) == 1 or not claim_all(wanted) then return false end
+  call('HSET', PREFIX .. 'starts', id, text)
+  return true
+end
+
+function actions.close_start(id, pods)
+  if call('HDEL', PREFIX .. 'starts', id) == 0 then return false end
+  end_claims(pods)
   return true
 end
 
@@ -74,12 +113,7 @@ end
 function actions.close(id, version, pod)
   if not is_at(id, version) then return false end
   call('HDEL', STORE .. 'preemptions', id)
-  local claim = pod ~= '' and claims.suspend(pod)
-  if claim then
-    claims.resume(pod, claim, true)
-    claims.delete_ended()
-    write_changes('claim ended')
-  end
+  end_claims({pod})
   return true
 end
 
@@ -95,7 +129,7 @@ function actions.read(since)
   for _, value in ipairs(call('HVALS', STORE .. 'budgets')) do
     budgets[#budgets + 1] = readable(value)[2]
   end
-  return {preemptions, evictions, budgets}
+  return {preemptions, evictions, budgets, call('HVALS', PREFIX .. 'starts')}
 end
 
 function actions.save_budget(namespace, at, text, is_spent, weight, must_wait)

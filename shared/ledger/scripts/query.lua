@@ -24,7 +24,7 @@ end
 function queries.claimed()
   local rows = {}
   for _, claim in each_packed(PREFIX .. 'claims') do
-    local is_here = claim[claims.FIELD.HELD] and claims.node_of(claim)
+    local is_here = claim[claims.FIELD.UNTIL] and claims.node_of(claim)
     for i, reserved in ipairs(is_here and claim[claims.FIELD.HELD] or {}) do
       if reserved > 0 then
         rows[#rows + 1] = {claim[claims.FIELD.NODE], claim[claims.FIELD.RESOURCES][2 * i - 1], reserved}

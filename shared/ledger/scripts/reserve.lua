@@ -4,8 +4,8 @@
 -- gang must have leases after this, for all or nothing, or before it, for each on its own; each pod's
 -- rank in the order of waiting pods: capacity that is offered to a pod of a lower rank is reserved for that
 -- pod; the version up to which the caller has read the ledger, or false for a choice of kube-scheduler's, which
--- knows the anti-affinity of its pods; and false, or each pod's required anti-affinity as `repelling` has it, or
--- false.
+-- knows the anti-affinity of its pods; false, or each pod's required anti-affinity as `repelling` has it, or false;
+-- and false, or when each lease ends at the latest (Unix seconds), or false.
 -- Returns numbers, and values, in order. Per pod:
 --   candidate (from 1), version, and a slot and a fence per share
 --   0   the pod has a lease, which is the value
@@ -16,7 +16,7 @@
 --   -4  its lease is too large; the value is why
 local LEASE_OF_ONE_FORMAT = LEASE_FORMAT .. GRANT_FORMAT
 local now, expires_at, pods, counts, bounds, joined = ARGS[1], ARGS[2], ARGS[3], ARGS[4], ARGS[5], ARGV[5]
-local gang_needs, ranks, known, repels = ARGS[6], ARGS[7], ARGS[8], ARGS[9]
+local gang_needs, ranks, known, repels, ends = ARGS[6], ARGS[7], ARGS[8], ARGS[9], ARGS[10]
 local is_behind = known and state[13] and known < tonumber(state[13])
 local first_nodes, first_devices, lowest_ranks = {}, {}, {}
 local piece = 1
@@ -237,6 +237,7 @@ for i = 1, #pods do
     if not gang_needs then add_refusal(refused[i], piece + 1, piece + counts[i]) end
   else
     local claim = claims.suspend(pod)
+    placed.ends_by = ends and ends[i] or nil
     -- Capacity that a pod claims is reserved for no other pod, whatever its priority.
     local reasons = reserve(pod, not claim and ranks[i], repels and repels[i], piece + 1, piece + counts[i])
     if claim then claims.resume(pod, claim, not reasons) end

@@ -47,7 +47,7 @@ NODE_TEXTS: Mapping[str, str] = {
     "InsufficientGpuCores": "Insufficient GPU cores",
     "GpuNotIdle": "node(s) had no idle GPU",
     "GpuInstancesLive": "node(s) had GPUs with live MIG instances",
-    "GpuClaimed": "node(s) had GPUs that are reserved for a preempting pod",
+    "GpuClaimed": "node(s) had GPUs that are reserved for another pod",
     "GpuInExclusiveUse": "node(s) had GPUs that other pods use exclusively",
 }
 """By code, in the order of the checks: devices that the pod could never use are excluded first."""

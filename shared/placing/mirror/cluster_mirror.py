@@ -83,6 +83,8 @@ class ClusterMirror:
         """Nodes that only pods with tolerations can use."""
         self.mig_nodes = 0
         """Nodes with devices in MIG mode."""
+        self.claimed: dict[DeviceUuid, MirroredDevice] = {}
+        """Devices that leases may use up to the time until which they are claimed."""
         self._devices: dict[DeviceUuid, MirroredDevice] = {}
         self._largest = (0, 0)
         self._largest_as_of = 0
@@ -150,6 +152,7 @@ class ClusterMirror:
             known = before.pop(device.uuid, None) or MirroredDevice(mirrored, device)
             known.update_device(device, closed=device.index in node.facts.excluded_devices)
             known.update_ledger_use(use)
+            self._note_claim(known)
             self._devices[device.uuid] = known
             devices.append(known)
         self._remove_devices(before.values())
@@ -175,7 +178,12 @@ class ClusterMirror:
         Totals that only confirm a tentative reservation change nothing that indexes see.
         """
         device = self._devices.get(uuid)
-        if device is not None and device.update_ledger_use(use):
+        if device is None:
+            return
+        has_changed = device.update_ledger_use(use)
+        if self.claimed or use.claimed_until:
+            self._note_claim(device)
+        if has_changed:
             if not device.has_pending_use():
                 device.node.changed_by_others = self.applied_changes
             self.changes.add(device.node)
@@ -255,3 +263,10 @@ class ClusterMirror:
         for device in devices:
             if self._devices.get(device.uuid) is device:
                 del self._devices[device.uuid]
+                self.claimed.pop(device.uuid, None)
+
+    def _note_claim(self, device: MirroredDevice) -> None:
+        if device.ledger_use.claimed_until:
+            self.claimed[device.uuid] = device
+        else:
+            self.claimed.pop(device.uuid, None)

@@ -292,6 +292,7 @@ class MirroredDevice:
             ),
             layout=self.layout,
             claimed_by=self.ledger_use.claimed_by,
+            claimed_until=self.ledger_use.claimed_until,
         )
 
 

@@ -77,7 +77,7 @@ async def test_placers_refuse_claimed_devices_with_the_reason(
 
         [answer] = await placer.place_pods([other])
         assert isinstance(answer, PlacementRefused)
-        assert "reserved for a preempting pod" in answer.refusal.reason
+        assert "reserved for another pod" in answer.refusal.reason
 
         affairs = await preemptions.state(now=NOW)
         assert await preemptions.close(affairs.open[0])

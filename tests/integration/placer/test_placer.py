@@ -1,6 +1,7 @@
 """Placers on a real ledger: several at once, without knowing of each other."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from msgspec import structs
 
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
+from shared.ledger.preemptions import Preemptions
 from shared.model.clock import SystemClock
 from shared.model.device import DeviceMode, DeviceUse, MigLayout, MigProfile
 from shared.model.errors import ConflictError
@@ -17,7 +19,8 @@ from shared.model.events.pod_events import PlacementChosen, PlacementRefused, Po
 from shared.model.lease import MigPlacement
 from shared.model.names import PodUid
 from shared.model.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
-from shared.model.request import SharingPolicy
+from shared.model.preemption import StoredStart
+from shared.model.request import NO_TERM, SharingPolicy, Term
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import (
     assert_sound,
@@ -180,3 +183,37 @@ async def test_a_late_pod_of_low_priority_does_not_get_what_is_offered_to_a_high
         assert [type(outcomes) for outcomes in answers] == [PlacementChosen]
         assert after == ()
         assert [waiting.queued.pod for waiting in await leases.waiting_pods.load()] == ["late"]
+
+
+async def test_pods_that_end_before_a_planned_start_get_its_devices_until_then(url: str) -> None:
+    async with (
+        ledger(url, {"a": 1}) as leases,
+        Preemptions.connect(url, prefix=leases._connection.prefix) as preemptions,
+        placers(leases, 1) as [placer],
+    ):
+        planned = reservation("planned", share("a", 0, mib=16_000))
+        start = StoredStart(
+            id="planned",
+            wanted=(planned,),
+            at_once=({},),
+            waits_for=(),
+            at=time.time() + 3600,
+            enforced=True,
+        )
+        assert await preemptions.open_start(start)
+        await until_mirrored(leases, [placer])
+        long, short = Term(max_run_s=3600), Term(max_run_s=600)
+
+        refused = [
+            await placer.place_pods([pod_queued(uid, structs.replace(SHARE, term=term))])
+            for uid, term in (("endless", NO_TERM), ("long", long))
+        ]
+        [placed] = await placer.place_pods(
+            [pod_queued("short", structs.replace(SHARE, term=short))]
+        )
+
+        for [each] in refused:
+            assert isinstance(each, PlacementRefused)
+            assert dict(each.refusal.counts) == {"GpuClaimed": 1}
+        assert isinstance(placed, PlacementChosen)
+        assert placed.lease.shares[0].device == "GPU-a-0"

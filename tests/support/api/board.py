@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from services.api.problems import Affected
+from services.api.problems import Affected, DataAge
 from services.api.projection import Projection
 from services.api.visible_cluster import VisibleCluster, all_namespaces
 from shared.model.device import Hardware
@@ -14,7 +14,6 @@ from shared.model.ledger import NodeTotals, WaitingPod, counted_use
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
 from shared.model.preemption import EvictionOutcome, EvictionRecord, PreemptionCause
-from shared.model.views import DataAge
 from tests.support import build
 
 EVIL = '<img src=x onerror="alert(1)">'

@@ -8,6 +8,7 @@ from typing import Any
 
 from services.binder.clients import PodClient
 from services.binder.ledger_sync.sweep import SchedulerOffers
+from services.binder.preempt.planned_starts import StartPlanner
 from services.binder.preempt.preemption_controller import PreemptionController, PreemptionExecutor
 from services.binder.preempt.rules import PreemptionRules
 from services.binder.report.explanations import KubernetesEvent
@@ -22,7 +23,7 @@ from shared.model.ledger import NoCapacity, Reservation, Reserved, WaitingPod
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.preemption import PREEMPT_AT
-from shared.model.request import GpuRequest, PodRequest
+from shared.model.request import NO_TERM, GpuRequest, PodRequest, Term
 from tests.support.binder.world import Counts
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import ledger, share
@@ -55,6 +56,8 @@ def waiting_pod(
         containers=(GpuRequest(container="main", gpus=gpus, memory_units=mib),),
         resources={"cpu": 100, "pods": 1},
         priority=fields.pop("priority", 0),
+        gang=fields.pop("gang", None),
+        term=fields.pop("term", NO_TERM),
     )
     return PodQueued(
         pod=PodUid(pod),
@@ -110,7 +113,10 @@ class Scene:
             rules=replace(self.rules, **changes),
             offers=self.offers,
         )
-        return PreemptionController(executor)
+        starts = StartPlanner(
+            ledger=self.ledger, store=self.preemptions, events=self.reports, clock=self.clock
+        )
+        return PreemptionController(executor, starts)
 
     async def running(
         self,
@@ -124,6 +130,7 @@ class Scene:
         labels: Mapping[str, str] | None = None,
         grace_s: int = 30,
         cpu: int = 100,
+        term: Term = NO_TERM,
     ) -> Lease:
         """A ready pod of node `a` with its lease."""
         references = [
@@ -144,7 +151,9 @@ class Scene:
         )
         uid = PodUid(made["metadata"]["uid"])
         place = Placement(node=NodeName("a"), shares=(share("a", gpu, mib=mib),))
-        lease = await self.reserve(uid, name, place, namespace=namespace, age_s=age_s, cpu=cpu)
+        lease = await self.reserve(
+            uid, name, place, namespace=namespace, age_s=age_s, cpu=cpu, term=term
+        )
         assert isinstance(lease, Reserved), lease
         await self.ledger.bind([lease.lease])
         [active] = await self.ledger.activate([(uid, place.node)])
@@ -164,6 +173,7 @@ class Scene:
         namespace: str = "a",
         age_s: float = 0.0,
         cpu: int = 100,
+        term: Term = NO_TERM,
     ) -> Any:
         reservation = Reservation(
             pod=PodUid(uid),
@@ -171,6 +181,7 @@ class Scene:
             name=name,
             candidates=(place,),
             resources={"cpu": cpu, "pods": 1},
+            term=term,
         )
         [outcome] = await self.ledger.reserve(
             [reservation], now=self.clock.now() - age_s, ttl_s=1e6
@@ -249,10 +260,12 @@ class Scene:
         with suppress(NotFoundError):
             await self.kube.delete(path, grace_s=0)
 
-    async def thief(self, gpu: int = 0, *, mib: int = 1_000, cpu: int = 100) -> str:
+    async def thief(
+        self, gpu: int = 0, *, mib: int = 1_000, cpu: int = 100, term: Term = NO_TERM
+    ) -> str:
         """Another pod wants something of a device: why it gets nothing; empty: it does."""
         place = Placement(node=NodeName("a"), shares=(share("a", gpu, mib=mib),))
-        outcome = await self.reserve("thief", "thief", place, namespace="c", cpu=cpu)
+        outcome = await self.reserve("thief", "thief", place, namespace="c", cpu=cpu, term=term)
         return outcome.reason if isinstance(outcome, NoCapacity) else ""
 
     async def evict(self, binder: PreemptionController) -> None:

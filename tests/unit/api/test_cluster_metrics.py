@@ -14,6 +14,7 @@ from services.api.problems import (
     RETENTION_S,
     Affected,
     ComponentMonitor,
+    DataAge,
     problems_of,
 )
 from services.api.projection import Projection
@@ -23,7 +24,6 @@ from shared.model.lease import MIB, ShareMeasurement
 from shared.model.ledger import NodeTotals
 from shared.model.names import Namespace, NodeName
 from shared.model.placement import Refusal
-from shared.model.views import DataAge
 from tests.support import build
 from tests.support.api.board import lease, node_totals, projected, usage, waiting
 

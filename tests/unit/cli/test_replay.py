@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from services.cli.__main__ import main
-from services.cli.plan.replay import Means, replay
-from services.cli.plan.trace import TracePod, read_nodes, read_pods
+from services.cli.plan.replay import Means, Terms, replay
+from services.cli.plan.trace import TracePod, read_nodes, read_pods, with_gangs
 from shared.model.errors import RequestError
 from shared.model.request import NodeOrder
 
@@ -120,3 +121,44 @@ def test_wrong_arguments_are_refused(
     assert "'much' must be a number of 0.001 or more" in capsys.readouterr().err
     assert run(PODS.splitlines()[0]) == 2
     assert "has no pods that arrive at different times" in capsys.readouterr().err
+
+
+WAITING = """\
+cpu_milli,memory_mib,num_gpu,gpu_milli,creation_time,deletion_time
+1000,1024,1,1000,0,100
+1000,1024,1,1000,1,201
+1000,1024,2,1000,10,110
+1000,1024,1,1000,110,160
+1000,1024,1,1000,120,420
+"""
+
+
+@pytest.mark.parametrize(
+    ("terms", "waits"),
+    [
+        (Terms.NONE, [0, 0, 0, 40, 450]),
+        (Terms.EXACT, [0, 0, 0, 181, 191]),
+        (Terms.DOUBLE, [0, 0, 0, 181, 191]),
+    ],
+)
+def test_what_ends_before_a_planned_start_is_let_in_and_what_may_not_is_not(
+    terms: Terms, waits: list[float]
+) -> None:
+    nodes = read_nodes(NODES.replace(",1,T4", ",2,T4").splitlines(), "nodes.csv")
+
+    found = replay(pods(WAITING), nodes, NodeOrder.BINPACK, terms)
+
+    assert sorted(found.waits_s) == waits
+    late = sorted(promise.late_s for promise in found.promises)
+    assert late == {Terms.NONE: [], Terms.EXACT: [0], Terms.DOUBLE: [-200]}[terms]
+
+
+def test_a_gang_starts_as_one_when_its_planned_start_has_come() -> None:
+    nodes = read_nodes(NODES.replace(",1,T4", ",2,T4").splitlines(), "nodes.csv")
+    single = [replace(pod, created_s=pod.created_s) for pod in pods(WAITING)]
+    gang = replace(single[0], created_s=10, members=2)
+
+    found = replay([*single[:2], gang, *single[3:]], nodes, NodeOrder.BINPACK, Terms.EXACT)
+
+    assert found.gang_waits_s == [191]
+    assert with_gangs(5 * [single[2]])[4].members > 1

@@ -169,6 +169,14 @@ local function unavailable(device, node_name)
   end
 end
 
+-- When the lease that is being placed ends by its term at the latest; nil: it has none.
+local placed = {}
+
+local function is_closed(device)
+  local exclusive = device[D_EXCLUSIVE]
+  return exclusive % 2 == 1 or exclusive > 0 and not (placed.ends_by and placed.ends_by <= device[D_CLAIMED_UNTIL])
+end
+
 -- Why a share does not fit on a device, or nil. The order is that of shared.model.device.device_refusal.
 local function device_refusal(device, node_name, groups_text, memory, cores, shares, new_slots, policy, slots, layout)
   local reason, slotted = unavailable(device, node_name), new_slots > 0
@@ -181,7 +189,7 @@ local function device_refusal(device, node_name, groups_text, memory, cores, sha
   end
   if not (cores >= 0 and device[D_CORES_USED] + cores <= 100) then return 'cores' end
   if (policy == EXCLUSIVE or policy == IDLE_DEVICE) and device[D_SHARES] > 0 then return 'not-idle' end
-  if device[D_EXCLUSIVE] > 0 then return 'in-exclusive-use' end
+  if is_closed(device) then return 'in-exclusive-use' end
   if device[D_CORES_USED] >= 100 and policy ~= BEST_EFFORT then return 'in-exclusive-use' end
   if device[D_LAYOUT] ~= layout and device[D_SHARES] > 0 then return 'layout' end
   if groups_text ~= '' and not has_room_for_text(device, #groups_text + 2) then return 'record-size' end

@@ -1,12 +1,13 @@
--- Claims: devices that a preemption reserves for a pod while the leases on them end, with the node's
--- ordinary resources that the pod needs, as far as they are free. For all other pods the device is in
--- exclusive use. A pod's claim ends with its reservation on any node.
+-- Claims: devices that a preemption or a planned start reserves for a pod while the leases on them end, with the
+-- node's ordinary resources that the pod needs, as far as they are free. For all other pods the device is in
+-- exclusive use, but for those whose leases end by UNTIL. A pod's claim ends with its reservation on any node.
 --   claims  hash  pod -> see FIELD
 --   ledger  hash  claims: their number
--- RESOURCES: {name, amount, ...} that the pod requests; HELD: how much of each is reserved.
+-- RESOURCES: {name, amount, ...} that the pod requests; HELD: how much of each is reserved; UNTIL: the second by
+-- which what is let onto the devices has to end, 0: nothing is.
 -- MARK is added to D_EXCLUSIVE.
 local claims = {
-  MARK = 2, FIELD = {NODE = 1, NODE_NUMBER = 2, UUIDS = 3, RESOURCES = 4, HELD = 5},
+  MARK = 2, FIELD = {NODE = 1, NODE_NUMBER = 2, UUIDS = 3, RESOURCES = 4, HELD = 5, UNTIL = 6},
 }
 do -- A script may have 200 local names.
 local FIELD, ended_claims = claims.FIELD, {}
@@ -14,7 +15,7 @@ local FIELD, ended_claims = claims.FIELD, {}
 function claims.of(pod)
   if claim_count == 0 then return nil end
   local claim = readable(call('HGET', PREFIX .. 'claims', pod))
-  return claim[FIELD.HELD] and claim or nil
+  return claim[FIELD.UNTIL] and claim or nil
 end
 
 function claims.mark_devices(claim, is_claimed)
@@ -22,6 +23,7 @@ function claims.mark_devices(claim, is_claimed)
     local device = device_of(uuid)
     if device then
       device[D_EXCLUSIVE] = device[D_EXCLUSIVE] % 2 + (is_claimed and claims.MARK or 0)
+      device[D_CLAIMED_UNTIL] = is_claimed and claim[FIELD.UNTIL] or 0
       changed_devices[uuid] = true
     end
   end

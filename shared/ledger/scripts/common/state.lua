@@ -58,13 +58,15 @@ local BESIDE = string.gsub(PREFIX, ':$', '') -- prefix of what a rebuild does no
 
 -- A device. D_STATUS: 1 takes new shares, 0 is unhealthy, 2 is excluded by an annotation of its node.
 -- D_EXCLUSIVE: 1 while one share has the device to itself, plus 2 while it is claimed (claims.lua).
+-- D_CLAIMED_UNTIL: second up to which leases that have ended by then may still use a claimed device; 0: none may.
 -- D_MODE: 0 shares, 1 MIG instances. D_GROUPS: '' or anti-affinity groups, each between line feeds.
 -- D_SLOT_MAP: used slots, or used positions of D_LAYOUT, the MIG layout that live leases pin ('': none).
-local DEVICE_FORMAT = '<I4I4BI4I4I4I4dBBI4c0I4c0I4c0I4c0I4c0'
-local DEVICE_BYTES = 55
+local DEVICE_FORMAT = '<I4I4BI4I4I4I4dBBI4I4c0I4c0I4c0I4c0I4c0'
+local DEVICE_BYTES = 59
 local D_MEMORY, D_SLOTS, D_STATUS, D_UNIT, D_MEMORY_USED, D_CORES_USED, D_SHARES, D_FENCE =
   1, 2, 3, 4, 5, 6, 7, 8
-local D_EXCLUSIVE, D_MODE, D_UUID, D_NODE, D_SLOT_MAP, D_GROUPS, D_LAYOUT = 9, 10, 11, 12, 13, 14, 15
+local D_EXCLUSIVE, D_MODE, D_CLAIMED_UNTIL, D_UUID, D_NODE, D_SLOT_MAP, D_GROUPS, D_LAYOUT =
+  9, 10, 11, 12, 13, 14, 15, 16
 
 -- See shared.model.request.SharingPolicy.
 local EXCLUSIVE, BEST_EFFORT, IDLE_DEVICE = 1, 2, 3
@@ -99,7 +101,7 @@ if state.err then
 end
 -- The number of the format of all that is stored under the prefix, but for `ledger`, which every version
 -- must be able to read. A ledger of an older format counts as empty; a newer one is not touched.
-state.format = 2
+state.format = 3
 if state[2] and tonumber(state[9]) ~= state.format then
   local formats = state[9] .. ' ' .. state.format
   if tonumber(state[9]) > state.format then return redis.error_reply('FORMAT ' .. formats) end
@@ -154,10 +156,10 @@ local function node_value(node)
 end
 
 local function device_value(device)
-  local memory, slots, status, unit, memory_used, cores_used, shares, fence, exclusive, mode, uuid, node,
-    slot_map, groups_text, layout = unpack(device, 1, 15)
+  local memory, slots, status, unit, memory_used, cores_used, shares, fence, exclusive, mode, claimed_until,
+    uuid, node, slot_map, groups_text, layout = unpack(device, 1, D_LAYOUT)
   return struct_pack(DEVICE_FORMAT, memory, slots, status, unit, memory_used, cores_used, shares, fence,
-    exclusive, mode, #uuid, uuid, #node, node, #slot_map, slot_map, #groups_text, groups_text,
+    exclusive, mode, claimed_until, #uuid, uuid, #node, node, #slot_map, slot_map, #groups_text, groups_text,
     #layout, layout)
 end
 
@@ -174,7 +176,7 @@ local readers = {
   end,
   devices = function(value)
     local device = {struct_unpack(DEVICE_FORMAT, value)}
-    if device[16] ~= #value + 1 then error('') end
+    if device[D_LAYOUT + 1] ~= #value + 1 then error('') end
     return device
   end,
   leases = function(value)
@@ -249,7 +251,7 @@ local function new_node(name)
 end
 
 local function new_device(uuid, node, unit, status)
-  devices[uuid] = {0, 0, status, unit, 0, 0, 0, fence_floor, 0, 0, uuid, node, '', '', ''}
+  devices[uuid] = {0, 0, status, unit, 0, 0, 0, fence_floor, 0, 0, 0, uuid, node, '', '', ''}
   return devices[uuid]
 end
 

@@ -173,7 +173,8 @@ function room_for(group, name)
   local times, fitting_devices = 0, 0
   for _, uuid in ipairs(uuids_by_node[name]) do
     local device = devices[uuid]
-    if device and device[D_STATUS] == 1 and device[D_NODE] == name and device[D_EXCLUSIVE] == 0 then
+    if device and device[D_STATUS] == 1 and device[D_NODE] == name
+      and (device[D_EXCLUSIVE] == 0 or device[D_EXCLUSIVE] % 2 == 0 and device[D_CLAIMED_UNTIL] > 0) then
       local n = fits_on_device(device, units, percent, cores, policy, slotted, mib, slots)
       if n > 0 then fitting_devices, times = fitting_devices + 1, times + n end
     end

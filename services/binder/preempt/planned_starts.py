@@ -1,0 +1,319 @@
+"""Planned starts of pods that wait: devices are claimed where a pod, or a gang, fits earliest.
+
+Nobody is evicted: the leases on these devices end by their own terms, and until then only pods that
+end before the start are let onto them. Used by the binder that leads.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from services.binder.report.event_writer import EventRecorder
+from services.binder.report.explanations import event_of
+from shared.ledger.leases import RedisLeases
+from shared.ledger.preemptions import Preemptions
+from shared.model.clock import Clock
+from shared.model.events.pod_events import PlacementChosen, PodQueued
+from shared.model.lease import Lease, LeaseState
+from shared.model.ledger import (
+    AlreadyLeased,
+    LedgerSnapshot,
+    NodeTotals,
+    Reservation,
+    Reserved,
+    WaitingPod,
+    reservation_for,
+)
+from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.preemption import EndingLease, PreemptionState, StoredStart
+from shared.model.request import Gang
+from shared.placing.anti_affinity import repelled_request
+from shared.placing.node_filters import check_anti_affinity
+from shared.placing.starts import LeaseEnd, PlannedStart, lease_end, plan_start, with_claims
+
+RESERVATION_S = 30.0
+MOST_STARTS = 8
+"""Starts that are planned at once."""
+LATE_S = 30.0
+"""After the planned time: the devices are given up if they are not free by then."""
+PLAN_S = 2.0
+AGAIN_S, EARLIER_S = 60.0, 60.0
+"""A start is planned again after so long, and changed if it can be so much earlier."""
+PAUSE_FACTOR = 20.0
+"""The pause after plans is at least so many times as long as they took."""
+MAX_PLAN_S = 30.0
+"""Plans without a result double the pause before the next ones up to this."""
+MOST_EVENTS = 16
+"""Pods of a gang that get an Event."""
+PLANNED = "GPUStartPlanned"
+WITHDRAWN = "GPUStartWithdrawn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingUnit:
+    """A pod that waits, or the waiting pods of a gang of which none runs."""
+
+    id: str
+    pods: tuple[WaitingPod, ...]
+    needed: int
+    """So many of them start at once."""
+    gang: Gang | None
+
+    @property
+    def priority(self) -> int:
+        """The highest of its pods' priorities."""
+        return max(each.queued.request.priority for each in self.pods)
+
+    @property
+    def since(self) -> float:
+        """How long it has waited: Unix seconds of the first."""
+        return min(each.waiting_since for each in self.pods)
+
+
+def waiting_units(
+    waiting: Iterable[WaitingPod], nodes: Iterable[NodeTotals], *, now: float, after_s: float
+) -> list[WaitingUnit]:
+    """Return what may get a planned start, in order: highest priority first, then oldest.
+
+    A pod without a gang has to have waited for `after_s`.
+    """
+    running = {lease.gang for totals in nodes for lease in totals.leases if lease.gang}
+    single, gangs = list[WaitingUnit](), dict[str, list[WaitingPod]]()
+    for each in waiting:
+        queued, gang = each.queued, each.queued.request.gang
+        if not queued.request.containers or queued.by_kube_scheduler:
+            continue
+        if each.refusal.permanent or each.refusal.quota:
+            continue
+        if gang is not None and gang.min_member > 1:
+            gangs.setdefault(gang.name, []).append(each)
+        elif now - each.waiting_since >= after_s:
+            single.append(WaitingUnit(id=queued.pod, pods=(each,), needed=1, gang=None))
+    for name, pods in gangs.items():
+        gang = pods[0].queued.request.gang
+        if gang is not None and name not in running and len(pods) >= gang.min_member:
+            members = sorted(pods, key=_size, reverse=True)
+            single.append(
+                WaitingUnit(id=name, pods=tuple(members), needed=gang.min_member, gang=gang)
+            )
+    return sorted(single, key=lambda unit: (-unit.priority, unit.since, unit.id))
+
+
+def _size(waiting: WaitingPod) -> tuple[int, int]:
+    """Return a sort key: how hard the pod is to place."""
+    containers = waiting.queued.request.containers
+    memory = sum((each.memory_units or 0) + (each.memory_bytes or 0) for each in containers)
+    return sum(each.gpus for each in containers), memory
+
+
+def start_of(
+    unit: WaitingUnit,
+    plan: PlannedStart,
+    others: Iterable[StoredStart],
+    ends: Mapping[PodUid, LeaseEnd],
+    now: float,
+) -> StoredStart:
+    """Return what is stored of a plan, beside other planned starts."""
+    counted = {each.pod for other in others for each in other.waits_for}
+    freed: dict[NodeName, dict[str, int]] = {}
+    for lease in plan.waits_for:
+        if lease.pod not in counted:
+            sums = freed.setdefault(lease.node, {})
+            for name, amount in lease.resources.items():
+                sums[name] = sums.get(name, 0) + amount
+    wanted, at_once = list[Reservation](), list[Mapping[str, int]]()
+    for each, placement in zip(unit.pods, plan.placements, strict=True):
+        if placement is not None:
+            left = freed.get(placement.node, {})
+            wanted.append(reservation_for(each.queued, (placement,)))
+            at_once.append(_beyond(each.queued.request.resources, left))
+    return StoredStart(
+        id=unit.id,
+        wanted=tuple(wanted),
+        at_once=tuple(at_once),
+        waits_for=tuple(_ending(lease, ends[lease.pod]) for lease in plan.waits_for),
+        at=plan.at,
+        enforced=plan.enforced,
+        priority=unit.priority,
+        gang=unit.gang,
+        opened_at=now,
+    )
+
+
+def _beyond(needed: Mapping[str, int], freed: dict[str, int]) -> dict[str, int]:
+    """Return what is needed beyond what is freed, and take the rest from that."""
+    beyond = {}
+    for name, amount in needed.items():
+        taken = min(amount, freed.get(name, 0))
+        freed[name] = freed.get(name, 0) - taken
+        beyond[name] = amount - taken
+    return beyond
+
+
+def _ending(lease: Lease, end: LeaseEnd) -> EndingLease:
+    return EndingLease(
+        pod=lease.pod,
+        namespace=lease.namespace,
+        name=lease.name,
+        ends_at=end.at,
+        enforced=end.enforced,
+    )
+
+
+def devices_of(start: StoredStart) -> set[DeviceUuid]:
+    """Return the devices that a start claims."""
+    shares = (share for each in start.wanted for share in each.candidates[0].shares)
+    return {share.device for share in shares}
+
+
+@dataclass(eq=False, kw_only=True)
+class StartPlanner:
+    """Plans starts, and hands the devices over when their time has come."""
+
+    ledger: RedisLeases
+    store: Preemptions
+    events: EventRecorder
+    clock: Clock
+    after_s: float = 60.0
+    """How long a pod without a gang waits before its start is planned; 0: none is."""
+
+    def __post_init__(self) -> None:
+        self._plan_at = self._planned_at = 0.0
+        self._pause_s = PLAN_S
+        self._planned_for: object = None
+
+    async def advance(self, starts: Sequence[StoredStart]) -> list[PlacementChosen]:
+        """Hand over, or withdraw, the starts whose time has come; return the placements."""
+        placements: list[PlacementChosen] = []
+        for start in starts:
+            placements += await self._advance(start)
+        return placements
+
+    async def _advance(self, start: StoredStart) -> list[PlacementChosen]:
+        pods = [each.pod for each in start.wanted]
+        # In this order, so that a pod that got a lease meanwhile is never observed without either.
+        waiting = await self.ledger.waiting_pods.load(pods)
+        leases = await self.ledger.load([*pods, *(each.pod for each in start.waits_for)])
+        own, before = leases[: len(pods)], leases[len(pods) :]
+        if any(own):
+            await self.store.close_start(start)
+            return [_chosen(each) for each in own if each and each.state is LeaseState.RESERVED]
+        if len(waiting) < len(pods):
+            await self.store.close_start(start)
+            return []
+        is_late = self.clock.now() > start.at + LATE_S
+        running = [each for each in before if each is not None]
+        if not running and not is_late:
+            return await self._reserve(start, waiting)
+        if is_late:
+            names = f"{running[0].namespace}/{running[0].name} still runs" if running else "no room"
+            await self.withdraw(start, names)
+        return []
+
+    async def _reserve(
+        self, start: StoredStart, waiting: Sequence[WaitingPod]
+    ) -> list[PlacementChosen]:
+        cluster = await self.ledger.snapshot()
+        nodes = {each.pod: each.candidates[0].node for each in start.wanted}
+        if any(is_repelled(each.queued, nodes[each.queued.pod], cluster) for each in waiting):
+            await self.withdraw(start, "the anti-affinity of another pod keeps it off its node")
+            return []
+        wanted = [replace(each, read_version=cluster.version) for each in start.wanted]
+        now = self.clock.now()
+        outcomes = (
+            await self.ledger.reserve(wanted, now=now, ttl_s=RESERVATION_S)
+            if start.gang is None
+            else await self.ledger.reserve_gang(start.gang, wanted, now=now, ttl_s=RESERVATION_S)
+        )
+        leases = [each.lease for each in outcomes if isinstance(each, Reserved | AlreadyLeased)]
+        if len(leases) < len(wanted):
+            return []  # tried again until it is late
+        await self.store.close_start(start)
+        return [_chosen(lease) for lease in leases]
+
+    async def withdraw(self, start: StoredStart, reason: str) -> None:
+        """Give up a planned start, and say so."""
+        if await self.store.close_start(start):
+            text = f"no longer {start.text}; {reason}. It is planned anew"
+            self._record(start, WITHDRAWN, text, warning=True)
+            self._plan_at = 0.0
+
+    def _record(self, start: StoredStart, reason: str, text: str, *, warning: bool) -> None:
+        for each in start.wanted[:MOST_EVENTS]:
+            self.events.record(event_of(each, reason, text, warning=warning))
+
+    async def plan(self, waiting: Sequence[WaitingPod], state: PreemptionState) -> None:
+        """Plan the starts of the first that wait, and again where they can be earlier."""
+        now = self.clock.now()
+        preempting = {each.preemption.id for each in state.open}
+        left = [each for each in waiting if each.queued.pod not in preempting]
+        waiting_for = frozenset(each.queued.pod for each in left)
+        if waiting_for != self._planned_for:
+            self._planned_for, self._pause_s = waiting_for, PLAN_S
+            self._plan_at = min(self._plan_at, self._planned_at + PLAN_S)
+        if not (self.after_s and left) or now < self._plan_at:
+            return
+        nodes = [node async for page in self.ledger.totals.pages() for node in page]
+        units = waiting_units(left, nodes, now=now, after_s=self.after_s)
+        run_times = await self.ledger.run_times.load()
+        ends = {
+            lease.pod: end
+            for totals in nodes
+            for lease in totals.leases
+            if (end := lease_end(lease, now, run_times.expected_s(lease)))
+        }
+        begun = False
+        for unit in units[:MOST_STARTS] if ends else ():
+            begun |= await self._plan_unit(unit, nodes, ends, now)
+        self._planned_at = self.clock.now()
+        self._pause_s = PLAN_S if begun else min(2 * self._pause_s, MAX_PLAN_S)
+        pause_s = max(self._pause_s, PAUSE_FACTOR * (self._planned_at - now))
+        self._plan_at = self._planned_at + pause_s
+
+    async def _plan_unit(
+        self,
+        unit: WaitingUnit,
+        nodes: Sequence[NodeTotals],
+        ends: Mapping[PodUid, LeaseEnd],
+        now: float,
+    ) -> bool:
+        starts = (await self.store.state(now=now, past_s=0)).starts
+        known = next((each for each in starts if each.id == unit.id), None)
+        if known is not None and now < known.opened_at + AGAIN_S:
+            return False
+        lower = [each for each in starts if each.priority < unit.priority]
+        staying = [each for each in starts if each not in (known, *lower)]
+        if len(staying) >= MOST_STARTS:
+            return False
+        requests = [
+            repelled_request(each.queued, (node.node.facts for node in nodes)) for each in unit.pods
+        ]
+        given = with_claims(nodes, staying, [*lower, known] if known else lower)
+        plan = await asyncio.to_thread(
+            plan_start, requests, unit.needed, given, lambda lease: ends.get(lease.pod), now=now
+        )
+        if plan is None or (known is not None and plan.at > known.at - EARLIER_S):
+            return False
+        for each in lower:
+            if plan.devices & devices_of(each):
+                await self.withdraw(each, f"a pod of priority {unit.priority} comes first")
+        if not plan.waits_for:
+            return False
+        start = start_of(unit, plan, staying, ends, now)
+        if known is not None:
+            await self.store.close_start(known)
+        if not await self.store.open_start(start):
+            return False
+        self._record(start, PLANNED, start.text, warning=False)
+        return True
+
+
+def _chosen(lease: Lease) -> PlacementChosen:
+    return PlacementChosen(lease=lease, trace=lease.trace)
+
+
+def is_repelled(pod: PodQueued, name: NodeName, cluster: LedgerSnapshot) -> bool:
+    """Return whether required anti-affinity came to the node after it was chosen for the pod."""
+    needs = repelled_request(pod, (node.facts for node in cluster.nodes)).node_requirements
+    found = (node.facts for node in cluster.nodes if node.facts.name == name)
+    return any(check_anti_affinity(needs, facts) for facts in found)

@@ -1,0 +1,263 @@
+"""Planned starts: where a waiting pod or gang fits earliest, given when leases end; pure.
+
+Leases are taken away in the order of their ends until the pods fit beside those that are left. The
+devices that they get then are claimed for them: what is let onto these before has to end in time.
+"""
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from msgspec import structs
+
+from shared.model.device import DeviceUse
+from shared.model.lease import Lease, ends_by, expected_end
+from shared.model.ledger import LedgerNode, NodeTotals
+from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.placement import Placement, Refusal
+from shared.model.preemption import StoredStart
+from shared.model.request import PodRequest
+from shared.placing.index.node_index import NodeIndex
+from shared.placing.mirror.node_mirror import MirroredNode
+from shared.placing.node_filters import free_resources, has_too_little
+from shared.placing.room import without
+from shared.placing.trial_cluster import TrialCluster
+
+FIRST_ENDS = 4
+"""So many leases end before the first try; then twice as many each time."""
+
+
+class LeaseEnd(NamedTuple):
+    """When a lease ends."""
+
+    at: float
+    """Unix seconds."""
+    enforced: bool
+    """It ends by then at the latest; else it is expected to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStart:
+    """Where pods can start once some leases have ended, and when that is."""
+
+    at: float
+    """When the last of these leases ends, Unix seconds; the time of the plan if none has to."""
+    placements: tuple[Placement | None, ...]
+    """Of each pod, in the order of the requests; None: one that the gang does not need."""
+    waits_for: tuple[Lease, ...] = ()
+    """The leases that end first, in the order of their ends."""
+    enforced: bool = True
+    """All of them end by an enforced time."""
+
+    @property
+    def nodes(self) -> tuple[NodeName, ...]:
+        """The nodes on which they run."""
+        return tuple(dict.fromkeys(each.node for each in self.placements if each))
+
+    @property
+    def devices(self) -> frozenset[DeviceUuid]:
+        """The devices that the pods get."""
+        return frozenset(share.device for each in self.placements if each for share in each.shares)
+
+
+def lease_end(lease: Lease, now: float, learned_s: float | None = None) -> LeaseEnd | None:
+    """Return when a lease ends, by its term or as expected; None: nothing is known.
+
+    Without an expectation of its author, its pod runs for `learned_s`.
+
+    One that has lasted longer than expected is expected to last as long again.
+    """
+    if lease.claim is not None:
+        return None
+    latest = ends_by(lease)
+    if latest is not None and latest > now:
+        return LeaseEnd(latest, enforced=bool(lease.activated_at))
+    expected = expected_end(lease, learned_s)
+    if expected is None:
+        return None
+    return LeaseEnd(expected if expected > now else 2 * now - lease.created_at, enforced=False)
+
+
+def with_claims(
+    nodes: Iterable[NodeTotals], staying: Iterable[StoredStart], lifted: Iterable[StoredStart]
+) -> list[NodeTotals]:
+    """Return nodes with all that starts will take of their resources, and without lifted claims."""
+    changes: dict[NodeName, dict[str, int]] = {}
+    free = set[DeviceUuid]()
+    for start in staying:
+        for wanted, held in zip(start.wanted, start.at_once, strict=True):
+            sums = changes.setdefault(wanted.candidates[0].node, {})
+            for name, amount in wanted.resources.items():
+                sums[name] = sums.get(name, 0) + amount - held.get(name, 0)
+    for start in lifted:
+        for wanted, held in zip(start.wanted, start.at_once, strict=True):
+            (placement,) = wanted.candidates
+            sums = changes.setdefault(placement.node, {})
+            for name, amount in held.items():
+                sums[name] = sums.get(name, 0) - amount
+            free |= {share.device for share in placement.shares}
+    return [
+        _with_changes(totals, change, free)
+        if (change := changes.get(totals.node.facts.name))
+        else totals
+        for totals in nodes
+    ]
+
+
+def _with_changes(
+    totals: NodeTotals, change: Mapping[str, int], free: Container[DeviceUuid]
+) -> NodeTotals:
+    node = totals.node
+    used = {name: node.used.get(name, 0) + change.get(name, 0) for name in {**node.used, **change}}
+    devices = tuple(
+        (device, without_claim(use) if device.uuid in free and use.claimed_until else use)
+        for device, use in node.devices
+    )
+    return replace(totals, node=replace(node, used=used, devices=devices))
+
+
+def plan_start(
+    requests: Sequence[PodRequest],
+    needed: int,
+    nodes: Iterable[NodeTotals],
+    end_of: Callable[[Lease], LeaseEnd | None],
+    *,
+    now: float,
+) -> PlannedStart | None:
+    """Return the earliest start of `needed` of the pods, tried in order; None: none is in sight.
+
+    Leases without an end stay. Devices that are claimed for others are not used.
+    """
+    search = _Search(requests, needed, nodes, end_of, now)
+    ended = search.fewest_ends()
+    return None if ended is None else search.start_after(ended)
+
+
+def place_before(request: PodRequest, index: NodeIndex, end: float) -> tuple[Placement, ...]:
+    """Place a pod on a node with devices that are claimed for starts after its end; or nowhere."""
+    claimed = index.mirror.claimed.values()
+    nodes = {each.node for each in claimed if each.ledger_use.claimed_until >= end}
+    for node in sorted(nodes, key=lambda node: node.name):
+        shares = TrialCluster([_unclaimed(node, end)]).shares_on(node.name, request)
+        if shares is not None:
+            return (Placement(node=node.name, shares=shares, node_version=node.version),)
+    return ()
+
+
+def _unclaimed(node: MirroredNode, end: float) -> LedgerNode:
+    """Return a node of which no device is claimed for a start after `end`."""
+    free = node.free_resources
+    used = {name: most - free[name] for name, most in node.facts.allocatable.items()}
+    devices = tuple(
+        (each.device, without_claim(each.use()) if use.claimed_until >= end else each.use())
+        for each in node.devices
+        if (use := each.ledger_use)
+    )
+    facts = replace(node.facts, used_by_others={})
+    return LedgerNode(facts=facts, used=used, devices=devices, served=tuple(node.serving))
+
+
+def without_claim(use: DeviceUse) -> DeviceUse:
+    """Return the use of a device that is claimed until some time, as it is without the claim."""
+    return structs.replace(use, exclusive=False, claimed_by=False, claimed_until=0)
+
+
+class _Search:
+    """A cluster in which the first so many of the leases have ended."""
+
+    def __init__(
+        self,
+        requests: Sequence[PodRequest],
+        needed: int,
+        nodes: Iterable[NodeTotals],
+        end_of: Callable[[Lease], LeaseEnd | None],
+        now: float,
+    ) -> None:
+        self._requests, self._needed, self._now = requests, needed, now
+        self._nodes = {totals.node.facts.name: totals for totals in nodes}
+        leases = (lease for totals in self._nodes.values() for lease in totals.leases)
+        ends = [(end, lease) for lease in leases if (end := end_of(lease)) is not None]
+        self._ends = sorted(ends, key=lambda each: (each[0].at, each[1].pod))
+        self._cluster = TrialCluster(totals.node for totals in self._nodes.values())
+        self._ended = 0
+
+    def fewest_ends(self) -> int | None:
+        """Return how many leases have to end, in their order, before the pods fit."""
+        low, high, every = 0, 0, len(self._ends)
+        while not self._fits(high):
+            if high == every:
+                return None
+            low, high = high + 1, min(max(FIRST_ENDS, 2 * high), every)
+        while low < high:
+            middle = (low + high) // 2
+            if self._fits(middle):
+                high = middle
+            else:
+                low = middle + 1
+        return high
+
+    def start_after(self, ended: int) -> PlannedStart:
+        """Return the start once the first so many leases have ended."""
+        self._end_first(ended)
+        placements = self._placements()
+        used = {
+            (placement.node, share.device)
+            for placement in placements
+            if placement
+            for share in placement.shares
+        }
+        short = self._short_nodes(placements)
+        waits = [
+            (end, lease)
+            for end, lease in self._ends[:ended]
+            if lease.node in short or any((lease.node, s.device) in used for s in lease.shares)
+        ]
+        return PlannedStart(
+            at=max((end.at for end, _ in waits), default=self._now),
+            placements=placements,
+            waits_for=tuple(lease for _, lease in waits),
+            enforced=all(end.enforced for end, _ in waits),
+        )
+
+    def _short_nodes(self, placements: Sequence[Placement | None]) -> set[NodeName]:
+        """Return the nodes on which ordinary resources have to be freed, too."""
+        short, needs = set[NodeName](), dict[NodeName, dict[str, int]]()
+        for request, placement in zip(self._requests, placements, strict=True):
+            if placement is not None:
+                sums = needs.setdefault(placement.node, {})
+                for name, amount in request.resources.items():
+                    sums[name] = sums.get(name, 0) + amount
+        for name, sums in needs.items():
+            node = self._nodes[name].node
+            if has_too_little(free_resources(node.facts, node.used), sums):
+                short.add(name)
+        return short
+
+    def _fits(self, ended: int) -> bool:
+        self._end_first(ended)
+        return any(self._placements())
+
+    def _end_first(self, count: int) -> None:
+        moved = self._ends[min(count, self._ended) : max(count, self._ended)]
+        ended = {lease.pod for _, lease in self._ends[:count]}
+        for name in {lease.node for _, lease in moved}:
+            self._cluster.put_node(without(self._nodes[name], ended).node)
+        self._ended = count
+
+    def _placements(self) -> tuple[Placement | None, ...]:
+        """Place the pods beside each other, and take them away again; all None: they do not fit."""
+        found = list[Placement | None]()
+        refused: PodRequest | None = None
+        for number, request in enumerate(self._requests):
+            if sum(each is not None for each in found) == self._needed or request == refused:
+                found.append(None)
+                continue
+            result = self._cluster.place(PodUid(str(number)), request)
+            if isinstance(result, Refusal):
+                refused = request
+            found.append(None if isinstance(result, Refusal) else result)
+        for number, placement in enumerate(found):
+            if placement is not None:
+                self._cluster.remove(PodUid(str(number)))
+        enough = sum(each is not None for each in found) >= self._needed
+        return tuple(found) if enough else (None,) * len(found)

@@ -1,0 +1,238 @@
+"""Planned starts on a real Valkey and the simulated API server, step by step."""
+
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.binder.preempt.planned_starts import AGAIN_S, LATE_S, PLAN_S, PLANNED, WITHDRAWN
+from services.binder.preempt.preemption_controller import PreemptionController
+from shared.model.events.pod_events import PlacementChosen
+from shared.model.lease import Lease, ends_by
+from shared.model.ledger import Reserved
+from shared.model.names import NodeName, PodUid
+from shared.model.placement import Placement
+from shared.model.preemption import StoredStart
+from shared.model.quantity import timestamp
+from shared.model.request import NO_TERM, Gang, Term
+from tests.support.binder.preemption import Scene, scene
+from tests.support.placer.ledger import assert_sound, share
+from tests.support.servers.valkey import ValkeyServer
+
+HOUR, MINUTE = Term(max_run_s=3600), Term(max_run_s=60)
+
+
+@pytest.fixture
+async def at(server: ValkeyServer) -> AsyncIterator[Scene]:
+    """A node with two idle GPUs of 16,000 MiB."""
+    await server.ready()
+    await server.command("FLUSHALL")
+    async with scene(server.url, gpus=2) as made:
+        made.clock.time = time.time()  # the leases' times are the server's
+        yield made
+
+
+async def running(at: Scene, gpu: int, term: Term = HOUR, mib: int = 16_000) -> Lease:
+    return await at.running(f"old-{gpu}", gpu=gpu, mib=mib, age_s=0, term=term)
+
+
+async def starts(at: Scene) -> tuple[StoredStart, ...]:
+    return (await at.preemptions.state(now=at.clock.now())).starts
+
+
+async def step(at: Scene, binder: PreemptionController) -> list[PlacementChosen]:
+    at.clock.advance(PLAN_S + 1)
+    return await binder.step()
+
+
+def events(at: Scene, reason: str) -> list[str]:
+    return [event.message for event in at.reports.events if event.reason == reason]
+
+
+async def test_a_pod_is_promised_the_end_of_a_lease_and_gets_its_device(at: Scene) -> None:
+    old = await running(at, 0)
+    await running(at, 1, Term(max_run_s=7200))
+    pod = await at.waiting("new", mib=16_000)
+    binder = at.binder()
+    await step(at, binder)
+
+    [start] = await starts(at)
+    assert (start.id, start.at, start.enforced) == (pod, ends_by(old), True)
+    assert events(at, PLANNED) == [
+        f"starts by {timestamp(start.at)} at the latest: a/old-0 end by then"
+    ]
+    assert await step(at, binder) == []
+
+    await at.terminate(old)
+    assert await at.thief(0) != ""
+    [placed] = await step(at, binder)
+    assert (placed.lease.pod, placed.lease.shares[0].device) == (pod, old.shares[0].device)
+    assert await starts(at) == ()
+    await assert_sound(at.ledger)
+
+
+@pytest.mark.parametrize(("term", "enters"), [(MINUTE, True), (NO_TERM, False), (HOUR, False)])
+async def test_until_then_only_what_ends_before_is_let_onto_the_device(
+    at: Scene, term: Term, enters: bool
+) -> None:
+    old = await running(at, 0, mib=8_000)
+    await running(at, 1, NO_TERM)
+    await at.waiting("new", mib=16_000)
+    binder = at.binder()
+    await step(at, binder)
+
+    assert (await at.thief(0, term=term) == "") is enters
+    await at.terminate(old)
+    assert (await step(at, binder) == []) is enters, "nothing takes the room of what was let in"
+    await at.ledger.release([PodUid("thief")], reason="the pod has terminated")
+    await step(at, binder)
+    await assert_sound(at.ledger)
+
+
+async def test_a_gang_gets_its_devices_once_the_last_is_free_and_nobody_else_does(
+    at: Scene,
+) -> None:
+    old = [await running(at, 0), await running(at, 1, Term(max_run_s=7200))]
+    gang = Gang(name="b/g", min_member=2)
+    pods = {await at.waiting(f"g-{n}", mib=16_000, gang=gang) for n in (0, 1)}
+    binder = at.binder()
+    await step(at, binder)
+
+    [start] = await starts(at)
+    assert (start.id, start.at) == ("b/g", ends_by(old[1]))
+    assert len(events(at, PLANNED)) == 2
+    await at.terminate(old[0])
+    assert await step(at, binder) == []
+    assert await at.thief(0) != ""
+
+    await at.terminate(old[1])
+    assert {each.lease.pod for each in await step(at, binder)} == pods
+    await assert_sound(at.ledger)
+
+
+async def test_nothing_is_planned_while_no_end_is_known(at: Scene) -> None:
+    await running(at, 0, NO_TERM)
+    await running(at, 1, NO_TERM)
+    await at.waiting("new", mib=16_000)
+
+    await step(at, at.binder())
+
+    assert await starts(at) == ()
+    assert not at.reports.events
+
+
+async def test_what_is_expected_is_no_promise(at: Scene) -> None:
+    await running(at, 0, Term(expected_run_s=600))
+    await running(at, 1, NO_TERM)
+    await at.waiting("new", mib=16_000)
+
+    await step(at, at.binder())
+
+    [text] = events(at, PLANNED)
+    assert text.startswith("expected to start at ")
+    assert text.endswith("not promised: 1 pod before it has no maximum run time")
+
+
+async def test_a_start_whose_time_has_passed_is_withdrawn_with_the_reason_and_planned_anew(
+    at: Scene,
+) -> None:
+    await running(at, 0)
+    await running(at, 1, NO_TERM)
+    await at.waiting("new", mib=16_000)
+    binder = at.binder()
+    await step(at, binder)
+    [start] = await starts(at)
+
+    at.clock.advance(start.at + LATE_S - at.clock.now())
+    await step(at, binder)
+
+    [text] = events(at, WITHDRAWN)
+    assert "a/old-0 still runs" in text
+    await step(at, binder)
+    [again] = await starts(at)
+    assert (again.at > start.at, again.enforced) == (True, False)
+
+
+async def test_a_pod_of_higher_priority_comes_first_and_the_other_is_told(at: Scene) -> None:
+    old = await running(at, 0)
+    await running(at, 1, NO_TERM)
+    await at.waiting("new", mib=16_000)
+    binder = at.binder()
+    await step(at, binder)
+
+    urgent = await at.waiting("urgent", mib=16_000, namespace="c", priority=5)
+    await step(at, binder)
+
+    [start] = await starts(at)
+    assert start.id == urgent
+    [text] = events(at, WITHDRAWN)
+    assert "a pod of priority 5 comes first" in text
+    await at.terminate(old)
+    [placed] = await step(at, binder)
+    assert placed.lease.pod == urgent
+    await assert_sound(at.ledger)
+
+
+async def test_a_pod_that_is_gone_or_placed_elsewhere_gives_its_devices_back(at: Scene) -> None:
+    await running(at, 0, mib=8_000)
+    other = await running(at, 1, NO_TERM)
+    pod = await at.waiting("new", mib=16_000)
+    binder = at.binder()
+    await step(at, binder)
+    assert await at.thief(0) != ""
+
+    await at.terminate(other)
+    place = Placement(node=NodeName("a"), shares=(share("a", 1, mib=16_000),))
+    assert isinstance(await at.reserve(pod, "new", place, namespace="b"), Reserved)
+    assert [each.lease.pod for each in await step(at, binder)] == [pod]
+    assert await starts(at) == ()
+    assert await at.thief(0) == ""
+    await assert_sound(at.ledger)
+
+
+async def test_others_may_use_the_ordinary_resources_that_the_ends_will_free(at: Scene) -> None:
+    old = await at.running("old", gpu=0, mib=8_000, age_s=0, term=HOUR, cpu=1_000)
+    await running(at, 1, NO_TERM)
+    pod = await at.waiting("new", mib=16_000)  # needs less cpu than the old one frees
+    binder = at.binder()
+    await step(at, binder)
+
+    [node] = (await at.ledger.snapshot()).nodes
+    free = node.facts.allocatable["cpu"] - node.used["cpu"]
+    assert await at.thief(0, cpu=free, term=MINUTE) == ""
+    await at.ledger.release([PodUid("thief")], reason="the pod has terminated")
+    await at.terminate(old)
+    [placed] = await step(at, binder)
+    assert placed.lease.pod == pod
+
+
+async def test_a_rebuild_loses_plans_and_no_lease(at: Scene) -> None:
+    await running(at, 0)
+    await running(at, 1, NO_TERM)
+    await at.waiting("new", mib=16_000)
+    await step(at, at.binder())
+    assert await starts(at)
+
+    token = await at.ledger.begin_rebuild(now=at.clock.now(), lock_s=60, force=True)
+    assert token
+    assert await at.ledger.finish_rebuild(token)
+    assert await starts(at) == ()
+
+
+async def test_a_start_that_can_be_earlier_is_planned_again_and_never_later(at: Scene) -> None:
+    old = await running(at, 0)
+    other = await running(at, 1, Term(max_run_s=7200), mib=8_000)
+    await at.running("brief", gpu=1, mib=8_000, age_s=0, term=Term(max_run_s=1800))
+    await at.waiting("new", mib=16_000)
+    binder = at.binder()
+    await step(at, binder)
+    [first] = await starts(at)
+
+    await at.terminate(other)
+    at.clock.advance(AGAIN_S)
+    await step(at, binder)
+
+    [again] = await starts(at)
+    assert (first.waits_for[0].pod, again.waits_for[0].name) == (old.pod, "brief")
+    assert again.at < first.at
+    assert not events(at, WITHDRAWN)
