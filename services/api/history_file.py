@@ -9,6 +9,7 @@ import logging
 import sqlite3
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from math import isnan
@@ -134,7 +135,8 @@ class HistoryFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._one_at_a_time = asyncio.Lock()
+        self._worker = ThreadPoolExecutor(1, "history")
+        """Its one thread works on, one step after another, when nobody waits for a step any more."""
         self._db: sqlite3.Connection | None = None
         self._layouts: dict[str, _Layout] = {}
 
@@ -162,15 +164,18 @@ class HistoryFile:
         )
 
     async def aclose(self) -> None:
-        """Close the file."""
-        async with self._one_at_a_time:
-            if self._db is not None:
-                self._db.close()
+        """Close the file, after the steps that were begun."""
+        await asyncio.get_running_loop().run_in_executor(self._worker, self._close)
+        self._worker.shutdown(wait=False)
+
+    def _close(self) -> None:
+        if self._db is not None:
+            self._db.close()
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Work in a transaction and a thread. Raises UnavailableError with the reason."""
-        async with self._one_at_a_time:
-            return await asyncio.to_thread(self._in_transaction, work)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._worker, self._in_transaction, work)
 
     def _in_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         if self._db is None:

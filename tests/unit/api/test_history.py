@@ -1,8 +1,10 @@
 """The history: what is sampled, condensed, bounded and forgotten, and what survives a restart."""
 
+import asyncio
 import contextlib
 import logging
 import sqlite3
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -305,3 +307,25 @@ def test_a_reason_that_no_pod_waits_for_counts_none() -> None:
 def test_an_unknown_range_is_refused_with_the_known_ones() -> None:
     with pytest.raises(RequestError, match="range=1y is not one of 1h, 1d, 7d"):
         range_of("1y")
+
+
+async def test_a_step_that_nobody_waits_for_any_more_ends_before_the_file_is_closed(
+    path: Path,
+) -> None:
+    file = HistoryFile(path)
+    begun, ended = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def sample() -> Sample:
+        loop.call_soon_threadsafe(begun.set)
+        ended.wait(10)
+        return {}
+
+    adding = asyncio.create_task(file.add(sample, BEGIN))
+    await begun.wait()
+    adding.cancel()
+    closing = asyncio.create_task(file.aclose())
+    done, _ = await asyncio.wait([closing], timeout=0.2)
+    assert not done
+    ended.set()
+    await closing
