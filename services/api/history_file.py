@@ -136,7 +136,7 @@ class HistoryFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._worker = ThreadPoolExecutor(1, "history")
-        """Its one thread works on, one step after another, when nobody waits for a step any more."""
+        """Its one thread goes on, one step after another, when nobody waits for a step any more."""
         self._db: sqlite3.Connection | None = None
         self._layouts: dict[str, _Layout] = {}
 
