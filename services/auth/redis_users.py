@@ -36,10 +36,11 @@ class RedisUser:
 
 
 USERS = (
-    RedisUser(name="placer", writes=(LEDGER,), reads=(QUOTAS, RUN_TIMES), loads_scripts=True),
+    RedisUser(name="placer", writes=(LEDGER,), reads=(QUOTAS,), loads_scripts=True),
     RedisUser(
         name="binder",
         writes=(LEDGER, QUOTAS, PREEMPTION),
+        reads=(RUN_TIMES,),
         loads_scripts=True,
         commands=("info",),
     ),

@@ -1,6 +1,8 @@
 """Gangs as their users make them: PodGroups through kubectl, all pods or none."""
 
 import asyncio
+import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +87,43 @@ async def test_coschedulings_label_and_koordinators_annotation_define_gangs(up: 
     await up.until("k-0", lambda pod: "2 of 3 fit" in condition_text(pod))
     await up.kubectl("delete", "pod", "l-0", "--now")
     await all_run(up, "k-0", "k-1", "k-2")
+
+
+async def test_a_gang_is_promised_a_start_until_which_only_what_ends_before_gets_its_gpus(
+    up: Stack,
+) -> None:
+    await up.apply(group("planned", 2))
+    for number in range(2):
+        await up.create(gpu_pod(f"endless-{number}", WHOLE))
+    await up.create(gpu_pod("limited", WHOLE, activeDeadlineSeconds=120))
+    await all_run(up, "endless-0", "endless-1", "limited")
+
+    await asyncio.gather(*(up.create(member(f"planned-{n}", "planned")) for n in range(2)))
+
+    explained = await until(
+        lambda: up.leasehold("explain", "planned-0"), lambda done: "start       " in done.out
+    )
+    promise = re.search(
+        r"starts by (\S+) at the latest: default/limited end by then", explained.out
+    )
+    assert promise, explained.out
+    assert promise[0] in (await until_event(up, "planned-1", "GPUStartPlanned"))
+    await up.create(gpu_pod("late", WHOLE))
+    await up.create(gpu_pod("short", WHOLE, activeDeadlineSeconds=1))
+    await up.until("short", running)
+    await up.until("late", lambda pod: "reserved for another pod" in condition_text(pod))
+
+    await up.kubectl("delete", "pod", "limited", "--now")
+    await all_run(up, "planned-0", "planned-1")
+
+    assert datetime.now(UTC) < datetime.fromisoformat(promise[1])
+    assert (await up.pod("short"))["status"]["reason"] == "DeadlineExceeded"
+    assert not (await up.pod("late"))["spec"].get("nodeName")
+    await up.audit()
+
+
+async def until_event(up: Stack, pod: str, reason: str) -> str:
+    """Wait for an Event about a pod, and return its message."""
+    about = f"involvedObject.name={pod},reason={reason}"
+    shown = ("get", "events", "--field-selector", about, "-o", "jsonpath={.items[*].message}")
+    return await until(lambda: up.kubectl_out(*shown), bool)
