@@ -191,11 +191,22 @@ class StoredStart:
     opened_at: float = 0.0
 
     @property
+    def namespace(self) -> Namespace:
+        """That of its pods."""
+        return self.wanted[0].namespace
+
+    def name_of(self, lease: EndingLease) -> str:
+        """Return how Events of its pods name another one: without names of other namespaces."""
+        if lease.namespace != self.namespace:
+            return "a pod of another namespace"
+        return f"{lease.namespace}/{lease.name}"
+
+    @property
     def text(self) -> str:
         """When the pods start, and what they wait for."""
         last = self.waits_for[-1]
         others = len(self.waits_for) - 1
-        who = f"{last.namespace}/{last.name}" + (f" and {others} more" if others else "")
+        who = self.name_of(last) + (f" and {others} more" if others else "")
         if self.enforced:
             return f"starts by {timestamp(self.at)} at the latest: {who} end by then"
         loose = sum(not each.enforced for each in self.waits_for)

@@ -5,6 +5,7 @@ end before the start are let onto them. Used by the binder that leads.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +25,7 @@ from shared.model.ledger import (
     WaitingPod,
     reservation_for,
 )
-from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.preemption import EndingLease, PreemptionState, StoredStart
 from shared.model.request import Gang
 from shared.placing.anti_affinity import repelled_request
@@ -34,6 +35,8 @@ from shared.placing.starts import LeaseEnd, PlannedStart, lease_end, plan_start,
 RESERVATION_S = 30.0
 MOST_STARTS = 8
 """Starts that are planned at once."""
+NAMESPACE_STARTS = 2
+"""Of these, so many are of one namespace while pods of others wait."""
 LATE_S = 30.0
 """After the planned time: the devices are given up if they are not free by then."""
 PLAN_S = 2.0
@@ -63,6 +66,11 @@ class WaitingUnit:
     def priority(self) -> int:
         """The highest of its pods' priorities."""
         return max(each.queued.request.priority for each in self.pods)
+
+    @property
+    def namespace(self) -> Namespace:
+        """That of its pods."""
+        return self.pods[0].queued.namespace
 
     @property
     def since(self) -> float:
@@ -104,6 +112,29 @@ def _size(waiting: WaitingPod) -> tuple[int, int]:
     containers = waiting.queued.request.containers
     memory = sum((each.memory_units or 0) + (each.memory_bytes or 0) for each in containers)
     return sum(each.gpus for each in containers), memory
+
+
+def beyond_share(ordered: Iterable[WaitingUnit | StoredStart]) -> set[str]:
+    """Return the IDs of those beyond the first `NAMESPACE_STARTS` of their namespaces."""
+    seen, beyond = Counter[Namespace](), set[str]()
+    for each in ordered:
+        seen[each.namespace] += 1
+        if seen[each.namespace] > NAMESPACE_STARTS:
+            beyond.add(each.id)
+    return beyond
+
+
+def giving_way(unit: WaitingUnit, starts: Iterable[StoredStart]) -> list[StoredStart]:
+    """Return the starts that a pod or gang comes before: of a lower priority, or one too many."""
+    others = [each for each in starts if each.id != unit.id]
+    ordered = sorted(others, key=lambda each: (-each.priority, each.opened_at))
+    has_share = sum(each.namespace == unit.namespace for each in others) >= NAMESPACE_STARTS
+    beyond = set[str]() if has_share else beyond_share(ordered)
+    return [
+        each
+        for each in others
+        if each.priority < unit.priority or (each.priority == unit.priority and each.id in beyond)
+    ]
 
 
 def start_of(
@@ -202,12 +233,14 @@ class StartPlanner:
             await self.store.close_start(start)
             return []
         is_late = self.clock.now() > start.at + LATE_S
-        running = [each for each in before if each is not None]
+        running = [
+            each for each, lease in zip(start.waits_for, before, strict=True) if lease is not None
+        ]
         if not running and not is_late:
             return await self._reserve(start, waiting)
         if is_late:
-            names = f"{running[0].namespace}/{running[0].name} still runs" if running else "no room"
-            await self.withdraw(start, names)
+            reason = f"{start.name_of(running[0])} still runs" if running else "there is no room"
+            await self.withdraw(start, reason)
         return []
 
     async def _reserve(
@@ -253,7 +286,7 @@ class StartPlanner:
             self._plan_at = min(self._plan_at, self._planned_at + PLAN_S)
         if not (self.after_s and left) or now < self._plan_at:
             return
-        nodes = [node async for page in self.ledger.totals.pages() for node in page]
+        nodes = await self._nodes()
         units = waiting_units(left, nodes, now=now, after_s=self.after_s)
         run_times = await self.ledger.run_times.load()
         ends = {
@@ -263,12 +296,18 @@ class StartPlanner:
             if (end := lease_end(lease, now, run_times.expected_s(lease)))
         }
         begun = False
+        later = beyond_share(units)
+        units.sort(key=lambda unit: unit.id in later)
         for unit in units[:MOST_STARTS] if ends else ():
-            begun |= await self._plan_unit(unit, nodes, ends, now)
+            if await self._plan_unit(unit, nodes, ends, now):
+                begun, nodes = True, await self._nodes()  # with its claims
         self._planned_at = self.clock.now()
         self._pause_s = PLAN_S if begun else min(2 * self._pause_s, MAX_PLAN_S)
         pause_s = max(self._pause_s, PAUSE_FACTOR * (self._planned_at - now))
         self._plan_at = self._planned_at + pause_s
+
+    async def _nodes(self) -> list[NodeTotals]:
+        return [node async for page in self.ledger.totals.pages() for node in page]
 
     async def _plan_unit(
         self,
@@ -281,7 +320,7 @@ class StartPlanner:
         known = next((each for each in starts if each.id == unit.id), None)
         if known is not None and now < known.opened_at + AGAIN_S:
             return False
-        lower = [each for each in starts if each.priority < unit.priority]
+        lower = giving_way(unit, starts)
         staying = [each for each in starts if each not in (known, *lower)]
         if len(staying) >= MOST_STARTS:
             return False
@@ -296,7 +335,10 @@ class StartPlanner:
             return False
         for each in lower:
             if plan.devices & devices_of(each):
-                await self.withdraw(each, f"a pod of priority {unit.priority} comes first")
+                reason = f"a pod of priority {unit.priority} comes first"
+                if each.priority == unit.priority:
+                    reason = f"its namespace has more than {NAMESPACE_STARTS}, and others wait"
+                await self.withdraw(each, reason)
         if not plan.waits_for:
             return False
         start = start_of(unit, plan, staying, ends, now)

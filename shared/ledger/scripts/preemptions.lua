@@ -53,7 +53,11 @@ local function claim_all(wanted)
   for i, each in ipairs(wanted) do
     local pod, name, uuids, resources, namespace, demand, at_once, until_s = unpack(each)
     if not is_claimable(pod, name, uuids) then return false end
-    if quota.on and quota.check(namespace, demand) then return false end
+    if quota.on then
+      local excesses, charges = quota.check(namespace, demand)
+      if excesses then return false end
+      if charges then quota.charge(pod, namespace, charges) end -- for the other pods of a gang
+    end
     local held = {}
     for r = 1, #resources / 2 do held[r] = 0 end
     local claim = {name, nodes[name][N_NUMBER], uuids, at_once, held, until_s}
@@ -62,6 +66,7 @@ local function claim_all(wanted)
     claim[claims.FIELD.RESOURCES] = resources
     opened[i] = claim
   end
+  quota.discard()
   for i, claim in ipairs(opened) do claims.put(wanted[i][1], claim) end
   if #opened > 0 then
     save_count('claims')

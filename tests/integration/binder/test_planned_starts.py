@@ -10,10 +10,11 @@ from services.binder.preempt.preemption_controller import PreemptionController
 from shared.model.events.pod_events import PlacementChosen
 from shared.model.lease import Lease, ends_by
 from shared.model.ledger import Reserved
-from shared.model.names import NodeName, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Placement
 from shared.model.preemption import StoredStart
 from shared.model.quantity import timestamp
+from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import NO_TERM, Gang, Term
 from tests.support.binder.preemption import Scene, scene
 from tests.support.placer.ledger import assert_sound, share
@@ -23,11 +24,11 @@ HOUR, MINUTE = Term(max_run_s=3600), Term(max_run_s=60)
 
 
 @pytest.fixture
-async def at(server: ValkeyServer) -> AsyncIterator[Scene]:
-    """A node with two idle GPUs of 16,000 MiB."""
+async def at(server: ValkeyServer, request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
+    """A node with two idle GPUs of 16,000 MiB, or as many as a test names."""
     await server.ready()
     await server.command("FLUSHALL")
-    async with scene(server.url, gpus=2) as made:
+    async with scene(server.url, gpus=getattr(request, "param", 2)) as made:
         made.clock.time = time.time()  # the leases' times are the server's
         yield made
 
@@ -59,7 +60,7 @@ async def test_a_pod_is_promised_the_end_of_a_lease_and_gets_its_device(at: Scen
     [start] = await starts(at)
     assert (start.id, start.at, start.enforced) == (pod, ends_by(old), True)
     assert events(at, PLANNED) == [
-        f"starts by {timestamp(start.at)} at the latest: a/old-0 end by then"
+        f"starts by {timestamp(start.at)} at the latest: a pod of another namespace end by then"
     ]
     assert await step(at, binder) == []
 
@@ -147,7 +148,7 @@ async def test_a_start_whose_time_has_passed_is_withdrawn_with_the_reason_and_pl
     await step(at, binder)
 
     [text] = events(at, WITHDRAWN)
-    assert "a/old-0 still runs" in text
+    assert "; a pod of another namespace still runs" in text
     await step(at, binder)
     [again] = await starts(at)
     assert (again.at > start.at, again.enforced) == (True, False)
@@ -236,3 +237,43 @@ async def test_a_start_that_can_be_earlier_is_planned_again_and_never_later(at: 
     assert (first.waits_for[0].pod, again.waits_for[0].name) == (old.pod, "brief")
     assert again.at < first.at
     assert not events(at, WITHDRAWN)
+
+
+@pytest.mark.parametrize("at", [3], indirect=True)
+@pytest.mark.parametrize("comes_later", [False, True])
+async def test_a_namespace_has_two_starts_while_others_wait(at: Scene, comes_later: bool) -> None:
+    for gpu in range(3):
+        await at.running(f"old-{gpu}", namespace="b", gpu=gpu, mib=16_000, age_s=0, term=HOUR)
+    binder = at.binder()
+    for number in range(3):
+        await at.waiting(f"greedy-{number}", mib=16_000)
+    if comes_later:
+        await step(at, binder)
+        assert [each.namespace for each in await starts(at)] == ["b"] * 3
+    await at.waiting("modest", namespace="c", mib=16_000)
+    at.clock.advance(60)
+    await step(at, binder)
+
+    assert sorted(each.namespace for each in await starts(at)) == ["b", "b", "c"]
+    texts = events(at, PLANNED)
+    assert any("latest: b/old-" in text for text in texts)
+    assert any("latest: a pod of another namespace end" in text for text in texts)
+    withdrawn = [text.partition("; ")[2] for text in events(at, WITHDRAWN)]
+    reason = "its namespace has more than 2, and others wait. It is planned anew"
+    assert withdrawn == ([reason] if comes_later else [])
+
+
+@pytest.mark.parametrize(("cards", "planned"), [(1, 0), (2, 1)])
+async def test_a_gang_claims_no_more_than_its_quota_allows(
+    at: Scene, cards: int, planned: int
+) -> None:
+    quota = Quota(namespace=Namespace("b"), limits=QuotaLimits(cards=cards))
+    await at.ledger.quotas.save([quota], read_at=at.clock.now())
+    for gpu in (0, 1):
+        await running(at, gpu)
+    for number in (0, 1):
+        await at.waiting(f"g-{number}", mib=16_000, gang=Gang(name="b/g", min_member=2))
+
+    await step(at, at.binder())
+
+    assert len(await starts(at)) == planned
