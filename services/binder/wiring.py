@@ -108,14 +108,14 @@ def build_binder(
             gates=SchedulingGates(ledger.part(GatedPods), ports.pods, events, clock),
         ),
         reports=reports,
-        preemptor=_preemptor(ports, events, binding.offers, rules, enabled=preempts),
+        preemptor=_preemptor(ports, reports, binding.offers, rules, enabled=preempts),
         resizer=resizer,
     )
 
 
 def _preemptor(
     ports: BinderPorts,
-    events: EventWriter,
+    reports: Reports,
     offers: SchedulerOffers,
     rules: PreemptionRules | None,
     *,
@@ -125,7 +125,7 @@ def _preemptor(
         ledger=ports.ledger,
         store=ports.ledger.part(Preemptions),
         evictions=ports.pods,
-        events=events,
+        events=reports.events,
         clock=ports.clock,
         rules=rules or PreemptionRules(),
         offers=offers,
@@ -133,7 +133,8 @@ def _preemptor(
     starts = StartPlanner(
         ledger=ports.ledger,
         store=executor.store,
-        events=events,
+        events=reports.events,
+        conditions=reports.conditions,
         clock=ports.clock,
         after_s=executor.rules.plan_starts_after_s,
     )

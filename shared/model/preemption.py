@@ -206,9 +206,9 @@ class StoredStart:
         """When the pods start, and what they wait for."""
         last = self.waits_for[-1]
         others = len(self.waits_for) - 1
-        who = self.name_of(last) + (f" and {others} more" if others else "")
+        who = self.name_of(last) + (f" and {others} more end" if others else " ends")
         if self.enforced:
-            return f"starts by {timestamp(self.at)} at the latest: {who} end by then"
+            return f"starts by {timestamp(self.at)} at the latest: {who} by then"
         loose = sum(not each.enforced for each in self.waits_for)
         pods = "1 pod before it has" if loose == 1 else f"{loose} pods before it have"
         return (

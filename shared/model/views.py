@@ -25,6 +25,7 @@ from shared.model.device import Hardware
 from shared.model.lease import ClaimAllocation, MigPlacement, Share, ShareSize
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.placement import NodeVerdict, Refusal
+from shared.model.quantity import timestamp
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,6 +207,11 @@ class StartView(View, frozen=True, kw_only=True):
     """It starts by then at the latest, unless a node or device fails, a pod of higher priority
     comes, or an administrator acts; else it is expected to start then."""
     text: str
+
+    @property
+    def short(self) -> str:
+        """The text in a column."""
+        return f"{'by' if self.promised else 'about'} {timestamp(self.at)}"
 
 
 class WaitingView(View, frozen=True, kw_only=True):

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from services.binder.report.event_writer import EventRecorder
-from services.binder.report.explanations import event_of
+from services.binder.report.event_writer import ConditionWriter, EventRecorder
+from services.binder.report.explanations import PLANNED, WITHDRAWN, event_of
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock
@@ -47,9 +47,7 @@ PAUSE_FACTOR = 20.0
 MAX_PLAN_S = 30.0
 """Plans without a result double the pause before the next ones up to this."""
 MOST_EVENTS = 16
-"""Pods of a gang that get an Event."""
-PLANNED = "GPUStartPlanned"
-WITHDRAWN = "GPUStartWithdrawn"
+"""Pods of a gang that get an Event, and the text in their condition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +202,7 @@ class StartPlanner:
     ledger: RedisLeases
     store: Preemptions
     events: EventRecorder
+    conditions: ConditionWriter
     clock: Clock
     after_s: float = 60.0
     """How long a pod without a gang waits before its start is planned; 0: none is."""
@@ -230,7 +229,10 @@ class StartPlanner:
             await self.store.close_start(start)
             return [_chosen(each) for each in own if each and each.state is LeaseState.RESERVED]
         if len(waiting) < len(pods):
-            await self.store.close_start(start)
+            if waiting:
+                await self.withdraw(start, "a pod of its gang does not wait any more")
+            else:
+                await self.store.close_start(start)
             return []
         is_late = self.clock.now() > start.at + LATE_S
         running = [
@@ -273,7 +275,9 @@ class StartPlanner:
 
     def _record(self, start: StoredStart, reason: str, text: str, *, warning: bool) -> None:
         for each in start.wanted[:MOST_EVENTS]:
-            self.events.record(event_of(each, reason, text, warning=warning))
+            event = event_of(each, reason, text, warning=warning)
+            self.events.record(event)
+            self.conditions.explain(event)
 
     async def plan(self, waiting: Sequence[WaitingPod], state: PreemptionState) -> None:
         """Plan the starts of the first that wait, and again where they can be earlier."""

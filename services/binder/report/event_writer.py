@@ -216,50 +216,60 @@ class EventWriter:
         return rate_limit
 
 
+_MessageKey = tuple[PodUid, bool]
+"""A pod, and whether the message is about its planned start."""
+
+
+def _key(explanation: KubernetesEvent) -> _MessageKey:
+    return explanation.pod, explanation.is_of_start
+
+
 @dataclass(eq=False)
 class ConditionWriter:
     """The condition PodScheduled=False of waiting pods, written when its message changes.
 
-    The newest message only, and never over a binding: the patch applies only to the resource
-    version that was read. `run` writes what is queued.
+    The newest reason and the newest planned start only, and never over a binding: the patch applies
+    only to the resource version that was read. `run` writes what is queued.
     """
 
     conditions: PodClient
     clock: Clock
 
     def __post_init__(self) -> None:
-        self._queued: dict[PodUid, KubernetesEvent] = {}
-        self._due: list[tuple[float, PodUid]] = []
-        self._written: OrderedDict[PodUid, tuple[str, float]] = OrderedDict()
+        self._queued: dict[_MessageKey, KubernetesEvent] = {}
+        self._due: list[tuple[float, _MessageKey]] = []
+        self._written: OrderedDict[_MessageKey, tuple[str, float]] = OrderedDict()
         self._wake = asyncio.Event()
 
     def explain(self, explanation: KubernetesEvent) -> bool:
-        """Queue a message; it replaces a queued one of the same pod.
+        """Queue a message; it replaces a queued one of the same pod about the same.
 
         Returns whether it differs from this replica's previous message about the pod. It is written
         even if it does not: another replica may have written one since.
         """
-        pod = explanation.pod
-        queued = self._queued.get(pod)
+        key = _key(explanation)
+        queued = self._queued.get(key)
         if queued is not None:
-            self._queued[pod] = explanation
+            self._queued[key] = explanation
             return queued.message != explanation.message
-        written, at = self._written.get(pod, ("", 0.0))
+        written, at = self._written.get(key, ("", 0.0))
         self._add(explanation, max(self.clock.ticks(), at + MIN_INTERVAL_S))
         return written != explanation.message
 
     def repeat(self, explanation: KubernetesEvent) -> bool:
         """Do the same for a message that may come often: an equal one waits for `REPEAT_S`."""
-        written, at = self._written.get(explanation.pod, ("", 0.0))
+        key = _key(explanation)
+        written, at = self._written.get(key, ("", 0.0))
         is_recent = self.clock.ticks() - at < REPEAT_S
-        if explanation.pod not in self._queued and written == explanation.message and is_recent:
+        if key not in self._queued and written == explanation.message and is_recent:
             return False
         return self.explain(explanation)
 
     def forget(self, pod: PodUid) -> None:
         """Write nothing more about this pod: it no longer waits."""
-        self._queued.pop(pod, None)
-        self._written.pop(pod, None)
+        for key in ((pod, False), (pod, True)):
+            self._queued.pop(key, None)
+            self._written.pop(key, None)
 
     async def run(self) -> None:
         """Write queued messages until cancelled."""
@@ -268,11 +278,11 @@ class ConditionWriter:
                 writers.create_task(self._write_all())
 
     def _add(self, explanation: KubernetesEvent, due: float) -> None:
-        pod = explanation.pod
-        if pod not in self._queued and len(self._queued) >= MAX_QUEUED_CONDITIONS:
+        key = _key(explanation)
+        if key not in self._queued and len(self._queued) >= MAX_QUEUED_CONDITIONS:
             count_anomaly("conditions_dropped")
-        elif self._queued.setdefault(pod, explanation) is explanation:
-            heapq.heappush(self._due, (due, pod))
+        elif self._queued.setdefault(key, explanation) is explanation:
+            heapq.heappush(self._due, (due, key))
             self._wake.set()
 
     async def _write_all(self) -> None:
@@ -304,7 +314,8 @@ class ConditionWriter:
         patch = condition_patch(explanation, observed, self.clock.now())
         if patch is not None:
             await self.conditions.patch_status(namespace, name, patch)
-        self._written[explanation.pod] = (explanation.message, self.clock.ticks())
-        self._written.move_to_end(explanation.pod)
+        key = _key(explanation)
+        self._written[key] = (explanation.message, self.clock.ticks())
+        self._written.move_to_end(key)
         while len(self._written) > MAX_REMEMBERED_CONDITIONS:
             self._written.popitem(last=False)

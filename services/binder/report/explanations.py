@@ -29,6 +29,9 @@ from shared.pods.rejections import AGENT_REFUSES, advice, causes
 
 COMPONENT = "leasehold"
 FAILED = "FailedScheduling"
+PLANNED, WITHDRAWN = "GPUStartPlanned", "GPUStartWithdrawn"
+PLANNED_START = "Planned start: "
+"""After the reason why a pod waits, in the message of its condition."""
 Subject = (
     Lease | LeaseHolder | PlacementRefused | PodGated | PodRejected | PodTerminated | Reservation
     | Victim | ViolationFound
@@ -52,6 +55,11 @@ class KubernetesEvent(msgspec.Struct, frozen=True, kw_only=True):
     warning: bool = True
     kind: str = "Pod"
     """`Pod`, `ResourceClaim` or `Node`."""
+
+    @property
+    def is_of_start(self) -> bool:
+        """Whether it is about a planned start, and not about why the pod waits."""
+        return self.reason in {PLANNED, WITHDRAWN}
 
     @property
     def event_name(self) -> str:
@@ -209,12 +217,19 @@ def condition_patch(
 ) -> Mapping[str, Any] | None:
     """Return the patch of `pods/status` that explains why the pod waits, or None if it does.
 
+    A planned start stays behind a new reason until it is changed or withdrawn, and the reverse.
+
     It names the resource version that was read, so that it can never undo a binding made meanwhile.
     """
     if observed is None or observed.pod != explanation.pod or observed.node:
         return None
-    message = explanation.message
     now = observed.scheduled
+    reason, mark, start = now.message.partition(PLANNED_START)
+    if explanation.is_of_start:
+        start = "" if explanation.reason == WITHDRAWN else PLANNED_START + explanation.message
+        message = f"{reason.rstrip()} {start}".strip()
+    else:
+        message = f"{explanation.message} {mark}{start}".rstrip()
     if (now.status, now.reason, now.message) == ("False", "Unschedulable", message):
         return None
     condition: dict[str, Any] = {

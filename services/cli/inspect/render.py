@@ -61,7 +61,7 @@ def _sensors(hardware: Hardware) -> Iterator[str]:
 
 
 def ps(view: LeasesView, *, namespace: str = "", wide: bool = False) -> RenderableType:
-    """List leases, then waiting pods with the reason; `wide`: with ends, UIDs, UUIDs."""
+    """List leases, then waiting pods with the reason; `wide`: with starts, ends, UIDs, UUIDs."""
     leases = FittedTable(
         *("POD", "NODE", "GPUS", "MIB", "USED MIB", "CORES", "USED CORES", "STATE", "AGE"),
         "SYSTEM",
@@ -75,10 +75,14 @@ def ps(view: LeasesView, *, namespace: str = "", wide: bool = False) -> Renderab
     blocks: list[RenderableType] = [leases if view.leases else _no_lease(namespace)]
     blocks += [Text(line, style="red") for line in dict.fromkeys(_fault_lines(view))]
     if view.waiting:
-        waiting = FittedTable("WAITING", "FOR", "VERDICT", wrapped="VERDICT")
+        waiting = FittedTable(
+            *("WAITING", "FOR", *(("START",) if wide else ()), "VERDICT"), wrapped="VERDICT"
+        )
         for one in view.waiting:
             pod = f"{one.namespace}/{one.name}"
-            waiting.add_row(pod, age(view.read_at - one.since), one.text)
+            start = one.start.short if one.start else "-"
+            waited = age(view.read_at - one.since)
+            waiting.add_row(pod, waited, *((start,) if wide else ()), one.text)
         blocks += [Text(), waiting]
     return Group(*blocks, *notes(view))
 

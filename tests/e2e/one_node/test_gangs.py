@@ -104,10 +104,14 @@ async def test_a_gang_is_promised_a_start_until_which_only_what_ends_before_gets
         lambda: up.leasehold("explain", "planned-0"), lambda done: "start       " in done.out
     )
     promise = re.search(
-        r"starts by (\S+) at the latest: default/limited end by then", explained.out
+        r"starts by (\S+) at the latest: default/limited ends by then", explained.out
     )
     assert promise, explained.out
     assert promise[0] in (await until_event(up, "planned-1", "GPUStartPlanned"))
+    await up.until("planned-1", lambda pod: f"Planned start: {promise[0]}" in condition_text(pod))
+    listed = await up.kubectl_out("get", "waitingpods", "planned-0")
+    assert f"by {promise[1]}" in listed
+    assert f"by {promise[1]}" in (await up.leasehold("ps", "-o", "wide")).out
     await up.create(gpu_pod("late", WHOLE))
     await up.create(gpu_pod("short", WHOLE, activeDeadlineSeconds=1))
     await up.until("short", running)
@@ -126,4 +130,5 @@ async def until_event(up: Stack, pod: str, reason: str) -> str:
     """Wait for an Event about a pod, and return its message."""
     about = f"involvedObject.name={pod},reason={reason}"
     shown = ("get", "events", "--field-selector", about, "-o", "jsonpath={.items[*].message}")
-    return await until(lambda: up.kubectl_out(*shown), bool)
+    message: str = await until(lambda: up.kubectl_out(*shown))
+    return message

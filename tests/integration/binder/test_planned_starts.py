@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.binder.preempt.planned_starts import AGAIN_S, LATE_S, PLAN_S, PLANNED, WITHDRAWN
+from services.binder.preempt.planned_starts import AGAIN_S, LATE_S, PLAN_S
 from services.binder.preempt.preemption_controller import PreemptionController
+from services.binder.report.explanations import PLANNED, WITHDRAWN
 from shared.model.events.pod_events import PlacementChosen
 from shared.model.lease import Lease, ends_by
 from shared.model.ledger import Reserved
@@ -60,7 +61,7 @@ async def test_a_pod_is_promised_the_end_of_a_lease_and_gets_its_device(at: Scen
     [start] = await starts(at)
     assert (start.id, start.at, start.enforced) == (pod, ends_by(old), True)
     assert events(at, PLANNED) == [
-        f"starts by {timestamp(start.at)} at the latest: a pod of another namespace end by then"
+        f"starts by {timestamp(start.at)} at the latest: a pod of another namespace ends by then"
     ]
     assert await step(at, binder) == []
 

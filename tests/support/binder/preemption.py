@@ -11,6 +11,7 @@ from services.binder.ledger_sync.sweep import SchedulerOffers
 from services.binder.preempt.planned_starts import StartPlanner
 from services.binder.preempt.preemption_controller import PreemptionController, PreemptionExecutor
 from services.binder.preempt.rules import PreemptionRules
+from services.binder.report.event_writer import ConditionWriter
 from services.binder.report.explanations import KubernetesEvent
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
@@ -114,7 +115,11 @@ class Scene:
             offers=self.offers,
         )
         starts = StartPlanner(
-            ledger=self.ledger, store=self.preemptions, events=self.reports, clock=self.clock
+            ledger=self.ledger,
+            store=self.preemptions,
+            events=self.reports,
+            conditions=ConditionWriter(PodClient(self.kube), self.clock),
+            clock=self.clock,
         )
         return PreemptionController(executor, starts)
 

@@ -11,9 +11,12 @@ from services.binder.report.event_writer import (
     TokenBucket,
 )
 from services.binder.report.explanations import (
+    PLANNED,
+    WITHDRAWN,
     KubernetesEvent,
     bound_event,
     condition_patch,
+    event_of,
     explain,
 )
 from shared.kubernetes.types import Condition
@@ -123,6 +126,32 @@ def test_the_patch_names_the_resource_version_that_was_read() -> None:
 
     assert patch is not None
     assert patch["metadata"] == {"uid": "uid-p1", "resourceVersion": "7"}
+
+
+async def test_a_planned_start_stays_behind_each_new_reason_until_it_is_withdrawn() -> None:
+    pods, clock = FakePods(), FakeClock()
+    writer = ConditionWriter(pods, clock)
+    message = ""
+
+    async def write(explanation: KubernetesEvent) -> str:
+        nonlocal message
+        clock.advance(5.0)
+        count = len(pods.patches)
+        pods.seen["p1"] = seen(status="False", reason="Unschedulable", message=message)
+        writer.explain(explanation)
+        await until(lambda: len(pods.patches) > count)
+        message = str(pods.patches[-1][1]["status"]["conditions"][0]["message"])
+        return message
+
+    full, cordoned = explain(refused("full.")), explain(refused("cordoned."))
+    planned = event_of(refused(), PLANNED, "starts by T at the latest")
+    async with running(writer.run):
+        assert await write(planned) == "Planned start: starts by T at the latest"
+        await write(full)
+        assert await write(cordoned) == (
+            f"{cordoned.message} Planned start: starts by T at the latest"
+        )
+        assert await write(event_of(refused(), WITHDRAWN, "no longer")) == cordoned.message
 
 
 async def test_a_condition_is_decided_afresh_after_a_conflict() -> None:
