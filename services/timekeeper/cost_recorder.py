@@ -7,6 +7,7 @@ import msgspec
 
 from services.timekeeper.accounts.accrual import DAY_MS
 from services.timekeeper.accounts.cost_hours import (
+    WEEK_MS,
     IdleShares,
     Size,
     charged_leases,
@@ -58,19 +59,24 @@ class CostRecorder:
         until_ms = journal.horizon_ms or 0
         sizes = sizes_seen(_decode_sizes(known.sizes), charged_leases(nodes), until_ms)
         hours: dict[int, CostHour] = {}
-        if known.at_ms and (journal.lost or journal.known_generation != journal.generation):
-            lost_ms = until_ms - known.at_ms
-            logger.warning("the journal was lost: no costs are recorded of %d ms", lost_ms)
+        passed_ms = until_ms - known.at_ms
+        is_lost = journal.lost or journal.known_generation != journal.generation
+        if known.at_ms and (is_lost or passed_ms > WEEK_MS):
+            why = "the journal was lost" if is_lost else "nothing was recorded for a week"
+            logger.warning("%s: there are no costs of %d s", why, passed_ms // 1000)
         elif known.at_ms:
             hours = dict((await self.store.costs(known.at_ms, known.at_ms + 1)).hours)
             interval, idle = (known.at_ms, until_ms), (self._idle, before)
             held = holdings(charged_leases(nodes), journal.entries, idle, *interval)
             record_hours(hours, held, device_states(nodes, sizes), *interval)
+        begun_ms = known.at_ms or until_ms
         mark = CostMark(
             at_ms=until_ms,
             sizes=msgspec.json.encode([*sizes.items()]).decode(),
             hours=hours,
-            expired=hours_of((known.at_ms or until_ms) - self.kept_ms, until_ms - self.kept_ms),
+            expired=hours_of(
+                begun_ms - self.kept_ms, min(until_ms - self.kept_ms, begun_ms + WEEK_MS)
+            ),
         )
         if until_ms > known.at_ms:
             await self.store.record_costs(journal, known, mark)

@@ -45,7 +45,7 @@ def series_of(namespace: Namespace, name: str) -> str:
 
 
 class RunTimes:
-    """Series by their forms, the least recently learned first; a new one replaces that."""
+    """Series by their forms, the least recently learned first."""
 
     def __init__(self, series: dict[str, RunSeries] | None = None) -> None:
         self.series = series or {}
@@ -66,8 +66,21 @@ class RunTimes:
             weight = max(NEWEST_WEIGHT, 1 / (known.runs + 1))
             mean = known.log_mean_s + weight * (seconds - known.log_mean_s)
             self.series[name] = RunSeries(known.runs + 1, mean)
-        while len(self.series) > MOST_SERIES:
-            del self.series[next(iter(self.series))]
+        self._forget()
+
+    def _forget(self) -> None:
+        """Have few enough series: first, those of the namespaces with most become fewer."""
+        if len(self.series) <= MOST_SERIES:
+            return
+        of_namespace: dict[str, list[str]] = {}
+        for name in self.series:
+            of_namespace.setdefault(name.partition("/")[0], []).append(name)
+        most = MOST_SERIES
+        while most > 1 and sum(min(len(x), most) for x in of_namespace.values()) > MOST_SERIES:
+            most -= 1
+        oldest = [name for names in of_namespace.values() for name in names[:-most]]
+        for name in oldest or list(self.series)[:-MOST_SERIES]:
+            del self.series[name]
 
     def dump(self) -> bytes:
         """Return them as bytes."""

@@ -24,6 +24,7 @@ BASE = f"/apis/{API_VERSION}"
 CATEGORY = "leasehold"
 NODE_LABEL, MODEL_LABEL = "leasehold.dev/node", "leasehold.dev/model"
 VERBS = ("get", "list", "watch")
+MOST_SELECTOR, MOST_TERMS = 2000, 50
 S = TypeVar("S", bound="Status")
 
 
@@ -357,8 +358,17 @@ _TERM = re.compile(
 _OPERATORS = {"=": "In", "==": "In", "in": "In", "!=": "NotIn", "notin": "NotIn"}
 
 
+def _check_size(text: str) -> None:
+    """Refuse a selector that takes long to parse, or to apply to all objects."""
+    if len(text) > MOST_SELECTOR or text.count(",") >= MOST_TERMS:
+        raise RequestError(
+            f"a selector may have {MOST_SELECTOR} characters and {MOST_TERMS} terms and values"
+        )
+
+
 def parse_labels(text: str) -> tuple[LabelRequirement, ...]:
     """Parse a label selector. Raises RequestError for other text."""
+    _check_size(text)
     found, at = [], 0
     while at < len(text):
         match = _TERM.match(text, at)
@@ -380,6 +390,7 @@ def parse_fields(text: str, kind: Kind) -> tuple[tuple[str, bool, str], ...]:
 
     All fields of `status` with one value can be selected by. Raises RequestError for other text.
     """
+    _check_size(text)
     of_status = [
         each for each in structs.fields(kind.status) if each.name not in {"shares", "users"}
     ]

@@ -6,6 +6,7 @@ commands: each shows and does what its user may.
 """
 
 import asyncio
+import json
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -41,7 +42,7 @@ from services.api.service import ApiService
 from services.api.visible_cluster import all_namespaces
 from shared.credentials.authorization import KubernetesAuthenticator, KubernetesViewer
 from shared.kubernetes.tokens import TokenUser
-from shared.model.errors import LeaseholdError, RequestError
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.quantity import parse_decimal
 
 REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound",
@@ -74,6 +75,8 @@ class Versions:
             self._position = service.feed.position
             found = {each.key: each for each in self.kind.read(service.cluster(all_namespaces))}
             if not self.latest or self.latest[-1][1] != found:
+                known = self.latest[-1][1] if self.latest else {}
+                found |= {key: each for key, each in known.items() if found.get(key) == each}
                 last = self.latest[-1][0] // IDS if self.latest else 0
                 at_ms = max(last + 1, int(service.clock.now() * 1000))
                 self.latest.append((at_ms * IDS + self.id, found))
@@ -134,8 +137,8 @@ class AggregatedApi:
         """Return one object."""
         version, found = self._selected(kind, request)
         if not found:
-            name = request.match_info["name"]
-            raise web.HTTPNotFound(reason=f'{kind.plural}.{GROUP} "{name}" not found')
+            name = json.dumps(request.match_info["name"])
+            raise web.HTTPNotFound(reason=f"{kind.plural}.{GROUP} {name} not found")
         return _json(self._encodable(kind, found.values(), version, request))
 
     async def list(self, kind: Kind, request: web.Request) -> web.StreamResponse:
@@ -171,26 +174,33 @@ class AggregatedApi:
         self, kind: Kind, request: web.Request
     ) -> AsyncIterator[tuple[str, VisibleObject, int]]:
         """Yield the changes after the version of a request; if it is not known, all objects."""
-        after = self.versions[kind.plural].at(request.query.get("resourceVersion", ""))
-        known: Objects = _selection(kind, request).of(after)
+        known = self.versions[kind.plural].at(request.query.get("resourceVersion", ""))
+        selection = _selection(kind, request)
         while True:
             position = self.service.feed.position
-            version, found = self._selected(kind, request)
-            for key in known.keys() - found.keys():
-                yield "DELETED", known[key], version
-            for key, each in found.items():
-                if known.get(key) != each:
-                    yield "MODIFIED" if key in known else "ADDED", each, version
-            known = found
+            version, objects = self._latest(kind)
+            # An object that has not changed is the same one in both versions.
+            before, after = (
+                selection.of(_beyond(known, objects)),
+                selection.of(_beyond(objects, known)),
+            )
+            for key in before.keys() - after.keys():
+                yield "DELETED", before[key], version
+            for key, each in after.items():
+                yield "MODIFIED" if key in before else "ADDED", each, version
+            known = objects
             await self.service.feed.wait_after(position, limit_s=WATCH_S)
             await asyncio.sleep(COMPARE_S)
 
     def _selected(self, kind: Kind, request: web.Request) -> tuple[int, Objects]:
         """Return the version of all objects, and those that a request selects."""
-        if reason := self.service.unready_reason():
-            raise web.HTTPServiceUnavailable(reason=f"{reason}; retry in a second")
-        version, objects = self.versions[kind.plural].update(self.service)
+        version, objects = self._latest(kind)
         return version, _selection(kind, request).of(objects)
+
+    def _latest(self, kind: Kind) -> tuple[int, Objects]:
+        if reason := self.service.unready_reason():
+            raise UnavailableError(f"{reason}; retry in a second")
+        return self.versions[kind.plural].update(self.service)
 
     def _encodable(
         self, kind: Kind, objects: Iterable[VisibleObject], version: int, request: web.Request
@@ -209,6 +219,10 @@ class AggregatedApi:
             return await self.server.respond_to(call, route, request)
         except (web.HTTPException, LeaseholdError) as error:
             return error_response(*refusal(error))
+
+
+def _beyond(objects: Objects, others: Objects) -> Objects:
+    return {key: each for key, each in objects.items() if others.get(key) is not each}
 
 
 def _versioned(each: VisibleObject, version: int) -> VisibleObject:

@@ -1,5 +1,6 @@
 """Reports of costs: recorded amounts, times the prices of a file."""
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -34,7 +35,7 @@ from shared.model.names import Namespace
 
 MOST_BYTES, MOST_PRICE = 65_536, 1_000_000
 DAY_MS = 24 * HOUR_MS
-MOST_DAYS = 400
+MOST_DAYS, MOST_PERIODS = 400, 1000
 STEPS_MS = {"": 1 << 50, "hour": HOUR_MS, "day": DAY_MS}
 """By name, the length of periods; the empty name: one period."""
 OTHERS = Namespace("(others)")
@@ -129,13 +130,20 @@ class CostReports:
         if from_ms is None:
             earliest = max(earliest, min((hour.from_ms for hour in hours.values()), default=0))
         begin = min(earliest, end)
+        starts = range(begin - begin % step_ms + step_ms, end, step_ms)
+        if len(starts) >= MOST_PERIODS:
+            raise RequestError(
+                f"{len(starts)} periods are more than {MOST_PERIODS}: ask for a shorter time, or "
+                "for longer steps"
+            )
         names = {name for hour in hours.values() for name in hour.sums} - {FREE}
         seen = await viewer.visible(names)
         visible = {FREE, *(names if seen is None else seen)}
-        return cost_view(
+        return await asyncio.to_thread(
+            cost_view,
             hours,
             self.prices,
-            pairwise([begin, *range(begin - begin % step_ms + step_ms, end, step_ms), end]),
+            pairwise([begin, *starts, end]),
             lambda name: name if name in visible else OTHERS,
         )
 
@@ -174,7 +182,7 @@ def _lines(
         price = prices.of(model)
         for use, units in zip(USES, amounts, strict=True):
             if units:
-                gpu_hours = units / UNITS_PER_GPU_HOUR
+                gpu_hours = Fraction(units) / UNITS_PER_GPU_HOUR
                 yield CostLine(
                     start=from_ms / 1000,
                     end=to_ms / 1000,

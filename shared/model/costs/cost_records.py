@@ -21,7 +21,7 @@ FREE = Namespace("")
 """Has the amounts that no namespace has leased."""
 WHOLE = 1000
 UNITS_PER_GPU_HOUR = WHOLE * HOUR_MS
-Sums = dict[tuple[Namespace, str], list[Fraction]]
+Sums = dict[tuple[Namespace, str], list[Fraction | int]]
 """By namespace and model of the device, an amount for each use."""
 
 
@@ -86,24 +86,25 @@ def add_up(
     to_ms: int,
     *,
     shown: Callable[[Namespace], Namespace] = lambda name: name,
-) -> tuple[Sums, dict[str, Fraction], Fraction]:
+) -> tuple[Sums, dict[str, Fraction | int], Fraction | int]:
     """Return the amounts, the capacity by model, and the recorded milliseconds of an interval.
 
     The amounts of an hour that the interval has only a part of count as spread evenly in it.
     """
     sums: Sums = {}
-    capacity: dict[str, Fraction] = {}
-    recorded = Fraction(0)
+    capacity: dict[str, Fraction | int] = {}
+    recorded: Fraction | int = 0
     for hour in hours:
         length = min(hour.to_ms, to_ms) - max(hour.from_ms, from_ms)
         if length <= 0:
             continue
-        part = Fraction(length, hour.to_ms - hour.from_ms)
+        whole = hour.to_ms - hour.from_ms
+        part = 1 if length == whole else Fraction(length, whole)  # fractions are slow
         recorded += part * hour.recorded_ms
         for model, device_ms in hour.device_ms.items():
-            capacity[model] = capacity.get(model, Fraction(0)) + part * device_ms * WHOLE
+            capacity[model] = capacity.get(model, 0) + part * device_ms * WHOLE
         for name, model, amounts in hour.rows():
-            known = sums.setdefault((shown(name), model), [Fraction(0)] * len(USES))
+            known = sums.setdefault((shown(name), model), [0] * len(USES))
             for use, units in enumerate(amounts):
                 known[use] += part * units
     return sums, capacity, recorded

@@ -134,8 +134,11 @@ async def test_time_without_a_journal_is_not_recorded_and_old_hours_are_deleted(
     await redis.hset(keys.cost, "at", str(now_ms - 30 * HOUR_MS))
     await meter.record()
     kept = sorted(map(int, await redis.hkeys(keys.costs)))
-    await redis.hset(keys.cost, mapping={"at": str(now_ms - 2 * HOUR_MS), "generation": "another"})
     before = await redis.hgetall(keys.costs)
+    await redis.hset(keys.cost, "at", "1000")  # the server's clock was wrong
+    await meter.record()
+    assert await redis.hgetall(keys.costs) == before
+    await redis.hset(keys.cost, mapping={"at": str(now_ms - 2 * HOUR_MS), "generation": "another"})
     await meter.record()
 
     assert len(kept) in {24, 25}

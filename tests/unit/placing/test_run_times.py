@@ -57,6 +57,18 @@ def test_the_series_that_was_not_learned_for_longest_is_forgotten() -> None:
     assert "n1/a" not in learned.series
 
 
+def test_the_series_of_one_namespace_do_not_replace_those_of_others() -> None:
+    learned = RunTimes()
+    learned.learn([(named("train-1"), 9.0), (named("train-2"), 9.0)])
+    names = ["".join(chr(97 + int(digit)) for digit in str(number)) for number in range(600)]
+    learned.learn([(named(name, "greedy"), 9.0) for name in names])
+
+    assert learned.expected_s(named("train-3")) is not None
+    assert len(learned.series) == MOST_SERIES
+    assert f"greedy/{names[-1]}" in learned.series
+    assert f"greedy/{names[0]}" not in learned.series
+
+
 @pytest.mark.parametrize("data", [b"", b"x", b"\x81\xa1a\x92\xff\x01", b"\x81\xa1a\x92\x01\xcb"])
 def test_from_bytes_that_are_no_series_nothing_is_learned(data: bytes) -> None:
     assert RunTimes.load(data).series == {}

@@ -118,7 +118,9 @@ def expected(history: Sequence[Held], begin: int, end: int) -> dict[tuple[str, i
     return {key: units for key, units in found.items() if units}
 
 
-def by_use(hours: Sequence[CostHour], begin: int, end: int) -> Mapping[tuple[str, int], Fraction]:
+def by_use(
+    hours: Sequence[CostHour], begin: int, end: int
+) -> Mapping[tuple[str, int], Fraction | int]:
     sums, _, _ = add_up(hours, begin, end)
     return {
         (name, use): units
