@@ -9,7 +9,7 @@ before the start is let onto these.
 """
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import heappop, heappush
@@ -174,6 +174,8 @@ class _Run:
         self._terms = terms
         self._nodes = {node.facts.name: node for node in nodes}
         self._cluster = TrialCluster(nodes)
+        self._unclaimed = TrialCluster(nodes)
+        """The same, if nothing was claimed: tried first, as it need not be changed for that."""
         self._ends: list[tuple[float, int]] = []
         """When running pods end, with their numbers, as a heap; -1: starts may be planned."""
         self._waiting: dict[Hashable, deque[int]] = {}
@@ -221,6 +223,7 @@ class _Run:
         pod, running = self.pods[number], self._running.pop(number)
         for lease in running.leases:
             self._cluster.remove(lease.pod)
+            self._unclaimed.remove(lease.pod)
             del self._leases[lease.node][lease.pod]
             self._changed.add(lease.node)
         for start in self._starts.values():
@@ -265,7 +268,7 @@ class _Run:
         return None
 
     def _count_started(
-        self, number: int, now: float, placed: Iterable[tuple[PodUid, Placement]]
+        self, number: int, now: float, placed: Sequence[tuple[PodUid, Placement]]
     ) -> None:
         pod = self.pods[number]
         if pod.request.containers:
@@ -286,6 +289,8 @@ class _Run:
             for uid, placement in placed
         ]
         self._running[number] = _Running(now, leases)
+        for uid, placement in placed:
+            self._unclaimed.reserve(uid, pod.request, placement)
         for lease in leases:
             self._leases[lease.node][lease.pod] = lease
             self._changed.add(lease.node)
@@ -321,6 +326,8 @@ class _Run:
             for name in start.nodes
         }
         for name in nodes:
+            if self._unclaimed.shares_on(name, request) is None:
+                continue
             self._put_claims(name, until=ends_by)
             shares = self._cluster.shares_on(name, request)
             placement = Placement(node=name, shares=shares) if shares is not None else None
