@@ -27,7 +27,7 @@ from shared.model.ledger import (
 )
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.preemption import EndingLease, PreemptionState, StoredStart
-from shared.model.request import Gang
+from shared.model.request import Gang, PodRequest
 from shared.placing.anti_affinity import repelled_request
 from shared.placing.node_filters import check_anti_affinity
 from shared.placing.starts import LeaseEnd, PlannedStart, lease_end, plan_start, with_claims
@@ -46,6 +46,10 @@ PAUSE_FACTOR = 20.0
 """The pause after plans is at least so many times as long as they took."""
 MAX_PLAN_S = 30.0
 """Plans without a result double the pause before the next ones up to this."""
+MOST_PASS_S = 5.0
+"""After this time, the others are left for the next plans, where they come first."""
+MOST_KINDS = 16
+"""No start is planned of a gang with more different requests: each takes about as long as a pod."""
 MOST_EVENTS = 16
 """Pods of a gang that get an Event, and the text in their condition."""
 
@@ -97,12 +101,23 @@ def waiting_units(
             single.append(WaitingUnit(id=queued.pod, pods=(each,), needed=1, gang=None))
     for name, pods in gangs.items():
         gang = pods[0].queued.request.gang
-        if gang is not None and name not in running and len(pods) >= gang.min_member:
+        enough = gang is not None and len(pods) >= gang.min_member
+        if gang and enough and name not in running and _has_few_kinds(pods):
             members = sorted(pods, key=_size, reverse=True)
             single.append(
                 WaitingUnit(id=name, pods=tuple(members), needed=gang.min_member, gang=gang)
             )
     return sorted(single, key=lambda unit: (-unit.priority, unit.since, unit.id))
+
+
+def _has_few_kinds(pods: Iterable[WaitingPod]) -> bool:
+    kinds = list[PodRequest]()
+    for each in pods:
+        if each.queued.request not in kinds:
+            kinds.append(each.queued.request)
+        if len(kinds) > MOST_KINDS:
+            return False
+    return True
 
 
 def _size(waiting: WaitingPod) -> tuple[int, int]:
@@ -208,7 +223,8 @@ class StartPlanner:
     """How long a pod without a gang waits before its start is planned; 0: none is."""
 
     def __post_init__(self) -> None:
-        self._plan_at = self._planned_at = 0.0
+        self._plan_at = self._planned_at = self._took_s = 0.0
+        self._left = set[str]()
         self._pause_s = PLAN_S
         self._planned_for: object = None
 
@@ -287,7 +303,8 @@ class StartPlanner:
         waiting_for = frozenset(each.queued.pod for each in left)
         if waiting_for != self._planned_for:
             self._planned_for, self._pause_s = waiting_for, PLAN_S
-            self._plan_at = min(self._plan_at, self._planned_at + PLAN_S)
+            soon = self._planned_at + max(PLAN_S, PAUSE_FACTOR * self._took_s)
+            self._plan_at = min(self._plan_at, soon)
         if not (self.after_s and left) or now < self._plan_at:
             return
         nodes = await self._nodes()
@@ -301,14 +318,19 @@ class StartPlanner:
         }
         begun = False
         later = beyond_share(units)
-        units.sort(key=lambda unit: unit.id in later)
-        for unit in units[:MOST_STARTS] if ends else ():
+        units.sort(key=lambda unit: (unit.id in later, unit.id not in self._left))
+        first = units[:MOST_STARTS] if ends else []
+        self._left = {unit.id for unit in first}
+        for unit in first:
+            if self.clock.now() - now > MOST_PASS_S:
+                break
+            self._left.discard(unit.id)
             if await self._plan_unit(unit, nodes, ends, now):
                 begun, nodes = True, await self._nodes()  # with its claims
         self._planned_at = self.clock.now()
         self._pause_s = PLAN_S if begun else min(2 * self._pause_s, MAX_PLAN_S)
-        pause_s = max(self._pause_s, PAUSE_FACTOR * (self._planned_at - now))
-        self._plan_at = self._planned_at + pause_s
+        self._took_s = self._planned_at - now
+        self._plan_at = self._planned_at + max(self._pause_s, PAUSE_FACTOR * self._took_s)
 
     async def _nodes(self) -> list[NodeTotals]:
         return [node async for page in self.ledger.totals.pages() for node in page]

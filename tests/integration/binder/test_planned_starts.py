@@ -1,11 +1,19 @@
 """Planned starts on a real Valkey and the simulated API server, step by step."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from services.binder.preempt.planned_starts import AGAIN_S, LATE_S, PLAN_S
+from services.binder.preempt import planned_starts
+from services.binder.preempt.planned_starts import (
+    AGAIN_S,
+    LATE_S,
+    MOST_KINDS,
+    MOST_PASS_S,
+    PAUSE_FACTOR,
+    PLAN_S,
+)
 from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.report.explanations import PLANNED, WITHDRAWN
 from shared.model.events.pod_events import PlacementChosen
@@ -16,7 +24,7 @@ from shared.model.placement import Placement
 from shared.model.preemption import StoredStart
 from shared.model.quantity import timestamp
 from shared.model.quota import Quota, QuotaLimits
-from shared.model.request import NO_TERM, Gang, Term
+from shared.model.request import NO_TERM, Gang, PodRequest, Term
 from tests.support.binder.preemption import Scene, scene
 from tests.support.placer.ledger import assert_sound, share
 from tests.support.servers.valkey import ValkeyServer
@@ -274,6 +282,46 @@ async def test_a_gang_claims_no_more_than_its_quota_allows(
         await running(at, gpu)
     for number in (0, 1):
         await at.waiting(f"g-{number}", mib=16_000, gang=Gang(name="b/g", min_member=2))
+
+    await step(at, at.binder())
+
+    assert len(await starts(at)) == planned
+
+
+async def test_plans_that_take_long_are_rare_although_pods_come_and_each_gets_its_turn(
+    at: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = list[int]()
+
+    def slow(requests: Sequence[PodRequest], *_: object, **__: object) -> None:
+        tried.append(requests[0].priority)
+        at.clock.advance(MOST_PASS_S + 1)
+
+    monkeypatch.setattr(planned_starts, "plan_start", slow)
+    await running(at, 0)
+    for priority in (1, 2):
+        await at.waiting(f"new-{priority}", namespace="b", priority=priority)
+    binder = at.binder()
+    at.clock.advance(60)
+    await step(at, binder)
+    await at.waiting("another", namespace="b")
+    await step(at, binder)
+    assert tried == [2], "it takes a twentieth of the time, whatever comes"
+
+    at.clock.advance(PAUSE_FACTOR * (MOST_PASS_S + 1))
+    await step(at, binder)
+    assert tried == [2, 1]
+
+
+@pytest.mark.parametrize(("kinds", "planned"), [(MOST_KINDS, 1), (MOST_KINDS + 1, 0)])
+async def test_a_gang_of_many_different_pods_gets_no_plan(
+    at: Scene, kinds: int, planned: int
+) -> None:
+    await running(at, 0)
+    await running(at, 1, NO_TERM)
+    gang = Gang(name="b/g", min_member=2)
+    for number in range(MOST_KINDS + 1):
+        await at.waiting(f"g-{number}", mib=900 + number % kinds, gang=gang)
 
     await step(at, at.binder())
 
