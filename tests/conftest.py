@@ -11,8 +11,8 @@ from xdist.scheduler.loadfile import LoadFileScheduling
 # No test may reach a cluster of whoever runs it.
 os.environ.pop("KUBECONFIG", None)
 
-settings.register_profile("any machine", deadline=None)
-settings.register_profile("fuzz", deadline=None, max_examples=2_000)
+settings.register_profile("any machine", deadline=None, derandomize=True)
+settings.register_profile("fuzz", deadline=None, max_examples=2_000, derandomize=False)
 settings.load_profile("any machine")
 
 SERVERS = {"e2e", "hardware", "integration"}

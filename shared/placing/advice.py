@@ -8,7 +8,7 @@ from itertools import groupby
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import Dialect
 from shared.model.device import MIB
-from shared.model.quantity import amount_text
+from shared.model.quantity import amount_text, peak
 from shared.model.request import (
     DeviceSelection,
     GpuRequest,
@@ -121,12 +121,27 @@ def changes_between(before: PodRequest, after: PodRequest) -> tuple[Change, ...]
         for name, annotations in dialect.request_fields.items():
             if field_of(before, name) != field_of(after, name):
                 found += [Change(Place.ANNOTATION, each) for each in annotations]
-    node_wide = dialect.node_wide if dialect else frozenset()
     for name, amount in after.resources.items():
-        if amount != before.resources[name] and not (found and name in node_wide):
-            found.append(Change(Place.TOTAL, name, _amount(name, amount)))
+        if amount != amount_by_limits(name, before, after):
+            own = dialect is not None and name in dialect.node_wide and len(after.containers) == 1
+            place, container = (
+                (Place.LIMIT, after.containers[0].container) if own else (Place.TOTAL, "")
+            )
+            found.append(Change(place, name, _amount(name, amount), container))
     found += _node_changes(before.node_requirements, after.node_requirements)
-    return tuple(dict.fromkeys(found))
+    return tuple({(each.place, each.name, each.container): each for each in found}.values())
+
+
+def amount_by_limits(name: str, before: PodRequest, after: PodRequest) -> int:
+    """Return how much of an ordinary resource the pod requests if only GPU limits change."""
+    dialect, amount = DIALECTS.get(before.dialect), before.resources[name]
+    if dialect is None or name not in dialect.node_wide:
+        return amount
+    old, new = (
+        peak([(dialect.limits(each, pod).get(name, 0), each.init) for each in pod.containers], 0)
+        for pod in (before, after)
+    )
+    return amount + new - old
 
 
 def _limit_changes(

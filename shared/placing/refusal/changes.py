@@ -16,7 +16,6 @@ from shared.dialects.strict_isolation import strict_request
 from shared.model.device import MIB
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
-from shared.model.quantity import peak
 from shared.model.request import (
     ALL_PERCENT,
     DeviceSelection,
@@ -26,7 +25,7 @@ from shared.model.request import (
     Toleration,
     TopologyScope,
 )
-from shared.placing.advice import field_of
+from shared.placing.advice import amount_by_limits, field_of
 from shared.placing.choice.container_choice import share_mib
 from shared.placing.choice.device_choice import choose_devices
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
@@ -140,21 +139,12 @@ def _read_again(
         after,
         containers=parsed.containers,
         triggers=parsed.triggers,
-        resources=_resources(before, after, dialect),
+        resources={
+            name: min(amount, amount_by_limits(name, before, after))
+            for name, amount in after.resources.items()
+        },
         node_requirements=structs.replace(needs, selector=selector),
     )
-
-
-def _resources(before: PodRequest, after: PodRequest, dialect: Dialect) -> dict[str, int]:
-    """Return the ordinary resources, of which those of the dialect follow the limits."""
-    resources = dict(after.resources)
-    for name in dialect.node_wide.intersection(resources):
-        old, new = (
-            peak([(dialect.limits(e, pod).get(name, 0), e.init) for e in pod.containers], 0)
-            for pod in (before, after)
-        )
-        resources[name] += new - old
-    return resources
 
 
 # Steps: each makes the request easier to fit on a node, as far as its author can change it.

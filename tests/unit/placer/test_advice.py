@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -237,8 +237,27 @@ def least(pod: Pod) -> Pod:
     return pod
 
 
-@settings(max_examples=400, deadline=None)
+def node_of_blocks(blocks: int, *memory_mib: int) -> LedgerNode:
+    """A node with such GPUs, and so many blocks of 256 MiB in its status."""
+    cards = [device(f"GPU-{n}", n, memory_mib=mib) for n, mib in enumerate(memory_mib)]
+    allocatable = {"cpu": 8_000, "pods": 9, "tencent.com/vcuda-memory": blocks}
+    known = [(card, DeviceUse()) for card in cards]
+    return ledger_node("n0", *known, allocatable=allocatable, served=SERVED)
+
+
+def vcuda_pod(core: int, memory: int) -> Pod:
+    amounts = {"tencent.com/vcuda-core": str(core), "tencent.com/vcuda-memory": str(memory)}
+    container = {"name": "c0", "resources": {"limits": amounts}}
+    spec = {"containers": [container], "initContainers": [], "nodeSelector": {}, "tolerations": []}
+    meta = {"name": "p", "namespace": "ns", "uid": "u", "resourceVersion": "1", "annotations": {}}
+    return {"metadata": meta, "spec": {"schedulerName": "leasehold", **spec}}
+
+
+@settings(max_examples=max(400, settings().max_examples), deadline=None)
 @given(clusters(), pods())
+@example([node_of_blocks(3, 1000)], vcuda_pod(200, 4))  # the node has too few blocks, too
+@example([node_of_blocks(3, 1000)], vcuda_pod(50, 8))
+@example([node_of_blocks(2, 3000)], vcuda_pod(50, 20))
 def test_whoever_does_what_the_hint_says_gets_a_pod_that_runs(
     nodes: list[LedgerNode], pod: Pod
 ) -> None:
