@@ -159,7 +159,7 @@ class KubernetesAuthenticator:
 
     async def may(self, user: TokenUser, **attributes: str) -> bool:
         """Review whether a user may do what `resourceAttributes` of a review say."""
-        key = (user.username, user.uid, user.groups, *sorted(attributes.items()))
+        key = (repr(user), *sorted(attributes.items()))
         allowed: bool | None = self._permissions.get(key)
         if allowed is None:
             async with self._limit:

@@ -8,6 +8,7 @@ import json
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -84,7 +85,7 @@ class FrontProxy:
         extra: dict[str, tuple[str, ...]] = {}
         for prefix in self.extra:
             for key in {key for key in headers if key.lower().startswith(prefix.lower())}:
-                extra[key[len(prefix) :].lower()] = tuple(headers.getall(key))
+                extra[unquote(key[len(prefix) :]).lower()] = tuple(headers.getall(key))
         groups = (group for each in self.groups for group in headers.getall(each, ()))
         return TokenUser(username=name, groups=tuple(groups), extra=extra)
 

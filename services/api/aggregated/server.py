@@ -111,7 +111,12 @@ class AggregatedApi:
                 add(f"{BASE}/{path}", partial(self.list, kind))
                 add(f"{BASE}/{path}/{{name}}", partial(self.get, kind))
         for route in ROUTES:
-            view = route.path.removeprefix("/api/v1/").replace("/", ":").replace("}", ":[^:/]+}")
+            view = (
+                route.path.removeprefix("/api/v1")
+                .lstrip("/")
+                .replace("/", ":")
+                .replace("}", ":[^:/]+}")
+            )
             pages.router.add_route(route.method, f"{BASE}/views/{view}", partial(self.view, route))
         return pages
 

@@ -6,15 +6,21 @@ import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
 from services.api.aggregated.front_proxy import FrontProxy
+from shared.credentials.authorization import KubernetesViewer
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from tests.support.api.aggregated import GROUP, RBAC, aggregated
 from tests.support.api.running import RunningApi, reserve_lease, running_api
+from tests.support.clock import FakeClock
+from tests.support.kubernetes.reviews import Reviews, reviewed
 from tests.support.servers.tls import Made
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server, read
 from tests.support.simcluster.installed import created
@@ -172,6 +178,7 @@ async def test_those_who_may_view_a_namespace_see_its_objects_only(group: Group)
         for path in (f"{OTHER}/gpuleases", f"{GROUP}/gpuleases", f"{GROUP}/gpudevices")
     ]
     view = await read(group.client, f"{GROUP}/views/gpus", headers=ada)
+    await read(group.client, f"{GROUP}/views/allocation?window=1d", headers=ada)
 
     assert [each["metadata"]["name"] for each in own["items"]] == ["first"]
     assert all('User "ada" cannot list' in each["message"] for each in refused)
@@ -223,3 +230,29 @@ def test_an_api_server_that_cannot_be_told_from_users_is_not_served(
             FrontProxy.parse(given)
     else:
         assert FrontProxy.parse(given).user == ("X-Remote-User",)
+
+
+class ScopedReviews(Reviews):
+    """An API server whose users may what the scopes of their tokens say, as OpenShift's."""
+
+    async def access(self, request: web.Request) -> web.Response:
+        spec = (await request.json())["spec"]
+        allowed = spec["extra"] == {"example.com/scopes": ["full"]}
+        return web.json_response({"status": {"allowed": allowed}}, status=201)
+
+
+async def test_what_is_reviewed_of_a_user_includes_what_its_token_may() -> None:
+    data = {
+        "requestheader-client-ca-file": "A",
+        "requestheader-username-headers": '["X-Remote-User"]',
+        "requestheader-extra-headers-prefix": '["X-Remote-Extra-"]',
+    }
+    proxy, transport = FrontProxy.parse(data), Mock()
+    transport.get_extra_info.return_value = {"subject": ()}
+    async with reviewed(ScopedReviews(), FakeClock()) as reviews:
+        for scopes, seen in (("full", None), ("user:info", frozenset()), ("full", None)):
+            headers = {"X-Remote-User": "ada", "X-Remote-Extra-Example.com%2fscopes": scopes}
+            request = make_mocked_request("GET", "/", headers, transport=transport)
+            user = proxy.user_of(request)
+            assert user is not None
+            assert await KubernetesViewer(reviews, user).visible([Namespace("a")]) == seen
