@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from shared.model.bounds import (
     MOST_DEVICES,
@@ -154,6 +154,11 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     claimed_until: int = 0
     """Unix seconds up to which leases that end by then may still use it although it is claimed; 0:
     none may."""
+
+
+def without_claim(use: DeviceUse) -> DeviceUse:
+    """Return the use of a device that is claimed until some time, as it is without the claim."""
+    return structs.replace(use, exclusive=False, claimed_by=False, claimed_until=0)
 
 
 NO_USE = DeviceUse()

@@ -58,6 +58,8 @@ class Advice:
     """A resource that no node has, and the one that was probably meant."""
     administrator: str = ""
     """What an administrator can do, where nothing else helps."""
+    reserved_until: int = 0
+    """Unix seconds: GPUs that are reserved from then on fit the pod if it ends before; 0: none."""
 
     @property
     def text(self) -> str:

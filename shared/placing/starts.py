@@ -8,9 +8,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from msgspec import structs
-
-from shared.model.device import DeviceUse
+from shared.model.device import without_claim
 from shared.model.lease import Lease, ends_by, expected_end
 from shared.model.ledger import LedgerNode, NodeTotals
 from shared.model.names import DeviceUuid, NodeName, PodUid
@@ -155,11 +153,6 @@ def _unclaimed(node: MirroredNode, end: float) -> LedgerNode:
     )
     facts = replace(node.facts, used_by_others={})
     return LedgerNode(facts=facts, used=used, devices=devices, served=tuple(node.serving))
-
-
-def without_claim(use: DeviceUse) -> DeviceUse:
-    """Return the use of a device that is claimed until some time, as it is without the claim."""
-    return structs.replace(use, exclusive=False, claimed_by=False, claimed_until=0)
 
 
 class _Search:

@@ -26,7 +26,7 @@ from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import check_all, has_too_little
 from shared.placing.placement import Rng, place
 from shared.placing.refusal.quota_refusals import QuotaRefusals
-from shared.placing.refusal.refusals import possible_nodes
+from shared.placing.refusal.refusals import possible_nodes, with_run_time
 from shared.placing.starts import place_before
 
 ChosenPod = tuple[PodQueued, tuple[Placement, ...]]
@@ -138,8 +138,10 @@ class DecisionContext:
         candidates = self.candidates.next()
         found = place(request, self.index, self.rng, candidates, contested=candidates > 1)
         if self.mirror.claimed and isinstance(found, Refusal) and not found.permanent:
-            ends_by = will_end_by(request.term, self.now())
-            return found if ends_by is None else place_before(request, self.index, ends_by) or found
+            now = self.now()
+            ends_by = will_end_by(request.term, now)
+            before = ends_by is not None and place_before(request, self.index, ends_by)
+            return before or with_run_time(found, request, self.index, now)
         return found
 
 

@@ -3,12 +3,18 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from math import inf
 from operator import itemgetter
+
+from msgspec import structs
 
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import TRIGGER
 from shared.dialects.vocabulary import no_node_has, unknown_gpus
+from shared.model.device import without_claim
+from shared.model.lease import will_end_by
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
+from shared.model.quantity import timestamp
 from shared.model.request import PodRequest, TopologyScope
 from shared.placing.advice import Advice, changes_between
 from shared.placing.anti_affinity import with_repelled
@@ -114,7 +120,8 @@ def _advice(
     advice = advise(request, nearest, index) or advise(
         request, list(_others(index, excluded, possible, nearest)), index
     )
-    return advice or _remedy(request, blocked, index.mirror.nodes.values())
+    advice = advice or _remedy(request, blocked, index.mirror.nodes.values())
+    return replace(advice, reserved_until=_reserved_until(request, nearest))
 
 
 def _others(
@@ -244,6 +251,10 @@ def _idle(node: MirroredNode, index: NodeIndex, *, healthy: bool = False) -> Mir
     if known is not None:
         return known
     copy = store(index.idle_copies, key, MirroredNode(node.name), CACHED_COPIES)
+    return _without_use(copy, node, healthy=healthy)
+
+
+def _without_use(copy: MirroredNode, node: MirroredNode, *, healthy: bool) -> MirroredNode:
     copy.facts, copy.serving = node.facts, node.serving
     copy.free_resources = dict(node.facts.allocatable)
     copy.put_devices(
@@ -253,6 +264,40 @@ def _idle(node: MirroredNode, index: NodeIndex, *, healthy: bool = False) -> Mir
         ]
     )
     return copy
+
+
+def _reserved_until(request: PodRequest, nodes: Iterable[MirroredNode]) -> int:
+    """Return the latest time at which a planned start needs devices that fit the pod now; or 0."""
+    latest = 0
+    for node in nodes:
+        for until in sorted({device.ledger_use.claimed_until for device in node.devices}):
+            if until <= latest:
+                continue
+            copy = _without_use(MirroredNode(node.name), node, healthy=False)
+            copy.free_resources = node.free_resources
+            for device, copied in zip(node.devices, copy.devices, strict=True):
+                use = device.use()
+                copied.update_ledger_use(without_claim(use) if use.claimed_until >= until else use)
+            if fits(request, copy):
+                latest = until
+    return latest
+
+
+def with_run_time(refusal: Refusal, request: PodRequest, index: NodeIndex, now: float) -> Refusal:
+    """Add the maximum run time that lets the pod use reserved GPUs, rounded down: it stays true."""
+    memo, term = index.refusals.get(placement_key(request)), request.term
+    until = memo.advice.reserved_until if memo else 0
+    spare_s = until - (will_end_by(structs.replace(term, max_run_s=0), now) or inf)
+    if spare_s < 60 or request.gang or term.runs_on:
+        return refusal
+    most = 60 << (int(spare_s // 60).bit_length() - 1)
+    if term.max_run_s is not None and term.max_run_s <= most:
+        return refusal
+    hint = (
+        f"{refusal.hint}; or set spec.activeDeadlineSeconds to {most} or less, which ends the pod "
+        f"before GPUs that fit it are needed for a planned start at {timestamp(until)}"
+    )
+    return structs.replace(refusal, hint=hint)
 
 
 NAMED_FAULTS = 3

@@ -3,10 +3,13 @@
 import copy
 import re
 from dataclasses import replace
+from itertools import cycle
+from math import inf
 from typing import Any
 
 import msgspec
-from hypothesis import example, given, settings
+import pytest
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -17,7 +20,7 @@ from shared.model.device import DeviceMode, DeviceUse, Isolation
 from shared.model.ledger import LedgerNode
 from shared.model.node import Taint
 from shared.model.placement import Refusal
-from shared.model.request import Gang, PodRequest
+from shared.model.request import Gang, PodRequest, Term
 from shared.placing.advice import Advice, Change, Place
 from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.placement import place
@@ -307,6 +310,65 @@ def test_a_gang_with_the_minimum_that_its_hint_names_runs(
         assert decide_gang(members, size, context_of(emptied(nodes))).refusal is None
 
 
-def context_of(nodes: list[LedgerNode]) -> DecisionContext:
+def context_of(nodes: list[LedgerNode], now: float = inf) -> DecisionContext:
     index = index_of(*nodes)
-    return DecisionContext(index.mirror, index, QuotaRefusals(), dice())
+    return DecisionContext(index.mirror, index, QuotaRefusals(), dice(), now=lambda: now)
+
+
+NOW = 1_800_000_000
+WHOLE = vcuda_pod(100, 1)
+
+
+def claimed(nodes: list[LedgerNode], until: list[int]) -> list[LedgerNode]:
+    """The same nodes, with devices reserved for planned starts so many seconds from now; 0: not."""
+    after = cycle(until)
+    return [
+        replace(
+            node,
+            devices=tuple(
+                (
+                    card,
+                    structs.replace(used, exclusive=True, claimed_by=True, claimed_until=NOW + s)
+                    if (s := next(after)) and not used.layout
+                    else used,
+                )
+                for card, used in node.devices
+            ),
+        )
+        for node in nodes
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(clusters(), pods(), st.lists(st.sampled_from([0, 100, 900, 9000]), min_size=1, max_size=4))
+@example([node_of_blocks(9, 1000)], WHOLE, [9000])
+def test_who_sets_the_run_time_of_a_hint_gets_reserved_devices(
+    nodes: list[LedgerNode], pod: Pod, until: list[int]
+) -> None:
+    request, reserved = read(pod), claimed(nodes, until)
+    if request is None:
+        return
+    found = context_of(reserved, NOW).choose(pod_queued("m", request))
+    hint = found.hint if isinstance(found, Refusal) else ""
+    named = re.search(r"set spec.activeDeadlineSeconds to (\d+) or less", hint)
+    event(f"names a run time: {named is not None}")
+    assert (named is not None) >= (pod is WHOLE)
+    if named is not None:
+        ending = structs.replace(request, term=Term(max_run_s=int(named[1])))
+        placed = context_of(reserved, NOW).choose(pod_queued("m", ending))
+        assert not isinstance(placed, Refusal)
+
+
+@pytest.mark.parametrize(
+    ("term", "named"),
+    [(Term(), True), (Term(max_run_s=86_400), True), (Term(runs_on=True), False)],
+)
+def test_a_shorter_run_time_is_named_only_to_pods_that_can_end(term: Term, named: bool) -> None:
+    request = read(WHOLE)
+    assert request is not None
+    nodes = claimed([node_of_blocks(9, 1000)], [9000])
+
+    found = context_of(nodes, NOW).choose(pod_queued("m", structs.replace(request, term=term)))
+
+    assert isinstance(found, Refusal)
+    assert ("set spec.activeDeadlineSeconds to 7680 or less" in found.hint) is named
