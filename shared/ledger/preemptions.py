@@ -14,11 +14,11 @@ import msgspec
 
 from shared.ledger.connection import LedgerPart
 from shared.ledger.rows.joined_texts import escaped
-from shared.ledger.rows.lease_rows import demand_of, text
+from shared.ledger.rows.lease_rows import demand_of, encode_reservation, text
 from shared.ledger.rows.unreadable import readable
 from shared.model.budget import LeaseClass
 from shared.model.events.pod_events import BudgetChanged
-from shared.model.ledger import Reservation
+from shared.model.ledger import Reservation, TooLarge
 from shared.model.names import DeviceUuid
 from shared.model.preemption import (
     EvictionRecord,
@@ -46,22 +46,29 @@ class Preemptions(LedgerPart):
     async def open(self, preemption: Preemption) -> bool:
         """Begin a preemption and claim its devices.
 
-        False if it has begun already, its pod or a device has a claim or a lease, or the pod's
-        namespace has no quota for it.
+        False if it has begun already, its pod or a device has a claim or a lease, the pod's
+        namespace has no quota for it, or its lease would be too large.
         """
         wanted = () if preemption.wanted is None else (preemption.wanted,)
+        if not _can_be_stored(wanted):
+            return False
         claims = _claims(wanted, [each.resources for each in wanted], until=0)
         return bool(await self._run("open", preemption.id, text(preemption), claims))
 
-    async def open_start(self, start: StoredStart) -> bool:
-        """Store a planned start and claim its devices; False for the reasons of `open`."""
+    async def open_start(self, start: StoredStart, replaced: StoredStart | None = None) -> bool:
+        """Store a planned start and claim its devices, which may replace the one that was read.
+
+        False for the reasons of `open`, or if another caller has changed that one.
+        """
+        if not _can_be_stored(start.wanted):
+            return False
         claims = _claims(start.wanted, start.at_once, until=int(start.at))
-        return bool(await self._run("open_start", start.id, text(start), claims))
+        read = (replaced.opened_at, replaced.pods) if replaced else (False, ())
+        return bool(await self._run("open_start", start.id, text(start), claims, *read))
 
     async def close_start(self, start: StoredStart) -> bool:
         """Remove a planned start and its claims; False: another caller has."""
-        pods = [each.pod for each in start.wanted]
-        return bool(await self._run("close_start", start.id, pods))
+        return bool(await self._run("close_start", start.id, start.opened_at, start.pods))
 
     async def save(
         self,
@@ -114,6 +121,10 @@ class Preemptions(LedgerPart):
 
     async def _run(self, *args: object) -> Any:
         return await self._connection.run("preemptions", *args)
+
+
+def _can_be_stored(wanted: Iterable[Reservation]) -> bool:
+    return not any(isinstance(encode_reservation(each, {}), TooLarge) for each in wanted)
 
 
 def _claims(

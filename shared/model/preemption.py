@@ -191,6 +191,17 @@ class StoredStart:
     opened_at: float = 0.0
 
     @property
+    def pods(self) -> tuple[PodUid, ...]:
+        """The pods that start."""
+        return tuple(each.pod for each in self.wanted)
+
+    @property
+    def devices(self) -> frozenset[DeviceUuid]:
+        """The devices that are claimed."""
+        shares = (share for each in self.wanted for share in each.candidates[0].shares)
+        return frozenset(share.device for share in shares)
+
+    @property
     def namespace(self) -> Namespace:
         """That of its pods."""
         return self.wanted[0].namespace

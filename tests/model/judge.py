@@ -4,10 +4,12 @@ Each check is named by the invariant of docs/architecture.md that it watches.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from services.binder.report.explanations import KubernetesEvent
 from shared.model.device import DeviceMode
 from shared.model.events.event import Event
 from shared.model.events.pod_events import NodeChanged, PodTerminated
@@ -19,6 +21,7 @@ from tests.model.claims import Claim
 from tests.model.kubelet import KubeletRecord, limit_mib
 from tests.model.mig import LAYOUTS, SLICE_MIB, parse_instance
 from tests.model.node import Node
+from tests.model.start_judge import StartJudge
 from tests.model.virtual_time import EPOCH_S
 from tests.model.world import DEVICE_MIB, SLOTS, Watches, World
 from tests.proof import liveness, safety
@@ -51,8 +54,9 @@ Running = list[tuple[Node, KubeletRecord]]
 class Judge(Watches):
     """Looks at a world after each step."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, figures: Counter[str]) -> None:
         self.world = world
+        self.starts = StartJudge(world, figures)
         self.history = History(lost_samples=1)
         self.grants_seen = 0
         self.calls = -1
@@ -94,9 +98,17 @@ class Judge(Watches):
             *self._ends_too_early(),
             *self._went_back(),
             *self._believed_lies(),
+            *self.starts.look(ledger),
         ):
             self.world.fail(problem)
         self.check_gangs()
+
+    def note_reported(self, event: KubernetesEvent) -> None:
+        self.starts.record(event)
+
+    def note_starts_advanced(self, began_at: float) -> None:
+        self.look()
+        self.starts.note_advanced(began_at)
 
     def _fail(self, found: Iterable[Violation]) -> None:
         for each in found:
@@ -212,6 +224,7 @@ class Judge(Watches):
         """Forget pods that the ledger remembers no more: it was lost."""
         self.gone.clear()
         self.absent.clear()
+        self.starts.forget()
         self.gang_leases = self._gang_leases()
 
     def forget_fences(self, node: NodeName) -> None:

@@ -18,6 +18,10 @@ ROUNDS = 30
 Of these 90 s, up to three pods wait for 20 s each until an agent refuses them, one after the other,
 if a loss of the ledger gave them a MIG device that a running pod holds in another layout.
 """
+CALM = {"create_pods", "create_instance_pods", "create_gang", "crowd", "flow", "work"}
+"""Steps that disturb no planned start."""
+PROMISED_ROUNDS = 120
+"""Until the last promise of a start must be kept."""
 KINDS = ("what", "which", "outcome", "fault")
 """Arguments that distinguish steps in the figures."""
 E = TypeVar("E")
@@ -41,12 +45,14 @@ class Machine:
         """Adds a line to the story of the run."""
         self.figures: Counter[str] = Counter()
         self.world = World(server, folder, tell)
-        self.judge = self.world.watches = Judge(self.world)
+        self.judge = self.world.watches = Judge(self.world, self.figures)
 
     def make(self, step: Step) -> None:
         """Make a step, and judge the state after it."""
         kinds = [str(step.arguments[each]) for each in KINDS if each in step.arguments]
         self.figures[" ".join([step.rule.replace("_", " "), *kinds])] += 1
+        if step.rule not in CALM:
+            self.judge.starts.disturb()
         getattr(self, step.rule)(**step.arguments)
         self.require_invariants()
 
@@ -74,6 +80,7 @@ class Machine:
         ):
             world.loop.advance(SLOW_S["stuck"])
         self.calm_down()
+        self.judge.starts.is_calm = not self.judge.clock_jumped
         last = (
             request(gpu(memory=60, cores_percent=30)),
             request(gpu(memory=50, mig_allowed=True), selection=DeviceSelection(mode="mig")),
@@ -83,6 +90,11 @@ class Machine:
         for pod in late:
             if pod.is_terminal:
                 raise BrokenInvariantError(f"P1: {pod.uid} is placed where its node refuses it")
+        for _ in range(PROMISED_ROUNDS):
+            if not self.judge.starts.promises:
+                break
+            world.work()
+            self.require_invariants()
 
     def calm_down(self) -> None:
         """Work until everything is as it should be."""

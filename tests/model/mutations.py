@@ -95,6 +95,17 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "services.binder.ledger_sync.agent_reports.LostLeases.restore",
         _nothing_lost,
     ),
+    "starts are withdrawn without a word": (
+        "services.binder.preempt.planned_starts.StartPlanner._record_withdrawal",
+        _ignore,
+    ),
+    "starts are promised too early": ("shared.model.lease.END_MARGIN_S", -75.0),
+    "claims outlive their starts": ("  write_ended(end_claims(pods))\n", ""),
+    "devices stay claimed": ("(is_claimed and claims.MARK or 0)", "claims.MARK"),
+    "claims let everything in": (
+        "not (placed.ends_by and placed.ends_by <= device[D_CLAIMED_UNTIL])",
+        "device[D_CLAIMED_UNTIL] == 0",
+    ),
 }
 """By name: a piece of the scripts and its replacement, or the name of a function and another."""
 

@@ -30,6 +30,14 @@ EDITS = [
     ("call('TIME')", "({ARGV[7], ARGV[8]})"),
     (f"return {{encode({LOCK} and true or false)}}", MODEL_LOCK),
     (IS_LOCKED, MODEL_IS_LOCKED),
+    (
+        "leader ~= name then",
+        "leader ~= name and ARGV[7] * 1000 < tonumber(call('GET', STORE .. 'led')) then",
+    ),
+    (
+        "call('SET', STORE .. 'leader', name, 'PX', ttl_ms)",
+        "call('MSET', STORE .. 'leader', name, STORE .. 'led', ARGV[7] * 1000 + ttl_ms)",
+    ),
 ]
 """What is replaced in scripts: they read the time of the model, by which locks expire, too;
 mutations add to this."""
@@ -142,6 +150,16 @@ class RedisServer:
         calls.append(("ZRANGE", f"{PREFIX}gone", 0, -1, "WITHSCORES"))
         found = self.wire.call_all(calls)
         return {name: _pairs(flat) for name, flat in zip((*names, "gone"), found, strict=True)}
+
+    def raw_starts(self) -> Mapping[str, dict[bytes, bytes]]:
+        """Return the claims of devices and the planned starts, as bytes."""
+        names = ("claims", "starts")
+        found = self.wire.call_all([("HGETALL", f"{PREFIX}{name}") for name in names])
+        return {name: _pairs(flat) for name, flat in zip(names, found, strict=True)}
+
+    def leader(self) -> str:
+        """Return the name of the binder that leads."""
+        return (self.wire.call("GET", "lh-preemption:leader") or b"").decode()
 
     def read_feed(self, key: str, after: str, count: int) -> list[Any]:
         """Return what a stream has after an entry, in the form of the asynchronous client."""

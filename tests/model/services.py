@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from services.binder.clients import ClaimClient, NodeAgentClient, PodClient
+from services.binder.preempt.rules import PreemptionRules
+from services.binder.report.explanations import KubernetesEvent
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
 from services.placer.service import Placer
@@ -34,6 +36,7 @@ from tests.support.build import dice
 if TYPE_CHECKING:
     from tests.model.world import World
 
+PLAN_STARTS_AFTER_S = 1.0
 TTL_S = 30.0
 """How long a reservation waits for its binder."""
 Handler = Callable[[Sequence[Any]], Awaitable[Sequence[Event] | None]]
@@ -102,8 +105,11 @@ class BinderReplica(Service):
                 clock=self.clock,
                 host_clock=self.clock,
             ),
+            rules=PreemptionRules(plan_starts_after_s=PLAN_STARTS_AFTER_S),
+            preempts=False,
             concurrency=4,
         )
+        self.binder.preemptor.starts.events = self
         self.running: dict[str, asyncio.Task[Any]] = {}
         self.rounds: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "expire": lambda: self._publish_of(self.binder.sync.sweeper.expire()),
@@ -115,6 +121,7 @@ class BinderReplica(Service):
             "cordon": self.binder.binding.cordons.step,
             "rebuild": self._rebuild,
             "resizes": self.binder.resizer.finish,
+            "starts": self._plan_starts,
         }
         self.spawn(self.binder.send_bindings())
 
@@ -142,11 +149,20 @@ class BinderReplica(Service):
             if name not in self.running or self.running[name].done():
                 self.running[name] = self.spawn(self.attempt(round_of()))
 
+    def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
+        self.world.watches.note_reported(event)
+
     async def _publish(self, events: Sequence[Event]) -> None:
         self.world.publish(events)
 
     async def _publish_of(self, work: Awaitable[Sequence[Event]]) -> None:
         self.world.publish(await work)
+
+    async def _plan_starts(self) -> None:
+        began_at = self.clock.now()
+        await self._publish_of(self.binder.preemptor.step())
+        if self.server.leader() == self.binder.preemptor.name:
+            self.world.watches.note_starts_advanced(began_at)
 
     async def _rebuild(self) -> None:
         await self._publish_of(self.binder.sync.records.step())

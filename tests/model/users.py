@@ -33,7 +33,7 @@ class Users(Machine):
     """Users, messages, loops and time."""
 
     @rule(lambda self: self.free_names(), weight=2.0, always=True, mib=several(sizes, at_most=3),
-          run_s=any_of(None, None, 5, 60))  # fmt: skip
+          run_s=any_of(None, 5, 60, 200))  # fmt: skip
     def create_pods(self, mib: Sequence[int], run_s: int | None = None) -> None:
         for each in mib[: len(self.free_names())]:
             self.create(each, run_s=run_s)
@@ -43,11 +43,14 @@ class Users(Machine):
         weight=2.0,
         mib=several(any_of(10, 25, 50, 100), at_most=3),
         mode=any_of(DeviceMode.MIG, DeviceMode.MIG, None),
+        run_s=any_of(None, 60),
     )
-    def create_instance_pods(self, mib: Sequence[int], mode: DeviceMode | None) -> None:
+    def create_instance_pods(
+        self, mib: Sequence[int], mode: DeviceMode | None, run_s: int | None = None
+    ) -> None:
         """Create pods for MIG instances; without a mode, they take shares of other devices, too."""
         for each in mib[: len(self.free_names())]:
-            self.create(each, mode=mode, mig_allowed=True)
+            self.create(each, mode=mode, mig_allowed=True, run_s=run_s)
 
     @rule(
         lambda self: self.free_names(),
@@ -55,12 +58,18 @@ class Users(Machine):
         gang=any_of(*GANGS),
         members=any_of(1, 2, 3),
         mode=any_of(None, None, DeviceMode.MIG),
+        run_s=any_of(None, 60),
     )
     def create_gang(
-        self, mib: int, gang: Gang, members: int, mode: DeviceMode | None = None
+        self,
+        mib: int,
+        gang: Gang,
+        members: int,
+        mode: DeviceMode | None = None,
+        run_s: int | None = None,
     ) -> None:
         for _ in range(min(members, len(self.free_names()))):
-            self.create(mib, gang, mode=mode, mig_allowed=mode is not None)
+            self.create(mib, gang, mode=mode, mig_allowed=mode is not None, run_s=run_s)
 
     @rule(
         lambda self: self.free_names(),
@@ -79,6 +88,14 @@ class Users(Machine):
             resources=dict.fromkeys((each[:KEY] for each in filled), 0) | {"pods": 1},
         )
         self.world.api.create(self.free_names()[0], request_)
+
+    @rule(lambda self: len(self.free_names()) > 2, weight=2.0)
+    def crowd(self) -> None:
+        """Fill the cluster with pods that end in time, and more that wait for their devices."""
+        for run_s in (60, 60, 200, 5, 60, None):
+            if self.free_names():
+                self.create(100, run_s=run_s)
+        self.world.flow()
 
     def create(
         self,

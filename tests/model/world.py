@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.binder.clients import NoReply
+from services.binder.report.explanations import KubernetesEvent
 from shared.ledger.leases import RedisLeases
 from shared.model.device import Device
 from shared.model.errors import ConflictError, RequestError, UnavailableError
@@ -77,6 +78,8 @@ class Watches:
     def check_destroyed(self, node: NodeName, uuid: str) -> None: ...
     def check_gangs(self) -> None: ...
     def note_handled(self, event: Event) -> None: ...
+    def note_starts_advanced(self, began_at: float) -> None: ...
+    def note_reported(self, event: KubernetesEvent) -> None: ...
 
 
 class World:

@@ -22,6 +22,8 @@ _STATES = ("", "reserved", "bound", "active", "released", "expired")
 _CLAIMED = 2
 """Added to the mark of exclusive use while a device is claimed."""
 _REFUSED = b"its agent's messages are refused"
+_TERM = 6
+"""Position in a lease's description of how long its pod may run, after its gang."""
 _CONTAINER, _MIG = 6, 11
 """Positions in a share's values, after the node's name is taken off."""
 _COPY_DEVICE, _COPY_MIB = 1, 5
@@ -62,13 +64,15 @@ def _lease(pod: str, value: bytes) -> RawLease:
     slots = [_GRANT.unpack_from(value, at + _GRANT.size * n) for n in range(count)]
     unpacker = msgpack.Unpacker()
     unpacker.feed(value[at + _GRANT.size * count :])
-    _, _, _, gang, *_ = unpacker.unpack()
+    _, _, _, gang, *described = unpacker.unpack()
+    term = described[_TERM] if len(described) > _TERM else None
     node, first, *others = unpacker.unpack()
     rows = others[1] if first is False else [[first, *others]]
     return RawLease(
         pod=pod,
         node=node,
         gang=gang,
+        term=term if isinstance(term, dict) else {},
         state=_STATES[state],
         version=version,
         created_at=created_at,

@@ -63,10 +63,10 @@ def p2_no_lease_outlives_its_pod(sample: Sample, history: History) -> Iterator[O
 
 
 def p2_no_claim_outlives_its_pod(sample: Sample, history: History) -> Iterator[Outstanding]:
-    """A device is kept only for a pod of high priority that waits."""
+    """A device is kept only for a pod that waits."""
     if sample.ledger is None or sample.pods is None:
         return
-    if any(waits(pod) and pod.priority for pod in sample.pods.values()):
+    if any(waits(pod) for pod in sample.pods.values()):
         return
     for uuid, device in sorted(sample.ledger.devices.items()):
         if device.is_claimed:

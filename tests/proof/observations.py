@@ -167,6 +167,8 @@ class RawLease:
     """Of a reservation, when it expires; of an active lease, when it became active."""
     shares: tuple[RawShare, ...]
     gang: str = ""
+    term: Mapping[str, int] = field(default_factory=dict)
+    """How long its pod may run, as far as that is known."""
 
     @property
     def devices(self) -> frozenset[str]:

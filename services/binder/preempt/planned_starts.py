@@ -6,7 +6,7 @@ end before the start are let onto them. Used by the binder that leads.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from services.binder.report.event_writer import ConditionWriter, EventRecorder
@@ -14,6 +14,7 @@ from services.binder.report.explanations import PLANNED, WITHDRAWN, event_of
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock
+from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import PlacementChosen, PodQueued
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import (
@@ -25,7 +26,7 @@ from shared.model.ledger import (
     WaitingPod,
     reservation_for,
 )
-from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.preemption import EndingLease, PreemptionState, StoredStart
 from shared.model.request import Gang, PodRequest
 from shared.placing.anti_affinity import repelled_request
@@ -204,10 +205,23 @@ def _ending(lease: Lease, end: LeaseEnd) -> EndingLease:
     )
 
 
-def devices_of(start: StoredStart) -> set[DeviceUuid]:
-    """Return the devices that a start claims."""
-    shares = (share for each in start.wanted for share in each.candidates[0].shares)
-    return {share.device for share in shares}
+def lost_place(start: StoredStart, nodes: Iterable[NodeTotals]) -> str:
+    """Return what became of a node or device on which a start is planned; empty: nothing."""
+    known = {totals.node.facts.name: totals.node for totals in nodes}
+    for each in start.wanted:
+        (placement,) = each.candidates
+        node = known.get(placement.node)
+        if node is None or node.facts.unschedulable:
+            return f"node {placement.node} is {'cordoned' if node else 'gone'}"
+        usable = {
+            device.uuid
+            for device, use in node.devices
+            if device.healthy and use.claimed_by and device.index not in node.facts.excluded_devices
+        }
+        for share in placement.shares:
+            if share.device not in usable:
+                return f"GPU {share.device} of node {placement.node} is unhealthy or gone"
+    return ""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -236,20 +250,16 @@ class StartPlanner:
         return placements
 
     async def _advance(self, start: StoredStart) -> list[PlacementChosen]:
-        pods = [each.pod for each in start.wanted]
+        pods = start.pods
         # In this order, so that a pod that got a lease meanwhile is never observed without either.
         waiting = await self.ledger.waiting_pods.load(pods)
         leases = await self.ledger.load([*pods, *(each.pod for each in start.waits_for)])
         own, before = leases[: len(pods)], leases[len(pods) :]
-        if any(own):
-            await self.store.close_start(start)
+        if any(own) or len(waiting) < len(pods):
+            reason = f"{'other pods' if any(own) else 'too few pods'} of its gang start"
+            leased = {each.pod for each in own if each}
+            await self.withdraw(start, reason, {each.queued.pod for each in waiting} - leased)
             return [_chosen(each) for each in own if each and each.state is LeaseState.RESERVED]
-        if len(waiting) < len(pods):
-            if waiting:
-                await self.withdraw(start, "a pod of its gang does not wait any more")
-            else:
-                await self.store.close_start(start)
-            return []
         is_late = self.clock.now() > start.at + LATE_S
         running = [
             each for each, lease in zip(start.waits_for, before, strict=True) if lease is not None
@@ -282,16 +292,31 @@ class StartPlanner:
         await self.store.close_start(start)
         return [_chosen(lease) for lease in leases]
 
-    async def withdraw(self, start: StoredStart, reason: str) -> None:
-        """Give up a planned start, and say so."""
-        if await self.store.close_start(start):
-            text = f"no longer {start.text}; {reason}. It is planned anew"
-            self._record(start, WITHDRAWN, text, warning=True)
-            self._plan_at = 0.0
+    async def withdraw(
+        self, start: StoredStart, reason: str, told: Container[PodUid] | None = None
+    ) -> None:
+        """Give up a planned start, and say so to its pods, or to some of them."""
+        try:
+            if not await self.store.close_start(start):
+                return
+        except UnavailableError:  # it may have been closed all the same
+            self._record_withdrawal(start, reason, told)
+            raise
+        self._record_withdrawal(start, reason, told)
+        self._plan_at = 0.0
 
-    def _record(self, start: StoredStart, reason: str, text: str, *, warning: bool) -> None:
-        for each in start.wanted[:MOST_EVENTS]:
-            event = event_of(each, reason, text, warning=warning)
+    def _record_withdrawal(
+        self, start: StoredStart, reason: str, told: Container[PodUid] | None
+    ) -> None:
+        text = f"no longer {start.text}; {reason}. It is planned anew"
+        self._record(start, WITHDRAWN, text, told)
+
+    def _record(
+        self, start: StoredStart, reason: str, text: str, told: Container[PodUid] | None = None
+    ) -> None:
+        pods = [each for each in start.wanted if told is None or each.pod in told]
+        for each in pods[:MOST_EVENTS]:
+            event = event_of(each, reason, text, warning=reason == WITHDRAWN)
             self.events.record(event)
             self.conditions.explain(event)
 
@@ -308,6 +333,9 @@ class StartPlanner:
         if not (self.after_s and left) or now < self._plan_at:
             return
         nodes = await self._nodes()
+        for start in state.starts:
+            if lost := lost_place(start, nodes):
+                await self.withdraw(start, lost)
         units = waiting_units(left, nodes, now=now, after_s=self.after_s)
         run_times = await self.ledger.run_times.load()
         ends = {
@@ -360,7 +388,7 @@ class StartPlanner:
         if plan is None or (known is not None and plan.at > known.at - EARLIER_S):
             return False
         for each in lower:
-            if plan.devices & devices_of(each):
+            if plan.devices & each.devices:
                 reason = f"a pod of priority {unit.priority} comes first"
                 if each.priority == unit.priority:
                     reason = f"its namespace has more than {NAMESPACE_STARTS}, and others wait"
@@ -368,11 +396,9 @@ class StartPlanner:
         if not plan.waits_for:
             return False
         start = start_of(unit, plan, staying, ends, now)
-        if known is not None:
-            await self.store.close_start(known)
-        if not await self.store.open_start(start):
+        if not await self.store.open_start(start, known):
             return False
-        self._record(start, PLANNED, start.text, warning=False)
+        self._record(start, PLANNED, start.text)
         return True
 
 

@@ -409,6 +409,9 @@ class PreemptionController:
             found = plan(request, given)
             if isinstance(found, NoPlan):
                 return False
+            for start in state.starts:
+                if start.id == pending.pod:  # else its own claim is in the way
+                    await self.starts.withdraw(start, "running pods are preempted for it")
             place = Placement(node=found.node, shares=found.shares)
             read = await self._open(
                 Preemption(

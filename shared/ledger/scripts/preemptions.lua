@@ -2,8 +2,9 @@
 -- those that name no result return whether they were done:
 --   'open', id, text, claims (each {pod, node, uuids, resources, namespace, demand, resources to hold at once, until})
 --     begins one and claims its devices
---   'open_start', id, text, claims  stores a planned start and claims its devices
---   'close_start', id, pods  removes it, and the claims of its pods
+--   'open_start', id, text, claims, instant at which the start that it replaces was opened (false: none), pods of that
+--     stores a planned start and claims its devices
+--   'close_start', id, instant at which it was opened, pods  removes it, and the claims of its pods
 --   'save', id, version read, text, evictions  the next step, if the version is current
 --   'close', id, version read, pod whose claim ends ('': none)  the same
 --   'read', instant in ms of the earliest eviction to return  returns preemptions {id, version, text, whether its
@@ -31,9 +32,9 @@ local function put_preemption(id, version, text)
   call('HSET', STORE .. 'preemptions', id, encode({version, text}))
 end
 
-local function is_claimable(pod, name, uuids)
+local function is_claimable(pod, name, uuids, ended)
   local node = node_of(name)
-  if not node or node[N_STATUS] ~= 1 or lease_of(pod) or claims.of(pod)
+  if not node or node[N_STATUS] ~= 1 or lease_of(pod) or claims.of(pod) and not ended[pod]
     or gone_pods.among({pod})[pod] then
     return false
   end
@@ -47,12 +48,12 @@ end
 
 local actions = {}
 
--- Claim devices for pods, or nothing; return whether that was done.
-local function claim_all(wanted)
+-- Claim devices for pods, or nothing; return whether that was done. The claims of some pods may have `ended`.
+local function claim_all(wanted, ended)
   local opened = {}
   for i, each in ipairs(wanted) do
     local pod, name, uuids, resources, namespace, demand, at_once, until_s = unpack(each)
-    if not is_claimable(pod, name, uuids) then return false end
+    if not is_claimable(pod, name, uuids, ended) then return false end
     if quota.on then
       local excesses, charges = quota.check(namespace, demand)
       if excesses then return false end
@@ -67,6 +68,7 @@ local function claim_all(wanted)
     opened[i] = claim
   end
   quota.discard()
+  claims.delete_ended()
   for i, claim in ipairs(opened) do claims.put(wanted[i][1], claim) end
   if #opened > 0 then
     save_count('claims')
@@ -75,36 +77,47 @@ local function claim_all(wanted)
   return true
 end
 
+-- Nothing of this is written yet. Returns the set of the pods that had one.
 local function end_claims(pods)
-  local has_ended = false
+  local ended = {}
   for _, pod in ipairs(pods) do
     local claim = claims.suspend(pod)
-    if claim then
-      claims.resume(pod, claim, true)
-      has_ended = true
-    end
+    if claim then claims.resume(pod, claim, true) end
+    ended[pod] = claim and true
   end
-  if has_ended then
+  return ended
+end
+
+local function write_ended(ended)
+  if next(ended) then
     claims.delete_ended()
     write_changes('claim ended')
   end
 end
 
+-- When a planned start was opened; false: there is none.
+local function opened_at(id)
+  local text = call('HGET', PREFIX .. 'starts', id)
+  local is_read, start = pcall(parse_json, text)
+  return is_read and start.opened_at
+end
+
 function actions.open(id, text, wanted)
-  if call('HEXISTS', STORE .. 'preemptions', id) == 1 or not claim_all(wanted) then return false end
+  if call('HEXISTS', STORE .. 'preemptions', id) == 1 or not claim_all(wanted, {}) then return false end
   put_preemption(id, 1, text)
   return true
 end
 
-function actions.open_start(id, text, wanted)
-  if call('HEXISTS', PREFIX .. 'starts', id) == 1 or not claim_all(wanted) then return false end
+function actions.open_start(id, text, wanted, read_at, read_pods)
+  if opened_at(id) ~= read_at or not claim_all(wanted, end_claims(read_pods)) then return false end
   call('HSET', PREFIX .. 'starts', id, text)
   return true
 end
 
-function actions.close_start(id, pods)
-  if call('HDEL', PREFIX .. 'starts', id) == 0 then return false end
-  end_claims(pods)
+function actions.close_start(id, read_at, pods)
+  if opened_at(id) ~= read_at then return false end
+  call('HDEL', PREFIX .. 'starts', id)
+  write_ended(end_claims(pods))
   return true
 end
 
@@ -118,7 +131,7 @@ end
 function actions.close(id, version, pod)
   if not is_at(id, version) then return false end
   call('HDEL', STORE .. 'preemptions', id)
-  end_claims({pod})
+  write_ended(end_claims({pod}))
   return true
 end
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -26,7 +27,7 @@ from shared.model.quantity import timestamp
 from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import NO_TERM, Gang, PodRequest, Term
 from tests.support.binder.preemption import Scene, scene
-from tests.support.placer.ledger import assert_sound, share
+from tests.support.placer.ledger import assert_sound, device, report, share, uses
 from tests.support.servers.valkey import ValkeyServer
 
 HOUR, MINUTE = Term(max_run_s=3600), Term(max_run_s=60)
@@ -326,3 +327,107 @@ async def test_a_gang_of_many_different_pods_gets_no_plan(
     await step(at, at.binder())
 
     assert len(await starts(at)) == planned
+
+
+@pytest.mark.parametrize("what", ["cordoned", "unhealthy"])
+async def test_a_start_whose_node_or_device_is_lost_is_withdrawn_at_once(
+    at: Scene, what: str
+) -> None:
+    await running(at, 0)
+    await running(at, 1, NO_TERM)
+    await at.waiting("new", mib=16_000)
+    binder = at.binder()
+    await step(at, binder)
+    [start] = await starts(at)
+
+    node = (await at.ledger.snapshot()).nodes[0].facts
+    if what == "cordoned":
+        await at.ledger.save_nodes([replace(node, unschedulable=True)])
+    else:
+        devices = [replace(device("a", 0), healthy=False), device("a", 1)]
+        await at.ledger.save_devices([report("a", devices)])
+    at.clock.advance(AGAIN_S)
+    await step(at, binder)
+
+    [text] = events(at, WITHDRAWN)
+    assert what in text
+    assert start not in await starts(at)
+
+
+async def test_what_is_left_of_a_gang_is_told_that_it_does_not_start(at: Scene) -> None:
+    await running(at, 0)
+    await running(at, 1)
+    gang = Gang(name="b/g", min_member=2)
+    pods = [await at.waiting(f"g-{n}", mib=16_000, gang=gang) for n in (0, 1)]
+    binder = at.binder()
+    await step(at, binder)
+    assert len(events(at, PLANNED)) == 2
+
+    await at.ledger.waiting_pods.remove(pods[:1])
+    await step(at, binder)
+
+    [event] = [each for each in at.reports.events if each.reason == WITHDRAWN]
+    assert (event.pod, "too few pods of its gang" in event.message) == (pods[1], True)
+    assert await starts(at) == ()
+
+
+async def test_a_leader_that_is_none_any_more_changes_no_start_that_it_has_not_read(
+    at: Scene,
+) -> None:
+    await running(at, 0)
+    await running(at, 1)
+    await at.waiting("new", mib=16_000)
+    await step(at, at.binder())
+    [read] = await starts(at)
+    newer = replace(read, opened_at=read.opened_at + 1)
+
+    assert await at.preemptions.open_start(newer, read)
+    assert not await at.preemptions.close_start(read)
+    assert not await at.preemptions.open_start(read, read)
+    assert await starts(at) == (newer,)
+    await at.preemptions.close_start(newer)
+    assert not any(use.claimed_by for use in (await uses(at.ledger)).values())
+
+
+async def test_a_plan_that_cannot_be_stored_leaves_the_one_before_it(at: Scene) -> None:
+    await running(at, 0)
+    await running(at, 1)
+    for name in ("new", "other"):
+        await at.waiting(name, mib=16_000)
+    await step(at, at.binder())
+    first, second = await starts(at)
+
+    assert not await at.preemptions.open_start(replace(first, wanted=second.wanted), first)
+    assert await starts(at) == (first, second)
+    assert all(use.claimed_by for use in (await uses(at.ledger)).values())
+
+
+async def test_a_pod_for_which_others_may_be_preempted_does_not_wait_for_its_planned_start(
+    at: Scene,
+) -> None:
+    for gpu in (0, 1):
+        await running(at, gpu)
+    pod = await at.waiting("new", mib=16_000)
+    binder = at.binder()
+    await step(at, binder)
+    assert await starts(at)
+
+    await at.save_budget("a")
+    at.clock.advance(at.rules.min_runtime_s)
+    await step(at, binder)
+
+    state = await at.preemptions.state(now=at.clock.now())
+    assert [each.preemption.id for each in state.open] == [pod]
+    assert (state.starts, len(events(at, WITHDRAWN))) == ((), 1)
+
+
+async def test_no_device_is_claimed_for_a_pod_whose_lease_could_not_be_stored(at: Scene) -> None:
+    await running(at, 0)
+    await running(at, 1)
+    await at.waiting("new", mib=16_000)
+    await step(at, at.binder())
+    [start] = await starts(at)
+    groups = tuple(f"{n:0250}" for n in range(64))
+    wanted = tuple(replace(each, anti_affinity_groups=groups) for each in start.wanted)
+
+    assert not await at.preemptions.open_start(replace(start, wanted=wanted), start)

@@ -122,6 +122,25 @@ UNWRITTEN = (
 """The write of an allocation is slow, and another scheduler allocates another device meanwhile."""
 ENDING = (Step("create_pods", {"mib": (60,), "run_s": 60}), Step("flow", {}), Step("work", {}))
 FILL = (Step("create_pods", {"mib": (100, 100, 100)}), Step("flow", {}))
+START = (
+    Step("create_pods", {"mib": (60, 60, 60), "run_s": 60}),
+    Step("work", {}),
+    Step("create_pods", {"mib": (100,)}),
+    *(Step("work", {}),) * 4,
+)
+"""A pod waits for one of the devices that these pods have for a minute."""
+CORDONED = START + tuple(Step("cordon_or_uncordon", {"position": n}) for n in (0, 1))
+DELETED = (*START, Step("delete_pod", {"position": 3, "force": True}), Step("work", {}))
+LET_IN = START + tuple(
+    step
+    for n in range(3)
+    for step in (
+        Step("create_claim", {"mib": 30}),
+        Step("allocate_claim", {"position": 0, "device": n}),
+        Step("flow", {}),
+    )
+)
+"""kube-scheduler gives ResourceClaims what is left of the devices, one of which is claimed."""
 
 
 @pytest.mark.parametrize("name", FIRST_SEEDS)
@@ -146,6 +165,11 @@ def test_random_runs_find_the_mutation(name: str) -> None:
         ("leases of other allocations count", UNWRITTEN, "P1"),
         ("agents destroy instances in use", LOST_INSTANCES, "S1"),
         ("activations are early", ENDING, "S11"),
+        ("starts are withdrawn without a word", CORDONED, "S11"),
+        ("starts are promised too early", START, "S11"),
+        ("claims outlive their starts", DELETED, "S11"),
+        ("devices stay claimed", DELETED, "S11"),
+        ("claims let everything in", LET_IN, "S11"),
     ],
 )
 def test_these_steps_find_the_mutation_and_nothing_else(

@@ -447,7 +447,7 @@ def test_what_the_product_writes_is_read() -> None:
         node=NodeName(NODE),
         shares=(STORED, instance),
         dialect="nvidia",
-        state=LeaseState.BOUND,
+        state=LeaseState.RESERVED,
         version=7,
         created_at=5.0,
         expires_at=9.0,
@@ -460,7 +460,7 @@ def test_what_the_product_writes_is_read() -> None:
     read = decode(raw | {"leases": {b"a": encode_lease(lease)}}).leases["a"]
     recorded = list(checkpoint_grants({"node": NODE, "entries": [entry, entry]}))
 
-    assert (read.node, read.state, read.version, read.expires_at) == (NODE, "bound", 7, 9.0)
+    assert (read.node, read.state, read.version, read.expires_at) == (NODE, "reserved", 7, 9.0)
     assert [(s.mib, s.cores, s.slot, s.fence) for s in read.shares] == [
         (1000, 20, 3, 11),
         (1000, 0, 2, 11),
