@@ -50,3 +50,8 @@ this node if one is named. Its change makes kube-scheduler try the pod again."""
 def offered_node(annotation: str) -> NodeName:
     """Return the node that an `OFFER` names; empty: none."""
     return NodeName(annotation.rpartition("@")[0])
+
+
+def name_in(reader: Namespace, namespace: Namespace, name: str) -> str:
+    """Return how Events in a namespace name a pod: without names of other namespaces."""
+    return f"{namespace}/{name}" if namespace == reader else "a pod of another namespace"

@@ -7,7 +7,7 @@ from enum import StrEnum
 from shared.model.errors import ConflictError
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.ledger import NodeTotals, Reservation, WaitingPod
-from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid, name_in
 from shared.model.quantity import timestamp
 from shared.model.request import Gang
 from shared.model.views import PlanView, ProtectedPod, View
@@ -207,10 +207,8 @@ class StoredStart:
         return self.wanted[0].namespace
 
     def name_of(self, lease: EndingLease) -> str:
-        """Return how Events of its pods name another one: without names of other namespaces."""
-        if lease.namespace != self.namespace:
-            return "a pod of another namespace"
-        return f"{lease.namespace}/{lease.name}"
+        """Return how Events of its pods name another one."""
+        return name_in(self.namespace, lease.namespace, lease.name)
 
     @property
     def text(self) -> str:

@@ -159,7 +159,7 @@ class PreemptionExecutor:
         for victim in preemption.victims:
             outcome, reason = await self.evictions.evict(victim, dry_run=True)
             if outcome is EvictionOutcome.BLOCKED:
-                await self._cancel(read, f"{victim.namespace}/{victim.name}: {reason}")
+                await self._cancel(read, reason, victim)
                 return False
         at = self.clock.now() + self.rules.notice_s
         for victim in preemption.victims:
@@ -190,7 +190,7 @@ class PreemptionExecutor:
             elif _any_evicted(current.preemption):
                 self._blocked_until[read.preemption.id] = self.clock.now() + BLOCKED_S
             else:
-                await self._cancel(current, f"{victim.namespace}/{victim.name}: {reason}")
+                await self._cancel(current, reason, victim)
                 return
 
     async def _record_eviction(
@@ -234,11 +234,13 @@ class PreemptionExecutor:
             node = wanted.candidates[0].node
             await self.offers.offer(wanted.namespace, wanted.name, wanted.pod, node)
 
-    async def _cancel(self, read: StoredPreemption, reason: str) -> None:
+    async def _cancel(
+        self, read: StoredPreemption, reason: str, blocked: Victim | None = None
+    ) -> None:
         for victim in read.preemption.left:
             await self.evictions.withdraw(victim)
         if await self.store.close(read):
-            for event in cancelled_events(read.preemption, reason):
+            for event in cancelled_events(read.preemption, reason, blocked):
                 self.events.record(event)
 
 

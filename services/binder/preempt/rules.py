@@ -17,7 +17,7 @@ from shared.model.errors import RequestError
 from shared.model.events.node_events import ViolationFound, ViolationReason
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.lease import Lease, LeaseState
-from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.names import Namespace, NodeName, PodUid, name_in
 from shared.model.preemption import (
     EvictionOutcome,
     EvictionRecord,
@@ -389,7 +389,7 @@ def _cancel_reason(
         return "it took too long"
     spared = [each for each in preemption.left if not may_still_evict(each, pending, state, now)]
     if spared:
-        return f"{spared[0].namespace}/{spared[0].name} may keep its lease after all"
+        return "a pod that would be evicted may keep its lease after all"
     return ""
 
 
@@ -413,21 +413,31 @@ def evicted_event(victim: Victim, preemption: Preemption) -> KubernetesEvent:
 def beneficiary_event(preemption: Preemption) -> KubernetesEvent:
     """Return the Event of the pending pod, with the pods that are evicted for it, and when."""
     victims = preemption.victims
-    names = ", ".join(f"{victim.namespace}/{victim.name}" for victim in victims)
+    reader = preemption.wanted.namespace if preemption.wanted else Namespace("")
+    named = dict.fromkeys(name_in(reader, each.namespace, each.name) for each in victims)
     pods = "1 pod is" if len(victims) == 1 else f"{len(victims)} pods are"
     at = timestamp(preemption.evict_at)
-    text = f"{pods} evicted for it on {victims[0].node} at {at}: {names}"
+    text = f"{pods} evicted for it on {victims[0].node} at {at}: {', '.join(named)}"
     return _pending_event(preemption, text, warning=False)
 
 
-def cancelled_events(preemption: Preemption, reason: str) -> list[KubernetesEvent]:
-    """Return the Events of all pods concerned: no more pods are evicted."""
+def cancelled_events(
+    preemption: Preemption, reason: str, blocked: Victim | None = None
+) -> list[KubernetesEvent]:
+    """Return the Events of all pods concerned: no more are evicted, by the reason of one or all."""
+
+    def why(reader: Namespace) -> str:
+        if blocked is None:
+            return reason
+        name = name_in(reader, blocked.namespace, blocked.name)
+        return f"{name}: {reason if blocked.namespace == reader else 'it cannot be evicted'}"
+
     events = [
-        _victim_event(victim, f"not evicted after all: {reason}", warning=False)
-        for victim in preemption.left
+        _victim_event(each, f"not evicted after all: {why(each.namespace)}", warning=False)
+        for each in preemption.left
     ]
     if preemption.wanted is not None:
-        text = f"no pod is evicted for it: {reason}"
+        text = f"no pod is evicted for it: {why(preemption.wanted.namespace)}"
         events.append(_pending_event(preemption, text, warning=True))
     return events
 
@@ -468,7 +478,7 @@ def _cause(victim: Victim, preemption: Preemption) -> str:
     budget = f"the GPU budget of namespace {victim.namespace} is {victim.budget}"
     if wanted is None:
         return f"{budget}, and its policy is to evict"
-    pod = f"pod {wanted.namespace}/{wanted.name}"
+    pod = name_in(victim.namespace, wanted.namespace, wanted.name)
     if victim.cause is PreemptionCause.PRIORITY:
         return (
             f"{pod} of priority {preemption.priority} needs its share; its own priority is "

@@ -187,7 +187,8 @@ async def test_gpusharing_31_every_victim_has_notice_and_grace_period(at: Scene)
     await at.steps(binder, 3)
 
     assert len(messages) == 2
-    assert all("will be evicted at" in message and "b/new" in message for message in messages)
+    assert all("will be evicted at" in message for message in messages)
+    assert all("and a pod of another namespace, whose" in message for message in messages)
     assert not await at.is_deleting("one")
     assert not await at.is_deleting("two")
     at.clock.advance(0.2)
@@ -196,7 +197,9 @@ async def test_gpusharing_31_every_victim_has_notice_and_grace_period(at: Scene)
         pod = await at.get_pod(name)
         assert pod is not None
         assert pod["metadata"]["deletionGracePeriodSeconds"] == 45
-    assert any("evicted for it" in message for message in at.reports.of("new"))
+    [text] = [message for message in at.reports.of("new") if "evicted for it" in message]
+    assert text.startswith("2 pods are evicted for it on a at ")
+    assert text.endswith(": a pod of another namespace")
 
 
 async def test_gpusharing_32_no_pod_of_the_same_owner_is_evicted_during_the_cooldown(
