@@ -26,7 +26,7 @@ from services.cli.state_dir import ComponentState, State, StateDir, save_state
 from services.cli.up import servers
 from services.cli.up.components import Component, components_of, with_credentials
 from services.cli.up.installation import installation
-from services.cli.up.plan import Plan, usage_port
+from services.cli.up.plan import AGGREGATED, Plan, usage_port
 from services.cli.up.supervisor import Supervisor
 from services.webhook.registration import admission_policies
 from shared.kubernetes.client import KubernetesClient
@@ -135,7 +135,7 @@ class CampaignCluster:
 
 def _plan() -> Plan:
     ports: dict[str, int] = {}
-    for name in ("nats", "redis", "api", "page", *map(usage_port, NODES)):
+    for name in ("nats", "redis", "api", "page", AGGREGATED, *map(usage_port, NODES)):
         ports[name] = servers.choose_port(0, taken=tuple(ports.values()))
     return Plan(
         settings=Up(placers=1),
