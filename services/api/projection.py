@@ -32,6 +32,7 @@ from shared.model.views import (
     StartView,
 )
 from shared.placing.run_times import RunTimes
+from shared.placing.starts import LeaseEnd, lease_end
 
 ChangeKey = tuple[str, str]
 """A changed item: (`device`, uuid), (`node`, name), or a list: (`waiting`, ``)."""
@@ -231,6 +232,10 @@ class Projection:
             self.starts = starts
             changed.add(WAITING)
         return frozenset(changed | {EVENTS} if is_new else changed)
+
+    def end_of(self, lease: Lease, now: float) -> LeaseEnd | None:
+        """Return when a lease ends, if that is known."""
+        return lease_end(lease, now, self.run_times.expected_s(lease))
 
     def queue(self) -> list[WaitingPod]:
         """Return the waiting pods, in the order in which freed capacity is offered."""

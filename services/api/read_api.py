@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -91,6 +92,7 @@ from shared.model.views import (
     VersionView,
 )
 from shared.nats.bus import Bus
+from shared.placing.starts import with_claims
 from shared.placing.what_if import Forecast, TriedPod, WhatIfOrder, forecast
 from shared.pods.pod_parser import PodParser
 from shared.runtime.span_files import TraceSpan, read_spans, read_trace, span_views
@@ -472,16 +474,14 @@ class ReadApi:
 
     async def what_if(self, call: ApiCall) -> Forecast:
         """Return whether the pods of a manifest would fit now, where, and what is missing."""
-        order = call.decode(WhatIfOrder)
-        nodes = [*self.service.projection.totals.values()]
-        now = self.service.clock.now()
-
-        def try_pods() -> Forecast:
-            pods = tried_pods(order.manifest, self.rules)
-            return forecast(pods, nodes, now=now, visible=call.visible)
-
+        order, now = call.decode(WhatIfOrder), self.service.clock.now()
+        starts = (await self.service.preemptions.state(now=now, past_s=0)).starts
+        nodes = with_claims(self.service.projection.totals.values(), starts, ())
+        end_of = partial(self.service.projection.end_of, now=now) if order.when else None
         async with self._one_trial:
-            return await asyncio.to_thread(try_pods)
+            pods = await asyncio.to_thread(tried_pods, order.manifest, self.rules)
+            trial = partial(forecast, nodes=nodes, now=now, visible=call.visible, end_of=end_of)
+            return await asyncio.to_thread(trial, pods)
 
     # Requests with an effect
 

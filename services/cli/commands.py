@@ -236,14 +236,12 @@ class Topology:
     output: str = output()
 
 
-@command("what-if", "plan.commands:what_if", "pods.yaml", "deployment.yaml -o json", "- < job.yaml")
+@command("what-if", "plan.commands:what_if", "pods.yaml --when", "web.yaml -o json", "- < job.yaml")
 class WhatIf(ClusterArguments):
-    """Show whether a manifest's pods would fit now, where, and what is missing.
-
-    Nothing is created or reserved.
-    """
+    """Show whether a manifest's pods would fit now, where, and what is missing; create nothing."""
 
     file: str = argument(..., "manifest; - for standard input", positional=True, metavar="FILE")
+    when: bool = argument(False, "also when pods that would wait would start")
 
 
 @command(

@@ -1,6 +1,6 @@
 """Preemption: leases that end early for another pod or an exhausted budget, in stages; pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -169,6 +169,17 @@ class EndingLease:
     """It ends by then at the latest; else it is expected to."""
 
 
+def start_text(ends: Sequence[EndingLease], last: str) -> str:
+    """Return when pods start that wait for leases, in the order of their ends; `last`: its name."""
+    at, others = timestamp(ends[-1].ends_at), len(ends) - 1
+    loose = sum(not each.enforced for each in ends)
+    if not loose:
+        who = f"{last} and {others} more end" if others else f"{last} ends"
+        return f"starts by {at} at the latest: {who} by then"
+    pods = "1 pod before it has" if loose == 1 else f"{loose} pods before it have"
+    return f"expected to start at {at}, not promised: {pods} no maximum run time"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredStart:
     """The planned start of a waiting pod, or of a gang: its devices are claimed until then."""
@@ -213,16 +224,7 @@ class StoredStart:
     @property
     def text(self) -> str:
         """When the pods start, and what they wait for."""
-        last = self.waits_for[-1]
-        others = len(self.waits_for) - 1
-        who = self.name_of(last) + (f" and {others} more end" if others else " ends")
-        if self.enforced:
-            return f"starts by {timestamp(self.at)} at the latest: {who} by then"
-        loose = sum(not each.enforced for each in self.waits_for)
-        pods = "1 pod before it has" if loose == 1 else f"{loose} pods before it have"
-        return (
-            f"expected to start at {timestamp(self.at)}, not promised: {pods} no maximum run time"
-        )
+        return start_text(self.waits_for, self.name_of(self.waits_for[-1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

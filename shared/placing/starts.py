@@ -13,7 +13,7 @@ from shared.model.lease import Lease, ends_by, expected_end
 from shared.model.ledger import LedgerNode, NodeTotals
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.placement import Placement, Refusal
-from shared.model.preemption import StoredStart
+from shared.model.preemption import EndingLease, StoredStart
 from shared.model.request import PodRequest
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.node_mirror import MirroredNode
@@ -74,6 +74,17 @@ def lease_end(lease: Lease, now: float, learned_s: float | None = None) -> Lease
     if expected is None:
         return None
     return LeaseEnd(expected if expected > now else 2 * now - lease.created_at, enforced=False)
+
+
+def ending_lease(lease: Lease, end: LeaseEnd) -> EndingLease:
+    """Return a lease that ends before a start, as it is stored and shown."""
+    return EndingLease(
+        pod=lease.pod,
+        namespace=lease.namespace,
+        name=lease.name,
+        ends_at=end.at,
+        enforced=end.enforced,
+    )
 
 
 def with_claims(

@@ -10,11 +10,14 @@ from shared.model.lease import Lease
 from shared.model.ledger import LedgerNode, NodeTotals
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.placement import Placement, Refusal
+from shared.model.preemption import start_text
 from shared.model.request import PodRequest
 from shared.model.views import PlannedShare, View
 from shared.placing.room import ClusterTrials, rooms_by_few
+from shared.placing.starts import LeaseEnd, PlannedStart, ending_lease, plan_start
 from shared.placing.trial_cluster import TrialCluster
 
+EndOf = Callable[[Lease], LeaseEnd | None]
 MAX_ADDED = 1000
 """Nodes of one kind that are added at most."""
 
@@ -35,6 +38,8 @@ class WhatIfOrder(View, frozen=True, kw_only=True):
 
     manifest: str
     """YAML or JSON, with any number of pods and of objects that create pods."""
+    when: bool = False
+    """Whether to find out when pods that would wait would start."""
 
 
 class RoomView(View, frozen=True, kw_only=True):
@@ -58,6 +63,8 @@ class TriedOutcome(View, frozen=True, kw_only=True):
     refusal: str = ""
     room: RoomView | None = None
     """Null if it would run, or nothing helps."""
+    when: str = ""
+    """If wanted, of the last waiting pod of each object: when all that came so far have started."""
 
 
 class AddedNodes(View, frozen=True, kw_only=True):
@@ -93,6 +100,7 @@ def forecast(
     *,
     now: float,
     visible: Callable[[Namespace], bool] = lambda _: True,
+    end_of: EndOf | None = None,
 ) -> Forecast:
     """Place the pods one after the other; budgets and quotas are not counted.
 
@@ -102,6 +110,7 @@ def forecast(
     rooms: dict[str, RoomView | None] = {}
     outcomes: list[TriedOutcome] = []
     waiting: list[PodRequest] = []
+    by_origin: dict[str, list[int]] = {}
     for number, pod in enumerate(pods):
         found = trials.cluster.place(_uid(number), pod.request)
         outcome = TriedOutcome(origin=pod.origin, pod=pod.name)
@@ -110,11 +119,30 @@ def forecast(
             outcomes.append(structs.replace(outcome, node=found.node, shares=shares))
             continue
         waiting.append(pod.request)
+        by_origin.setdefault(pod.origin, []).append(number)
         if pod.origin not in rooms:
             rooms[pod.origin] = _room(pod.request, trials, now, visible)
         room = rooms[pod.origin]
         outcomes.append(structs.replace(outcome, refusal=found.text, room=room))
+    if end_of is not None:
+        first = [pod.request for pod, found in zip(pods, outcomes, strict=True) if found.node]
+        for numbers in by_origin.values():
+            tried = first + [pods[number].request for number in numbers]
+            plan = plan_start(tried, len(tried), nodes, end_of, now=now)
+            first = first if plan is None else tried
+            when = _when(plan, end_of, visible)
+            outcomes[numbers[-1]] = structs.replace(outcomes[numbers[-1]], when=when)
     return Forecast(pods=tuple(outcomes), add_nodes=tuple(_additions(waiting, nodes)))
+
+
+def _when(plan: PlannedStart | None, end_of: EndOf, visible: Callable[[Namespace], bool]) -> str:
+    leases = plan.waits_for if plan else ()
+    ends = [ending_lease(lease, end) for lease in leases if (end := end_of(lease))]
+    if not ends:
+        return "no end in sight: pods that would have to end have no maximum run time"
+    last = ends[-1]
+    is_named = visible(last.namespace)
+    return start_text(ends, f"{last.namespace}/{last.name}" if is_named else "another pod")
 
 
 def _room(

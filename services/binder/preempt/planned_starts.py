@@ -27,11 +27,18 @@ from shared.model.ledger import (
     reservation_for,
 )
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.preemption import EndingLease, PreemptionState, StoredStart
+from shared.model.preemption import PreemptionState, StoredStart
 from shared.model.request import Gang, PodRequest
 from shared.placing.anti_affinity import repelled_request
 from shared.placing.node_filters import check_anti_affinity
-from shared.placing.starts import LeaseEnd, PlannedStart, lease_end, plan_start, with_claims
+from shared.placing.starts import (
+    LeaseEnd,
+    PlannedStart,
+    ending_lease,
+    lease_end,
+    plan_start,
+    with_claims,
+)
 
 RESERVATION_S = 30.0
 MOST_STARTS = 8
@@ -176,7 +183,7 @@ def start_of(
         id=unit.id,
         wanted=tuple(wanted),
         at_once=tuple(at_once),
-        waits_for=tuple(_ending(lease, ends[lease.pod]) for lease in plan.waits_for),
+        waits_for=tuple(ending_lease(lease, ends[lease.pod]) for lease in plan.waits_for),
         at=plan.at,
         enforced=plan.enforced,
         priority=unit.priority,
@@ -193,16 +200,6 @@ def _beyond(needed: Mapping[str, int], freed: dict[str, int]) -> dict[str, int]:
         freed[name] = freed.get(name, 0) - taken
         beyond[name] = amount - taken
     return beyond
-
-
-def _ending(lease: Lease, end: LeaseEnd) -> EndingLease:
-    return EndingLease(
-        pod=lease.pod,
-        namespace=lease.namespace,
-        name=lease.name,
-        ends_at=end.at,
-        enforced=end.enforced,
-    )
 
 
 def lost_place(start: StoredStart, nodes: Iterable[NodeTotals]) -> str:

@@ -81,7 +81,8 @@ async def read_requests(
 def what_if(flags: WhatIf) -> int:
     """Show whether a manifest's pods would fit; return 1 if one of them would wait."""
     _, text = load(flags.file, sys.stdin)
-    found = ApiClient(locate(flags)).post("/api/v1/what-if", WhatIfOrder(manifest=text), Forecast)
+    order = WhatIfOrder(manifest=text, when=flags.when)
+    found = ApiClient(locate(flags)).post("/api/v1/what-if", order, Forecast)
     terminal.show(flags.output, found, render.forecast_text)
     return 1 if found.waiting else 0
 

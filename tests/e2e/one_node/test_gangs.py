@@ -1,6 +1,7 @@
 """Gangs as their users make them: PodGroups through kubectl, all pods or none."""
 
 import asyncio
+import json
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -90,7 +91,7 @@ async def test_coschedulings_label_and_koordinators_annotation_define_gangs(up: 
 
 
 async def test_a_gang_is_promised_a_start_until_which_only_what_ends_before_gets_its_gpus(
-    up: Stack,
+    up: Stack, tmp_path: Path
 ) -> None:
     await up.apply(group("planned", 2))
     for number in range(2):
@@ -112,6 +113,9 @@ async def test_a_gang_is_promised_a_start_until_which_only_what_ends_before_gets
     listed = await up.kubectl_out("get", "waitingpods", "planned-0")
     assert f"by {promise[1]}" in listed
     assert f"by {promise[1]}" in (await up.leasehold("ps", "-o", "wide")).out
+    manifest = tmp_path / "late.json"
+    manifest.write_text(json.dumps(gpu_pod("late", WHOLE)))
+    assert "it: no end in sight" in (await up.leasehold("what-if", str(manifest), "--when")).out
     await up.create(gpu_pod("late", WHOLE))
     await up.create(gpu_pod("short", WHOLE, activeDeadlineSeconds=1))
     await up.until("short", running)

@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping
 
+import pytest
+from msgspec import structs
+
 from services.cli.plan.moves import MovePlan, plan_moves
 from shared.kubernetes.manifests import pods_in
 from shared.model.lease import Lease
 from shared.model.ledger import NodeTotals, counted_use
 from shared.model.names import PodUid
-from shared.model.request import NodeRequirements, NodeTerm, PodRequest
+from shared.model.request import NO_TERM, NodeRequirements, NodeTerm, PodRequest, Term
+from shared.placing.starts import lease_end
 from shared.placing.what_if import Forecast, TriedPod, forecast
 from tests.support.build import V100_MIB, device, gpu, lease, ledger_node, request, share
 
@@ -56,6 +60,32 @@ def test_the_fewest_leases_are_named_and_of_equal_ones_those_that_used_least() -
     [waiting] = found.waiting
     assert waiting.room is not None
     assert waiting.room.leases == ("default/new",)
+
+
+@pytest.mark.parametrize(
+    ("term", "when"),
+    [
+        (
+            Term(max_run_s=600),
+            "starts by 1970-01-01T00:27:25Z at the latest: default/b and 1 more end by then",
+        ),
+        (NO_TERM, "no end in sight: pods that would have to end have no maximum run time"),
+    ],
+)
+def test_pods_that_would_wait_start_once_those_before_them_have_ended(
+    term: Term, when: str
+) -> None:
+    a = structs.replace(
+        held("a", "n1", 0, V100_MIB, NOW), activated_at=NOW, term=Term(max_run_s=60)
+    )
+    b = structs.replace(held("b", "n2", 0, V100_MIB, NOW), activated_at=NOW, term=term)
+    pods = tried(request(gpu(memory=20_000)), 2)
+
+    found = forecast(
+        pods, [totals("n1", 1, a), totals("n2", 1, b)], now=NOW, end_of=lambda e: lease_end(e, NOW)
+    )
+
+    assert [each.when for each in found.pods] == ["", when]
 
 
 def test_nodes_to_add_are_of_the_kinds_of_the_cluster_and_as_few_as_possible() -> None:
