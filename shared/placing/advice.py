@@ -124,7 +124,8 @@ def changes_between(before: PodRequest, after: PodRequest) -> tuple[Change, ...]
             if field_of(before, name) != field_of(after, name):
                 found += [Change(Place.ANNOTATION, each) for each in annotations]
     for name, amount in after.resources.items():
-        if amount != amount_by_limits(name, before, after):
+        beside = before.resources[name] - limits_peak(name, before)
+        if amount - limits_peak(name, after) != beside:
             own = dialect is not None and name in dialect.node_wide and len(after.containers) == 1
             place, container = (
                 (Place.LIMIT, after.containers[0].container) if own else (Place.TOTAL, "")
@@ -134,16 +135,12 @@ def changes_between(before: PodRequest, after: PodRequest) -> tuple[Change, ...]
     return tuple({(each.place, each.name, each.container): each for each in found}.values())
 
 
-def amount_by_limits(name: str, before: PodRequest, after: PodRequest) -> int:
-    """Return how much of an ordinary resource the pod requests if only GPU limits change."""
-    dialect, amount = DIALECTS.get(before.dialect), before.resources[name]
+def limits_peak(name: str, request: PodRequest) -> int:
+    """Return how much of a node-wide resource the containers' GPUs make the pod request."""
+    dialect = DIALECTS.get(request.dialect)
     if dialect is None or name not in dialect.node_wide:
-        return amount
-    old, new = (
-        peak([(dialect.limits(each, pod).get(name, 0), each.init) for each in pod.containers], 0)
-        for pod in (before, after)
-    )
-    return amount + new - old
+        return 0
+    return peak([(dialect.limits(e, request).get(name, 0), e.init) for e in request.containers], 0)
 
 
 def _limit_changes(

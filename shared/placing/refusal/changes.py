@@ -25,7 +25,7 @@ from shared.model.request import (
     Toleration,
     TopologyScope,
 )
-from shared.placing.advice import amount_by_limits, field_of
+from shared.placing.advice import field_of, limits_peak
 from shared.placing.choice.container_choice import share_mib
 from shared.placing.choice.device_choice import choose_devices
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
@@ -99,9 +99,17 @@ def _least(
 def _applied(
     steps: Iterable[Step], request: PodRequest, node: MirroredNode, dialect: Dialect | None
 ) -> PodRequest:
+    changed = request
     for step in steps:
-        request = step(request, node, dialect)
-    return request
+        changed = step(changed, node, dialect)
+    added = {
+        name: limits_peak(name, changed) - limits_peak(name, request) for name in request.resources
+    }
+    if not any(added.values()):
+        return changed
+    return structs.replace(
+        changed, resources={name: n + added[name] for name, n in changed.resources.items()}
+    )
 
 
 def _read_again(
@@ -139,10 +147,6 @@ def _read_again(
         after,
         containers=parsed.containers,
         triggers=parsed.triggers,
-        resources={
-            name: min(amount, amount_by_limits(name, before, after))
-            for name, amount in after.resources.items()
-        },
         node_requirements=structs.replace(needs, selector=selector),
     )
 
@@ -222,7 +226,7 @@ def _less_of_others(request: PodRequest, node: MirroredNode, _: Dialect | None) 
     """Request what the node has free of ordinary resources."""
     less = {}
     for name, amount in request.resources.items():
-        free = node.free_resources.get(name, 0)
+        free = max(node.free_resources.get(name, 0), limits_peak(name, request))
         if name in {"memory", "ephemeral-storage"}:
             free -= free % MIB
         less[name] = free if 0 < free < amount and name != "pods" else amount
@@ -288,7 +292,9 @@ def _resized(
     container: GpuRequest, mib: int, device: MirroredDevice | None, dialect: Dialect
 ) -> GpuRequest:
     """Return the container with at most so many MiB, in the unit in which it requests memory."""
-    field = _unit(container) or dialect.part
+    units = ("memory_percent", "memory_bytes", "memory_units")
+    used = [name for name in units if getattr(container, name) is not None]
+    field = used[0] if used else dialect.part
     if not field:
         return container
     if field == "memory_bytes":
@@ -328,14 +334,6 @@ def _whole_devices(request: PodRequest, _: MirroredNode, dialect: Dialect | None
             cores_percent=ALL_PERCENT,
         ),
     )
-
-
-def _unit(container: GpuRequest) -> str:
-    """Return the field in which a container requests memory; empty: it requests all of it."""
-    for name in ("memory_percent", "memory_bytes", "memory_units"):
-        if getattr(container, name) is not None:
-            return name
-    return ""
 
 
 def _no_groups(request: PodRequest, _: MirroredNode, dialect: Dialect | None) -> PodRequest:

@@ -42,6 +42,8 @@ SERVED = (
     *("volcano.sh/vgpu-number", "volcano.sh/gpu-number", "tencent.com/vcuda-core"),
     *("nvidia.com/gpu", "koordinator.sh/gpu.shared", "leasehold.dev/share"),
 )
+STRICT = "strict"
+"""A namespace whose pods have strict isolation."""
 MODELS = ("Tesla T4", "NVIDIA A100-SXM4-40GB")
 LAYOUTS = (layout("small", (700, 3)), layout("mixed", (1500, 1), (700, 2)))
 CHOICES: tuple[dict[str, str], ...] = (
@@ -150,13 +152,14 @@ def pods(draw: Any) -> Pod:
         required = {"nodeSelectorTerms": [term]}
         affinity = {"requiredDuringSchedulingIgnoredDuringExecution": required}
         spec["affinity"] = {"nodeAffinity": affinity}
-    meta = {"name": "p", "namespace": "ns", "uid": "u", "resourceVersion": "1"}
+    namespace = draw(st.sampled_from(["ns", "ns", "ns", STRICT]))
+    meta = {"name": "p", "namespace": namespace, "uid": "u", "resourceVersion": "1"}
     return {"metadata": {**meta, "annotations": notes}, "spec": spec}
 
 
 def read(pod: Pod) -> PodRequest | None:
     """The request as a watcher reads it, or None if it is invalid."""
-    parser = PodParser(SCHEDULERS, Rules())
+    parser = PodParser(SCHEDULERS, Rules(strict_namespaces=(STRICT,)))
     return parser.parse(msgspec.convert(pod, ApiPod)).request
 
 
@@ -188,11 +191,11 @@ def changed(pod: Pod, changes: tuple[Change, ...]) -> Pod:
                 [named] = [each for each in containers if each["name"] == change.container]
                 target = named["resources"]["limits"]
             case Place.TOTAL:
-                [target] = [
-                    each["resources"]["limits"]
-                    for each in containers
-                    if change.name in each["resources"]["limits"]
-                ]
+                limits = [each["resources"]["limits"] for each in containers]
+                [*whole, target] = [each for each in limits if change.name in each]
+                if whole:
+                    lower_beside_whole_gpus([*whole, target], change)
+                    continue
             case Place.ANNOTATION:
                 target = notes
             case Place.SELECTOR:
@@ -209,6 +212,17 @@ def changed(pod: Pod, changes: tuple[Change, ...]) -> Pod:
         else:
             target.pop(change.name, None)
     return pod
+
+
+def lower_beside_whole_gpus(limits: list[dict[str, str]], change: Change) -> None:
+    """Take away as much memory beside whole GPUs, where it has no effect, as the total requires."""
+    excess = sum(int(each[change.name]) for each in limits) - int(change.value)
+    for each in limits:
+        if int(each["tencent.com/vcuda-core"]) >= 100:
+            less = min(excess, int(each[change.name]))
+            each[change.name] = str(int(each[change.name]) - less)
+            excess -= less
+    assert excess <= 0
 
 
 ONE = (
@@ -322,19 +336,15 @@ WHOLE = vcuda_pod(100, 1)
 def claimed(nodes: list[LedgerNode], until: list[int]) -> list[LedgerNode]:
     """The same nodes, with devices reserved for planned starts so many seconds from now; 0: not."""
     after = cycle(until)
+
+    def reserved(used: DeviceUse) -> DeviceUse:
+        seconds = next(after)
+        if not seconds or used.layout:
+            return used
+        return structs.replace(used, exclusive=True, claimed_by=True, claimed_until=NOW + seconds)
+
     return [
-        replace(
-            node,
-            devices=tuple(
-                (
-                    card,
-                    structs.replace(used, exclusive=True, claimed_by=True, claimed_until=NOW + s)
-                    if (s := next(after)) and not used.layout
-                    else used,
-                )
-                for card, used in node.devices
-            ),
-        )
+        replace(node, devices=tuple((card, reserved(used)) for card, used in node.devices))
         for node in nodes
     ]
 
