@@ -55,16 +55,17 @@ class Preemptions(LedgerPart):
         claims = _claims(wanted, [each.resources for each in wanted], until=0)
         return bool(await self._run("open", preemption.id, text(preemption), claims))
 
-    async def open_start(self, start: StoredStart, replaced: StoredStart | None = None) -> bool:
-        """Store a planned start and claim its devices, which may replace the one that was read.
+    async def open_start(self, start: StoredStart, *replaced: StoredStart) -> bool:
+        """Store a planned start and claim its devices, in place of others as they were read.
 
-        False for the reasons of `open`, or if another caller has changed that one.
+        False for the reasons of `open`, or if another caller has changed one of those.
         """
         if not _can_be_stored(start.wanted):
             return False
         claims = _claims(start.wanted, start.at_once, until=int(start.at))
-        read = (replaced.opened_at, replaced.pods) if replaced else (False, ())
-        return bool(await self._run("open_start", start.id, text(start), claims, *read))
+        read: dict[str, tuple[object, ...]] = {start.id: (start.id, False, ())}
+        read |= {each.id: (each.id, each.opened_at, each.pods) for each in replaced}
+        return bool(await self._run("open_start", text(start), claims, [*read.values()]))
 
     async def close_start(self, start: StoredStart) -> bool:
         """Remove a planned start and its claims; False: another caller has."""

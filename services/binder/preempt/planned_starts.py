@@ -384,17 +384,26 @@ class StartPlanner:
         )
         if plan is None or (known is not None and plan.at > known.at - EARLIER_S):
             return False
-        for each in lower:
-            if plan.devices & each.devices:
-                reason = f"a pod of priority {unit.priority} comes first"
-                if each.priority == unit.priority:
-                    reason = f"its namespace has more than {NAMESPACE_STARTS}, and others wait"
-                await self.withdraw(each, reason)
+        crossed = [
+            (
+                each,
+                f"its namespace has more than {NAMESPACE_STARTS}, and others wait"
+                if each.priority == unit.priority
+                else f"a pod of priority {unit.priority} comes first",
+            )
+            for each in lower
+            if plan.devices & each.devices
+        ]
         if not plan.waits_for:
+            for each, reason in crossed:
+                await self.withdraw(each, reason)
             return False
         start = start_of(unit, plan, staying, ends, now)
-        if not await self.store.open_start(start, known):
+        replaced = [each for each, _ in crossed] + ([known] if known else [])
+        if not await self.store.open_start(start, *replaced):
             return False
+        for each, reason in crossed:
+            self._record_withdrawal(each, reason, None)
         self._record(start, PLANNED, start.text)
         return True
 

@@ -2,8 +2,8 @@
 -- those that name no result return whether they were done:
 --   'open', id, text, claims (each {pod, node, uuids, resources, namespace, demand, resources to hold at once, until})
 --     begins one and claims its devices
---   'open_start', id, text, claims, instant at which the start that it replaces was opened (false: none), pods of that
---     stores a planned start and claims its devices
+--   'open_start', text, claims, starts that it replaces (each {id, instant at which it was opened, false: there is
+--     none, pods}; the first is of its own id)  stores a planned start and claims its devices
 --   'close_start', id, instant at which it was opened, pods  removes it, and the claims of its pods
 --   'save', id, version read, text, evictions  the next step, if the version is current
 --   'close', id, version read, pod whose claim ends ('': none)  the same
@@ -108,9 +108,15 @@ function actions.open(id, text, wanted)
   return true
 end
 
-function actions.open_start(id, text, wanted, read_at, read_pods)
-  if opened_at(id) ~= read_at or not claim_all(wanted, end_claims(read_pods)) then return false end
-  call('HSET', PREFIX .. 'starts', id, text)
+function actions.open_start(text, wanted, replaced)
+  local pods = {}
+  for _, each in ipairs(replaced) do
+    if opened_at(each[1]) ~= each[2] then return false end
+    for _, pod in ipairs(each[3]) do pods[#pods + 1] = pod end
+  end
+  if not claim_all(wanted, end_claims(pods)) then return false end
+  for _, each in ipairs(replaced) do call('HDEL', PREFIX .. 'starts', each[1]) end
+  call('HSET', PREFIX .. 'starts', replaced[1][1], text)
   return true
 end
 

@@ -273,20 +273,25 @@ async def test_a_namespace_has_two_starts_while_others_wait(at: Scene, comes_lat
     assert withdrawn == ([reason] if comes_later else [])
 
 
-@pytest.mark.parametrize(("cards", "planned"), [(1, 0), (2, 1)])
-async def test_a_gang_claims_no_more_than_its_quota_allows(
-    at: Scene, cards: int, planned: int
+@pytest.mark.parametrize("cards", [1, 2])
+async def test_a_gang_claims_no_more_than_its_quota_allows_and_displaces_nobody(
+    at: Scene, cards: int
 ) -> None:
     quota = Quota(namespace=Namespace("b"), limits=QuotaLimits(cards=cards))
     await at.ledger.quotas.save([quota], read_at=at.clock.now())
     for gpu in (0, 1):
         await running(at, gpu)
+    await at.waiting("modest", namespace="c", mib=16_000)
+    at.clock.advance(60)
+    binder = at.binder()
+    await step(at, binder)
     for number in (0, 1):
-        await at.waiting(f"g-{number}", mib=16_000, gang=Gang(name="b/g", min_member=2))
+        gang = Gang(name="b/g", min_member=2)
+        await at.waiting(f"g-{number}", mib=16_000, gang=gang, priority=5)
+    await step(at, binder)
 
-    await step(at, at.binder())
-
-    assert len(await starts(at)) == planned
+    assert {each.namespace for each in await starts(at)} == {"c" if cards == 1 else "b"}
+    assert len(events(at, WITHDRAWN)) == cards - 1
 
 
 async def test_plans_that_take_long_are_rare_although_pods_come_and_each_gets_its_turn(
