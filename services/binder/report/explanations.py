@@ -19,7 +19,13 @@ from shared.model.events.node_events import (
     ShareRefused,
     ViolationFound,
 )
-from shared.model.events.pod_events import PlacementRefused, PodGated, PodRejected, PodTerminated
+from shared.model.events.pod_events import (
+    PLANNED_START,
+    PlacementRefused,
+    PodGated,
+    PodRejected,
+    PodTerminated,
+)
 from shared.model.lease import Lease
 from shared.model.ledger import Reservation, UnreadableRecord
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
@@ -30,8 +36,6 @@ from shared.pods.rejections import AGENT_REFUSES, advice, causes
 COMPONENT = "leasehold"
 FAILED = "FailedScheduling"
 PLANNED, WITHDRAWN = "GPUStartPlanned", "GPUStartWithdrawn"
-PLANNED_START = "Planned start: "
-"""After the reason why a pod waits, in the message of its condition."""
 Subject = (
     Lease | LeaseHolder | PlacementRefused | PodGated | PodRejected | PodTerminated | Reservation
     | Victim | ViolationFound

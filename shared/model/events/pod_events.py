@@ -34,10 +34,14 @@ from shared.model.placement import Refusal
 from shared.model.quota import Quota
 from shared.model.request import PodRequest
 
+PLANNED_START = "Planned start: "
+"""After the reason why a pod waits, in the message of its condition."""
+
 
 def message_digest(message: str) -> int:
-    """Return a number, never 0, that differs for different messages of a condition."""
-    return zlib.crc32(message.encode()) or 1
+    """Return a number, never 0, that differs for different reasons in messages of a condition."""
+    reason, _, _ = message.partition(PLANNED_START)
+    return zlib.crc32(reason.rstrip().encode()) or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from services.binder.report.explanations import (
 )
 from shared.kubernetes.types import Condition
 from shared.model.errors import ConflictError
-from shared.model.events.pod_events import PlacementRefused, PodRejected
+from shared.model.events.pod_events import PlacementRefused, PodRejected, message_digest
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
 from tests.support.binder.world import NOW, Counts, FakePods, NewWorld, chosen, lease, running
@@ -151,6 +151,7 @@ async def test_a_planned_start_stays_behind_each_new_reason_until_it_is_withdraw
         assert await write(cordoned) == (
             f"{cordoned.message} Planned start: starts by T at the latest"
         )
+        assert message_digest(message) == message_digest(cordoned.message)
         assert await write(event_of(refused(), WITHDRAWN, "no longer")) == cordoned.message
 
 
