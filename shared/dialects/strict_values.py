@@ -64,9 +64,10 @@ def check_not_bytes(where: str, name: str, amount: int, *, unit_mib: int = 1) ->
         unit = "MiB (where nodes have no other --memory-factor)"
         if unit_mib > 1:
             unit = f"blocks of {unit_mib} MiB"
+        more = "; no GPU has so much" if amount >= MORE_THAN_A_GPU * MIB else ""
         raise RequestError(
             f"{where}: {name} is a number of {unit}: for {amount_text('memory', amount)} write "
-            f"{-(-amount // (unit_mib * MIB))}"
+            f"{-(-amount // (unit_mib * MIB))}{more}"
         )
 
 

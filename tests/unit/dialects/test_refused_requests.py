@@ -33,6 +33,9 @@ REFUSED: dict[str, tuple[Asked, dict[str, Any], str]] = {
         vgpu(number=1, memory=3 * GI), {}, "vgpu-memory is a number of MiB .*: for 3Gi write 3072$",
     ),
     "bytes for MiB of gpushare": (gpushare(memory=GI), {}, "gpu-memory .*: for 1Gi write 1024$"),
+    "more than any GPU has": (
+        hami(gpu=1, gpumem=2048 * GI), {}, "for 2048Gi write 2097152; no GPU has so much$",
+    ),
     "bytes for MiB of hami": (hami(gpu=1, gpumem=8 * GI), {}, "gpumem .*: for 8Gi write 8192$"),
     "bytes for blocks": (
         vcuda(core=30, memory=3 * GI), {},
