@@ -300,7 +300,11 @@ class Judge(Watches):
         """Return what is not as Kubernetes and the agents imply, though nothing is on its way."""
         world, ledger, running = self.world, self.read_ledger(), list(_running(self.world))
         pods = [self._seen(pod) for pod in world.api.pods.values()]
-        pods += [_seen_claim(claim, running) for claim in world.claims.stored.values()]
+        pods += [
+            _seen_claim(claim, running)
+            for claim in world.claims.stored.values()
+            if claim.uid in ledger.leases or not self._is_kept(claim)
+        ]
         nodes = {str(name): SeenNode(name=name) for name in world.api.nodes}
         nodes |= {str(n): SeenNode(name=n, cordoned=True) for n in world.api.cordoned}
         sample = replace(
@@ -367,6 +371,11 @@ class Judge(Watches):
             resized=True,
             **copy,
         )
+
+    def _is_kept(self, claim: Claim) -> bool:
+        """Whether its device, which was allocated unasked, is kept for a pod that waits."""
+        device = self.ledger.devices.get(claim.device or "")
+        return device is not None and device.is_claimed
 
     def _homes(self) -> dict[str, str]:
         nodes = self.world.nodes.values()

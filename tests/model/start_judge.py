@@ -55,10 +55,12 @@ class StartJudge:
         self.is_calm = True
         self._claims: dict[str, Claim] = {}
         self._leases: dict[str, float] = {}
+        self._generation = ""
 
     def record(self, event: KubernetesEvent) -> None:
         """Note what a pod is told of its start."""
         if event.reason == PLANNED:
+            self.figures["runs with planned starts"] = 1
             self.figures["starts planned"] += 1
             self.world.note(f"{event.pod}: {event.message}")
             self.promises.pop(event.pod, None)
@@ -91,15 +93,16 @@ class StartJudge:
                     )
 
     def forget(self) -> None:
-        """The ledger is lost."""
+        """The ledger is lost, or built anew: plans are, too."""
         self.promises.clear()
         self._claims.clear()
 
     def look(self, ledger: RawLedger) -> Iterator[str]:
         """Yield what is wrong with the claims of a ledger."""
         self._end_promises(ledger)
-        if not ledger.ready:
-            self._claims.clear()
+        if not ledger.ready or ledger.generation != self._generation:
+            self._generation = ledger.generation
+            self.forget()
             return
         raw = self.world.server.raw_starts()
         claims = {pod.decode(): _claim(pod.decode(), value) for pod, value in raw["claims"].items()}

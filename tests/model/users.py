@@ -89,13 +89,26 @@ class Users(Machine):
         )
         self.world.api.create(self.free_names()[0], request_)
 
-    @rule(lambda self: len(self.free_names()) > 2, weight=2.0)
-    def crowd(self) -> None:
-        """Fill the cluster with pods that end in time, and more that wait for their devices."""
-        for run_s in (60, 60, 200, 5, 60, None):
-            if self.free_names():
-                self.create(100, run_s=run_s)
-        self.world.flow()
+    @rule(
+        lambda self: len(self.free_names()) > 3,
+        weight=2.0,
+        mib=any_of(60, 100),
+        run_s=any_of(60, 200),
+        rounds=any_of(0, 3, 5),
+    )
+    def crowd(self, mib: int, run_s: int, rounds: int) -> None:
+        """Fill the cluster with pods that end in time; one waits, and brief ones come later."""
+        for size, limit, count, waits in (
+            (100, run_s if mib == DEVICE_MIB else None, 2, 0),
+            (mib, run_s, 1, 0),
+            (100, None, 1, rounds),
+            (30, 5, 2, 0),
+        ):
+            for _ in range(min(count, len(self.free_names()))):
+                self.create(size, run_s=limit)
+            self.world.flow()
+            for _ in range(waits):
+                self.world.work()
 
     def create(
         self,
