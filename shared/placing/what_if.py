@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from msgspec import structs
 
@@ -18,6 +19,8 @@ from shared.placing.starts import LeaseEnd, PlannedStart, ending_lease, plan_sta
 from shared.placing.trial_cluster import TrialCluster
 
 EndOf = Callable[[Lease], LeaseEnd | None]
+MOST_PLANNED = 8
+"""Objects whose start is looked for."""
 MAX_ADDED = 1000
 """Nodes of one kind that are added at most."""
 
@@ -64,7 +67,7 @@ class TriedOutcome(View, frozen=True, kw_only=True):
     room: RoomView | None = None
     """Null if it would run, or nothing helps."""
     when: str = ""
-    """If wanted, of the last waiting pod of each object: when all that came so far have started."""
+    """If wanted, of the last waiting pod of the first objects: when all so far have started."""
 
 
 class AddedNodes(View, frozen=True, kw_only=True):
@@ -126,7 +129,7 @@ def forecast(
         outcomes.append(structs.replace(outcome, refusal=found.text, room=room))
     if end_of is not None:
         first = [pod.request for pod, found in zip(pods, outcomes, strict=True) if found.node]
-        for numbers in by_origin.values():
+        for numbers in islice(by_origin.values(), MOST_PLANNED):
             tried = first + [pods[number].request for number in numbers]
             plan = plan_start(tried, len(tried), nodes, end_of, now=now)
             first = first if plan is None else tried
