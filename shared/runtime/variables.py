@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.model.errors import RequestError
+from shared.model.names import ENDS_AT
 from shared.runtime.variable_names import NAMES
 
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
@@ -219,8 +220,9 @@ def check_variables(environ: Mapping[str, str], own: AbstractSet[str] = frozense
 
     All settings may be in one ConfigMap, so those of every component count as known. Kubernetes
     sets variables for each Service of the namespace; those of a Service `leasehold...` are skipped.
+    `ENDS_AT` is in containers with GPUs.
     """
-    known = own | NAMES
+    known = own | NAMES | {ENDS_AT}
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known and not _is_of_service(name, environ):
             words = [each.removeprefix(PREFIX) for each in sorted(known)]
