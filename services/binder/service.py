@@ -234,7 +234,6 @@ class Binder:
     async def save_quotas(self, events: Sequence[QuotasUpdated]) -> None:
         """Save the newest quotas."""
         await self.sync.updater.save_quotas(events)
-        self.sync.sweeper.capacity_freed()
 
     @handles(gather_s=GATHER_REPORTS_S)
     async def save_devices(self, events: Sequence[DeviceReported]) -> None:
@@ -259,7 +258,7 @@ class Binder:
             shown = share_event(event)
             if shown is not None:
                 self.reports.events.record(shown)
-        return self._freed(lease_changes(await self.sync.updater.end_refused(events)))
+        return lease_changes(await self.sync.updater.end_refused(events))
 
     @handles(concurrency=2)
     async def end_leases(
@@ -271,10 +270,7 @@ class Binder:
             if (rejected := rejected_event(event)) is not None:
                 self.reports.events.record(rejected, once=True)
         await self.sync.gates.remove(events)
-        ended = await self.sync.updater.end_terminated(events)
-        if ended:
-            self.sync.sweeper.capacity_freed()
-        return ended
+        return await self.sync.updater.end_terminated(events)
 
     @handles
     async def save_filtered_out(self, events: Sequence[PodFilteredOut]) -> None:
@@ -284,7 +280,7 @@ class Binder:
     @loops(every_s=STEP_S)
     async def end_vanished(self) -> list[LeaseChanged]:
         """Request from node agents whether the containers of vanished pods have terminated."""
-        return self._freed(await self.sync.updater.end_confirmed())
+        return await self.sync.updater.end_confirmed()
 
     @handles
     async def reconcile_listing(
@@ -364,8 +360,3 @@ class Binder:
     async def finish_resizes(self) -> None:
         """Finish resizes that a binder has left unfinished."""
         await self.resizer.finish()
-
-    def _freed(self, ended: list[LeaseChanged]) -> list[LeaseChanged]:
-        if ended:
-            self.sync.sweeper.capacity_freed()
-        return ended

@@ -1,8 +1,10 @@
 """The binder's settings."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from services.binder.preempt.rules import PreemptionRules, parse_violations
+from services.binder.preempt.rules import PreemptionRules
+from shared.model.errors import RequestError
+from shared.model.events.node_events import ViolationReason
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from shared.runtime.settings import ApiServerSettings, LedgerSettings, setting
 
@@ -58,18 +60,13 @@ class BinderSettings(ApiServerSettings, LedgerSettings):
 
     def check(self) -> None:
         """Raise RequestError for an unknown violation."""
-        _ = self.rules
+        for reason in self.evict_violators:
+            if reason not in set(ViolationReason):
+                known = ", ".join(ViolationReason)
+                raise RequestError(f"--evict-violators must be among {known}, got {reason!r}")
 
     @property
     def rules(self) -> PreemptionRules:
         """The limits of preemption."""
-        return PreemptionRules(
-            notice_s=self.preemption_notice_s,
-            min_runtime_s=self.preemption_min_runtime_s,
-            cooldown_s=self.preemption_cooldown_s,
-            per_namespace_hour=self.preemption_per_namespace_hour,
-            per_minute=self.preemption_per_minute,
-            violations=parse_violations(self.evict_violators),
-            plan_starts_after_s=self.plan_starts_after_s,
-            spared_namespaces=frozenset(self.evict_violators_spare),
-        )
+        limits = {each.name: getattr(self, each.name) for each in fields(PreemptionRules)}
+        return PreemptionRules(**limits)

@@ -18,8 +18,8 @@ from services.binder.ledger_sync.reconciliation import Reconciler
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
 from services.binder.ledger_sync.sweep import RecordWatch, SchedulerOffers, Sweeper
 from services.binder.preempt.planned_starts import StartPlanner
-from services.binder.preempt.preemption_controller import PreemptionController, PreemptionExecutor
-from services.binder.preempt.rules import PreemptionRules
+from services.binder.preempt.preemption_controller import PreemptionController
+from services.binder.preempt.rules import DEFAULT_RULES, PreemptionRules
 from services.binder.report.event_writer import EVENTS_PER_S, ConditionWriter, EventWriter, NoEvents
 from services.binder.resize.resizer import Resizer
 from services.binder.service import Binder, Bindings, LedgerSync, Reports
@@ -56,8 +56,7 @@ class BinderPorts:
 def build_binder(
     ports: BinderPorts,
     *,
-    rules: PreemptionRules | None = None,
-    preempts: bool = True,
+    rules: PreemptionRules = DEFAULT_RULES,
     concurrency: int = CONCURRENCY,
     batch_wait_s: float = BATCH_WAIT_S,
     events_per_s: float = EVENTS_PER_S,
@@ -67,7 +66,6 @@ def build_binder(
     sender = BindingSender(ports.pods, clock, concurrency=concurrency, batch_wait_s=batch_wait_s)
     events = EventWriter(ports.pods, ports.host_clock, per_s=events_per_s, is_busy=sender.is_busy)
     presence = AgentPresence(ports.agents, ledger.reported_by_agent, clock)
-    sweeper = Sweeper(ledger, clock)
     holders = LeaseHolders(ports.pods, ports.claims)
     lost_leases = LostLeases(ledger, holders, ports.agents, clock=clock)
     updater = LedgerUpdater(ledger, VanishedPods(ports.agents, clock), lost_leases, events=events)
@@ -85,17 +83,14 @@ def build_binder(
         publish=ports.publish,
         events=events,
         clock=clock,
-        capacity_freed=sweeper.capacity_freed,
     )
-    binding = _binding(
-        ports, sender, updater, holders, sweeper=sweeper, reports=reports, presence=presence
-    )
+    binding = _binding(ports, sender, updater, holders, reports=reports, presence=presence)
     return Binder(
         publish=ports.publish,
         binding=binding,
         sync=LedgerSync(
             updater=updater,
-            sweeper=sweeper,
+            sweeper=Sweeper(ledger, clock),
             reconciler=Reconciler(ledger, holders, publish=ports.publish, clock=clock),
             rebuild=LedgerRebuild(
                 ledger=ledger,
@@ -108,37 +103,33 @@ def build_binder(
             gates=SchedulingGates(ledger.part(GatedPods), ports.pods, events, clock),
         ),
         reports=reports,
-        preemptor=_preemptor(ports, reports, binding.offers, rules, enabled=preempts),
+        preemptor=_preemptor(ports, reports, binding.offers, rules),
         resizer=resizer,
     )
 
 
 def _preemptor(
-    ports: BinderPorts,
-    reports: Reports,
-    offers: SchedulerOffers,
-    rules: PreemptionRules | None,
-    *,
-    enabled: bool,
+    ports: BinderPorts, reports: Reports, offers: SchedulerOffers, rules: PreemptionRules
 ) -> PreemptionController:
-    executor = PreemptionExecutor(
-        ledger=ports.ledger,
-        store=ports.ledger.part(Preemptions),
-        evictions=ports.pods,
-        events=reports.events,
-        clock=ports.clock,
-        rules=rules or PreemptionRules(),
-        offers=offers,
-    )
+    store = ports.ledger.part(Preemptions)
     starts = StartPlanner(
         ledger=ports.ledger,
-        store=executor.store,
+        store=store,
         events=reports.events,
         conditions=reports.conditions,
         clock=ports.clock,
-        after_s=executor.rules.plan_starts_after_s,
+        after_s=rules.plan_starts_after_s,
     )
-    return PreemptionController(executor, starts, enabled=enabled)
+    return PreemptionController(
+        ledger=ports.ledger,
+        store=store,
+        pods=ports.pods,
+        events=reports.events,
+        clock=ports.clock,
+        rules=rules,
+        offers=offers,
+        starts=starts,
+    )
 
 
 def _binding(
@@ -147,7 +138,6 @@ def _binding(
     updater: LedgerUpdater,
     holders: LeaseHolders,
     *,
-    sweeper: Sweeper,
     reports: Reports,
     presence: AgentPresence,
 ) -> Bindings:
@@ -161,10 +151,9 @@ def _binding(
         gangs=GangCheck(ledger, holders, updater),
         conditions=reports.conditions,
         events=reports.events,
-        capacity_freed=sweeper.capacity_freed,
         clock=clock,
     )
-    ender = ClaimEnder(ledger, ports.agents, sweeper.capacity_freed)
+    ender = ClaimEnder(ledger, ports.agents)
     answers = AnswerWriter(ports.claims, ports.agents, ender)
     leaser = ClaimLeaser(
         ledger=ledger,
@@ -182,7 +171,6 @@ def _binding(
             api=ports.pods,
             updater=updater,
             publish=ports.publish,
-            capacity_freed=sweeper.capacity_freed,
             clock=clock,
         ),
         offers=SchedulerOffers(ledger.waiting_pods, ports.pods, clock),
@@ -218,7 +206,6 @@ async def serve_binder(settings: BinderSettings, process: SharedProcess | None =
                 host_clock=SystemClock(),
             ),
             rules=settings.rules,
-            preempts=settings.preemption,
             concurrency=settings.api_concurrency,
             events_per_s=settings.events_per_s,
         )

@@ -271,6 +271,8 @@ class RedisLeases(LedgerInventory):
         self.quotas = LedgerQuotas(connection)
         self.checks = RecordChecks(connection)
         self.run_times = LearnedRunTimes(connection)
+        self.freed = asyncio.Event()
+        """Set when leases have ended through this object."""
 
     # Leases
 
@@ -437,6 +439,8 @@ class RedisLeases(LedgerInventory):
             )
             ended += readable(decode_lease, values)
         self._observe(ended)
+        if ended:
+            self.freed.set()
         return ended
 
     async def expire(self, now: float) -> list[Lease]:
@@ -449,6 +453,8 @@ class RedisLeases(LedgerInventory):
             )
             has_more = unpack(packed)
             expired += readable(decode_lease, values)
+        if expired:
+            self.freed.set()
         return expired
 
     async def load(self, pods: Sequence[PodUid]) -> list[Lease | None]:

@@ -105,8 +105,7 @@ class BinderReplica(Service):
                 clock=self.clock,
                 host_clock=self.clock,
             ),
-            rules=PreemptionRules(plan_starts_after_s=PLAN_STARTS_AFTER_S),
-            preempts=False,
+            rules=PreemptionRules(plan_starts_after_s=PLAN_STARTS_AFTER_S, preemption=False),
             concurrency=4,
         )
         self.binder.preemptor.starts.events = self

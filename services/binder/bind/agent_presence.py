@@ -65,15 +65,18 @@ class AgentRecord:
     missed_replies: int = 0
     """Requests in a row without a reply."""
     cordon_reason: str = ""
-    """Why the node is cordoned, if it is."""
+    """Why the node is cordoned, if it is; begins with `REFUSED` if its messages are refused."""
     cordoned_at: float = 0.0
     """When that last changed."""
     uncordon: bool = False
     """It has replied since the cordon was saved in the ledger."""
-    refusal: str = ""
-    """Why its messages are refused, if they are."""
     refused_at: float = 0.0
-    """When the last one was refused, or this binder learned of it."""
+    """When its last message was refused, or this binder learned of that."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether its messages are refused."""
+        return self.cordon_reason.startswith(REFUSED)
 
 
 @dataclass(eq=False)
@@ -119,20 +122,15 @@ class AgentPresence:
     def distrust(self, node: NodeName, reason: str) -> None:
         """Cordon a node whose agent has sent what is refused."""
         record = self._record(node)
-        if not record.refusal:
-            record.refusal = reason
+        if not record.is_refused:
+            self._set_cordon(record, f"{REFUSED}{reason}")
             self.changed.set()
         record.refused_at = self.clock.ticks()
 
     def _trust(self, node: NodeName) -> None:
         record = self._record(node)
-        is_late = self.clock.ticks() - record.refused_at >= REFUSED_S
-        if (record.refusal or self._is_refused(node)) and is_late:
-            record.refusal, record.uncordon = "", True
-            self.changed.set()
-
-    def _is_refused(self, node: NodeName) -> bool:
-        return self._cordoned.get(node, "").startswith(REFUSED)
+        if record.is_refused and self.clock.ticks() - record.refused_at >= REFUSED_S:
+            self._set_cordon(record, "")
 
     def mark_present(self, nodes: Iterable[NodeName]) -> None:
         """Record that these nodes have agents; cordoned ones are probed at once."""
@@ -148,64 +146,56 @@ class AgentPresence:
         for node in nodes:
             record = self._record(node)
             record.exists, record.missed_replies, record.next_request_at = False, 0, math.inf
-            self._set_cordon(record, "")
+            if not record.is_refused:
+                self._set_cordon(record, "")
             if node in self._cordoned:
                 self.changed.set()
 
     def cordon_changes(self) -> dict[NodeName, str]:
         """Return unsaved changes: nodes with the reason of their cordon, empty to uncordon them."""
-        cordoned = {
-            node: record.cordon_reason
-            for node, record in self._records.items()
-            if record.cordon_reason and node not in self._cordoned
-        }
-        refused = {
-            node: f"{REFUSED}{record.refusal}"
-            for node, record in self._records.items()
-            if record.refusal and not self._is_refused(node)
-        }
-        uncordoned = {node: "" for node in self._cordoned if self._records[node].uncordon}
-        return cordoned | uncordoned | refused
+        changes = {node: "" for node in self._cordoned if self._records[node].uncordon}
+        for node, record in self._records.items():
+            saved = self._cordoned.get(node, "")
+            if record.cordon_reason and (
+                not saved or (record.is_refused and not saved.startswith(REFUSED))
+            ):
+                changes[node] = record.cordon_reason
+        return changes
 
     def apply_cordons(self, nodes: Mapping[NodeName, str], changes: Mapping[NodeName, str]) -> None:
         """Set the cordoned nodes from the ledger, including our own `changes`.
 
         A node that another binder uncordoned is probed here, too: its agent may be gone again.
         """
-        for node in nodes.keys() ^ self._cordoned.keys():
-            record = self._record(node)
+        for node in nodes.keys() | self._cordoned.keys():
+            reason, record = nodes.get(node, ""), self._record(node)
+            if reason == self._cordoned.get(node, ""):
+                continue
             record.uncordon = False
             if node not in changes:
                 record.exists, record.next_request_at = node in nodes, 0.0
-                record.missed_replies, record.cordon_reason, record.refusal = 0, "", ""
-                record.refused_at = self.clock.ticks()
+                record.missed_replies = 0
+                record.cordon_reason = reason if reason.startswith(REFUSED) else ""
+                record.cordoned_at = record.refused_at = self.clock.ticks()
         self._cordoned = nodes
 
     async def _deferrals_on(
         self, node: NodeName, leases: Sequence[Lease]
     ) -> dict[PodUid, Deferral]:
         record = self._record(node)
-        if record.refusal or self._is_refused(node):
-            return self._refused_deferrals(node, record, leases)
-        if self.clock.ticks() >= record.next_request_at:
+        if not record.is_refused and self.clock.ticks() >= record.next_request_at:
             async with self._requests:
                 reply = await self.agents.request_bind(node, leases)
             if isinstance(reply, NoReply) and not record.exists:
                 record.exists = reply.has_responder or await self.reported_by_agent(node)
-            self._record_reply(node, record, reply)
-            if isinstance(reply, BindReply):
-                return _deferred(reply, leases, cordoned_s=self._cordoned_s(record))
+            if not record.is_refused:  # meanwhile
+                self._record_reply(node, record, reply)
+                if isinstance(reply, BindReply):
+                    return _deferred(reply, leases, cordoned_s=self._cordoned_s(record))
         if not record.missed_replies and not record.cordon_reason:
             return {}
         reason = record.cordon_reason or f"the agent of node {node} does not respond"
         deferral = Deferral(reason, cordoned_s=self._cordoned_s(record))
-        return dict.fromkeys((lease.pod for lease in leases), deferral)
-
-    def _refused_deferrals(
-        self, node: NodeName, record: AgentRecord, leases: Sequence[Lease]
-    ) -> dict[PodUid, Deferral]:
-        reason = self._cordoned.get(node) or f"{REFUSED}{record.refusal}"
-        deferral = Deferral(reason, cordoned_s=self.clock.ticks() - record.refused_at)
         return dict.fromkeys((lease.pod for lease in leases), deferral)
 
     def _record_reply(

@@ -1,7 +1,7 @@
 """Binds batches of placed pods: admission by the node agents, commit, Binding, result."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -112,7 +112,6 @@ class PodBinder:
     gangs: GangCheck
     conditions: ConditionWriter
     events: EventRecorder
-    capacity_freed: Callable[[], None]
     clock: Clock
 
     async def bind(self, placements: Sequence[PlacementChosen]) -> list[BindEvent]:
@@ -156,8 +155,6 @@ class PodBinder:
         """
         by_pod = {placement.lease.pod: placement for placement in placements}
         ended_gangs = await self.gangs.end_short(placements)
-        if ended_gangs:
-            self.capacity_freed()
         leases, ended = await self._commit(placements)
         traces = [by_pod[lease.pod].trace or lease.trace for lease in leases]
         # What the node's agent does is below the binding in the pod's trace.
@@ -207,7 +204,6 @@ class PodBinder:
             events += lease_changes(
                 await release_as_read(self.ledger, failed, reason="the binding failed")
             )
-            self.capacity_freed()
         return events
 
     async def _settle_deferred(
@@ -243,10 +239,7 @@ class PodBinder:
             for lease in deferred
             if lease.state is LeaseState.RESERVED and deferrals[lease.pod].cordoned_s >= GIVE_UP_S
         ]
-        ended = await self.updater.release_unmoved(hopeless, reason="its node was cordoned")
-        if ended:
-            self.capacity_freed()
-        return ended
+        return await self.updater.release_unmoved(hopeless, reason="its node was cordoned")
 
     def _explain(self, leases: Iterable[Lease], deferrals: Mapping[PodUid, Deferral]) -> None:
         for lease in leases:

@@ -49,7 +49,6 @@ class SchedulerBindings:
     api: PodClient
     updater: LedgerUpdater
     publish: Publish
-    capacity_freed: Callable[[], None]
     clock: Clock
 
     async def bind(self, request: PodBindingRequest, claimed: Claimed) -> PodBindingReply:
@@ -166,7 +165,6 @@ class SchedulerBindings:
             except ConflictError:
                 return PodBindingReply(reason=reason, node=lease.node)
             if ended:
-                self.capacity_freed()
                 return PodBindingReply(reason=reason)
         return PodBindingReply(reason=reason, node=lease.node)
 

@@ -1,13 +1,13 @@
 """Answers in the status of ResourceClaims: leased or refused; and the ends of their leases."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from services.binder.clients import ClaimAnswer, ClaimClient, NodeAgentClient
 from services.binder.ledger_sync.lease_holders import bound_claim
 from services.binder.ledger_sync.ledger_updates import CLAIM_ENDED, lease_changes
-from services.binder.ledger_sync.recovery import carried_lease
+from services.binder.ledger_sync.recovery import copy_in
 from services.binder.observations import generation_of
 from shared.ledger.leases import RedisLeases
 from shared.model.claim import LEASED, REFUSED
@@ -39,7 +39,6 @@ class ClaimEnder:
 
     ledger: RedisLeases
     agents: NodeAgentClient
-    capacity_freed: Callable[[], None]
 
     async def end_deallocated(self, events: Sequence[ClaimDeallocated]) -> list[LeaseChanged]:
         """End the leases of these allocations; those that are prepared, once they are not.
@@ -71,10 +70,7 @@ class ClaimEnder:
 
     async def release(self, lease: Lease) -> list[Lease]:
         """End a lease of which no container has devices; nothing if it has changed since."""
-        ended = await self.ledger.release([lease.pod], reason=CLAIM_ENDED, version=lease.version)
-        if ended:
-            self.capacity_freed()
-        return ended
+        return await self.ledger.release([lease.pod], reason=CLAIM_ENDED, version=lease.version)
 
     async def is_unprepared(self, lease: Lease) -> bool:
         """Return whether the node's agent confirms that the claim is not prepared."""
@@ -111,7 +107,7 @@ class AnswerWriter:
         So does another binder's refusal. An answer with another lease's copy is written again: that
         lease was lost.
         """
-        copy = lease_in(claim)
+        copy = copy_in(bound_claim(claim))
         replaces = copy is None or copy.shares != lease.shares
         found = await self._write(claim, leased_answer(lease), replaces=replaces)
         if found is not None and found.answer == LEASED:
@@ -159,11 +155,3 @@ class AnswerWriter:
                 return replace(now, answer=answer.condition)
             now = await self.claims.get_allocation(claim.namespace, claim.name)
         raise UnavailableError(f"{claim.namespace}/{claim.name} is not answered: {refusal}")
-
-
-def lease_in(claim: AllocatedClaim) -> Lease | None:
-    """Return the lease of this allocation with which a claim was answered, or None."""
-    try:
-        return carried_lease(bound_claim(claim))
-    except RequestError:
-        return None

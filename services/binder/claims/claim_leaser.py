@@ -14,12 +14,13 @@ from services.binder.claims.claim_answers import (
     PERMITTED,
     AnswerWriter,
     ClaimEnder,
-    lease_in,
     leased_answer,
 )
 from services.binder.claims.claim_shares import refusal_text, reservation_of
 from services.binder.clients import ClaimAnswer, ClaimClient, RequestUse, device_statuses
+from services.binder.ledger_sync.lease_holders import bound_claim
 from services.binder.ledger_sync.ledger_updates import lease_changes
+from services.binder.ledger_sync.recovery import copy_in
 from shared.ledger.leases import RedisLeases
 from shared.model.claim import DRIVER, LEASED, REFUSED
 from shared.model.clock import Clock
@@ -285,7 +286,7 @@ class ClaimLeaser:
         """
         if not await self._has(claim, claim.generation):
             return False
-        if claim.answer == LEASED and lease_in(claim) is not None:
+        if claim.answer == LEASED and copy_in(bound_claim(claim)) is not None:
             ended = await self.ender.release(lease)
         else:
             ended = await self.ender.end(lease)
@@ -391,7 +392,7 @@ class ClaimLeaser:
         """
         if not await self._has(claim, claim.generation):
             return False
-        lease = lease_in(claim)
+        lease = copy_in(bound_claim(claim))
         if lease is None:
             logger.error("the lease of %s is lost, and it has no valid copy", _named(claim))
             return False

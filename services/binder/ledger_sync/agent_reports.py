@@ -11,13 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Self, TypeVar
 
-from msgspec import structs
-
 from services.binder.clients import NodeAgentClient
 from services.binder.ledger_sync.lease_holders import LeaseHolders
-from services.binder.ledger_sync.recovery import Evidence, evidence_of
+from services.binder.ledger_sync.recovery import Evidence, evidence_now
 from services.binder.metrics import count_anomaly
-from services.binder.observations import PodSnapshot
 from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import refused_event, summarize
 from shared.ledger.leases import RedisLeases
@@ -85,7 +82,7 @@ class LostLeases:
         found = await self.holders.read(leases)
         lost: list[Evidence] = []
         for lease, pod in zip(leases, found, strict=True):
-            match _evidence(lease, pod):
+            match evidence_now(lease, pod):
                 case Evidence() as evidence:
                     lost.append(evidence)
                 case LeaseholdError():
@@ -100,9 +97,7 @@ class LostLeases:
         if not lost:
             return set()
         hearsay = {each.lease.pod for each in lost if each.is_hearsay}
-        active = [
-            structs.replace(each.lease, state=LeaseState.ACTIVE, expires_at=0.0) for each in lost
-        ]
+        active = [each.lease for each in lost]
         now = self.clock.now()
         misfits = await self.ledger.restore(active, now=now, hearsay=hearsay)
         again = [lease for lease, _ in misfits]
@@ -140,22 +135,6 @@ class LostLeases:
                 self.ledger, [claims[pod] for pod in unprepared], reason=SHARE_IN_USE
             )
         return ended
-
-
-def _evidence(
-    lease: Lease, pod: PodSnapshot | LeaseholdError | None
-) -> Evidence | LeaseholdError | str:
-    """Return the lease of a pod that runs on its node; or an empty text if it does not run.
-
-    Or the error if that is unknown; or why its agent cannot have it, if it runs elsewhere.
-    """
-    if isinstance(pod, LeaseholdError):
-        return pod
-    if pod is None or pod.pod != lease.pod or pod.terminal or pod.node is None:
-        return ""
-    if pod.node != lease.node:
-        return f"pod {lease.pod} is on node {pod.node}"
-    return evidence_of(lease, pod.lease)
 
 
 async def release_as_read(

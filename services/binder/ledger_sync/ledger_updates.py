@@ -167,6 +167,7 @@ class LedgerUpdater:
         """Save the newest quotas."""
         newest = max(events, key=lambda event: event.read_at)
         await self.ledger.quotas.save(newest.quotas, read_at=newest.read_at)
+        self.ledger.freed.set()
 
     async def list_leases(self, node: NodeName, pods: Sequence[PodUid]) -> tuple[Lease, ...]:
         """Return the leases of a node: all, or those of some pods."""

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from services.binder.ledger_sync.lease_holders import MAX_READS, LeaseHolders, holders_in
-from services.binder.ledger_sync.recovery import Evidence, Recovery
+from services.binder.ledger_sync.recovery import Evidence, Recovery, evidence_now
 from services.binder.metrics import count_anomaly
 from services.binder.report.explanations import summarize
 from shared.ledger.leases import RedisLeases
 from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.model.clock import Clock
-from shared.model.errors import ConflictError, LeaseholdError
+from shared.model.errors import ConflictError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import BoundPod, LedgerRebuilt, ResyncRequested
 from shared.model.lease import Lease
@@ -127,10 +127,11 @@ class LedgerRebuild:
             await self._extend_lock(token)
             some = unlisted[first : first + MAX_READS]
             for lease, pod in zip(some, await self.holders.read(some), strict=True):
-                if pod is None or isinstance(pod, LeaseholdError) or pod.terminal:
-                    continue
-                if (pod.pod, pod.node) == (lease.pod, lease.node):
-                    found += recovery.add_bound(lease, pod.lease)
+                match evidence_now(lease, pod):
+                    case Evidence() as evidence:
+                        found.append(evidence)
+                    case str(reason) if reason:
+                        recovery.problems.append(reason)
         return found
 
     async def _list_pods(self, token: str) -> list[BoundPod]:

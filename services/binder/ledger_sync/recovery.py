@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from services.binder.observations import generation_of
-from shared.model.errors import RequestError
+from services.binder.observations import PodSnapshot, generation_of
+from shared.model.errors import LeaseholdError, RequestError
 from shared.model.events.node_events import Allocation
 from shared.model.events.pod_events import BoundPod
 from shared.model.lease import Lease, LeaseState, Share
@@ -41,7 +41,7 @@ def evidence_of(reported: Lease, copy: str) -> Evidence | str:
     """
     written = copy_for(reported, copy)
     if written is None:
-        return Evidence(reported, is_hearsay=True)
+        return Evidence(_active(reported), is_hearsay=True)
     if places_of(written) != places_of(reported):
         return (
             f"pod {reported.pod} uses other devices than those of its lease, in the copy that pod "
@@ -60,7 +60,27 @@ def evidence_of(reported: Lease, copy: str) -> Evidence | str:
         activated_at=reported.activated_at,
         resized_at=max(written.resized_at, reported.resized_at),
     )
-    return Evidence(merged, is_hearsay=False)
+    return Evidence(_active(merged), is_hearsay=False)
+
+
+def _active(lease: Lease) -> Lease:
+    return structs.replace(lease, state=LeaseState.ACTIVE, expires_at=0.0)
+
+
+def evidence_now(
+    reported: Lease, holder: PodSnapshot | LeaseholdError | None
+) -> Evidence | LeaseholdError | str:
+    """Return the lease of a holder that runs on its node; or an empty text if it does not run.
+
+    Or the error if that is unknown; or why its agent cannot have it, if it runs elsewhere.
+    """
+    if isinstance(holder, LeaseholdError):
+        return holder
+    if holder is None or holder.pod != reported.pod or holder.terminal or holder.node is None:
+        return ""
+    if holder.node != reported.node:
+        return f"pod {reported.pod} is on node {holder.node}"
+    return evidence_of(reported, holder.lease)
 
 
 def carried_lease(holder: BoundPod) -> Lease:
@@ -74,16 +94,22 @@ def carried_lease(holder: BoundPod) -> Lease:
 
 def copy_for(lease: Lease, text: str) -> Lease | None:
     """Return the copy of the lease of this holder on this node, or None if the text is none."""
-    holder = BoundPod(
-        pod=lease.pod,
-        namespace=lease.namespace,
-        name=lease.name,
-        node=lease.node,
-        lease=text,
-        generation=generation_of(lease),
+    return copy_in(
+        BoundPod(
+            pod=lease.pod,
+            namespace=lease.namespace,
+            name=lease.name,
+            node=lease.node,
+            lease=text,
+            generation=generation_of(lease),
+        )
     )
+
+
+def copy_in(holder: BoundPod) -> Lease | None:
+    """Return the lease whose copy a holder carries, or None if it carries none."""
     try:
-        return carried_lease(holder) if text else None
+        return carried_lease(holder) if holder.lease else None
     except RequestError:
         return None
 
@@ -179,15 +205,7 @@ class Recovery:
             written = _lease_of_pod(self._listed[lease.pod])
             if isinstance(written, Lease) and written.shares != lease.shares:
                 self.lagging.append(evidence.lease)
-        yield _active(evidence)
-
-    def add_bound(self, lease: Lease, copy: str) -> Iterator[Evidence]:
-        """Yield an unlisted lease as evidence: its pod is on its node now, and has this copy."""
-        evidence = evidence_of(lease, copy)
-        if isinstance(evidence, str):
-            self.problems.append(evidence)
-        else:
-            yield _active(evidence)
+        yield evidence
 
     def annotated(self) -> Iterator[list[Lease]]:
         """Yield the leases in annotations of all other pods, each node's oldest first."""
@@ -221,11 +239,6 @@ def _keep_newest(active: dict[K, Lease], key: K, lease: Lease) -> None:
     known = active.get(key)
     if known is None or known.version < lease.version:
         active[key] = lease
-
-
-def _active(evidence: Evidence) -> Evidence:
-    lease = structs.replace(evidence.lease, state=LeaseState.ACTIVE, expires_at=0.0)
-    return Evidence(lease, is_hearsay=evidence.is_hearsay)
 
 
 def _lease_of_pod(pod: BoundPod) -> Lease | str:

@@ -42,7 +42,6 @@ class Sweeper:
     clock: Clock
 
     def __post_init__(self) -> None:
-        self._freed = asyncio.Event()
         self._offered_capacity = -1
         self._offered_at = 0.0
         self._offers_complete = True
@@ -60,10 +59,6 @@ class Sweeper:
             self._resync_needed = True
             raise
 
-    def capacity_freed(self) -> None:
-        """Offer capacity that was freed here without delay."""
-        self._freed.set()
-
     async def expire(self) -> list[BindingFailed | ResyncRequested]:
         """End reservations that have expired; their pods must be placed again."""
         if self._resync_needed:
@@ -77,9 +72,6 @@ class Sweeper:
         status = await self.ledger.status(now=self.clock.ticks())
         if status is None or not 0 < status.expires_at <= self.clock.now():
             return []
-        ended = await self.ledger.expire(self.clock.now())
-        if ended:
-            self.capacity_freed()
         return [
             binding_failed(
                 lease,
@@ -87,13 +79,13 @@ class Sweeper:
                 f"{lease.expires_at - lease.created_at:g} s",
                 lease.trace,
             )
-            for lease in ended
+            for lease in await self.ledger.expire(self.clock.now())
         ]
 
     async def offer(self) -> list[PodQueued]:
         """Return the waiting pods that may fit now, if capacity was freed since the last time."""
-        now, has_freed = self.clock.ticks(), self._freed.is_set()
-        self._freed.clear()
+        now, has_freed = self.clock.ticks(), self.ledger.freed.is_set()
+        self.ledger.freed.clear()
         max_age_s = 0.0 if has_freed or not self._offers_complete else OFFER_S / 2
         status = await self.ledger.status(now=now, max_age_s=max_age_s)
         if status is None:
@@ -111,7 +103,7 @@ class Sweeper:
         """Return when capacity was freed here, or after a pause."""
         every_s = OFFER_S if self._have_waited else SWEEP_S
         pause_s = until_next(self.clock.ticks(), every_s) if self._offers_complete else NEXT_OFFER_S
-        await wait_for_event(self._freed, pause_s)
+        await wait_for_event(self.ledger.freed, pause_s)
 
 
 @dataclass(eq=False)

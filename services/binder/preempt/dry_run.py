@@ -32,26 +32,14 @@ async def dry_run(request: DryRunRequest, controller: PreemptionController) -> D
         return DryRunReply()
     rules, now = controller.rules, controller.clock.now()
     if request.min_runtime_s is not None:
-        rules = replace(rules, min_runtime_s=request.min_runtime_s)
+        rules = replace(rules, preemption_min_runtime_s=request.min_runtime_s)
     state = await controller.store.state(now=now)
-    if not pending_pods(waiting, state, rules, now):
+    if not pending_pods(waiting, state, now):
         return DryRunReply(waits=True, reason=_ineligible_reason(waiting[0]))
     cluster = await controller.cluster()
     if request.pod not in cluster.pods:
         return DryRunReply()
-    return planned(waiting[0], cluster, state, rules, now=now)
-
-
-def planned(
-    waiting: WaitingPod,
-    cluster: ClusterSnapshot,
-    state: PreemptionState,
-    rules: PreemptionRules,
-    *,
-    now: float,
-) -> DryRunReply:
-    """Return the plan for a pod of the cluster, and why it spares others."""
-    queued = waiting.queued
+    queued = waiting[0].queued
     pending = PendingPod(
         pod=queued.pod,
         namespace=queued.namespace,
@@ -62,8 +50,8 @@ def planned(
     protected = sorted(
         _protected(pending, cluster, state, rules, planned_from=planned_from, now=now)
     )
-    request = repelled_request(queued, (node.node.facts for node in cluster.nodes))
-    found = plan(request, planned_from)
+    facts = (node.node.facts for node in cluster.nodes)
+    found = plan(repelled_request(queued, facts), planned_from)
     return DryRunReply(
         waits=True,
         plan=None if isinstance(found, NoPlan) else plan_view(found),

@@ -115,7 +115,7 @@ class ClusterSnapshot:
 
 
 def pending_pods(
-    waiting: Sequence[WaitingPod], state: PreemptionState, rules: PreemptionRules, now: float
+    waiting: Sequence[WaitingPod], state: PreemptionState, now: float
 ) -> list[WaitingPod]:
     """Return the pods for which leases may be preempted, the best lease class first.
 
@@ -134,7 +134,7 @@ def pending_pods(
             for pod in waiting
             if pod.queued.pod not in open_for
             and _could_use_devices(pod)
-            and is_worthwhile(state.budget_of(pod.queued.namespace), rules, now)
+            and is_worthwhile(state.budget_of(pod.queued.namespace), now)
         ),
         key=rank,
     )

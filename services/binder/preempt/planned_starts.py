@@ -256,7 +256,7 @@ class StartPlanner:
             reason = f"{'other pods' if any(own) else 'too few pods'} of its gang start"
             leased = {each.pod for each in own if each}
             await self.withdraw(start, reason, {each.queued.pod for each in waiting} - leased)
-            return [_chosen(each) for each in own if each and each.state is LeaseState.RESERVED]
+            return [chosen(each) for each in own if each and each.state is LeaseState.RESERVED]
         is_late = self.clock.now() > start.at + LATE_S
         running = [
             each for each, lease in zip(start.waits_for, before, strict=True) if lease is not None
@@ -271,23 +271,15 @@ class StartPlanner:
     async def _reserve(
         self, start: StoredStart, waiting: Sequence[WaitingPod]
     ) -> list[PlacementChosen]:
-        cluster = await self.ledger.snapshot()
-        nodes = {each.pod: each.candidates[0].node for each in start.wanted}
-        if any(is_repelled(each.queued, nodes[each.queued.pod], cluster) for each in waiting):
-            await self.withdraw(start, "the anti-affinity of another pod keeps it off its node")
-            return []
-        wanted = [replace(each, read_version=cluster.version) for each in start.wanted]
-        now = self.clock.now()
-        outcomes = (
-            await self.ledger.reserve(wanted, now=now, ttl_s=RESERVATION_S)
-            if start.gang is None
-            else await self.ledger.reserve_gang(start.gang, wanted, now=now, ttl_s=RESERVATION_S)
+        found = await reserve_claimed(
+            self.ledger, start.wanted, waiting, gang=start.gang, now=self.clock.now()
         )
-        leases = [each.lease for each in outcomes if isinstance(each, Reserved | AlreadyLeased)]
-        if len(leases) < len(wanted):
-            return []  # tried again until it is late
-        await self.store.close_start(start)
-        return [_chosen(lease) for lease in leases]
+        if isinstance(found, str):
+            await self.withdraw(start, found)
+            return []
+        if found:  # else it is tried again until it is late
+            await self.store.close_start(start)
+        return found
 
     async def withdraw(
         self, start: StoredStart, reason: str, told: Container[PodUid] | None = None
@@ -408,11 +400,41 @@ class StartPlanner:
         return True
 
 
-def _chosen(lease: Lease) -> PlacementChosen:
+async def reserve_claimed(
+    ledger: RedisLeases,
+    wanted: Sequence[Reservation],
+    waiting: Iterable[WaitingPod],
+    *,
+    gang: Gang | None = None,
+    now: float,
+) -> list[PlacementChosen] | str:
+    """Reserve what is claimed for waiting pods, once it is free; return their placements.
+
+    There are none while some of it is not free. Returns why the pods cannot run there, if
+    anti-affinity keeps one off its node by now.
+    """
+    cluster = await ledger.snapshot()
+    nodes = {each.pod: each.candidates[0].node for each in wanted}
+    for each in waiting:
+        node = nodes[each.queued.pod]
+        if _is_repelled(each.queued, node, cluster):
+            return f"the anti-affinity of another pod keeps it off node {node}"
+    as_read = [replace(each, read_version=cluster.version) for each in wanted]
+    outcomes = (
+        await ledger.reserve(as_read, now=now, ttl_s=RESERVATION_S)
+        if gang is None
+        else await ledger.reserve_gang(gang, as_read, now=now, ttl_s=RESERVATION_S)
+    )
+    leases = [each.lease for each in outcomes if isinstance(each, Reserved | AlreadyLeased)]
+    return [chosen(lease) for lease in leases] if len(leases) == len(wanted) else []
+
+
+def chosen(lease: Lease) -> PlacementChosen:
+    """Return the event of a pod that has a reservation, which is to be bound."""
     return PlacementChosen(lease=lease, trace=lease.trace)
 
 
-def is_repelled(pod: PodQueued, name: NodeName, cluster: LedgerSnapshot) -> bool:
+def _is_repelled(pod: PodQueued, name: NodeName, cluster: LedgerSnapshot) -> bool:
     """Return whether required anti-affinity came to the node after it was chosen for the pod."""
     needs = repelled_request(pod, (node.facts for node in cluster.nodes)).node_requirements
     found = (node.facts for node in cluster.nodes if node.facts.name == name)

@@ -13,7 +13,7 @@ from services.binder.clients import PodClient
 from services.binder.ledger_sync.sweep import SchedulerOffers
 from services.binder.metrics import EVICTIONS
 from services.binder.preempt.plan import ClusterSnapshot, NoPlan, pending_pods, plan, plan_input
-from services.binder.preempt.planned_starts import StartPlanner, is_repelled
+from services.binder.preempt.planned_starts import StartPlanner, chosen, reserve_claimed
 from services.binder.preempt.rules import (
     HOUR_S,
     VIOLATION_ID,
@@ -42,12 +42,9 @@ from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock
 from shared.model.events.node_events import ViolationFound
 from shared.model.events.pod_events import BudgetChanged, PlacementChosen
-from shared.model.lease import Lease
 from shared.model.ledger import (
-    AlreadyLeased,
     LedgerStatus,
     Reservation,
-    Reserved,
     WaitingPod,
     reservation_for,
 )
@@ -64,7 +61,6 @@ from shared.model.preemption import (
 )
 from shared.placing.anti_affinity import repelled_request
 
-RESERVATION_S = 30.0
 OFFER_S = 2.0
 """Interval of offers to a pod whose node kube-scheduler chooses."""
 BLOCKED_S = 10.0
@@ -87,26 +83,98 @@ MAX_PLANS = 5
 
 
 @dataclass(eq=False, kw_only=True)
-class PreemptionExecutor:
-    """Advances open preemptions; used by the leader only.
+class PreemptionController:
+    """Acts while it leads; holds no state that matters between two steps.
 
-    Every step is saved with the version that it is based on, and every external call may be
-    repeated: the next leader continues from the saved state.
+    Every step of a preemption is saved with the version that it is based on, and every external
+    call may be repeated: the next leader continues from the saved state.
     """
 
     ledger: RedisLeases
     store: Preemptions
-    evictions: PodClient
+    pods: PodClient
     events: EventRecorder
     clock: Clock
     rules: PreemptionRules
     offers: SchedulerOffers
+    starts: StartPlanner
+    step_s: float = LOOK_S
+    """Interval until the next step."""
 
     def __post_init__(self) -> None:
+        self.name = uuid4().hex
         self._blocked_until: dict[str, float] = {}
         self._offer_at: dict[PodUid, float] = {}
+        self._idle_until = self._check_at = self._plan_at = 0.0
+        self._pause_s = PLAN_S
+        self._planned_for: object = None
 
-    async def advance(
+    async def save_budgets(self, events: Sequence[BudgetChanged]) -> None:
+        """Save the state of budgets."""
+        for event in events:
+            await self.store.save_budget(event)
+
+    async def evict_violators(self, events: Sequence[ViolationFound]) -> None:
+        """Begin the evictions that the rules demand for violations; the leader completes them.
+
+        A report about a pod that does not run on the agent's own node is ignored. A repeat changes
+        nothing.
+        """
+        now = self.clock.now()
+        for event in events:
+            if not is_evictable(event, self.rules, now):
+                continue
+            pod = await self.pods.get(event.namespace, event.name)
+            if pod is None or pod.pod != event.pod or pod.node != event.node or pod.deleting:
+                continue
+            victim = victim_of(pod, event.node, PreemptionCause.VIOLATION)
+            reason = f"{event.reason}: {event.message}"
+            id_ = f"{VIOLATION_ID}{pod.pod}"
+            await self._open(Preemption(id=id_, victims=(victim,), reason=reason))
+
+    async def _open(self, preemption: Preemption) -> StoredPreemption | None:
+        """Open a preemption, unless it is open already or the devices are not free for it."""
+        now = self.clock.now()
+        expires_at = expiry(preemption.victims, self.rules.preemption_notice_s, now)
+        opened = replace(preemption, opened_at=now, expires_at=expires_at)
+        if not await self.store.open(opened):
+            return None
+        return StoredPreemption(preemption=opened, version=1, claimed=opened.wanted is not None)
+
+    async def claimed_for(self, pod: PodUid) -> Reservation | None:
+        """Return what an open preemption has claimed for the pod."""
+        state = await self.store.state(now=self.clock.now(), past_s=0)
+        found = (each.preemption for each in state.open if each.preemption.id == pod)
+        preemption = next(found, None)
+        return preemption.wanted if preemption else None
+
+    async def step(self) -> list[PlacementChosen]:
+        """Advance open preemptions, and begin those that are due; nothing unless this one leads."""
+        status = await self.ledger.status(now=self.clock.ticks())
+        if status is None or not self._is_due(status):
+            return []
+        if not await self.store.acquire_leadership(self.name, ttl_s=LEADERSHIP_S):
+            return []
+        state = await self.store.state(now=self.clock.now(), past_s=0)
+        placements: list[PlacementChosen] = []
+        for read in state.open:
+            placements += await self._advance(read, state)
+        placements += await self.starts.advance(state.starts)
+        if not placements:
+            await self._begin_due()
+        return placements
+
+    def _is_due(self, status: LedgerStatus) -> bool:
+        """Return whether something may have to be done; policies of budgets are checked rarely."""
+        now = self.clock.ticks()
+        is_due = bool(status.preemptions or status.waiting)
+        self.step_s = STEP_S if is_due else LOOK_S
+        is_due |= status.budgets > 0 and now >= self._idle_until
+        if is_due:
+            self._idle_until = now + IDLE_S
+        return is_due
+
+    async def _advance(
         self, read: StoredPreemption, state: PreemptionState
     ) -> list[PlacementChosen]:
         """Take the next step of a preemption; return the placement of its pending pod, if any."""
@@ -121,7 +189,7 @@ class PreemptionExecutor:
             case Step.RESERVE:
                 return await self._reserve(read)
             case Step.BIND:
-                return _placements(observed.lease)
+                return [chosen(observed.lease)] if observed.lease else []
             case Step.CLOSE:
                 await self.store.close(read)
             case Step.CANCEL:
@@ -151,26 +219,26 @@ class PreemptionExecutor:
             if reason:
                 await self._cancel(read, reason)
                 return
-        await self.announce(read)
+        await self._announce(read)
 
-    async def announce(self, read: StoredPreemption) -> bool:
+    async def _announce(self, read: StoredPreemption) -> bool:
         """Announce the evictions, or cancel them; return whether a dry run allows them all."""
         preemption = read.preemption
         for victim in preemption.victims:
-            outcome, reason = await self.evictions.evict(victim, dry_run=True)
+            outcome, reason = await self.pods.evict(victim, dry_run=True)
             if outcome is EvictionOutcome.BLOCKED:
                 await self._cancel(read, reason, victim)
                 return False
-        at = self.clock.now() + self.rules.notice_s
+        at = self.clock.now() + self.rules.preemption_notice_s
         for victim in preemption.victims:
-            await self.evictions.announce(victim, at)
+            await self.pods.announce(victim, at)
             self.events.record(announced_event(victim, preemption, at))
         # No pod is evicted before the last one has had its notice.
-        evict_at = self.clock.now() + self.rules.notice_s
+        evict_at = self.clock.now() + self.rules.preemption_notice_s
         announced = replace(
             preemption.stepped(PreemptionStage.ANNOUNCED),
             evict_at=evict_at,
-            expires_at=expiry(preemption.victims, self.rules.notice_s, self.clock.now()),
+            expires_at=expiry(preemption.victims, self.rules.preemption_notice_s, self.clock.now()),
         )
         if await self.store.save(read, announced) and announced.wanted is not None:
             self.events.record(beneficiary_event(announced))
@@ -184,7 +252,7 @@ class PreemptionExecutor:
         for victim in read.preemption.left:
             if current is None:
                 return
-            outcome, reason = await self.evictions.evict(victim)
+            outcome, reason = await self.pods.evict(victim)
             if outcome is not EvictionOutcome.BLOCKED:
                 current = await self._record_eviction(current, victim, outcome)
             elif _any_evicted(current.preemption):
@@ -213,17 +281,13 @@ class PreemptionExecutor:
             await self._offer(wanted)
             return []
         waiting = await self.ledger.waiting_pods.load([wanted.pod])
-        cluster = await self.ledger.snapshot()
-        node = wanted.candidates[0].node
-        if any(is_repelled(each.queued, node, cluster) for each in waiting):
-            await self._cancel(read, f"the anti-affinity of another pod keeps it off node {node}")
+        found = await reserve_claimed(self.ledger, [wanted], waiting, now=self.clock.now())
+        if isinstance(found, str):
+            await self._cancel(read, found)
             return []
-        wanted = replace(wanted, read_version=cluster.version)
-        [outcome] = await self.ledger.reserve([wanted], now=self.clock.now(), ttl_s=RESERVATION_S)
-        if not isinstance(outcome, Reserved | AlreadyLeased):
-            return []  # tried again until the preemption expires
-        await self.store.save(read, read.preemption.stepped(PreemptionStage.HANDED))
-        return _placements(outcome.lease)
+        if found:  # else it is tried again until the preemption expires
+            await self.store.save(read, read.preemption.stepped(PreemptionStage.HANDED))
+        return found
 
     async def _offer(self, wanted: Reservation) -> None:
         """Let kube-scheduler try the pod; a binder reserves when that chooses the node."""
@@ -238,105 +302,12 @@ class PreemptionExecutor:
         self, read: StoredPreemption, reason: str, blocked: Victim | None = None
     ) -> None:
         for victim in read.preemption.left:
-            await self.evictions.withdraw(victim)
+            await self.pods.withdraw(victim)
         if await self.store.close(read):
             for event in cancelled_events(read.preemption, reason, blocked):
                 self.events.record(event)
 
-
-def _any_evicted(preemption: Preemption) -> bool:
-    return any(victim.outcome is EvictionOutcome.EVICTED for victim in preemption.victims)
-
-
-def _placements(lease: Lease | None) -> list[PlacementChosen]:
-    return [PlacementChosen(lease=lease, trace=lease.trace)] if lease else []
-
-
-@dataclass(eq=False)
-class PreemptionController:
-    """Acts while it leads; holds no state that matters between two steps."""
-
-    executor: PreemptionExecutor
-    starts: StartPlanner
-    enabled: bool = True
-    step_s: float = LOOK_S
-    """Interval until the next step."""
-
-    def __post_init__(self) -> None:
-        executor = self.executor
-        self.ledger, self.store, self.clock = executor.ledger, executor.store, executor.clock
-        self.evictions, self.rules = executor.evictions, executor.rules
-        self.name = uuid4().hex
-        self._idle_until = 0.0
-        self._check_at = 0.0
-        self._plan_at = 0.0
-        self._pause_s = PLAN_S
-        self._planned_for: object = None
-
-    async def save_budgets(self, events: Sequence[BudgetChanged]) -> None:
-        """Save the state of budgets."""
-        for event in events:
-            await self.store.save_budget(event)
-
-    async def evict_violators(self, events: Sequence[ViolationFound]) -> None:
-        """Begin the evictions that the rules demand for violations; the leader completes them.
-
-        A report about a pod that does not run on the agent's own node is ignored. A repeat changes
-        nothing.
-        """
-        now = self.clock.now()
-        for event in events:
-            if not is_evictable(event, self.rules, now):
-                continue
-            pod = await self.evictions.get(event.namespace, event.name)
-            if pod is None or pod.pod != event.pod or pod.node != event.node or pod.deleting:
-                continue
-            victim = victim_of(pod, event.node, PreemptionCause.VIOLATION)
-            reason = f"{event.reason}: {event.message}"
-            id_ = f"{VIOLATION_ID}{pod.pod}"
-            await self._open(Preemption(id=id_, victims=(victim,), reason=reason))
-
-    async def _open(self, preemption: Preemption) -> StoredPreemption | None:
-        """Open a preemption, unless it is open already or the devices are not free for it."""
-        now = self.clock.now()
-        expires_at = expiry(preemption.victims, self.rules.notice_s, now)
-        opened = replace(preemption, opened_at=now, expires_at=expires_at)
-        if not await self.store.open(opened):
-            return None
-        return StoredPreemption(preemption=opened, version=1, claimed=opened.wanted is not None)
-
-    async def claimed_for(self, pod: PodUid) -> Reservation | None:
-        """Return what an open preemption has claimed for the pod."""
-        state = await self.store.state(now=self.clock.now(), past_s=0)
-        found = (each.preemption for each in state.open if each.preemption.id == pod)
-        preemption = next(found, None)
-        return preemption.wanted if preemption else None
-
-    async def step(self) -> list[PlacementChosen]:
-        """Advance open preemptions, and begin those that are due; nothing unless this one leads."""
-        status = await self.ledger.status(now=self.clock.ticks())
-        if status is None or not self._is_due(status):
-            return []
-        if not await self.store.acquire_leadership(self.name, ttl_s=LEADERSHIP_S):
-            return []
-        state = await self.store.state(now=self.clock.now(), past_s=0)
-        placements: list[PlacementChosen] = []
-        for read in state.open:
-            placements += await self.executor.advance(read, state)
-        placements += await self.starts.advance(state.starts)
-        if not placements:
-            await self._begin_due()
-        return placements
-
-    def _is_due(self, status: LedgerStatus) -> bool:
-        """Return whether something may have to be done; policies of budgets are checked rarely."""
-        now = self.clock.ticks()
-        is_due = bool(status.preemptions or status.waiting)
-        self.step_s = STEP_S if is_due else LOOK_S
-        is_due |= status.budgets > 0 and now >= self._idle_until
-        if is_due:
-            self._idle_until = now + IDLE_S
-        return is_due
+    # New preemptions
 
     async def _begin_due(self) -> None:
         """Begin preemptions for pending pods, and those that budgets' own policies demand."""
@@ -346,14 +317,14 @@ class PreemptionController:
         state = await self.store.state(now=now)
         waiting = await self.ledger.waiting_pods.load()
         self._check_at = now + PLAN_S + len(waiting) * PLAN_S_PER_POD
-        if self.enabled:
+        if self.rules.preemption:
             await self._begin_preemptions(waiting, state, now)
         await self.starts.plan(waiting, await self.store.state(now=now, past_s=0))
 
     async def _begin_preemptions(
         self, waiting: Sequence[WaitingPod], state: PreemptionState, now: float
     ) -> None:
-        pending = pending_pods(waiting, state, self.rules, now)
+        pending = pending_pods(waiting, state, now)
         budgets = (state.budgets or {}).values()
         policies = [budget for budget in budgets if ends_by_policy(budget, now)]
         self._plan_at_once_if_new(pending, budgets)
@@ -387,7 +358,7 @@ class PreemptionController:
 
     async def cluster(self) -> ClusterSnapshot:
         """Read the nodes, the pods and the PodDisruptionBudgets."""
-        pods, disruption_budgets = await self.evictions.list_pods()
+        pods, disruption_budgets = await self.pods.list_pods()
         nodes = [node async for page in self.ledger.totals.pages() for node in page]
         return ClusterSnapshot(nodes, pods, disruption_budgets)
 
@@ -427,7 +398,7 @@ class PreemptionController:
             )
             if read is None:
                 return False
-            if await self.executor.announce(read):
+            if await self._announce(read):
                 return True
             refused.update(each.lease.pod for each in found.victims)
         return False
@@ -447,5 +418,9 @@ class PreemptionController:
             victim = preempted(lease, pod, PreemptionCause.POLICY, budget)
             opened = await self._open(Preemption(id=f"policy:{lease.pod}", victims=(victim,)))
             if opened is not None:
-                begun |= await self.executor.announce(opened)
+                begun |= await self._announce(opened)
         return begun
+
+
+def _any_evicted(preemption: Preemption) -> bool:
+    return any(victim.outcome is EvictionOutcome.EVICTED for victim in preemption.victims)

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from services.binder.observations import PodSnapshot
 from services.binder.report.explanations import KubernetesEvent, event_of
-from shared.model.errors import RequestError
-from shared.model.events.node_events import ViolationFound, ViolationReason
+from shared.model.events.node_events import ViolationFound
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import Namespace, NodeName, PodUid, name_in
@@ -33,6 +32,8 @@ from shared.model.quantity import timestamp
 HOUR_S = 3600.0
 MINUTE_S = 60.0
 MAX_COOLDOWN_S = 8 * HOUR_S
+MIN_USEFUL_S = 300.0
+"""Nothing is preempted for a pod whose own budget is exhausted sooner."""
 LEASE_CLASSES = {"guaranteed": 0, "reclaimable": 1, "expired": 2}
 _CAUSES = {1: PreemptionCause.RECLAIMABLE, 2: PreemptionCause.EXPIRED}
 _CAUSE_ORDER = (
@@ -57,24 +58,20 @@ REASONS = {PreemptionCause.PRIORITY: PRIORITY, PreemptionCause.VIOLATION: VIOLAT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionRules:
-    """The operator's limits."""
+    """The operator's limits: settings of the binder, which say what each means."""
 
-    notice_s: float = 30.0
-    """Between the announcement of an eviction and the eviction."""
-    min_runtime_s: float = 600.0
-    """Younger leases are not preempted."""
-    min_useful_s: float = 300.0
-    """Nothing is preempted for a pod whose own budget is exhausted sooner."""
-    cooldown_s: float = 600.0
-    """No other pod of the same owner is evicted for this long; doubles after each eviction."""
-    per_namespace_hour: int = 6
-    per_minute: int = 30
-    violations: frozenset[str] = frozenset()
-    """Reasons of violations for which pods are evicted."""
-    spared_namespaces: frozenset[str] = frozenset()
-    """Namespaces whose pods are never evicted for violations."""
     plan_starts_after_s: float = 60.0
-    """How long a pod without a gang waits before its start is planned; 0: none is."""
+    preemption: bool = True
+    preemption_notice_s: float = 30.0
+    preemption_min_runtime_s: float = 600.0
+    preemption_cooldown_s: float = 600.0
+    preemption_per_namespace_hour: int = 6
+    preemption_per_minute: int = 30
+    evict_violators: tuple[str, ...] = ()
+    evict_violators_spare: tuple[str, ...] = ()
+
+
+DEFAULT_RULES = PreemptionRules()
 
 
 class EvictionTier(NamedTuple):
@@ -126,10 +123,10 @@ def cause_for(
     return None
 
 
-def is_worthwhile(own: BudgetChanged | None, rules: PreemptionRules, now: float) -> bool:
+def is_worthwhile(own: BudgetChanged | None, now: float) -> bool:
     """Return whether the pending pod could run long enough on its own budget."""
     exhausted_at = own.exhausted_at if own and lease_class(own) == 0 else None
-    return exhausted_at is None or exhausted_at - now >= rules.min_useful_s
+    return exhausted_at is None or exhausted_at - now >= MIN_USEFUL_S
 
 
 def overdraft_permille(budget: BudgetChanged | None) -> int:
@@ -156,8 +153,9 @@ def cooldown_until(past: Iterable[EvictionRecord], owner: str, rules: Preemption
     evicted = [e.at for e in past if e.owner == owner and e.outcome is EvictionOutcome.EVICTED]
     if not evicted:
         return 0.0
-    cooldown_s = rules.cooldown_s * 2.0 ** min(len(evicted) - 1, 16)
-    return max(evicted) + min(cooldown_s, max(MAX_COOLDOWN_S, rules.cooldown_s))
+    first_s = rules.preemption_cooldown_s
+    cooldown_s = first_s * 2.0 ** min(len(evicted) - 1, 16)
+    return max(evicted) + min(cooldown_s, max(MAX_COOLDOWN_S, first_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,8 +179,8 @@ def allowance(state: PreemptionState, rules: PreemptionRules, now: float) -> All
     used = Counter(e.namespace for e in done if e.at > now - HOUR_S)
     used.update(victim.namespace for victim in planned)
     return Allowance(
-        total=max(0, rules.per_minute - recent),
-        per_namespace=rules.per_namespace_hour,
+        total=max(0, rules.preemption_per_minute - recent),
+        per_namespace=rules.preemption_per_namespace_hour,
         used=used,
     )
 
@@ -201,27 +199,18 @@ def over_limit(
     if all(left.of(victim.namespace) for victim in preemption.victims):
         return ""
     return (
-        f"at most {rules.per_namespace_hour} pods of a namespace are evicted in an hour, and "
-        f"{rules.per_minute} of all in a minute; checked again while the violation lasts"
+        f"at most {rules.preemption_per_namespace_hour} pods of a namespace are evicted in an "
+        f"hour, and {rules.preemption_per_minute} of all in a minute; checked again while the "
+        "violation lasts"
     )
-
-
-def parse_violations(reasons: Iterable[str]) -> frozenset[str]:
-    """Parse the violations for which pods are evicted. Raises RequestError for an unknown one."""
-    for reason in reasons:
-        if reason not in set(ViolationReason):
-            raise RequestError(
-                f"--evict-violators must be among {', '.join(ViolationReason)}, got {reason!r}"
-            )
-    return frozenset(reasons)
 
 
 def is_evictable(event: ViolationFound, rules: PreemptionRules, now: float) -> bool:
     """Return whether pods are evicted for a violation."""
     return (
         abs(now - event.found_at) < MAX_VIOLATION_AGE_S
-        and event.reason in rules.violations
-        and event.namespace not in rules.spared_namespaces
+        and event.reason in rules.evict_violators
+        and event.namespace not in rules.evict_violators_spare
     )
 
 
@@ -237,8 +226,8 @@ def exclusion_reason(
         return "it does not run, or terminates already"
     if not pod.preemptible:
         return "it is labelled as not preemptible"
-    if now - lease.created_at < rules.min_runtime_s:
-        return f"it has not run for {rules.min_runtime_s:g} s"
+    if now - lease.created_at < rules.preemption_min_runtime_s:
+        return f"it has not run for {rules.preemption_min_runtime_s:g} s"
     if cooldown_until(state.evictions, owner_key(pod), rules) > now:
         return "a pod of its owner was evicted recently"
     return None

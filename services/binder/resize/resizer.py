@@ -8,7 +8,6 @@ may be repeated.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.binder.clients import NodeAgentClient, PodClient
@@ -62,7 +61,6 @@ class Resizer:
     publish: Publish
     events: EventRecorder
     clock: Clock
-    capacity_freed: Callable[[], None]
 
     def __post_init__(self) -> None:
         self._retries: dict[PodUid, tuple[float, float]] = {}
@@ -159,7 +157,7 @@ class Resizer:
 
     async def _report(self, change: SizeChange, lease: Lease) -> None:
         self.events.record(event_of(lease, "LeaseResized", _text(change), warning=False))
-        self.capacity_freed()
+        self.ledger.freed.set()
         resized = LeaseResized(
             lease=lease,
             container=change.container,

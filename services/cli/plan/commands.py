@@ -105,7 +105,7 @@ async def _defrag(flags: Defrag) -> int:
     async with KubernetesClient(api.server.credentials) as kubernetes:
         evictions = PodClient(kubernetes)
         cluster = ClusterSnapshot(placing.nodes, *await evictions.list_pods())
-        rules = PreemptionRules(min_runtime_s=flags.min_runtime_s)
+        rules = PreemptionRules(preemption_min_runtime_s=flags.min_runtime_s)
         leases = {lease.pod: lease for totals in placing.nodes for lease in totals.leases}
         staying = {
             lease.pod: reason

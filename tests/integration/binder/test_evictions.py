@@ -46,7 +46,7 @@ async def test_gpusharing_28_a_protected_pod_stays_and_another_plan_is_made(
         await at.save_budget("a")
         await at.waiting("new")
 
-        binder = at.binder(evictions=Unaware(at.kube))
+        binder = at.binder(pods=Unaware(at.kube))
         await at.evict(binder)
 
         assert await at.announced_for("kept") is None
@@ -148,7 +148,7 @@ async def test_a_pod_is_not_evicted_before_a_conflicting_announcement_was_repeat
     await at.running("old", mib=16_000)
     await at.save_budget("a")
     await at.waiting("new")
-    binder = at.binder(evictions=conflicting)
+    binder = at.binder(pods=conflicting)
 
     with pytest.raises(UnavailableError):
         await binder.step()

@@ -418,7 +418,7 @@ async def test_a_pod_for_which_others_may_be_preempted_does_not_wait_for_its_pla
     assert await starts(at)
 
     await at.save_budget("a")
-    at.clock.advance(at.rules.min_runtime_s)
+    at.clock.advance(at.rules.preemption_min_runtime_s)
     await step(at, binder)
 
     state = await at.preemptions.state(now=at.clock.now())

@@ -290,8 +290,9 @@ async def test_a_pod_that_is_not_preemptible_stays(at: Scene, why: str) -> None:
     if why == "own-budget-ends":
         await at.save_budget("b", "guaranteed", exhausted_at=at.clock.now() + 60)
     await at.waiting("new")
-    binder = at.binder(per_namespace_hour=0 if why == "limit" else 6)
-    binder.enabled = why != "disabled"
+    binder = at.binder(
+        preemption_per_namespace_hour=0 if why == "limit" else 6, preemption=why != "disabled"
+    )
 
     await binder.step()
 

@@ -63,7 +63,7 @@ async def test_another_binder_continues_wherever_one_is_killed(
     two = await at.running("two", mib=8_000)
     await at.save_budget("a")
     pod = await at.waiting("new", mib=16_000)
-    binder = at.binder(evictions=Mortal(at.kube, at=call, after=after))
+    binder = at.binder(pods=Mortal(at.kube, at=call, after=after))
     with pytest.raises(KilledError):
         await at.evict(binder)
     successor = at.binder()
@@ -146,7 +146,7 @@ async def test_a_binder_takes_over_from_one_that_had_announced(server: ValkeySer
         Bus.connect(nats.url, name="test") as bus,
     ):
         at.clock = RealClock()
-        at.rules = PreemptionRules(notice_s=1.0, min_runtime_s=60)
+        at.rules = PreemptionRules(preemption_notice_s=1.0, preemption_min_runtime_s=60)
         old = await at.running("old", mib=16_000)
         await at.waiting("new")
 

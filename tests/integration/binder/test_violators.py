@@ -12,7 +12,7 @@ from shared.model.preemption import EvictionOutcome, PreemptionCause, Preemption
 from tests.support.binder.preemption import Scene, scene
 from tests.support.servers.valkey import ValkeyServer
 
-EVICTED = {"violations": frozenset({ViolationReason.TAMPERED, ViolationReason.UNLEASED})}
+EVICTED = {"evict_violators": (ViolationReason.TAMPERED, ViolationReason.UNLEASED)}
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ async def test_a_violator_is_announced_evicted_after_notice_and_recorded(at: Sce
     await binder.evict_violators([seen(at, lease)])
     await binder.step()
     announced = await at.announced_for("bad")
-    at.clock.advance(at.rules.notice_s - 1)
+    at.clock.advance(at.rules.preemption_notice_s - 1)
     await binder.step()
     early = await at.is_deleting("bad")
     at.clock.advance(1)
@@ -89,7 +89,7 @@ async def test_a_pod_without_a_lease_is_evicted_too(at: Scene) -> None:
     made = await at.pod("stranger", "a", spec={})
     uid = PodUid(made["metadata"]["uid"])
     await at.kube.bind_pod("a", "stranger", uid, "a", {})
-    binder = at.binder(**EVICTED, notice_s=0)
+    binder = at.binder(**EVICTED, preemption_notice_s=0)
     lease = Lease(pod=uid, namespace=Namespace("a"), name="stranger", node=NodeName("a"), shares=())
 
     await binder.evict_violators([seen(at, lease, ViolationReason.UNLEASED)])
@@ -115,7 +115,7 @@ async def test_untrusted_or_irrelevant_reports_evict_no_pod(
 ) -> None:
     namespace = changes.get("namespace", "a")
     lease = await at.running("good", namespace=namespace)
-    binder = at.binder(**EVICTED, spared_namespaces=frozenset({"c"}))
+    binder = at.binder(**EVICTED, evict_violators_spare=("c",))
 
     await binder.evict_violators([seen(at, lease, **changes)])
 
@@ -138,7 +138,7 @@ async def test_a_pod_disruption_budget_protects_violators_with_an_event(at: Scen
 
 async def test_hourly_limits_apply_to_simultaneous_violators(at: Scene) -> None:
     leases = [await at.running(f"bad{n}", gpu=n, owner=f"o{n}") for n in range(4)]
-    binder = at.binder(**EVICTED, notice_s=0, per_namespace_hour=2)
+    binder = at.binder(**EVICTED, preemption_notice_s=0, preemption_per_namespace_hour=2)
 
     await binder.evict_violators([seen(at, lease) for lease in leases])
     await at.steps(binder, 3)

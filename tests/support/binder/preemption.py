@@ -9,7 +9,7 @@ from typing import Any
 from services.binder.clients import PodClient
 from services.binder.ledger_sync.sweep import SchedulerOffers
 from services.binder.preempt.planned_starts import StartPlanner
-from services.binder.preempt.preemption_controller import PreemptionController, PreemptionExecutor
+from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.preempt.rules import PreemptionRules
 from services.binder.report.event_writer import ConditionWriter
 from services.binder.report.explanations import KubernetesEvent
@@ -30,7 +30,9 @@ from tests.support.clock import FakeClock
 from tests.support.placer.ledger import ledger, share
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 
-RULES = PreemptionRules(notice_s=30, min_runtime_s=60, cooldown_s=600)
+RULES = PreemptionRules(
+    preemption_notice_s=30, preemption_min_runtime_s=60, preemption_cooldown_s=600
+)
 OWNER = "uid-of-owner"
 
 
@@ -99,21 +101,8 @@ class Scene:
     rules: PreemptionRules = RULES
     reports: RecordedReports = field(default_factory=RecordedReports)
 
-    @property
-    def offers(self) -> SchedulerOffers:
-        return SchedulerOffers(self.ledger.waiting_pods, PodClient(self.kube), self.clock)
-
     def binder(self, **changes: Any) -> PreemptionController:
         """A replica of its own."""
-        executor = PreemptionExecutor(
-            ledger=self.ledger,
-            store=self.preemptions,
-            evictions=changes.pop("evictions", PodClient(self.kube)),
-            events=self.reports,
-            clock=self.clock,
-            rules=replace(self.rules, **changes),
-            offers=self.offers,
-        )
         starts = StartPlanner(
             ledger=self.ledger,
             store=self.preemptions,
@@ -121,7 +110,16 @@ class Scene:
             conditions=ConditionWriter(PodClient(self.kube), self.clock),
             clock=self.clock,
         )
-        return PreemptionController(executor, starts)
+        return PreemptionController(
+            ledger=self.ledger,
+            store=self.preemptions,
+            pods=changes.pop("pods", PodClient(self.kube)),
+            events=self.reports,
+            clock=self.clock,
+            rules=replace(self.rules, **changes),
+            offers=SchedulerOffers(self.ledger.waiting_pods, PodClient(self.kube), self.clock),
+            starts=starts,
+        )
 
     async def running(
         self,

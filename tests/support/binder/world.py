@@ -23,7 +23,7 @@ from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.metrics import ANOMALIES, EVICTIONS, RESIZES
 from services.binder.observations import PodSnapshot
-from services.binder.preempt.rules import PreemptionRules
+from services.binder.preempt.rules import DEFAULT_RULES, PreemptionRules
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
 from shared.kubernetes.client import KubernetesClient
@@ -504,7 +504,7 @@ async def whole_binder(
     kube: KubernetesClient,
     nats_url: str,
     *,
-    rules: PreemptionRules | None = None,
+    rules: PreemptionRules = DEFAULT_RULES,
 ) -> AsyncIterator[None]:
     """Run a binder as its process does, on NATS, while the block lasts."""
     async with Bus.connect(nats_url, name="binder") as bus:

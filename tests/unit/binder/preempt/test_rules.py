@@ -7,6 +7,7 @@ import pytest
 
 from services.binder.clients import selects
 from services.binder.preempt.rules import (
+    Allowance,
     ObservedPreemption,
     PendingPod,
     PreemptionRules,
@@ -16,12 +17,11 @@ from services.binder.preempt.rules import (
     cooldown_until,
     next_step,
     overdraft_permille,
-    parse_violations,
 )
+from services.binder.settings import BinderSettings
 from shared.kubernetes.types import LabelSelector as Selector
 from shared.kubernetes.types import SelectorRequirement
 from shared.model.errors import ConflictError, RequestError
-from shared.model.events.node_events import ViolationReason
 from shared.model.lease import LeaseState
 from shared.model.ledger import Reservation
 from shared.model.names import Namespace, NodeName, PodUid
@@ -109,7 +109,7 @@ def test_the_overdraft_is_a_fraction_of_the_budget() -> None:
 
 
 def test_gpusharing_32_the_cooldown_doubles_with_every_eviction() -> None:
-    rules = PreemptionRules(cooldown_s=600)
+    rules = PreemptionRules(preemption_cooldown_s=600)
     times = [NOW, NOW + 1_000, NOW + 3_000]
 
     pauses = [
@@ -135,11 +135,16 @@ def test_limits_count_past_and_planned_evictions() -> None:
         ),
     )
 
-    found = allowance(state, PreemptionRules(per_namespace_hour=6, per_minute=5), NOW)
+    def allowed(an_hour: int, a_minute: int = 30) -> Allowance:
+        rules = PreemptionRules(
+            preemption_per_namespace_hour=an_hour, preemption_per_minute=a_minute
+        )
+        return allowance(state, rules, NOW)
+
+    found = allowed(6, 5)
 
     assert (found.of(A), found.of(B), found.of(Namespace("c"))) == (2, 2, 2)
-    assert allowance(state, PreemptionRules(per_namespace_hour=3), NOW).of(A) == 0
-    assert allowance(state, PreemptionRules(per_namespace_hour=6), NOW).of(A) == 3
+    assert (allowed(3).of(A), allowed(6).of(A)) == (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +216,6 @@ def test_a_stage_of_a_preemption_cannot_be_skipped() -> None:
 
 
 def test_violations_are_parsed_exactly() -> None:
-    assert parse_violations(["GpuLimitTampered"]) == {ViolationReason.TAMPERED}
-    assert parse_violations([]) == frozenset()
+    BinderSettings(evict_violators=("GpuLimitTampered",)).check()
     with pytest.raises(RequestError, match=r"--evict-violators must be among .*got 'all'"):
-        parse_violations(["all"])
+        BinderSettings(evict_violators=("all",)).check()
