@@ -23,7 +23,7 @@ from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import Reserved
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import Gang
-from tests.support.binder.world import World
+from tests.support.binder.world import World, chosen
 from tests.support.placer.gangs import GANG, in_gang
 from tests.support.placer.ledger import (
     NOW,
@@ -68,6 +68,11 @@ class Binder(World):
     async def list_pods(self, *unbound: str) -> Sequence[PodTerminated]:
         """Compare as `list`, and return the pods that are gone."""
         return [event for event in await self.list(*unbound) if isinstance(event, PodTerminated)]
+
+    async def reserve_gang(self, *pods: str) -> Sequence[Lease]:
+        wanted = [replace(reservation(pod, share("a", 0, 4_000)), gang=GANG.name) for pod in pods]
+        outcomes = await self.ledger.reserve_gang(GANG, wanted, now=NOW, ttl_s=30)
+        return [outcome.lease for outcome in outcomes if isinstance(outcome, Reserved)]
 
     async def waiting(self) -> set[str]:
         return {each.queued.pod for each in await self.ledger.waiting_pods.load()}
@@ -180,17 +185,33 @@ async def test_a_gated_pod_that_vanished_unseen_is_reported(binder: Binder) -> N
 async def test_the_rest_of_a_gang_is_placed_again_if_a_pod_is_deleted_before_it_is_bound(
     binder: Binder,
 ) -> None:
-    wanted = [
-        replace(reservation(pod, share("a", 0, 4_000)), gang=GANG.name) for pod in ("p", "q", "r")
-    ]
-    outcomes = await binder.ledger.reserve_gang(GANG, wanted, now=NOW, ttl_s=30)
-    reserved = [outcome.lease for outcome in outcomes if isinstance(outcome, Reserved)]
+    reserved = await binder.reserve_gang("p", "q", "r")
+
     events = await binder.updater.end_terminated([deleted("q")])
 
     assert {each.lease.pod for each in events if isinstance(each, LeaseChanged)} == {"p", "q", "r"}
     assert {each.pod for each in events if isinstance(each, BindingFailed)} == {"p", "r"}
     assert not any(isinstance(each, Lease) for each in await binder.ledger.bind(reserved))
     assert await assert_sound(binder.ledger) == []
+
+
+async def test_no_pod_of_a_gang_is_bound_if_one_was_deleted_since_they_were_counted(
+    binder: Binder,
+) -> None:
+    """The event of the deletion is still on its way: the API server is read before a Binding."""
+    pods = ("p", "ghost", "q")
+    placements = chosen(*await binder.reserve_gang(*pods))
+    binder.pods.seen = {
+        f"name-of-{pod}": PodSnapshot(PodUid(pod), None) for pod in pods if pod != "ghost"
+    }
+
+    events = await binder.binder.bind_pods(placements)
+
+    assert {each.pod for each in events if isinstance(each, BindingFailed)} >= {"p", "q"}
+    assert not binder.pods.bindings
+    assert await assert_sound(binder.ledger) == []
+    counted = await binder.ledger.waiting_pods.enroll(GANG, [])
+    assert counted.live_count == 0
 
 
 async def test_another_binder_ends_the_lease_of_a_pod_that_vanished_before_it_started(

@@ -1,6 +1,5 @@
-"""Changes of nodes that arrive late or twice, on a real NATS server and a real ledger."""
+"""Changes and lists of nodes that arrive late or twice, on a real ledger."""
 
-import asyncio
 from dataclasses import replace
 
 from services.watcher.trackers import NodeTracker, PodTracker
@@ -8,12 +7,8 @@ from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import NodeChanged, NodesListed
 from shared.model.names import NodeName
 from shared.model.node import NodeFacts
-from shared.nats.bus import Bus
 from tests.support.binder.world import World
 from tests.support.placer.ledger import facts, ledger
-from tests.support.servers.nats import nats_server
-
-LIMIT_S = 30.0
 
 
 class Watch:
@@ -25,9 +20,6 @@ class Watch:
     def change(self, node: NodeFacts, version: int) -> list[NodeChanged]:
         return self.nodes.update(node, version)
 
-    def changes_again(self) -> list[NodeChanged]:
-        return [event for event in self.nodes.resync() if isinstance(event, NodeChanged)]
-
     def listings(self) -> list[NodesListed]:
         return [event for event in self.nodes.resync() if isinstance(event, NodesListed)]
 
@@ -37,61 +29,6 @@ class Watch:
 
 async def known_nodes(leases: RedisLeases) -> dict[NodeName, NodeFacts]:
     return {node.facts.name: node.facts for node in (await leases.snapshot()).nodes}
-
-
-async def test_a_node_that_was_deleted_and_came_back_stays_when_its_end_is_delivered_again(
-    url: str,
-) -> None:
-    """A binder is killed after it removed the node and before it acknowledged that."""
-    node, watch = facts("a"), Watch()
-    async with (
-        nats_server() as nats,
-        Bus.connect(nats.url, name="watcher") as watcher,
-        Bus.connect(nats.url, name="binder") as bus,
-        ledger(url, {}) as leases,
-    ):
-        ledger_updates = World(leases).binder
-        inbox = await bus.subscribe([NodeChanged], group="save-nodes")
-        async with asyncio.timeout(LIMIT_S):
-            await watcher.publish(watch.change(node, 1))
-            await watcher.publish(watch.delete(node, 2))
-            gone = None
-            while gone is None:
-                for delivered in await inbox.batch():
-                    await ledger_updates.save_nodes(delivered.events)
-                    if delivered.events[0].deleted:
-                        gone = delivered
-                    else:
-                        delivered.confirm()
-            assert not await known_nodes(leases)
-
-            await watcher.publish(watch.change(node, 3))
-            [back] = await inbox.batch()
-            await ledger_updates.save_nodes(back.events)
-            back.confirm()
-            gone.retry(0.0)
-            [again] = await inbox.batch()
-            assert again.events[0].deleted
-            assert again.attempts > 1
-            await ledger_updates.save_nodes(again.events)
-
-        assert set(await known_nodes(leases)) == {node.name}
-
-
-async def test_a_cordon_is_saved_whichever_watcher_published_the_node_before(url: str) -> None:
-    """No clock of a watcher takes part, so that none can be ahead."""
-    node, one, other = facts("a"), Watch(), Watch()
-    cordoned = replace(node, unschedulable=True)
-    async with ledger(url, {}) as leases:
-        binder = World(leases).binder
-        await binder.save_nodes(one.change(node, 1))
-
-        await binder.save_nodes(other.change(cordoned, 2))
-        late = one.changes_again()
-        await binder.save_nodes(late)
-
-        assert (await known_nodes(leases))[node.name].unschedulable
-        assert [event.revision.node for event in late] == [1]
 
 
 async def test_the_newest_of_a_batch_counts_in_any_order(url: str) -> None:

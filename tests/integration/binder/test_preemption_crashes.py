@@ -1,24 +1,15 @@
 """Preemption continues exactly where a binder was killed, and never twice."""
 
 import asyncio
-import time
 
 import pytest
 
 from services.binder.clients import PodClient
-from services.binder.metrics import EVICTIONS
 from services.binder.observations import PodSnapshot
-from services.binder.preempt.rules import PreemptionRules
 from shared.kubernetes.client import KubernetesClient
 from shared.model.preemption import EvictionOutcome, Victim
-from shared.nats.bus import Bus
-from tests.support.binder.preemption import Scene, budget, scene
-from tests.support.binder.world import whole_binder
-from tests.support.clock import FakeClock
+from tests.support.binder.preemption import Scene
 from tests.support.placer.ledger import rebuild
-from tests.support.servers.nats import nats_server
-from tests.support.servers.valkey import ValkeyServer
-from tests.support.waiting import until
 
 
 class KilledError(Exception):
@@ -128,43 +119,3 @@ async def _turn_over(at: Scene) -> None:
     """Wait until the leader's turn is over: the server's clock is real."""
     prefix = at.ledger._connection.prefix.removesuffix(":")
     await at.preemptions._connection._redis.delete(f"{prefix}-preemption:leader")
-
-
-class RealClock(FakeClock):
-    """The machine's."""
-
-    def now(self) -> float:
-        return time.time()
-
-
-async def test_a_binder_takes_over_from_one_that_had_announced(server: ValkeyServer) -> None:
-    await server.ready()
-    before = EVICTIONS.labels("a", "reclaimable")._value.get()
-    async with (
-        nats_server() as nats,
-        scene(server.url) as at,
-        Bus.connect(nats.url, name="test") as bus,
-    ):
-        at.clock = RealClock()
-        at.rules = PreemptionRules(preemption_notice_s=1.0, preemption_min_runtime_s=60)
-        old = await at.running("old", mib=16_000)
-        await at.waiting("new")
-
-        async with whole_binder(at.ledger, at.kube, nats.url, rules=at.rules):
-            await bus.publish([budget("a", reported_at=time.time())])
-            await until(lambda: at.announced_for("old"))
-        assert not await at.is_deleting("old")
-        async with whole_binder(at.ledger, at.kube, nats.url, rules=at.rules):
-            await until(lambda: at.is_deleting("old"))
-            await at.terminate(old)
-            await until(lambda: bound(at))
-
-        [lease] = [each async for page in at.ledger.load_all() for each in page]
-        assert lease.name == "new"
-        assert EVICTIONS.labels("a", "reclaimable")._value.get() == before + 1
-        assert at.writes("old")["delete/eviction"] == 1
-
-
-async def bound(at: Scene) -> bool:
-    pod = await at.get_pod("new", "b")
-    return pod is not None and pod["spec"].get("nodeName") == "a"

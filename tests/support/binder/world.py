@@ -23,13 +23,10 @@ from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.metrics import ANOMALIES, EVICTIONS, RESIZES
 from services.binder.observations import PodSnapshot
-from services.binder.preempt.rules import DEFAULT_RULES, PreemptionRules
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
-from shared.kubernetes.client import KubernetesClient
 from shared.ledger.leases import RedisLeases
 from shared.model.claim import device_name
-from shared.model.clock import SystemClock
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
 from shared.model.events.event import Event
@@ -39,10 +36,8 @@ from shared.model.lease import Lease, LeaseState, Share, ShareSize
 from shared.model.ledger import LedgerStatus
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import AntiAffinityTerm
-from shared.nats.bus import Bus
-from shared.runtime.runner import Runner, run_loop
+from shared.runtime.runner import run_loop
 from shared.runtime.service import roles_of
-from shared.runtime.telemetry import Tracing
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import ledger
 
@@ -320,13 +315,6 @@ class FakeAgents(NodeAgentClient):
         return {pod for pod in pods if self.answers[pod]}
 
 
-class PermissiveAgents(NodeAgentClient):
-    """Agents that admit every pod; other requests go to NATS."""
-
-    async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply:
-        return BindReply()
-
-
 class Counts:
     """What the binder's metrics have counted since this was made, by their labels."""
 
@@ -496,30 +484,3 @@ async def _run(loop: Callable[[], Any]) -> None:
     roles = {role.method: role for role in roles_of(service)}
     role = roles.get(getattr(loop, "__name__", ""))
     await (loop() if role is None else run_loop(service, role, service.publish))
-
-
-@contextlib.asynccontextmanager
-async def whole_binder(
-    ledger: RedisLeases,
-    kube: KubernetesClient,
-    nats_url: str,
-    *,
-    rules: PreemptionRules = DEFAULT_RULES,
-) -> AsyncIterator[None]:
-    """Run a binder as its process does, on NATS, while the block lasts."""
-    async with Bus.connect(nats_url, name="binder") as bus:
-        ports = BinderPorts(
-            ledger=ledger,
-            pods=PodClient(kube),
-            claims=FakeClaims(),
-            agents=PermissiveAgents(bus),
-            publish=bus.publish,
-            clock=SystemClock(),
-            host_clock=SystemClock(),
-        )
-        runner = Runner("binder", build_binder(ports, rules=rules), bus, Tracing("binder", None))
-        started = asyncio.Event()
-        async with running(lambda: runner.run(started)):
-            async with asyncio.timeout(30):
-                await started.wait()
-            yield

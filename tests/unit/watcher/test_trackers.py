@@ -162,14 +162,6 @@ def test_pods_that_wait_for_their_turn_are_published_again_less_and_less_often()
     assert published == [3, 6, 12, 24, 48, 72]
 
 
-@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
-def test_the_clock_of_the_api_server_does_not_delay_unexplained_pods(ahead_s: float) -> None:
-    pods = PodTracker()
-    pods.update(structs.replace(WAITING, created_at=time.time() + ahead_s), None)
-
-    assert [len(pods.resync_unexplained(number)) for number in range(1, 5)] == [0, 0, 1, 0]
-
-
 def test_each_explained_pod_is_published_again_in_one_shard() -> None:
     pods = PodTracker()
     for number in range(50):

@@ -1,4 +1,4 @@
-"""A rebuild and watchers whose clocks are off, on a real ledger."""
+"""What a rebuild requests and reads, and how often, on a real ledger."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,6 @@ from tests.support.binder.events import activation, bound, report
 from tests.support.binder.world import FakePods, holders, lease
 from tests.support.placer.ledger import ledger
 
-HOUR_S = 3600.0
 TIMING = RebuildTiming(settle_s=0.01, poll_s=0.02, resync_every_s=0.2)
 
 
@@ -75,23 +74,6 @@ async def rebuild(
                             await asyncio.sleep(timing.poll_s)
                         published += events
             return published
-
-
-@pytest.mark.parametrize("off_s", [-45.0, -HOUR_S, HOUR_S])
-async def test_the_clock_of_the_watcher_does_not_delay_a_rebuild(
-    url: str, monkeypatch: pytest.MonkeyPatch, off_s: float
-) -> None:
-    """A watcher's clock 45 s behind kept the ledger closed for 49 s."""
-    now = time.time
-
-    async def answer(staging: LedgerStaging, request_id: str) -> None:
-        with monkeypatch.context() as host:
-            host.setattr(time, "time", lambda: now() + off_s)
-            chunks = await listing(request_id)
-        for chunk in chunks:
-            await staging.save_chunk(chunk)
-
-    assert await rebuild(url, answer)
 
 
 async def test_a_list_that_began_before_the_request_does_not_count(url: str) -> None:
