@@ -87,11 +87,12 @@ def decode_outcome(
         return GonePod(pod=wanted.pod)
     if number == _TOO_LARGE:
         return TooLarge(pod=wanted.pod, reason=next(values).decode())
-    return _decode_refusal(wanted.pod, next(values))
+    return _decode_refusal(wanted.pod, msgspec.msgpack.decode(next(values)))
 
 
-def _decode_refusal(pod: PodUid, packed: bytes) -> NoCapacity:
-    reason, nodes, devices, excesses, reserved_for_other = msgspec.msgpack.decode(packed)
+def _decode_refusal(pod: PodUid, row: Sequence[Any]) -> NoCapacity:
+    """Decode why a pod gets no lease, or a lease not the shares that it was to get."""
+    reason, devices, excesses, nodes, reserved_for_other = (*row, (), False)[:5]
     states = map(decode_device_row, devices)
     return NoCapacity(
         pod=pod,
@@ -100,19 +101,6 @@ def _decode_refusal(pod: PodUid, packed: bytes) -> NoCapacity:
         nodes=dict(map(decode_node_row, nodes)),
         quotas=decode_excesses(excesses),
         reserved_for_other=reserved_for_other,
-    )
-
-
-def decode_resize_refusal(
-    pod: PodUid, reason: str, devices: Sequence[Any], excesses: Sequence[Any]
-) -> NoCapacity:
-    """Decode why a lease cannot have the shares that it was to get."""
-    states = map(decode_device_row, devices)
-    return NoCapacity(
-        pod=pod,
-        reason=reason,
-        devices={state.uuid: state.use for state in states},
-        quotas=decode_excesses(excesses),
     )
 
 
@@ -152,7 +140,7 @@ class LeaseResizes(LedgerPart):
             return StaleLeaseError(lease.pod, read=lease.version, stored=details[0] or None)
         if outcome == "unlocked":
             raise ConflictError(f"the lock to resize the lease of pod {lease.pod} has expired")
-        return decode_resize_refusal(lease.pod, *details)
+        return _decode_refusal(lease.pod, details)
 
     async def unsynced(self, *, older_than_s: float, most: int = 100) -> list[PodUid]:
         """Return the pods of leases whose node or annotations may be outdated after a resize."""
@@ -172,8 +160,7 @@ class LeaseResizes(LedgerPart):
         await self._run("set_unsynced", rows, state="open")
 
     async def _run(self, *args: object, state: str = "ready") -> Any:
-        (packed,) = await self._connection.run_raw("resize", *args, state=state)
-        return unpack(packed)
+        return await self._connection.run("resize", *args, state=state)
 
 
 PAGE = 25
@@ -222,8 +209,7 @@ class ClaimLeases(LedgerPart):
         Returns for each whether it still had the version it was read with.
         """
         rows = [(lease.pod, lease.version) for lease in leases]
-        (packed,) = await self._connection.run_raw("resource_claims", "deallocated", rows)
-        return [bool(marked) for marked in unpack(packed)]
+        return list(map(bool, await self._connection.run("resource_claims", "deallocated", rows)))
 
     async def set_consumers(self, lease: Lease, consumers: Sequence[PodUid]) -> Lease | None:
         """Replace the consumers of a claim's lease; None if it has changed since it was read."""

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -56,38 +57,43 @@ async def redis_facts(
     url: str, credentials: ClientCredentials = NO_CREDENTIALS, *, timeout_s: float = TIMEOUT_S
 ) -> RedisFacts:
     """Query a server once. Raises UnavailableError if it does not respond."""
+    async with _connected(url, credentials, timeout_s) as client:
+        await client.ping()
+        before = time.time()
+        seconds, micros = await client.time()
+        after = time.time()
+        replication: dict[str, Any] = await client.info("replication")
+        persistence: dict[str, Any] = await client.info("persistence")
+        server: dict[str, Any] = await client.info("server")
+        valkey = str(server.get("valkey_version", ""))
+        return RedisFacts(
+            program="Valkey" if valkey else "Redis",
+            version=valkey or str(server.get("redis_version", "")),
+            role=str(replication.get("role", "")),
+            replicas=int(replication.get("connected_slaves", 0)),
+            appendonly="yes" if persistence.get("aof_enabled") else "no",
+            maxmemory_policy=await _maxmemory_policy(client),
+            last_write_succeeded=persistence.get("aof_last_write_status", "ok") == "ok",
+            replay_refusal=await _replay_refusal(client, valkey),
+            ahead_s=clock_ahead_s(seconds + micros / 1e6, before, after),
+        )
+
+
+@asynccontextmanager
+async def _connected(
+    url: str, credentials: ClientCredentials, timeout_s: float = TIMEOUT_S
+) -> AsyncIterator[Any]:
+    """Yield a client for `timeout_s` seconds; what the server refuses is an UnavailableError."""
     client = redis.asyncio.Redis.from_pool(connection_pool(url, credentials, timeout_s=timeout_s))
     try:
         async with asyncio.timeout(timeout_s):
-            return await _facts(client)
+            yield client
     except (RedisError, OSError, TimeoutError) as error:
         late = f"no reply within {timeout_s:g} s" if type(error) is TimeoutError else ""
         reason = late or tls_fault(error, flag="--redis") or str(error) or type(error).__name__
         raise UnavailableError(f"Redis: {reason}") from error
     finally:
         await client.aclose()
-
-
-async def _facts(client: Any) -> RedisFacts:
-    await client.ping()
-    before = time.time()
-    seconds, micros = await client.time()
-    after = time.time()
-    replication: dict[str, Any] = await client.info("replication")
-    persistence: dict[str, Any] = await client.info("persistence")
-    server: dict[str, Any] = await client.info("server")
-    valkey = str(server.get("valkey_version", ""))
-    return RedisFacts(
-        program="Valkey" if valkey else "Redis",
-        version=valkey or str(server.get("redis_version", "")),
-        role=str(replication.get("role", "")),
-        replicas=int(replication.get("connected_slaves", 0)),
-        appendonly="yes" if persistence.get("aof_enabled") else "no",
-        maxmemory_policy=await _maxmemory_policy(client),
-        last_write_succeeded=persistence.get("aof_last_write_status", "ok") == "ok",
-        replay_refusal=await _replay_refusal(client, valkey),
-        ahead_s=clock_ahead_s(seconds + micros / 1e6, before, after),
-    )
 
 
 async def _maxmemory_policy(client: Any) -> str:
@@ -146,13 +152,6 @@ async def ping(url: str, credentials: ClientCredentials) -> None:
 async def _execute_all(
     url: str, credentials: ClientCredentials, commands: Sequence[Sequence[str]]
 ) -> None:
-    client = redis.asyncio.Redis.from_pool(connection_pool(url, credentials, timeout_s=TIMEOUT_S))
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            for command in commands:
-                await client.execute_command(*command)
-    except (RedisError, OSError, TimeoutError) as error:
-        reason = tls_fault(error, flag="--redis") or str(error) or type(error).__name__
-        raise UnavailableError(f"Redis: {reason}") from error
-    finally:
-        await client.aclose()
+    async with _connected(url, credentials) as client:
+        for command in commands:
+            await client.execute_command(*command)

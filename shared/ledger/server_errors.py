@@ -75,39 +75,26 @@ def _is_bug(error: ResponseError, text: str) -> bool:
 
 def _unready_reason(text: str) -> str:
     """Explain a script's error: its word, the stored format and ours."""
-    word, *formats = text.split()
-    if word == "LOSTWRITES":
-        return (
-            "has lost writes that it had confirmed (a replica that was behind took over, or an "
-            "older file was loaded); it rejects calls until a binder has rebuilt it"
-        )
-    if word == "LOSTKEYS":
-        found, known = formats
-        return (
-            f"has {found} of its {known} main keys (others were evicted or deleted); it rejects "
-            "calls until a binder has rebuilt it"
-        )
-    if word == "WRONGTYPE":
-        return (
-            "has a key of a type that no script of ours gives it (something else has written to "
-            "Redis); a binder deletes the key, and rebuilds the ledger, within seconds"
-        )
-    if word == "FORMAT":
-        stored, ours = formats
-        return (
-            f"has format {stored}, which a newer version writes; this program uses format {ours} "
-            "and does not change it: run the newer version, or see docs/upgrade.md"
-        )
-    if formats:
-        stored, ours = formats
-        return (
-            f"has format {stored} and is being rebuilt in format {ours}; a binder of this version "
-            "does it as soon as it has the list of pods, then the same call succeeds"
-        )
-    return (
-        "is being rebuilt; a binder does it as soon as it has the list of pods, then the same call "
-        "succeeds"
-    )
+    word, *numbers = text.split()
+    key = f"{word} {len(numbers)}" if word == "NOTREADY" else word
+    return _UNREADY[key].format(*numbers)
+
+
+_UNREADY = {
+    "LOSTWRITES": "has lost writes that it had confirmed (a replica that was behind took over, or "
+    "an older file was loaded); it rejects calls until a binder has rebuilt it",
+    "LOSTKEYS": "has {} of its {} main keys (others were evicted or deleted); it rejects calls "
+    "until a binder has rebuilt it",
+    "WRONGTYPE": "has a key of a type that no script of ours gives it (something else has written "
+    "to Redis); a binder deletes the key, and rebuilds the ledger, within seconds",
+    "FORMAT": "has format {}, which a newer version writes; this program uses format {} and does "
+    "not change it: run the newer version, or see docs/upgrade.md",
+    "NOTREADY 2": "has format {} and is being rebuilt in format {}; a binder of this version does "
+    "it as soon as it has the list of pods, then the same call succeeds",
+    "NOTREADY 0": "is being rebuilt; a binder does it as soon as it has the list of pods, then the "
+    "same call succeeds",
+}
+"""What the scripts' errors mean, by their words."""
 
 
 def _unavailability(error: Exception, text: str) -> str:

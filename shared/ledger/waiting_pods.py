@@ -1,7 +1,7 @@
 """Waiting pods in the ledger: for capacity, with their gang, or at their budget's gate."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,6 @@ from shared.ledger.rows.lease_rows import decode_lease, text
 from shared.ledger.rows.unreadable import readable
 from shared.ledger.rows.waiting_rows import (
     decode_waiting_pod,
-    encode_enrolled_pod,
     encode_waiting_pod,
 )
 from shared.model.errors import RequestError
@@ -45,7 +44,7 @@ class WaitingPods(LedgerPart):
         gone: list[PodUid] = []
         changed: list[PodUid] = []
         for batch in in_batches(verdicts):
-            rows = _encoded(batch, encode_waiting_pod)
+            rows = _encoded(batch)
             found = await self._connection.run("wait", "wait", rows)
             for pods, names in zip((stale, leased, gone, changed), found, strict=True):
                 pods.extend(map(PodUid, names))
@@ -124,7 +123,7 @@ class WaitingPods(LedgerPart):
         A pod that waits already is left as it is, and one that is gone is not stored. If one was
         queued again, all waiting pods of the gang are returned, to be decided again with it.
         """
-        rows = _encoded(enrolled, encode_enrolled_pod)
+        rows = _encoded(enrolled)
         requeued = any(waiting.queued.requeue_number for waiting in enrolled)
         packed, *values = await self._connection.run_raw(
             "enroll", escaped(gang.name), gang.min_member, rows, requeued
@@ -143,14 +142,12 @@ def _decode_row(row: Sequence[Any]) -> WaitingPod:
     return decode_waiting_pod(*row)
 
 
-def _encoded(
-    waiting: Iterable[WaitingPod], encode: Callable[[WaitingPod], list[Any]]
-) -> list[list[Any]]:
+def _encoded(waiting: Iterable[WaitingPod]) -> list[list[Any]]:
     """Pack waiting pods; those that are too large are left out."""
     rows = []
     for each in waiting:
         try:
-            rows.append(encode(each))
+            rows.append(encode_waiting_pod(each))
         except (RequestError, OverflowError, UnicodeEncodeError) as error:
             queued = each.queued
             logger.warning("%s/%s does not wait: %s", queued.namespace, queued.name, error)

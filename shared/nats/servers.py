@@ -1,8 +1,11 @@
 """Checks of NATS servers, and reloads of their configuration."""
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
+from typing import Any
 
 from shared.credentials.logins import ClientCredentials
 from shared.nats.connection import connected
@@ -10,6 +13,8 @@ from shared.nats.connection import connected
 LISTEN_S = 1.0
 """Time that servers of a cluster have to respond."""
 RELOAD_PATIENCE_S = 10.0
+TIMEOUT_S = 8.0
+"""Longer than a busy machine needs: slowness is not the problem that a diagnosis looks for."""
 
 
 async def reload_servers(url: str, credentials: ClientCredentials) -> int:
@@ -17,28 +22,11 @@ async def reload_servers(url: str, credentials: ClientCredentials) -> int:
 
     Servers close all connections then. Raises UnavailableError if no server accepts our login.
     """
-    client = await connected(
-        url, name="leasehold reload", credentials=credentials, patience_s=RELOAD_PATIENCE_S
-    )
-    try:
-        found: set[str] = set()
-        inbox = client.new_inbox()
-
-        async def collect(message: object) -> None:
-            found.add(str(json.loads(message.data)["server"]["id"]))  # type: ignore[attr-defined]
-
-        await client.subscribe(inbox, cb=collect)
-        await client.publish("$SYS.REQ.SERVER.PING", b"", reply=inbox)
-        await asyncio.sleep(LISTEN_S)
-        reply_subject = f"{inbox}.reloaded"
-        await client.subscribe(reply_subject, cb=collect)
-        for server in found:  # a server ignores a request without a reply subject
-            await client.publish(f"$SYS.REQ.SERVER.{server}.RELOAD", b"", reply=reply_subject)
-        await client.flush()
-        await asyncio.sleep(LISTEN_S)
+    async with _connected(url, credentials, "leasehold reload") as client:
+        replies = await _replies(client, ["$SYS.REQ.SERVER.PING"])
+        found = {each["server"]["id"] for each in replies}
+        await _replies(client, [f"$SYS.REQ.SERVER.{server}.RELOAD" for server in found])
         return len(found)
-    finally:
-        await client.close()
 
 
 async def certificate_expirations(url: str, credentials: ClientCredentials) -> set[datetime | None]:
@@ -46,33 +34,39 @@ async def certificate_expirations(url: str, credentials: ClientCredentials) -> s
 
     Raises UnavailableError if no server accepts our login, or its certificate is not trusted.
     """
-    client = await connected(
-        url, name="leasehold certificates", credentials=credentials, patience_s=RELOAD_PATIENCE_S
-    )
-    try:
-        found: set[datetime | None] = set()
-
-        async def collect(message: object) -> None:
-            data = json.loads(message.data).get("data", {})  # type: ignore[attr-defined]
-            expires = data.get("tls_cert_not_after")
-            found.add(datetime.fromisoformat(expires) if expires else None)
-
-        inbox = client.new_inbox()
-        await client.subscribe(inbox, cb=collect)
-        await client.publish("$SYS.REQ.SERVER.PING.VARZ", b"", reply=inbox)
-        await client.flush()
-        await asyncio.sleep(LISTEN_S)
-        return found
-    finally:
-        await client.close()
-
-
-TIMEOUT_S = 8.0
-"""Longer than a busy machine needs: slowness is not the problem that a diagnosis looks for."""
-_CLIENT_NAME = "leasehold doctor"
+    async with _connected(url, credentials, "leasehold certificates") as client:
+        replies = await _replies(client, ["$SYS.REQ.SERVER.PING.VARZ"])
+    expirations = (each.get("data", {}).get("tls_cert_not_after") for each in replies)
+    return {datetime.fromisoformat(at) if at else None for at in expirations}
 
 
 async def check_connection(url: str, credentials: ClientCredentials) -> None:
     """Connect and disconnect. Raises UnavailableError with the reason if that fails."""
-    client = await connected(url, name=_CLIENT_NAME, credentials=credentials, patience_s=TIMEOUT_S)
-    await client.close()
+    async with _connected(url, credentials, "leasehold doctor", patience_s=TIMEOUT_S):
+        pass
+
+
+@contextlib.asynccontextmanager
+async def _connected(
+    url: str, credentials: ClientCredentials, name: str, *, patience_s: float = RELOAD_PATIENCE_S
+) -> AsyncIterator[Any]:
+    client = await connected(url, name=name, credentials=credentials, patience_s=patience_s)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def _replies(client: Any, subjects: Iterable[str]) -> list[Any]:
+    """Return what servers reply to requests; one without a reply subject would be ignored."""
+    found, inbox = list[Any](), client.new_inbox()
+
+    async def collect(message: Any) -> None:
+        found.append(json.loads(message.data))
+
+    await client.subscribe(inbox, cb=collect)
+    for subject in subjects:
+        await client.publish(subject, b"", reply=inbox)
+    await client.flush()
+    await asyncio.sleep(LISTEN_S)
+    return found

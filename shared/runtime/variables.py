@@ -196,13 +196,6 @@ def argument_reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return parse
 
 
-def argument_of(
-    variable: str, default: str = "", read: Callable[[str], Any] = str
-) -> dict[str, Any]:
-    """Return `default` and `type` of an argument of a command that has a variable, too."""
-    return {"default": VariableText.read(variable, default), "type": argument_reader(read)}
-
-
 def number_argument(kind: type[int] | type[float], at_least: float = 0) -> Callable[[str], Any]:
     """Return the `type` of an argument that is a finite number, for `int` a whole one."""
     bounds = Bounds(at_least=at_least)

@@ -21,14 +21,14 @@ LOCK = "call('SET', lock_key(pod), token, 'NX', 'PX', ttl_ms)"
 MODEL_LOCK = """
     local lock = lock_key(pod)
     if now_ms >= tonumber(call('GET', lock .. '.end') or 0) then call('DEL', lock) end
-    if not call('SET', lock, token, 'NX') then return {encode(false)} end
+    if not call('SET', lock, token, 'NX') then return encode(false) end
     call('SET', lock .. '.end', now_ms + ttl_ms)
-    return {encode(true)}"""
+    return encode(true)"""
 IS_LOCKED = "call('GET', lock_key(pod)) ~= token"
 MODEL_IS_LOCKED = f"({IS_LOCKED} or now_ms >= tonumber(call('GET', lock_key(pod) .. '.end')))"
 EDITS = [
     ("call('TIME')", "({ARGV[7], ARGV[8]})"),
-    (f"return {{encode({LOCK} and true or false)}}", MODEL_LOCK),
+    (f"return encode({LOCK} and true or false)", MODEL_LOCK),
     (IS_LOCKED, MODEL_IS_LOCKED),
     (
         "leader ~= name then",

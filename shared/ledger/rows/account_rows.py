@@ -4,7 +4,7 @@ journal      hash    generation (of the ledger of leases), cursor (the last entr
 tenures that was taken over)
 revisions    hash    namespace -> revision
 states, budgets  hashes  namespace -> JSON
-tenures:NS   hash    tenure -> JSON;   charged:NS, ended:NS  hashes  tenure -> ms
+tenures:NS   hash    tenure -> JSON as it began;   charged:NS, ended:NS  hashes  tenure -> ms
 windows:NS   hash    window -> JSON;   starts:NS  zset  window -> start
 open         hash    namespace -> its open window
 entries:NS   stream  append only; ids are instants of the server's clock
@@ -14,10 +14,9 @@ costs        hash    start of an hour in ms -> JSON
 done:TENURE  string  for a day: until when a tenure that ended was charged
 """
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
 import msgspec
 
@@ -35,14 +34,10 @@ from shared.model.budget import (
 from shared.model.costs.cost_records import CostMark
 from shared.model.names import Namespace
 
-R = TypeVar("R")
-
 DONE_TTL_S = 86_400
 """A released lease may return from the copy on its pod; it is not charged twice."""
 GRANT_TTL_S = 30 * 86_400
 """A request for a grant that is repeated within this time adds it once."""
-_STORED_APART = ("id", "charged_ms", "ended_ms")
-"""Fields of a tenure that have hashes of their own."""
 
 
 @dataclass(slots=True)
@@ -87,7 +82,7 @@ def journal_write(
             write.guards.append(_revision_guard(keys, name, change.revision))
         for lease in change.held:
             write.commands += [
-                ("HSETNX", keys.of("tenures", name), lease.id, _encode_tenure(lease)),
+                ("HSETNX", keys.of("tenures", name), lease.id, _encode(lease)),
                 ("HSETNX", keys.of("charged", name), lease.id, str(lease.charged_ms)),
                 ("HDEL", ended, lease.id),
             ]
@@ -183,8 +178,7 @@ def decode_account(row: Sequence[Any]) -> Account:
     namespace, revision, tenures, charged, ended, state, windows, budget = row
     charged_ms, ended_ms = dict(pairs(charged)), dict(pairs(ended))
     leases = (
-        _decode_tenure(id_, text, charged_ms[id_], ended_ms.get(id_))
-        for id_, text in pairs(tenures)
+        _decode_tenure(text, charged_ms[id_], ended_ms.get(id_)) for id_, text in pairs(tenures)
     )
     by_id = {window.id: window for window in map(decode_window, windows)}
     return Account(
@@ -204,7 +198,8 @@ def decode_window(text: str) -> BudgetWindow:
 
 def decode_charge_entry(id_: str, text: str) -> ChargeEntry:
     """Decode an entry of the stream, with its id and instant."""
-    return _converted(ChargeEntry, text, {"id": id_, "ts_ms": instant_of(id_)})
+    entry = msgspec.json.decode(text, type=ChargeEntry)
+    return replace(entry, id=id_, ts_ms=instant_of(id_))
 
 
 def instant_of(entry_id: str) -> int:
@@ -217,26 +212,16 @@ def pairs(flat: Sequence[str]) -> Iterable[tuple[str, str]]:
     return zip(flat[::2], flat[1::2], strict=True)
 
 
-def _decode_tenure(id_: str, text: str, charged_ms: str, ended_ms: str | None) -> ChargedLease:
-    apart = {"id": id_, "charged_ms": int(charged_ms)}
-    return _converted(
-        ChargedLease, text, {**apart, "ended_ms": None if ended_ms is None else int(ended_ms)}
+def _decode_tenure(text: str, charged_ms: str, ended_ms: str | None) -> ChargedLease:
+    return replace(
+        msgspec.json.decode(text, type=ChargedLease),
+        charged_ms=int(charged_ms),
+        ended_ms=None if ended_ms is None else int(ended_ms),
     )
-
-
-def _converted(kind: type[R], text: str, more: Mapping[str, object]) -> R:
-    return msgspec.convert({**json.loads(text), **more}, kind)
-
-
-def _encode_tenure(lease: ChargedLease) -> str:
-    return _json({key: each for key, each in asdict(lease).items() if key not in _STORED_APART})
 
 
 def _encode(record: Any) -> str:
     """Encode a dataclass, without the fields that have their defaults."""
     defaults = {each.name: each.default for each in fields(record)}
-    return _json({key: each for key, each in asdict(record).items() if each != defaults[key]})
-
-
-def _json(record: Mapping[str, object]) -> str:
-    return json.dumps(record, separators=(",", ":"))
+    changed = {key: each for key, each in asdict(record).items() if each != defaults[key]}
+    return msgspec.json.encode(changed).decode()

@@ -45,33 +45,22 @@ def rank_of(priority: int) -> int:
     return min(max(_PRIORITIES - 1 - (priority - _LOWEST_PRIORITY), 0), _PRIORITIES - 1)
 
 
-def _record(waiting: WaitingPod) -> str:
-    record = text((waiting.queued, waiting.refusal))
-    check_size("the record of the waiting pod", len(record.encode()), MOST_WAITING_BYTES)
-    return record
-
-
 def encode_waiting_pod(waiting: WaitingPod) -> list[Any]:
     """Pack a waiting pod. Raises RequestError if it is too large."""
+    record = text((waiting.queued, waiting.refusal))
+    check_size("the record of the waiting pod", len(record.encode()), MOST_WAITING_BYTES)
     return [
         waiting.queued.pod,
         _group(waiting),
         order_of(waiting.queued),
         waiting.capacity,
-        _record(waiting),
+        record,
         waiting.waiting_since,
         gang_of(waiting.queued),
         waiting.receives_offers,
         waiting.min_members,
         waiting.queued.namespace,
     ]
-
-
-def encode_enrolled_pod(waiting: WaitingPod) -> list[object]:
-    """Pack a pod of a gang that receives no offers yet."""
-    record = _record(waiting)
-    order, since = order_of(waiting.queued), waiting.waiting_since
-    return [waiting.queued.pod, _group(waiting), order, record, since, waiting.queued.namespace]
 
 
 def gang_of(queued: PodQueued) -> str:

@@ -1,8 +1,7 @@
--- Advance leases to their next state. Arguments: {'bound', rows of {pod, version that the caller read,
--- device and fence of its first share ('' and -1 without shares)}} or {'active', rows of {pod, node}}: a lease on
--- another node stays as it is.
--- Returns numbers, and leases. Per row: -1 and the lease; or, if the life cycle does not allow it, the
--- stored version, or 0 without a lease on that node.
+-- Advance leases to their next state. Arguments: {'bound', rows of {pod, version that the caller read, device and fence
+-- of its first share ('' and -1 without shares)}} or {'active', rows of {pod, node}}: a lease on another node stays.
+-- Returns numbers, and leases. Per row: -1 and the lease; or, if the life cycle does not allow it, the stored version,
+-- or 0 without a lease on that node.
 local to, rows = ARGS[1], ARGS[2]
 local to_state = to == 'bound' and BOUND or ACTIVE
 fetch_leases_of(rows)

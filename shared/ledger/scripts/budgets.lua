@@ -1,19 +1,9 @@
--- Accounts of budgets. Arguments: prefix of the budgets; then, by the second of them:
---   'revisions'  returns namespaces, each before its revision
---   'now'  returns ms
---   'entries', namespace, from (exclusive, '': the first), most  returns rows of {id, text}
---   'windows', namespace  returns texts
---   'charged', keys  returns their values, '' without one
---   'lock', name, milliseconds  returns whether the caller got the lock for that time
---   'load', rows of {namespace, start of the earliest window to load besides the last}  returns rows of
---     {namespace, revision, tenures, charged, ended, state, windows, budget}, as stored
---   'write', guards {key of a hash, field, value as read}, commands, {} or {windows by start, windows, the open
---     one, instant before which the others are deleted}  returns whether no guard had changed, and it was written
---   'costs', starts of hours  returns {instant until which costs are recorded, sizes of shares}, the hours' texts, and
---     the journal's cursor
---   'discard', namespaces whose accounts cannot be read  deletes these, keys of another type, and a cursor of the
---     journal that is none, which would stop the counting of all namespaces; returns what was deleted. Accounts
---     are restored from the status of their budgets, and the journal is compared with all live leases
+-- Accounts of budgets. Arguments: prefix of the budgets; then an action and its arguments. `entries` begins after an
+-- entry ('': with the first); `load` wants rows of {namespace, start of the earliest window besides the last} and
+-- returns rows as stored; `write` writes commands unless a guard {key of a hash, field, value as read} has changed.
+-- `discard` deletes accounts that cannot be read, keys of another type, and a cursor of the journal that is none,
+-- which would stop the counting of all namespaces; it returns what was deleted. Accounts are restored from the status
+-- of their budgets, and the journal is compared with all live leases.
 local BUDGETS = ARGS[1]
 local MAX_DELETED, MOST_CHECKED = 100, 500
 local KINDS = {tenures = 'hash', charged = 'hash', ended = 'hash', windows = 'hash', starts = 'zset', entries = 'stream'}

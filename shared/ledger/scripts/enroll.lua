@@ -1,6 +1,5 @@
--- Add pods of a gang to the waiting pods, and count the gang. Arguments: gang; its minimum; rows of {pod,
--- group, order, record, since, namespace}; whether one of the pods was queued again. A pod that waits
--- already is not changed.
+-- Add pods of a gang to the waiting pods, and count the gang. Arguments: gang; its minimum; rows as those of
+-- wait.lua; whether one of the pods was queued again. A pod that waits already is not changed.
 -- Returns {live leases of the gang, pods of it that wait, rows as those of list_waiting.lua, pods that are
 -- gone}, and leases.
 -- The rows are all its waiting pods once the gang is complete, or if a pod was queued again. If one of the
@@ -12,7 +11,7 @@ local pods = fetch_leases_of(rows)
 local waiting, has_lease, has_new = call_all('HMGET', 'waiting', pods), {}, false
 local gone, is_gone = {}, gone_pods.among(pods)
 for i, row in ipairs(rows) do
-  local pod, group, order, record, since, namespace = unpack(row)
+  local pod, group, order, _, record, since, _, _, _, namespace = unpack(row)
   if is_gone[pod] then
     gone[#gone + 1] = pod
   elseif leases[pod] then

@@ -1,7 +1,5 @@
--- Pods with the scheduling gate of their namespace's budget. Arguments, by the first of them:
---   'save', rows of {namespace, pod, text}; 'remove', namespace, pods
---   'namespaces'  returns those that have gated pods, each with the state of its budget ('': unknown)
---   'list', namespace  returns texts
+-- Pods with the scheduling gate of their namespace's budget. Arguments: an action and its arguments. `namespaces`
+-- returns each with the state of its budget ('': unknown).
 -- Keys that a rebuild does not change: gated (set, namespaces), gated:NAMESPACE (hash, pod -> text), and budgets: see
 -- preemptions.lua
 local STORE = BESIDE .. '-preemption:'

@@ -1,17 +1,8 @@
--- Preemptions in progress, planned starts, evictions, and the state of namespaces' budgets. Arguments, by the first;
--- those that name no result return whether they were done:
---   'open', id, text, claims (each {pod, node, uuids, resources, namespace, demand, resources to hold at once, until})
---     begins one and claims its devices
---   'open_start', text, claims, starts that it replaces (each {id, instant at which it was opened, false: there is
---     none, pods}; the first is of its own id)  stores a planned start and claims its devices
---   'close_start', id, instant at which it was opened, pods  removes it, and the claims of its pods
---   'save', id, version read, text, evictions  the next step, if the version is current
---   'close', id, version read, pod whose claim ends ('': none)  the same
---   'read', instant in ms of the earliest eviction to return  returns preemptions {id, version, text, whether its
---     claim exists}, evictions, states of budgets, planned starts
---   'save_budget', namespace, at, text, whether it is exhausted, weight, whether its new pods wait  saves the newest
---     state of a budget
---   'lead', name, milliseconds  whether the caller is the leader for that time
+-- Preemptions in progress, planned starts, evictions, and the state of namespaces' budgets. Arguments: an action and
+-- its arguments; all but `read` return whether they were done. What is opened claims its devices: `wanted` are rows of
+-- {pod, node, uuids, resources, namespace, demand, resources to hold at once, until}. A start replaces others, rows of
+-- {id, instant at which it was opened, false: there is none, pods}; the first is of its own id. `save` and `close`
+-- require the version that was read.
 -- Keys that a rebuild does not change: preemptions (hash, id -> {version, text}), evictions (stream, the journal of
 -- evicted pods, and for which pods), budgets (hash, namespace -> {at, text}), leader (string)
 local STORE = BESIDE .. '-preemption:'

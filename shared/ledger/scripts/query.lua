@@ -1,11 +1,6 @@
--- Query the ledger. Returns, by the first argument:
---   'by_agent', node  whether our agent sent the node's latest device report
---   'vanished'  {pods that are gone and have leases, since when their agents have not replied, or false}; 'gone', pods  those of the pods that were reported as gone
---   'claimed'  ordinary resources that claims reserve: rows of {node, resource, amount}
---   'gangs', 'waiting_gangs'  {gang, pod} of every live lease, or every waiting pod, that counts for its gang
---   'fair_share'  {cores, MiB} of all healthy devices; namespaces, each followed by the cores in use; the same for
---     MiB; and rows of {namespace, whether its budget is exhausted, weight, whether its new pods wait}
---   'unreadable'  kind and key of records that could not be read in the last 24 hours
+-- Query the ledger. Arguments: what, and a node or pods. `by_agent` says whether our agent sent the node's latest
+-- device report; `gone` returns those of the pods that were reported as gone; `vanished` returns pods that are gone and
+-- have leases, and since when their agents have not replied.
 local queries = {}
 
 function queries.unreadable() return call('HKEYS', PREFIX .. 'unreadable') end

@@ -9,7 +9,7 @@
 -- Returns numbers, and values, in order. Per pod:
 --   candidate (from 1), version, and a slot and a fence per share
 --   0   the pod has a lease, which is the value
---   -1  no candidate fits; the value is {reason, nodes, devices, excesses of quotas, whether a candidate
+--   -1  no candidate fits; the value is {reason, devices, excesses of quotas, nodes, whether a candidate
 --       is reserved for another pod}
 --   -2  it fits, but not all of its gang do
 --   -3  the pod is gone
@@ -84,8 +84,8 @@ local function add_refusal(reasons, first, last)
     if node then node_rows[#node_rows + 1] = node_row(node) end
     append_device_rows(device_rows, demand)
   end
-  answer[#answer + 1] = encode({table.concat(reasons, '; '), node_rows, device_rows,
-    reasons.excesses or {}, reasons.reserved_for_other or false})
+  answer[#answer + 1] = encode({table.concat(reasons, '; '), device_rows, reasons.excesses or {}, node_rows,
+    reasons.reserved_for_other or false})
 end
 
 -- The demand of one share, the usual case: as below, but without intermediate tables.

@@ -1,14 +1,8 @@
--- Resize leases. Arguments, by the first of them:
---   'lock', pod, token, ms  for this time only the owner of the token may shrink the pod's lease; returns whether the
---     lock was free
---   'unlock', pod, token  releases the lock
---   'resize', pod, version read, token or ''  ARGV[5] is the lease with its new shares. Returns {'resized'} and the
---     lease; or, without a change, {'stale', the stored version, 0 without a lease}, {'unlocked'} if the lock has
---     expired, or {'refused', reason, devices, excesses of quotas}
---   'unsynced', ms, most  returns the pods of leases that were resized longer ago than that and are not marked as
---     synced to node and annotations
---   'set_synced', pod, version  marks as synced, unless the lease was resized again
---   'set_unsynced', rows of {pod, version}  marks as not synced, unless they or later ones are
+-- Resize leases. Arguments: an action and its arguments. While a lease is locked, only the owner of the token may
+-- shrink it. `resize` takes the lease with its new shares as ARGV[5]; it returns {'resized'} and the lease, or,
+-- without a change, {'stale', the stored version, 0 without a lease}, {'unlocked'} if the lock has expired, or
+-- {'refused', reason, devices, excesses of quotas}. Whatever was resized is marked until node and annotations are
+-- known to have the size of that version, or of a later one.
 -- Keys: resize-lock:POD, the token of the lock's owner, which expires; unsynced (hash, pod -> {version of its lease,
 -- instant in ms})
 local UNSYNCED = PREFIX .. 'unsynced'
@@ -49,13 +43,13 @@ end
 local actions = {}
 
 function actions.lock(pod, token, ttl_ms)
-  return {encode(call('SET', lock_key(pod), token, 'NX', 'PX', ttl_ms) and true or false)}
+  return encode(call('SET', lock_key(pod), token, 'NX', 'PX', ttl_ms) and true or false)
 end
 
 function actions.unlock(pod, token)
   local is_ours = call('GET', lock_key(pod)) == token
   if is_ours then call('DEL', lock_key(pod)) end
-  return {encode(is_ours)}
+  return encode(is_ours)
 end
 
 function actions.resize(pod, version, token)
@@ -107,7 +101,7 @@ function actions.unsynced(older_than_ms, most)
     local at = stored[2] or 0
     if #pods < most and (at <= now_ms - older_than_ms or at > now_ms) then pods[#pods + 1] = pod end
   end
-  return {encode(pods)}
+  return encode(pods)
 end
 
 function actions.set_synced(pod, version)
@@ -115,7 +109,7 @@ function actions.set_synced(pod, version)
   local is_synced = value and (readable(value)[1] or 0) <= version
   if is_synced then call('HDEL', UNSYNCED, pod) end
   save_count('unsynced')
-  return {encode(is_synced and true or false)}
+  return encode(is_synced and true or false)
 end
 
 function actions.set_unsynced(rows)
@@ -126,7 +120,7 @@ function actions.set_unsynced(rows)
     end
   end
   save_count('unsynced')
-  return {encode(true)}
+  return encode(true)
 end
 
 return actions[ARGS[1]](unpack(ARGS, 2))

@@ -1,8 +1,6 @@
--- Leases of ResourceClaims. Unlike that of a pod, the uid of a claim may get a lease again. Arguments, by the first:
---   'deallocated', rows of {claim, version read}  marks leases of these versions as those of vanished pods: they end
---     once their node's agent confirms that the claim is not prepared. Returns per row whether it is so
---   'consumers', claim, version read  ARGV[5] is the lease with other consumers. Returns whether the lease had that
---     version, and then the lease
+-- Leases of ResourceClaims. Unlike that of a pod, the uid of a claim may get a lease again. Leases are `deallocated` at
+-- the version that was read: like those of vanished pods they end once their node's agent confirms that the claim is
+-- not prepared. For new `consumers`, ARGV[5] is the lease that has them.
 local actions = {}
 
 function actions.deallocated(rows)
@@ -13,7 +11,7 @@ function actions.deallocated(rows)
     marked[i] = value and header_of(value)[L_VERSION] == row[2] or false
     if marked[i] then call('SADD', PREFIX .. 'vanished', row[1]) end
   end
-  return {encode(marked)}
+  return encode(marked)
 end
 
 function actions.consumers(claim, version)

@@ -1,14 +1,7 @@
 -- Evidence that several binders collect for a rebuild, stored until it begins or the evidence expires. Texts are
--- bytes of the caller's, and replies are no larger than a page. Arguments, by the first of them:
---   'save_chunk', listing, chunk, chunks, request_ids, text  saves a chunk of a listing; returns whether all are there
---   'listing', request_id  returns {listing, number of chunks} of a complete listing with that ID, or false; false,
---     too, until all quotas are known
---   'chunks', listing, first, last  returns the texts of these chunks
---   'save_reports', rows of {node, reported_at, text}  saves each node's newest report
---   'reports', first, count  returns nodes, each followed by its newest text, from position `first` on; a report with
---     a new text gets the next position
---   'extend_rebuild', token, now, lock_s  extends the lock of the rebuild with that token; returns whether it is valid
---   'clear'  deletes listings and reports
+-- bytes of the caller's, and replies are no larger than a page. Arguments: an action and its arguments. `listing`
+-- returns one, and its number of chunks, that is complete and answers a request, once all quotas are known; `reports`
+-- returns nodes, each followed by its newest text, from a position on: one with a new text gets the next position.
 local LISTINGS, TTL_S = PREFIX .. 'stage:listings', 600
 local REPORTS, REPORTED_AT, REPORT_ORDER =
   PREFIX .. 'stage:reports', PREFIX .. 'stage:reported-at', PREFIX .. 'stage:report-order'

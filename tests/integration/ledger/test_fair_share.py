@@ -77,35 +77,6 @@ async def save_budget(
     await Preemptions(leases._connection).save_budget(standing)
 
 
-async def order(leases: RedisLeases, *full: str) -> list[str]:
-    """End one lease after the other; return which pods are offered its device and take it."""
-    found: list[str] = []
-    for number, pod in enumerate(full):
-        await leases.release([PodUid(pod)], reason="test")
-        offers = await leases.waiting_pods.choose_offers(now=NOW + number, spare=0)
-        [event] = offers.pods
-        found.append(event.pod)
-        wanted = held(event.pod, event.namespace, 0)
-        wanted = replace(wanted, priority=event.request.priority)
-        [taken] = await leases.reserve([wanted], now=NOW + number, ttl_s=30)
-        assert isinstance(taken, Reserved), taken
-    return found
-
-
-async def test_priority_comes_before_fair_share_and_budget_before_priority(
-    leases: RedisLeases,
-) -> None:
-    await reserve(leases, *(held(f"full-{n}", C, 0) for n in range(4)))
-    await reserve(leases, held("a-0", A, 1, 12_000), held("rest", C, 1))
-    await let_wait(leases, waits("b-low", B), waits("a-high", A, priority=5))
-    await let_wait(leases, waits("c-highest", C, priority=9))
-
-    await save_budget(leases, C, out=True)
-
-    full = [f"full-{n}" for n in range(3)]
-    assert await order(leases, *full) == ["a-high", "b-low", "c-highest"]
-
-
 async def test_a_new_pod_does_not_get_what_is_being_offered_to_another(leases: RedisLeases) -> None:
     await reserve(leases, *(held(f"full-{n}", A, n // 4) for n in range(8)))
     await let_wait(leases, waits("poor", B))

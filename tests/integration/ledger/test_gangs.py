@@ -10,9 +10,7 @@ from redis.asyncio import Redis
 
 from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import PodQueued
-from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import (
-    AlreadyLeased,
     GangIncomplete,
     GonePod,
     NoCapacity,
@@ -120,29 +118,6 @@ async def test_no_order_of_events_lets_a_gang_begin_short(
         assert await count_gang(leases, "p", "q") == (0, 2)
 
 
-async def test_a_gang_that_loses_a_pod_before_it_is_bound_gives_up_its_reservations(
-    leases: RedisLeases,
-) -> None:
-    assert await reserve_gang(leases, member("p"), member("q"), member("r")) == [Reserved] * 3
-
-    ended = await leases.release([Q], reason="the pod was deleted")
-
-    assert {lease.pod for lease in ended} == {P, Q, R}
-    assert await assert_sound(leases) == []
-    assert await leases.totals.gangs() == {}
-
-
-async def test_a_bound_gang_keeps_its_leases_without_one_of_its_pods(leases: RedisLeases) -> None:
-    await reserve_gang(leases, member("p"), member("q"), member("r"))
-    found = [lease for lease in await leases.load([P]) if lease]
-    assert [type(lease) for lease in await leases.bind(found)] == [Lease]
-
-    ended = await leases.release([Q], reason="the pod was deleted")
-
-    assert [lease.pod for lease in ended] == [Q]
-    assert await leases.totals.gangs() == {GANG.name: {P, R}}
-
-
 async def test_a_new_gang_does_not_count_the_pods_of_the_one_before(leases: RedisLeases) -> None:
     """Pods deleted by force hold their leases until their node confirms that they have ended."""
     await reserve_gang(leases, member("p"), member("q"), member("r"))
@@ -234,18 +209,6 @@ async def test_a_gang_that_would_be_too_small_is_not_reserved_even_if_its_pods_f
     assert await reserve_gang(leases, member("late")) == [GangIncomplete]
 
 
-async def test_a_repeated_reservation_of_a_gang_returns_its_leases(leases: RedisLeases) -> None:
-    wanted = [member(pod) for pod in ("p", "q", "r")]
-    first = await leases.reserve_gang(GANG, wanted, now=NOW, ttl_s=30)
-
-    second = await leases.reserve_gang(GANG, wanted, now=NOW + 1, ttl_s=30)
-
-    assert [type(outcome) for outcome in second] == [AlreadyLeased] * 3
-    assert [o.lease for o in second if isinstance(o, AlreadyLeased)] == [
-        o.lease for o in first if isinstance(o, Reserved)
-    ]
-
-
 async def test_a_gang_of_a_thousand_pods_is_reserved_in_one_step(url: str) -> None:
     async with ledger(url, {f"n{n}": 8 for n in range(32)}) as leases:
         gang = Gang(name="default/g", min_member=1_000)
@@ -264,23 +227,6 @@ async def test_a_gang_of_a_thousand_pods_is_reserved_in_one_step(url: str) -> No
         assert {type(outcome) for outcome in whole} == {Reserved}
         assert len(await leases.expire(NOW + 31)) == 1_000
         assert await assert_sound(leases) == []
-
-
-async def test_reservations_of_a_gang_expire_together_until_the_first_is_bound(
-    leases: RedisLeases,
-) -> None:
-    wanted = [member(pod) for pod in ("p", "q", "r")]
-    await leases.reserve_gang(GANG, wanted, now=NOW, ttl_s=30)
-    assert {lease.pod for lease in await leases.expire(NOW + 31)} == {"p", "q", "r"}
-
-    outcomes = await leases.reserve_gang(GANG, wanted, now=NOW + 40, ttl_s=30)
-    reserved = [o.lease for o in outcomes if isinstance(o, Reserved)]
-    await leases.bind(reserved[:1])
-
-    assert await leases.expire(NOW + 100) == []
-    assert {lease.state for lease in await assert_sound(leases)} == {LeaseState.BOUND}
-    late = await leases.bind(reserved[1:])
-    assert [isinstance(lease, Lease) and lease.state for lease in late] == ["bound"] * 2
 
 
 async def test_a_gang_is_counted_while_its_pods_arrive_at_several_placers(
@@ -387,16 +333,6 @@ async def test_a_gang_whose_leader_is_gone_gets_another_leader(leases: RedisLeas
     assert [event.pod for event in (await leases.waiting_pods.choose_offers(now=NOW)).pods] == [
         "p1"
     ]
-
-
-async def test_a_rebuilt_ledger_counts_gangs_again(leases: RedisLeases) -> None:
-    outcomes = await leases.reserve_gang(
-        GANG, [member(pod) for pod in ("p", "q", "r")], now=NOW, ttl_s=30
-    )
-    kept = [o.lease for o in outcomes if isinstance(o, Reserved)]
-    await rebuild(leases, kept=kept, force=True)
-
-    assert await leases.totals.gangs() == {GANG.name: {"p", "q", "r"}}
 
 
 async def test_a_verdict_about_missing_pods_is_stale_once_they_exist(leases: RedisLeases) -> None:

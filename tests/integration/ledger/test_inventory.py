@@ -177,18 +177,6 @@ async def test_the_latest_report_decides_whether_a_node_has_our_agent(url: str) 
     assert seen == [False, True, False, True, True], "the last one came late"
 
 
-async def test_a_report_of_an_agent_whose_clock_was_set_back_counts(leases: RedisLeases) -> None:
-    two, one = [device("a", 0), device("a", 1)], [device("a", 0)]
-    await leases.save_nodes([facts("a")])
-    await leases.save_devices([report("a", one, at=NOW + 3600)])
-
-    assert not await leases.save_devices([report("a", two, at=NOW + 3590)]), "it came late"
-    assert await leases.save_devices([report("a", two, at=NOW)]) is not None
-
-    [node] = (await leases.snapshot()).nodes
-    assert [found.index for found, _ in node.devices] == [0, 1]
-
-
 @pytest.mark.nodes(a=1, b=1)
 async def test_a_device_with_leases_stays_with_its_node_when_another_node_reports_it(
     leases: RedisLeases,

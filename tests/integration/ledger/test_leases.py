@@ -16,12 +16,13 @@ from shared.model.lease import (
     TRANSITIONS,
     Lease,
     LeaseState,
+    Share,
     StaleLeaseError,
     ends_by,
     expected_end,
 )
-from shared.model.ledger import AlreadyLeased, NoCapacity, Reserved
-from shared.model.names import NodeName
+from shared.model.ledger import NoCapacity, Reservation, Reserved
+from shared.model.names import NodeName, PodUid
 from shared.model.request import Term
 from tests.support.placer.ledger import (
     NOW,
@@ -31,7 +32,6 @@ from tests.support.placer.ledger import (
     ledger,
     report,
     reservation,
-    reservation_among,
     reserve,
     share,
     uses,
@@ -88,22 +88,6 @@ async def test_an_operation_moves_a_lease_where_the_table_allows_and_nowhere_els
     else:
         assert after == before
     assert bool(await assert_sound(leases)) is (after.state in LIVE)
-
-
-@pytest.mark.parametrize("state", LeaseState)
-async def test_only_a_pod_without_a_live_lease_gets_another_one(
-    leases: RedisLeases, state: LeaseState
-) -> None:
-    before = await lease_in(state, leases)
-
-    [outcome] = await leases.reserve([reservation("p", share("a"))], now=LATER, ttl_s=30)
-
-    assert isinstance(outcome, Reserved | AlreadyLeased)
-    if state in LIVE:
-        assert outcome == AlreadyLeased(lease=before)
-    else:
-        assert isinstance(outcome, Reserved)
-        assert outcome.lease.version > before.version
 
 
 @pytest.mark.parametrize(("state", "to"), [pair for pair in PAIRS if {*pair} <= LIVE])
@@ -166,23 +150,6 @@ async def test_a_resize_leaves_the_state_as_it_is(leases: RedisLeases, state: Le
     assert after.state is state
 
 
-@pytest.mark.nodes(a=1, b=1)
-async def test_a_reservation_takes_the_first_candidate_that_fits(leases: RedisLeases) -> None:
-    await reserve(leases, reservation("first", share("a", mib=15_000)))
-
-    [lease] = await reserve(
-        leases, reservation_among("second", [("a", [share("a")]), ("b", [share("b")])])
-    )
-
-    assert lease.node == "b"
-    assert lease.shares[0].slot == 0
-    assert lease.state is LeaseState.RESERVED
-    assert lease.expires_at == NOW + 30
-    assert await leases.load([lease.pod]) == [lease]
-    assert await leases.load_node(NodeName("b")) == [lease]
-    await assert_sound(leases)
-
-
 @pytest.mark.nodes(a=1)
 async def test_a_refusal_carries_the_totals_of_the_candidates(leases: RedisLeases) -> None:
     await reserve(leases, reservation("p", share("a", mib=10_000, cores=40)))
@@ -195,96 +162,39 @@ async def test_a_refusal_carries_the_totals_of_the_candidates(leases: RedisLease
     assert full.nodes[NodeName("a")].used == {"cpu": 100, "pods": 1}
 
 
+def held(*shares: Share, tag: str = "") -> list[Reservation]:
+    """A pod with each of these shares."""
+    return [reservation(f"p{n}", each, tag=tag) for n, each in enumerate(shares)]
+
+
 @pytest.mark.nodes(a=1, b=1)
 @pytest.mark.parametrize(
-    ("held", "wanted", "reason"),
+    ("before", "wanted", "reason"),
     [
-        (share("a", cores=70), share("a", cores=40), "cores"),
-        (share("a"), share("a", cores=100), "not-idle"),
-        (share("a", cores=100, mib=100), share("a", mib=100), "in-exclusive-use"),
-        (share("a", mib=100), share("b"), "device-moved"),
-        (share("a", mib=100), share("z"), "device-unknown"),
+        (held(share("a", cores=70)), held(share("a", cores=40)), "cores of GPU-a-0"),
+        (held(share("a")), held(share("a", cores=100)), "not-idle of GPU-a-0"),
+        (
+            held(share("a", cores=100, mib=100)),
+            held(share("a", mib=100)),
+            "in-exclusive-use of GPU-a-0",
+        ),
+        (held(), held(share("b")), "device-moved of GPU-b-0"),
+        (held(), held(share("z")), "device-unknown of GPU-z-0"),
+        (held(*[share("a", mib=1)] * 4), held(share("a", mib=1)), "slots of GPU-a-0"),
+        (held(share("a"), tag="red"), held(share("a"), tag="red"), "anti-affinity of GPU-a-0"),
+        (held(), [reservation("q", share("a"), cpu=64_001)], "resource:cpu"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 async def test_what_does_not_fit_is_refused(
-    leases: RedisLeases, held: object, wanted: object, reason: str
+    leases: RedisLeases, before: list[Reservation], wanted: list[Reservation], reason: str
 ) -> None:
-    await reserve(leases, reservation("p", held))  # type: ignore[arg-type]
+    await reserve(leases, *before)
 
-    [full] = await leases.reserve(
-        [reservation("q", wanted)],  # type: ignore[arg-type]
-        now=NOW,
-        ttl_s=30,
-    )
+    [full] = await leases.reserve([replace(wanted[0], pod=PodUid("q"))], now=NOW, ttl_s=30)
 
     assert isinstance(full, NoCapacity)
-    assert full.reason.startswith(f"a: {reason}")
-
-
-@pytest.mark.nodes(a=1, b=1)
-async def test_slots_anti_affinity_and_node_resources_are_limits_too(leases: RedisLeases) -> None:
-    await reserve(leases, *(reservation(f"p{n}", share("a", mib=1)) for n in range(4)))
-    await reserve(leases, reservation("tagged", share("b"), node="b", tag="red"))
-
-    refused = await leases.reserve(
-        [
-            reservation("slot", share("a", mib=1)),
-            reservation("tag", share("b"), node="b", tag="red"),
-            reservation("cpu", share("b"), node="b", cpu=64_000),
-        ],
-        now=NOW,
-        ttl_s=30,
-    )
-
-    assert [r.reason for r in refused if isinstance(r, NoCapacity)] == [
-        f"a: slots of {uuid('a', 0)}",
-        f"b: anti-affinity of {uuid('b', 0)}",
-        "b: resource:cpu",
-    ]
-    unslotted = reservation("unslotted", share("a", mib=1, slotted=False))
-    [lease] = await reserve(leases, unslotted)
-    assert lease.shares[0].slot is None
-
-
-@pytest.mark.nodes(a=1)
-async def test_containers_are_added_up_and_init_containers_use_what_the_others_use(
-    leases: RedisLeases,
-) -> None:
-    [lease] = await reserve(
-        leases,
-        reservation(
-            "p",
-            share("a", mib=9_000, container="init", init=True),
-            share("a", mib=4_000, container="one"),
-            share("a", mib=4_000, container="two"),
-        ),
-    )
-
-    assert [s.slot for s in lease.shares] == [0, 0, 1]
-    assert len({s.fence for s in lease.shares}) == 3
-    use = (await uses(leases))[uuid("a", 0)]
-    assert (use.memory_mib, use.shares) == (9_000, 2)
-
-
-@pytest.mark.nodes(a=1)
-async def test_a_sidecar_is_added_to_the_init_containers_after_it_and_to_the_others(
-    leases: RedisLeases,
-) -> None:
-    [lease] = await reserve(
-        leases,
-        reservation(
-            "p",
-            share("a", mib=9_000, cores=10, container="first", init=True),
-            share("a", mib=2_000, cores=20, container="sidecar"),
-            share("a", mib=8_000, cores=30, container="second", init=True),
-            share("a", mib=5_000, cores=50, container="main"),
-        ),
-    )
-
-    assert [s.slot for s in lease.shares] == [0, 0, 1, 1]
-    use = (await uses(leases))[uuid("a", 0)]
-    assert (use.memory_mib, use.cores_percent, use.shares) == (10_000, 70, 2)
-    assert use.slots_taken == "11"
+    assert full.reason == f"a: {reason}"
 
 
 async def test_a_lease_of_an_earlier_reservation_is_stale(leases: RedisLeases) -> None:
@@ -303,26 +213,6 @@ async def test_a_lease_of_an_earlier_reservation_is_stale(leases: RedisLeases) -
     assert await leases.release([lease.pod], reason="new", version=second.version) != []
 
 
-async def test_only_reservations_past_their_time_expire(leases: RedisLeases) -> None:
-    early = [reservation(f"p{n:03d}", share("a", n % 2, mib=1, slotted=False)) for n in range(100)]
-    await reserve(leases, *early)
-    await reserve(leases, reservation("late", share("a", slotted=False)), now=NOW + 10)
-
-    expired = await leases.expire(NOW + 30)
-
-    assert len(expired) == 100
-    assert {lease.state for lease in expired} == {LeaseState.EXPIRED}
-    assert [lease.pod for lease in await assert_sound(leases)] == ["late"]
-
-
-async def test_a_pod_without_gpu_takes_ordinary_resources_only(leases: RedisLeases) -> None:
-    [lease] = await reserve(leases, reservation("p"))
-
-    assert lease.shares == ()
-    assert isinstance((await leases.bind([lease]))[0], Lease)
-    assert isinstance((await leases.bind([lease]))[0], Lease)
-
-
 async def test_all_leases_are_read_page_by_page(leases: RedisLeases) -> None:
     wanted = [reservation(f"p{n}", share("a", mib=1, slotted=False), cpu=1) for n in range(109)]
     await reserve(leases, *wanted)
@@ -330,34 +220,6 @@ async def test_all_leases_are_read_page_by_page(leases: RedisLeases) -> None:
     found = [lease.pod async for page in leases.load_all() for lease in page]
 
     assert sorted(found) == sorted(w.pod for w in wanted)
-
-
-async def test_a_missing_or_shrunk_device_keeps_its_leases_and_gets_no_more(
-    leases: RedisLeases,
-) -> None:
-    await reserve(leases, reservation("p", share("a", 0)), reservation("q", share("a", 1)))
-
-    await leases.save_devices([report("a", [device("a", 1, memory_mib=1_000)])])
-
-    refused = await leases.reserve(
-        [reservation("r", share("a", 0)), reservation("s", share("a", 1, mib=1))], now=NOW, ttl_s=30
-    )
-    assert [r.reason for r in refused if isinstance(r, NoCapacity)] == [
-        f"a: device-unhealthy of {uuid('a', 0)}",
-        f"a: memory of {uuid('a', 1)}",
-    ]
-    await assert_sound(leases)
-    await leases.save_devices([report("a", [device("a", 0), device("a", 1)])])
-    await reserve(leases, reservation("r", share("a", 0)), reservation("s", share("a", 1, mib=1)))
-    await assert_sound(leases)
-
-
-async def test_a_report_older_than_the_stored_one_is_ignored(leases: RedisLeases) -> None:
-    assert await leases.save_devices([report("a", [device("a", 0)], at=5.0)]) is not None
-
-    assert not await leases.save_devices([report("a", [device("a", 1)], at=4.0)])
-
-    assert list(await uses(leases)) == [uuid("a", 0)]
 
 
 async def test_only_more_room_and_other_reasons_raise_the_capacity_number(

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import re
-import time
 from dataclasses import dataclass, replace
 
 import pytest
@@ -332,15 +331,6 @@ async def test_quotas_that_were_read_earlier_are_ignored(leases: RedisLeases) ->
 
     assert not changed
     assert (await leases.quotas.totals()).quotas == {}
-
-
-async def test_quotas_from_a_clock_that_is_a_day_ahead_do_not_block_later_ones(
-    leases: RedisLeases,
-) -> None:
-    tomorrow = time.time() + 86_400
-    await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], read_at=tomorrow)
-
-    assert await leases.quotas.save([], read_at=time.time() + 1)
 
 
 async def test_a_rebuild_keeps_quotas_and_counts_again(leases: RedisLeases) -> None:

@@ -33,7 +33,6 @@ from tests.support.placer.ledger import (
     reservation_among,
     reserve,
     share,
-    uuid,
 )
 from tests.support.servers.valkey import ValkeyServer, valkey_server
 
@@ -215,17 +214,6 @@ async def test_a_rebuilt_ledger_has_another_feed(leases: RedisLeases) -> None:
 WRITERS = 20
 
 
-async def test_twenty_writers_bind_one_lease_and_all_get_the_same_answer(
-    leases: RedisLeases,
-) -> None:
-    [lease] = await reserve(leases, reservation("p", share("a")))
-
-    answers = await asyncio.gather(*(leases.bind([lease]) for _ in range(WRITERS)))
-
-    [stored] = await leases.load([lease.pod])
-    assert all(answer == [stored] for answer in answers)
-
-
 async def test_a_reservation_is_either_bound_or_expired(leases: RedisLeases) -> None:
     for attempt in range(20):
         pod = PodUid(f"p{attempt}")
@@ -348,29 +336,6 @@ async def test_a_lease_is_restored_before_its_node_is_known_and_higher_fences_co
     assert later.shares[0].slot == 0
     clashing = structs.replace(lease_of_p(), pod=PodUid("r"))
     assert [why for _, why in await leases.restore([clashing], now=NOW)] == ["slot 0"]
-
-
-async def test_leases_survive_the_kill_of_a_durable_server() -> None:
-    with valkey_server(durable=True) as server:
-        await server.ready()
-        async with ledger(server.url) as leases:
-            held = await reserve(
-                leases, *(reservation(f"p{n}", share("a", n % 2, 10)) for n in range(8))
-            )
-            await leases.bind(held[:4])
-            before = await assert_sound(leases)
-            epoch = await leases.generation()
-
-            server.kill()
-            with pytest.raises(UnavailableError):
-                await leases.capacity()
-            server.start()
-            await server.ready()
-
-            assert await assert_sound(leases) == before
-            assert await leases.generation() == epoch
-            assert len(before) == 8
-            assert before[0].shares[0].device in {uuid("a", 0), uuid("a", 1)}
 
 
 async def restart_with_an_older_file(server: ValkeyServer) -> None:

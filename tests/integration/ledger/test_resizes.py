@@ -31,8 +31,6 @@ from tests.support.placer.ledger import (
 from tests.support.waiting import until
 
 TEAM = Namespace("default")
-FREE = 12_000
-"""What `running` leaves of the device, in MiB."""
 
 
 async def running(leases: RedisLeases, pod: str = "p", mib: int = 4_000, gpu: int = 0) -> Lease:
@@ -186,45 +184,6 @@ async def test_of_twenty_concurrent_resizes_of_one_lease_one_succeeds(leases: Re
     (done,) = (each for each in answers if isinstance(each, Lease))
     assert sum(isinstance(each, StaleLeaseError) for each in answers) == 19
     assert await assert_sound(leases) == [done]
-
-
-async def test_free_memory_goes_to_a_resize_or_to_a_reservation(leases: RedisLeases) -> None:
-    outcomes = set()
-    for attempt in range(20):
-        lease = await running(leases, f"p{attempt}")
-        wanted = reservation(f"q{attempt}", share("a", 0, FREE))
-        calls = [
-            leases.resizes.apply(sized(lease, 4_001)),
-            leases.reserve([wanted], now=NOW, ttl_s=30),
-        ]
-
-        if attempt % 2:
-            resized, [placed] = await asyncio.gather(*calls)  # type: ignore[misc]
-        else:
-            [placed], resized = await asyncio.gather(*reversed(calls))
-
-        outcomes.add((isinstance(resized, Lease), isinstance(placed, Reserved)))
-        held = await assert_sound(leases)
-        assert sum(each.shares[0].memory_mib for each in held) <= 16_000
-        await leases.release([each.pod for each in held], reason="next")
-    assert outcomes <= {(True, False), (False, True)}
-
-
-async def test_a_resize_and_the_end_of_the_lease_leave_nothing_behind(leases: RedisLeases) -> None:
-    chance = random.Random(5)  # noqa: S311
-    for attempt in range(20):
-        lease = await running(leases, f"p{attempt}")
-        calls = [
-            leases.resizes.apply(sized(lease, chance.choice([1_000, 9_000]), 20)),
-            leases.release([lease.pod], reason="over"),
-        ]
-        chance.shuffle(calls)
-
-        await asyncio.gather(*calls)
-
-        assert await assert_sound(leases) == []
-        taken = await uses(leases)
-        assert {use.memory_mib for use in taken.values()} == {0}
 
 
 async def test_twenty_writers_that_resize_reserve_and_release_never_over_commit(

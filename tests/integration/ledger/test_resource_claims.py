@@ -23,7 +23,6 @@ from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
-    ledger,
     rebuild,
     reservation,
     reserve,
@@ -157,85 +156,75 @@ def claimed(mib: int = 10_000) -> Reservation:
     return replace(reservation("claim", *shares, cpu=0), claim=allocation, dialect="")
 
 
-async def test_a_claims_lease_keeps_its_allocation_in_every_state(server: ValkeyServer) -> None:
-    await server.ready()
-    async with ledger(server.url) as leases:
-        [reserved] = await reserve(leases, claimed())
-        [bound] = await leases.bind([reserved])
-        [active] = await leases.activate([(reserved.pod, reserved.node)])
+async def test_a_claims_lease_keeps_its_allocation_in_every_state(leases: RedisLeases) -> None:
+    [reserved] = await reserve(leases, claimed())
+    [bound] = await leases.bind([reserved])
+    [active] = await leases.activate([(reserved.pod, reserved.node)])
 
-        assert isinstance(active, Lease)
-        for lease in (reserved, bound, active, *await leases.load([PodUid("claim")])):
-            assert not isinstance(lease, Exception)
-            assert lease
-            assert lease.claim == claimed().claim
-            assert [each.share_id for each in lease.shares] == ["share-one", "share-two"]
-            assert lease.shares_of("two")[0].fence > 0
-        await assert_sound(leases)
+    assert isinstance(active, Lease)
+    for lease in (reserved, bound, active, *await leases.load([PodUid("claim")])):
+        assert not isinstance(lease, Exception)
+        assert lease
+        assert lease.claim == claimed().claim
+        assert [each.share_id for each in lease.shares] == ["share-one", "share-two"]
+        assert lease.shares_of("two")[0].fence > 0
+    await assert_sound(leases)
 
 
-async def test_a_claim_gets_nothing_that_a_pod_has(server: ValkeyServer) -> None:
-    await server.ready()
-    async with ledger(server.url) as leases:
-        await reserve(leases, reservation("pod", share("a", 1, 8_000)))
+async def test_a_claim_gets_nothing_that_a_pod_has(leases: RedisLeases) -> None:
+    await reserve(leases, reservation("pod", share("a", 1, 8_000)))
 
-        [outcome] = await leases.reserve([claimed()], now=NOW, ttl_s=30)
+    [outcome] = await leases.reserve([claimed()], now=NOW, ttl_s=30)
 
-        assert isinstance(outcome, NoCapacity)
-        assert "memory" in outcome.reason
-        [lease] = await assert_sound(leases)
-        assert lease.pod == "pod"
+    assert isinstance(outcome, NoCapacity)
+    assert "memory" in outcome.reason
+    [lease] = await assert_sound(leases)
+    assert lease.pod == "pod"
 
 
-async def test_a_claims_lease_is_restored_from_its_copy(server: ValkeyServer) -> None:
-    await server.ready()
-    async with ledger(server.url) as leases:
-        [reserved] = await reserve(leases, claimed())
-        [bound] = await leases.bind([reserved])
-        assert isinstance(bound, Lease)
-        copy = load_lease(dump_lease(bound), namespace=bound.namespace, name=bound.name)
-        await rebuild(leases, kept=[copy], now=NOW + 60, force=True)
+async def test_a_claims_lease_is_restored_from_its_copy(leases: RedisLeases) -> None:
+    [reserved] = await reserve(leases, claimed())
+    [bound] = await leases.bind([reserved])
+    assert isinstance(bound, Lease)
+    copy = load_lease(dump_lease(bound), namespace=bound.namespace, name=bound.name)
+    await rebuild(leases, kept=[copy], now=NOW + 60, force=True)
 
-        [restored] = await leases.load([PodUid("claim")])
-        assert restored
-        assert restored.state is LeaseState.BOUND
-        assert (restored.claim, restored.shares) == (bound.claim, bound.shares)
+    [restored] = await leases.load([PodUid("claim")])
+    assert restored
+    assert restored.state is LeaseState.BOUND
+    assert (restored.claim, restored.shares) == (bound.claim, bound.shares)
 
 
-async def test_the_consumers_of_a_lease_change_and_nothing_else(server: ValkeyServer) -> None:
-    await server.ready()
-    async with ledger(server.url) as leases:
-        [reserved] = await reserve(leases, claimed())
-        [bound] = await leases.bind([reserved])
-        assert isinstance(bound, Lease)
+async def test_the_consumers_of_a_lease_change_and_nothing_else(leases: RedisLeases) -> None:
+    [reserved] = await reserve(leases, claimed())
+    [bound] = await leases.bind([reserved])
+    assert isinstance(bound, Lease)
 
-        changed = await leases.claims.set_consumers(bound, [PodUid("p3")])
+    changed = await leases.claims.set_consumers(bound, [PodUid("p3")])
 
-        assert changed
-        assert changed.version > bound.version
-        expected = ClaimAllocation(generation="g1", consumers=(PodUid("p3"),))
-        assert changed == structs.replace(bound, version=changed.version, claim=expected)
-        assert await leases.load([PodUid("claim")]) == [changed]
-        assert await leases.claims.set_consumers(bound, [PodUid("p4")]) is None
-        await assert_sound(leases)
+    assert changed
+    assert changed.version > bound.version
+    expected = ClaimAllocation(generation="g1", consumers=(PodUid("p3"),))
+    assert changed == structs.replace(bound, version=changed.version, claim=expected)
+    assert await leases.load([PodUid("claim")]) == [changed]
+    assert await leases.claims.set_consumers(bound, [PodUid("p4")]) is None
+    await assert_sound(leases)
 
 
 async def test_a_deallocated_claims_lease_vanishes_only_as_it_was_read(
-    server: ValkeyServer,
+    leases: RedisLeases,
 ) -> None:
-    await server.ready()
-    async with ledger(server.url) as leases:
-        [reserved] = await reserve(leases, claimed())
-        [bound] = await leases.bind([reserved])
-        assert isinstance(bound, Lease)
+    [reserved] = await reserve(leases, claimed())
+    [bound] = await leases.bind([reserved])
+    assert isinstance(bound, Lease)
 
-        assert await leases.claims.mark_deallocated([reserved]) == [False]
-        assert await leases.load_vanished() == []
-        assert await leases.claims.mark_deallocated([bound]) == [True]
-        assert await leases.load_vanished() == [bound]
+    assert await leases.claims.mark_deallocated([reserved]) == [False]
+    assert await leases.load_vanished() == []
+    assert await leases.claims.mark_deallocated([bound]) == [True]
+    assert await leases.load_vanished() == [bound]
 
-        await leases.release([bound.pod], reason="not prepared", version=bound.version)
-        [again] = await reserve(leases, claimed())
-        assert again.pod == bound.pod
-        assert await leases.load_vanished() == []
-        await assert_sound(leases)
+    await leases.release([bound.pod], reason="not prepared", version=bound.version)
+    [again] = await reserve(leases, claimed())
+    assert again.pod == bound.pod
+    assert await leases.load_vanished() == []
+    await assert_sound(leases)

@@ -55,24 +55,6 @@ async def test_a_freed_share_is_offered_to_a_pod_that_fits_once(leases: RedisLea
     assert await offered(leases) == []
 
 
-async def test_the_highest_priority_comes_first_then_the_oldest(leases: RedisLeases) -> None:
-    await fill(leases)
-    old = replace(queued("old"), created_at=NOW - 100)
-    await let_wait(leases, queued("low", priority=-5), queued("new"), old)
-    await let_wait(leases, queued("high", priority=1_000_000_000))
-
-    order = []
-    for n in range(4):
-        await leases.release([PodUid(f"full-{n}")], reason="test")
-        [pod] = [
-            event.pod for event in (await leases.waiting_pods.choose_offers(now=NOW, limit=1)).pods
-        ]
-        await leases.waiting_pods.remove([PodUid(pod)])
-        order.append(pod)
-
-    assert order == ["high", "old", "new", "low"]
-
-
 async def test_as_many_pods_get_offers_as_may_fit(leases: RedisLeases) -> None:
     await fill(leases)
     await let_wait(leases, *(queued(f"w{n:02d}") for n in range(40)))

@@ -10,7 +10,7 @@ import pytest
 
 from shared.model.errors import UnavailableError
 from shared.nats.bus import Bus
-from tests.integration.nats.test_bus import Recorder, queued, running
+from tests.integration.nats.world import Recorder, queued, running
 from tests.support.servers.nats import free_port, nats_binary
 from tests.support.waiting import until
 
@@ -77,25 +77,22 @@ async def connected(cluster: Cluster) -> AsyncIterator[Bus]:
 
 
 async def test_work_arrives_while_one_of_three_servers_runs(cluster: Cluster) -> None:
+    recorder = Recorder()
     async with (
         connected(cluster) as sender,
         connected(cluster) as receiver,
         asyncio.timeout(90),
+        running(receiver, recorder),
     ):
-        recorder = Recorder()
-        task = await running("placer", recorder, receiver)
-        await sender.publish([queued(1)])
-        await until(lambda: "p1" in recorder.seen)
 
-        cluster.kill(0)
-        await sender.publish([queued(2)])
-        await until(lambda: "p2" in recorder.seen)
-        cluster.kill(1)
-        await sender.publish([queued(3)])
-        await until(lambda: "p3" in recorder.seen)
+        async def arrives(number: int) -> None:
+            await sender.publish([queued(number)])
+            await until(lambda: f"p{number}" in recorder.seen)
 
+        await arrives(1)
+        for number in range(SERVERS - 1):
+            cluster.kill(number)
+            await arrives(2 + number)
         for number in range(SERVERS - 1):
             cluster.start(number)
-        await sender.publish([queued(4)])
-        await until(lambda: "p4" in recorder.seen)
-        task.cancel()
+        await arrives(4)

@@ -4,24 +4,23 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-import pytest
-
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.pod_events import PodBound, PodQueued
 from shared.nats import subjects
 from shared.nats.bus import QUIET_S, Bus, Copies
 from shared.nats.inbox import EVENTS_PER_MESSAGE, LocalHandlers
-from tests.integration.nats.test_bus import Recorder, queued, running
-from tests.integration.nats.test_work import Slow, connected, unconfirmed
+from tests.integration.nats.world import (
+    Recorder,
+    connected,
+    is_confirmed,
+    publish,
+    queued,
+    running,
+    slow,
+)
 from tests.support import build
-from tests.support.servers.nats import NatsServer, nats_server
+from tests.support.servers.nats import NatsServer
 from tests.support.waiting import until
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[NatsServer]:
-    async with nats_server() as started:
-        yield started
 
 
 @contextlib.asynccontextmanager
@@ -33,102 +32,86 @@ async def sharing(server: NatsServer, name: str, handlers: LocalHandlers) -> Asy
 
 
 @contextlib.asynccontextmanager
-async def one_process(server: NatsServer, other: str) -> AsyncIterator[tuple[Bus, Bus, Bus]]:
-    """Connect a watcher and a placer of one process, and a service of another."""
+async def one_process(
+    server: NatsServer, placer: Recorder, other: str = "other"
+) -> AsyncIterator[tuple[Bus, Bus]]:
+    """Connect a watcher that shares its process with a placer, and a service of another."""
     handlers = LocalHandlers()
     async with (
         sharing(server, "handing", handlers) as watcher,
-        sharing(server, "placer", handlers) as placer,
+        sharing(server, "placer", handlers) as beside,
         connected(server, other) as apart,
+        running(beside, placer),
     ):
-        yield watcher, placer, apart
+        yield watcher, apart
 
 
 async def test_work_is_handed_over_without_a_message(server: NatsServer) -> None:
-    async with one_process(server, "observer") as (watcher, placer, observer):
-        recorder = Recorder()
-        task = await running("placer", recorder, placer)
+    recorder = Recorder()
+    async with one_process(server, recorder) as (watcher, observer):
         work = await observer.client.subscribe("leasehold.work.>")
         await observer.client.flush()
 
         await watcher.publish([queued(1), queued(2)])
 
         await until(lambda: recorder.seen == ["p1", "p2"])
-        await until(lambda: unconfirmed("handing") == 0)
+        await until(lambda: is_confirmed("handing"))
         await watcher.client.flush()
         await observer.client.flush()  # it has received what was sent before
         assert work.pending_msgs == 0
-        task.cancel()
 
 
 async def test_another_process_handles_what_the_own_one_cannot(server: NatsServer) -> None:
-    async with one_process(server, "whole") as (watcher, cut, whole):
-        failing = Recorder(*[UnavailableError("redis is away") for _ in range(1000)])
-        recorder = Recorder()
-        tasks = [await running("placer", failing, cut), await running("placer", recorder, whole)]
+    failing = Recorder([UnavailableError("redis is away") for _ in range(1000)])
+    recorder = Recorder()
+    async with one_process(server, failing) as (watcher, whole), running(whole, recorder):
+        await publish(watcher, 5)
 
-        for number in range(5):
-            await watcher.publish([queued(number)])
-
-        await until(lambda: set(recorder.seen) == {f"p{n}" for n in range(5)}, limit_s=60)
-        await until(lambda: unconfirmed("handing") == 0)
-        for task in tasks:
-            task.cancel()
+        await until(lambda: recorder.has_seen(*range(5)))
+        await until(lambda: is_confirmed("handing"))
 
 
 async def test_a_conflict_is_retried_in_the_process(server: NatsServer) -> None:
-    async with one_process(server, "idle") as (watcher, placer, _):
-        recorder = Recorder(ConflictError("again"), ConflictError("and again"))
-        task = await running("placer", recorder, placer)
-
+    recorder = Recorder([ConflictError("again"), ConflictError("and again")])
+    async with one_process(server, recorder) as (watcher, _):
         await watcher.publish([queued(1)])
 
         await until(lambda: recorder.seen == ["p1"])
-        assert unconfirmed("handing") == 0
-        task.cancel()
+        assert is_confirmed("handing")
 
 
 async def test_other_processes_share_what_waits_behind_a_full_batch(server: NatsServer) -> None:
-    async with one_process(server, "idle") as (watcher, busy, idle):
-        slow, recorder = Slow(), Recorder()
-        tasks = [await running("placer", slow, busy), await running("placer", recorder, idle)]
+    (busy, gate), recorder = slow(), Recorder()
+    async with one_process(server, busy) as (watcher, idle), running(idle, recorder):
         total = EVENTS_PER_MESSAGE + 100
 
-        for number in range(total):
-            await watcher.publish([queued(number)])
+        await publish(watcher, total)
 
         await until(lambda: recorder.seen)
-        slow.gate.set()
-        await until(lambda: len({*slow.seen, *recorder.seen}) == total)
-        await until(lambda: unconfirmed("handing") == 0)
-        assert slow.seen
-        for task in tasks:
-            task.cancel()
+        gate.set()
+        await until(lambda: len({*busy.seen, *recorder.seen}) == total)
+        await until(lambda: is_confirmed("handing"))
+        assert busy.seen
 
 
 async def test_another_process_handles_what_waits_when_the_own_one_stops(
     server: NatsServer,
 ) -> None:
-    handlers, recorder = LocalHandlers(), Recorder()
-    async with connected(server, "other") as other:
-        async with sharing(server, "handing", handlers) as watcher:
-            async with sharing(server, "placer", handlers) as placer:
-                slow = Slow()
-                task = await running("placer", slow, placer)
-                await watcher.publish([queued(1)])
-                await watcher.publish([queued(2)])
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-            taking_over = await running("placer", recorder, other)
+    handlers, recorder, (stopping, _) = LocalHandlers(), Recorder(), slow()
+    async with connected(server, "other") as other, running(other, recorder):
+        async with (
+            sharing(server, "handing", handlers) as watcher,
+            sharing(server, "placer", handlers) as placer,
+            running(placer, stopping),
+        ):
+            await publish(watcher, 2)
 
-        await until(lambda: set(recorder.seen) == {"p1", "p2"})
-        assert slow.seen == []
-        taking_over.cancel()
+        await until(lambda: recorder.has_seen(0, 1))
+    assert stopping.seen == []
 
 
 async def test_observers_receive_copies_of_what_is_handed_over(server: NatsServer) -> None:
-    async with one_process(server, "api") as (watcher, placer, api):
-        task = await running("placer", Recorder(), placer)
+    async with one_process(server, Recorder()) as (watcher, api):
         copies = await api.observe([PodQueued])
         await api.client.flush()
 
@@ -136,7 +119,6 @@ async def test_observers_receive_copies_of_what_is_handed_over(server: NatsServe
 
         async with asyncio.timeout(30):
             assert [each.events for each in await copies.batch()] == [[queued(1)]]
-        task.cancel()
 
 
 async def test_nothing_is_copied_while_nobody_observes(server: NatsServer) -> None:

@@ -1,86 +1,48 @@
 """Work is kept by its sender until a replica has handled it, whatever fails meanwhile."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 import pytest
-from prometheus_client import REGISTRY
 
 from shared.model.errors import ConflictError, UnavailableError
-from shared.model.events.pod_events import PodQueued, PodTerminated
+from shared.model.events.pod_events import PodQueued
 from shared.nats import subjects
-from shared.nats.bus import Bus
-from shared.nats.confirmations import ConfirmationTiming
 from shared.nats.inbox import DeliveredMessage, Inbox
 from shared.nats.unconfirmed_work import ResendPolicy
-from shared.runtime.service import handles
-from tests.integration.nats.test_bus import Recorder, queued, running
-from tests.support.servers.nats import NatsServer, nats_server
+from tests.integration.nats.world import (
+    SOON,
+    Recorder,
+    connected,
+    is_confirmed,
+    metric,
+    publish,
+    queued,
+    replica,
+    slow,
+)
+from tests.support.servers.nats import NatsServer
 from tests.support.waiting import until
 
-SOON = ResendPolicy(
-    receipt_s=0.4, silent_s=0.8, return_s=0.05, probe_s=0.05, tick_s=0.02, unready_s=0.3
-)
-OFTEN = ConfirmationTiming(report_s=0.02, held_s=0.2)
 GROUP = "placer-place-pods"
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[NatsServer]:
-    async with nats_server() as started:
-        yield started
-
-
-@contextlib.asynccontextmanager
-async def connected(server: NatsServer, name: str) -> AsyncIterator[Bus]:
-    async with Bus.connect(server.url, name=name, policy=SOON, confirmation_timing=OFTEN) as bus:
-        yield bus
-
-
-def metric(name: str, service: str) -> float:
-    labels = {"service": service, "subject": PodQueued.subject}
-    return REGISTRY.get_sample_value(name, labels) or 0.0
-
-
-def unconfirmed(service: str) -> float:
-    return metric("leasehold_unconfirmed_events", service)
-
-
-@dataclass
-class Slow:
-    """Handles pods once `gate` is open."""
-
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
-    seen: list[str] = field(default_factory=list)
-
-    @handles
-    async def place_pods(self, events: Sequence[PodQueued]) -> list[PodTerminated]:
-        await self.gate.wait()
-        self.seen += [event.name for event in events]
-        return []
 
 
 async def test_work_that_no_replica_receives_is_kept_and_the_sender_is_not_ready(
     server: NatsServer,
 ) -> None:
+    recorder = Recorder()
     async with connected(server, "kept") as sender:
-        for number in range(3):
-            await sender.publish([queued(number)])
+        await publish(sender, 3)
 
         why = await until(sender.unready_reason)
         assert why.startswith("no replica receives pod.queued.v1, 3 messages wait for")
-        assert unconfirmed("kept") == 3
-        recorder = Recorder()
-        async with connected(server, "placer") as receiver:
-            task = await running("placer", recorder, receiver)
-            await until(lambda: sorted(recorder.seen) == ["p0", "p1", "p2"])
+        assert metric("leasehold_unconfirmed_events", "kept") == 3
+        async with replica(server, recorder):
+            await until(lambda: recorder.has_seen(0, 1, 2))
             await until(lambda: sender.unready_reason() is None)
-            await until(lambda: unconfirmed("kept") == 0)
-            task.cancel()
+            await until(lambda: is_confirmed("kept"))
 
 
 async def test_observers_do_not_count_as_receivers(server: NatsServer) -> None:
@@ -93,163 +55,128 @@ async def test_observers_do_not_count_as_receivers(server: NatsServer) -> None:
 
 
 async def test_work_that_takes_long_is_handled_once(server: NatsServer) -> None:
-    async with connected(server, "patient") as sender, connected(server, "placer") as receiver:
-        slow = Slow()
-        task = await running("placer", slow, receiver)
-
+    recorder, gate = slow()
+    async with connected(server, "patient") as sender, replica(server, recorder):
         await sender.publish([queued(1)])
         await asyncio.sleep(2 * SOON.silent_s)
-        slow.gate.set()
+        gate.set()
 
-        await until(lambda: unconfirmed("patient") == 0)
-        assert slow.seen == ["p1"]
-        task.cancel()
+        await until(lambda: is_confirmed("patient"))
+    assert recorder.seen == ["p1"]
 
 
 async def test_the_work_of_a_replica_that_hangs_goes_to_another(server: NatsServer) -> None:
+    recorder = Recorder()
     async with (
         connected(server, "sender") as sender,
         connected(server, "hangs") as hanging,
-        connected(server, "works") as working,
+        replica(server, recorder),
     ):
         await hanging.client.subscribe(subjects.subscribe_subject(PodQueued), queue=GROUP)
-        recorder = Recorder()
-        task = await running("placer", recorder, working)
+        await hanging.client.flush()
 
-        for number in range(20):
-            await sender.publish([queued(number)])
+        await publish(sender, 20)
 
-        await until(lambda: set(recorder.seen) == {f"p{n}" for n in range(20)})
-        await until(lambda: unconfirmed("sender") == 0)
-        task.cancel()
+        await until(lambda: recorder.has_seen(*range(20)))
+        await until(lambda: is_confirmed("sender"))
 
 
 async def test_a_replica_that_stops_returns_its_work_at_once(server: NatsServer) -> None:
+    (stopping, _), recorder = slow(), Recorder()
     async with connected(server, "sender") as sender:
-        async with connected(server, "stops") as stopping:
-            slow = Slow()
-            task = await running("placer", slow, stopping)
-            await sender.publish([queued(1)])
-            await until(lambda: stopping._confirmations._senders)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        recorder = Recorder()
-        async with connected(server, "starts") as starting:
-            task = await running("placer", recorder, starting)
+        async with replica(server, stopping) as bus:
+            await publish(sender, 1)
+            await until(lambda: bus._confirmations._senders)
 
-            await until(lambda: recorder.seen == ["p1"], limit_s=SOON.silent_s)
-            task.cancel()
+        async with replica(server, recorder):
+            await until(lambda: recorder.seen == ["p0"], limit_s=SOON.silent_s)
 
 
 async def test_work_that_a_replica_cannot_handle_is_sent_to_any_replica(
     server: NatsServer,
 ) -> None:
+    failing = Recorder([UnavailableError("redis is away") for _ in range(1000)])
+    recorder = Recorder()
     async with (
         connected(server, "sender") as sender,
-        connected(server, "cut") as cut,
-        connected(server, "whole") as whole,
+        replica(server, failing, "cut"),
+        replica(server, recorder, "whole"),
     ):
-        failing = Recorder(*[UnavailableError("redis is away") for _ in range(1000)])
-        recorder = Recorder()
-        tasks = [await running("placer", failing, cut), await running("placer", recorder, whole)]
+        await publish(sender, 10)
 
-        for number in range(10):
-            await sender.publish([queued(number)])
-
-        await until(lambda: set(recorder.seen) == {f"p{n}" for n in range(10)})
-        for task in tasks:
-            task.cancel()
+        await until(lambda: recorder.has_seen(*range(10)))
 
 
 async def test_a_conflict_is_retried_by_the_same_replica(server: NatsServer) -> None:
-    async with connected(server, "sender") as sender, connected(server, "placer") as receiver:
-        recorder = Recorder(ConflictError("again"), ConflictError("and again"))
-        task = await running("placer", recorder, receiver)
+    recorder = Recorder([ConflictError("again"), ConflictError("and again")])
+    async with connected(server, "sender") as sender, replica(server, recorder):
         before = metric("leasehold_resent_messages_total", "sender")
 
         await sender.publish([queued(1)])
 
         await until(lambda: recorder.seen == ["p1"])
         assert metric("leasehold_resent_messages_total", "sender") == before
-        task.cancel()
 
 
 async def test_work_survives_a_restart_of_nats(server: NatsServer) -> None:
-    async with connected(server, "sender") as sender, connected(server, "placer") as receiver:
-        slow = Slow()
-        task = await running("placer", slow, receiver)
+    recorder, gate = slow()
+    async with connected(server, "sender") as sender, replica(server, recorder) as receiver:
         await sender.publish([queued(1)])
         await until(lambda: receiver._confirmations._senders)
 
         server.kill()
         await until(lambda: not sender.connected)
         await sender.publish([queued(2)])
-        slow.gate.set()
-        await until(lambda: slow.seen)
+        gate.set()
+        await until(lambda: recorder.seen)
         await server.start()
 
-        await until(lambda: {"p1", "p2"} <= set(slow.seen))
-        await until(lambda: unconfirmed("sender") == 0)
-        task.cancel()
+        await until(lambda: recorder.has_seen(1, 2))
+        await until(lambda: is_confirmed("sender"))
 
 
 async def test_many_messages_share_a_confirmation(server: NatsServer) -> None:
-    async with connected(server, "sender") as sender, connected(server, "placer") as receiver:
-        recorder = Recorder()
-        task = await running("placer", recorder, receiver)
+    async with connected(server, "sender") as sender, replica(server, Recorder()):
         reports = await sender.client.subscribe(f"{sender._work._prefix}.confirmed")
 
-        for number in range(100):
-            await sender.publish([queued(number)])
+        await publish(sender, 100)
 
-        await until(lambda: unconfirmed("sender") == 0)
+        await until(lambda: is_confirmed("sender"))
         assert reports.pending_msgs < 30
-        task.cancel()
 
 
 async def test_what_no_replica_receives_is_bounded_and_its_loss_is_reported(
     server: NatsServer,
 ) -> None:
-    policy = replace(SOON, max_messages=5)
-    async with Bus.connect(server.url, name="bounded", policy=policy) as sender:
-        await sender.publish([queued(0)])
+    recorder = Recorder()
+    async with connected(server, "bounded", replace(SOON, max_messages=5)) as sender:
+        await sender.publish([queued(8)])
         await until(sender.unready_reason)
 
-        for number in range(1, 9):
-            await sender.publish([queued(number)])
+        await publish(sender, 8)
 
-        assert unconfirmed("bounded") == 5
+        assert metric("leasehold_unconfirmed_events", "bounded") == 5
         assert not sender.has_lost_work.is_set()
-        recorder = Recorder()
-        async with connected(server, "placer") as receiver:
-            task = await running("placer", recorder, receiver)
-            await until(lambda: set(recorder.seen) == {f"p{n}" for n in range(4, 9)})
+        async with replica(server, recorder):
+            await until(lambda: recorder.has_seen(*range(3, 8)))
             await asyncio.wait_for(sender.has_lost_work.wait(), 10)
-            task.cancel()
 
 
 async def test_a_sender_waits_for_receivers_that_are_slower(server: NatsServer) -> None:
     policy = ResendPolicy(max_messages=2, room_s=0.3, receipt_s=30.0, silent_s=30.0)
-    async with (
-        Bus.connect(server.url, name="fast", policy=policy) as sender,
-        connected(server, "placer") as receiver,
-    ):
-        slow = Slow()
-        task = await running("placer", slow, receiver)
-        await receiver.client.flush()
-        await sender.publish([queued(1)])
-        await sender.publish([queued(2)])
+    recorder, gate = slow()
+    async with connected(server, "fast", policy) as sender, replica(server, recorder):
+        await publish(sender, 2)
         with pytest.raises(
             UnavailableError, match=r"2 messages of pod\.queued\.v1 are not handled"
         ):
-            await sender.publish([queued(3)])
+            await sender.publish([queued(2)])
 
-        publishing = asyncio.create_task(sender.publish([queued(3)]))
-        slow.gate.set()
+        publishing = asyncio.create_task(sender.publish([queued(2)]))
+        gate.set()
 
         await publishing
-        await until(lambda: slow.seen == ["p1", "p2", "p3"])
-        task.cancel()
+        await until(lambda: recorder.seen == ["p0", "p1", "p2"])
 
 
 async def test_events_that_are_gathered_share_a_batch() -> None:

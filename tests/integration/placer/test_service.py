@@ -42,7 +42,7 @@ from shared.nats.bus import Bus
 from shared.placing.index.ranked_nodes import CANDIDATES
 from shared.runtime import health
 from shared.runtime.service import roles_of
-from tests.integration.nats.test_bus import queued
+from tests.integration.nats.world import queued
 from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request, use
 from tests.support.placer.ledger import device as card
 from tests.support.placer.ledger import facts, ledger, report
