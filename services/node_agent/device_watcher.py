@@ -130,9 +130,9 @@ class DeviceWatcher:
     async def _mark_silent(self, config: SharingConfig, fault: Fault) -> None:
         self.health.update((), fault)
         self._observed = None
-        if self.node.devices:
-            known = self.node.devices
-            present = {device.uuid for device in known} - self.node.absent
+        snapshot = self.node.snapshot
+        if snapshot is not None and snapshot.devices:
+            known, present = self.node.devices, snapshot.devices.keys() - snapshot.absent
             devices = inventory.devices_of((), config, known, self.health.faults)
             await self._advertise(devices, config, self.node.software, present)
 
@@ -148,7 +148,7 @@ class DeviceWatcher:
         devices = inventory.devices_of(gpus, config, known, self.health.faults, held)
         removed = {each.uuid for each in known}.difference(each.uuid for each in devices)
         self.health.forget(removed.difference(gpu.uuid for gpu in gpus))
-        self.mig.update_devices(gpus, devices)
+        self.mig.profiles = {gpu.uuid: gpu.mig.profiles for gpu in gpus if gpu.mig is not None}
         warnings = inventory.mode_warnings(gpus, config)
         for warning in warnings:
             if warning not in self._warnings:
@@ -189,7 +189,7 @@ class DeviceWatcher:
                 if not device.healthy and device.uuid not in present
             ),
         )
-        self.node.update(devices, software, shown=shown, snapshot=snapshot)
+        self.node.update(snapshot, software, shown)
         self.plugins.serve(shown.served, shown.amounts)
         self.advertise_amounts()
 

@@ -8,7 +8,7 @@ from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.mig.partitioner import Partitioner
 from services.node_agent.partition.layout_reconciler import Partitioners
-from services.node_agent.partition.partition_client import RemoteMigGpus, RemotePartitioner
+from services.node_agent.partition.partition_client import RemotePartitioner
 from services.node_agent.settings import AgentSettings
 
 
@@ -16,7 +16,7 @@ from services.node_agent.settings import AgentSettings
 class NodeGpus:
     """The GPUs of one node."""
 
-    driver: GpuDriver | RemoteMigGpus
+    driver: GpuDriver | RemotePartitioner
     usage: UsageSource
     health_policy: HealthPolicy = field(default_factory=HealthPolicy)
     has_processes: bool = True
@@ -26,8 +26,8 @@ class NodeGpus:
         """Return what changes MIG layouts, or None if they are not changed."""
         if not settings.partitions:
             return None
-        if isinstance(self.driver, RemoteMigGpus):
-            return self.driver.remote
+        if isinstance(self.driver, RemotePartitioner):
+            return self.driver
         return Partitioner(self.driver, step_s=step_s)
 
 
@@ -36,8 +36,8 @@ def open_gpus(settings: AgentSettings) -> NodeGpus:
     return NodeGpus(driver=with_partitioner(NvmlGpus(), settings), usage=NvmlProcesses())
 
 
-def with_partitioner(gpus: GpuDriver, settings: AgentSettings) -> GpuDriver | RemoteMigGpus:
+def with_partitioner(gpus: GpuDriver, settings: AgentSettings) -> GpuDriver | RemotePartitioner:
     """Return the GPUs, whose MIG instances the partitioner lists and changes if there is one."""
     if settings.partition_socket is None:
         return gpus
-    return RemoteMigGpus(gpus, RemotePartitioner(settings.partition_socket))
+    return RemotePartitioner(gpus, settings.partition_socket)

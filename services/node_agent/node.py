@@ -23,7 +23,7 @@ from shared.model.clock import Clock, SystemClock, until_tick
 from shared.model.device import Device
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import ShareActivated, ShareRefused
-from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.names import NodeName, PodUid
 
 MAX_EVENTS = 4096
 
@@ -54,7 +54,7 @@ class Outbox:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Node:
-    """The node's clients and records, and its devices as last discovered."""
+    """The node's clients and records, and its snapshot as of the last discovery."""
 
     name: NodeName
     kubernetes: KubernetesClient
@@ -67,7 +67,6 @@ class Node:
     metrics: AgentMetrics
     clock: Clock = field(default_factory=SystemClock)
     timing: AgentTiming = DEFAULT_TIMING
-    devices: tuple[Device, ...] = ()
     software: NodeSoftware = field(default_factory=NodeSoftware)
     shown: NodeAdvertisement = field(default_factory=NodeAdvertisement)
     snapshot: NodeSnapshot | None = None
@@ -88,9 +87,9 @@ class Node:
         return self.lease_sync.leases
 
     @property
-    def absent(self) -> frozenset[DeviceUuid]:
-        """Devices that the driver no longer lists."""
-        return frozenset() if self.snapshot is None else self.snapshot.absent
+    def devices(self) -> tuple[Device, ...]:
+        """The node's devices as last discovered."""
+        return () if self.snapshot is None else tuple(self.snapshot.devices.values())
 
     def require_snapshot(self) -> NodeSnapshot:
         """Return the snapshot for allocations. Raises UnavailableError until it is known."""
@@ -116,16 +115,10 @@ class Node:
         return errors
 
     def update(
-        self,
-        devices: tuple[Device, ...],
-        software: NodeSoftware,
-        *,
-        shown: NodeAdvertisement,
-        snapshot: NodeSnapshot,
+        self, snapshot: NodeSnapshot, software: NodeSoftware, shown: NodeAdvertisement
     ) -> None:
         """Set newly discovered devices; a report is due."""
-        self.devices, self.software = devices, software
-        self.shown, self.snapshot = shown, snapshot
+        self.snapshot, self.software, self.shown = snapshot, software, shown
         self.report_due.set()
         for notify in self.on_devices:
             notify()

@@ -191,7 +191,7 @@ class NodeAgent:
                 logger.debug("draining without a list of the node's leases: %s", error)
             left = list(self.window.in_flight().values())
             is_late = self.clock.ticks() > until
-            if not left and (is_late or not self.plugins.starts.any_due()):
+            if not left and (is_late or not self.checkpoint.starts_due(self.clock.now())):
                 return
             if is_late:
                 logger.warning(
@@ -336,7 +336,7 @@ class NodeAgent:
         """
         await self.node.files.probe_disk()
         try:
-            await self.reconciler.remove_ended(self.node.snapshot)
+            await self.reconciler.remove_ended()
             self.watcher.advertise_freed_amounts()
         finally:
             is_unreadable = bool(self.pods.unreadable_reason)
@@ -362,9 +362,8 @@ class NodeAgent:
             logger.debug("the node's leases are not known: %s", error)
             return False
         self._leases_changed()
-        node = self.node.snapshot
-        if self.checkpoint.lost and node is not None:
-            await self.reconciler.rebuild(node)
+        if self.checkpoint.lost:
+            await self.reconciler.rebuild()
             self.node.report_due.set()
         return not self.checkpoint.lost
 

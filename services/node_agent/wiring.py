@@ -20,7 +20,6 @@ from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.instance_lock import instance_lock
 from services.node_agent.isolation.container_files import ContainerFiles
 from services.node_agent.isolation.library import NodeLibrary
-from services.node_agent.kubelet.device_checkpoint import PluginResources
 from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
@@ -130,13 +129,11 @@ def _build_agent(node: Node, settings: AgentSettings, gpus: NodeGpus) -> NodeAge
     serves_claims = settings.dra is not DraMode.OFF
     reconciler = CheckpointReconciler(node, pods, mig, serves_claims=serves_claims)
     grants = Grants(node, mig, reconciler)
-    sockets = settings.kubelet_dir / "device-plugins"
     plugins = DevicePlugins(
-        sockets,
+        node,
+        settings.kubelet_dir / "device-plugins",
         AllocationHandler(node, pods, grants, views),
         views.read_allocatable,
-        plugin_resources=PluginResources(node, sockets, views.read_allocatable),
-        timing=node.timing,
     )
     watcher = DeviceWatcher(
         node,

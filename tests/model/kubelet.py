@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.node_agent.dra.resource_claims import ClaimReference
 from services.node_agent.kubelet.pods import Holding, KubeletContainer, KubeletPod, PodResources
 from shared.dialects.hami_core import MEMORY_LIMIT
 from shared.model.claim import DRIVER, LEASED, device_name
 from shared.model.errors import LeaseholdError
+from shared.model.events.node_events import LeaseHolder
 from shared.model.names import DeviceUuid, PodUid
 from tests.model.api_server import NAMESPACE, Pod
 from tests.model.claims import REQUEST, Claim
@@ -244,5 +244,5 @@ class Kubelet:
             self.node.on_given(self.node.name, record)
 
 
-def _reference(claim: Claim) -> ClaimReference:
-    return ClaimReference(uid=claim.uid, namespace=NAMESPACE, name=claim.name)
+def _reference(claim: Claim) -> LeaseHolder:
+    return LeaseHolder(pod=claim.uid, namespace=NAMESPACE, name=claim.name, claim=True)

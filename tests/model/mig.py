@@ -133,6 +133,9 @@ class ModelDriver:
             if device.mode is DeviceMode.MIG
         )
 
+    def profiles(self) -> dict[DeviceUuid, tuple[InstanceProfile, ...]]:
+        return dict.fromkeys((gpu.uuid for gpu in self.gpus()), PROFILES)
+
     def xids(self) -> tuple[Any, ...]:
         return ()
 
@@ -235,7 +238,7 @@ class PartitionerProcess(RemotePartitioner):
     """The agent's client of the partitioner, a process that outlives the agent."""
 
     def __init__(self, driver: Any) -> None:
-        super().__init__(Path("unused"))
+        super().__init__(driver, Path("unused"))
         self.driver = driver
         self.requests: list[asyncio.Task[Any]] = []
         self.restart()

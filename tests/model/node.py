@@ -57,7 +57,6 @@ class _Host:
         yield ""
 
     prepare = ensure_named = remove_unused = _do_nothing
-    write = remove = restore = _do_nothing
     show_allocated = show_failed = _ignore
     count_allocation = count_overcommit = partitioned = _ignore
 
@@ -113,11 +112,11 @@ class Agent:
         )
         self.window = AdmissionWindow(self.known)
         self.mig = LayoutReconciler(self.known, node.partitioner.instances, node.partitioner)
-        self.mig.update_devices(node.driver.gpus(), node.devices)
+        self.mig.profiles = node.driver.profiles()
         self.reconciler = CheckpointReconciler(self.known, kubelet, self.mig)
         grants = Grants(self.known, self.mig, self.reconciler)
         self.handler = AllocationHandler(self.known, kubelet, grants, host)
-        self.preparation = ClaimPreparation(self.known, grants, host)
+        self.preparation = ClaimPreparation(self.known, grants, node.folder / f"{node.name}-cdi")
         self.limits = ModelLimits(node, self)
 
     def admit_binds(self, leases: Sequence[Lease]) -> BindReply:
@@ -133,7 +132,7 @@ class Agent:
         await self.lease_sync.sync()
         self._leases_changed()
         if self.checkpoint.lost:
-            await self.reconciler.rebuild(self.node.snapshot())
+            await self.reconciler.rebuild()
             self.node.report()
 
     def _leases_changed(self) -> None:
@@ -234,8 +233,10 @@ class Node:
     def change_devices(self, devices: list[Device]) -> None:
         """Replace the devices, as the agent finds them when it looks again."""
         self.devices = devices
+        self.agent.mig.profiles = self.driver.profiles()
         self.agent.known.snapshot = self.snapshot()
-        self.agent.mig.update_devices(self.driver.gpus(), devices)
+        for notify in self.agent.known.on_devices:
+            notify()
         self.report()
 
     def reported_devices(self) -> tuple[Device, ...]:

@@ -276,7 +276,7 @@ class World:
     def clean_up_agent(self, node: Node) -> None:
         service = self.binders[0]
         for work in (
-            node.agent.reconciler.remove_ended(node.snapshot()),
+            node.agent.reconciler.remove_ended(),
             node.agent.limits.restore_altered(),
         ):
             node.tasks.append(service.loop.create_task(service.attempt(work)))

@@ -8,10 +8,10 @@ If the kubelet's pod list cannot be read, a container is identified only by its 
 with the same request are bound one after the other.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from services.node_agent.allocate.allocation import HONOURED_STATES, NodeSnapshot
+from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.allocate.expected_requests import (
     RequestSignature,
     is_expected,
@@ -25,7 +25,7 @@ from shared.model.lease import Lease
 from shared.model.names import PodUid
 
 PERMIT_S = 10.0
-"""An admitted pod that is not bound within this time no longer counts."""
+"""A pod that is admitted without the pod list, and not bound within this time, does not count."""
 MAX_IN_FLIGHT = 2
 """Admitted pods without devices: the one that the kubelet serves, and the next."""
 IN_FLIGHT_S = 5.0
@@ -35,8 +35,6 @@ WINDOW_FULL = "the kubelet has not requested devices for earlier pods yet"
 LEASES_NOT_SYNCED = "its agent does not know yet which pods the kubelet may request devices for"
 
 NOTHING: Mapping[str, Unserved] = {}
-_Admitted = dict[PodUid, tuple[Lease, float]]
-"""Leases of admitted pods, and until when each counts."""
 
 
 class AdmissionWindow:
@@ -47,24 +45,18 @@ class AdmissionWindow:
         self.leases = node.leases
         self.ticks = node.clock.ticks
         self.draining = False
-        self._permits: _Admitted = {}
-        """Pods admitted while the kubelet's list was unreadable."""
-        self._in_flight: _Admitted = {}
+        self._admitted: dict[PodUid, tuple[Lease, float]] = {}
+        """Leases of admitted pods without devices, and until when each counts."""
 
-    def expected_leases(self) -> dict[PodUid, Lease]:
-        """Return the leases of pods that the kubelet may still request devices for."""
-        allocated = self.node.checkpoint.allocated
-        return {
+    def in_flight(self) -> dict[PodUid, Lease]:
+        """Return the leases of all pods that wait for devices, bound or only admitted."""
+        allocated = self._forget_arrived()
+        expected = {
             pod: lease
             for pod, lease in self.leases.leases.items()
             if pod not in self.node.refused and is_expected(lease, allocated)
         }
-
-    def in_flight(self) -> dict[PodUid, Lease]:
-        """Return the leases of all pods that wait for devices, bound or only admitted."""
-        self._forget_arrived()
-        admitted = {pod: lease for pod, (lease, _) in self._in_flight.items()}
-        return {**admitted, **self._permitted(), **self.expected_leases()}
+        return {pod: lease for pod, (lease, _) in self._admitted.items()} | expected
 
     def admit_binds(
         self,
@@ -137,28 +129,23 @@ class AdmissionWindow:
         allocated = self._forget_arrived()
         deferred = []
         for lease in leases:
-            if lease.pod in self._in_flight or self._is_done(lease.pod, allocated):
+            if lease.pod in self._admitted or self._is_done(lease.pod, allocated):
                 continue
-            if len(self._in_flight) < MAX_IN_FLIGHT:
-                self._in_flight[lease.pod] = lease, self.ticks() + IN_FLIGHT_S
+            if len(self._admitted) < MAX_IN_FLIGHT:
+                self._admitted[lease.pod] = lease, self.ticks() + IN_FLIGHT_S
             else:
                 deferred.append(lease.pod)
         return tuple(deferred)
 
     def _forget_arrived(self) -> frozenset[tuple[PodUid, str]]:
         """Drop pods that are no longer in flight; return the checkpoint's `allocated`."""
-        allocated = self.node.checkpoint.allocated
-        self._in_flight = self._waiting(self._in_flight, lambda pod: self._is_done(pod, allocated))
-        return allocated
-
-    def _waiting(self, admitted: _Admitted, has_arrived: Callable[[PodUid], bool]) -> _Admitted:
-        """Return the admitted pods whose time has not passed, and that were not refused."""
-        now = self.ticks()
-        return {
+        allocated, now = self.node.checkpoint.allocated, self.ticks()
+        self._admitted = {
             pod: (lease, until)
-            for pod, (lease, until) in admitted.items()
-            if now < until and pod not in self.node.refused and not has_arrived(pod)
+            for pod, (lease, until) in self._admitted.items()
+            if now < until and pod not in self.node.refused and not self._is_done(pod, allocated)
         }
+        return allocated
 
     def _is_done(self, pod: PodUid, allocated: Set[tuple[PodUid, str]]) -> bool:
         if pod in self.leases.ended:
@@ -169,7 +156,7 @@ class AdmissionWindow:
     def _admit_distinct(self, leases: Sequence[Lease], node: NodeSnapshot) -> tuple[PodUid, ...]:
         """Admit pods whose requests differ from those in flight; return the others."""
         pending: dict[RequestSignature, PodUid] = {}
-        for lease in (*self.expected_leases().values(), *self._permitted().values()):
+        for lease in self.in_flight().values():
             pending.update(dict.fromkeys(signatures_of(lease, node), lease.pod))
         on_their_way = set(pending.values())
         deferred = []
@@ -180,18 +167,9 @@ class AdmissionWindow:
             if not pending.keys().isdisjoint(signatures):
                 deferred.append(lease.pod)
                 continue
-            self._permits[lease.pod] = (lease, self.ticks() + PERMIT_S)
+            self._admitted[lease.pod] = lease, self.ticks() + PERMIT_S
             pending.update(dict.fromkeys(signatures, lease.pod))
         return tuple(deferred)
-
-    def _permitted(self) -> Mapping[PodUid, Lease]:
-        """Return the permitted pods that are not bound, ended or refused."""
-        self._permits = self._waiting(self._permits, self._is_bound)
-        return {pod: lease for pod, (lease, _) in self._permits.items()}
-
-    def _is_bound(self, pod: PodUid) -> bool:
-        lease = self.leases.find(pod)
-        return pod in self.leases.ended or (lease is not None and lease.state in HONOURED_STATES)
 
 
 def _closed(leases: Sequence[Lease], reason: str) -> BindReply:

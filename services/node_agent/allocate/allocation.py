@@ -14,13 +14,7 @@ from services.node_agent.allocate.device_list_strategies import (
     name_devices,
 )
 from services.node_agent.allocate.pod_resolution import ContainerCandidate
-from services.node_agent.kubelet.device_ids import (
-    IdsOf,
-    compact,
-    devices_named,
-    preferred_ids,
-    wanted_counts,
-)
+from services.node_agent.kubelet.device_ids import compact, devices_named
 from services.node_agent.mig.instances import NO_INSTANCES, InstanceUuids
 from services.node_agent.records.checkpoint_entry import (
     CheckpointEntry,
@@ -29,7 +23,7 @@ from services.node_agent.records.checkpoint_entry import (
     slot_key,
 )
 from shared.dialects import DIALECTS
-from shared.dialects.advertised import PluginDeviceId
+from shared.dialects.advertised import PluginDeviceId, numbered_id
 from shared.dialects.dialect import ContainerSetup, Dialect, Paths
 from shared.dialects.hami_core import limited_setup, shares_by_index, whole_setup
 from shared.dialects.reserved import VISIBLE, is_reserved, may_set_reserved
@@ -130,9 +124,13 @@ def dialect_of(lease: Lease) -> Dialect:
     return dialect
 
 
-def _ids_of(lease: Lease, resource: str) -> IdsOf:
+def _wanted_ids(lease: Lease, container: str, resource: str) -> Counter[DeviceUuid | None]:
+    """Return how many IDs of each device a container's shares take."""
     dialect = dialect_of(lease)
-    return lambda share: dialect.id_count(share, resource)
+    counts: Counter[DeviceUuid | None] = Counter()
+    for share in lease.shares_of(container):
+        counts[share.device] += dialect.id_count(share, resource)
+    return counts
 
 
 def preferred_device_ids(
@@ -145,19 +143,35 @@ def preferred_device_ids(
     must_include: Sequence[str],
     size: int,
 ) -> list[str]:
-    """Choose device IDs for a container; an empty list leaves the choice to the kubelet.
+    """Choose the IDs of a container's shares: the leased slots if free, else others of the device.
 
-    Raises RequestError if its lease gives it nothing.
+    Where a share takes many, the lowest numbers are taken first, so that many IDs make few runs.
+    Returns exactly `size` IDs with `must_include` among them, or none at all, which leaves the
+    choice to the kubelet. Raises RequestError if its lease gives the container nothing.
     """
     lease = valid_lease(lease, candidate, node.name)
-    return preferred_ids(
-        lease.shares_of(candidate.container.name),
-        node.served.get(resource, {}),
-        _ids_of(lease, resource),
-        available=available,
-        must_include=must_include,
-        size=size,
-    )
+    container, served = candidate.container.name, node.served.get(resource, {})
+    wanted = _wanted_ids(lease, container, resource)
+    wanted.subtract(served[text].device for text in must_include if text in served)
+    free = set(available).intersection(served)
+    leased = [
+        numbered_id(share.device, share.slot)
+        for share in lease.shares_of(container)
+        if share.slot is not None
+    ]
+    chosen = dict.fromkeys(must_include)
+    for text in (*leased, *served):
+        if len(chosen) >= size:
+            break
+        if text in chosen or text not in free:
+            continue
+        device = served[text].device
+        if device is not None:
+            if wanted[device] <= 0:
+                continue
+            wanted[device] -= 1
+        chosen[text] = None
+    return list(chosen) if len(chosen) == size else []
 
 
 def grant(
@@ -180,11 +194,14 @@ def grant(
     container = candidate.container
     shares = valid_lease(lease, candidate, node.name).shares_of(container.name)
     check_sources(candidate, node.device_list_strategies)
-    ids_of = _ids_of(lease, resource)
+    wanted = _wanted_ids(lease, container.name, resource)
     check_fences(shares, lease.pod, honoured)
     chosen = devices_named(device_ids, node.served.get(resource, {}))
-    if None not in chosen and not set(reusable).intersection(device_ids):
-        _check_ids(chosen, wanted_counts(shares, ids_of))
+    is_reused = None in chosen or not set(reusable).isdisjoint(device_ids)
+    if chosen != wanted and not is_reused:
+        raise RequestError(
+            f"the kubelet chose {_counted(chosen)}, and the lease is for {_counted(wanted)}"
+        )
     check_devices(shares, node.devices)
     setup = container_setup(lease, container.name, node, instances)
     if lease.term.max_run_s is not None:
@@ -284,13 +301,6 @@ def check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fe
             )
 
 
-def _check_ids(chosen: Counter[DeviceUuid | None], wanted: Counter[DeviceUuid]) -> None:
-    if chosen != wanted:
-        raise RequestError(
-            f"the kubelet chose {_counted(chosen)}, and the lease is for {_counted(wanted)}"
-        )
-
-
 def check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device]) -> None:
     """Raise DeviceMismatchError if a share cannot be given out of its device as that is now."""
     for share in shares:
@@ -317,11 +327,11 @@ def check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device])
             )
 
 
-def _counted(counts: Mapping[DeviceUuid, int] | Mapping[DeviceUuid | None, int]) -> str:
+def _counted(counts: Mapping[DeviceUuid | None, int]) -> str:
     return ", ".join(f"{count} of {device}" for device, count in sorted(counts.items(), key=str))
 
 
-def refusal_text(why: str, *, node: NodeName, resource: str, device_ids: Sequence[str]) -> str:
+def refusal_text(why: str, node: NodeName, resource: str, device_ids: Sequence[str]) -> str:
     """Return a refusal as one sentence for the pod's owner: node, resource, IDs and reason."""
     ids = compact(device_ids)
     named = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")

@@ -1,4 +1,4 @@
-"""The CDI specification of a node's devices: what each adds to a container; pure.
+"""CDI specifications: what a device, and a request of a ResourceClaim, add to a container; pure.
 
 Container Device Interface, https://github.com/cncf-tags/container-device-interface. The CDI kind is
 Leasehold's: runtimes inject no device that two files define, and other plugins write files too.
@@ -10,6 +10,8 @@ from typing import Any
 
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.mig.instances import MigInstance
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from shared.dialects.dialect import ContainerSetup
 from shared.dialects.reserved import NOTHING_VISIBLE, VISIBLE
 from shared.model.device import DeviceMode
 from shared.model.quantity import parse_decimal
@@ -39,7 +41,8 @@ LIBRARIES = (
 )
 """The driver's libraries for compute and monitoring, each followed by the driver's version."""
 PROGRAMS = ("nvidia-smi",)
-_MOUNTED = ("ro", "nosuid", "nodev", "rbind", "rprivate")
+CLAIM_KIND = "leasehold.dev/claim"
+_MOUNTED = ("nosuid", "nodev", "rbind", "rprivate")
 
 
 def qualified_name(device: str) -> str:
@@ -135,14 +138,7 @@ def driver_edits(
     link = f"libcuda.so.1::{folder}/libcuda.so"
     return {
         "deviceNodes": list(nodes),
-        "mounts": [
-            {
-                "hostPath": f"{root.rstrip('/')}{path}",
-                "containerPath": path,
-                "options": list(_MOUNTED),
-            }
-            for path in files
-        ],
+        "mounts": [_mount(f"{root.rstrip('/')}{path}", path) for path in files],
         "hooks": [
             _hook(hook, "create-symlinks", "--link", link),
             _hook(hook, "update-ldcache", "--folder", folder),
@@ -150,7 +146,49 @@ def driver_edits(
     }
 
 
+def _mount(host_path: str, container_path: str, *, read_only: bool = True) -> dict[str, Any]:
+    options = ["ro" if read_only else "rw", *_MOUNTED]
+    return {"hostPath": host_path, "containerPath": container_path, "options": options}
+
+
 def _hook(path: str, *words: str) -> dict[str, Any]:
     name = path.rpartition("/")[2]
     before = () if name == "nvidia-cdi-hook" else ("hook",)  # a command of nvidia-ctk
     return {"hookName": "createContainer", "path": path, "args": [name, *before, *words]}
+
+
+def build_claim_specification(entries: Iterable[CheckpointEntry]) -> dict[str, Any] | None:
+    """Return the specification of a claim's requests, or None if all are for whole devices.
+
+    One CDI device for each request carries the limits of all its devices: two that set the same
+    variable would overwrite each other.
+    """
+    devices = [
+        {
+            "name": _claim_device(entry),
+            "containerEdits": {
+                "env": [f"{name}={text}" for name, text in entry.setup.environment.items()],
+                "mounts": [
+                    _mount(each.host_path, each.container_path, read_only=each.read_only)
+                    for each in entry.setup.mounts
+                ],
+            },
+        }
+        for entry in entries
+        if _is_limited(entry.setup)
+    ]
+    return {"cdiVersion": VERSION, "kind": CLAIM_KIND, "devices": devices} if devices else None
+
+
+def cdi_names(entry: CheckpointEntry) -> tuple[str, ...]:
+    """Return the qualified names that give a container one request: its devices, then limits."""
+    own = (f"{CLAIM_KIND}={_claim_device(entry)}",) if _is_limited(entry.setup) else ()
+    return (*entry.setup.cdi_devices, *own)
+
+
+def _is_limited(setup: ContainerSetup) -> bool:
+    return bool(setup.environment or setup.mounts)
+
+
+def _claim_device(entry: CheckpointEntry) -> str:
+    return f"{entry.allocation.pod}-{entry.allocation.container.replace('/', '.')}"

@@ -89,11 +89,10 @@ class Grants:
         if entry.instances:
             existing = await self.mig.instance_uuids(allocation.lease, allocation.container)
             if tuple(existing.values()) != entry.instances:
-                kind = "pod" if allocation.lease.claim is None else "ResourceClaim"
                 raise RequestError(
-                    f"container {allocation.container} of {kind} {allocation.namespace}/"
-                    f"{allocation.name} was given {', '.join(entry.instances)}, and its lease is "
-                    f"for {', '.join(existing.values())}: delete the pod"
+                    f"container {allocation.container} of {entry.holder} was given "
+                    f"{', '.join(entry.instances)}, and its lease is for "
+                    f"{', '.join(existing.values())}: delete the pod"
                 )
         async with self.node.checkpoint.changing:
             await self._prepare(
@@ -133,7 +132,7 @@ class Grants:
                 if node.clock.ticks() >= sync_at:
                     sync_at = node.clock.ticks() + SYNC_S
                     await node.lease_sync.sync()
-                await self.reconciler.forget_ended(snapshot)
+                await self.reconciler.forget_ended()
             self._check_held(entry.lease)
 
     def _check_held(self, lease: Lease) -> None:

@@ -31,7 +31,7 @@ from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pods import KubeletPod, PodResources
 from services.node_agent.mig.instances import InstanceUuids
 from services.node_agent.node import Node
-from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.records.checkpoint_entry import CheckpointEntry, ContainerPlace
 from services.node_agent.views.node_views import ViewWriter
 from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -48,8 +48,6 @@ LEASE_WAIT_S = 4.0
 """How long a lease that is unknown, or only reserved, is requested."""
 LOOK_AGAIN_S = 0.1
 FETCH_PAUSE_S = 0.2
-ContainerPlace = tuple[str, str, str]
-"""Namespace, pod name and container name."""
 
 
 class AllocationHandler:
@@ -94,7 +92,7 @@ class AllocationHandler:
                 return await self._allocate(resource, device_ids)
         except LeaseholdError as error:
             kind = UnavailableError if isinstance(error, UnavailableError) else RequestError
-            raise kind(self._refusal(str(error), resource, device_ids)) from error
+            raise kind(refusal_text(str(error), self.node.name, resource, device_ids)) from error
 
     async def pre_start_container(self, resource: str, device_ids: Sequence[str]) -> None:
         """Allow a start if PodResources shows the IDs with the container they were allocated to.
@@ -109,24 +107,24 @@ class AllocationHandler:
             if entry.allocation.device_ids == ids
         ]
         holders = {
-            (holding.namespace, holding.name, holding.container)
+            holding.place
             for holding in (await node.pod_resources.list_holdings()).holdings
             if holding.resource == resource and compact(holding.device_ids) == ids
         }
         matching = [
-            entry for entry in entries if (_place(entry) in holders if holders else entry.init)
+            entry for entry in entries if (entry.place in holders if holders else entry.init)
         ]
         if not matching:
             why = (
                 f"the kubelet shows them with {_listed(holders)}, and they were allocated to "
-                f"{_listed(map(_place, entries))}"
+                f"{_listed(entry.place for entry in entries)}"
             )
-            raise RequestError(self._refusal(why, resource, device_ids))
+            raise RequestError(refusal_text(why, node.name, resource, device_ids))
         for entry in matching:
             shares = entry.lease.shares_of(entry.allocation.container)
             check_present(shares, node.require_snapshot())
             await self.grants.prepare_again(entry, starting=True)
-            node.checkpoint.note_start(entry.allocation.pod, node.clock.now())
+            node.checkpoint.note_call(entry, node.clock.now(), starts=True)
 
     async def _allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
         ids, node = compact(device_ids), self.node
@@ -137,14 +135,16 @@ class AllocationHandler:
             because = f", and {unreadable}" if unreadable else ""
             raise RequestError(f"its container is ambiguous: {candidate}{because}")
         try:
-            return await self._give(candidate, resource, device_ids)
+            entry = await self._give(candidate, resource, device_ids)
         except LeaseholdError as error:
             self._report_refused(candidate, str(error))
             raise
+        node.checkpoint.note_call(entry, node.clock.now(), starts=False)
+        return entry.setup
 
     async def _give(
         self, candidate: ContainerCandidate, resource: str, device_ids: Sequence[str]
-    ) -> ContainerSetup:
+    ) -> CheckpointEntry:
         """Give the container what its lease says; a repeated call gets the same setup."""
         node, container, ids = self.node, candidate.container, compact(device_ids)
         lease = valid_lease(await self._lease_of(candidate), candidate, node.name)
@@ -152,7 +152,7 @@ class AllocationHandler:
         previous = node.checkpoint.find(candidate.pod.uid, container.name, resource)
         if previous is not None and previous.allocation.device_ids == ids:
             await self.grants.prepare_again(previous)
-            return previous.setup
+            return previous
 
         def decide(snapshot: NodeSnapshot, instances: InstanceUuids) -> CheckpointEntry:
             return grant(
@@ -178,7 +178,7 @@ class AllocationHandler:
         )
         node.refused.discard(lease.pod)
         self.views.show_allocated(lease, self._activated(lease))
-        return entry.setup
+        return entry
 
     @asynccontextmanager
     async def _unlocked(
@@ -196,9 +196,6 @@ class AllocationHandler:
 
     def _lock(self, resource: str) -> asyncio.Lock:
         return self._locks.setdefault(resource, asyncio.Lock())
-
-    def _refusal(self, why: str, resource: str, device_ids: Sequence[str]) -> str:
-        return refusal_text(why, node=self.node.name, resource=resource, device_ids=device_ids)
 
     def _report_refused(self, candidate: ContainerCandidate, reason: str) -> None:
         pod, node = candidate.pod, self.node
@@ -319,11 +316,6 @@ class AllocationHandler:
                 if not is_reserved or self.node.clock.ticks() > until:
                     return self.node.leases.find(pod)
             await self.node.clock.sleep(FETCH_PAUSE_S)
-
-
-def _place(entry: CheckpointEntry) -> ContainerPlace:
-    allocation = entry.allocation
-    return allocation.namespace, allocation.name, allocation.container
 
 
 def _listed(places: Iterable[ContainerPlace]) -> str:

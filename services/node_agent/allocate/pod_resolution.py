@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod, PodResources
+from services.node_agent.records.checkpoint_entry import ContainerPlace
 from shared.model.names import PodUid
 
 
@@ -79,7 +80,7 @@ def resolve_container(
 
 
 def _next_of(
-    pod: KubeletPod, resource: str, holders: Set[tuple[str, str, str]], history: AllocationHistory
+    pod: KubeletPod, resource: str, holders: Set[ContainerPlace], history: AllocationHistory
 ) -> ContainerCandidate | None:
     """Return the container after the last one with devices; a running pod has all of them."""
     if pod.phase == "Running":
@@ -103,7 +104,7 @@ def _next_of(
 def _is_served(
     pod: KubeletPod,
     container: KubeletContainer,
-    holders: Set[tuple[str, str, str]],
+    holders: Set[ContainerPlace],
     history: AllocationHistory,
 ) -> bool:
     shown = (pod.namespace, pod.name, container.name) in holders
@@ -114,7 +115,7 @@ def _answered_before(
     pods: Iterable[KubeletPod],
     resource: str,
     count: int,
-    holders: Set[tuple[str, str, str]],
+    holders: Set[ContainerPlace],
     history: AllocationHistory,
 ) -> list[ContainerCandidate]:
     """Return containers with an earlier allocation that the kubelet does not show.

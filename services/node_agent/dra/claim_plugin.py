@@ -21,12 +21,12 @@ from proto.dra_health import api_pb2_grpc as health_grpc
 from proto.plugin_registration import api_pb2 as registration
 from proto.plugin_registration import api_pb2_grpc as registration_grpc
 from services.node_agent.dra.preparation import ClaimPreparation
-from services.node_agent.dra.resource_claims import ClaimReference
 from services.node_agent.kubelet.device_plugin import check_socket
 from services.node_agent.node import Node
 from shared.model.claim import DRIVER, claimable
 from shared.model.clock import until_tick, wait_for_event
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.model.events.node_events import LeaseHolder
 from shared.model.names import Namespace, PodUid
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,11 @@ HEALTH_TIMEOUT_S = 30
 """After this time without an update the kubelet shows a device's health as unknown."""
 
 
-class ClaimPlugin:
+class ClaimPlugin(
+    registration_grpc.RegistrationServicer,  # type: ignore[misc]
+    dra_grpc.DRAPluginServicer,  # type: ignore[misc]
+    health_grpc.DRAResourceHealthServicer,  # type: ignore[misc]
+):
     """Serves the kubelet from `run` until that is cancelled."""
 
     def __init__(
@@ -76,11 +80,9 @@ class ClaimPlugin:
 
     async def _serve(self) -> None:
         server = grpc.aio.server()
-        dra_grpc.add_DRAPluginServicer_to_server(_ClaimServicer(self.preparation), server)
-        health_grpc.add_DRAResourceHealthServicer_to_server(_HealthServicer(self.node), server)
-        registration_grpc.add_RegistrationServicer_to_server(
-            _RegistrationServicer(self.endpoint, self._registered), server
-        )
+        dra_grpc.add_DRAPluginServicer_to_server(self, server)
+        health_grpc.add_DRAResourceHealthServicer_to_server(self, server)
+        registration_grpc.add_RegistrationServicer_to_server(self, server)
         sockets = (self.endpoint, self.registration_socket)  # the kubelet looks for the latter
         try:
             for socket in sockets:
@@ -96,35 +98,10 @@ class ClaimPlugin:
                     socket.unlink(missing_ok=True)
             await asyncio.shield(server.stop(None))
 
-    def _registered(self, error: str) -> None:
-        self.unregistered_reason = error or None
-        if error:
-            logger.error("the kubelet does not register the DRA driver: %s", error)
-            return
-        logger.info("the kubelet has registered the DRA driver %s", DRIVER)
-        self.on_registered()
-
-
-def _listen(server: grpc.aio.Server, socket: Path) -> None:
-    try:
-        socket.parent.mkdir(parents=True, exist_ok=True)
-        socket.unlink(missing_ok=True)
-        server.add_insecure_port(f"unix:{socket}")
-    except (OSError, RuntimeError) as error:
-        raise UnavailableError(
-            f"no socket {socket}: {error}; --kubelet-dir must be the kubelet's directory, with "
-            "plugins and plugins_registry writable by the node agent"
-        ) from error
-
-
-class _RegistrationServicer(registration_grpc.RegistrationServicer):  # type: ignore[misc]
-    def __init__(self, endpoint: Path, registered: Callable[[str], None]) -> None:
-        self.endpoint = endpoint
-        self.registered = registered
-
     async def GetInfo(  # noqa: N802 - the interface's name
         self, request: registration.InfoRequest, context: grpc.aio.ServicerContext
     ) -> registration.PluginInfo:
+        """Return what the driver serves, and where."""
         return registration.PluginInfo(
             type="DRAPlugin",
             name=DRIVER,
@@ -135,18 +112,22 @@ class _RegistrationServicer(registration_grpc.RegistrationServicer):  # type: ig
     async def NotifyRegistrationStatus(  # noqa: N802 - the interface's name
         self, request: registration.RegistrationStatus, context: grpc.aio.ServicerContext
     ) -> registration.RegistrationStatusResponse:
-        error = "" if request.plugin_registered else request.error or "it gives no reason"
-        self.registered(error)
+        """Take note of whether the kubelet has registered the driver."""
+        if request.plugin_registered:
+            self.unregistered_reason = None
+            logger.info("the kubelet has registered the DRA driver %s", DRIVER)
+            self.on_registered()
+        else:
+            self.unregistered_reason = request.error or "it gives no reason"
+            logger.error(
+                "the kubelet does not register the DRA driver: %s", self.unregistered_reason
+            )
         return registration.RegistrationStatusResponse()
-
-
-class _ClaimServicer(dra_grpc.DRAPluginServicer):  # type: ignore[misc]
-    def __init__(self, preparation: ClaimPreparation) -> None:
-        self.preparation = preparation
 
     async def NodePrepareResources(  # noqa: N802 - the interface's name
         self, request: dra.NodePrepareResourcesRequest, context: grpc.aio.ServicerContext
     ) -> dra.NodePrepareResourcesResponse:
+        """Prepare claims, each for itself; the replies have the errors."""
         replies = await asyncio.gather(*map(self._prepare, request.claims))
         uids = (claim.uid for claim in request.claims)
         return dra.NodePrepareResourcesResponse(claims=dict(zip(uids, replies, strict=True)))
@@ -154,6 +135,7 @@ class _ClaimServicer(dra_grpc.DRAPluginServicer):  # type: ignore[misc]
     async def NodeUnprepareResources(  # noqa: N802 - the interface's name
         self, request: dra.NodeUnprepareResourcesRequest, context: grpc.aio.ServicerContext
     ) -> dra.NodeUnprepareResourcesResponse:
+        """Forget claims whose containers have ended; the replies have the errors."""
         errors = await asyncio.gather(*(self._unprepare(claim) for claim in request.claims))
         return dra.NodeUnprepareResourcesResponse(
             claims={
@@ -177,23 +159,10 @@ class _ClaimServicer(dra_grpc.DRAPluginServicer):  # type: ignore[misc]
             return str(error)
         return ""
 
-
-def _reference(claim: dra.Claim) -> ClaimReference:
-    """Raise RequestError for what is no UID: names of files contain it."""
-    if not UID.fullmatch(claim.uid):
-        raise RequestError(f"{claim.uid[:UID_LENGTH]!r} is no UID of a ResourceClaim")
-    return ClaimReference(
-        uid=PodUid(claim.uid), namespace=Namespace(claim.namespace), name=claim.name
-    )
-
-
-class _HealthServicer(health_grpc.DRAResourceHealthServicer):  # type: ignore[misc]
-    def __init__(self, node: Node) -> None:
-        self.node = node
-
     async def NodeWatchResources(  # noqa: N802 - the interface's name
         self, request: health.NodeWatchResourcesRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[health.NodeWatchResourcesResponse]:
+        """Report the health of all devices, again after each change."""
         changed = asyncio.Event()
         self.node.on_devices.append(changed.set)
         try:
@@ -215,3 +184,24 @@ class _HealthServicer(health_grpc.DRAResourceHealthServicer):  # type: ignore[mi
                     health_check_timeout_seconds=HEALTH_TIMEOUT_S,
                     message="" if device.healthy else device.health_text,
                 )
+
+
+def _listen(server: grpc.aio.Server, socket: Path) -> None:
+    try:
+        socket.parent.mkdir(parents=True, exist_ok=True)
+        socket.unlink(missing_ok=True)
+        server.add_insecure_port(f"unix:{socket}")
+    except (OSError, RuntimeError) as error:
+        raise UnavailableError(
+            f"no socket {socket}: {error}; --kubelet-dir must be the kubelet's directory, with "
+            "plugins and plugins_registry writable by the node agent"
+        ) from error
+
+
+def _reference(claim: dra.Claim) -> LeaseHolder:
+    """Raise RequestError for what is no UID: names of files contain it."""
+    if not UID.fullmatch(claim.uid):
+        raise RequestError(f"{claim.uid[:UID_LENGTH]!r} is no UID of a ResourceClaim")
+    return LeaseHolder(
+        pod=PodUid(claim.uid), namespace=Namespace(claim.namespace), name=claim.name, claim=True
+    )

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from services.node_agent.allocate.grants import Grants
 from services.node_agent.dra.claim_plugin import ClaimPlugin
-from services.node_agent.dra.preparation import ClaimFiles, ClaimPreparation
+from services.node_agent.dra.preparation import ClaimPreparation
 from services.node_agent.dra.slice_writer import SliceWriter
 from services.node_agent.kubelet.pods import KubeletPod
 from services.node_agent.node import Node
@@ -28,7 +28,7 @@ class ClaimDriver:
 
     def __init__(self, node: Node, grants: Grants, settings: AgentSettings) -> None:
         self.node = node
-        self.preparation = ClaimPreparation(node, grants, ClaimFiles(settings.cdi_directory))
+        self.preparation = ClaimPreparation(node, grants, settings.cdi_directory)
         self.slices = SliceWriter(node, grants.mig, taint_effect=settings.dra_taint_effect)
         self.plugin = ClaimPlugin(
             node, settings.kubelet_dir, self.preparation, on_registered=self.slices.write_anew

@@ -7,9 +7,8 @@ lease that has not arrived is waited for within the call.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 from weakref import WeakValueDictionary
 
 from proto.dra import api_pb2 as dra
@@ -20,11 +19,10 @@ from services.node_agent.allocate.allocation import (
     check_present,
     claim_entry,
 )
-from services.node_agent.allocate.cdi import VERSION, qualified_name
+from services.node_agent.allocate.cdi import build_claim_specification, cdi_names, qualified_name
 from services.node_agent.allocate.cdi_files import write_specification
 from services.node_agent.allocate.grants import Grants, LeaseEndedError
 from services.node_agent.dra.resource_claims import (
-    ClaimReference,
     generation_of_claim,
     read_claim,
     results_on,
@@ -33,7 +31,6 @@ from services.node_agent.mig.instances import InstanceUuids
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError
-from shared.dialects.dialect import ContainerSetup, Mount
 from shared.kubernetes.resource_claims import DeviceRequestAllocationResult
 from shared.model.claim import DRIVER, device_name
 from shared.model.errors import LeaseholdError, UnavailableError
@@ -48,60 +45,22 @@ CLAIM_WAIT_S = 40.0
 after a minute."""
 LOOK_S = 0.1
 FETCH_S = 2.0
-KIND = "leasehold.dev/claim"
 PREFIX = "leasehold.dev-claim-"
-_OPTIONS = ("nosuid", "nodev", "rbind", "rprivate")
 FULL_DEVICE_S = 15.0
 """How long Prepare waits for room on a device that is full by the records: containers of pods that
 have ended may still run."""
 
 
-class ClaimFiles:
-    """The files of one node."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    async def write(self, claim: PodUid, entries: Iterable[CheckpointEntry]) -> None:
-        """Write a claim's file; raises UnavailableError naming what cannot be written."""
-        specification = build_claim_specification(entries)
-        if specification is not None:
-            path = self.directory / file_name(claim)
-            await asyncio.to_thread(write_specification, path, specification)
-
-    async def remove(self, claim: PodUid) -> None:
-        """Remove a claim's file; raises UnavailableError if it stays."""
-        path = self.directory / file_name(claim)
-        try:
-            await asyncio.to_thread(path.unlink, missing_ok=True)
-        except OSError as error:
-            raise UnavailableError(f"{path} cannot be removed: {error.strerror}") from error
-
-    async def restore(self, claims: Mapping[PodUid, Sequence[CheckpointEntry]]) -> None:
-        """Write the files of these claims if they are lost, as after a reboot; remove others."""
-        for claim, entries in claims.items():
-            await self.write(claim, entries)
-        await asyncio.to_thread(self._remove_others, claims.keys())
-
-    def _remove_others(self, claims: Iterable[PodUid]) -> None:
-        live = set(claims)
-        with contextlib.suppress(OSError):
-            for path in self.directory.iterdir():
-                claim = claim_of_file(path.name)
-                if claim is not None and claim not in live:
-                    path.unlink(missing_ok=True)
-
-
 class ClaimPreparation:
     """Prepares and unprepares the claims of one node."""
 
-    def __init__(self, node: Node, grants: Grants, claim_files: ClaimFiles) -> None:
+    def __init__(self, node: Node, grants: Grants, cdi_directory: Path) -> None:
         self.node = node
         self.grants = grants
-        self.claim_files = claim_files
+        self.cdi_directory = cdi_directory
         self._locks: WeakValueDictionary[PodUid, asyncio.Lock] = WeakValueDictionary()
 
-    async def prepare(self, claim: ClaimReference) -> Sequence[dra.Device]:
+    async def prepare(self, claim: LeaseHolder) -> Sequence[dra.Device]:
         """Return the claim's devices once its lease is known and recorded; idempotent.
 
         Raises RequestError or UnavailableError with a sentence for the pod's owner.
@@ -115,19 +74,25 @@ class ClaimPreparation:
             logger.warning("ResourceClaim %s is not prepared: %s", claim, error)
             raise
 
-    async def unprepare(self, claim: ClaimReference) -> None:
+    async def unprepare(self, claim: LeaseHolder) -> None:
         """Forget a claim, whose containers have all ended; idempotent."""
         async with self._lock(claim):
-            await self.node.checkpoint.forget((claim.uid,))
-            await self.claim_files.remove(claim.uid)
+            await self.node.checkpoint.forget((claim.pod,))
+            path = self._path(claim.pod)
+            try:
+                await asyncio.to_thread(path.unlink, missing_ok=True)
+            except OSError as error:
+                raise UnavailableError(f"{path} cannot be removed: {error.strerror}") from error
         self.node.report_due.set()
 
     async def restore(self) -> None:
-        """Write lost CDI files of prepared claims again, and remove those of others."""
+        """Write lost CDI files of prepared claims, as after a reboot; remove those of others."""
         claims: dict[PodUid, list[CheckpointEntry]] = {}
         for entry in self.node.checkpoint.of_resource(DRIVER):
             claims.setdefault(entry.allocation.pod, []).append(entry)
-        await self.claim_files.restore(claims)
+        for claim, entries in claims.items():
+            await self._write(claim, entries)
+        await asyncio.to_thread(self._remove_others, set(map(self._path, claims)))
 
     def list_unprepared(self) -> tuple[Lease, ...]:
         """Return the leases of claims for which the kubelet has not called, or was refused."""
@@ -139,7 +104,22 @@ class ClaimPreparation:
             if lease.claim is not None and lease.state is LeaseState.BOUND and lease.pod not in done
         )
 
-    def _report_refused(self, claim: ClaimReference, reason: str) -> None:
+    def _path(self, claim: PodUid) -> Path:
+        return self.cdi_directory / f"{PREFIX}{claim}.json"
+
+    async def _write(self, claim: PodUid, entries: Iterable[CheckpointEntry]) -> None:
+        """Write a claim's file. Raises UnavailableError naming what cannot be written."""
+        specification = build_claim_specification(entries)
+        if specification is not None:
+            await asyncio.to_thread(write_specification, self._path(claim), specification)
+
+    def _remove_others(self, live: Collection[Path]) -> None:
+        with contextlib.suppress(OSError):
+            for path in self.cdi_directory.glob(f"{PREFIX}*.json"):
+                if path not in live:
+                    path.unlink(missing_ok=True)
+
+    def _report_refused(self, claim: LeaseHolder, reason: str) -> None:
         """Report a lease on what another holder has been given, or on what has left the node.
 
         The device report after it restores the lease of that holder, which was lost.
@@ -148,7 +128,7 @@ class ClaimPreparation:
             ShareRefused(
                 node=self.node.name,
                 reason=reason,
-                pod=claim.uid,
+                pod=claim.pod,
                 namespace=claim.namespace,
                 name=claim.name,
                 claim=True,
@@ -156,23 +136,23 @@ class ClaimPreparation:
         )
         self.node.report_due.set()
 
-    def _lock(self, claim: ClaimReference) -> asyncio.Lock:
-        return self._locks.setdefault(claim.uid, asyncio.Lock())
+    def _lock(self, claim: LeaseHolder) -> asyncio.Lock:
+        return self._locks.setdefault(claim.pod, asyncio.Lock())
 
-    async def _prepare(self, claim: ClaimReference) -> Sequence[dra.Device]:
+    async def _prepare(self, claim: LeaseHolder) -> Sequence[dra.Device]:
         stored = await read_claim(self.node, claim)
         results, generation = results_on(stored, self.node.name), generation_of_claim(stored)
         entries: tuple[CheckpointEntry, ...] = ()
         if generation:
             entries = await self._recorded_now(claim, generation)
-            await self.claim_files.write(claim.uid, entries)
+            await self._write(claim.pod, entries)
         return _prepared_devices(results, entries, self.node.require_snapshot())
 
     async def _recorded_now(
-        self, claim: ClaimReference, generation: str
+        self, claim: LeaseHolder, generation: str
     ) -> tuple[CheckpointEntry, ...]:
         """Return the records of all requests, made now unless they exist."""
-        recorded = self._recorded(claim.uid, generation)
+        recorded = self._recorded(claim.pod, generation)
         for entry in recorded:
             await self.grants.prepare_again(entry)
         until = self.node.clock.ticks() + CLAIM_WAIT_S
@@ -181,9 +161,9 @@ class ClaimPreparation:
             try:
                 for request in lease.containers:
                     await self._give(lease, request, until)
-                return self._recorded(claim.uid, generation)
+                return self._recorded(claim.pod, generation)
             except LeaseholdError as error:
-                await self.node.checkpoint.forget((claim.uid,))  # none of them was handed out
+                await self.node.checkpoint.forget((claim.pod,))  # none of them was handed out
                 if not isinstance(error, LeaseEndedError):
                     raise
                 logger.info("ResourceClaim %s: its lease ended before it was prepared", claim)
@@ -227,11 +207,11 @@ class ClaimPreparation:
             until=until,
         )
 
-    async def _lease(self, claim: ClaimReference, generation: str, until: float) -> Lease:
+    async def _lease(self, claim: LeaseHolder, generation: str, until: float) -> Lease:
         """Wait for the lease of this allocation."""
         missing, fetch_at, clock = "", 0.0, self.node.clock
         while True:
-            lease = self.node.leases.find(claim.uid)
+            lease = self.node.leases.find(claim.pod)
             if (
                 lease is not None
                 and lease.claim is not None
@@ -250,18 +230,16 @@ class ClaimPreparation:
                 fetch_at = clock.ticks() + FETCH_S
             await clock.sleep(LOOK_S)
 
-    async def _fetch(self, claim: ClaimReference, generation: str) -> str:
+    async def _fetch(self, claim: LeaseHolder, generation: str) -> str:
         """Request the lease; return why it is still unknown, or nothing.
 
         Raises UnavailableError if the claim has been allocated again: the kubelet retries.
         """
         try:
-            fetched = await self.node.lease_sync.fetch_claim(
-                LeaseHolder(pod=claim.uid, namespace=claim.namespace, name=claim.name, claim=True)
-            )
+            fetched = await self.node.lease_sync.fetch_claim(claim)
         except UnavailableError as error:
             return f"{error}; are the binder and NATS running?"
-        leases = [lease for lease in fetched if lease.pod == claim.uid]
+        leases = [lease for lease in fetched if lease.pod == claim.pod]
         if any(each.claim and each.claim.generation != generation for each in leases):
             if generation_of_claim(await read_claim(self.node, claim)) != generation:
                 raise UnavailableError(f"ResourceClaim {claim} has been allocated again")
@@ -293,58 +271,3 @@ def _prepared_devices(
         )
         for result in results
     )
-
-
-def file_name(claim: PodUid) -> str:
-    """Return the name of a claim's file."""
-    return f"{PREFIX}{claim}.json"
-
-
-def claim_of_file(name: str) -> PodUid | None:
-    """Return the claim whose file has this name, or None for another file."""
-    if not (name.startswith(PREFIX) and name.endswith(".json")):
-        return None
-    return PodUid(name.removeprefix(PREFIX).removesuffix(".json"))
-
-
-def build_claim_specification(entries: Iterable[CheckpointEntry]) -> dict[str, Any] | None:
-    """Return the specification of a claim's requests, or None if all are for whole devices.
-
-    One CDI device for each request carries the limits of all its devices: two that set the same
-    variable would overwrite each other.
-    """
-    devices = [
-        {
-            "name": _device_name(entry),
-            "containerEdits": {
-                "env": [f"{name}={text}" for name, text in entry.setup.environment.items()],
-                "mounts": list(map(_mount, entry.setup.mounts)),
-            },
-        }
-        for entry in entries
-        if _is_limited(entry.setup)
-    ]
-    return {"cdiVersion": VERSION, "kind": KIND, "devices": devices} if devices else None
-
-
-def cdi_names(entry: CheckpointEntry) -> tuple[str, ...]:
-    """Return the qualified names that give a container one request: its devices, then limits."""
-    own = (f"{KIND}={_device_name(entry)}",) if _is_limited(entry.setup) else ()
-    return (*entry.setup.cdi_devices, *own)
-
-
-def _is_limited(setup: ContainerSetup) -> bool:
-    return bool(setup.environment or setup.mounts)
-
-
-def _device_name(entry: CheckpointEntry) -> str:
-    return f"{entry.allocation.pod}-{entry.allocation.container.replace('/', '.')}"
-
-
-def _mount(mount: Mount) -> dict[str, Any]:
-    access = "ro" if mount.read_only else "rw"
-    return {
-        "hostPath": mount.host_path,
-        "containerPath": mount.container_path,
-        "options": [access, *_OPTIONS],
-    }

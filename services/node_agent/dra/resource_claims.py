@@ -1,7 +1,5 @@
 """Reads ResourceClaims: which devices of this node one was allocated."""
 
-from dataclasses import dataclass
-
 from services.node_agent.dra.slices import HeldAllocation
 from services.node_agent.node import Node
 from shared.kubernetes.errors import NotFoundError
@@ -13,20 +11,8 @@ from shared.kubernetes.resource_claims import (
 )
 from shared.model.claim import DRIVER
 from shared.model.errors import RequestError
-from shared.model.names import Namespace, NodeName, PodUid
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimReference:
-    """A ResourceClaim as the kubelet names it."""
-
-    uid: PodUid
-    namespace: Namespace
-    name: str
-
-    def __str__(self) -> str:
-        """Return namespace and name."""
-        return f"{self.namespace}/{self.name}"
+from shared.model.events.node_events import LeaseHolder
+from shared.model.names import Namespace, NodeName
 
 
 def results_on(
@@ -47,16 +33,16 @@ def generation_of_claim(claim: ApiResourceClaim) -> str:
     return allocated.generation if allocated and allocated.devices else ""
 
 
-async def read_claim(node: Node, claim: ClaimReference) -> ApiResourceClaim:
+async def read_claim(node: Node, claim: LeaseHolder) -> ApiResourceClaim:
     """Return a claim with devices of this node.
 
     Raises RequestError if it was deleted, is another one of the same name, or has no such device.
     """
     found = await _find(node, claim.namespace, claim.name)
-    if found is None or found.metadata.uid != claim.uid:
+    if found is None or found.metadata.uid != claim.pod:
         there = f"has uid {found.metadata.uid} now" if found else "does not exist"
         raise RequestError(
-            f"ResourceClaim {claim} with uid {claim.uid} was deleted: the one of that name {there}"
+            f"ResourceClaim {claim} with uid {claim.pod} was deleted: the one of that name {there}"
         )
     if not results_on(found, node.name):
         raise RequestError(

@@ -7,13 +7,14 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import grpc
 
 from proto.deviceplugin import api_pb2
+from services.node_agent.allocate.handler import AllocationHandler
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import ConflictError, RequestError, UnavailableError
@@ -27,53 +28,6 @@ _HEALTH = {True: b"\x12\x07Healthy", False: b"\x12\x09Unhealthy"}
 OPTIONS = api_pb2.DevicePluginOptions(
     pre_start_required=True, get_preferred_allocation_available=True
 )
-
-
-START_S = 3.0
-"""A container that is not started within this time may pull its image, or follow another one."""
-REPLY_S = 0.2
-"""By this time, a reply has reached the kubelet."""
-
-
-class ContainerStarts:
-    """Which containers start.
-
-    The kubelet calls PreStartContainer once the pod's sandbox exists, some time after Allocate. If
-    the plugin is gone by then, the container fails, and the kubelet tries again after 10 s only.
-    """
-
-    def __init__(self) -> None:
-        self._until: dict[tuple[str, frozenset[str]], float] = {}
-        """Until when each container counts, by resource and device IDs."""
-
-    def any_due(self) -> bool:
-        """Return whether the kubelet is soon to call PreStartContainer, or to get its reply."""
-        now = time.monotonic()
-        self._until = {key: until for key, until in self._until.items() if now < until}
-        return bool(self._until)
-
-    def note(self, resource: str, device_ids: Sequence[str], for_s: float) -> None:
-        """Count the container with these IDs for this time from now on."""
-        self.any_due()  # forgets those that no longer count
-        self._until[resource, frozenset(device_ids)] = time.monotonic() + for_s
-
-
-class DevicePluginHandler(Protocol):
-    """Handles the kubelet's calls. The texts of its errors reach the pod's owner."""
-
-    async def get_preferred_allocation(
-        self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
-    ) -> Sequence[str]:
-        """Choose among the free IDs; an empty choice leaves it to the kubelet."""
-        ...
-
-    async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
-        """Return the setup of the container that these IDs are for."""
-        ...
-
-    async def pre_start_container(self, resource: str, device_ids: Sequence[str]) -> None:
-        """Allow the start of the container with these IDs."""
-        ...
 
 
 def check_socket(path: Path) -> None:
@@ -128,9 +82,8 @@ class PluginServer:
         self,
         resource: str,
         socket: Path,
-        handler: DevicePluginHandler,
+        handler: AllocationHandler,
         devices: bytes,
-        starts: ContainerStarts,
         *,
         on_watched: Callable[[], None],
     ) -> None:
@@ -141,7 +94,6 @@ class PluginServer:
         self.ended = asyncio.Event()
         self._handler = handler
         self._devices = devices
-        self._starts = starts
         self._on_watched = on_watched
         self._changed = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -227,7 +179,7 @@ class PluginServer:
                     container.allocation_size,
                 )
             except (RequestError, UnavailableError, ConflictError):
-                chosen = ()  # Allocate, which follows, reports why
+                chosen = []  # Allocate, which follows, reports why
             responses.append(api_pb2.ContainerPreferredAllocationResponse(deviceIDs=chosen))
         return api_pb2.PreferredAllocationResponse(container_responses=responses)
 
@@ -243,9 +195,7 @@ class PluginServer:
             )
         try:
             ids = list(request.container_requests[0].devices_ids)
-            setup = await self._handler.allocate(self.resource, ids)
-            self._starts.note(self.resource, ids, START_S)
-            return encode_setup(setup)
+            return encode_setup(await self._handler.allocate(self.resource, ids))
         except (RequestError, ConflictError) as error:
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except UnavailableError as error:
@@ -254,15 +204,12 @@ class PluginServer:
     async def _pre_start(
         self, request: api_pb2.PreStartContainerRequest, context: grpc.aio.ServicerContext
     ) -> api_pb2.PreStartContainerResponse:
-        ids = list(request.devices_ids)
         try:
-            await self._handler.pre_start_container(self.resource, ids)
+            await self._handler.pre_start_container(self.resource, list(request.devices_ids))
         except (RequestError, ConflictError) as error:
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except UnavailableError as error:
             await _abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
-        finally:
-            self._starts.note(self.resource, ids, REPLY_S)
         return api_pb2.PreStartContainerResponse()
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from services.node_agent.records.checkpoint_entry import ContainerPlace
 from shared.model.names import Namespace, PodUid
 
 STILL_PLUGIN = (
@@ -75,6 +76,11 @@ class Holding:
     resource: str
     device_ids: frozenset[str]
 
+    @property
+    def place(self) -> ContainerPlace:
+        """The container."""
+        return self.namespace, self.name, self.container
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimHolding:
@@ -97,13 +103,9 @@ class PodResources:
     pods: frozenset[tuple[str, str]] = frozenset()
     """Namespace and name of every pod listed, devices or not."""
 
-    def holders(self, resource: str) -> frozenset[tuple[str, str, str]]:
-        """Return namespace, pod name and name of each container with devices of a resource."""
-        return frozenset(
-            (holding.namespace, holding.name, holding.container)
-            for holding in self.holdings
-            if holding.resource == resource
-        )
+    def holders(self, resource: str) -> frozenset[ContainerPlace]:
+        """Return the containers with devices of a resource."""
+        return frozenset(each.place for each in self.holdings if each.resource == resource)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,17 +15,16 @@ from pathlib import Path
 import grpc
 
 from proto.deviceplugin import api_pb2, api_pb2_grpc
-from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
+from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.kubelet.device_checkpoint import Allocatable, PluginResources
 from services.node_agent.kubelet.device_plugin import (
     OPTIONS,
-    ContainerStarts,
-    DevicePluginHandler,
     PluginServer,
     check_socket,
     encode_list,
 )
 from services.node_agent.kubelet.pods import STILL_PLUGIN, Unserved, explain_unserved
+from services.node_agent.node import Node
 from shared.dialects.advertised import PluginDeviceId
 from shared.model.clock import until_tick, wait_for_event
 from shared.model.errors import LeaseholdError, UnavailableError
@@ -66,21 +65,14 @@ class DevicePlugins:
     """All resources served to one kubelet."""
 
     def __init__(
-        self,
-        directory: Path,
-        handler: DevicePluginHandler,
-        allocatable: Allocatable | None = None,
-        *,
-        plugin_resources: PluginResources | None = None,
-        timing: AgentTiming = DEFAULT_TIMING,
+        self, node: Node, directory: Path, handler: AllocationHandler, allocatable: Allocatable
     ) -> None:
+        self.node = node
         self.directory = directory
         self.kubelet = directory / KUBELET_SOCKET
         self.handler = handler
-        self.starts = ContainerStarts()
         self.allocatable = allocatable
-        self.plugin_resources = plugin_resources
-        self.timing = timing
+        self.plugin_resources = PluginResources(node, directory, allocatable)
         self.amounts: Mapping[str, frozenset[str]] = {}
         """Amounts in node status that pods request beside a served resource, by the latter."""
         self.endpoints: dict[str, PluginEndpoint] = {}
@@ -126,7 +118,7 @@ class DevicePlugins:
 
     async def _watch_amounts(self) -> None:
         """Watch which amounts in node status the kubelet allocates by device plugin."""
-        while self.plugin_resources is not None:
+        while True:
             amounts = frozenset().union(*self.amounts.values()) - self.endpoints.keys()
             before = self.plugin_resources.since.keys()
             try:
@@ -145,8 +137,7 @@ class DevicePlugins:
         One of them cannot be allocated either while an amount that pods request with it is still
         allocated by device plugin.
         """
-        now = time.monotonic()
-        since = {} if self.plugin_resources is None else self.plugin_resources.since
+        now, since = time.monotonic(), self.plugin_resources.since
         found: dict[str, Unserved] = {}
         for name, endpoint in self.endpoints.items():
             claimed = sorted(self.amounts.get(name, frozenset()) & since.keys())
@@ -197,7 +188,7 @@ class PluginEndpoint:
     def is_newly_served(self) -> bool:
         """Whether node status may still show that it is not served."""
         at = self._watched_at
-        late_s = self._plugins.timing.status_late_s
+        late_s = self._plugins.node.timing.status_late_s
         return at is not None and time.monotonic() - at < late_s
 
     @property
@@ -260,7 +251,6 @@ class PluginEndpoint:
             self._socket(),
             self._plugins.handler,
             self._devices,
-            self._plugins.starts,
             on_watched=self._plugins.served_changed.set,
         )
         self._server = server
@@ -313,7 +303,7 @@ class PluginEndpoint:
             now = time.monotonic()
             if reason := self._lost(server, before, own, now - began):
                 return reason
-            if now - checked_at >= self._plugins.timing.registration_check_s:
+            if now - checked_at >= self._plugins.node.timing.registration_check_s:
                 checked_at = now
                 if await self._is_unallocatable():
                     return "the node shows none of it as allocatable"
@@ -336,9 +326,7 @@ class PluginEndpoint:
         return ""
 
     async def _is_unallocatable(self) -> bool:
-        if self._plugins.allocatable is None or not any(
-            entry.healthy for entry in self._ids.values()
-        ):
+        if not any(entry.healthy for entry in self._ids.values()):
             return False
         try:
             return await self._plugins.allocatable(self.resource) == 0

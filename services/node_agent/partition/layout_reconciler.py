@@ -7,10 +7,9 @@ driver shows no process on it.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 from services.node_agent.allocate.allocation import HONOURED_STATES
-from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.mig.instances import (
     InstanceProfile,
     InUseError,
@@ -23,7 +22,7 @@ from services.node_agent.mig.instances import (
 from services.node_agent.mig.partitioner import Partitioner
 from services.node_agent.node import Node
 from services.node_agent.partition.partition_client import RemotePartitioner
-from shared.model.device import Device, MigLayout
+from shared.model.device import MigLayout
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, PodUid
@@ -51,20 +50,15 @@ class LayoutReconciler:
         self.list_device = list_device
         self.partitioner = partitioner
         self.timing = node.timing
-        self.devices: Mapping[DeviceUuid, Device] = {}
         self.profiles: Mapping[DeviceUuid, tuple[InstanceProfile, ...]] = {}
+        """Of the GPUs that support MIG, as of the last discovery."""
         self._wake = asyncio.Event()
+        node.on_devices.append(self._wake.set)
         self._locks: dict[DeviceUuid, asyncio.Lock] = {}
         self._handled_fences: dict[DeviceUuid, int] = {}
         """Fence of the newest lease that each device was laid out for."""
         self._blocked_by: dict[DeviceUuid, str] = {}
         """Why a device's layout cannot be changed now, by device."""
-
-    def update_devices(self, gpus: Iterable[Gpu], devices: Iterable[Device]) -> None:
-        """Set the GPUs and devices of the node."""
-        self.devices = {device.uuid: device for device in devices}
-        self.profiles = {gpu.uuid: gpu.mig.profiles for gpu in gpus if gpu.mig is not None}
-        self._wake.set()
 
     def leases_changed(self) -> None:
         """Partition devices for new leases before their containers request instances."""
@@ -112,7 +106,8 @@ class LayoutReconciler:
         return instance
 
     def _layout(self, share: Share) -> MigLayout:
-        device = self.devices.get(share.device)
+        snapshot = self.node.snapshot
+        device = None if snapshot is None else snapshot.devices.get(share.device)
         if device is None or share.mig is None:
             raise UnavailableError(f"device {share.device} is not known yet")
         return find_layout(share.mig, share.device, device)
@@ -123,20 +118,16 @@ class LayoutReconciler:
         Raises RequestError if it still lists one after `RELEASE_S`.
         """
         holders = [
-            entry.allocation
+            entry
             for entry in self.node.checkpoint.entries
             if instance.uuid in entry.instances and entry.allocation.pod != pod
         ]
         until = self.node.clock.ticks() + RELEASE_S
         while holders:
             running = await self._running_pods()
-            holders = [allocation for allocation in holders if allocation.pod in running]
+            holders = [entry for entry in holders if entry.allocation.pod in running]
             if holders and self.node.clock.ticks() >= until:
-                kind = "ResourceClaim" if holders[0].lease.claim else "pod"
-                raise RequestError(
-                    f"instance {instance.uuid} is in use by {kind} "
-                    f"{holders[0].namespace}/{holders[0].name}"
-                )
+                raise RequestError(f"instance {instance.uuid} is in use by {holders[0].holder}")
             if holders:
                 await self.node.clock.sleep(RETRY_S)
 
@@ -177,7 +168,8 @@ class LayoutReconciler:
                 known = newest.get(share.device)
                 if share.mig is not None and (known is None or known[1].fence < share.fence):
                     newest[share.device] = (lease, share)
-        return [pair for device, pair in newest.items() if device in self.devices]
+        uuids = {device.uuid for device in self.node.devices}
+        return [pair for device, pair in newest.items() if device in uuids]
 
     async def _lay_out_early(self, lease: Lease, share: Share) -> None:
         try:

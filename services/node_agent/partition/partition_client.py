@@ -34,10 +34,30 @@ PARTITION_TIMEOUT_S = 120.0
 
 
 class RemotePartitioner:
-    """The partitioner behind a socket; one connection per request."""
+    """The node's GPUs, with the partitioner's instances of those in MIG mode.
 
-    def __init__(self, socket: Path) -> None:
+    The partitioner is behind a socket; there is one connection per request.
+    """
+
+    def __init__(self, gpus: GpuDriver, socket: Path) -> None:
+        self.gpus = gpus
         self.socket = socket
+        self._known: dict[DeviceUuid, InstancesReply] = {}
+        self._last_error = ""
+
+    async def discover(self) -> tuple[Gpu, ...]:
+        """Return all GPUs. Raises UnavailableError while the driver does not respond."""
+        found = await self.gpus.discover()
+        return tuple(await asyncio.gather(*(self._with_mig_state(gpu) for gpu in found)))
+
+    @property
+    def unreadable(self) -> Mapping[int, str]:
+        """By the driver's index, why the latest probe could not read a GPU."""
+        return self.gpus.unreadable
+
+    def xids(self) -> tuple[Xid, ...]:
+        """Return the XID events since the last call."""
+        return self.gpus.xids()
 
     async def read_device(self, device: DeviceUuid) -> InstancesReply:
         """Return a device's instances. Raises UnavailableError if there is no reply."""
@@ -81,39 +101,11 @@ class RemotePartitioner:
             ) from error
         return decode_reply(line)
 
-
-class RemoteMigGpus:
-    """The node's GPUs, with the partitioner's instances of those in MIG mode."""
-
-    def __init__(self, gpus: GpuDriver, remote: RemotePartitioner) -> None:
-        self.gpus = gpus
-        self.remote = remote
-        self._known: dict[DeviceUuid, InstancesReply] = {}
-        self._last_error = ""
-
-    async def discover(self) -> tuple[Gpu, ...]:
-        """Return all GPUs. Raises UnavailableError while the driver does not respond."""
-        found = await self.gpus.discover()
-        return tuple(await asyncio.gather(*(self._with_mig_state(gpu) for gpu in found)))
-
-    @property
-    def unreadable(self) -> Mapping[int, str]:
-        """By the driver's index, why the latest probe could not read a GPU."""
-        return self.gpus.unreadable
-
-    def xids(self) -> tuple[Xid, ...]:
-        """Return the XID events since the last call."""
-        return self.gpus.xids()
-
-    async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
-        """Return the instances of a device in MIG mode."""
-        return await self.remote.instances(device)
-
     async def _with_mig_state(self, gpu: Gpu) -> Gpu:
         if gpu.mode is not DeviceMode.MIG or gpu.fault is not None:
             return gpu
         try:
-            self._known[gpu.uuid] = await self.remote.read_device(gpu.uuid)
+            self._known[gpu.uuid] = await self.read_device(gpu.uuid)
             self._last_error = ""
         except LeaseholdError as error:
             if str(error) != self._last_error:

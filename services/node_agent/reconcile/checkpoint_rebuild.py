@@ -81,7 +81,7 @@ def _held_by_claims(
 
 def may_hold_unrecorded(entries: Iterable[CheckpointEntry], pods: Iterable[KubeletPod]) -> bool:
     """Return whether a container without an entry has limits of extended resources."""
-    recorded = _containers_of(entries)
+    recorded = {entry.place for entry in entries}
     return any(
         container.limits and (pod.namespace, pod.name, container.name) not in recorded
         for pod in pods
@@ -101,11 +101,10 @@ def unrecorded_holders(
     They were given out by an agent whose records were lost, for leases that were lost too.
     """
     live = {(pod.namespace, pod.name) for pod in pods if not pod.terminal}
-    recorded = _containers_of(entries)
+    recorded = {entry.place for entry in entries}
     found: dict[DeviceUuid, set[str]] = {}
     for holding in pod_resources.holdings:
-        place = (holding.namespace, holding.name, holding.container)
-        if place[:2] not in live or place in recorded:
+        if (holding.namespace, holding.name) not in live or holding.place in recorded:
             continue
         served = node.served.get(holding.resource, {})
         for text in holding.device_ids & served.keys():
@@ -113,11 +112,6 @@ def unrecorded_holders(
             if device is not None:
                 found.setdefault(device, set()).add(f"{holding.namespace}/{holding.name}")
     return {device: tuple(sorted(names)) for device, names in found.items()}
-
-
-def _containers_of(entries: Iterable[CheckpointEntry]) -> set[tuple[str, str, str]]:
-    allocations = (entry.allocation for entry in entries)
-    return {(each.namespace, each.name, each.container) for each in allocations}
 
 
 def ended_pods(

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence, Set
 
-from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pods import KubeletPod, PodResources
 from services.node_agent.mig.instances import MigInstance
@@ -35,8 +34,14 @@ class CheckpointReconciler:
         self.serves_claims = serves_claims
         """The kubelet calls when a claim ends; without, claims end as PodResources show them."""
 
-    async def rebuild(self, node: NodeSnapshot) -> None:
-        """Record what the checkpoint lacks from PodResources and leases, which have been synced."""
+    async def rebuild(self) -> None:
+        """Record what the checkpoint lacks from PodResources and leases, which have been synced.
+
+        Does nothing until the devices are known.
+        """
+        node = self.node.snapshot
+        if node is None:
+            return
         pods = await self.pods.list_pods()
         pod_resources = await self.node.pod_resources.list_holdings()
         leases, now = self.leases.leases, self.node.clock.now()
@@ -45,12 +50,12 @@ class CheckpointReconciler:
         lost = [entry for entry in entries if entry.allocation.pod not in self.checkpoint.pods]
         for entry in lost:
             await self.checkpoint.save(entry)
-        self._note_unrecorded(node, pods, pod_resources)
+        self._note_unrecorded(pods, pod_resources)
         self.checkpoint.lost = False
         if lost:
             logger.warning("the checkpoint was rebuilt with %d entries", len(lost))
 
-    async def remove_ended(self, node: NodeSnapshot | None) -> None:
+    async def remove_ended(self) -> None:
         """Forget pods that have ended, and remove their files.
 
         Only lists pods until the leases have been synced: a kubelet that has just started shows
@@ -59,16 +64,16 @@ class CheckpointReconciler:
         if not self.leases.synced:
             await self.pods.list_pods()
             return
-        pods = await self.forget_ended(node)
-        if node is not None and self.checkpoint.unrecorded:
-            await self.rebuild(node)  # a lease may be known again, or a MIG instance exist again
+        pods = await self.forget_ended()
+        if self.checkpoint.unrecorded:
+            await self.rebuild()  # a lease may be known again, or a MIG instance exist again
         self.node.refused &= {pod.uid for pod in pods if not pod.terminal}
         live = {pod.uid for pod in pods} | self.checkpoint.pods | set(self.leases.leases)
         mounts = (mount for entry in self.checkpoint.entries for mount in entry.setup.mounts)
         mounted = {mount.host_path for mount in mounts}
         await self.node.files.remove_unused(live, None if self.checkpoint.lost else mounted)
 
-    async def forget_ended(self, node: NodeSnapshot | None) -> tuple[KubeletPod, ...]:
+    async def forget_ended(self) -> tuple[KubeletPod, ...]:
         """Forget pods that have ended; return the kubelet's pods.
 
         A pod deleted by force is not in the kubelet's list, and its containers may still run.
@@ -88,8 +93,7 @@ class CheckpointReconciler:
         if left:
             ended |= unused_claims(allocations, pods, pod_resources, leases, running)
         await self.checkpoint.forget(ended)
-        if node is not None:
-            self._note_unrecorded(node, pods, pod_resources)
+        self._note_unrecorded(pods, pod_resources)
         return pods
 
     async def terminated(self, pods: Set[PodUid]) -> Set[PodUid]:
@@ -120,10 +124,11 @@ class CheckpointReconciler:
             return await self.mig.list_instances()
         return {}
 
-    def _note_unrecorded(
-        self, node: NodeSnapshot, pods: Sequence[KubeletPod], pod_resources: PodResources
-    ) -> None:
+    def _note_unrecorded(self, pods: Sequence[KubeletPod], pod_resources: PodResources) -> None:
         """Note the pods without an entry, so that nothing more is given out of their devices."""
+        node = self.node.snapshot
+        if node is None:
+            return
         found = unrecorded_holders(node, self.checkpoint.entries, pods, pod_resources)
         if found != self.checkpoint.unrecorded:
             for device, names in found.items():

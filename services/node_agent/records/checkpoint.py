@@ -26,6 +26,10 @@ from shared.model.names import DeviceUuid, PodUid
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
+START_S = 3.0
+"""A container that is not started within this time may pull its image, or follow another one."""
+REPLY_S = 0.2
+"""By this time, a reply has reached the kubelet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +60,8 @@ class Checkpoint:
         """Pods that hold parts of a device, and of which there is no entry."""
         self.changing = asyncio.Lock()
         """Held while an entry and the region of its container change together."""
-        self._started_at: dict[PodUid, float] = {}
-        """When a container of a pod was last started (Unix time, s)."""
+        self._called_at: dict[tuple[PodUid, str, str], tuple[float, bool]] = {}
+        """When the kubelet last called for an entry (Unix time, s), and whether to start it."""
         self._writing = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._disk = threading.Lock()
@@ -173,15 +177,25 @@ class Checkpoint:
         """Return the pods with an allocation at `since` (Unix time, s) or later."""
         return frozenset(each.pod for each in self.allocations if each.activated_at >= since)
 
-    def note_start(self, pod: PodUid, now: float) -> None:
-        """Note that a container of the pod is started now."""
-        self._started_at[pod] = now
+    def note_call(self, entry: CheckpointEntry, now: float, *, starts: bool) -> None:
+        """Note that the kubelet has called for this container: to allocate, or to start it."""
+        self._called_at[entry.key] = now, starts
 
     def started_since(self, since: float) -> frozenset[PodUid]:
         """Return the pods of which a container was allocated devices or started since then."""
         return self.allocated_since(since) | {
-            pod for pod, at in self._started_at.items() if at >= since
+            pod for (pod, _, _), (at, starts) in self._called_at.items() if starts and at >= since
         }
+
+    def starts_due(self, now: float) -> bool:
+        """Return whether the kubelet is soon to call PreStartContainer, or to get its reply.
+
+        It calls once the pod's sandbox exists, some time after Allocate. If the plugin is gone by
+        then, the container fails, and the kubelet tries again after 10 s only.
+        """
+        return any(
+            now < at + (REPLY_S if starts else START_S) for at, starts in self._called_at.values()
+        )
 
     async def _write(
         self, entries: dict[tuple[PodUid, str, str], CheckpointEntry], fences: dict[str, Fence]
@@ -198,8 +212,7 @@ class Checkpoint:
                 "disk before the kubelet gets it"
             ) from error
         self.by_key, self.fences = entries, fences
-        pods = self.pods
-        self._started_at = {pod: at for pod, at in self._started_at.items() if pod in pods}
+        self._called_at = {key: at for key, at in self._called_at.items() if key in entries}
 
     def _read(self) -> CheckpointFile:
         try:

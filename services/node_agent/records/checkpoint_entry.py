@@ -10,6 +10,9 @@ from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, PodUid
 
+ContainerPlace = tuple[str, str, str]
+"""Namespace, pod name and container name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
@@ -57,6 +60,19 @@ class CheckpointEntry:
         """Pod, container, resource."""
         allocation = self.allocation
         return allocation.pod, allocation.container, allocation.resource
+
+    @property
+    def place(self) -> ContainerPlace:
+        """Namespace, pod and container."""
+        allocation = self.allocation
+        return allocation.namespace, allocation.name, allocation.container
+
+    @property
+    def holder(self) -> str:
+        """The pod or ResourceClaim that holds the lease, as texts name it."""
+        allocation = self.allocation
+        kind = "pod" if allocation.lease.claim is None else "ResourceClaim"
+        return f"{kind} {allocation.namespace}/{allocation.name}"
 
     @property
     def limits(self) -> ContainerSetup:

@@ -25,14 +25,12 @@ class KnownLeases:
         self.leases: dict[PodUid, Lease] = {}
         self.ended: dict[PodUid, tuple[float, float]] = {}
         """Creation and version of ended leases, in the order of their updates."""
-        self._ends: dict[PodUid, int] = {}
-        """Revision of each end."""
         self.revision = 0
         """Counts updates that changed something."""
         self.synced = synced
         """The complete list has been received at least once."""
         self._revisions: dict[PodUid, int] = {}
-        """Revision of each live lease's last update."""
+        """Revision of the last update of each pod's lease, live or ended."""
 
     def observe(self, leases: Iterable[Lease]) -> list[Lease]:
         """Apply updates; return the leases that they changed."""
@@ -48,11 +46,11 @@ class KnownLeases:
             return False
         self.revision += 1
         if lease.state in LIVE:
+            self.ended.pop(lease.pod, None)
             self.leases[lease.pod] = lease
             self._revisions[lease.pod] = self.revision
-            self._forget_end(lease.pod)
-            return True
-        self._end(lease.pod, stamp)
+        else:
+            self._end(lease.pod, stamp)
         return True
 
     def observe_claim(self, leases: Iterable[Lease], *, since: int) -> None:
@@ -63,10 +61,8 @@ class KnownLeases:
         """
         leases = tuple(leases)
         for lease in leases:
-            known_at = max(self._revisions.get(lease.pod, 0), self._ends.get(lease.pod, 0))
-            if lease.state in LIVE and known_at <= since:
-                self._drop(lease.pod)
-                self._forget_end(lease.pod)
+            if lease.state in LIVE and self._revisions.get(lease.pod, 0) <= since:
+                self._forget(lease.pod)
         self.observe(leases)
 
     def end(self, pods: Iterable[PodUid]) -> None:
@@ -84,14 +80,14 @@ class KnownLeases:
             self._end(pod, stamp)
 
     def _end(self, pod: PodUid, stamp: tuple[float, float]) -> None:
-        self._drop(pod)
-        self.ended[pod], self._ends[pod] = stamp, self.revision
+        self.leases.pop(pod, None)
+        self.ended[pod], self._revisions[pod] = stamp, self.revision
         while len(self.ended) > MAX_ENDED:
-            self._forget_end(next(iter(self.ended)))
+            self._forget(next(iter(self.ended)))
 
-    def _forget_end(self, pod: PodUid) -> None:
-        self.ended.pop(pod, None)
-        self._ends.pop(pod, None)
+    def _forget(self, pod: PodUid) -> None:
+        for known in (self.leases, self.ended, self._revisions):
+            known.pop(pod, None)
 
     def find(self, pod: PodUid) -> Lease | None:
         """Return the pod's live lease, or None if it is not known."""
@@ -106,13 +102,9 @@ class KnownLeases:
         self.synced = True
         self.observe(complete)
         there = {lease.pod for lease in complete}
-        for pod, heard in list(self._revisions.items()):
-            if pod not in there and heard <= since:
-                self._drop(pod)
-
-    def _drop(self, pod: PodUid) -> None:
-        self.leases.pop(pod, None)
-        self._revisions.pop(pod, None)
+        for pod in self.leases.keys() - there:
+            if self._revisions[pod] <= since:
+                self._forget(pod)
 
 
 def was_resized(lease: Lease, known: Lease) -> bool:

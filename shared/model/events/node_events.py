@@ -123,6 +123,10 @@ class LeaseHolder:
     name: NameText
     claim: bool = False
 
+    def __str__(self) -> str:
+        """Return namespace and name."""
+        return f"{self.namespace}/{self.name}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthChanged(NodeEvent, subject="health.changed.v1", delivery=Delivery.WORK):

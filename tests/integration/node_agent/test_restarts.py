@@ -9,7 +9,6 @@ import pytest
 from msgspec import structs
 
 from services.node_agent.agent_timing import AgentTiming
-from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.kubelet.device_plugin import encode_setup
 from services.node_agent.service import NodeAgent
 from shared.model.events.request_reply import TerminationRequest
@@ -32,8 +31,8 @@ def count_cleanups(agent: NodeAgent, monkeypatch: pytest.MonkeyPatch) -> list[No
     ended: list[None] = []
     remove_ended = agent.reconciler.remove_ended
 
-    async def counted(node: NodeSnapshot | None) -> None:
-        await remove_ended(node)
+    async def counted() -> None:
+        await remove_ended()
         ended.append(None)
 
     monkeypatch.setattr(agent.reconciler, "remove_ended", counted)

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.allocate.grants import Grants
 from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.gpus.inventory import SharingConfig, devices_of
@@ -14,9 +13,7 @@ from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconc
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.records.lease_sync import LeaseSync
-from services.node_agent.views.advertisement import advertisement_of
-from shared.dialects import DIALECTS
-from shared.dialects.dialect import ContainerSetup, Paths
+from shared.dialects.dialect import ContainerSetup
 from shared.model.events.node_events import ShareRefused
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, NodeName
@@ -24,7 +21,7 @@ from shared.runtime.telemetry import Tracing
 from simcluster.node_agent.gpus import SimulatedGpus, uuid_of
 from tests.support.clock import FastClock
 from tests.support.node_agent.agent import NUMBER, FakeLeaseReplies, lease_of
-from tests.support.node_agent.node import FakeKubelet, kubelet_pod, node_of
+from tests.support.node_agent.node import FakeKubelet, kubelet_pod, node_of, snapshot_of
 from tests.support.simcluster.kubelet import NODE
 
 SLOT = f"{uuid_of(NodeName(NODE), 0)}::0"
@@ -89,13 +86,7 @@ class HandlerWorld:
 
     async def open(self) -> "HandlerWorld":
         gpus = await SimulatedGpus(NodeName(NODE), "2xT4").discover()
-        devices = devices_of(gpus, SharingConfig())
-        self.node.snapshot = NodeSnapshot(
-            name=NodeName(NODE),
-            devices={device.uuid: device for device in devices},
-            served=advertisement_of(DIALECTS.values(), devices, "auto").served,
-            paths=Paths(library="/l", preload="/p", containers="/c"),
-        )
+        self.node.snapshot = snapshot_of(*devices_of(gpus, SharingConfig()))
         return self
 
     async def allocate(self, *ids: str) -> ContainerSetup:

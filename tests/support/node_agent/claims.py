@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from proto.dra import api_pb2 as dra
-from services.node_agent.dra.resource_claims import ClaimReference
 from services.node_agent.service import NodeAgent
 from shared.model.claim import DRIVER, DraMode, device_name, generation_of
+from shared.model.events.node_events import LeaseHolder
 from shared.model.lease import ClaimAllocation, Lease, MigPlacement, Share
 from shared.model.names import NodeName, PodUid
 from simcluster.apimachinery.objects import Json
@@ -61,7 +61,8 @@ async def serving_claims(
 async def prepare(agent: NodeAgent, lease: Lease, uid: str = "") -> Sequence[dra.Device]:
     """Prepare the claim of a lease, as the kubelet does; another uid is of a later claim."""
     assert agent.claims is not None
-    claim = ClaimReference(uid=PodUid(uid or lease.pod), namespace=lease.namespace, name=lease.name)
+    pod = PodUid(uid) if uid else lease.pod
+    claim = LeaseHolder(pod=pod, namespace=lease.namespace, name=lease.name, claim=True)
     return await agent.claims.preparation.prepare(claim)
 
 

@@ -3,11 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.kubelet.pods import ClaimHolding, Holding, KubeletPod, PodResources
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.records.lease_sync import LeaseSync
+from services.node_agent.views.advertisement import advertisement_of
+from shared.dialects import DIALECTS
+from shared.dialects.dialect import Paths
+from shared.model.device import Device
 from shared.model.errors import UnavailableError
 from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.simcluster.kubelet import NODE
@@ -46,6 +51,16 @@ def kubelet_pod(name: str, uid: str = "", **facts: Any) -> KubeletPod:
     """Return a pod of the namespace `default`."""
     uid = uid or f"uid-{name}"
     return KubeletPod(uid=PodUid(uid), namespace=Namespace("default"), name=name, **facts)
+
+
+def snapshot_of(*devices: Device) -> NodeSnapshot:
+    """Return the snapshot of a node with these devices."""
+    return NodeSnapshot(
+        name=NodeName(NODE),
+        devices={device.uuid: device for device in devices},
+        served=advertisement_of(DIALECTS.values(), devices, "auto").served,
+        paths=Paths(library="/l", preload="/p", containers="/c"),
+    )
 
 
 def node_of(kubelet: Any = None, requester: Any = None, **parts: Any) -> Node:

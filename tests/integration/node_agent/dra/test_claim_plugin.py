@@ -20,10 +20,10 @@ from proto.dra_health import api_pb2 as health
 from proto.dra_health import api_pb2_grpc as health_grpc
 from proto.plugin_registration import api_pb2 as registration
 from services.node_agent.dra.claim_plugin import ClaimPlugin
-from services.node_agent.dra.resource_claims import ClaimReference
 from shared.model.errors import RequestError, UnavailableError
+from shared.model.events.node_events import LeaseHolder
 from tests.support.build import device
-from tests.support.node_agent.node import node_of
+from tests.support.node_agent.node import node_of, snapshot_of
 from tests.support.waiting import until
 
 DEVICE = device()
@@ -42,18 +42,18 @@ class RecordedClaims:
     """Prepares the recorded claim."""
 
     def __init__(self) -> None:
-        self.prepared: list[ClaimReference] = []
-        self.unprepared: list[ClaimReference] = []
+        self.prepared: list[LeaseHolder] = []
+        self.unprepared: list[LeaseHolder] = []
         self.refusal: RequestError | UnavailableError | None = None
 
-    async def prepare(self, claim: ClaimReference) -> Sequence[dra.Device]:
+    async def prepare(self, claim: LeaseHolder) -> Sequence[dra.Device]:
         self.prepared.append(claim)
         if self.refusal is not None:
             raise self.refusal
         answer = dra.NodePrepareResourcesResponse.FromString(recorded("NodePrepareResources")[1])
-        return list(answer.claims[claim.uid].devices)
+        return list(answer.claims[claim.pod].devices)
 
-    async def unprepare(self, claim: ClaimReference) -> None:
+    async def unprepare(self, claim: LeaseHolder) -> None:
         self.unprepared.append(claim)
 
 
@@ -63,7 +63,7 @@ async def plugin() -> AsyncIterator[tuple[ClaimPlugin, RecordedClaims, list[str]
     preparation: Any = handler
     with tempfile.TemporaryDirectory(prefix="lh-") as directory:
         served = ClaimPlugin(
-            node_of(devices=(DEVICE,)),
+            node_of(snapshot=snapshot_of(DEVICE)),
             Path(directory),
             preparation,
             on_registered=lambda: registered.append("registered"),
@@ -143,7 +143,8 @@ async def test_changes_of_health_are_reported_at_once() -> None:
                 health.NodeWatchResourcesRequest()
             )
             [first] = (await stream.read()).devices
-            served.node.devices = (replace(DEVICE, healthy=False, fault="xid 79"),)
+            sick = replace(DEVICE, healthy=False, fault="xid 79")
+            served.node.snapshot = snapshot_of(sick)
             for notify in served.node.on_devices:
                 notify()
             [second] = (await stream.read()).devices

@@ -137,7 +137,7 @@ async def test_a_claim_is_kept_over_restarts_and_released_after_its_pod() -> Non
         async with cluster.running() as agent:
             await registered(cluster)
             await agent.node.lease_sync.sync()
-            await agent.reconciler.remove_ended(agent.node.snapshot)
+            await agent.reconciler.remove_ended()
             assert agent.checkpoint.claims == {lease.pod}
             request = TerminationRequest(node=NodeName(NODE), pod=lease.pod)
             assert not (await agent.report_terminated(request)).terminated

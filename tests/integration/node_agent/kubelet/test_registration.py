@@ -15,13 +15,14 @@ import pytest
 
 from proto.deviceplugin import api_pb2, api_pb2_grpc
 from services.node_agent.agent_timing import AgentTiming
-from services.node_agent.kubelet import device_plugin, registration
-from services.node_agent.kubelet.device_plugin import ContainerStarts, PluginServer, encode_list
+from services.node_agent.kubelet import registration
+from services.node_agent.kubelet.device_plugin import PluginServer, encode_list
 from services.node_agent.kubelet.registration import DevicePlugins
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import ContainerSetup
 from shared.dialects.volcano.gpushare import unit_id
 from shared.model.errors import RequestError
+from tests.support.node_agent.node import node_of
 from tests.support.waiting import until
 
 RESOURCE = "volcano.sh/vgpu-number"
@@ -121,11 +122,19 @@ def directory() -> Any:
     shutil.rmtree(made)
 
 
+def plugins_of(directory: Path) -> DevicePlugins:
+    async def all_of_it(_: str) -> int:
+        return 1
+
+    handler: Any = FakeHandler()
+    return DevicePlugins(node_of(), directory, handler, all_of_it)
+
+
 @asynccontextmanager
 async def plugins_in(
     directory: Path, **served: dict[str, PluginDeviceId]
 ) -> AsyncIterator[DevicePlugins]:
-    plugins = DevicePlugins(directory, FakeHandler())
+    plugins = plugins_of(directory)
     plugins.serve({RESOURCE: ids("a", "b")} | {f"volcano.sh/{k}": v for k, v in served.items()})
     running = asyncio.create_task(plugins.run())
     try:
@@ -204,7 +213,7 @@ async def show_nothing_allocatable(_: ScriptedKubelet, plugins: DevicePlugins) -
         return 0
 
     plugins.allocatable = nothing
-    plugins.timing = AgentTiming(registration_check_s=0.3)
+    plugins.node.timing = AgentTiming(registration_check_s=0.3)
 
 
 @pytest.mark.parametrize("lose", [delete_socket, end_streams, show_nothing_allocatable])
@@ -299,43 +308,8 @@ def allocate(*ids: str) -> api_pb2.AllocateRequest:
     )
 
 
-async def test_a_container_starts_from_its_allocation_to_the_reply_to_its_start(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_plugin, "START_S", 600.0)
-    async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
-        await until(lambda: kubelet.lists, limit_s=5)
-        with pytest.raises(grpc.aio.AioRpcError):
-            await kubelet.plugin.Allocate(allocate("bad"))
-        refused = plugins.starts.any_due()
-        await kubelet.plugin.Allocate(allocate("b", "a"))
-        allocated = plugins.starts.any_due()
-        await kubelet.plugin.PreStartContainer(
-            api_pb2.PreStartContainerRequest(devices_ids=["a", "b"])
-        )
-        await until(lambda: not plugins.starts.any_due())
-
-    assert (refused, allocated) == (False, True)
-
-
-async def test_each_container_starts_for_itself_and_not_for_long(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_plugin, "START_S", 1.0)
-    monkeypatch.setattr(device_plugin, "REPLY_S", 0.0)
-    async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
-        await until(lambda: kubelet.lists, limit_s=5)
-        await kubelet.plugin.Allocate(allocate("a"))
-        await kubelet.plugin.Allocate(allocate("b"))
-        await kubelet.plugin.PreStartContainer(api_pb2.PreStartContainerRequest(devices_ids=["a"]))
-        other = plugins.starts.any_due()
-        await until(lambda: not plugins.starts.any_due())
-
-    assert other
-
-
 async def test_a_directory_too_long_for_a_socket_is_refused_with_the_flag_to_change() -> None:
-    plugins = DevicePlugins(Path("/" + "x" * 90), FakeHandler())
+    plugins = plugins_of(Path("/" + "x" * 90))
 
     with pytest.raises(RequestError, match="--kubelet-dir"):
         plugins.serve({RESOURCE: ids("a")})
@@ -369,14 +343,9 @@ async def _channel(kubelet: ScriptedKubelet, short: str) -> AsyncIterator[grpc.a
 async def test_a_socket_whose_start_is_cancelled_is_closed(steps: int) -> None:
     with tempfile.TemporaryDirectory(prefix="lh-") as root:
         path = Path(root) / "plugin.sock"
-        server = PluginServer(
-            RESOURCE,
-            path,
-            FakeHandler(),
-            encode_list({}),
-            ContainerStarts(),
-            on_watched=asyncio.Event().set,
-        )
+        handler: Any = FakeHandler()
+        watched = asyncio.Event().set
+        server = PluginServer(RESOURCE, path, handler, encode_list({}), on_watched=watched)
         start = asyncio.create_task(server.start())
         for _ in range(steps):
             await asyncio.sleep(0)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,11 @@ async def partitioner(root: Path, *flags: str) -> AsyncIterator[asyncio.subproce
         await process.wait()
 
 
+def client_of(root: Path) -> RemotePartitioner:
+    unused: Any = None
+    return RemotePartitioner(unused, root / "p.sock")
+
+
 @asynccontextmanager
 async def node() -> AsyncIterator[OneNodeCluster]:
     async with one_node_cluster("1xA100-40GB:mig+1xT4") as cluster:
@@ -64,7 +70,7 @@ async def node() -> AsyncIterator[OneNodeCluster]:
 async def test_the_partitioner_partitions_devices_for_an_unprivileged_agent() -> None:
     async with node() as cluster, partitioner(cluster.root), cluster.running():
         await cluster.run_pod("one", mig_share("group3"))
-        seen = await RemotePartitioner(cluster.root / "p.sock").read_device(A100)
+        seen = await client_of(cluster.root).read_device(A100)
 
     assert [one.profile for one in seen.instances] == ["3g.20gb", "3g.20gb"]
     assert cluster.env("one")["NVIDIA_VISIBLE_DEVICES"] in {one.uuid for one in seen.instances}
@@ -95,7 +101,7 @@ async def served(tmp_path: Path, *, uid: int | None = None) -> AsyncIterator[Rem
     )
     server = PartitionServer(gpus, agent_uid=os.geteuid() if uid is None else uid)
     async with server.serve(tmp_path / "p.sock"):
-        yield RemotePartitioner(tmp_path / "p.sock")
+        yield client_of(tmp_path)
 
 
 async def test_only_the_agents_user_is_served(tmp_path: Path) -> None:

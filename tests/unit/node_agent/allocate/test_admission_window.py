@@ -17,17 +17,14 @@ from services.node_agent.allocate.expected_requests import is_expected
 from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
 from services.node_agent.kubelet.pods import STILL_PLUGIN, Unserved
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from services.node_agent.views.advertisement import advertisement_of
-from shared.dialects import DIALECTS
-from shared.dialects.dialect import ContainerSetup, Paths
+from shared.dialects.dialect import ContainerSetup
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease, LeaseState, Share
-from shared.model.names import NodeName, PodUid
+from shared.model.names import PodUid
 from tests.support.build import allocation_of
 from tests.support.clock import FakeClock
 from tests.support.node_agent.agent import NUMBER, lease_of, share
-from tests.support.node_agent.node import node_of
-from tests.support.simcluster.kubelet import NODE
+from tests.support.node_agent.node import node_of, snapshot_of
 
 UNREADABLE = "the list cannot be read"
 
@@ -38,13 +35,7 @@ def reserved(uid: str, *shares: Share, **changes: Any) -> Lease:
 
 def snapshot() -> NodeSnapshot:
     gpus = [Gpu(uuid=share(n).device, index=n, model="T4", memory_mib=15360) for n in range(2)]
-    devices = devices_of(gpus, SharingConfig(), ())
-    return NodeSnapshot(
-        name=NodeName(NODE),
-        devices={device.uuid: device for device in devices},
-        served=advertisement_of(tuple(DIALECTS.values()), devices, "auto").served,
-        paths=Paths(library="/l", preload="/p", containers="/c"),
-    )
+    return snapshot_of(*devices_of(gpus, SharingConfig(), ()))
 
 
 class World:

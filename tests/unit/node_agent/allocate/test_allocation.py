@@ -262,9 +262,7 @@ def test_ids_of_the_leased_devices_are_preferred(
 
 
 def test_a_refusal_names_node_resource_and_ids() -> None:
-    text = refusal_text(
-        "no", node=NodeName(NODE), resource=MEMORY, device_ids=[f"0-{n:x}" for n in range(5)]
-    )
+    text = refusal_text("no", NodeName(NODE), MEMORY, [f"0-{n:x}" for n in range(5)])
 
     assert text == (
         "Leasehold refuses 5 of volcano.sh/gpu-memory on node node-0 (0-0, 0-1, 0-2 and 2 more): no"

@@ -66,6 +66,7 @@ async def test_38_a_device_mismatch_is_refused_published_and_annotated(
 
     assert (await world.refusal()).pod == "uid-a"
     assert world.effects.calls == ["shown as failed", "refused"]
+    assert not world.checkpoint.starts_due(0.0)
 
 
 async def test_allocate_refuses_to_overcommit_a_device_whatever_the_lease(
@@ -123,6 +124,7 @@ async def test_27_a_start_is_refused_when_another_container_holds_the_devices(
 ) -> None:
     world.add_leased("a", share(0, 1000))
     await world.allocate()
+    assert world.checkpoint.starts_due(time.time())
 
     world.add_holding("b", "main", SLOT)
     with pytest.raises(RequestError, match=r"with default/b/main, .* allocated to default/a/main"):

@@ -53,7 +53,7 @@ async def test_holdings_are_listed_only_if_a_container_may_have_some_that_are_no
     leases = [lease_of(recorded, name=recorded)] if recorded else []
     node = await node_with(kubelet, tmp_path, *leases)
 
-    assert await reconciler(node).forget_ended(None) == (pod,)
+    assert await reconciler(node).forget_ended() == (pod,)
     assert kubelet.holdings_calls == requests
     assert node.checkpoint.pods == {"p"} & {recorded}
 
@@ -84,7 +84,7 @@ async def test_without_the_driver_a_claim_ends_once_no_container_uses_it(
     kubelet.claims = held
     node = await node_with(kubelet, tmp_path, lease)
 
-    await reconciler(node, serves_claims=serves_claims).forget_ended(None)
+    await reconciler(node, serves_claims=serves_claims).forget_ended()
 
     assert bool(node.checkpoint.claims) is kept
 

@@ -97,6 +97,20 @@ async def test_fences_are_kept_after_their_pod_is_removed(tmp_path: Path) -> Non
     assert list(record.device_fences.values()) == [5]
 
 
+async def test_each_container_is_to_start_from_its_allocation_to_the_reply_to_its_start(
+    tmp_path: Path,
+) -> None:
+    record, one, two = Checkpoint(tmp_path / "c.json", "node-0"), entry("u1"), entry("u2")
+    for each in (one, two):
+        record.note_call(each, 10.0, starts=False)
+
+    assert (record.starts_due(12.9), record.starts_due(13.0)) == (True, False)
+    record.note_call(one, 11.0, starts=True)
+    assert record.starts_due(12.9)
+    record.note_call(two, 11.0, starts=True)
+    assert (record.starts_due(11.1), record.starts_due(11.3)) == (True, False)
+
+
 def known(version: int, state: LeaseState = LeaseState.BOUND, **changes: Any) -> Lease:
     return structs.replace(lease_of("u1", version=version, state=state), **changes)
 
