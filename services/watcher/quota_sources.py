@@ -19,9 +19,9 @@ from shared.dialects.tencent import gpu_quota
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.custom_kinds import LatestSpecs
 from shared.kubernetes.errors import NotFoundError
-from shared.kubernetes.followed import follow
 from shared.kubernetes.gpu_quotas import KIND, NOTHING, OBJECTS, merge_sources, parse_spec
 from shared.kubernetes.object_files import load_objects
+from shared.kubernetes.reflector import follow
 from shared.kubernetes.types import RawObject
 from shared.model.bounds import cut
 from shared.model.errors import RequestError

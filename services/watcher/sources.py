@@ -18,15 +18,8 @@ from shared.dialects.pod_requests import cordoned_devices
 from shared.dialects.volcano import device_register
 from shared.kubernetes.client import PAGE_SIZE, KubernetesClient
 from shared.kubernetes.errors import NotFoundError
-from shared.kubernetes.followed import Batch, follow
-from shared.kubernetes.known_objects import (
-    ListSynced,
-    ObjectAdded,
-    ObjectDeleted,
-    ObjectUpdated,
-    as_number,
-)
-from shared.kubernetes.reflector import Reflector
+from shared.kubernetes.known_objects import as_number
+from shared.kubernetes.reflector import Batch, Reflector, follow
 from shared.kubernetes.resource_claims import CLAIMS_PATH, ApiResourceClaim, allocated_claim
 from shared.kubernetes.types import ApiNode, ApiObject, ApiPod, PodGroup, PodOutline
 from shared.model.bounds import MOST_FACTS, check_bounds, check_size
@@ -197,21 +190,18 @@ class PodReflector:
         reflector = Reflector(self.client, "/api/v1/pods", ApiPod)
         async with aclosing(reflector.batches()) as batches:
             async for batch in batches:
-                changes: list[tuple[ObservedPod | None, ObservedPod | None]] = []
-                self.restored = False
-                for change in batch:
-                    match change:
-                        case ObjectAdded(item=item) | ObjectUpdated(item=item):
-                            changes.append(self._update(item))
-                        case ObjectDeleted(item=named):
-                            changes.append((None, self.observed.pop(PodUid(named.uid), None)))
-                        case ListSynced(restored=restored):
-                            self.synced, self.restored = True, restored
+                changes = [
+                    self._update(item)
+                    if item
+                    else (None, self.observed.pop(PodUid(named.uid), None))
+                    for named, item in batch.changed
+                ]
+                self.synced, self.restored = self.synced or batch.listed, batch.restored
                 if self.synced:
                     self.revision = as_number(reflector.resource_version)
                 yield changes
 
-    def _update(self, pod: ApiPod) -> tuple[ObservedPod, ObservedPod | None]:
+    def _update(self, pod: ApiPod) -> tuple[ObservedPod | None, ObservedPod | None]:
         now = self.parser.parse(pod)
         before = self.observed.get(now.pod)
         self.observed[now.pod] = now
@@ -233,23 +223,18 @@ class NodeReflector:
         reflector = Reflector(self.client, "/api/v1/nodes", ApiNode)
         async with aclosing(reflector.batches()) as batches:
             async for batch in batches:
-                changes: list[NodeUpdate] = []
-                self.restored = False
-                for change in batch:
-                    match change:
-                        case ObjectAdded(item=item) | ObjectUpdated(item=item):
-                            changes.append(self._parse(item))
-                        case ObjectDeleted(item=named):
-                            revision = as_number(named.resource_version)
-                            changes.append(NodeUpdate(name=NodeName(named.name), revision=revision))
-                        case ListSynced(restored=restored):
-                            self.revision, self.restored = 0, restored
-                if self.revision is not None:
+                self.restored = batch.restored
+                if batch.listed or self.revision is not None:
                     self.revision = as_number(reflector.resource_version)
-                yield changes
+                yield [
+                    self._parse(NodeName(named.name), named.resource_version, node)
+                    for named, node in batch.changed
+                ]
 
-    def _parse(self, node: ApiNode) -> NodeUpdate:
-        name, devices = NodeName(node.metadata.name), None
+    def _parse(self, name: NodeName, resource_version: str, node: ApiNode | None) -> NodeUpdate:
+        revision, devices = as_number(resource_version), None
+        if node is None:
+            return NodeUpdate(name=name, revision=revision)
         try:
             facts, devices = parse_node(node), foreign_devices(node, now_s=time.time())
         except RequestError as error:
@@ -258,7 +243,6 @@ class NodeReflector:
         except Exception:  # of one node: the others are watched all the same
             logger.exception("node %s gets no pods: a bug in how it is read", name)
             facts = NodeFacts(name=name, unschedulable=True)
-        revision = as_number(node.metadata.resource_version)
         return NodeUpdate(name=name, facts=facts, devices=devices, revision=revision)
 
 

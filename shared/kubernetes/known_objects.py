@@ -7,50 +7,17 @@ of an object are kept: readers of the changes keep what they need of it.
 
 from typing import Generic, NamedTuple, TypeVar
 
-import msgspec
-
 from shared.kubernetes.types import ObjectMeta
 from shared.kubernetes.watch_events import KubernetesObject, ObjectIdentity
 from shared.model.quantity import parse_decimal
 
 R = TypeVar("R", bound=KubernetesObject)
 Key = tuple[str, str]
+Named = ObjectMeta | ObjectIdentity
+Change = tuple[Named, R | None]
+"""What an object is named, and its newest version, or None if it no longer exists or no longer
+matches the selectors; the resource version is then that of the deletion or of the list."""
 TOMBSTONES = 4096
-
-
-class ObjectAdded(msgspec.Struct, Generic[R], frozen=True, gc=False):
-    """An object not known before."""
-
-    item: R
-
-
-class ObjectUpdated(msgspec.Struct, Generic[R], frozen=True, gc=False):
-    """A newer version of a known object."""
-
-    item: R
-
-
-class ObjectDeleted(msgspec.Struct, frozen=True, gc=False):
-    """An object that no longer exists, or no longer matches the selectors.
-
-    The resource version is that of the deletion or of the list.
-    """
-
-    item: ObjectIdentity
-
-
-class ListSynced(msgspec.Struct, frozen=True, gc=False):
-    """A list is complete: every object that existed at this version has been reported.
-
-    With `restored`, the API server's store may have been replaced by an older one since the list
-    before, so that versions of objects may be lower than those reported earlier.
-    """
-
-    resource_version: str
-    restored: bool = False
-
-
-Change = ObjectAdded[R] | ObjectUpdated[R] | ObjectDeleted | ListSynced
 
 
 def newer(version: str, known: str) -> bool:
@@ -112,13 +79,13 @@ class KnownObjects(Generic[R]):
         if known is not None and known.uid == named.uid:
             self._missing.pop(_key(named), None)
 
-    def end_list(self, resource_version: str, *, restored: bool = False) -> tuple[Change[R], ...]:
+    def end_list(self, resource_version: str) -> tuple[Change[R], ...]:
         """End a list: objects that it did not contain are deleted."""
         gone = tuple(self._delete(key, resource_version) for key in self._missing)
         self._missing = {}
         self._tombstones.clear()
         self.resource_version = self._listed_at = resource_version
-        return (*gone, ListSynced(resource_version, restored))
+        return gone
 
     def upsert(self, item: R) -> tuple[Change[R], ...]:
         """Apply an ADDED or MODIFIED event."""
@@ -128,7 +95,7 @@ class KnownObjects(Generic[R]):
         self.advance(metadata.resource_version)
         return self._store(item)
 
-    def remove(self, named: ObjectMeta | ObjectIdentity) -> tuple[Change[R], ...]:
+    def remove(self, named: Named) -> tuple[Change[R], ...]:
         """Apply a DELETED event."""
         if self._is_old(named):
             return ()
@@ -154,7 +121,7 @@ class KnownObjects(Generic[R]):
         if newer(resource_version, self.resource_version):
             self.resource_version = resource_version
 
-    def _is_old(self, named: ObjectMeta | ObjectIdentity) -> bool:
+    def _is_old(self, named: Named) -> bool:
         """Return whether the event is stale: a repetition, or older than the known state."""
         known = self._objects.get(_key(named))
         if known is not None:
@@ -167,28 +134,22 @@ class KnownObjects(Generic[R]):
         metadata = item.metadata
         key, version = _key(metadata), metadata.resource_version
         known = self._objects.get(key)
-        replaced = known is not None and known.uid != metadata.uid
-        deleted = (self._delete(key, version),) if replaced else ()
+        is_replaced = known is not None and known.uid != metadata.uid
+        deleted = (self._delete(key, version),) if is_replaced else ()
         self._objects[key] = _Known(metadata.uid, version)
-        if known is None or replaced:
-            return (*deleted, ObjectAdded(item))
-        return (ObjectUpdated(item),)
+        return (*deleted, (metadata, item))
 
-    def _delete(self, key: Key, resource_version: str) -> ObjectDeleted:
+    def _delete(self, key: Key, resource_version: str) -> Change[R]:
         namespace, name = key
         uid = self._objects.pop(key).uid
-        return ObjectDeleted(
-            ObjectIdentity(
-                name=name, namespace=namespace, uid=uid, resource_version=resource_version
-            )
-        )
+        return ObjectIdentity(name, namespace, uid, resource_version), None
 
-    def _record_deletion(self, named: ObjectMeta | ObjectIdentity) -> None:
+    def _record_deletion(self, named: Named) -> None:
         """Record the deletion, so that a late event does not add the object again."""
         self._tombstones[named.uid] = named.resource_version
         if len(self._tombstones) > TOMBSTONES:
             del self._tombstones[next(iter(self._tombstones))]
 
 
-def _key(named: ObjectMeta | ObjectIdentity) -> Key:
+def _key(named: Named) -> Key:
     return (named.namespace, named.name)

@@ -14,6 +14,7 @@ import logging
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import msgspec
@@ -37,6 +38,7 @@ from shared.kubernetes.watch_events import (
     UnreadableLineError,
     WatchEvent,
 )
+from shared.model.clock import wait_for_event
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 
 R = TypeVar("R", bound=KubernetesObject)
@@ -75,6 +77,19 @@ def pause_s(failures: int, *, jitter: float, retry_after_s: float | None = None)
     return max(min(LONGEST_PAUSE_S, doubled) * jitter, min(retry_after_s or 0.0, MAX_RETRY_AFTER_S))
 
 
+@dataclass(slots=True)
+class Batch(Generic[R]):
+    """Changes of a kind, or why it cannot be read now."""
+
+    changed: list[Change[R]] = field(default_factory=list)
+    listed: bool = False
+    """With these changes, a list is complete: every object that existed then was reported."""
+    restored: bool = False
+    """That list may be of a store that was replaced by an older one since the list before, so that
+    versions of objects may be lower than those reported earlier."""
+    refusal: RequestError | None = None
+
+
 class Reflector(Generic[R]):
     """Follows one resource path, optionally with selectors, decoded into `kind`."""
 
@@ -106,6 +121,8 @@ class Reflector(Generic[R]):
         self._reader = EventReader(kind)
         self._known: KnownObjects[R] = KnownObjects()
         self._unreported: list[Change[R]] = []
+        self._listed: tuple[bool, bool] = (False, False)
+        """Whether the end of a list is unreported, and whether its store was restored."""
         self._failures = 0
         self._must_list = True
         self._was_away = False
@@ -116,7 +133,7 @@ class Reflector(Generic[R]):
         """Resource version of the last change."""
         return self._known.resource_version
 
-    async def batches(self) -> AsyncGenerator[list[Change[R]], None]:
+    async def batches(self) -> AsyncGenerator[Batch[R], None]:
         """Yield batches of changes for ever, at most 256 at once.
 
         Raises RequestError (wrong credentials, missing permission, no such resource) only before
@@ -148,7 +165,7 @@ class Reflector(Generic[R]):
         logger.warning("%s: trying again in %.1f s: %s", self._path, wait_s, error)
         await self._pause(wait_s)
 
-    async def _follow(self) -> AsyncGenerator[list[Change[R]], None]:
+    async def _follow(self) -> AsyncGenerator[Batch[R], None]:
         if not self._must_list:
             await self._check_store()
         if self._must_list:
@@ -181,7 +198,7 @@ class Reflector(Generic[R]):
     def _watched_s(self) -> float:
         return asyncio.get_running_loop().time() - self._watching_since_s
 
-    async def _list(self) -> AsyncGenerator[list[Change[R]], None]:
+    async def _list(self) -> AsyncGenerator[Batch[R], None]:
         self._watching_since_s = float("inf")
         self._known.begin_list()
         token, restored = "", self._was_away
@@ -195,14 +212,15 @@ class Reflector(Generic[R]):
             if not token:
                 version = page.metadata.resource_version
                 restored |= is_older(version, self._known.resource_version)
-                self._unreported.extend(self._known.end_list(version, restored=restored))
+                self._unreported.extend(self._known.end_list(version))
+                self._listed = True, restored
                 self._must_list = self._was_away = False
             for batch in self._take_batches():
                 yield batch
             if not token:
                 return
 
-    async def _watch(self) -> AsyncGenerator[list[Change[R]], None]:
+    async def _watch(self) -> AsyncGenerator[Batch[R], None]:
         """Yield the changes of one watch; an incomplete line at its end is dropped."""
         self._watching_since_s = asyncio.get_running_loop().time()
         lines = Lines()
@@ -224,10 +242,12 @@ class Reflector(Generic[R]):
                 if failure is not None:
                     raise failure
 
-    def _take_batches(self) -> Iterator[list[Change[R]]]:
-        while self._unreported:
-            batch = self._unreported[:BATCH]
+    def _take_batches(self) -> Iterator[Batch[R]]:
+        while self._unreported or any(self._listed):
+            batch = Batch(self._unreported[:BATCH])
             del self._unreported[:BATCH]
+            if not self._unreported:
+                (batch.listed, batch.restored), self._listed = self._listed, (False, False)
             yield batch
 
     def _watch_query(self) -> Mapping[str, str]:
@@ -277,3 +297,29 @@ class Reflector(Generic[R]):
             found.item.resource_version,
             found.why,
         )
+
+
+async def follow(
+    client: KubernetesClient,
+    path: str,
+    kind: type[R],
+    *,
+    retry_s: float,
+    field_selector: str = "",
+    appeared: asyncio.Event | None = None,
+) -> AsyncGenerator[Batch[R]]:
+    """Yield every change of a kind that the API server may not have, or not let us read, for ever.
+
+    After a refusal, the kind is requested again every `retry_s`, or as soon as it has `appeared`.
+    """
+    again = appeared or asyncio.Event()
+    while True:
+        again.clear()
+        reflector = Reflector(client, path, kind, field_selector=field_selector)
+        try:
+            async with aclosing(reflector.batches()) as batches:
+                async for batch in batches:
+                    yield batch
+        except RequestError as error:
+            yield Batch(refusal=error)
+        await wait_for_event(again, retry_s)

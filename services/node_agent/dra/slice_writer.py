@@ -25,11 +25,10 @@ from services.node_agent.dra.slices import (
 from services.node_agent.node import Node
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from shared.kubernetes.errors import NotFoundError
-from shared.kubernetes.known_objects import ListSynced, ObjectDeleted, newer
+from shared.kubernetes.known_objects import Named, newer
 from shared.kubernetes.paths import node_path
-from shared.kubernetes.reflector import Reflector
+from shared.kubernetes.reflector import follow
 from shared.kubernetes.types import ApiObject, ObjectMeta, RawObject
-from shared.kubernetes.watch_events import ObjectIdentity
 from shared.model.claim import DRIVER, TaintEffect
 from shared.model.clock import until_tick
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -211,23 +210,19 @@ class SliceWriter:
 
     async def _watch(self) -> None:
         """Notice when the kubelet, or somebody, deletes or changes a slice."""
-        while True:
-            reflector = Reflector(self.client, COLLECTION, RawObject, field_selector=self.selector)
-            try:
-                async with aclosing(reflector.batches()) as batches:
-                    async for batch in batches:
-                        for change in batch:
-                            match change:
-                                case ObjectDeleted(item=named):
-                                    self._observe_deleted(named)
-                                case ListSynced(restored=restored):
-                                    if restored:
-                                        self.write_anew()
-                                case _:
-                                    self._observe(change.item)
-            except RequestError as error:
-                logger.debug("ResourceSlices are not watched: %s", error)
-            await self.clock.sleep(UNSUPPORTED_RETRY_S)
+        retry_s, selector = UNSUPPORTED_RETRY_S, self.selector
+        found = follow(self.client, COLLECTION, RawObject, retry_s=retry_s, field_selector=selector)
+        async with aclosing(found) as batches:
+            async for batch in batches:
+                for named, item in batch.changed:
+                    if item is None:
+                        self._observe_deleted(named)
+                    else:
+                        self._observe(item)
+                if batch.restored:
+                    self.write_anew()
+                if batch.refusal is not None:
+                    logger.debug("ResourceSlices are not watched: %s", batch.refusal)
 
     def _observe(self, found: RawObject) -> None:
         if self._stored is None:
@@ -240,7 +235,7 @@ class SliceWriter:
             self._stored[name] = found
             self.request()
 
-    def _observe_deleted(self, found: ObjectIdentity) -> None:
+    def _observe_deleted(self, found: Named) -> None:
         self._deleted.add(found.uid)
         known = (self._stored or {}).get(found.name)
         if known is not None and known.metadata.uid == found.uid:

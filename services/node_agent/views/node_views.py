@@ -16,9 +16,9 @@ from shared.dialects import DIALECTS
 from shared.dialects.advertised import NodeObject
 from shared.dialects.volcano.device_register import HANDSHAKE, REPORT_S, reported
 from shared.kubernetes.errors import KubernetesConflictError, KubernetesError, NotFoundError
-from shared.kubernetes.known_objects import ObjectAdded, ObjectUpdated, newer
+from shared.kubernetes.known_objects import newer
 from shared.kubernetes.paths import node_path, pod_path
-from shared.kubernetes.reflector import Reflector
+from shared.kubernetes.reflector import follow
 from shared.kubernetes.types import ApiNode, NodeStatus, ObjectMeta, RawObject
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.lease import Lease
@@ -142,20 +142,19 @@ class ViewWriter:
 
     async def _watch_node(self) -> None:
         """Compare at once when somebody changes what is written here, such as a new kubelet."""
-        selector = f"metadata.name={self.node}"
-        while True:
-            reflector = Reflector(self.client, NODES, ApiNode, field_selector=selector)
-            try:
-                async with aclosing(reflector.batches()) as batches:
-                    async for batch in batches:
-                        for change in batch:
-                            if isinstance(change, ObjectAdded | ObjectUpdated):
-                                self._observe(change.item)
-            except RequestError as error:
-                logger.warning(
-                    "the Node object is not watched, but read every %g s: %s", COMPARE_S, error
-                )
-            await self.clock.sleep(UNWATCHABLE_RETRY_S)
+        selector, retry_s = f"metadata.name={self.node}", UNWATCHABLE_RETRY_S
+        found = follow(self.client, NODES, ApiNode, retry_s=retry_s, field_selector=selector)
+        async with aclosing(found) as batches:
+            async for batch in batches:
+                for _, node in batch.changed:
+                    if node is not None:
+                        self._observe(node)
+                if batch.refusal is not None:
+                    logger.warning(
+                        "the Node object is not watched, but read every %g s: %s",
+                        COMPARE_S,
+                        batch.refusal,
+                    )
 
     def _observe(self, node: ApiNode) -> None:
         self._status, wanted = node.status, self.advertisement

@@ -23,8 +23,8 @@ from services.timekeeper.config.budget_spec import (
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.custom_kinds import API_VERSION, LatestSpecs
 from shared.kubernetes.errors import NotFoundError
-from shared.kubernetes.followed import follow
 from shared.kubernetes.object_files import load_objects
+from shared.kubernetes.reflector import follow
 from shared.kubernetes.types import RawObject
 from shared.model.bounds import cut
 from shared.model.budget import Budget

@@ -1,19 +1,12 @@
 """A reflector that follows a scripted API server, and the changes that it yielded."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.known_objects import (
-    Change,
-    ListSynced,
-    ObjectAdded,
-    ObjectDeleted,
-    ObjectUpdated,
-)
 from shared.kubernetes.kubeconfig import ClusterCredentials
-from shared.kubernetes.reflector import Reflector
+from shared.kubernetes.reflector import Batch, Reflector
 from shared.kubernetes.types import ApiPod
 from tests.support.kubernetes.scripted_apiserver import ScriptedApiserver, Step
 
@@ -26,7 +19,9 @@ class Followed:
     def __init__(self, server: ScriptedApiserver, kube: KubernetesClient, silence_s: float) -> None:
         self.server = server
         self.pauses: list[float] = []
-        self.batches: list[list[Change[ApiPod]]] = []
+        self.batches: list[Batch[ApiPod]] = []
+        self._changes: list[str] = []
+        self._known: set[str] = set()
         self.reflector = Reflector(
             kube,
             PODS,
@@ -46,9 +41,10 @@ class Followed:
         async with asyncio.timeout(30), aclosing(self.reflector.batches()) as batches:
             async for batch in batches:
                 self.batches.append(batch)
-                if enough(self.changes()):
+                self._changes += self._texts(batch)
+                if enough(self._changes):
                     break
-        return self.changes()
+        return self._changes
 
     async def changes_by_request(self, count: int) -> list[str]:
         """Follow until the server has received `count` requests; return the changes so far."""
@@ -56,27 +52,22 @@ class Followed:
             following = group.create_task(self.changes_until(lambda _: False))
             await self.server.received(count)
             following.cancel()
-        return self.changes()
+        return self._changes
 
-    def changes(self) -> list[str]:
-        return [_text(change) for batch in self.batches for change in batch]
+    def _texts(self, batch: Batch[ApiPod]) -> Iterator[str]:
+        """Yield `+` new, `~` changed, `-` deleted objects, and `=` at the end of a list."""
+        for named, item in batch.changed:
+            sign = "-" if item is None else "~" if named.name in self._known else "+"
+            (self._known.discard if item is None else self._known.add)(named.name)
+            yield f"{sign}{named.name}@{named.resource_version}"
+        if batch.listed:
+            yield f"={self.reflector.resource_version}"
+        if batch.restored:
+            yield "restored"
 
     def watched_from(self) -> list[str]:
         requests = [r.query for r in self.server.requests if "watch" in r.query]
         return [query["resourceVersion"] for query in requests]
-
-
-def _text(change: Change[ApiPod]) -> str:
-    match change:
-        case ObjectAdded(item):
-            return f"+{item.metadata.name}@{item.metadata.resource_version}"
-        case ObjectUpdated(item):
-            return f"~{item.metadata.name}@{item.metadata.resource_version}"
-        case ObjectDeleted(item):
-            return f"-{item.name}@{item.resource_version}"
-        case ListSynced(version, restored):
-            return f"={version}{' restored' if restored else ''}"
-    raise AssertionError(change)
 
 
 @asynccontextmanager

@@ -6,15 +6,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.kubernetes.known_objects import (
-    Change,
-    KnownObjects,
-    ListSynced,
-    ObjectAdded,
-    ObjectDeleted,
-    ObjectUpdated,
-    newer,
-)
+from shared.kubernetes.known_objects import Change, KnownObjects, newer
 from shared.kubernetes.types import ApiPod, ObjectMeta
 from shared.kubernetes.watch_events import ObjectIdentity
 
@@ -25,13 +17,6 @@ def pod(name: str, uid: str, version: int) -> ApiPod:
     return ApiPod(metadata=ObjectMeta(name=name, uid=uid, resource_version=str(version)))
 
 
-def deleted(item: ApiPod, version: str) -> ObjectDeleted:
-    metadata = item.metadata
-    return ObjectDeleted(
-        ObjectIdentity(name=metadata.name, uid=metadata.uid, resource_version=version)
-    )
-
-
 class RecordedChanges:
     """A reader of changes that minds their order."""
 
@@ -39,18 +24,12 @@ class RecordedChanges:
         self.pods: dict[str, ApiPod] = {}
 
     def take(self, changes: Iterable[Change[ApiPod]]) -> None:
-        for change in changes:
-            match change:
-                case ObjectAdded(item):
-                    assert item.metadata.name not in self.pods
-                    self.pods[item.metadata.name] = item
-                case ObjectUpdated(item):
-                    assert self.pods[item.metadata.name] != item
-                    self.pods[item.metadata.name] = item
-                case ObjectDeleted(item):
-                    assert self.pods.pop(item.name).metadata.uid == item.uid
-                case ListSynced():
-                    pass
+        for named, item in changes:
+            if item is None:
+                assert self.pods.pop(named.name).metadata.uid == named.uid
+            else:
+                assert self.pods.get(named.name) != item
+                self.pods[named.name] = item
 
 
 History = list[tuple[str, ApiPod]]
@@ -114,17 +93,16 @@ def test_a_list_of_known_objects_yields_no_changes(history: History) -> None:
     known: KnownObjects[ApiPod] = KnownObjects()
     list_at(known, history, LAST)
 
-    assert list_at(known, history, LAST) == [ListSynced(str(LAST))]
+    assert list_at(known, history, LAST) == []
 
 
 def test_an_unreadable_replacement_removes_the_pod_that_had_its_name() -> None:
     known: KnownObjects[ApiPod] = KnownObjects()
-    first = pod("a", "first", 1)
-    known.upsert(first)
+    known.upsert(pod("a", "first", 1))
 
     recorded = known.skip(ObjectIdentity(name="a", uid="second", resource_version="5"))
 
-    assert recorded == (deleted(first, "5"),)
+    assert recorded == ((ObjectIdentity(name="a", uid="first", resource_version="5"), None),)
 
 
 def test_the_objects_themselves_are_not_kept() -> None:
@@ -132,7 +110,7 @@ def test_the_objects_themselves_are_not_kept() -> None:
     item = pod("a", "a", 1)
     before = sys.getrefcount(item)
 
-    assert known.upsert(item) == (ObjectAdded(item),)
+    assert known.upsert(item) == ((item.metadata, item),)
 
     assert sys.getrefcount(item) == before
 
