@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from shared.model.events.event import Event
 from shared.model.events.pod_events import Heartbeat
@@ -67,7 +68,8 @@ class Edge:
         return "request" if self.is_request else str(self.event.delivery)
 
 
-def roles() -> dict[str, tuple[Role, ...]]:
+@cache
+def roles() -> Mapping[str, tuple[Role, ...]]:
     """Return the roles of every service, by its name."""
     return {
         service.name: roles_of(getattr(importlib.import_module(service.module), service.class_name))
@@ -82,7 +84,7 @@ def published(service_roles: tuple[Role, ...]) -> set[type[Event]]:
 
 def edges() -> tuple[Edge, ...]:
     """Return every edge; the consumer of an event that no service consumes is `NO_CONSUMER`."""
-    by_name = roles()
+    by_name = dict(roles())
     runtime = Role(kind="publishes", method="runtime", publishes=ALL_SERVICES_PUBLISH)
     for service in SERVICES:
         by_name[service.name] = (*by_name[service.name], runtime)

@@ -17,8 +17,13 @@ from services.api.read_api import ReadApi
 from services.api.routes import ROUTES, Route
 from services.api.service import ApiService
 from services.api.visible_cluster import NamespaceFilter, all_namespaces
-from shared.credentials.authorization import Authenticator, Viewer, is_loopback
-from shared.credentials.tokens import VIEWER_COOKIE, AccessDeniedError
+from shared.credentials.authorization import (
+    VIEWER_COOKIE,
+    AccessDeniedError,
+    Authenticator,
+    Viewer,
+    is_loopback,
+)
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import Namespace
 

@@ -40,7 +40,7 @@ from services.api.visible_cluster import (
     preemptions_view,
     steps_as_spans,
 )
-from shared.credentials.tokens import AccessDeniedError
+from shared.credentials.authorization import AccessDeniedError
 from shared.dialects.dialect import Rules
 from shared.kubernetes.manifests import ManifestPod, pods_in
 from shared.ledger.budgets import Budgets

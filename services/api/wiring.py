@@ -21,12 +21,11 @@ from shared.credentials.authorization import (
     AnonymousAuthenticator,
     Authenticator,
     KubernetesAuthenticator,
-    TokenAuthenticator,
+    load_tokens,
     make_token,
 )
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore, SecretStore
-from shared.credentials.tokens import load_access_tokens
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.budgets import Budgets
@@ -132,7 +131,7 @@ def _authenticator(settings: ApiSettings, kube: KubernetesClient | None) -> Auth
     if settings.auth == "tokens":
         if settings.tokens is None:
             make_token(settings.token_file, logger.info)
-        return TokenAuthenticator(load_access_tokens(settings.token_file))
+        return load_tokens(settings.token_file)
     reviews = KubernetesAuthenticator(kube, SystemClock()) if kube else None
     return reviews if reviews and settings.auth == "kube" else AnonymousAuthenticator(reviews)
 

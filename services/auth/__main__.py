@@ -2,18 +2,18 @@
 
 from services.auth.auth_callout import (
     AuthorizationRefusedError,
-    ReviewedToken,
     ServiceNamespaces,
+    TokenReviewer,
 )
 from services.auth.managed_servers import ManagedServers
 from services.auth.nats_users import AUTH_CALLOUT_SUBJECT
 from services.auth.object_store import RootSecretStore
 from services.auth.root_secret import AUTH
-from services.auth.service import EXPIRATION, AuthService, TokenReviewer
+from services.auth.service import EXPIRATION, AuthService
 from services.auth.settings import ABOUT, EXAMPLES, AuthSettings
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
-from shared.kubernetes.tokens import review_token
+from shared.kubernetes.tokens import TokenUser, review_token
 from shared.model.clock import SystemClock
 from shared.nats.bus import Bus
 from shared.runtime.run import Nats, run_service, serve
@@ -25,13 +25,13 @@ CONCURRENT_REQUESTS = 16
 def token_reviewer(client: KubernetesClient, audience: str) -> TokenReviewer:
     """Return a function that reviews a token with the API server, for one audience."""
 
-    async def review(token: str) -> ReviewedToken:
+    async def review(token: str) -> TokenUser:
         status = await review_token(client, token, [audience])
         if not status.authenticated or audience not in status.audiences:
             raise AuthorizationRefusedError(
                 f"the API server does not know its token: {status.error}"
             )
-        return ReviewedToken(user=status.user.username, extra=status.user.extra)
+        return status.user
 
     return review
 

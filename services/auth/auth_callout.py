@@ -7,7 +7,7 @@ process, with its account.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,10 @@ from services.auth.nats_users import (
     service_users,
 )
 from services.auth.nkeys import SERVER, TokenIssuer, verify_claims
-from services.topology import OPERATOR, ServiceEntry
+from services.topology import OPERATOR, SERVICES, ServiceEntry
+from shared.kubernetes.tokens import TokenUser
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
-from shared.runtime.service import Role
 
 REQUEST_AUDIENCE = "nats-authorization-request"
 ACCOUNT = "$G"
@@ -51,14 +51,6 @@ class AuthorizationRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReviewedToken:
-    """The user of a token, as the API server's TokenReview reports it."""
-
-    user: str
-    extra: Mapping[str, Sequence[str]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceNamespaces:
     """Where the service accounts are: an account of the agents' namespace is only ever an agent."""
 
@@ -73,6 +65,10 @@ class ServiceNamespaces:
 
 class AuthorizationRefusedError(RequestError):
     """The connection is refused; the message is logged here and by the server."""
+
+
+TokenReviewer = Callable[[str], Awaitable[TokenUser]]
+"""Reviews a token. Raises AuthorizationRefusedError if it is not valid."""
 
 
 def parse_request(request: str) -> AuthorizationRequest:
@@ -91,37 +87,26 @@ def parse_request(request: str) -> AuthorizationRequest:
     )
 
 
-def user_of_token(
-    reviewed: ReviewedToken,
-    namespaces: ServiceNamespaces,
-    services: Sequence[ServiceEntry],
-    roles: Mapping[str, tuple[Role, ...]],
-) -> NatsUser:
+def user_of_token(reviewed: TokenUser, namespaces: ServiceNamespaces) -> NatsUser:
     """Return the user that a token authorizes. Raises AuthorizationRefusedError if none."""
-    if reviewed.user == namespaces.account(OPERATOR):
+    account = reviewed.username
+    if account == namespaces.account(OPERATOR):
         return operator_user()
-    listed = next((each for each in services if reviewed.user == namespaces.account(each)), None)
+    listed = next((each for each in SERVICES if account == namespaces.account(each)), None)
     if listed is None:
-        raise AuthorizationRefusedError(f"{reviewed.user} is not a service account of Leasehold")
+        raise AuthorizationRefusedError(f"{account} is not a service account of Leasehold")
     nodes = [NodeName(name) for name in reviewed.extra.get(NODE_NAME_KEY, ()) if name]
     if listed.per_node and len(nodes) != 1:
         raise AuthorizationRefusedError(
-            f"the token of {reviewed.user} does not name its node: it must be from a projected "
+            f"the token of {account} does not name its node: it must be from a projected "
             "volume and Kubernetes 1.30 or newer, or bound to a Node (leasehold node-keys) and "
             "Kubernetes 1.31 or newer"
         )
-    (user,) = service_users([listed], roles, nodes if listed.per_node else [], senders=services)
+    (user,) = service_users([listed], nodes)
     return user
 
 
-def user_of_client(
-    user: NatsUser,
-    named: str,
-    services: Sequence[ServiceEntry],
-    roles: Mapping[str, tuple[Role, ...]],
-    *,
-    combined_scheduler: bool,
-) -> NatsUser:
+def user_of_client(user: NatsUser, named: str, *, combined_scheduler: bool) -> NatsUser:
     """Return the user of a connection with the token of `user` whose client names another.
 
     Only with the token of the binder, and only where watcher and placer run in its process, a
@@ -134,8 +119,7 @@ def user_of_client(
         raise AuthorizationRefusedError(
             f"the token of the binder authorizes no {named} without --combined-scheduler"
         )
-    listed = [each for each in services if each.name == named]
-    (found,) = service_users(listed, roles, [], senders=services)
+    (found,) = service_users((each for each in SERVICES if each.name == named), [])
     return found
 
 

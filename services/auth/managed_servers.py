@@ -6,7 +6,7 @@ from dataclasses import replace
 from services.auth.root_secret import AUTH, ISSUING_CA
 from services.auth.settings import AuthSettings
 from shared.credentials import certificates
-from shared.credentials.logins import ClientCredentials
+from shared.credentials.logins import ClientCredentials, write_private
 from shared.credentials.tls import TlsFiles
 from shared.ledger.redis_server import ping, reload_certificate, set_users
 from shared.model.errors import RequestError, UnavailableError
@@ -37,16 +37,10 @@ class ManagedServers:
     def write_files(self, files: Mapping[str, bytes]) -> None:
         """Write the service's own credentials, mode 0600. Raises RequestError on an I/O error."""
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name, content in files.items():
                 path = self._directory / name
-                if path.exists() and path.read_bytes() == content:
-                    continue
-                draft = path.with_name(f".{name}.new")
-                draft.unlink(missing_ok=True)
-                draft.touch(mode=0o600)
-                draft.write_bytes(content)
-                draft.replace(path)
+                if not path.exists() or path.read_bytes() != content:
+                    write_private(path, content)
         except OSError as error:
             raise RequestError(f"--state-dir {self._directory}: {error.strerror}") from error
 

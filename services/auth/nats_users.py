@@ -9,9 +9,10 @@ user per node; its subjects end in that node's name.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from services.topology import (
     ALL_SERVICES_PUBLISH,
@@ -47,7 +48,7 @@ class NatsUser:
 
 def all_users(nodes: Sequence[NodeName]) -> tuple[NatsUser, ...]:
     """Return every service's user, the node agent's user of each node, and the operator's."""
-    return (*service_users(SERVICES, roles(), nodes), operator_user())
+    return (*service_users(SERVICES, nodes), operator_user())
 
 
 def operator_user() -> NatsUser:
@@ -60,26 +61,18 @@ def operator_user() -> NatsUser:
 
 
 def service_users(
-    services: Sequence[ServiceEntry],
-    roles_by_name: Mapping[str, tuple[Role, ...]],
-    nodes: Sequence[NodeName],
-    *,
-    senders: Sequence[ServiceEntry] = (),
+    services: Iterable[ServiceEntry], nodes: Sequence[NodeName]
 ) -> tuple[NatsUser, ...]:
-    """Return the users of these services.
-
-    They may reply to the services in `senders`; by default, to each other.
-    """
-    senders_by_event = _senders_by_event(senders or services, roles_by_name)
+    """Return the users of these services, those with one replica per node of these nodes."""
+    by_name = roles()
+    senders = _senders_by_event(by_name)
     return tuple(
         NatsUser(
             name=subjects.user_of(service.name, node),
             publish=_sorted_unique(
-                _publish_subjects(service, roles_by_name[service.name], node, senders_by_event)
+                _publish_subjects(service, by_name[service.name], node, senders)
             ),
-            subscribe=_sorted_unique(
-                _subscribe_subjects(service, roles_by_name[service.name], node)
-            ),
+            subscribe=_sorted_unique(_subscribe_subjects(service, by_name[service.name], node)),
             only_responds=service.per_node,
         )
         for service in services
@@ -88,7 +81,7 @@ def service_users(
 
 
 def _senders_by_event(
-    services: Sequence[ServiceEntry], roles_by_name: Mapping[str, tuple[Role, ...]]
+    roles_by_name: Mapping[str, tuple[Role, ...]],
 ) -> dict[type[Event], list[ServiceEntry]]:
     """Return every request and every event of work, and the services that send it."""
     consumed = {
@@ -100,7 +93,7 @@ def _senders_by_event(
         if role.kind == "answers" or is_work(event)
     }
     return {
-        event: [service for service in services if event in published(roles_by_name[service.name])]
+        event: [service for service in SERVICES if event in published(roles_by_name[service.name])]
         for event in consumed
     }
 
@@ -167,26 +160,13 @@ def nats_configuration(
 
     `tls` are the files of its certificate and of that certificate's key.
     """
-    lines = [
-        "# Users and their permissions, from the topology, written by `leasehold credentials`.",
-        "# Contains secrets. nats-server reads it with --config, or with `include` elsewhere.",
-        *_tls_block(tls),
-        "authorization {",
-        "  users = [",
-    ]
-    for user in users:
-        lines += [
-            "    {",
-            f"      user: {json.dumps(user.name)}",
-            f"      password: {json.dumps(secrets[user.name])}",
-            "      permissions: {",
-            *_permission_lines("publish", user.publish),
-            *_permission_lines("subscribe", user.subscribe),
-            *([_RESPONSES] if user.only_responds else []),
-            "      }",
-            "    }",
-        ]
-    return "\n".join([*lines, "  ]", "}", ""])
+    files = {"cert_file": str(tls[0]), "key_file": str(tls[1])} if tls else None
+    return _configuration(
+        "Users and their permissions, from the topology, written by `leasehold credentials`.",
+        "Contains secrets. nats-server reads it with --config, or with `include` elsewhere.",
+        tls=files,
+        authorization={"users": [_entry(user, secrets) for user in users]},
+    )
 
 
 def auth_callout_configuration(
@@ -196,57 +176,44 @@ def auth_callout_configuration(
 
     `issuer` is the public key that signs the responses; `files` is the directory of certificates.
     """
-    certificate, key, authority = (
-        json.dumps(f"{files}/{name}") for name in ("server.crt", "server.key", "ca.crt")
+    system, requests = "system", f"{AUTH_CALLOUT_SUBJECT} {auth.name}"
+    answering = _entry(replace(auth, subscribe=(*auth.subscribe, requests)), secrets)
+    answering["permissions"]["allow_responses"] = True
+    tls: dict[str, object] = {"cert_file": f"{files}/server.crt", "key_file": f"{files}/server.key"}
+    single = _configuration(
+        "Written by the auth service; contains secrets.",
+        "Clients without a password are authorized by token; the response has their permissions.",
+        tls=tls,
+        accounts={"SYS": {"users": [{"user": system, "password": secrets[system]}]}},
+        system_account="SYS",
+        authorization={
+            "timeout": 5,
+            "users": [answering],
+            "auth_callout": {"issuer": issuer, "auth_users": [auth.name, system]},
+        },
     )
-    lines = [
-        "# Written by the auth service; contains secrets.",
-        f"tls {{ cert_file: {certificate}, key_file: {key} }}",
-        f"accounts {{ SYS {{ users: [{{ {_login_entry('system', secrets)} }}] }} }}",
-        "system_account: SYS",
-        "authorization {",
-        "  timeout: 5",
-        "  users: [",
-        f"    {{ {_login_entry(auth.name, secrets)}",
-        "      permissions: {",
-        *_permission_lines("publish", auth.publish),
-        *_permission_lines("subscribe", (*auth.subscribe, f"{AUTH_CALLOUT_SUBJECT} {auth.name}")),
-        "        allow_responses: true",
-        "      }",
-        "    }",
-        "  ]",
-        "  # All other clients are authorized by token; the response contains their permissions.",
-        f"  auth_callout {{ issuer: {json.dumps(issuer)}, auth_users: "
-        f'[{json.dumps(auth.name)}, "system"] }}',
-        "}",
-        "",
-    ]
     # The authority also issues certificates for others: only names in the servers' routes count.
-    files_of_peers = f"cert_file: {certificate}, key_file: {key}, ca_file: {authority}"
-    mutual = f"tls {{ {files_of_peers}, verify_cert_and_check_known_urls: true }}"
-    return "\n".join(lines), f"include nats.conf\ncluster {{ {mutual} }}\n"
+    mutual = {"ca_file": f"{files}/ca.crt", "verify_cert_and_check_known_urls": True}
+    return single, "include nats.conf\n" + _configuration(cluster={"tls": tls | mutual})
 
 
-def _login_entry(user: str, secrets: Mapping[str, str]) -> str:
-    return f"user: {json.dumps(user)}, password: {json.dumps(secrets[user])}"
+def _configuration(*comments: str, **sections: object) -> str:
+    """Return a text of nats-server's format, in which JSON is valid."""
+    written = {name: section for name, section in sections.items() if section is not None}
+    lines = [f"{name}: {json.dumps(section, indent=2)}" for name, section in written.items()]
+    return "\n".join([*(f"# {text}" for text in comments), *lines, ""])
 
 
-def _tls_block(tls: tuple[Path, Path] | None) -> list[str]:
-    if tls is None:
-        return []
-    certificate, key = (json.dumps(str(path)) for path in tls)
-    return ["tls {", f"  cert_file: {certificate}", f"  key_file: {key}", "}"]
-
-
-_RESPONSES = f'        allow_responses: {{ max: 1, expires: "{RESPONSE_S}s" }}'
+def _entry(user: NatsUser, secrets: Mapping[str, str]) -> dict[str, Any]:
+    permissions: dict[str, object] = {
+        "publish": permission_of(user.publish),
+        "subscribe": permission_of(user.subscribe),
+    }
+    if user.only_responds:
+        permissions["allow_responses"] = {"max": 1, "expires": f"{RESPONSE_S}s"}
+    return {"user": user.name, "password": secrets[user.name], "permissions": permissions}
 
 
 def permission_of(allowed: Sequence[str]) -> dict[str, list[str]]:
     """Return the rule for these subjects; to the server, an empty list of them allows all."""
     return {"allow": list(allowed)} if allowed else {"deny": [">"]}
-
-
-def _permission_lines(operation: str, allowed: Sequence[str]) -> list[str]:
-    ((rule, subjects_of_rule),) = permission_of(allowed).items()
-    listed = (f"          {json.dumps(subject)}" for subject in subjects_of_rule)
-    return [f"        {operation}: {{", f"          {rule}: [", *listed, "          ]", "        }"]

@@ -4,24 +4,22 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from prometheus_client import Counter, Gauge
 
 from services.auth import auth_callout, ca_rotation, root_secret
-from services.auth.auth_callout import (
-    AuthorizationRefusedError,
-    ReviewedToken,
-)
+from services.auth.auth_callout import AuthorizationRefusedError, TokenReviewer
 from services.auth.ca_rotation import NOTHING_OBSERVED, TRUSTED, Observed, Rotation
 from services.auth.managed_servers import ManagedServers
 from services.auth.nats_users import NatsUser, service_users
 from services.auth.nkeys import TokenIssuer
 from services.auth.object_store import RootSecretStore
 from services.auth.root_secret import AUTH, files_of_servers
-from services.topology import SERVICES, roles
+from services.topology import SERVICES
+from shared.credentials.authorization import ReviewCache
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, UnavailableError
 from shared.runtime.service import loops
@@ -35,7 +33,6 @@ EXPIRATION = Gauge(
 )
 logger = logging.getLogger(__name__)
 
-MAX_CACHED_TOKENS = 10_000
 UNREAD_S = 1.0
 """Pause of the update of Redis' users until the secrets have been read."""
 
@@ -57,10 +54,6 @@ class AuthTiming:
     """How long a refusal is reused: a refused client retries continually."""
 
 
-TokenReviewer = Callable[[str], Awaitable[ReviewedToken]]
-"""Reviews a token. Raises AuthorizationRefusedError if it is not valid."""
-
-
 class AuthService:
     """Any number of replicas may run: every step is idempotent."""
 
@@ -78,7 +71,6 @@ class AuthService:
         self.settings = servers.settings
         self.review = review
         self.clock = clock
-        self.roles = roles()
         self.timing = timing or AuthTiming()
         self.expires_at = 0.0
         self._issuer: TokenIssuer | None = None
@@ -88,7 +80,7 @@ class AuthService:
         """Those of the servers, as this replica has found them in the derived objects."""
         self._unchanged_since = 0.0
         self._reloaded_files = (b"", b"")
-        self._reviews: dict[bytes, tuple[float, NatsUser | AuthorizationRefusedError]] = {}
+        self._reviews: ReviewCache[NatsUser | AuthorizationRefusedError] = ReviewCache(clock)
 
     def unready_reason(self) -> str | None:
         """Return why no client can be authorized, or None."""
@@ -190,8 +182,6 @@ class AuthService:
             user = auth_callout.user_of_client(
                 await self._user_of_token(parsed.token),
                 parsed.user,
-                SERVICES,
-                self.roles,
                 combined_scheduler=self.settings.combined_scheduler,
             )
         except AuthorizationRefusedError as error:
@@ -207,29 +197,26 @@ class AuthService:
         """Review a token, or reuse its last review if that is recent."""
         if not token:
             raise AuthorizationRefusedError("the connection has no token")
-        digest, now = hashlib.sha256(token.encode()).digest(), self.clock.now()
-        until, review = self._reviews.get(digest, (0.0, None))
-        if review is None or until <= now:
-            if len(self._reviews) >= MAX_CACHED_TOKENS:
-                self._reviews.clear()
+        digest = hashlib.sha256(token.encode()).digest()
+        review = self._reviews.get(digest)
+        if review is None:
             review = await self._review(token)
             refused = isinstance(review, AuthorizationRefusedError)
             reuse_s = self.timing.refused_s if refused else self.timing.authorized_s
-            self._reviews[digest] = (now + reuse_s, review)
+            self._reviews.set(digest, review, reuse_s)
         if isinstance(review, AuthorizationRefusedError):
             raise AuthorizationRefusedError(str(review))
         return review
 
     async def _review(self, token: str) -> NatsUser | AuthorizationRefusedError:
         try:
-            reviewed = await self.review(token)
-            return auth_callout.user_of_token(reviewed, self.namespaces, SERVICES, self.roles)
+            return auth_callout.user_of_token(await self.review(token), self.namespaces)
         except AuthorizationRefusedError as error:
             logger.warning("NATS refuses a token: %s", error)
             return error
 
     def _nats_user(self) -> NatsUser:
-        return next(user for user in service_users(SERVICES, self.roles, []) if user.name == AUTH)
+        return next(user for user in service_users(SERVICES, []) if user.name == AUTH)
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self.clock.now(), UTC)

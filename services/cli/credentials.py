@@ -12,7 +12,6 @@ Only the owner can read the files, with --shared their group as well. An existin
 so does a server's certificate in the first half of its year.
 """
 
-import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from services.auth.nats_users import all_users, nats_configuration
 from services.auth.redis_users import PROBE, password_digest, password_users, redis_acl
 from services.cli.commands import CredentialArguments
 from shared.credentials import certificates
-from shared.credentials.logins import load_login
+from shared.credentials.logins import load_login, write_private
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
 
@@ -114,13 +113,13 @@ def write(
             user_secrets = _ensure_secrets((user.name for user in users), files.nats, mode)
             tls = (files.certificate, files.key) if names else None
             configuration = nats_configuration(users, user_secrets, tls=tls)
-            _write(files.nats_configuration, configuration, mode)
+            write_private(files.nats_configuration, configuration.encode(), mode)
         if redis:
             user_secrets = _ensure_secrets(password_users(), files.redis, mode)
             acl = redis_acl(
                 {user: password_digest(secret) for user, secret in user_secrets.items()}
             )
-            _write(files.acl, acl, mode)
+            write_private(files.acl, acl.encode(), mode)
         if shared:
             for directory in (files.root, files.root / "nats", files.root / "redis"):
                 if directory.exists():
@@ -135,8 +134,8 @@ def _issue_certificates(files: CredentialFiles, names: Sequence[str], mode: int)
     now = datetime.now(UTC)
     if not files.authority_key.exists():
         issued = certificates.authority("leasehold", now, days=AUTHORITY_DAYS)
-        _write(files.authority, issued.certificate.decode(), mode)
-        _write(files.authority_key, issued.key.decode(), 0o600)
+        write_private(files.authority, issued.certificate, mode)
+        write_private(files.authority_key, issued.key)
     authority = certificates.Issued(
         certificate=files.authority.read_bytes(), key=files.authority_key.read_bytes()
     )
@@ -148,8 +147,8 @@ def _issue_certificates(files: CredentialFiles, names: Sequence[str], mode: int)
         if key.exists() and not certificates.is_due(certificate.read_bytes(), own, now):
             continue
         issued = certificates.issue(authority, own, now, days=SERVER_DAYS, client=own is not names)
-        _write(key, issued.key.decode(), mode)
-        _write(certificate, issued.certificate.decode(), mode)
+        write_private(key, issued.key, mode)
+        write_private(certificate, issued.certificate, mode)
 
 
 def show(flags: CredentialArguments) -> int:
@@ -203,16 +202,7 @@ def _ensure_secrets(
     for user in users:
         path = path_of(user)
         if not path.exists():
-            _write(path, f"{user}:{secrets.token_urlsafe(SECRET_BYTES)}\n", mode)
+            made = f"{user}:{secrets.token_urlsafe(SECRET_BYTES)}\n"
+            write_private(path, made.encode(), mode)
         user_secrets[user] = load_login(path).secret
     return user_secrets
-
-
-def _write(path: Path, text: str, mode: int) -> None:
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-        os.fchmod(file.fileno(), mode)  # whatever the umask is
-        file.write(text)
-    temporary.replace(path)

@@ -21,11 +21,10 @@ from shared.credentials.authorization import (
     AnonymousAuthenticator,
     Authenticator,
     KubernetesAuthenticator,
-    TokenAuthenticator,
+    load_tokens,
 )
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore, SecretStore
-from shared.credentials.tokens import load_access_tokens
 from shared.kubernetes import gpu_quotas
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.custom_kinds import LatestSpecs
@@ -157,7 +156,7 @@ def _kubernetes_client(settings: TimekeeperSettings) -> KubernetesClient | None:
 
 def _authenticator(settings: TimekeeperSettings, client: KubernetesClient | None) -> Authenticator:
     if settings.tokens is not None:
-        return TokenAuthenticator(load_access_tokens(settings.tokens))
+        return load_tokens(settings.tokens)
     if settings.auth_mode == "kube" and client is not None:
         return KubernetesAuthenticator(client, SystemClock())
     return AnonymousAuthenticator()

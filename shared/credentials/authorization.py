@@ -2,21 +2,25 @@
 
 import asyncio
 import hashlib
+import hmac
 import ipaddress
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Generic, Protocol, TypeVar
 
-from shared.credentials.tokens import EVERYTHING, AccessTokens
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.tokens import TokenUser, review_token
+from shared.kubernetes.tokens import TokenStatus, TokenUser, review_token
 from shared.kubernetes.types import AccessReview
 from shared.model.clock import Clock
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 
+T = TypeVar("T")
+EVERYTHING = "*"
+VIEWER_COOKIE = "leasehold_token"
+"""The cookie with a viewer's token, for where no Authorization header arrives."""
 AUTH_MODES = ("none", "tokens", "kube")
 """Values of `--auth`."""
 CACHE_S = 30.0
@@ -24,6 +28,14 @@ CACHE_S = 30.0
 MAX_CACHED = 10_000
 MAX_IN_FLIGHT = 16
 REVIEW_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+
+class AccessDeniedError(RequestError):
+    """The client may not do this; `known`: it is authenticated."""
+
+    def __init__(self, reason: str, *, known: bool) -> None:
+        super().__init__(reason)
+        self.known = known
 
 
 class Viewer(Protocol):
@@ -107,32 +119,54 @@ class AnonymousAuthenticator:
 
 @dataclass(frozen=True, slots=True)
 class TokenAuthenticator:
-    """Authenticates the bearer tokens of a file."""
+    """Authenticates the bearer tokens of a file, each for a namespace or, with `*`, for all."""
 
-    access: AccessTokens
+    tokens: tuple[tuple[bytes, str], ...]
     is_anonymous: bool = False
 
     async def authenticate(self, token: str) -> Viewer | None:
         """Return a viewer of the namespaces of the token."""
-        scopes = self.access.scopes(f"Bearer {token}")
+        given = token.strip().encode()
+        scopes = frozenset(
+            scope for known, scope in self.tokens if hmac.compare_digest(known, given)
+        )
         return ScopedViewer(scopes, changes=EVERYTHING in scopes) if scopes else None
 
 
+def load_tokens(path: Path) -> TokenAuthenticator:
+    """Load a file of tokens. Raises RequestError for an invalid line, without its content."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"--tokens {path} cannot be read: {error}") from error
+    tokens = []
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2:
+            raise RequestError(f"--tokens {path}, line {number}: must be TOKEN NAMESPACE")
+        tokens.append((words[0].encode(), words[1]))
+    return TokenAuthenticator(tuple(tokens))
+
+
 @dataclass(slots=True)
-class _ReviewCache:
-    """A cache of reviews with an expiry."""
+class ReviewCache(Generic[T]):
+    """The results of reviews, each for a time."""
 
     clock: Clock
-    results: dict[Any, tuple[float, Any]] = field(default_factory=dict)
+    results: dict[Hashable, tuple[float, T]] = field(default_factory=dict)
 
-    def get(self, key: Any) -> Any:
+    def get(self, key: Hashable) -> T | None:
+        """Return the result of a review, or None if there is none that still counts."""
         until, result = self.results.get(key, (0.0, None))
         return result if until > self.clock.now() else None
 
-    def set(self, key: Any, result: Any) -> None:
+    def set(self, key: Hashable, result: T, seconds: float = CACHE_S) -> None:
+        """Keep a result for this time."""
         if len(self.results) >= MAX_CACHED:
             self.results.clear()
-        self.results[key] = (self.clock.now() + CACHE_S, result)
+        self.results[key] = (self.clock.now() + seconds, result)
 
 
 class KubernetesAuthenticator:
@@ -142,8 +176,8 @@ class KubernetesAuthenticator:
 
     def __init__(self, kube: KubernetesClient, clock: Clock) -> None:
         self._kube = kube
-        self._tokens = _ReviewCache(clock)
-        self._permissions = _ReviewCache(clock)
+        self._tokens: ReviewCache[TokenStatus] = ReviewCache(clock)
+        self._permissions: ReviewCache[bool] = ReviewCache(clock)
         self._limit = asyncio.Semaphore(MAX_IN_FLIGHT)
 
     async def authenticate(self, token: str) -> Viewer | None:
@@ -160,7 +194,7 @@ class KubernetesAuthenticator:
     async def may(self, user: TokenUser, **attributes: str) -> bool:
         """Review whether a user may do what `resourceAttributes` of a review say."""
         key = (repr(user), *sorted(attributes.items()))
-        allowed: bool | None = self._permissions.get(key)
+        allowed = self._permissions.get(key)
         if allowed is None:
             async with self._limit:
                 allowed = await self._review(user, attributes)

@@ -10,6 +10,7 @@ from typing import Protocol
 from urllib.parse import quote
 
 from shared.credentials import certificates
+from shared.credentials.logins import write_private
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.kubernetes.paths import objects_path
@@ -102,14 +103,8 @@ class DirectoryStore:
         """Write the files, the certificate last, since it marks them as complete."""
         if await self.load() != after:
             return False
-        self.directory.mkdir(parents=True, exist_ok=True)
         for part in ("previous", "authority", "key", "certificate"):
-            path = self.directory / FILES[part]
-            partial = path.with_name(f".{path.name}.partial")
-            partial.unlink(missing_ok=True)
-            partial.touch(mode=0o600)
-            partial.write_bytes(getattr(bundle, part))
-            partial.replace(path)
+            write_private(self.directory / FILES[part], getattr(bundle, part))
         return True
 
 

@@ -1,5 +1,6 @@
 """Our credentials at NATS or Redis and the server's CA: files that are read at each connection."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,6 +56,20 @@ def load_login(path: Path) -> Login:
             "writes such files"
         )
     return Login(user=user, secret=secret)
+
+
+def write_private(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write a file of this mode, whatever the umask is; a reader sees the old content or the new.
+
+    Raises OSError.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.new")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(content)
+    draft.replace(path)
 
 
 def _load_token(path: Path) -> str:

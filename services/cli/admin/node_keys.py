@@ -10,7 +10,6 @@ Each file is replaced atomically, and its users read it again.
 
 import asyncio
 import base64
-import os
 import platform
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,6 +19,7 @@ from typing import Any
 import yaml
 
 from services.cli.commands import NodeKeys
+from shared.credentials.logins import write_private
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError, UnauthorizedError
 from shared.kubernetes.kubeconfig import ClusterCredentials, load_credentials
@@ -119,7 +119,7 @@ def write(out: Path, tokens: NodeTokens, credentials: ClusterCredentials) -> Non
     try:
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, text in files.items():
-            _replace(out / name, text)
+            write_private(out / name, text.encode())
     except OSError as error:
         raise RequestError(f"{error.filename} cannot be written: {error.strerror}") from error
 
@@ -146,11 +146,3 @@ def kubeconfig(credentials: ClusterCredentials) -> str:
         },
         sort_keys=False,
     )
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    temporary.replace(path)

@@ -12,8 +12,7 @@ from services.timekeeper.accounts.accrual import parse_gpu_minutes
 from services.timekeeper.metrics import IGNORED_REPORTS
 from services.timekeeper.report.budget_reports import optional
 from services.timekeeper.service import Timekeeper
-from shared.credentials.authorization import Authenticator, Viewer
-from shared.credentials.tokens import AccessDeniedError
+from shared.credentials.authorization import AccessDeniedError, Authenticator, Viewer
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.paths import pod_path

@@ -21,7 +21,6 @@ from services.auth.service import AuthTiming
 from shared.credentials.tls import TlsFiles
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
-from shared.model.events.request_reply import LeasesReply, LeasesRequest
 from shared.model.names import NodeName
 from shared.nats import subjects
 from shared.nats.bus import Bus
@@ -51,33 +50,6 @@ async def refused(world: AuthWorld, token: str, user: str) -> bool:
             return False
     except nats.errors.Error:
         return True
-
-
-async def test_an_agent_publishes_requests_and_subscribes_as_the_node_that_its_token_names(
-    world: AuthWorld,
-) -> None:
-    token = world.cluster.issue_token("node-agent", node=B)
-    keys = world.credentials(token, "node-agent.node.b")
-    binder = world.credentials(world.cluster.issue_token("binder"), "binder")
-
-    async with (
-        Bus.connect(world.url, name="binder", credentials=binder) as binder_bus,
-        Bus.connect(world.url, name="agent", credentials=keys) as agent,
-    ):
-        inbox = await binder_bus.subscribe([DeviceReported], group="binder-save-devices")
-        await binder_bus.reply(LeasesRequest, "binder", "", _no_leases)
-        await agent.publish([DeviceReported(node=B, devices=(), served=())])
-        async with asyncio.timeout(20):
-            (delivered,) = await inbox.batch()
-        delivered.confirm()
-        reply = await agent.request(LeasesRequest(node=B), LeasesReply, timeout_s=10)
-
-    assert delivered.events[0].node == B
-    assert reply.leases == ()
-
-
-async def _no_leases(_: LeasesRequest) -> LeasesReply:
-    return LeasesReply()
 
 
 async def test_an_agent_has_no_permission_for_another_nodes_subjects_whatever_its_client_name_is(

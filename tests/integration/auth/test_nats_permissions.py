@@ -1,14 +1,12 @@
 """Which operations a real nats-server with users permits and denies."""
 
 import asyncio
-import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-import nats
 import pytest
+from nats.aio.client import Client
 
 from services.auth.nats_users import NatsUser, all_users
 from services.cli.credentials import CredentialFiles
@@ -16,7 +14,6 @@ from services.topology import edges
 from shared.credentials.logins import ClientCredentials, load_login
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
-from shared.model.events.pod_events import LeaseChanged, PodQueued
 from shared.model.events.request_reply import (
     LeasesReply,
     LeasesRequest,
@@ -31,7 +28,7 @@ from shared.nats import subjects
 from shared.nats.bus import Bus
 from shared.nats.usage_requests import request_usage
 from tests.support.auth.logins import NODES, covers
-from tests.support.servers.nats import flush, free_port, nats_binary
+from tests.support.servers.nats import NatsServer, flush, plain_client
 
 USERS = {user.name: user for user in all_users(NODES)}
 PUBLISHED = sorted(
@@ -41,13 +38,10 @@ PUBLISHED = sorted(
 
 @pytest.fixture(scope="module")
 def nats_url(written: CredentialFiles) -> Iterator[str]:
-    port = free_port()
-    command = [nats_binary(), "-a", "127.0.0.1", "-p", str(port)]
-    command += ["--config", str(written.nats_configuration)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    yield f"nats://127.0.0.1:{port}"
-    server.kill()
-    server.wait()
+    server = NatsServer(more=written.nats_configuration.read_text())
+    server.launch()
+    yield server.url
+    server.close()
 
 
 @asynccontextmanager
@@ -60,40 +54,27 @@ async def bus_of(url: str, written: CredentialFiles, user: str) -> AsyncIterator
         yield bus
 
 
-class Raw:
-    """A connection of a user, and what the server refused it."""
-
-    def __init__(self) -> None:
-        self.refused: list[str] = []
-        self.client: Any = None
-
-    async def note(self, error: Exception) -> None:
-        self.refused.append(str(error).lower())
-
-    async def is_refused(self, subject: str, *, publish: bool, queue: str = "") -> bool:
-        self.refused.clear()
-        if publish:
-            await self.client.publish(subject, b"x")
-        else:
-            subscription = await self.client.subscribe(subject, queue=queue)
-        await flush(self.client)
-        if not publish:
-            await subscription.unsubscribe()
-        return any("permissions violation" in text for text in self.refused)
+Connection = tuple[Client, list[str]]
 
 
-@asynccontextmanager
-async def raw(url: str, written: CredentialFiles, user: str) -> AsyncIterator[Raw]:
-    login, made = load_login(written.nats(user)), Raw()
-    made.client = await nats.connect(
-        url,
-        user=login.user,
-        password=login.secret,
-        error_cb=made.note,
-        inbox_prefix=subjects.inbox_of(user),
-    )
-    yield made
-    await made.client.close()
+async def is_refused(
+    connection: Connection, subject: str, *, publish: bool, queue: str = ""
+) -> bool:
+    client, errors = connection
+    errors.clear()
+    if publish:
+        await client.publish(subject, b"x")
+    else:
+        subscription = await client.subscribe(subject, queue=queue)
+    await flush(client)
+    if not publish:
+        await subscription.unsubscribe()
+    return any("permissions violation" in text for text in errors)
+
+
+def raw(url: str, written: CredentialFiles, user: str) -> AbstractAsyncContextManager[Connection]:
+    login = load_login(written.nats(user))
+    return plain_client(url, login.user, login.secret)
 
 
 @pytest.mark.parametrize("user", USERS.values(), ids=lambda user: user.name)
@@ -119,9 +100,9 @@ async def test_each_user_publishes_and_subscribes_as_permitted_and_nothing_else(
     ]
 
     async with raw(nats_url, written, user.name) as connection:
-        found = {name: await connection.is_refused(name, publish=True) for name in everything}
+        found = {name: await is_refused(connection, name, publish=True) for name in everything}
         received = {
-            each: await connection.is_refused(subject, publish=False, queue=queue)
+            each: await is_refused(connection, subject, publish=False, queue=queue)
             for each in {*foreign, *user.subscribe}
             for subject, _, queue in (each.partition(" "),)
         }
@@ -221,16 +202,6 @@ async def test_an_agents_event_about_another_node_is_ignored(
             (delivered,) = await inbox.batch()
         delivered.confirm()
         assert delivered.events == [own]
-
-
-async def test_publishing_without_permission_raises_for_work_and_is_dropped_for_broadcasts(
-    nats_url: str, written: CredentialFiles
-) -> None:
-    async with raw(nats_url, written, "placer") as placer:
-        assert await placer.is_refused(
-            subjects.publish_subject(LeaseChanged, "node-a"), publish=True
-        )
-        assert await placer.is_refused(subjects.publish_subject(PodQueued), publish=True)
 
 
 def _encoded(event: DeviceReported) -> bytes:

@@ -1,13 +1,10 @@
 """Which operations a real valkey-server with users permits and denies."""
 
 import asyncio
-import subprocess
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +19,7 @@ from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import UnavailableError
 from tests.support.placer.ledger import rebuild
-from tests.support.servers.valkey import valkey_binary
+from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 
 
@@ -53,14 +50,10 @@ class Server:
 
 @pytest.fixture(scope="module")
 def at(written: CredentialFiles) -> Iterator[Server]:
-    with tempfile.TemporaryDirectory(prefix="lh-valkey-") as folder:
-        socket = Path(folder) / "s"
-        command = [valkey_binary(), "--port", "0", "--unixsocket", str(socket), "--save", ""]
-        command += ["--dir", folder, "--aclfile", str(written.acl)]
-        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        yield Server(f"unix://{socket}", written)
-        server.kill()
-        server.wait()
+    server = ValkeyServer()
+    server.start("--aclfile", str(written.acl))
+    yield Server(server.url, written)
+    server.forget()
 
 
 async def _answers(client: Any) -> bool:

@@ -19,56 +19,32 @@ from shared.ledger.redis_server import ping, redis_facts, reload_certificate
 from shared.model.errors import RequestError, UnavailableError
 from shared.nats.bus import Bus
 from shared.nats.connection import connected
-from tests.support.servers.nats import free_port, nats_binary
+from tests.support.servers.nats import NatsServer, free_port
 from tests.support.servers.tls import Cover, Made
 from tests.support.servers.valkey import ValkeyServer, valkey_server
 from tests.support.waiting import until
 
 
-class CoveredNats:
+class CoveredNats(NatsServer):
     """A nats-server with a certificate and one user; it can require a client certificate."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.port = free_port()
-        self.process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"nats://127.0.0.1:{self.port}"
-
-    def start(
+    def show(
         self, files: tuple[Path, Path], *, client_ca: Path | None = None, value: str = "first"
     ) -> None:
-        self.stop()
+        """Start with a certificate, and with this secret of the user."""
         tls: dict[str, object] = {"cert_file": str(files[0]), "key_file": str(files[1])}
         if client_ca is not None:
             tls |= {"ca_file": str(client_ca), "verify": True}
-        config = self.folder / "nats.conf"
-        config.write_text(
-            "tls {"
-            + "\n".join(f"{name}: {json.dumps(value)}" for name, value in tls.items())
-            + "}\nauthorization { users = [{ user: someone, password: "
-            + value
-            + " }] }\n"
-        )
-        command = [nats_binary(), "-a", "127.0.0.1", "-p", str(self.port)]
-        command += ["--config", str(config)]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+        users = {"users": [{"user": "someone", "password": value}]}
+        self.more = f"tls: {json.dumps(tls)}\nauthorization: {json.dumps(users)}\n"
+        self.launch()
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[CoveredNats]:
-    made = CoveredNats(tmp_path)
+def server() -> Iterator[CoveredNats]:
+    made = CoveredNats()
     yield made
-    made.stop()
+    made.close()
 
 
 @pytest.fixture
@@ -140,7 +116,7 @@ def door(
 ) -> tuple[str, Show, Fault]:
     """The name of a server, how to serve a certificate, and what a client learns."""
     if request.param == "nats":
-        return "nats", server.start, partial(fault_at_nats, server.url)
+        return "nats", server.show, partial(fault_at_nats, server.url)
     return "redis", cover.show, partial(fault_at_redis, cover.url)
 
 
@@ -199,13 +175,13 @@ async def test_no_secret_is_sent_to_a_server_without_tls(ours: Made, tmp_path: P
 async def test_new_files_are_read_at_the_next_connection(
     server: CoveredNats, ours: Made, tmp_path: Path
 ) -> None:
-    server.start(ours.issue("server"))
+    server.show(ours.issue("server"))
     trusted = tmp_path / "trusted.crt"
     trusted.write_bytes(ours.ca.read_bytes())
     later = Made(tmp_path, "later")
 
     async with Bus.connect(server.url, name="test", credentials=keys(tmp_path, trusted)) as bus:
-        server.start(later.issue("server"), value="second")
+        server.show(later.issue("server"), value="second")
         await until(lambda: not bus.connected)
         trusted.write_bytes(later.ca.read_bytes())
         login(tmp_path, "second")
@@ -216,7 +192,7 @@ async def test_new_files_are_read_at_the_next_connection(
 async def test_a_server_that_hangs_does_not_delay_the_shutdown(
     server: CoveredNats, ours: Made, tmp_path: Path
 ) -> None:
-    server.start(ours.issue("server"))
+    server.show(ours.issue("server"))
     known = keys(tmp_path, ours.ca)
     client = await connected(server.url, name="test", credentials=known, patience_s=20)
     assert server.process is not None

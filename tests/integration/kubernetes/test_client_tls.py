@@ -1,106 +1,49 @@
 """The Kubernetes client's TLS side, with a certificate authority made for the test."""
 
-import datetime
-import ipaddress
 import ssl
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError
 from shared.model.errors import UnavailableError
 from tests.support.kubernetes.scripted_apiserver import ScriptedApiserver, answers
+from tests.support.servers.tls import Made
 
 
-@dataclass(frozen=True)
-class Issued:
-    """A certificate with its key."""
-
-    certificate: x509.Certificate
-    key: ec.EllipticCurvePrivateKey
-
-    @property
-    def cert_pem(self) -> str:
-        return self.certificate.public_bytes(serialization.Encoding.PEM).decode()
-
-    @property
-    def key_pem(self) -> str:
-        return self.key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ).decode()
+@pytest.fixture
+def ours(tmp_path: Path) -> Made:
+    return Made(tmp_path)
 
 
-def issue(
-    name: str, *, by: Issued | None = None, sans: tuple[x509.GeneralName, ...] = ()
-) -> Issued:
-    """Make a certificate; without `by` it is a certificate authority."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(by.certificate.subject if by else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.BasicConstraints(ca=by is None, path_length=None), critical=True)
-    )
-    if sans:
-        builder = builder.add_extension(x509.SubjectAlternativeName(sans), critical=False)
-    return Issued(builder.sign(by.key if by else key, hashes.SHA256()), key)
-
-
-LOCAL = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-
-
-@pytest.fixture(scope="module")
-def authority() -> Issued:
-    return issue("test authority")
-
-
-def serving(tmp_path: Path, server: Issued, *, clients_of: Issued | None = None) -> ssl.SSLContext:
+def serving(by: Made, *names: str, clients_of: Made | None = None) -> ssl.SSLContext:
     """TLS for the server; with `clients_of`, only that authority's clients may connect."""
-    file = tmp_path / "server.pem"
-    file.write_text(server.cert_pem + server.key_pem)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(file)
+    context.load_cert_chain(*by.issue("server", *names))
     if clients_of is not None:
-        context.load_verify_locations(cadata=clients_of.cert_pem)
+        context.load_verify_locations(clients_of.ca)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
 @pytest.mark.parametrize(
-    ("ours", "sans", "options"),
+    ("by_us", "names", "options"),
     [
-        (True, (LOCAL,), {}),
+        (True, (), {}),
         (False, (), {"ca_pem": None, "insecure_skip_tls_verify": True}),
-        (True, (x509.DNSName("inner"),), {"tls_server_name": "inner"}),
+        (True, ("inner",), {"tls_server_name": "inner"}),
     ],
     ids=["of the named authority", "unverified", "of another name than the address"],
 )
 async def test_a_server_is_trusted(
-    tmp_path: Path,
-    authority: Issued,
-    sans: tuple[x509.GeneralName, ...],
-    options: dict[str, Any],
-    *,
-    ours: bool,
+    tmp_path: Path, ours: Made, names: tuple[str, ...], options: dict[str, Any], *, by_us: bool
 ) -> None:
-    tls = serving(tmp_path, issue("api", by=authority if ours else issue("stranger"), sans=sans))
+    tls = serving(ours if by_us else Made(tmp_path, "stranger"), *names)
     async with ScriptedApiserver(answers(200), tls=tls) as server:
-        given = {"ca_pem": authority.cert_pem} | options
+        given = {"ca_pem": ours.ca.read_text()} | options
         async with KubernetesClient(ClusterCredentials(server=server.url, **given)) as kube:
             await kube.read("/x")
 
@@ -108,12 +51,12 @@ async def test_a_server_is_trusted(
 
 
 async def test_a_server_of_another_authority_is_refused_and_the_error_names_the_setting(
-    tmp_path: Path, authority: Issued
+    tmp_path: Path, ours: Made
 ) -> None:
-    tls = serving(tmp_path, issue("api", by=issue("stranger"), sans=(LOCAL,)))
+    tls, trusted = serving(Made(tmp_path, "stranger")), ours.ca.read_text()
     async with (
         ScriptedApiserver(answers(200), tls=tls) as server,
-        KubernetesClient(ClusterCredentials(server=server.url, ca_pem=authority.cert_pem)) as kube,
+        KubernetesClient(ClusterCredentials(server=server.url, ca_pem=trusted)) as kube,
     ):
         with pytest.raises(KubeconfigError, match=r"not trusted.*certificate-authority"):
             await kube.read("/x")
@@ -121,33 +64,27 @@ async def test_a_server_of_another_authority_is_refused_and_the_error_names_the_
     assert server.requests == []
 
 
-async def test_a_client_certificate_is_sent(tmp_path: Path, authority: Issued) -> None:
-    client = issue("system:scheduler", by=authority)
-    tls = serving(tmp_path, issue("api", by=authority, sans=(LOCAL,)), clients_of=authority)
-    async with ScriptedApiserver(answers(200), tls=tls) as server:
-        credentials = ClusterCredentials(
-            server=server.url,
-            ca_pem=authority.cert_pem,
-            client_cert_pem=client.cert_pem,
-            client_key_pem=client.key_pem,
-        )
-        async with KubernetesClient(credentials) as kube:
+async def test_a_client_certificate_is_sent(ours: Made) -> None:
+    certificate, key = ours.issue("client", "system:scheduler")
+    shown: dict[str, Any] = {
+        "client_cert_pem": certificate.read_text(),
+        "client_key_pem": key.read_text(),
+    }
+    async with ScriptedApiserver(answers(200), tls=serving(ours, clients_of=ours)) as server:
+        anonymous = ClusterCredentials(server=server.url, ca_pem=ours.ca.read_text())
+        async with KubernetesClient(replace(anonymous, **shown)) as kube:
             await kube.read("/x")
-        async with KubernetesClient(
-            ClusterCredentials(server=server.url, ca_pem=authority.cert_pem)
-        ) as anonymous:
+        async with KubernetesClient(anonymous) as kube:
             with pytest.raises(UnavailableError):
-                await anonymous.read("/x")
+                await kube.read("/x")
 
     assert len(server.requests) == 1
 
 
-async def test_an_unusable_certificate_is_a_request_error(authority: Issued) -> None:
+async def test_an_unusable_certificate_is_a_request_error(ours: Made) -> None:
+    ca_pem = ours.ca.read_text()
     credentials = ClusterCredentials(
-        server="https://127.0.0.1:1",
-        ca_pem=authority.cert_pem,
-        client_cert_pem=authority.cert_pem,
-        client_key_pem="no key",
+        server="https://127.0.0.1:1", ca_pem=ca_pem, client_cert_pem=ca_pem, client_key_pem="no key"
     )
 
     with pytest.raises(KubeconfigError, match="unusable"):

@@ -11,8 +11,7 @@ import pytest
 
 from services.timekeeper.rest.api import BudgetApi
 from services.timekeeper.service import Timekeeper
-from shared.credentials.authorization import AnonymousAuthenticator, TokenAuthenticator
-from shared.credentials.tokens import load_access_tokens
+from shared.credentials.authorization import AnonymousAuthenticator, load_tokens
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.runtime import health
@@ -46,7 +45,7 @@ async def served(
 ) -> AsyncIterator[aiohttp.ClientSession]:
     pages = BudgetApi(
         timekeeper,
-        TokenAuthenticator(load_access_tokens(tokens)) if tokens else AnonymousAuthenticator(),
+        load_tokens(tokens) if tokens else AnonymousAuthenticator(),
         client=kube,
         old_reports=old_reports,
     )
@@ -213,6 +212,6 @@ async def test_a_malformed_line_of_the_token_file_is_named_and_never_shown(tmp_p
     file.write_text("secret-without-a-namespace\n")
 
     with pytest.raises(Exception, match="line 1") as refused:
-        load_access_tokens(file)
+        load_tokens(file)
 
     assert "secret" not in str(refused.value)

@@ -17,12 +17,7 @@ from services.api.history_file import HistoryFile
 from services.api.http_server import HttpServer
 from services.api.read_api import ReadApi, SpanDirectory
 from services.api.service import ApiService, ApiTiming
-from shared.credentials.authorization import (
-    AnonymousAuthenticator,
-    Authenticator,
-    TokenAuthenticator,
-)
-from shared.credentials.tokens import load_access_tokens
+from shared.credentials.authorization import AnonymousAuthenticator, Authenticator, load_tokens
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
@@ -131,7 +126,7 @@ async def running_api(
         if tokens:
             file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "tokens"
             file.write_text(tokens)
-            authenticator = TokenAuthenticator(load_access_tokens(file))
+            authenticator = load_tokens(file)
         enter = stack.enter_async_context
         if servers is None:
             valkey = stack.enter_context(valkey_server())

@@ -10,6 +10,7 @@ from services.auth.auth_callout import NODE_NAME_KEY
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
+from shared.runtime import health
 from tests.support.simcluster.installed import namespace_of
 
 AUDIENCE = "leasehold-nats"
@@ -66,16 +67,10 @@ class AuthCluster:
         app.router.add_get(path, self._read)
         app.router.add_patch(path, self._patch)
         app.router.add_post("/apis/authentication.k8s.io/v1/tokenreviews", self._review)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with health.served(app, "127.0.0.1:0") as address:
+            self.url = f"http://{address}"
             async with KubernetesClient(ClusterCredentials(server=self.url)) as kube:
                 yield kube
-        finally:
-            await runner.cleanup()
 
     async def _read(self, request: web.Request) -> web.Response:
         key = self._key(request)

@@ -4,11 +4,11 @@ import base64
 import contextlib
 import subprocess
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import nats
+from nats.aio.client import Client
 
 from services.auth.__main__ import token_reviewer
 from services.auth.auth_callout import ServiceNamespaces
@@ -23,10 +23,9 @@ from shared.credentials.tls import TlsFiles
 from shared.kubernetes.client import KubernetesClient
 from shared.model.clock import SystemClock
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
-from shared.nats import subjects
 from shared.nats.bus import Bus
 from tests.support.auth.cluster import AUDIENCE, AuthCluster
-from tests.support.servers.nats import flush, free_port, nats_binary
+from tests.support.servers.nats import flush, free_port, nats_binary, plain_client
 
 NAMESPACES = ServiceNamespaces(system=SYSTEM_NAMESPACE, agents=AGENTS_NAMESPACE)
 
@@ -109,28 +108,16 @@ class AuthWorld:
         path.write_text(token)
         return ClientCredentials(token_file=path, user=user, tls=self.trusting)
 
-    @contextlib.asynccontextmanager
-    async def raw(self, token: str, user: str) -> AsyncIterator[tuple[Any, list[str]]]:
+    def raw(self, token: str, user: str) -> AbstractAsyncContextManager[tuple[Client, list[str]]]:
         """Open a plain connection; yield it and the errors that the server sends."""
-        errors: list[str] = []
-
-        async def append_error(error: Exception) -> None:
-            errors.append(str(error).lower())
-
-        client = await nats.connect(
+        return plain_client(
             self.url,
-            user=user,
-            password=token,
+            user,
+            token,
             tls=self.trusting.context(),
-            error_cb=append_error,
-            inbox_prefix=subjects.inbox_of(user),
             allow_reconnect=False,
             connect_timeout=20,  # a review passes through two servers; a busy machine takes seconds
         )
-        try:
-            yield client, errors
-        finally:
-            await client.close()
 
     @contextlib.asynccontextmanager
     async def authorizing(self) -> AsyncIterator[Bus]:

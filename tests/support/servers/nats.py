@@ -10,9 +10,12 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import nats
 from nats.aio.client import Client
 
+from shared.nats import subjects
 from tests.support.waiting import until
 
 
@@ -40,6 +43,26 @@ async def flush(client: Client) -> None:
         await client.flush(timeout=30)
 
 
+@contextlib.asynccontextmanager
+async def plain_client(
+    url: str, user: str, secret: str, **options: Any
+) -> AsyncIterator[tuple[Client, list[str]]]:
+    """Connect a client of NATS' own; yield it and the errors that the server sends."""
+    errors: list[str] = []
+
+    async def note(error: Exception) -> None:
+        errors.append(str(error).lower())
+
+    inbox = subjects.inbox_of(user)
+    client = await nats.connect(
+        url, user=user, password=secret, error_cb=note, inbox_prefix=inbox, **options
+    )
+    try:
+        yield client, errors
+    finally:
+        await client.close()
+
+
 class NatsServer:
     """Start, stop, kill and start again on the same port."""
 
@@ -54,7 +77,9 @@ class NatsServer:
     def url(self) -> str:
         return f"nats://127.0.0.1:{self.port}"
 
-    async def start(self) -> None:
+    def launch(self) -> None:
+        """Start without waiting until it answers."""
+        self.kill()
         config = self.folder / "nats.conf"
         config.write_text(f"listen: 127.0.0.1:{self.port}\n{self._cover()}{self.more}")
         self.process = subprocess.Popen(
@@ -62,6 +87,9 @@ class NatsServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+
+    async def start(self) -> None:
+        self.launch()
         await until(self._answers)
 
     def _cover(self) -> str:

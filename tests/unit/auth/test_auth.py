@@ -16,7 +16,6 @@ from services.auth.auth_callout import (
     NODE_NAME_KEY,
     AuthorizationRefusedError,
     AuthorizationRequest,
-    ReviewedToken,
     ServiceNamespaces,
     encode_grant,
     parse_request,
@@ -25,8 +24,8 @@ from services.auth.auth_callout import (
 )
 from services.auth.nats_users import NatsUser, all_users, operator_user
 from services.auth.nkeys import ACCOUNT, SERVER, TokenIssuer, decode_key, encode_key, verify_claims
-from services.topology import SERVICES, roles
 from shared.credentials import certificates
+from shared.kubernetes.tokens import TokenUser
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
 
@@ -182,7 +181,7 @@ def test_a_malformed_authorization_request_is_refused(text: str) -> None:
 )
 def test_only_accounts_of_services_in_their_own_namespace_are_authorized(user: str) -> None:
     with pytest.raises(AuthorizationRefusedError):
-        user_of_token(ReviewedToken(user=user, extra={}), NAMESPACES, SERVICES, roles())
+        user_of_token(TokenUser(username=user, extra={}), NAMESPACES)
 
 
 @pytest.mark.parametrize("nodes", [[], [""], ["a", "b"]], ids=str)
@@ -190,19 +189,14 @@ def test_an_agent_whose_token_does_not_name_one_node_is_not_authorized(nodes: li
     user = "system:serviceaccount:leasehold-agents:node-agent"
 
     with pytest.raises(AuthorizationRefusedError, match="does not name its node"):
-        user_of_token(
-            ReviewedToken(user=user, extra={NODE_NAME_KEY: nodes}),
-            NAMESPACES,
-            SERVICES,
-            roles(),
-        )
+        user_of_token(TokenUser(username=user, extra={NODE_NAME_KEY: tuple(nodes)}), NAMESPACES)
 
 
 def test_an_agents_permissions_are_those_of_its_node_as_declared() -> None:
     user = "system:serviceaccount:leasehold-agents:node-agent"
-    reviewed = ReviewedToken(user=user, extra={NODE_NAME_KEY: ["gpu.example"]})
+    reviewed = TokenUser(username=user, extra={NODE_NAME_KEY: ("gpu.example",)})
 
-    found = user_of_token(reviewed, NAMESPACES, SERVICES, roles())
+    found = user_of_token(reviewed, NAMESPACES)
 
     declared = {one.name: one for one in all_users([NodeName("gpu.example")])}
     assert found == declared["node-agent.gpu.example"]
@@ -211,11 +205,11 @@ def test_an_agents_permissions_are_those_of_its_node_as_declared() -> None:
 def user_of(account: str, named: str, *, combined_scheduler: bool) -> NatsUser:
     """The user of a connection with the token of an account whose client names a user."""
     namespace = "leasehold-agents" if account == "node-agent" else "leasehold-system"
-    reviewed = ReviewedToken(
-        user=f"system:serviceaccount:{namespace}:{account}", extra={NODE_NAME_KEY: ["node-a"]}
+    reviewed = TokenUser(
+        username=f"system:serviceaccount:{namespace}:{account}", extra={NODE_NAME_KEY: ("node-a",)}
     )
-    user = user_of_token(reviewed, NAMESPACES, SERVICES, roles())
-    return user_of_client(user, named, SERVICES, roles(), combined_scheduler=combined_scheduler)
+    user = user_of_token(reviewed, NAMESPACES)
+    return user_of_client(user, named, combined_scheduler=combined_scheduler)
 
 
 USERS = {user.name: user for user in all_users([NodeName("node-a")])}
