@@ -24,8 +24,7 @@ from shared.kubernetes.errors import (
     NotFoundError,
     OverloadedError,
     UnreachableError,
-    error_for,
-    parse_error_response,
+    parse_error,
 )
 from shared.kubernetes.kubeconfig import (
     NO_KUBECONFIG,
@@ -342,4 +341,4 @@ def _reason_in(content: bytes) -> str:
 
 
 def _kubernetes_error(method: str, path: str, status: int, content: bytes) -> KubernetesError:
-    return error_for(parse_error_response(method, path.partition("?")[0], status, content))
+    return parse_error(method, path.partition("?")[0], status, content)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from shared.dialects.vocabulary import unknown_gpus
 from shared.kubernetes.types import ApiPod
 from shared.model.names import Namespace, PodUid
-from shared.pods.rejections import rejection_of
+from shared.pods.observed_pod import rejection_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

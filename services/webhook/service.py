@@ -6,8 +6,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 from opentelemetry.trace import SpanKind
 
@@ -92,7 +91,7 @@ QUOTAS_S = 10.0
 ALLOWED = AdmissionDecision(allowed=True)
 
 Sleep = Callable[[float], Awaitable[None]]
-ReviewPod = Callable[[ReviewRequest], AdmissionDecision]
+Review = Callable[[], AdmissionDecision]
 ReadDefaultClass = Callable[[], Awaitable[str]]
 """Returns the priority class of pods that do not set one, or an empty text if there is none."""
 ReadQuotas = Callable[[], Awaitable[Mapping[Namespace, Quota]]]
@@ -101,33 +100,23 @@ LeaseClaim = Callable[[ClaimLeaseRequest], Awaitable[ClaimLeaseReply]]
 
 
 @publishes(ClaimLeaseRequest)
+@dataclass(eq=False, kw_only=True)
 class Webhook:
     """Stores only the latest reports of budgets and devices: any number of replicas may run."""
 
-    def __init__(
-        self,
-        policy: AdmissionPolicy,
-        default_priority_class: ReadDefaultClass,
-        lease_claim: LeaseClaim,
-        read_quotas: ReadQuotas,
-        *,
-        rotate_certificate: Callable[[Sleep], Awaitable[None]],
-        clock: Clock,
-        tracing: Tracing,
-    ) -> None:
-        self.policy = policy
-        self.default_priority_class = default_priority_class
-        self.lease_claim = lease_claim
-        self.read_quotas = read_quotas
-        self.rotate_certificate = rotate_certificate
-        self.clock = clock
-        self.tracing = tracing
-        self.budgets: dict[Namespace, tuple[BudgetChanged, float]] = {}
-        """The last report of each, and its arrival on the monotonic clock: host clocks differ."""
-        self.largest = LargestDevice()
-        self.default_class = ""
-        self.quotas: Mapping[Namespace, Quota] = {}
-        self.turns = FairTurns()
+    policy: AdmissionPolicy
+    default_priority_class: ReadDefaultClass
+    lease_claim: LeaseClaim
+    read_quotas: ReadQuotas
+    rotate_certificate: Callable[[Sleep], Awaitable[None]]
+    clock: Clock
+    tracing: Tracing
+    budgets: dict[Namespace, tuple[BudgetChanged, float]] = field(default_factory=dict)
+    """The last report of each, and its arrival on the monotonic clock: host clocks differ."""
+    largest: LargestDevice = field(default_factory=LargestDevice)
+    default_class: str = ""
+    quotas: Mapping[Namespace, Quota] = field(default_factory=dict)
+    turns: FairTurns = field(default_factory=FairTurns)
 
     @handles
     async def note_budgets(self, events: Sequence[BudgetChanged]) -> None:
@@ -184,15 +173,10 @@ class Webhook:
         quota = self.quotas.get(namespace) or self.quotas.get(ALL_NAMESPACES)
         policy = replace(self.policy, claims=claims, quota=quota)
         decision: AdmissionDecision | None = ALLOWED
+        review = self._review_of(request, policy, all_pods=all_pods, exempt=exempt)
         try:
-            if request.is_new_pod and all_pods:
-                decision = await self._in_turn(request, deadline, self._place_without_gpu)
-            elif request.is_new_pod:
-                review = partial(self._review_pod, policy=policy, exempt=exempt)
-                decision = await self._in_turn(request, deadline, review)
-            elif request.is_changed_pod:
-                review = partial(self._review_change, policy=policy)
-                decision = await self._in_turn(request, deadline, review)
+            if review is not None:
+                decision = await self._in_turn(namespace, deadline, review)
             elif request.is_claim_status:
                 decision = await self._review_claim(request)
         except RequestError as error:
@@ -204,27 +188,33 @@ class Webhook:
             return late_response(request.uid, all_pods=all_pods)
         return encode_response(request.uid, decision)
 
+    def _review_of(
+        self, request: ReviewRequest, policy: AdmissionPolicy, *, all_pods: bool, exempt: bool
+    ) -> Review | None:
+        """Return how to review a new or changed pod, or None for anything else."""
+        if request.is_changed_pod:
+            return lambda: self._review_change(request, policy)
+        if not request.is_new_pod:
+            return None
+        if all_pods:
+            return lambda: decide_without_gpu(_pod_of(request), policy)
+        return lambda: self._review_pod(request, policy, exempt=exempt)
+
     async def _in_turn(
-        self, request: ReviewRequest, deadline: float | None, review: ReviewPod
+        self, namespace: Namespace, deadline: float | None, review: Review
     ) -> AdmissionDecision | None:
-        """Review a pod when it is its namespace's turn; None: that did not come in time."""
+        """Review a pod when it is its namespace's turn, or return None if that is too late."""
         async with AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout_at(deadline):
-                    turn = self.turns.turn(request.namespace or "default")
-                    await stack.enter_async_context(turn)
+                    await stack.enter_async_context(self.turns.turn(namespace))
             except TimeoutError:
                 return None
-            return review(request)
-
-    def _place_without_gpu(self, request: ReviewRequest) -> AdmissionDecision:
-        pod = decode_view(request.raw_object, request.namespace)
-        return decide_without_gpu(pod, self.policy)
+            return review()
 
     def _review_change(self, request: ReviewRequest, policy: AdmissionPolicy) -> AdmissionDecision:
-        pod = decode_view(request.raw_object, request.namespace)
         old = decode_view(request.raw_old_object, request.namespace)
-        return decide_update(pod, old, policy)
+        return decide_update(_pod_of(request), old, policy)
 
     async def _review_claim(self, request: ReviewRequest) -> AdmissionDecision:
         """Answer a new allocation, if a binder leases or refuses it in time."""
@@ -255,7 +245,7 @@ class Webhook:
         A pod has no UID yet, and thus no trace: a watcher records the review's span.
         """
         started_ns = time.time_ns()
-        pod = decode_view(request.raw_object, request.namespace)
+        pod = _pod_of(request)
         decision = self._decide(pod, policy, exempt=exempt)
         if request.dry_run or (decision.allowed and not decision.requests_gpu):
             return decision
@@ -287,6 +277,10 @@ class Webhook:
     def _budget(self, namespace: Namespace) -> BudgetChanged | None:
         budget, received_at = self.budgets.get(namespace, (None, 0.0))
         return budget if self.clock.ticks() - received_at <= STALE_S else None
+
+
+def _pod_of(request: ReviewRequest) -> PodView:
+    return decode_view(request.raw_object, request.namespace)
 
 
 def _apply_budget(

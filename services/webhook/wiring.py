@@ -11,6 +11,7 @@ import msgspec
 from services.webhook.metrics import CERTIFICATE_EXPIRATION
 from services.webhook.registration import (
     NAME,
+    Manifest,
     configuration,
     registered_url,
     webhook_paths,
@@ -65,9 +66,6 @@ class RegistrationWriter:
             name: ClientConfig(ca_bundle=bundle, url=self.url and f"{self.url}{path}")
             for name, path in webhook_paths().items()
         }
-        fields: dict[str, dict[str, str]] = {
-            name: msgspec.to_builtins(config) for name, config in wanted.items()
-        }
         path = f"{CONFIGURATIONS}/{NAME}"
         try:
             found = await self.client.read(path, WebhookConfiguration)
@@ -76,16 +74,19 @@ class RegistrationWriter:
                 raise UnavailableError(
                     f"there is no MutatingWebhookConfiguration {NAME}: apply k8s/base/webhook.yaml"
                 ) from error
-            await self.client.create(CONFIGURATIONS, configuration(fields))
+            await self.client.create(CONFIGURATIONS, _with_clients(wanted))
             return
-        operations = [
-            operation
-            for number, webhook in enumerate(found.webhooks)
-            if webhook.name in wanted and webhook.client_config != wanted[webhook.name]
-            for operation in self._changes(f"/webhooks/{number}/clientConfig", fields[webhook.name])
+        changed = [
+            number
+            for number, hook in enumerate(found.webhooks)
+            if hook.client_config != wanted.get(hook.name, hook.client_config)
         ]
-        if self.url and not self._is_current:
-            hooks = configuration(fields)["webhooks"]
+        operations: list[dict[str, object]] = [
+            {"op": "add", "path": f"/webhooks/{number}/clientConfig/caBundle", "value": bundle}
+            for number in changed
+        ]
+        if self.url and (changed or not self._is_current):
+            hooks = _with_clients(wanted)["webhooks"]
             operations = [{"op": "add", "path": "/webhooks", "value": hooks}]
         if operations:
             version = found.metadata.resource_version
@@ -96,14 +97,9 @@ class RegistrationWriter:
                 raise UnavailableError(f"{path} was changed in the meantime") from error
         self._is_current = True
 
-    def _changes(self, path: str, fields: dict[str, str]) -> list[dict[str, object]]:
-        """Return the patch of a `clientConfig`: with a URL all of it, as it may have a Service."""
-        if self.url:
-            return [{"op": "add", "path": path, "value": fields}]
-        return [
-            {"op": "add", "path": f"{path}/{name}", "value": value}
-            for name, value in fields.items()
-        ]
+
+def _with_clients(clients: Mapping[str, ClientConfig]) -> Manifest:
+    return configuration({name: msgspec.to_builtins(each) for name, each in clients.items()})
 
 
 PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
@@ -159,10 +155,10 @@ async def serve_webhook(settings: WebhookSettings) -> None:
         tracing = open_tracing("webhook", settings)
         CERTIFICATE_EXPIRATION.set_function(lambda: certificate.expires_at)
         webhook = Webhook(
-            policy,
-            partial(default_priority_class, client),
-            partial(lease_claim, bus),
-            partial(read_quotas, client, file=quotas),
+            policy=policy,
+            default_priority_class=partial(default_priority_class, client),
+            lease_claim=partial(lease_claim, bus),
+            read_quotas=partial(read_quotas, client, file=quotas),
             rotate_certificate=certificate.run,
             clock=SystemClock(),
             tracing=tracing,

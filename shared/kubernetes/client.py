@@ -26,8 +26,7 @@ from yarl import URL
 from shared.kubernetes.errors import (
     UnexpectedResponseError,
     UnreachableError,
-    error_for,
-    parse_error_response,
+    parse_error,
 )
 from shared.kubernetes.kubeconfig import (
     ClusterCredentials,
@@ -425,7 +424,7 @@ class KubernetesClient:
             if await self._authentication.headers_after_refusal() == token:
                 break
         after = response.headers.get("Retry-After")
-        raise error_for(parse_error_response(method, shown, response.status, answer, after))
+        raise parse_error(method, shown, response.status, answer, after)
 
 
 @contextmanager

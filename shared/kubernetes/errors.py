@@ -139,45 +139,40 @@ BY_CODE: Mapping[int, type[KubernetesError]] = {
 }
 
 
-def parse_error_response(
+def parse_error(
     method: str, path: str, code: int, body: bytes, retry_after: str | None = None
-) -> ErrorResponse:
-    """Parse the body of an error response: a Status of the API server, or text of a proxy."""
+) -> KubernetesError:
+    """Return the error of a response: of a Status of the API server, or of text of a proxy."""
     try:
         status = msgspec.json.decode(body, type=Status)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         status = Status()
-    if not status.message:
-        text = body[:300].decode(errors="replace").strip()
-        status = msgspec.structs.replace(status, message=text or "no message")
+    text = status.message or body[:300].decode(errors="replace").strip() or "no message"
+    status = msgspec.structs.replace(status, message=text, code=code)
     after_s = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
-    return error_response_of(method, path, status, code=code, retry_after_s=after_s)
+    return error_of(method, path, status, retry_after_s=after_s)
 
 
-def error_response_of(
-    method: str, path: str, status: Status, *, code: int, retry_after_s: float | None = None
-) -> ErrorResponse:
-    """Combine a Status and its request; a Retry-After header has precedence over the Status."""
+def error_of(
+    method: str, path: str, status: Status, *, retry_after_s: float | None = None
+) -> KubernetesError:
+    """Return the error of a Status; a Retry-After header has precedence over the Status.
+
+    A version from the future (the API server's store was restored or emptied) counts as expired:
+    in both cases the client must list again.
+    """
     details = status.details or StatusDetails()
     if retry_after_s is None and details.retry_after_seconds > 0:
         retry_after_s = details.retry_after_seconds
-    return ErrorResponse(
+    response = ErrorResponse(
         method=method,
         path=path,
-        code=code,
+        code=status.code,
         reason=status.reason,
         message=status.message.rstrip("."),
         causes=frozenset(cause.reason for cause in details.causes),
         retry_after_s=retry_after_s,
     )
-
-
-def error_for(response: ErrorResponse) -> KubernetesError:
-    """Return the error class for a response.
-
-    A version from the future (the API server's store was restored or emptied) counts as expired:
-    in both cases the client must list again.
-    """
     if RESOURCE_VERSION_TOO_LARGE in response.causes:
         return ExpiredError(response)
     if response.code == 429 and DISRUPTION_BUDGET in response.causes:

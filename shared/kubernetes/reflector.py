@@ -23,9 +23,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import (
     ExpiredError,
     KubernetesError,
-    Status,
-    error_for,
-    error_response_of,
+    error_of,
     is_throttled,
 )
 from shared.kubernetes.known_objects import Change, KnownObjects, is_older
@@ -275,7 +273,7 @@ class Reflector(Generic[R]):
             if event.kind == "DELETED":
                 return self._known.remove(event.item)
             return self._known.skip(event.item)
-        raise self._ended_by(event)
+        raise error_of("GET", self._path, event)
 
     def _take_item(self, encoded: msgspec.Raw) -> tuple[Change[R], ...]:
         item = self._reader.read_item(encoded)
@@ -284,9 +282,6 @@ class Reflector(Generic[R]):
             self._known.list_undecodable(item.item)
             return ()
         return self._known.list_item(item)
-
-    def _ended_by(self, status: Status) -> KubernetesError:
-        return error_for(error_response_of("GET", self._path, status, code=status.code))
 
     def _report(self, found: Undecodable) -> None:
         logger.error(

@@ -42,11 +42,10 @@ from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
 from shared.model.quantity import check_amount, parse_resources, peak
 from shared.model.request import NodeRequirements, NodeTerm, PodRequest, Toleration
 from shared.placing.pod_fields import handed_over
-from shared.pods.observed_pod import ObservedPod
+from shared.pods.observed_pod import ObservedPod, rejection_of
 from shared.pods.pod_anti_affinity import PodAntiAffinity, parse_anti_affinity
 from shared.pods.pod_policy import Check, PolicySubject, device_mounts, violations
 from shared.pods.pod_view import SIDECAR, PodView, runs_on, view_of
-from shared.pods.rejections import rejection_of
 from shared.pods.run_term import parse_term
 
 TEMPLATES, TEMPLATES_BYTES = 4096, 16 * 1024 * 1024

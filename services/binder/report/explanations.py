@@ -31,7 +31,7 @@ from shared.model.ledger import Reservation, UnreadableRecord
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.preemption import Victim
 from shared.model.quantity import timestamp
-from shared.pods.rejections import AGENT_REFUSES, advice, causes
+from shared.pods.observed_pod import AGENT_REFUSES, advice, causes
 
 COMPONENT = "leasehold"
 FAILED = "FailedScheduling"

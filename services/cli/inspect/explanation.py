@@ -22,7 +22,7 @@ from shared.model.views import (
     View,
     WaitingDetails,
 )
-from shared.pods.rejections import advice, causes
+from shared.pods.observed_pod import advice, causes
 
 NAMED_PODS = 8
 """Pods of a gang that are listed by name."""

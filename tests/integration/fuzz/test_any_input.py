@@ -170,10 +170,10 @@ async def no_quotas() -> Mapping[Namespace, Quota]:
 
 def webhook() -> Webhook:
     return Webhook(
-        AdmissionPolicy(),
-        no_class,
-        FakeClaimBinders().lease,
-        no_quotas,
+        policy=AdmissionPolicy(),
+        default_priority_class=no_class,
+        lease_claim=FakeClaimBinders().lease,
+        read_quotas=no_quotas,
         rotate_certificate=lambda _: None,  # type: ignore[arg-type,return-value]
         clock=FakeClock(),
         tracing=Tracing("webhook", None),

@@ -20,7 +20,17 @@ from shared.credentials.certificate_stores import (
     make,
 )
 from shared.model.errors import UnavailableError
-from tests.support.webhook.replica import NAMES, NOW, VGPU, Time, cluster, created, pod, replica
+from tests.support.webhook.replica import (
+    NAMES,
+    NOW,
+    VGPU,
+    Time,
+    cluster,
+    create_namespace,
+    created,
+    pod,
+    replica,
+)
 
 
 async def test_gpusharing_36_no_admission_fails_while_the_certificate_is_replaced(
@@ -58,8 +68,7 @@ async def test_a_second_replica_takes_over_the_certificate_and_both_are_trusted(
     tmp_path: Path,
 ) -> None:
     async with cluster() as (_, kube, client):
-        async with client.post("/api/v1/namespaces", json={"metadata": {"name": "lh"}}) as made:
-            assert made.status == 201
+        await create_namespace(client, "lh")
         time = Time()
         registration = RegistrationWriter(kube, url="https://127.0.0.1:1/mutate")
         first, second = (
@@ -126,8 +135,7 @@ async def trusted_by(client: aiohttp.ClientSession) -> bytes:
 
 async def test_two_replicas_that_start_at_once_agree_on_one_certificate() -> None:
     async with cluster() as (_, kube, client):
-        async with client.post("/api/v1/namespaces", json={"metadata": {"name": "lh"}}) as made:
-            assert made.status == 201
+        await create_namespace(client, "lh")
         stores = [SecretStore(kube, "lh", "webhook") for _ in range(2)]
         assert [await store.load() for store in stores] == [None, None]
         bundles = [make(NAMES, NOW) for _ in stores]

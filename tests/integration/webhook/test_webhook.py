@@ -11,7 +11,16 @@ from shared.model.events.pod_events import BudgetChanged
 from shared.model.names import BUDGET_GATE, Namespace
 from shared.model.quota import ALL_NAMESPACES, Quota
 from tests.support.simcluster.custom_kinds import older_definition
-from tests.support.webhook.replica import NOW, PODS, VGPU, cluster, created, pod, replica
+from tests.support.webhook.replica import (
+    NOW,
+    PODS,
+    VGPU,
+    cluster,
+    create_namespace,
+    created,
+    pod,
+    replica,
+)
 
 
 async def test_the_default_priority_class_counts_as_none(tmp_path: Path) -> None:
@@ -57,7 +66,7 @@ def report(new_pods: str, state: str = "exhausted") -> BudgetChanged:
     )
 
 
-async def test_an_exhausted_budget_that_queues_gives_new_gpu_pods_a_scheduling_gate(
+async def test_an_exhausted_budget_gates_or_denies_new_gpu_pods(
     tmp_path: Path,
 ) -> None:
     own = [{"name": "example.com/own"}]
@@ -73,6 +82,9 @@ async def test_an_exhausted_budget_that_queues_gives_new_gpu_pods_a_scheduling_g
                 "foreign": pod("foreign", VGPU, schedulerName="another"),
             }.items()
         }
+        await one.webhook.note_budgets([report("deny")])
+        denied, denial = await created(client, pod("denied", VGPU))
+        allowed, _ = await created(client, pod("without"))
         await one.webhook.note_budgets([report("admit")])
         made["later"] = (await created(client, pod("later", VGPU)))[1]["spec"].get(
             "schedulingGates"
@@ -87,6 +99,8 @@ async def test_an_exhausted_budget_that_queues_gives_new_gpu_pods_a_scheduling_g
         "foreign": None,
         "later": None,
     }
+    assert (denied, allowed) == (403, 201)
+    assert "the GPU budget of namespace" in denial["message"]
 
 
 async def test_new_gpu_pods_run_no_longer_than_their_namespaces_quota_allows(
@@ -125,31 +139,18 @@ async def test_new_gpu_pods_run_no_longer_than_their_namespaces_quota_allows(
     assert "the GPUQuota of namespace default allows 2h at most" in denial["message"]
 
 
-async def test_an_exhausted_budget_denies_new_gpu_pods_where_so_configured(tmp_path: Path) -> None:
-    async with cluster() as (api, kube, client), replica(api, kube, tmp_path) as one:
-        await one.webhook.note_budgets([report("deny")])
-        denied, denial = await created(client, pod("one", VGPU))
-        plain, _ = await created(client, pod("plain"))
-        await one.webhook.note_budgets([report("admit")])
-        admitted, _ = await created(client, pod("two", VGPU))
-
-    assert (denied, plain, admitted) == (403, 201, 201)
-    assert "the GPU budget of namespace" in denial["message"]
-
-
 async def test_pods_without_a_request_are_admitted_and_see_no_device(
     tmp_path: Path,
 ) -> None:
     cuda = {"name": "main", "image": "nvidia/cuda:12.4.1-base"}
     everywhere = {"name": "main", "image": "app", "env": [{"name": VISIBLE, "value": "all"}]}
     naming_mount = {"name": "v", "mountPath": "/var/run/nvidia-container-devices/all"}
-    driver = {"metadata": {"name": "drivers", "labels": {"leasehold.dev/sees-devices": "true"}}}
 
     def named(name: str, container: dict[str, Any]) -> dict[str, Any]:
         return {"metadata": {"name": name}, "spec": {"containers": [container]}}
 
     async with cluster() as (api, kube, client):
-        await client.post("/api/v1/namespaces", json=driver)
+        await create_namespace(client, "drivers", sees_devices="true")
         async with replica(api, kube, tmp_path):
             made = {
                 "image": await created(client, named("image", cuda)),
@@ -159,10 +160,8 @@ async def test_pods_without_a_request_are_admitted_and_see_no_device(
             spec: dict[str, Any] = {"volumes": [{"name": "v", "hostPath": {"path": "/dev/null"}}]}
             spec["containers"] = [{"name": "c", "image": "app", "volumeMounts": [naming_mount]}]
             naming = await created(client, {"metadata": {"name": "naming"}, "spec": spec})
-            path = "/api/v1/namespaces/{}/pods"
             for where in ("drivers", "kube-system"):
-                async with client.post(path.format(where), json=named("open", cuda)) as answer:
-                    made[where] = answer.status, await answer.json()
+                made[where] = await created(client, named("open", cuda), where)
         away = await created(client, named("away", cuda))
         denied = await created(client, pod("gpu", VGPU))
 
@@ -221,16 +220,12 @@ async def test_images_and_ephemeral_containers_are_reviewed_after_admission(tmp_
 
 
 async def test_administrators_exempt_a_namespace_by_its_label(tmp_path: Path) -> None:
-    labels = {"leasehold.dev/sees-devices": "true"}
-    profiling = {"metadata": {"name": "profiling", "labels": labels}}
     traced = pod("traced", VGPU, hostPID=True)
     async with cluster() as (api, kube, client):
-        await client.post("/api/v1/namespaces", json=profiling)
+        await create_namespace(client, "profiling", sees_devices="true")
         async with replica(api, kube, tmp_path):
             denied, _ = await created(client, traced)
-            path = "/api/v1/namespaces/profiling/pods"
-            async with client.post(path, json=traced) as response:
-                status, shown = response.status, await response.json()
+            status, shown = await created(client, traced, "profiling")
 
     assert (denied, status) == (403, 201)
     assert shown["spec"]["schedulerName"] == "leasehold"
@@ -240,7 +235,6 @@ async def test_administrators_exempt_a_namespace_by_its_label(tmp_path: Path) ->
 async def test_pods_without_gpus_are_placed_too_where_the_namespace_says_so(
     tmp_path: Path,
 ) -> None:
-    batch = {"metadata": {"name": "batch", "labels": {"leasehold.dev/all-pods": "true"}}}
     port = {"name": "c", "image": "app", "ports": [{"containerPort": 80, "hostPort": 80}]}
     bodies = {
         "plain": pod("plain"),
@@ -250,15 +244,14 @@ async def test_pods_without_gpus_are_placed_too_where_the_namespace_says_so(
     }
 
     async with cluster() as (api, kube, client):
-        await client.post("/api/v1/namespaces", json=batch)
+        await create_namespace(client, "batch", all_pods="true")
         async with replica(api, kube, tmp_path):
             _, elsewhere = await created(client, pod("elsewhere"))
-            found = {}
-            for name, body in bodies.items():
-                async with client.post("/api/v1/namespaces/batch/pods", json=body) as response:
-                    found[name] = (await response.json())["spec"]["schedulerName"]
-        async with client.post("/api/v1/namespaces/batch/pods", json=pod("later")) as response:
-            unreviewed = response.status
+            found = {
+                name: (await created(client, body, "batch"))[1]["spec"]["schedulerName"]
+                for name, body in bodies.items()
+            }
+        unreviewed, _ = await created(client, pod("later"), "batch")
 
     assert elsewhere["spec"]["schedulerName"] == "default-scheduler"
     assert found == {

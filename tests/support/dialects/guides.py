@@ -51,23 +51,7 @@ spec:
         limits:
           volcano.sh/gpu-memory: 1024 # requesting 1024MB GPU memory
 """
-VOLCANO_GPU_POD_2 = """
-apiVersion: v1
-kind: Pod
-metadata:
-  name: gpu-pod2
-spec:
-  schedulerName: volcano
-  containers:
-    - name: cuda-container
-      image: nvidia/cuda:9.0-devel
-      command: ["sleep"]
-      args: ["100000"]
-      resources:
-        limits:
-          volcano.sh/gpu-memory: 1024 # requesting 1024MB GPU memory
-"""
-
+VOLCANO_GPU_POD_2 = VOLCANO_GPU_POD_1.replace("gpu-pod1", "gpu-pod2")
 VOLCANO_VGPU_POD = """
 apiVersion: v1
 kind: Pod
@@ -117,21 +101,7 @@ spec:
         volcano.sh/vgpu-cores: 50    # (optional)each vGPU uses 50%
         volcano.sh/vgpu-memory: 3000 # (optional)each vGPU uses 3G GPU memory
 """
-VOLCANO_MIG_CONF = """
-kind: ConfigMap
-apiVersion: v1
-metadata:
-  name: volcano-scheduler-configmap
-  namespace: volcano-system
-data:
-  volcano-scheduler.conf: |
-    actions: "enqueue, allocate, backfill"
-    tiers:
-    - plugins:
-      - name: predicates
-      - name: deviceshare
-        arguments:
-          deviceshare.VGPUEnable: true
+VOLCANO_MIG_CONF = f"""{VOLCANO_HAMI_CONF}\
           deviceshare.KnowGeometriesCMName: volcano-vgpu-device-config
           deviceshare.KnowGeometriesCMNamespace: kube-system
           deviceshare.SchedulePolicy: binpack

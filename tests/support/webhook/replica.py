@@ -75,10 +75,10 @@ async def replica(
     )
     binders = FakeClaimBinders()
     webhook = Webhook(
-        AdmissionPolicy(**policy),
-        partial(default_priority_class, kube),
-        binders.lease,
-        partial(read_quotas, kube, file={}),
+        policy=AdmissionPolicy(**policy),
+        default_priority_class=partial(default_priority_class, kube),
+        lease_claim=binders.lease,
+        read_quotas=partial(read_quotas, kube, file={}),
         rotate_certificate=certificate.run,
         clock=SystemClock(),
         tracing=tracing or Tracing("webhook", None),
@@ -114,6 +114,15 @@ def pod(name: str = "pod", limits: dict[str, str] | None = None, **spec: Any) ->
 VGPU = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "3000"}
 
 
-async def created(client: aiohttp.ClientSession, obj: dict[str, Any]) -> tuple[int, Any]:
-    async with client.post(PODS, json=obj) as response:
+async def created(
+    client: aiohttp.ClientSession, obj: dict[str, Any], namespace: str = "default"
+) -> tuple[int, Any]:
+    async with client.post(f"/api/v1/namespaces/{namespace}/pods", json=obj) as response:
         return response.status, await response.json()
+
+
+async def create_namespace(client: aiohttp.ClientSession, name: str, **labels: str) -> None:
+    labelled = {f"leasehold.dev/{key.replace('_', '-')}": text for key, text in labels.items()}
+    body = {"metadata": {"name": name, "labels": labelled}}
+    async with client.post("/api/v1/namespaces", json=body) as response:
+        assert response.status == 201, await response.text()
