@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from services.placer.metrics import count
 from services.placer.rounds.decisions import CandidateCount, DecisionContext, split_into_units
-from services.placer.rounds.rounds import DecisionWriter, Rounds
+from services.placer.rounds.rounds import Rounds
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
@@ -21,7 +21,6 @@ from shared.model.events.pod_events import (
 )
 from shared.model.ledger import FeedTruncatedError
 from shared.placing.index.node_index import NodeIndex
-from shared.placing.refusal.quota_refusals import QuotaRefusals
 from shared.runtime.ledger_mirror import LedgerMirror
 from shared.runtime.service import emits, handles, loops
 from shared.runtime.telemetry import Tracing
@@ -46,18 +45,17 @@ class Placer:
             self.ledger, self.clock, may_pause=lambda: not candidates.contested
         )
         self.mirror = self.ledger_mirror.mirror
-        self.quotas = QuotaRefusals()
         context = DecisionContext(
-            self.mirror,
-            NodeIndex(self.mirror),
-            self.quotas,
-            self.rng,
-            candidates,
-            self.ledger_mirror.read_now,
-            self.clock.now,
+            NodeIndex(self.mirror), self.rng, self.clock.now, candidates=candidates
         )
-        self.writer = DecisionWriter(self.ledger, self.clock, context, self.ttl_s, self.tracing)
-        self.rounds = Rounds(context, self.writer, self.clock)
+        self.rounds = Rounds(
+            self.ledger,
+            self.clock,
+            context,
+            self.ttl_s,
+            self.tracing,
+            self.ledger_mirror.read_now,
+        )
 
     def unready_reason(self) -> str | None:
         """Return why the placer cannot decide, or None."""
@@ -73,20 +71,18 @@ class Placer:
             raise UnavailableError(unready)
         # A pod to which freed capacity is offered has the capacity number as its requeue number.
         await self.ledger_mirror.reach(max((event.requeue_number for event in events), default=0))
-        self.mirror.drop_counted()
-        self.quotas.clear()
+        self.rounds.begin()
         newest = {event.pod: event for event in events}
-        outcomes: list[PlacementChosen | PlacementRefused] = []
         try:
             for unit in split_into_units(newest.values()):
                 if unit.gang is None:
-                    await self.rounds.place(unit.pods, outcomes)
+                    await self.rounds.place(unit.pods)
                 else:
-                    await self.rounds.place_gang(unit.gang, unit.pods, outcomes)
+                    await self.rounds.place_gang(unit.gang, unit.pods)
         except BaseException:
-            self.writer.forget_published(newest.keys())
+            self.rounds.forget_published(newest.keys())
             raise
-        return outcomes
+        return self.rounds.events
 
     @loops
     async def follow_ledger(self) -> None:

@@ -156,6 +156,13 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     none may."""
 
 
+def with_claim(use: DeviceUse, until: float) -> DeviceUse:
+    """Return the use of a device that is claimed until an instant; 0: it is not claimed."""
+    return structs.replace(
+        use, exclusive=use.exclusive or until > 0, claimed_by=until > 0, claimed_until=int(until)
+    )
+
+
 def without_claim(use: DeviceUse) -> DeviceUse:
     """Return the use of a device that is claimed until some time, as it is without the claim."""
     return structs.replace(use, exclusive=False, claimed_by=False, claimed_until=0)

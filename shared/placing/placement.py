@@ -8,11 +8,11 @@ from typing import Final
 from shared.model.placement import Placement, Refusal
 from shared.model.request import NodeOrder, PodRequest
 from shared.placing.choice.container_choice import DevicePick, build_shares
-from shared.placing.choice.device_choice import DeviceChooser, is_selective
+from shared.placing.choice.device_choice import DeviceChooser, devices_on, is_selective
 from shared.placing.index.node_index import NodeIndex, PlannedKind, RequestPlan
 from shared.placing.index.ranked_nodes import CANDIDATES, BestNodes
 from shared.placing.index.threshold_column import NodeSet
-from shared.placing.mirror.node_mirror import MirroredNode
+from shared.placing.mirror.node_mirror import MirroredNode, unclaimed_copy
 from shared.placing.node_filters import has_no_node_constraints, has_too_little
 from shared.placing.refusal.refusals import cached_refusal, explain_refusal
 
@@ -20,6 +20,7 @@ Rng = Callable[[], float]
 """Returns a random number from 0 to below 1."""
 Fit = tuple[MirroredNode, list[DevicePick]]
 FRAGMENTATION: Final = NodeOrder.FRAGMENTATION
+UNEXPLAINED: Final = Refusal(reason="")
 RANDOM_TRIES: Final = 8
 """Nodes tried in random order, of the best ones, before nodes are tried by rank."""
 RARE: Final = 8
@@ -33,6 +34,7 @@ def place(
     candidates: int = CANDIDATES,
     *,
     contested: bool = False,
+    explained: bool = True,
 ) -> tuple[Placement, ...] | Refusal:
     """Choose a node and its devices, and others should the ledger have no room on the first one.
 
@@ -42,10 +44,10 @@ def place(
     nodes are tried for the preferred mode before any is tried for the other.
 
     While choices are `contested`, a pod that packs gets a node that no other placer has just used,
-    as its only candidate, if there is one.
+    as its only candidate, if there is one. Unless it is to be `explained`, a refusal has no reason.
     """
     if request.node_order is FRAGMENTATION:
-        return place_compared(request, index, rng, candidates)
+        return place_compared(request, index, rng, candidates, explained=explained)
     plan = index.plan(request)
     kinds = plan.kinds
     if not index.mirror.mig_nodes and plan.share_kinds:
@@ -63,7 +65,7 @@ def place(
     fitting, excluded = index.sets.split(request, explained=False)
     plan.refused = not fitting
     if not fitting:
-        return explain_refusal(request, index, excluded)
+        return explain_refusal(request, index, excluded) if explained else UNEXPLAINED
     nodes = _best_nodes(request, index, kinds, fitting, rng)
     return _placements(request, plan, index, nodes, candidates)
 
@@ -144,6 +146,17 @@ def _random_nodes(best: BestNodes, rng: Rng) -> Iterator[MirroredNode]:
             yield best.node(position)
 
 
+def place_before(request: PodRequest, index: NodeIndex, end: float) -> tuple[Placement, ...]:
+    """Place a pod on a node with devices that are claimed for starts after its end; or nowhere."""
+    claimed = index.mirror.claimed.values()
+    nodes = {each.node for each in claimed if each.ledger_use.claimed_until >= end}
+    for node in sorted(nodes, key=lambda node: node.name):
+        picks = devices_on(request, unclaimed_copy(node, end))
+        if picks is not None:
+            return (_placement(node, picks),)
+    return ()
+
+
 def fits_on(
     request: PodRequest, choose: DeviceChooser, index: NodeIndex, nodes: Iterator[MirroredNode]
 ) -> Iterator[Fit]:
@@ -185,7 +198,7 @@ WEIGHED_NODES = 3
 
 
 def place_compared(
-    request: PodRequest, index: NodeIndex, rng: Rng, candidates: int
+    request: PodRequest, index: NodeIndex, rng: Rng, candidates: int, *, explained: bool
 ) -> tuple[Placement, ...] | Refusal:
     """Choose the nodes on which the pod costs later pods the least of what is idle now.
 
@@ -206,7 +219,7 @@ def place_compared(
             return refusal
         fitting, excluded = index.sets.split(request, explained=False)
         if not fitting:
-            return explain_refusal(request, index, excluded)
+            return explain_refusal(request, index, excluded) if explained else UNEXPLAINED
         nodes = next(index.sets.by_preference(request.node_requirements, fitting))
         fits = _compared(request, index, _nodes_of(nodes, request, index, rng))
     return _least_costly(request, index, fits, candidates)

@@ -10,17 +10,21 @@ from typing import NamedTuple
 
 from shared.model.device import without_claim
 from shared.model.lease import Lease, ends_by, expected_end
-from shared.model.ledger import LedgerNode, NodeTotals
+from shared.model.ledger import NodeTotals
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.preemption import EndingLease, StoredStart
 from shared.model.request import PodRequest
-from shared.placing.index.node_index import NodeIndex
-from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import free_resources, has_too_little
 from shared.placing.room import without
 from shared.placing.trial_cluster import TrialCluster
 
+RESERVE_AFTER_S = 60.0
+"""How long a pod without a gang waits before its start is planned."""
+MOST_STARTS = 8
+"""Starts that are planned at once."""
+AGAIN_S, EARLIER_S = 60.0, 60.0
+"""A start is planned again after so long, and changed if it can be so much earlier."""
 FIRST_ENDS = 4
 """So many leases end before the first try; then twice as many each time."""
 
@@ -142,30 +146,6 @@ def plan_start(
     return None if ended is None else search.start_after(ended)
 
 
-def place_before(request: PodRequest, index: NodeIndex, end: float) -> tuple[Placement, ...]:
-    """Place a pod on a node with devices that are claimed for starts after its end; or nowhere."""
-    claimed = index.mirror.claimed.values()
-    nodes = {each.node for each in claimed if each.ledger_use.claimed_until >= end}
-    for node in sorted(nodes, key=lambda node: node.name):
-        shares = TrialCluster([_unclaimed(node, end)]).shares_on(node.name, request)
-        if shares is not None:
-            return (Placement(node=node.name, shares=shares, node_version=node.version),)
-    return ()
-
-
-def _unclaimed(node: MirroredNode, end: float) -> LedgerNode:
-    """Return a node of which no device is claimed for a start after `end`."""
-    free = node.free_resources
-    used = {name: most - free[name] for name, most in node.facts.allocatable.items()}
-    devices = tuple(
-        (each.device, without_claim(each.use()) if use.claimed_until >= end else each.use())
-        for each in node.devices
-        if (use := each.ledger_use)
-    )
-    facts = replace(node.facts, used_by_others={})
-    return LedgerNode(facts=facts, used=used, devices=devices, served=tuple(node.serving))
-
-
 class _Search:
     """A cluster in which the first so many of the leases have ended."""
 
@@ -182,7 +162,9 @@ class _Search:
         leases = (lease for totals in self._nodes.values() for lease in totals.leases)
         ends = [(end, lease) for lease in leases if (end := end_of(lease)) is not None]
         self._ends = sorted(ends, key=lambda each: (each[0].at, each[1].pod))
-        self._cluster = TrialCluster(totals.node for totals in self._nodes.values())
+        self._cluster = TrialCluster(
+            (totals.node for totals in self._nodes.values()), explained=False
+        )
         self._ended = 0
 
     def fewest_ends(self) -> int | None:

@@ -10,16 +10,21 @@ from shared.model.request import PodRequest
 from shared.placing.choice.container_choice import build_shares
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
-from shared.placing.placement import picks_on, place
+from shared.placing.placement import picks_on, place, place_before
+from shared.placing.refusal.refusals import possible_nodes
 
 GOLDEN_RATIO = 0.6180339887
 """Its multiples modulo 1 are spread evenly: they choose among nodes that fit equally well."""
 
 
 class TrialCluster:
-    """Nodes and the pods placed on them so far. The same calls lead to the same placements."""
+    """Nodes and the pods placed on them so far. The same calls lead to the same placements.
 
-    def __init__(self, nodes: Iterable[LedgerNode] = ()) -> None:
+    Unless they are to be `explained`, which takes most of the time, refusals have no reasons.
+    """
+
+    def __init__(self, nodes: Iterable[LedgerNode] = (), *, explained: bool = True) -> None:
+        self._explained = explained
         self._mirror = ClusterMirror()
         self._mirror.reset(nodes)
         self._index = NodeIndex(self._mirror)
@@ -38,13 +43,33 @@ class TrialCluster:
         """Count a pod that arrives among those that the policy fragmentation expects."""
         self._index.fragmentation.workload.learn(request)
 
-    def place(self, pod: PodUid, request: PodRequest) -> Placement | Refusal:
-        """Place a pod and count it as running, or return why it fits nowhere."""
-        found = place(request, self._index, self._choice)
+    def place(
+        self, pod: PodUid, request: PodRequest, ends_by: float | None = None
+    ) -> Placement | Refusal:
+        """Place a pod and count it as running, or return why it fits nowhere.
+
+        One that `ends_by` an instant may use devices that are claimed for starts after that.
+        """
+        found = place(request, self._index, self._choice, explained=self._explained)
+        if isinstance(found, Refusal) and ends_by is not None:
+            found = place_before(request, self._index, ends_by) or found
         if isinstance(found, Refusal):
             return found
         self.reserve(pod, request, found[0])
         return found[0]
+
+    def may_fit(self, request: PodRequest) -> bool:
+        """Return whether a pod would fit if no other ran."""
+        return bool(possible_nodes(request, self._index))
+
+    def place_on(self, name: NodeName, pod: PodUid, request: PodRequest) -> Placement | Refusal:
+        """Place a pod on a node and count it as running, or return why it does not fit there."""
+        shares = self.shares_on(name, request)
+        if shares is None:
+            return Refusal(reason=f"there is no room on node {name}")
+        placement = Placement(node=name, shares=shares)
+        self.reserve(pod, request, placement)
+        return placement
 
     def shares_on(self, name: NodeName, request: PodRequest) -> tuple[Share, ...] | None:
         """Return what a pod would get on a node, or None if it does not fit there."""

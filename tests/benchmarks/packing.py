@@ -26,7 +26,6 @@ from shared.model.placement import Placement, Refusal
 from shared.model.request import NodeOrder
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
-from shared.placing.refusal.quota_refusals import QuotaRefusals
 
 ARRIVED = 1.3
 PAPER = "the paper, on its default pods: Random 87.5, Best fit 93.1, its own policy FGD 95.4"
@@ -50,7 +49,7 @@ def allocated_percent(nodes, pods, seed, *, kube):
     dice = random.Random(seed)  # noqa: S311
     mirror = ClusterMirror()
     mirror.reset(nodes)
-    context = DecisionContext(mirror, NodeIndex(mirror), QuotaRefusals(), dice.random)
+    context = DecisionContext(NodeIndex(mirror), dice.random)
     capacity = PARTS * sum(len(node.devices) for node in nodes)
     allocated = number = 0
     spent = 0.0

@@ -32,6 +32,10 @@ from shared.model.request import Gang, PodRequest
 from shared.placing.anti_affinity import repelled_request
 from shared.placing.node_filters import check_anti_affinity
 from shared.placing.starts import (
+    AGAIN_S,
+    EARLIER_S,
+    MOST_STARTS,
+    RESERVE_AFTER_S,
     LeaseEnd,
     PlannedStart,
     ending_lease,
@@ -41,15 +45,11 @@ from shared.placing.starts import (
 )
 
 RESERVATION_S = 30.0
-MOST_STARTS = 8
-"""Starts that are planned at once."""
 NAMESPACE_STARTS = 2
-"""Of these, so many are of one namespace while pods of others wait."""
+"""Of `MOST_STARTS`, so many are of one namespace while pods of others wait."""
 LATE_S = 30.0
 """After the planned time: the devices are given up if they are not free by then."""
 PLAN_S = 2.0
-AGAIN_S, EARLIER_S = 60.0, 60.0
-"""A start is planned again after so long, and changed if it can be so much earlier."""
 PAUSE_FACTOR = 20.0
 """The pause after plans is at least so many times as long as they took."""
 MAX_PLAN_S = 30.0
@@ -230,7 +230,7 @@ class StartPlanner:
     events: EventRecorder
     conditions: ConditionWriter
     clock: Clock
-    after_s: float = 60.0
+    after_s: float = RESERVE_AFTER_S
     """How long a pod without a gang waits before its start is planned; 0: none is."""
 
     def __post_init__(self) -> None:

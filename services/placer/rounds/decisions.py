@@ -9,25 +9,22 @@ from math import inf
 
 from msgspec import structs
 
-from shared.model.device import NO_USE
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import will_end_by
-from shared.model.ledger import GangEnrollment, LedgerNode
+from shared.model.ledger import GangEnrollment
 from shared.model.names import PodUid
-from shared.model.node import NodeFacts
 from shared.model.placement import Placement, Refusal
 from shared.model.request import Gang, GpuRequest, NodeOrder, PodRequest
 from shared.placing.choice.container_choice import build_shares
-from shared.placing.choice.device_choice import choose_devices
+from shared.placing.choice.device_choice import choose_devices, fits
 from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.index.ranked_nodes import CANDIDATES
 from shared.placing.mirror.cluster_mirror import ClusterMirror
-from shared.placing.mirror.node_mirror import MirroredNode
-from shared.placing.node_filters import check_all, has_too_little
-from shared.placing.placement import Rng, place
+from shared.placing.mirror.node_mirror import MirroredNode, TentativeReservation, idle_copy
+from shared.placing.node_filters import has_too_little
+from shared.placing.placement import Rng, place, place_before
 from shared.placing.refusal.quota_refusals import QuotaRefusals
 from shared.placing.refusal.refusals import possible_nodes, with_run_time
-from shared.placing.starts import place_before
 
 ChosenPod = tuple[PodQueued, tuple[Placement, ...]]
 """A pod, and its candidates, best first."""
@@ -106,17 +103,19 @@ class CandidateCount:
 
 @dataclass(frozen=True, slots=True)
 class DecisionContext:
-    """Input of decisions: the mirror, its index, refusals by quotas, and a random source."""
+    """Input of decisions: the mirror with its index, refusals by quotas, and a random source."""
 
-    mirror: ClusterMirror
     index: NodeIndex
-    quotas: QuotaRefusals
     rng: Rng
-    candidates: CandidateCount = field(default_factory=CandidateCount)
-    read_changes: Callable[[], None] = lambda: None
-    """Called before another round: the mirror shall follow the ledger now."""
     now: Callable[[], float] = lambda: inf
     """Unix seconds."""
+    quotas: QuotaRefusals = field(default_factory=QuotaRefusals)
+    candidates: CandidateCount = field(default_factory=CandidateCount)
+
+    @property
+    def mirror(self) -> ClusterMirror:
+        """The mirror."""
+        return self.index.mirror
 
     def choose(self, event: PodQueued) -> tuple[Placement, ...] | Refusal:
         """Place the pod, and count the first candidate as used in the mirror."""
@@ -124,12 +123,11 @@ class DecisionContext:
             self.index.fragmentation.workload.learn(event.request)
         restricted = self.index.repelled_pods.restricted
         result = self.quotas.place_within(
-            event,
-            lambda request: self._place(restricted(event, request)),
+            event, lambda request: self._place(restricted(event, request))
         )
         if not isinstance(result, Refusal):
             request = event.request
-            self.mirror.reserve(
+            self.index.mirror.reserve(
                 event.pod, result[0], request.resources, request.anti_affinity_groups
             )
         return result
@@ -137,7 +135,7 @@ class DecisionContext:
     def _place(self, request: PodRequest) -> tuple[Placement, ...] | Refusal:
         candidates = self.candidates.next()
         found = place(request, self.index, self.rng, candidates, contested=candidates > 1)
-        if self.mirror.claimed and isinstance(found, Refusal) and not found.permanent:
+        if self.index.mirror.claimed and isinstance(found, Refusal) and not found.permanent:
             now = self.now()
             ends_by = will_end_by(request.term, now)
             before = ends_by is not None and place_before(request, self.index, ends_by)
@@ -194,30 +192,18 @@ def pods_on_empty_nodes(
 
 
 def _pods_on(request: PodRequest, node: MirroredNode, most: int, *, as_is: bool) -> int:
-    facts = NodeFacts(name=node.name, allocatable=node.facts.allocatable)
-    if as_is:
-        facts = replace(node.facts, used_by_others={})
-        if check_all(request, facts, facts.allocatable, node.serving) is not None:
-            return 0
-    trial = ClusterMirror()
-    devices = tuple(
-        (device.device if as_is else replace(device.device, healthy=True), NO_USE)
-        for device in node.devices
-    )
-    trial.reset([LedgerNode(facts=facts, devices=devices)])
-    empty = trial.nodes[node.name]
+    empty = idle_copy(node, healthy=not as_is)
+    if as_is and not fits(request, empty):
+        return 0
+    devices = {device.uuid: device for device in empty.devices}
     for count in range(most):
-        if has_too_little(empty.free_resources, request.resources):
-            return count
-        picks = choose_devices(request, empty)
+        picks = None
+        if not has_too_little(empty.free_resources, request.resources):
+            picks = choose_devices(request, empty)
         if picks is None:
             return count
-        trial.reserve(
-            PodUid(str(count)),
-            Placement(node=node.name, shares=build_shares(picks)),
-            request.resources,
-            request.anti_affinity_groups,
-        )
+        shares, groups = build_shares(picks), request.anti_affinity_groups
+        TentativeReservation.add(empty, devices, shares, request.resources, groups)
     return most
 
 

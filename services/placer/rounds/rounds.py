@@ -3,7 +3,7 @@
 Of a gang, enough pods are placed together, then the rest one by one.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -51,6 +51,7 @@ from shared.model.ledger import (
 from shared.model.names import PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import Gang
+from shared.placing.index.threshold_column import store
 from shared.runtime import telemetry
 from shared.runtime.telemetry import Tracing
 
@@ -63,30 +64,6 @@ ROUNDS = 10
 """Rounds of a batch before its events go back to the queue."""
 ROUND_PAUSE_S = 0.005
 """Pause for the feed to deliver changes to the mirror."""
-
-
-class LastVerdicts:
-    """The reason that this replica last published for each waiting pod; the oldest are dropped."""
-
-    def __init__(self) -> None:
-        self._reasons: dict[PodUid, str] = {}
-
-    def forget(self, pod: PodUid) -> None:
-        """Treat the pod's next refusal as new."""
-        self._reasons.pop(pod, None)
-
-    def is_published(self, event: PodQueued, refusal: Refusal) -> bool:
-        """Return whether this is the reason last published, and the one that a resync found."""
-        is_resync = event.requeue_number < 0
-        is_shown = not is_resync or event.shown == message_digest(refusal.text)
-        return is_shown and self._reasons.get(event.pod) == refusal.reason
-
-    def add(self, pod: PodUid, refusal: Refusal) -> None:
-        """Note that a reason is published."""
-        self._reasons.pop(pod, None)
-        if len(self._reasons) >= CACHED_REASONS:
-            del self._reasons[next(iter(self._reasons))]
-        self._reasons[pod] = refusal.reason
 
 
 @contextmanager
@@ -127,36 +104,45 @@ def _attributes(wanted: Reservation) -> dict[str, str]:
 
 
 @dataclass(eq=False)
-class DecisionWriter:
-    """Reserves for chosen pods and stores refused ones; adds events to the caller's list."""
+class Rounds:
+    """Decides for pods one by one, and for gangs as one, until the ledger agrees.
+
+    Chosen pods are reserved for and refused ones stored, and each outcome becomes one of `events`.
+    """
 
     ledger: RedisLeases
     clock: Clock
     context: DecisionContext
     ttl_s: float
     tracing: Tracing | None = None
+    read_changes: Callable[[], None] = lambda: None
+    """Called before another round: the mirror shall follow the ledger now."""
 
     def __post_init__(self) -> None:
         self.mirror, self.quotas = self.context.mirror, self.context.quotas
-        self.last_verdicts = LastVerdicts()
+        self.events: list[PlacementEvent] = []
+        """The outcomes of the batch."""
+        self._reasons: dict[PodUid, str] = {}
+        """The reason that this replica last published for each waiting pod."""
         self._unpublished: set[PodUid] = set()
         """Pods whose handler failed: they may have leases that were not published."""
+
+    def begin(self) -> None:
+        """Begin a batch."""
+        self.events = []
+        self.mirror.drop_counted()
+        self.quotas.clear()
 
     def forget_published(self, pods: Collection[PodUid]) -> None:
         """Publish the next outcome for these pods in any case: their handler has failed."""
         for pod in pods:
-            self.last_verdicts.forget(pod)
+            self._reasons.pop(pod, None)
         if len(self._unpublished) >= CACHED_REASONS:
             self._unpublished.clear()
         self._unpublished.update(pods)
 
-    async def reserve(
-        self,
-        decisions: RoundDecisions,
-        events: list[PlacementEvent],
-        gang: Gang | None = None,
-        *,
-        together: bool = False,
+    async def _reserve(
+        self, decisions: RoundDecisions, gang: Gang | None, *, together: bool = False
     ) -> list[PodQueued]:
         """Reserve for the chosen pods; return those without a lease.
 
@@ -166,33 +152,29 @@ class DecisionWriter:
         outcomes = await self._request(decisions, gang, together=together)
         undecided: list[PodQueued] = []
         for (pod, candidates), outcome in zip(decisions.chosen, outcomes, strict=True):
+            if not isinstance(outcome, Reserved):
+                self.mirror.drop(pod.pod)
             match outcome:
                 case Reserved(lease=lease):
-                    self._apply_lease(decisions, pod, lease, candidates, events)
+                    self._apply_lease(decisions, pod, lease, candidates)
                 case AlreadyLeased(lease=lease):
-                    self.mirror.drop(pod.pod)
                     decisions.ledger_disagreed = True
                     count("already_leased")
-                    self.repeat_leases([lease], [pod], events)
+                    self._repeat_leases([lease], [pod])
                 case NoCapacity():
-                    self._apply_no_capacity(decisions, pod, outcome, capacity)
-                    if not outcome.quotas:
-                        self._note_contention(candidates)
+                    self._apply_no_capacity(decisions, pod, outcome, candidates, capacity)
                     if not outcome.reserved_for_other:
                         undecided.append(pod)
                 case GangIncomplete():
-                    self.mirror.drop(pod.pod)
                     count("gang_incomplete")
                     undecided.append(pod)
                 case TooLarge(reason=reason):
-                    self.mirror.drop(pod.pod)
                     count("too_large")
                     decisions.refused.append((pod, too_large_refusal(reason)))
                 case GonePod():
-                    self.mirror.drop(pod.pod)
                     decisions.ledger_disagreed = True
                     decisions.gone.append(pod)
-                    self.drop_gone([pod.pod])
+                    self._drop_gone([pod.pod])
         return undecided
 
     async def _request(
@@ -224,11 +206,10 @@ class DecisionWriter:
             return await self.ledger.reserve_gang(gang, wanted, now=now, ttl_s=ttl_s)
         return await self.ledger.reserve_further(gang, wanted, now=now, ttl_s=ttl_s)
 
-    async def write_refusals(
+    async def _write_refusals(
         self,
         refused: Sequence[RefusedPod],
         capacity: int,
-        events: list[PlacementEvent],
         recipients: Collection[PodUid] | None = None,
         min_members: int = 0,
     ) -> WaitResult:
@@ -239,21 +220,20 @@ class DecisionWriter:
         """
         if not refused:
             return WaitResult()
-        now = self.clock.now()
-        verdicts = [
-            WaitingPod(
-                queued=pod,
-                refusal=refusal,
-                capacity=self.quotas.decided_at(pod, capacity),
-                waiting_since=now,
-                receives_offers=recipients is None or pod.pod in recipients,
-                min_members=min_members,
-            )
-            for pod, refusal in refused
-        ]
-        result = await self.ledger.waiting_pods.enqueue(verdicts)
+        result = await self.ledger.waiting_pods.enqueue(
+            [
+                self._waiting(
+                    pod,
+                    refusal,
+                    self.quotas.decided_at(pod, capacity),
+                    receives_offers=recipients is None or pod.pod in recipients,
+                    min_members=min_members,
+                )
+                for pod, refusal in refused
+            ]
+        )
         self.quotas.forget(pod for pod, _ in refused if pod.pod in result.stale)
-        self.drop_gone(result.gone)
+        self._drop_gone(result.gone)
         stale, leases = set(result.stale), {lease.pod: lease for lease in result.already_leased}
         dropped, changed = stale | set(result.gone), set(result.changed)
         count("stale", len(stale))
@@ -261,38 +241,50 @@ class DecisionWriter:
         count("refused", len(refused) - len(dropped) - len(leases))
         for pod, refusal in refused:
             if pod.pod in leases:
-                self.repeat_leases([leases[pod.pod]], [pod], events)
-            elif pod.pod not in dropped:
-                is_changed = pod.pod in changed
-                if is_changed or not self.last_verdicts.is_published(pod, refusal):
-                    events.append(self._placement_refused(pod, refusal))
+                self._repeat_leases([leases[pod.pod]], [pod])
+            elif pod.pod not in dropped and (
+                pod.pod in changed or not self._is_published(pod, refusal)
+            ):
+                self._publish_refusal(pod, refusal)
         return result
 
-    async def defer(self, deferred: Sequence[PodQueued]) -> list[PodQueued]:
+    def _waiting(
+        self,
+        pod: PodQueued,
+        refusal: Refusal,
+        capacity: int,
+        *,
+        receives_offers: bool = True,
+        min_members: int = 0,
+    ) -> WaitingPod:
+        return WaitingPod(
+            queued=pod,
+            refusal=refusal,
+            capacity=capacity,
+            waiting_since=self.clock.now(),
+            receives_offers=receives_offers,
+            min_members=min_members,
+        )
+
+    async def _defer(self, deferred: Sequence[PodQueued]) -> list[PodQueued]:
         """Store pods as waiting until their capacity has been offered to others; return stale ones.
 
         No event is published: this takes a moment, and ends with a placement or a verdict.
         """
         if not deferred:
             return []
-        now = self.clock.now()
         result = await self.ledger.waiting_pods.enqueue(
-            [
-                WaitingPod(
-                    queued=pod, refusal=DEFERRED, capacity=RESERVED_FOR_OTHER, waiting_since=now
-                )
-                for pod in deferred
-            ]
+            [self._waiting(pod, DEFERRED, RESERVED_FOR_OTHER) for pod in deferred]
         )
-        self.drop_gone(result.gone)
+        self._drop_gone(result.gone)
         ready = {*result.stale, *(lease.pod for lease in result.already_leased)}
         return [pod for pod in deferred if pod.pod in ready]
 
-    def drop_gone(self, pods: Collection[PodUid]) -> None:
+    def _drop_gone(self, pods: Collection[PodUid]) -> None:
         """Forget pods that have terminated or were deleted; no event is published for them."""
         count("gone", len(pods))
         for pod in pods:
-            self.last_verdicts.forget(pod)
+            self._reasons.pop(pod, None)
 
     def _apply_lease(
         self,
@@ -300,7 +292,6 @@ class DecisionWriter:
         pod: PodQueued,
         lease: Lease,
         candidates: Sequence[Placement],
-        events: list[PlacementEvent],
     ) -> None:
         self.mirror.confirm(lease)
         first = lease.node == candidates[0].node
@@ -308,18 +299,24 @@ class DecisionWriter:
             decisions.ledger_disagreed = True
             self._note_contention(candidates[:1])
         count("reserved" if first else "reserved_other")
-        events.append(self._placement_chosen(lease, pod.trace))
+        self._publish_lease(lease, pod.trace)
 
     def _apply_no_capacity(
-        self, decisions: RoundDecisions, pod: PodQueued, outcome: NoCapacity, capacity: int
+        self,
+        decisions: RoundDecisions,
+        pod: PodQueued,
+        outcome: NoCapacity,
+        candidates: Sequence[Placement],
+        capacity: int,
     ) -> None:
-        self.mirror.drop(outcome.pod)
         self.mirror.update_uses(outcome.devices, outcome.nodes)
         self.quotas.add(pod, outcome.quotas, capacity)
         decisions.ledger_disagreed = True
         count("deferred" if outcome.reserved_for_other else "no_capacity")
         if outcome.reserved_for_other:
             decisions.deferred.append(pod)
+        if not outcome.quotas:
+            self._note_contention(candidates)
 
     def _note_contention(self, taken: Sequence[Placement]) -> None:
         """Note that other placers have taken these candidates."""
@@ -327,9 +324,7 @@ class DecisionWriter:
         for candidate in taken:
             self.mirror.note_contention(candidate.node)
 
-    def repeat_leases(
-        self, leases: Iterable[Lease], pods: Iterable[PodQueued], events: list[PlacementEvent]
-    ) -> None:
+    def _repeat_leases(self, leases: Iterable[Lease], pods: Iterable[PodQueued]) -> None:
         """Publish leases again until their nodes have activated them.
 
         Not for the second copy of a pod's first event, or the events of other `pods` of its gang: a
@@ -342,69 +337,64 @@ class DecisionWriter:
             is_first = pod is None or pod.requeue_number == 0
             is_copy = is_first and is_young and lease.pod not in self._unpublished
             if lease.state is not LeaseState.ACTIVE and not is_copy:
-                events.append(self._placement_chosen(lease, pod.trace if pod else lease.trace))
+                self._publish_lease(lease, pod.trace if pod else lease.trace)
 
-    def _placement_refused(self, pod: PodQueued, refusal: Refusal) -> PlacementRefused:
-        self.last_verdicts.add(pod.pod, refusal)
-        return PlacementRefused(
-            pod=pod.pod,
-            namespace=pod.namespace,
-            name=pod.name,
-            refusal=refusal,
-            trace=pod.trace,
+    def _is_published(self, event: PodQueued, refusal: Refusal) -> bool:
+        """Return whether this is the reason last published, and the one that a resync found."""
+        is_resync = event.requeue_number < 0
+        is_shown = not is_resync or event.shown == message_digest(refusal.text)
+        return is_shown and self._reasons.get(event.pod) == refusal.reason
+
+    def _publish_refusal(self, pod: PodQueued, refusal: Refusal) -> None:
+        self._reasons.pop(pod.pod, None)
+        store(self._reasons, pod.pod, refusal.reason, CACHED_REASONS)
+        self.events.append(
+            PlacementRefused(
+                pod=pod.pod,
+                namespace=pod.namespace,
+                name=pod.name,
+                refusal=refusal,
+                trace=pod.trace,
+            )
         )
 
-    def _placement_chosen(self, lease: Lease, trace: str) -> PlacementChosen:
-        self.last_verdicts.forget(lease.pod)
+    def _publish_lease(self, lease: Lease, trace: str) -> None:
+        self._reasons.pop(lease.pod, None)
         self._unpublished.discard(lease.pod)
-        return PlacementChosen(lease=lease, trace=trace)
+        self.events.append(PlacementChosen(lease=lease, trace=trace))
 
-
-@dataclass(eq=False)
-class Rounds:
-    """Decides for pods one by one, and for gangs as one, until the ledger agrees."""
-
-    context: DecisionContext
-    writer: DecisionWriter
-    clock: Clock
-
-    async def place(
-        self,
-        undecided: Sequence[PodQueued],
-        events: list[PlacementEvent],
-        gang: Gang | None = None,
-    ) -> None:
+    async def place(self, undecided: Sequence[PodQueued], gang: Gang | None = None) -> None:
         """Place pods, or further ones of a `gang` that runs, and add their events.
 
         Raises ConflictError after too many rounds, and if the gang has ended meanwhile.
         """
         for _ in range(ROUNDS):
-            undecided = await self._round(undecided, events, gang)
+            undecided = await self._round(undecided, gang)
             if not undecided:
                 return
-            self.context.read_changes()
-            await self.clock.sleep(ROUND_PAUSE_S)
+            await self._pause()
         raise ConflictError(
             f"{len(undecided)} pods are undecided: the ledger changed {ROUNDS} times"
         )
 
-    async def _round(
-        self, pods: Sequence[PodQueued], events: list[PlacementEvent], gang: Gang | None
-    ) -> list[PodQueued]:
+    async def _pause(self) -> None:
+        """Let the mirror follow the ledger."""
+        self.read_changes()
+        await self.clock.sleep(ROUND_PAUSE_S)
+
+    async def _round(self, pods: Sequence[PodQueued], gang: Gang | None) -> list[PodQueued]:
         """Decide once for all; return those that need another round."""
-        capacity = self.context.mirror.capacity
+        capacity = self.mirror.capacity
         decisions = decide(pods, self.context)
-        undecided = await self.writer.reserve(decisions, events, gang) if decisions.chosen else []
-        undecided += await self.writer.defer(decisions.deferred)
+        undecided = await self._reserve(decisions, gang) if decisions.chosen else []
+        undecided += await self._defer(decisions.deferred)
         refused = decisions.refused
         if decisions.ledger_disagreed:
             return [*undecided, *(pod for pod, _ in refused)]
-        result = await self.writer.write_refusals(refused, capacity, events)
+        result = await self._write_refusals(refused, capacity)
         return [*undecided, *(pod for pod, _ in refused if pod.pod in result.stale)]
 
-    async def place_gang(
-        self, gang: Gang, pods: Sequence[PodQueued], events: list[PlacementEvent]
-    ) -> None:
+    async def place_gang(self, gang: Gang, pods: Sequence[PodQueued]) -> None:
         """Place a gang of which some pods were just queued, and add events of all its pods.
 
         Pods beyond the gang's minimum are placed one by one once it runs. Raises ConflictError
@@ -413,88 +403,63 @@ class Rounds:
         answered: set[PodUid] = set()
         for _ in range(ROUNDS):
             enrollment = await self._enroll(gang, pods)
-            pods = self._without_gone(pods, enrollment)
+            self._drop_gone(enrollment.gone)
+            pods = [pod for pod in pods if pod.pod not in enrollment.gone]
             leased = [lease for lease in enrollment.leases if lease.pod not in answered]
             answered.update(lease.pod for lease in leased)
-            self.writer.repeat_leases(leased, pods, events)
+            self._repeat_leases(leased, pods)
             members = {waiting.queued.pod: waiting.queued for waiting in enrollment.waiting}
             members |= {pod.pod: pod for pod in pods if pod.pod not in answered}
             if gang.min_member <= enrollment.live_count or not members:
-                await self.place(list(members.values()), events, gang)
+                await self.place(list(members.values()), gang)
                 return
-            spare = await self._gang_round(gang, enrollment, members, events)
+            spare = await self._gang_round(gang, enrollment, members)
             if spare is not None:
-                await self.place(spare, events, gang)
+                await self.place(spare, gang)
                 return
-            self.context.read_changes()
-            await self.clock.sleep(ROUND_PAUSE_S)
+            await self._pause()
         raise ConflictError(f"gang {gang.name} is undecided: the ledger changed {ROUNDS} times")
 
-    def _without_gone(
-        self, pods: Sequence[PodQueued], enrollment: GangEnrollment
-    ) -> Sequence[PodQueued]:
-        self.writer.drop_gone(enrollment.gone)
-        return [pod for pod in pods if pod.pod not in enrollment.gone]
-
     async def _enroll(self, gang: Gang, pods: Sequence[PodQueued]) -> GangEnrollment:
-        capacity, now = self.context.mirror.capacity, self.clock.now()
-        return await self.writer.ledger.waiting_pods.enroll(
+        return await self.ledger.waiting_pods.enroll(
             gang,
             [
-                WaitingPod(
-                    queued=pod,
-                    refusal=GANG_NOT_DECIDED,
-                    capacity=capacity,
-                    waiting_since=now,
-                    receives_offers=False,
-                )
+                self._waiting(pod, GANG_NOT_DECIDED, self.mirror.capacity, receives_offers=False)
                 for pod in pods
             ],
         )
 
     async def _gang_round(
-        self,
-        gang: Gang,
-        enrollment: GangEnrollment,
-        members: Mapping[PodUid, PodQueued],
-        events: list[PlacementEvent],
+        self, gang: Gang, enrollment: GangEnrollment, members: Mapping[PodUid, PodQueued]
     ) -> list[PodQueued] | None:
         """Decide once; return the pods that the gang runs without, or None for another round."""
-        capacity = self.context.mirror.capacity
-        live, waiting, pods = (
-            enrollment.live_count,
-            enrollment.waiting_count,
-            list(members.values()),
-        )
+        capacity, pods = self.mirror.capacity, list(members.values())
+        live, waiting = enrollment.live_count, enrollment.waiting_count
         if live + waiting < gang.min_member:
             refusal = gang_too_small(gang, live=live, waiting=waiting)
             return await self._refuse(
-                pods, enrollment, refusal, events, capacity=capacity, min_members=gang.min_member
+                pods, enrollment, refusal, capacity=capacity, min_members=gang.min_member
             )
         decision = decide_gang(pods, gang.min_member - live, self.context)
         if decision.refusal is None:
             decisions = RoundDecisions(chosen=decision.chosen)
-            spare = await self._reserve(gang, pods, decisions, events)
+            spare = await self._reserve_together(gang, pods, decisions)
             if not decisions.refused:
                 return spare
             refusal = member_refused(gang, *decisions.refused[0])
-            return await self._refuse(pods, enrollment, refusal, events, capacity=capacity)
+            return await self._refuse(pods, enrollment, refusal, capacity=capacity)
         refusal = gang_does_not_fit(gang, live=live, decision=decision, refusal=decision.refusal)
         recipients = choose_offer_recipients(pods)
         return await self._refuse(
-            pods, enrollment, refusal, events, capacity=capacity, recipients=recipients
+            pods, enrollment, refusal, capacity=capacity, recipients=recipients
         )
 
-    async def _reserve(
-        self,
-        gang: Gang,
-        pods: Sequence[PodQueued],
-        decisions: RoundDecisions,
-        events: list[PlacementEvent],
+    async def _reserve_together(
+        self, gang: Gang, pods: Sequence[PodQueued], decisions: RoundDecisions
     ) -> list[PodQueued] | None:
-        undecided = await self.writer.reserve(decisions, events, gang, together=True)
+        undecided = await self._reserve(decisions, gang, together=True)
         if decisions.deferred:
-            return None if await self.writer.defer(decisions.deferred) else []
+            return None if await self._defer(decisions.deferred) else []
         if undecided or decisions.gone:
             return None
         chosen = {pod.pod for pod, _ in decisions.chosen}
@@ -505,16 +470,14 @@ class Rounds:
         pods: Sequence[PodQueued],
         enrollment: GangEnrollment,
         refusal: Refusal,
-        events: list[PlacementEvent],
         *,
         capacity: int,
         recipients: Collection[PodUid] = (),
         min_members: int = 0,
     ) -> list[PodQueued] | None:
-        is_published = self.writer.last_verdicts.is_published
-        unpublished = (pod.pod for pod in pods if not is_published(pod, refusal))
+        unpublished = (pod.pod for pod in pods if not self._is_published(pod, refusal))
         changed = changed_verdicts(pods, enrollment, refusal, {*recipients, *unpublished})
-        result = await self.writer.write_refusals(
-            [(pod, refusal) for pod in changed], capacity, events, recipients, min_members
+        result = await self._write_refusals(
+            [(pod, refusal) for pod in changed], capacity, recipients, min_members
         )
         return None if result.stale or result.already_leased or result.gone else []

@@ -32,6 +32,7 @@ from shared.placing.choice.container_choice import (
 )
 from shared.placing.mig_instances import largest_first
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
+from shared.placing.node_filters import check_all
 
 CACHED_MODELS = 4096
 """Verdicts on so many models by selections are remembered."""
@@ -104,6 +105,21 @@ def choose_devices(request: PodRequest, node: MirroredNode) -> list[DevicePick] 
         if picks is not None:
             return picks
     return None
+
+
+def devices_on(request: PodRequest, node: MirroredNode) -> list[DevicePick] | None:
+    """Return the devices that a pod gets on a node, or None if the node cannot run it now.
+
+    No index is used, so that the node may be a copy of one.
+    """
+    if check_all(request, node.facts, node.free_resources, node.serving) is not None:
+        return None
+    return choose_devices(request, node)
+
+
+def fits(request: PodRequest, node: MirroredNode) -> bool:
+    """Return whether a node can run a pod now."""
+    return devices_on(request, node) is not None
 
 
 def allowed_devices(selection: DeviceSelection, node: MirroredNode) -> Sequence[MirroredDevice]:

@@ -1,11 +1,19 @@
 """Mirrored nodes and devices: mutable, with sums that make frequent checks cheap; pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import msgspec
 
-from shared.model.device import NO_USE, Device, DeviceMode, DeviceUse, Isolation
+from shared.model.device import (
+    NO_USE,
+    Device,
+    DeviceMode,
+    DeviceUse,
+    Isolation,
+    without_claim,
+)
 from shared.model.lease import Lease, Share, bookings
 from shared.model.ledger import LedgerNode
 from shared.model.names import DeviceUuid, NodeName
@@ -410,6 +418,34 @@ class MirroredNode:
         free = self.free_resources
         for name, amount in resources.items():
             free[name] = free.get(name, 0) + amount
+
+
+def idle_copy(node: MirroredNode, *, healthy: bool) -> MirroredNode:
+    """Return a node as it is once all pods on it have ended, all its devices `healthy` if wanted.
+
+    No index knows the copy.
+    """
+    copy, devices = MirroredNode(node.name), list[MirroredDevice]()
+    copy.facts, copy.serving = node.facts, node.serving
+    copy.free_resources = dict(node.facts.allocatable)
+    for each in node.devices:
+        is_healthy = healthy or each.healthy
+        device = each.device
+        if device.healthy != is_healthy:
+            device = replace(device, healthy=is_healthy)
+        devices.append(MirroredDevice(copy, device))
+    copy.put_devices(devices)
+    return copy
+
+
+def unclaimed_copy(node: MirroredNode, until: float) -> MirroredNode:
+    """Return a node as it is without the claims for starts at `until` or later."""
+    copy = idle_copy(node, healthy=False)
+    copy.free_resources = node.free_resources
+    for device, copied in zip(node.devices, copy.devices, strict=True):
+        use = device.use()
+        copied.update_ledger_use(without_claim(use) if use.claimed_until >= until else use)
+    return copy
 
 
 class TentativeReservation:

@@ -27,11 +27,10 @@ from shared.model.request import (
 )
 from shared.placing.advice import field_of, limits_peak
 from shared.placing.choice.container_choice import share_mib
-from shared.placing.choice.device_choice import choose_devices
+from shared.placing.choice.device_choice import fits
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 from shared.placing.node_filters import (
     HARD_EFFECTS,
-    check_all,
     check_node_selector,
     check_supported,
     tolerates,
@@ -47,14 +46,6 @@ SYSTEM_TAINTS = ("node.kubernetes.io/", "node-role.kubernetes.io/")
 
 
 Step = Callable[[PodRequest, MirroredNode, Dialect | None], PodRequest]
-
-
-def fits(request: PodRequest, node: MirroredNode) -> bool:
-    """Return whether the pod can run on the node now."""
-    return (
-        check_all(request, node.facts, node.free_resources, node.serving) is None
-        and choose_devices(request, node) is not None
-    )
 
 
 def is_tiny(found: PodRequest, request: PodRequest, node: MirroredNode) -> bool:

@@ -11,14 +11,13 @@ from msgspec import structs
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import TRIGGER
 from shared.dialects.vocabulary import no_node_has, unknown_gpus
-from shared.model.device import without_claim
 from shared.model.lease import will_end_by
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.quantity import timestamp
 from shared.model.request import PodRequest, TopologyScope
 from shared.placing.advice import Advice, changes_between
 from shared.placing.anti_affinity import with_repelled
-from shared.placing.choice.device_choice import choose_devices
+from shared.placing.choice.device_choice import choose_devices, fits
 from shared.placing.choice.device_refusals import (
     DeviceRefusals,
     device_refusals,
@@ -27,9 +26,9 @@ from shared.placing.choice.device_refusals import (
 from shared.placing.index.node_index import NearNode, NodeIndex, RefusalMemo, placement_key
 from shared.placing.index.node_sets import Excluded
 from shared.placing.index.threshold_column import NodeSet, positions_in, store
-from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
+from shared.placing.mirror.node_mirror import MirroredNode, idle_copy, unclaimed_copy
 from shared.placing.node_filters import NodeFilterFailure, check_all
-from shared.placing.refusal.changes import changed_to_fit, fits, is_tiny
+from shared.placing.refusal.changes import changed_to_fit, is_tiny
 
 BlockedNodes = Sequence[tuple[MirroredNode, NodeFilterFailure]]
 NEAREST = 3
@@ -245,25 +244,9 @@ def possible_nodes(request: PodRequest, index: NodeIndex) -> NodeSet:
 
 
 def _idle(node: MirroredNode, index: NodeIndex, *, healthy: bool = False) -> MirroredNode:
-    """Return a node as it would be if all pods on it had ended, and all its devices `healthy`."""
     key = node, index.mirror.inventory_changes.end, healthy
     known = index.idle_copies.get(key)
-    if known is not None:
-        return known
-    copy = store(index.idle_copies, key, MirroredNode(node.name), CACHED_COPIES)
-    return _without_use(copy, node, healthy=healthy)
-
-
-def _without_use(copy: MirroredNode, node: MirroredNode, *, healthy: bool) -> MirroredNode:
-    copy.facts, copy.serving = node.facts, node.serving
-    copy.free_resources = dict(node.facts.allocatable)
-    copy.put_devices(
-        [
-            MirroredDevice(copy, replace(d.device, healthy=healthy or d.healthy))
-            for d in node.devices
-        ]
-    )
-    return copy
+    return known or store(index.idle_copies, key, idle_copy(node, healthy=healthy), CACHED_COPIES)
 
 
 def _reserved_until(request: PodRequest, nodes: Iterable[MirroredNode]) -> int:
@@ -271,14 +254,7 @@ def _reserved_until(request: PodRequest, nodes: Iterable[MirroredNode]) -> int:
     latest = 0
     for node in nodes:
         for until in sorted({device.ledger_use.claimed_until for device in node.devices}):
-            if until <= latest:
-                continue
-            copy = _without_use(MirroredNode(node.name), node, healthy=False)
-            copy.free_resources = node.free_resources
-            for device, copied in zip(node.devices, copy.devices, strict=True):
-                use = device.use()
-                copied.update_ledger_use(without_claim(use) if use.claimed_until >= until else use)
-            if fits(request, copy):
+            if until > latest and fits(request, unclaimed_copy(node, until)):
                 latest = until
     return latest
 

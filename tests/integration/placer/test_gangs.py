@@ -282,7 +282,7 @@ async def test_leases_of_a_gang_that_was_just_placed_are_not_published_by_each_o
 
         copies = await another.place_pods([pods[1]])
         again = await another.place_pods([replace(pods[1], requeue_number=1)])
-        another.writer.forget_published([pod.pod for pod in pods])
+        another.rounds.forget_published([pod.pod for pod in pods])
         after_failure = await another.place_pods([pods[1]])
 
         assert len(chosen) == 3

@@ -191,7 +191,7 @@ async def test_the_second_copy_of_a_pods_first_event_publishes_nothing(url: str)
 
         copy = await it.placer.place_pods([pod_queued("uid-1")])
         resync = await it.placer.place_pods([replace(pod_queued("uid-1"), requeue_number=-1)])
-        it.placer.writer.forget_published([PodUid("uid-1")])
+        it.placer.rounds.forget_published([PodUid("uid-1")])
         after_failure = await it.placer.place_pods([pod_queued("uid-1")])
 
         assert copy == []

@@ -24,7 +24,6 @@ from shared.model.request import Gang, PodRequest, Term
 from shared.placing.advice import Advice, Change, Place
 from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.placement import place
-from shared.placing.refusal.quota_refusals import QuotaRefusals
 from shared.pods.pod_parser import PodParser
 from tests.support.build import device, dice, ledger_node, pod_queued, use
 from tests.support.dialects import mixes
@@ -325,8 +324,7 @@ def test_a_gang_with_the_minimum_that_its_hint_names_runs(
 
 
 def context_of(nodes: list[LedgerNode], now: float = inf) -> DecisionContext:
-    index = index_of(*nodes)
-    return DecisionContext(index.mirror, index, QuotaRefusals(), dice(), now=lambda: now)
+    return DecisionContext(index_of(*nodes), dice(), now=lambda: now)
 
 
 NOW = 1_800_000_000

@@ -23,7 +23,6 @@ from shared.model.placement import Refusal
 from shared.model.request import Gang, PodRequest
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
-from shared.placing.refusal.quota_refusals import QuotaRefusals
 from tests.support.build import device, devices, dice, gpu, ledger_node, pod_queued, request
 
 GANG = Gang(name="default/g", min_member=3)
@@ -43,7 +42,7 @@ def cluster(nodes: int, gpus: int) -> DecisionContext:
 
 
 def context_of(mirror: ClusterMirror) -> DecisionContext:
-    return DecisionContext(mirror, NodeIndex(mirror), QuotaRefusals(), dice(1))
+    return DecisionContext(NodeIndex(mirror), dice(1))
 
 
 def used_mib(context: DecisionContext) -> list[int]:

@@ -16,7 +16,6 @@ from shared.model.request import NodeOrder, NodeRequirements, NodeTerm
 from shared.placing.anti_affinity import repelled_request, selects
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
-from shared.placing.refusal.quota_refusals import QuotaRefusals
 from shared.placing.trial_cluster import TrialCluster
 from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request
 
@@ -53,8 +52,7 @@ class Choices:
     def __init__(self, *nodes: LedgerNode) -> None:
         self.mirror = ClusterMirror()
         self.mirror.reset(nodes)
-        index = NodeIndex(self.mirror)
-        self.context = DecisionContext(self.mirror, index, QuotaRefusals(), dice(7))
+        self.context = DecisionContext(NodeIndex(self.mirror), dice(7))
 
     def choose(self, event: PodQueued) -> Refusal | set[str]:
         """Return the names of the candidates."""

@@ -23,7 +23,6 @@ from shared.placing.fragmentation import (
 )
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.placement import COMPARED_NODES, place
-from shared.placing.refusal.quota_refusals import QuotaRefusals
 from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request, use
 from tests.support.placer.placing import index_of as mirror_index
 
@@ -205,7 +204,7 @@ def test_the_only_node_that_fits_is_found_and_a_pod_that_fits_nowhere_is_refused
 
 def test_each_pod_is_learned_once_though_it_is_offered_capacity_again() -> None:
     index = index_of(Workload(), node("n", 0))
-    context = DecisionContext(index.mirror, index, QuotaRefusals(), dice(1))
+    context = DecisionContext(index, dice(1))
     context.choose(pod_queued("a", pod(100)))
     for number in range(1, 50):
         context.choose(pod_queued("b", pod(900), requeue_number=number))
