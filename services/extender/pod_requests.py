@@ -11,7 +11,6 @@ from shared.model.errors import RequestError
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import OFFER, NodeName, PodUid, offered_node
 from shared.model.node import AntiAffinityTerm
-from shared.model.placement import Placement
 from shared.model.quota import QuotaExcess
 from shared.pods.observed_pod import queued
 from shared.pods.pod_anti_affinity import widest
@@ -53,69 +52,6 @@ class RememberedPod:
     node_until: float = 0.0
 
 
-class PodMemory:
-    """Pods by uid; those used least recently are forgotten."""
-
-    def __init__(self) -> None:
-        self._pods: OrderedDict[PodUid, RememberedPod] = OrderedDict()
-
-    def get(self, pod: PodUid) -> RememberedPod | None:
-        """Return the pod, if it is known."""
-        return self._pods.get(pod)
-
-    def current(self, pod: PodUid, resource_version: str) -> RememberedPod | None:
-        """Return the pod, if it is known as of this version."""
-        known = self._pods.get(pod)
-        if (
-            known is None
-            or known.queued.resource_version != resource_version
-            or not resource_version
-        ):
-            return None
-        self._pods.move_to_end(pod)
-        return known
-
-    def put(self, queued: PodQueued) -> RememberedPod:
-        """Return the pod with its current request."""
-        pod = self._pods.get(queued.pod)
-        if pod is None:
-            if len(self._pods) >= REMEMBERED_PODS:
-                self._pods.popitem(last=False)
-            pod = self._pods[queued.pod] = RememberedPod(queued)
-        elif pod.queued.request != queued.request:
-            pod.excesses = ()
-        pod.queued = queued
-        self._pods.move_to_end(queued.pod)
-        return pod
-
-    def forget(self, pod: PodUid) -> None:
-        """Forget a pod that is bound."""
-        self._pods.pop(pod, None)
-
-
-class SoftHolds:
-    """The tentative reservations of the mirror that no Binding has followed yet."""
-
-    def __init__(self) -> None:
-        self._holds: dict[PodUid, tuple[float, Placement]] = {}
-
-    def put(self, pod: PodUid, placement: Placement, ends_at: float) -> None:
-        """Note what is reserved, and when that ends."""
-        self._holds[pod] = ends_at, placement
-
-    def take(self, pod: PodUid) -> Placement | None:
-        """Return the reservation, once: a Binding follows."""
-        _, placement = self._holds.pop(pod, (0.0, None))
-        return placement
-
-    def take_ended(self, now: float) -> list[PodUid]:
-        """Return the reservations that have ended, once."""
-        ended = [pod for pod, (ends_at, _) in self._holds.items() if ends_at <= now]
-        for pod in ended:
-            del self._holds[pod]
-        return ended
-
-
 def has_preferences(spec: ApiPodSpec) -> bool:
     """Return whether a pod prefers nodes to others, which only kube-scheduler weighs."""
     affinity = spec.affinity
@@ -141,13 +77,19 @@ class PodRequests:
     get_pod: GetPod
 
     def __post_init__(self) -> None:
-        self.memory = PodMemory()
+        self._pods: OrderedDict[PodUid, RememberedPod] = OrderedDict()
+        """Those used least recently are forgotten."""
 
     def observe(self, seen: ApiPod) -> RememberedPod:
         """Return the pod. Raises RequestError if it can never be placed this way."""
         meta = seen.metadata
-        known = self.memory.current(PodUid(meta.uid), meta.resource_version)
-        if known is not None:
+        known = self._pods.get(PodUid(meta.uid))
+        if (
+            known
+            and meta.resource_version
+            and known.queued.resource_version == meta.resource_version
+        ):
+            self._pods.move_to_end(known.queued.pod)
             return known
         observed = self.parser.parse(seen)
         if not observed.by_kube_scheduler:
@@ -160,16 +102,32 @@ class PodRequests:
         gang = observed.request.gang
         if observed.group is not None or (gang is not None and gang.min_member > 1):
             raise RequestError(GANG)
-        pod = self.memory.put(queued(observed, observed.request))
+        pod = self._remember(queued(observed, observed.request))
         pod.repels = widest(observed.repels)
         pod.has_claims = any(volume.persistent_volume_claim for volume in seen.spec.volumes)
         pod.has_preferences = has_preferences(seen.spec)
         pod.offered_on = offered_node(meta.annotations.get(OFFER, "")) or None
         return pod
 
+    def _remember(self, queued: PodQueued) -> RememberedPod:
+        pod = self._pods.get(queued.pod)
+        if pod is None:
+            if len(self._pods) >= REMEMBERED_PODS:
+                self._pods.popitem(last=False)
+            pod = self._pods[queued.pod] = RememberedPod(queued)
+        elif pod.queued.request != queued.request:
+            pod.excesses = ()
+        pod.queued = queued
+        self._pods.move_to_end(queued.pod)
+        return pod
+
+    def forget(self, pod: PodUid) -> None:
+        """Forget a pod that is bound."""
+        self._pods.pop(pod, None)
+
     async def known(self, args: ExtenderBindingArgs) -> RememberedPod | None:
         """Return the pod to bind, None if it is gone; another replica may have filtered it."""
-        pod = self.memory.get(args.uid)
+        pod = self._pods.get(args.uid)
         if pod is not None:
             return pod
         found = await self.get_pod(args.namespace, args.name)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
@@ -15,6 +16,7 @@ from services.extender.scheduler_api import (
     ExtenderBindingArgs,
     ExtenderBindingResult,
     ExtenderFilterResult,
+    HostPriority,
 )
 from services.extender.service import Extender
 from shared.model.errors import RequestError
@@ -38,46 +40,41 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 * 1024 * 1024
 """A pod is at most 3 MiB; 15,000 names of 253 characters are less than 4 MiB."""
 T = TypeVar("T")
-
-
-def count(verb: str, outcome: str, seconds: float) -> None:
-    """Count one request."""
-    REQUESTS.labels(verb, outcome).inc()
-    SECONDS.labels(verb).observe(seconds)
+Reply = ExtenderFilterResult | ExtenderBindingResult | list[HostPriority]
 
 
 def application(extender: Extender, client_name: str) -> web.Application:
     """Build the application; only callers with a certificate for `client_name` are served."""
 
-    async def filter_nodes(request: web.Request) -> web.Response:
-        started = time.perf_counter()
-        args = _decode(await request.read(), ExtenderArgs)
-        result = extender.filter(args)
-        count("filter", _outcome_of(result), time.perf_counter() - started)
-        return _reply(result)
+    async def filter_nodes(args: ExtenderArgs) -> ExtenderFilterResult:
+        return extender.filter(args)
 
-    async def prioritize(request: web.Request) -> web.Response:
-        started = time.perf_counter()
-        scores = extender.prioritize(_decode(await request.read(), ExtenderArgs))
-        count("prioritize", "ok" if scores else "error", time.perf_counter() - started)
-        return _reply(scores)
+    async def prioritize(args: ExtenderArgs) -> list[HostPriority]:
+        return extender.prioritize(args)
 
-    async def bind(request: web.Request) -> web.Response:
-        started = time.perf_counter()
-        args = _decode(await request.read(), ExtenderBindingArgs)
+    async def bind(args: ExtenderBindingArgs) -> ExtenderBindingResult:
         # kube-scheduler may stop waiting; what was begun is finished nevertheless.
-        result: ExtenderBindingResult = await asyncio.shield(extender.bind(args))
+        result = await asyncio.shield(extender.bind(args))
         if result.error:
             logger.info("pod %s/%s is not bound: %s", args.namespace, args.name, result.error)
-        outcome = "refused" if result.error else "ok"
-        count("bind", outcome, time.perf_counter() - started)
-        return _reply(result)
+        return result
 
     pages = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_authorized(client_name)])
-    pages.router.add_post("/filter", filter_nodes)
-    pages.router.add_post("/prioritize", prioritize)
-    pages.router.add_post("/bind", bind)
+    pages.router.add_post("/filter", _handler("filter", ExtenderArgs, filter_nodes))
+    pages.router.add_post("/prioritize", _handler("prioritize", ExtenderArgs, prioritize))
+    pages.router.add_post("/bind", _handler("bind", ExtenderBindingArgs, bind))
     return pages
+
+
+def _handler(verb: str, kind: type[T], answer: Callable[[T], Awaitable[Reply]]) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        started = time.perf_counter()
+        result = await answer(_decode(await request.read(), kind))
+        REQUESTS.labels(verb, _outcome_of(result)).inc()
+        SECONDS.labels(verb).observe(time.perf_counter() - started)
+        return web.Response(body=msgspec.json.encode(result), content_type="application/json")
+
+    return handle
 
 
 def _authorized(client_name: str) -> Middleware:
@@ -108,11 +105,11 @@ def _decode(body: bytes, kind: type[T]) -> T:
         raise RequestError(f"the body is no valid {kind.__name__}: {error}") from error
 
 
-def _reply(result: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(result), content_type="application/json")
-
-
-def _outcome_of(result: ExtenderFilterResult) -> str:
-    if result.error:
-        return "error"
-    return "ok" if result.node_names else "refused"
+def _outcome_of(result: Reply) -> str:
+    match result:
+        case ExtenderBindingResult():
+            return "refused" if result.error else "ok"
+        case ExtenderFilterResult():
+            return "error" if result.error else "ok" if result.node_names else "refused"
+        case _:
+            return "ok" if result else "error"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from opentelemetry.trace import SpanKind
 
-from services.extender.pod_requests import ELSEWHERE_S, PodRequests, RememberedPod, SoftHolds
+from services.extender.pod_requests import ELSEWHERE_S, PodRequests, RememberedPod
 from services.extender.scheduler_api import (
     ExtenderArgs,
     ExtenderBindingArgs,
@@ -32,7 +32,8 @@ from shared.placing.choice.container_choice import build_shares
 from shared.placing.choice.device_choice import allowed_modes, choose_devices
 from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.index.node_sets import Excluded
-from shared.placing.index.ranked_nodes import LAST_RANK, Rank, request_kind
+from shared.placing.index.ranked_nodes import LAST_RANK, request_kind
+from shared.placing.index.threshold_column import store
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.refusal.quota_refusals import narrowed, over_quota
 from shared.placing.refusal.refusals import cached_refusal, explain_refusal
@@ -116,10 +117,7 @@ class NodeFilter:
         split = self._splits.pop(key, None)
         if split is None or split.position != position:
             split = self._make(request)
-            if len(self._splits) >= CACHED_SPLITS:
-                del self._splits[next(iter(self._splits))]
-        self._splits[key] = split
-        return split
+        return store(self._splits, key, split, CACHED_SPLITS)
 
     def _make(self, request: PodRequest) -> NodeSplit:
         index = self.index
@@ -199,19 +197,17 @@ def best_nodes(
 
 def _ranks(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex) -> Sequence[float]:
     """Return the ranks of nodes; those for the preferred mode come before those for another one."""
-    costs: list[Rank] = []
-    for number, mode in enumerate(allowed_modes(request)):
-        ranks = index.ranked_nodes(request_kind(request, mode)[0]).ranks_of(nodes)
-        without = number * LAST_RANK
-        costs = (
-            [
-                rank + without if cost == without else cost
-                for rank, cost in zip(ranks, costs, strict=True)
-            ]
-            if costs
-            else ranks
+    by_mode = [
+        index.ranked_nodes(request_kind(request, mode)[0]).ranks_of(nodes)
+        for mode in allowed_modes(request)
+    ]
+    return [
+        next(
+            (at * LAST_RANK + rank for at, rank in enumerate(ranks) if rank != LAST_RANK),
+            len(by_mode) * LAST_RANK,
         )
-    return costs
+        for ranks in zip(*by_mode, strict=True)
+    ]
 
 
 def _fragmentation(
@@ -245,7 +241,8 @@ class Extender:
         self.mirror = self.ledger_mirror.mirror
         self.index = NodeIndex(self.mirror)
         self.nodes = NodeFilter(self.index)
-        self.holds = SoftHolds()
+        self._holds: dict[PodUid, tuple[float, Placement]] = {}
+        """What is reserved in the mirror although no Binding has followed yet, and until when."""
         self._refused: dict[PodUid, PodFilteredOut] = {}
         self._has_refused = asyncio.Event()
 
@@ -388,19 +385,20 @@ class Extender:
             return
         self._reserve(pod.queued, placement)
         hold_s = VOLUME_HOLD_S if pod.has_claims else HOLD_S
-        self.holds.put(pod.queued.pod, placement, self.clock.ticks() + hold_s)
+        self._holds[pod.queued.pod] = self.clock.ticks() + hold_s, placement
 
     def _reserve(self, queued: PodQueued, placement: Placement) -> None:
         request = queued.request
         self.mirror.reserve(queued.pod, placement, request.resources, request.anti_affinity_groups)
 
     def _drop_hold(self, pod: PodUid) -> None:
-        self.holds.take(pod)
+        self._holds.pop(pod, None)
         self.mirror.drop(pod)
 
     def _end_holds(self) -> None:
-        for pod in self.holds.take_ended(self.clock.ticks()):
-            self.mirror.drop(pod)
+        now = self.clock.ticks()
+        for pod in [pod for pod, (ends_at, _) in self._holds.items() if ends_at <= now]:
+            self._drop_hold(pod)
         self.mirror.drop_counted()
 
     async def _request(self, pod: RememberedPod, node: NodeName) -> PodBindingReply:
@@ -410,7 +408,7 @@ class Extender:
         twice, so that it shows less room than there is.
         """
         queued = pod.queued
-        placement = self.holds.take(queued.pod)
+        _, placement = self._holds.pop(queued.pod, (0.0, None))
         if placement is None or placement.node != node:
             self.mirror.drop(queued.pod)
             placement = self._place(self._allowed(pod) or queued.request, node)
@@ -440,7 +438,7 @@ class Extender:
     def _outcome(self, pod: RememberedPod, reply: PodBindingReply) -> str:
         """Return the error for kube-scheduler, or nothing if the pod is bound."""
         if reply.bound:
-            self.pods.memory.forget(pod.queued.pod)
+            self.pods.forget(pod.queued.pod)
             return ""
         if reply.node is not None:
             pod.node, pod.node_until = reply.node, self.clock.ticks() + ELSEWHERE_S
