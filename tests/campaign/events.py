@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.proof.history import Violation
-from tests.proof.observations import RawLease, Sample, SeenPod
+from tests.proof.history import Finding
+from tests.proof.observations import Sample
 
 FAULTS_BEFORE_S = 30.0
 ALIKE_S = 60.0
@@ -18,90 +18,48 @@ class CampaignEvent:
     at: float
     text: str
     pods: frozenset[str] = frozenset()
-    devices: frozenset[str] = frozenset()
     fault: bool = False
     """A fault began or ended: it belongs to every story of its time."""
 
 
 def changes(before: Sample | None, sample: Sample) -> Iterator[CampaignEvent]:
     """Return what changed in the pods, the containers and the ledger since the sample before."""
-    yield from _pod_changes(before, sample)
-    yield from _container_changes(before, sample)
-    yield from _ledger_changes(before, sample)
-
-
-def _pod_changes(before: Sample | None, sample: Sample) -> Iterator[CampaignEvent]:
-    if sample.pods is None:
-        return
-    known = (before.pods if before else None) or {}
-    for uid, pod in sample.pods.items():
-        earlier = known.get(uid)
-        if text := _pod_change(earlier, pod):
-            yield _event(sample, uid, f"pod {pod.name} ({uid[:8]}) {text}", pod.devices)
-    for uid, pod in known.items():
-        if uid not in sample.pods:
-            yield _event(sample, uid, f"pod {pod.name} ({uid[:8]}) is gone", pod.devices)
-
-
-def _pod_change(earlier: SeenPod | None, pod: SeenPod) -> str:
-    parts = []
-    if earlier is None:
-        parts.append(f"appears, {pod.want}")
-    if pod.node and not (earlier and earlier.node):
-        parts.append(f"is bound to {pod.node}")
-    if pod.phase != (earlier.phase if earlier else "Pending"):
-        parts.append(f"is {pod.phase}")
-    if pod.deleted and not (earlier and earlier.deleted):
-        parts.append("is being deleted")
-    if pod.message != (earlier.message if earlier else "") and not pod.node:
-        parts.append(f"waits: {pod.message!r}")
-    return ", ".join(parts)
-
-
-def _container_changes(before: Sample | None, sample: Sample) -> Iterator[CampaignEvent]:
-    known = set(before.grants) if before else set()
-    for grant in sample.grants:
-        if grant not in known:
-            what = f"{grant.mib} MiB {grant.cores} % of {grant.device} on {grant.node}"
-            text = f"container of {grant.pod[:8]} runs with {what}"
-            yield _event(sample, grant.pod, text, (grant.device,))
-
-
-def _ledger_changes(before: Sample | None, sample: Sample) -> Iterator[CampaignEvent]:
-    if sample.ledger is None:
-        return
     ledger, earlier = sample.ledger, before.ledger if before else None
-    if earlier and (ledger.ready, ledger.generation) != (earlier.ready, earlier.generation):
+    if (
+        ledger
+        and earlier
+        and (ledger.ready, ledger.generation) != (earlier.ready, earlier.generation)
+    ):
         state = "ready" if ledger.ready else "not ready"
         text = f"ledger generation {ledger.generation[:8] or 'none'} is {state}"
         yield CampaignEvent(at=sample.at, text=text, fault=True)
-    known = earlier.leases if earlier else {}
-    for uid, lease in ledger.leases.items():
-        if _lease_text(lease) != _lease_text(known.get(uid)):
-            devices = tuple(share.device for share in lease.shares)
-            yield _event(sample, uid, f"lease of {uid[:8]} is {_lease_text(lease)}", devices)
-    for uid, lease in known.items():
-        if uid not in ledger.leases:
-            devices = tuple(share.device for share in lease.shares)
-            yield _event(sample, uid, f"lease of {uid[:8]} is gone", devices)
+    known, now = dict(_seen(before)) if before else {}, dict(_seen(sample))
+    unread = {what for what, part in (("pod", sample.pods), ("lease", ledger)) if part is None}
+    for key in known | now:
+        state = now.get(key, "gone")
+        if key[0] not in unread and state != known.get(key):
+            text = f"{key[0]} of {key[1][:8]} is {state}"
+            yield CampaignEvent(at=sample.at, text=text, pods=frozenset({key[1]}))
 
 
-def _lease_text(lease: RawLease | None) -> str:
-    if lease is None:
-        return ""
-    shares = ", ".join(
-        f"{share.device} {share.mib} MiB {share.cores} % slot {share.slot} fence {share.fence}"
-        for share in lease.shares
-    )
-    return f"{lease.state} on {lease.node}: {shares}"
+def _seen(sample: Sample) -> Iterator[tuple[tuple[str, str], str]]:
+    """Yield the pods, containers and leases, each by its pod, with their states."""
+    for uid, pod in (sample.pods or {}).items():
+        where = f"on {pod.node}" if pod.node else f"waits: {pod.message!r}"
+        ending = ", being deleted" if pod.deleted else ""
+        yield ("pod", uid), f"{pod.name}, {pod.want}, {pod.phase} {where}{ending}"
+    for grant in sample.grants:
+        given = f"given {grant.mib} MiB {grant.cores} % on {grant.node}"
+        yield (f"container with {grant.device}", grant.pod), given
+    for uid, lease in (sample.ledger.leases if sample.ledger else {}).items():
+        shares = ", ".join(
+            f"{share.device} {share.mib} MiB {share.cores} % slot {share.slot} fence {share.fence}"
+            for share in lease.shares
+        )
+        yield ("lease", uid), f"{lease.state} on {lease.node}: {shares}"
 
 
-def _event(sample: Sample, uid: str, text: str, devices: Sequence[str]) -> CampaignEvent:
-    pods = frozenset({uid})
-    return CampaignEvent(at=sample.at, text=text, pods=pods, devices=frozenset(devices))
-
-
-def story_of(violation: Violation, events: Sequence[CampaignEvent]) -> tuple[CampaignEvent, ...]:
+def story_of(violation: Finding, events: Sequence[CampaignEvent]) -> tuple[CampaignEvent, ...]:
     """Return the events of the violation's pods, and the faults from shortly before it began.
 
     A device's story has the pods that were on it when the violation was seen.
@@ -116,10 +74,10 @@ def story_of(violation: Violation, events: Sequence[CampaignEvent]) -> tuple[Cam
 
 
 def stories(
-    violations: Sequence[Violation], events: Sequence[CampaignEvent], began_at: float
+    violations: Sequence[Finding], events: Sequence[CampaignEvent], began_at: float
 ) -> Iterator[str]:
     """Return the violations as text, those of one invariant and time with the first one's story."""
-    groups: list[list[Violation]] = []
+    groups: list[list[Finding]] = []
     for violation in violations:
         alike = next((one for one in groups[::-1] if one[0].check == violation.check), None)
         if alike is not None and violation.at - alike[0].at < ALIKE_S:

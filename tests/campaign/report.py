@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tests.campaign.schedule import FAULTS
-from tests.proof.history import Violation
+from tests.proof.history import Finding
 from tests.proof.judge import INVARIANTS
 from tests.proof.observations import Resources
 
@@ -23,7 +23,7 @@ class CampaignResult:
     faults: Counter[str] = field(default_factory=Counter)
     quiet_s: dict[str, list[float]] = field(default_factory=dict)
     """By kind of fault, the seconds from the end of the last fault of a round to quiescence."""
-    violations: Sequence[Violation] = ()
+    violations: Sequence[Finding] = ()
     begin: Resources = field(default_factory=Resources)
     end: Resources = field(default_factory=Resources)
     coverage: str = ""

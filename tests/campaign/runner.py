@@ -18,7 +18,7 @@ from tests.campaign.stack.cluster import CampaignCluster, campaign_cluster, resi
 from tests.campaign.stack.faults import FaultInjector
 from tests.campaign.stack.observer import PODS, Observer, read_spans
 from tests.campaign.workload import RESIZED_ANNOTATION, PodPlan, manifest
-from tests.proof.history import Outstanding
+from tests.proof.history import Finding
 from tests.proof.judge import Judge
 from tests.proof.observations import Resources, Sample
 from tests.support.stack import LEASEHOLD, run
@@ -52,7 +52,7 @@ class CampaignRunner:
         self.began_at = time.time()
         self._reported = 0
         """How many violations were reported."""
-        self._awaited: tuple[Outstanding, ...] = ()
+        self._awaited: tuple[Finding, ...] = ()
         """What the last sample before quiescence waited for."""
         self._sample: Sample | None = None
         self._new_sample = asyncio.Condition()

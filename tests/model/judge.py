@@ -25,7 +25,8 @@ from tests.model.start_judge import StartJudge
 from tests.model.virtual_time import EPOCH_S
 from tests.model.world import DEVICE_MIB, SLOTS, Watches, World
 from tests.proof import liveness, safety
-from tests.proof.history import History, Outstanding, Violation
+from tests.proof.history import Finding, History
+from tests.proof.judge import checks_in
 from tests.proof.ledger import checkpoint_grants, copied, decode
 from tests.proof.observations import (
     Grant,
@@ -110,7 +111,7 @@ class Judge(Watches):
         self.look()
         self.starts.note_advanced(began_at)
 
-    def _fail(self, found: Iterable[Violation]) -> None:
+    def _fail(self, found: Iterable[Finding]) -> None:
         for each in found:
             self.world.fail(f"{each.check}: {each.subject}: {each.text}")
 
@@ -328,11 +329,7 @@ class Judge(Watches):
             ),
         )
         history = History(pods=dict(sample.pods or {}))
-        found: list[Violation | Outstanding] = []
-        for check in liveness.CHECKS:
-            found += check(sample, history)
-        for judged in safety.CHECKS:
-            found += judged(sample, history)
+        found = [each for check in checks_in(liveness, safety) for each in check(sample, history)]
         unrecorded = self._unrecorded(ledger)
         return [
             f"{each.check}: {each.subject}: {each.text}"

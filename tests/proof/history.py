@@ -1,7 +1,7 @@
 """What a judge remembers of the samples before, and what it finds; pure."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tests.proof.observations import AgentGrant, RawLedger, SeenPod
@@ -11,34 +11,30 @@ CLOCK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Violation:
-    """An invariant that did not hold."""
+class Finding:
+    """An invariant that does not hold."""
 
     check: str
     """The name of the invariant."""
     subject: str
     text: str
-    at: float
-    """When it was seen."""
-    since: float = 0.0
-    """When it began, if that was before it was seen."""
+    bound_s: float = 0.0
+    """It must hold after this time; 0: at every instant."""
     pods: frozenset[str] = frozenset()
     """UIDs of the pods concerned."""
-    devices: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outstanding:
-    """Something that must become true within `bound_s`, and is not true yet."""
-
-    check: str
-    subject: str
-    text: str
-    bound_s: float
-    pods: frozenset[str] = frozenset()
-    devices: frozenset[str] = frozenset()
     counts_from: float = 0.0
     """The bound begins no earlier than at this instant."""
+    at: float = 0.0
+    """When it was reported."""
+    since: float = 0.0
+    """When it began, if that was before it was reported."""
+
+
+def of_device(
+    check: str, device: str, text: str, bound_s: float = 0.0, *, pods: frozenset[str] = frozenset()
+) -> Finding:
+    """Return a finding about a device."""
+    return Finding(check=check, subject=f"device {device}", text=text, bound_s=bound_s, pods=pods)
 
 
 @dataclass(slots=True)
@@ -77,6 +73,8 @@ class History:
     """Redis lost contents in this round."""
     hostile: frozenset[str] = frozenset()
     """Nodes in whose agents' names somebody else speaks in this round."""
+    cannot_work: Mapping[str, float] = field(default_factory=dict)
+    """Parts that lack a server which they need, and since when."""
 
     def saw_pods(self, pods: Iterable[SeenPod], at: float) -> None:
         """Take note of the pods of a sample."""
@@ -114,6 +112,19 @@ class History:
             if pod.gang:
                 found[pod.gang].append(pod)
         return found
+
+    def about(
+        self, check: str, uid: str, text: str, bound_s: float = 0.0, *, counts_from: float = 0.0
+    ) -> Finding:
+        """Return a finding about a pod."""
+        return Finding(
+            check=check,
+            subject=f"pod {self.name(uid)}",
+            text=text,
+            bound_s=bound_s,
+            pods=frozenset({uid}),
+            counts_from=counts_from,
+        )
 
     def name(self, uid: str) -> str:
         """Return a pod's name for a message."""

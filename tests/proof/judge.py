@@ -1,11 +1,12 @@
 """The judge: every invariant by name, from samples that the product's code had no part in; pure."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import Any
 
 from tests.proof import liveness, preemption, safety, sight
-from tests.proof.history import History, Outstanding, Violation
+from tests.proof.history import Finding, History
 from tests.proof.observations import Resources, Sample
 
 INVARIANTS: Mapping[str, str] = {
@@ -34,19 +35,41 @@ INVARIANTS: Mapping[str, str] = {
     "O3": "a refusal has a reason, numbers, and the next thing to try",
 }
 WATCHING = (safety, liveness, sight, preemption)
+Check = Callable[[Sample, History], Iterator[Finding]]
 AUDITED = frozenset({"P2", "P5", "P6"})
 """What the product's audit has to see as well."""
 SLACK_S = 1.0
 """Added to each bound: samples are up to this far apart."""
 
 
+AT_THE_END = (
+    sight.m1_nothing_is_left,
+    sight.o1_one_pod_one_trace,
+    sight.o2_the_audit_sees_what_we_see,
+)
+"""These judge no single sample."""
+
+
+def checks_in(*modules: ModuleType) -> tuple[Check, ...]:
+    """Return what judges each sample: functions whose names begin with that of an invariant."""
+    named = (
+        function
+        for module in modules
+        for name, function in vars(module).items()
+        if name.partition("_")[0].upper() in INVARIANTS
+    )
+    return tuple(function for function in named if function not in AT_THE_END)
+
+
+CHECKS = checks_in(*WATCHING)
+
+
 def checks_of(invariant: str) -> tuple[str, ...]:
     """Return the names of the functions that watch an invariant, with their modules."""
     return tuple(
-        f"{module.__name__.rpartition('.')[2]}.{name}"
-        for module in WATCHING
-        for name in vars(module)
-        if name.startswith(f"{invariant.lower()}_")
+        f"{check.__module__.rpartition('.')[2]}.{check.__name__}"
+        for check in (*CHECKS, *AT_THE_END)
+        if check.__name__.startswith(f"{invariant.lower()}_")
     )
 
 
@@ -106,10 +129,10 @@ class Judge:
         self.patience = patience
         self.history = History()
         self.coverage = Coverage()
-        self.violations: list[Violation] = []
+        self.violations: list[Finding] = []
         self._reported: set[tuple[str, str]] = set()
         self._since: dict[tuple[str, str], float] = {}
-        self.outstanding: tuple[Outstanding, ...] = ()
+        self.outstanding: tuple[Finding, ...] = ()
         """What the latest sample still waited for."""
 
     def begin_round(self, *, redis_lost: bool, hostile: frozenset[str] = frozenset()) -> None:
@@ -128,49 +151,30 @@ class Judge:
         `cannot_work`: parts that lack a server which they need, and since when.
         """
         history = self.history
+        history.cannot_work = cannot_work
         self.coverage.count(sample)
         history.saw_pods((sample.pods or {}).values(), sample.at)
         history.saw_leases(sample.ledger)
         if "clock" in sample.faults:
             history.clock_off_at = sample.at
-        for check in safety.CHECKS:
-            self.report(check(sample, history))
-        self.report(sight.s6_budgets_are_exact(sample, history))
-        self.report(sight.p7_a_part_that_cannot_work_is_unready(sample, cannot_work))
-        self.report(sight.p7_only_a_hostile_agent_is_distrusted(sample, history))
-        self.report(sight.m4_no_request_of_a_service_is_denied(sample))
-        self.report(sight.o3_a_refusal_has_reason_numbers_and_advice(sample, history))
-        self.report(
-            preemption.m2_an_eviction_is_announced_and_for_a_higher_priority(sample, history)
-        )
+        found = [each for check in CHECKS for each in check(sample, history)]
         if sample.pods is not None:
             history.pods_seen_at = sample.at
-        if not sample.faults or set(sample.faults) == {"cordon"}:
-            self.report(sight.p7_a_cordon_is_obeyed(sample, history))
-        found = [each for check in liveness.CHECKS for each in check(sample, history)]
-        found += preemption.m3_a_pod_of_higher_priority_is_served_by_evictions(sample, history)
         history.saw_ledger(sample.ledger)
-        self.outstanding = tuple(found)
-        keys = {(each.check, each.subject) for each in found}
+        self.report((each for each in found if not each.bound_s), sample.at)
+        self.outstanding = tuple(each for each in found if each.bound_s)
+        keys = {(each.check, each.subject) for each in self.outstanding}
         self._since = {key: self._since.get(key, sample.at) for key in keys}
 
     def judge_liveness(self, at: float) -> None:
         """Report what has been outstanding for longer than its bound since the faults ended."""
         quiet_since = self.history.quiet_since
         for each in self.outstanding:
-            since = max(self._since[each.check, each.subject], quiet_since, each.counts_from)
-            if at - since > each.bound_s * self.patience + SLACK_S:
-                text = f"{each.text}; for {at - since:.0f} s, bound {each.bound_s:g} s"
-                violation = Violation(
-                    check=each.check,
-                    subject=each.subject,
-                    text=text,
-                    at=at,
-                    since=self._since[each.check, each.subject],
-                    pods=each.pods,
-                    devices=each.devices,
-                )
-                self.report((violation,))
+            began_at = self._since[each.check, each.subject]
+            late_s = at - max(began_at, quiet_since, each.counts_from)
+            if late_s > each.bound_s * self.patience + SLACK_S:
+                text = f"{each.text}; for {late_s:.0f} s, bound {each.bound_s:g} s"
+                self.report((replace(each, text=text, since=began_at),), at)
 
     def judge_audit(self, audit: Mapping[str, Any], at: float) -> None:
         """Compare the product's audit with what is outstanding in the ledger."""
@@ -178,23 +182,23 @@ class Judge:
         lasting = [
             f"{check} {subject}" for check, subject in seen if self.is_reported(check, subject)
         ]
-        self.report(sight.o2_the_audit_sees_what_we_see(audit, lasting, at, settling=bool(seen)))
+        found = sight.o2_the_audit_sees_what_we_see(audit, lasting, settling=bool(seen))
+        self.report(found, at)
 
     def judge_traces(self, spans: Iterable[Mapping[str, Any]], at: float) -> None:
         """Judge the traces of all pods that were bound."""
-        self.report(sight.o1_one_pod_one_trace(spans, self.history, at))
+        self.report(sight.o1_one_pod_one_trace(spans, self.history), at)
 
     def judge_resources(self, begin: Resources, end: Resources, at: float) -> None:
         """Compare what the parts use at the end with the beginning."""
-        self.report(sight.m1_nothing_is_left(begin, end, at))
+        self.report(sight.m1_nothing_is_left(begin, end), at)
 
-    def report(self, found: Iterable[Violation]) -> None:
+    def report(self, found: Iterable[Finding], at: float) -> None:
         """Keep each violation, once per invariant and subject."""
-        for violation in found:
-            key = (violation.check, violation.subject)
-            if key not in self._reported:
-                self._reported.add(key)
-                self.violations.append(violation)
+        for each in found:
+            if not self.is_reported(each.check, each.subject):
+                self._reported.add((each.check, each.subject))
+                self.violations.append(replace(each, at=at))
 
     def is_reported(self, check: str, subject: str) -> bool:
         """Whether a violation of the invariant by the subject was reported."""

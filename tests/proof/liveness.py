@@ -2,10 +2,10 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
-from tests.proof.history import History, Outstanding
+from tests.proof.history import Finding, History, of_device
 from tests.proof.observations import RawLedger, Sample, SeenPod, Want
 from tests.proof.safety import HELD, LIVE, differences_in_sums
 
@@ -22,25 +22,25 @@ EXPIRED_S = 5.0
 REGION_S = 30.0
 _NODES = re.compile(r"\d+/(\d+) nodes are available")
 
-Pending = Callable[[Sample, History], Iterator[Outstanding]]
-
 
 def resumed_s(history: History) -> float:
     return REBUILT_S if history.redis_lost else RESUMED_S
 
 
-def p1_a_pod_is_bound_or_explained(sample: Sample, history: History) -> Iterator[Outstanding]:
+def p1_a_pod_is_bound_or_explained(sample: Sample, history: History) -> Iterator[Finding]:
     """A pending pod has a node or a reason within 15 s, and a bound one starts or fails."""
     for pod in (sample.pods or {}).values():
         if pod.deleted or pod.ended or pod.forged or pod.runs:
             continue
-        if not pod.node and not pod.message:
-            yield _of(pod, "P1", "it has neither a node nor a reason", EXPLAINED_S, history)
-        if pod.node:
-            yield _of(pod, "P1", f"it is bound to {pod.node} and not started", STARTED_S, history)
+        text, bound_s = f"it is bound to {pod.node} and not started", STARTED_S
+        if not pod.node:
+            text, bound_s = "it has neither a node nor a reason", EXPLAINED_S
+        if pod.node or not pod.message:
+            since = history.first_seen.get(pod.uid, 0.0)
+            yield history.about("P1", pod.uid, text, bound_s, counts_from=since)
 
 
-def p2_no_lease_outlives_its_pod(sample: Sample, history: History) -> Iterator[Outstanding]:
+def p2_no_lease_outlives_its_pod(sample: Sample, history: History) -> Iterator[Finding]:
     """A lease ends, and the record of a waiting pod goes, within 30 s of the pod (also S8)."""
     if sample.ledger is None or sample.pods is None:
         return
@@ -48,21 +48,21 @@ def p2_no_lease_outlives_its_pod(sample: Sample, history: History) -> Iterator[O
         pod = sample.pods.get(lease.pod)
         if lease.state in LIVE and (pod is None or pod.ended):
             text = f"its pod {'ended' if pod else 'is gone'}, its lease is {lease.state}"
-            yield _about(lease.pod, "P2", text, LEASE_ENDS_S, history)
+            yield history.about("P2", lease.pod, text, LEASE_ENDS_S)
         if lease.state == "reserved" and lease.expires_at < sample.at:
             text = f"its reservation expired {sample.at - lease.expires_at:.1f} s ago"
-            yield _about(lease.pod, "P2", text, EXPIRED_S, history)
+            yield history.about("P2", lease.pod, text, EXPIRED_S)
     for uid in sorted(sample.ledger.waiting):
         pod = sample.pods.get(uid)
         if pod is None or pod.ended or pod.node:
             text = f"it {'is bound' if pod else 'is gone'} and still counts as waiting"
-            yield _about(uid, "P2", text, LEASE_ENDS_S, history)
+            yield history.about("P2", uid, text, LEASE_ENDS_S)
     for uid in sorted(sample.ledger.gone & sample.pods.keys()):
         if not (sample.pods[uid].ended or sample.pods[uid].deleted):
-            yield _about(uid, "P2", "it exists and counts as gone", LEASE_ENDS_S, history)
+            yield history.about("P2", uid, "it exists and counts as gone", LEASE_ENDS_S)
 
 
-def p2_no_claim_outlives_its_pod(sample: Sample, history: History) -> Iterator[Outstanding]:
+def p2_no_claim_outlives_its_pod(sample: Sample, history: History) -> Iterator[Finding]:
     """A device is kept only for a pod that waits."""
     if sample.ledger is None or sample.pods is None:
         return
@@ -71,28 +71,28 @@ def p2_no_claim_outlives_its_pod(sample: Sample, history: History) -> Iterator[O
     for uuid, device in sorted(sample.ledger.devices.items()):
         if device.is_claimed:
             text = "it is claimed, and no pod waits for it"
-            yield _of_device(uuid, "P2", text, resumed_s(history))
+            yield of_device("P2", uuid, text, resumed_s(history))
 
 
-def p3_service_resumes(sample: Sample, history: History) -> Iterator[Outstanding]:
+def p3_service_resumes(sample: Sample, history: History) -> Iterator[Finding]:
     """Every part is ready again within 10 s, or 20 s where Redis is rebuilt."""
     for part, reason in sorted(sample.unready.items()):
-        yield Outstanding(
+        yield Finding(
             check="P3", subject=part, text=f"not ready: {reason}", bound_s=resumed_s(history)
         )
     for what, seen in (("API server", sample.pods), ("Redis", sample.ledger)):
         if seen is None:
-            yield Outstanding(check="P3", subject=what, text="no answer", bound_s=RESUMED_S)
+            yield Finding(check="P3", subject=what, text="no answer", bound_s=RESUMED_S)
 
 
-def p3_a_node_is_trusted_again(sample: Sample, history: History) -> Iterator[Outstanding]:
+def p3_a_node_is_trusted_again(sample: Sample, history: History) -> Iterator[Finding]:
     """A node gets pods again within 20 s of the last message that is refused."""
     for node in sorted(sample.ledger.distrusted if sample.ledger else ()):
         text = "it gets no pods since its agent's messages were refused"
-        yield Outstanding(check="P3", subject=f"node {node}", text=text, bound_s=TRUSTED_S)
+        yield Finding(check="P3", subject=f"node {node}", text=text, bound_s=TRUSTED_S)
 
 
-def p4_freed_capacity_is_offered(sample: Sample, history: History) -> Iterator[Outstanding]:
+def p4_freed_capacity_is_offered(sample: Sample, history: History) -> Iterator[Finding]:
     """A waiting pod that fits, by our own sums, is bound within 2 s."""
     ledger = sample.ledger
     if sample.pods is None or sample.nodes is None or ledger is None:
@@ -107,7 +107,7 @@ def p4_freed_capacity_is_offered(sample: Sample, history: History) -> Iterator[O
         others = (node for node in sorted(free) if fits_on(pod.want, free[node], sample))
         node = fits or next(others, None)
         if node is not None:
-            yield Outstanding(
+            yield Finding(
                 check="P4",
                 subject=f"pod {history.name(pod.uid)}",
                 text=f"{pod.want} fits on {node} and it waits: {pod.message}",
@@ -200,7 +200,7 @@ def fits_on(want: Want, devices: Free, sample: Sample) -> bool:
     return len(fitting) >= want.gpus
 
 
-def s7_a_region_follows_the_lease(sample: Sample, history: History) -> Iterator[Outstanding]:
+def s7_a_region_follows_the_lease(sample: Sample, history: History) -> Iterator[Finding]:
     """HAMi-core's limits become those of the lease.
 
     A lower limit that was not confirmed stays for 20 s: the ledger may still have it written.
@@ -213,10 +213,10 @@ def s7_a_region_follows_the_lease(sample: Sample, history: History) -> Iterator[
         enforced = sorted(limits.of_devices(len(leased)))
         if enforced != leased:
             text = f"its container may use {enforced} MiB and %, its lease has {leased}"
-            yield _about(uid, "S7", text, REGION_S, history)
+            yield history.about("S7", uid, text, REGION_S)
 
 
-def o3_a_refusal_counts_the_nodes(sample: Sample, history: History) -> Iterator[Outstanding]:
+def o3_a_refusal_counts_the_nodes(sample: Sample, history: History) -> Iterator[Finding]:
     """A refusal counts as many nodes as there are."""
     if sample.pods is None or sample.nodes is None:
         return
@@ -224,10 +224,10 @@ def o3_a_refusal_counts_the_nodes(sample: Sample, history: History) -> Iterator[
         counted = _NODES.match(pod.message) if waits(pod) else None
         if counted and int(counted[1]) != len(sample.nodes):
             text = f"{pod.message!r}, and there are {len(sample.nodes)} nodes"
-            yield _of(pod, "O3", text, EXPLAINED_S, history)
+            yield history.about("O3", pod.uid, text, EXPLAINED_S)
 
 
-def p5_a_gang_holds_all_or_nothing(sample: Sample, history: History) -> Iterator[Outstanding]:
+def p5_a_gang_holds_all_or_nothing(sample: Sample, history: History) -> Iterator[Finding]:
     """A gang of which a member was bound has at least its minimum of members bound."""
     if sample.pods is None:
         return
@@ -240,7 +240,7 @@ def p5_a_gang_holds_all_or_nothing(sample: Sample, history: History) -> Iterator
         left = [pod for pod in members if _left_while_binding(pod, began_at, sample, history)]
         if len(bound) + len(left) < least:
             text = f"{len(bound)} of at least {least} members were bound"
-            yield Outstanding(
+            yield Finding(
                 check="P5",
                 subject=f"gang {gang}",
                 text=text,
@@ -255,14 +255,14 @@ def _left_while_binding(pod: SeenPod, began_at: float, sample: Sample, history: 
     return is_gone and pod.uid not in history.bound_at and history.last_seen[pod.uid] > began_at - 3
 
 
-def p6_the_ledger_agrees(sample: Sample, history: History) -> Iterator[Outstanding]:
+def p6_the_ledger_agrees(sample: Sample, history: History) -> Iterator[Finding]:
     """The ledger holds the state that Kubernetes and the agents imply."""
     ledger, pods = sample.ledger, sample.pods
     if ledger is None or pods is None or sample.nodes is None:
         return
     limit_s = resumed_s(history)
     if not ledger.ready:
-        yield Outstanding(check="P6", subject="ledger", text="not ready", bound_s=limit_s)
+        yield Finding(check="P6", subject="ledger", text="not ready", bound_s=limit_s)
     cordoned = {name for name, node in sample.nodes.items() if node.cordoned}
     for what, there, stored in (
         ("nodes", sample.nodes.keys(), ledger.nodes),
@@ -270,21 +270,21 @@ def p6_the_ledger_agrees(sample: Sample, history: History) -> Iterator[Outstandi
     ):
         if set(there) != stored:
             text = f"{sorted(there)} in Kubernetes, {sorted(stored)} in Redis"
-            yield Outstanding(check="P6", subject=what, text=text, bound_s=limit_s)
+            yield Finding(check="P6", subject=what, text=text, bound_s=limit_s)
     for uuid, home in sample.homes.items():
         device, is_mig = ledger.devices.get(uuid), uuid in sample.mig_devices
         found = (device.node, device.in_mig_mode) if device else None
         if home in sample.nodes and found != (home, is_mig):
             text = f"Redis has {found}, and it is on {home}, in MIG mode: {is_mig}"
-            yield _of_device(uuid, "P6", text, limit_s)
+            yield of_device("P6", uuid, text, limit_s)
     for pod in pods.values():
         stays = pod.lease_node and not pod.ended and not pod.deleted
         if stays and (text := _disagreement(pod, ledger)):
-            yield _of(pod, "P6", text, limit_s, history)
+            yield history.about("P6", pod.uid, text, limit_s)
     for uuid, text in differences_in_sums(ledger):
         leases = [lease for lease in ledger.leases.values() if uuid in lease.devices]
         holders = frozenset(lease.pod for lease in leases)
-        yield replace(_of_device(uuid, "P6", text, limit_s), pods=holders)
+        yield replace(of_device("P6", uuid, text, limit_s), pods=holders)
 
 
 def _disagreement(pod: SeenPod, ledger: RawLedger) -> str:
@@ -299,47 +299,3 @@ def _disagreement(pod: SeenPod, ledger: RawLedger) -> str:
     if leased != sorted(pod.copied_mib):
         return f"its lease has {leased} MiB, its copy {sorted(pod.copied_mib)}"
     return ""
-
-
-def _of_device(uuid: str, check: str, text: str, bound_s: float) -> Outstanding:
-    subject, devices = f"device {uuid}", frozenset({uuid})
-    return Outstanding(check=check, subject=subject, text=text, bound_s=bound_s, devices=devices)
-
-
-def _of(pod: SeenPod, check: str, text: str, bound_s: float, history: History) -> Outstanding:
-    return _about(pod.uid, check, text, bound_s, history, devices=frozenset(pod.devices))
-
-
-def _about(
-    uid: str,
-    check: str,
-    text: str,
-    bound_s: float,
-    history: History,
-    *,
-    devices: frozenset[str] = frozenset(),
-) -> Outstanding:
-    return Outstanding(
-        check=check,
-        subject=f"pod {history.name(uid)}",
-        text=text,
-        bound_s=bound_s,
-        pods=frozenset({uid}),
-        devices=devices,
-        counts_from=history.first_seen.get(uid, 0.0) if check == "P1" else 0.0,
-    )
-
-
-CHECKS: tuple[Pending, ...] = (
-    p1_a_pod_is_bound_or_explained,
-    p2_no_lease_outlives_its_pod,
-    p2_no_claim_outlives_its_pod,
-    p3_service_resumes,
-    p3_a_node_is_trusted_again,
-    p4_freed_capacity_is_offered,
-    p5_a_gang_holds_all_or_nothing,
-    p6_the_ledger_agrees,
-    s7_a_region_follows_the_lease,
-    o3_a_refusal_counts_the_nodes,
-)
-"""Those that judge what is outstanding in every sample."""

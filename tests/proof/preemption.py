@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 
-from tests.proof.history import History, Outstanding, Violation
+from tests.proof.history import Finding, History
 from tests.proof.liveness import fits_on, free_devices, resumed_s, waits
 from tests.proof.observations import Sample, SeenPod
 
@@ -18,7 +18,7 @@ SETTLED_S = 5.0
 
 def m2_an_eviction_is_announced_and_for_a_higher_priority(
     sample: Sample, history: History
-) -> Iterator[Violation]:
+) -> Iterator[Finding]:
     """A pod is evicted after notice, only for one of higher priority, and not against its will."""
     for uid, at in sorted(sample.evicted.items()):
         pod = history.pods.get(uid)
@@ -26,14 +26,7 @@ def m2_an_eviction_is_announced_and_for_a_higher_priority(
             continue
         history.judged_evictions.add(uid)
         if text := _wrong(pod, at, sample, history):
-            yield Violation(
-                check="M2",
-                subject=f"pod {history.name(uid)}",
-                text=f"evicted although {text}",
-                at=sample.at,
-                pods=frozenset({uid}),
-                devices=frozenset(pod.devices),
-            )
+            yield history.about("M2", uid, f"evicted although {text}")
 
 
 def _wrong(pod: SeenPod, at: float, sample: Sample, history: History) -> str:
@@ -60,7 +53,7 @@ def _wrong(pod: SeenPod, at: float, sample: Sample, history: History) -> str:
 
 def m3_a_pod_of_higher_priority_is_served_by_evictions(
     sample: Sample, history: History
-) -> Iterator[Outstanding]:
+) -> Iterator[Finding]:
     """The only pod of high priority that waits gets room if evictable pods have it.
 
     A pod that was evicted before may be spared for long under the same name.
@@ -88,11 +81,6 @@ def m3_a_pod_of_higher_priority_is_served_by_evictions(
         (node for node in sorted(free) if fits_on(urgent[0].want, free[node], sample)), None
     )
     if node is not None:
-        yield Outstanding(
-            check="M3",
-            subject=f"pod {history.name(urgent[0].uid)}",
-            text=f"{urgent[0].want} would fit on {node} after evictions: {urgent[0].message}",
-            bound_s=SERVED_S,
-            pods=frozenset({urgent[0].uid}),
-            counts_from=history.quiet_since + resumed_s(history),
-        )
+        text = f"{urgent[0].want} would fit on {node} after evictions: {urgent[0].message}"
+        since = history.quiet_since + resumed_s(history)
+        yield history.about("M3", urgent[0].uid, text, SERVED_S, counts_from=since)

@@ -1,16 +1,14 @@
 """Checks of safety: they hold at every instant, whatever fault is at work; pure."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tests.proof.history import History, Violation
+from tests.proof.history import Finding, History, of_device
 from tests.proof.observations import Grant, RawLease, RawLedger, Sample, SeenPod, Want
 
 LIVE = frozenset({"reserved", "bound", "active"})
 HELD = frozenset({"bound", "active"})
-
-Check = Callable[[Sample, History], Iterator[Violation]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,7 @@ class _Piece:
 
 def _over(
     check: str, source: str, pieces: Iterable[_Piece], sample: Sample, history: History
-) -> Iterator[Violation]:
+) -> Iterator[Finding]:
     """Compare the sums per device with what a device has."""
     by_device: defaultdict[str, list[_Piece]] = defaultdict(list)
     for piece in pieces:
@@ -49,10 +47,10 @@ def _over(
         shared = ", shared although exclusive" if exclusive else ""
         shared += ", slices twice" if twice else ", instances and shares" if mixed else ""
         text = f"{source}: {mib} of {most.mib} MiB, {cores} % of cores{shared}: {holders}"
-        yield _of_device(device, check, text, sample, pods)
+        yield of_device(check, device, text, pods=pods)
 
 
-def s1_no_device_is_over_committed(sample: Sample, history: History) -> Iterator[Violation]:
+def s1_no_device_is_over_committed(sample: Sample, history: History) -> Iterator[Finding]:
     """The sums of containers, of pods and of live leases stay within each device."""
     containers = (
         _Piece(g.pod, g.device, _mib_now(g, sample), g.cores, g.exclusive, g.slices)
@@ -81,7 +79,7 @@ def s1_no_device_is_over_committed(sample: Sample, history: History) -> Iterator
     yield from _instances_twice(sample, history)
 
 
-def _instances_twice(sample: Sample, history: History) -> Iterator[Violation]:
+def _instances_twice(sample: Sample, history: History) -> Iterator[Finding]:
     """MIG instances exist and are disjoint; all leases of a device have one layout."""
     holders: dict[str, tuple[str, str]] = {}
     instances = [(g.instance, g.pod, g.device) for g in sample.grants if g.instance]
@@ -95,7 +93,7 @@ def _instances_twice(sample: Sample, history: History) -> Iterator[Violation]:
         if other != holder:
             text = f"{thing} is of {history.name(other)!r} and {history.name(holder)!r}"
             pods = frozenset({other, holder}) & history.pods.keys()
-            yield _of_device(device, "S1", text, sample, pods)
+            yield of_device("S1", device, text, pods=pods)
 
 
 def _mib_now(grant: Grant, sample: Sample) -> int:
@@ -119,7 +117,7 @@ def _live(sample: Sample) -> Iterator[RawLease]:
             yield lease
 
 
-def s2_a_container_has_one_lease(sample: Sample, history: History) -> Iterator[Violation]:
+def s2_a_container_has_one_lease(sample: Sample, history: History) -> Iterator[Finding]:
     """No two leases have one slot or position, no pod a lease elsewhere, no container two nodes."""
     slots: dict[tuple[str, int], str] = {}
     for lease in _live(sample):
@@ -128,11 +126,11 @@ def s2_a_container_has_one_lease(sample: Sample, history: History) -> Iterator[V
             if share.slot >= 0 and other != lease.pod:
                 names = f"{history.name(other)} and {history.name(lease.pod)}"
                 text, pods = f"slot {share.slot} is of {names}", frozenset({other, lease.pod})
-                yield _of_device(share.device, "S2", text, sample, pods)
+                yield of_device("S2", share.device, text, pods=pods)
         pod = (sample.pods or {}).get(lease.pod)
         if pod and pod.node and pod.node != lease.node and lease.state in HELD:
             text = f"it is bound to {pod.node}, its lease is on {lease.node}"
-            yield _about(pod.uid, "S2", text, sample, history)
+            yield history.about("S2", pod.uid, text)
     nodes: dict[tuple[str, str], str] = {}
     for uid, container, at in (
         *((grant.pod, grant.container, grant.node) for grant in sample.agents),
@@ -141,18 +139,18 @@ def s2_a_container_has_one_lease(sample: Sample, history: History) -> Iterator[V
         node = nodes.setdefault((uid, container), at)
         if node != at:
             text = f"container {container} was given devices on {node} and {at}"
-            yield _about(uid, "S2", text, sample, history)
+            yield history.about("S2", uid, text)
 
 
-def s3_what_runs_is_leased(sample: Sample, history: History) -> Iterator[Violation]:
+def s3_what_runs_is_leased(sample: Sample, history: History) -> Iterator[Finding]:
     """A pod whose container has a device was bound by us, with a lease on that node."""
     for pod in _granted(sample, history):
         if not pod.forged and pod.node and pod.lease_node != pod.node:
             text = f"it runs on {pod.node}, the lease it was bound with is on {pod.lease_node!r}"
-            yield _about(pod.uid, "S3", text, sample, history)
+            yield history.about("S3", pod.uid, text)
 
 
-def s4_fences_only_rise(sample: Sample, history: History) -> Iterator[Violation]:
+def s4_fences_only_rise(sample: Sample, history: History) -> Iterator[Finding]:
     """An agent gives a slot only to a higher fence than the one it gave it to before."""
     for grant in sorted(sample.agents, key=lambda each: each.activated_at):
         if grant.slot is None:
@@ -169,18 +167,18 @@ def s4_fences_only_rise(sample: Sample, history: History) -> Iterator[Violation]
                 f"{grant.node} gave slot {grant.slot} to {history.name(grant.pod)} with fence "
                 f"{grant.fence} after {history.name(highest.pod)} with fence {highest.fence}"
             )
-            pods, where = frozenset({grant.pod, highest.pod}), f" slot {grant.slot}"
-            yield _of_device(grant.device, "S4", text, sample, pods, where=where)
+            pods, slot = frozenset({grant.pod, highest.pod}), f"{grant.device} slot {grant.slot}"
+            yield of_device("S4", slot, text, pods=pods)
 
 
-def s5_only_a_lease_grants(sample: Sample, history: History) -> Iterator[Violation]:
+def s5_only_a_lease_grants(sample: Sample, history: History) -> Iterator[Finding]:
     """A pod that names its node itself, with a forged grant, gets no device."""
     for pod in _granted(sample, history):
         if pod.forged:
-            yield _about(pod.uid, "S5", f"its forged grant works on {pod.node}", sample, history)
+            yield history.about("S5", pod.uid, f"its forged grant works on {pod.node}")
 
 
-def s7_limits_equal_the_lease(sample: Sample, history: History) -> Iterator[Violation]:
+def s7_limits_equal_the_lease(sample: Sample, history: History) -> Iterator[Finding]:
     """What a container was given equals what its pod requests, and the devices of its lease."""
     given: defaultdict[str, list[Grant]] = defaultdict(list)
     for grant in sample.grants:
@@ -193,12 +191,12 @@ def s7_limits_equal_the_lease(sample: Sample, history: History) -> Iterator[Viol
         right = [_is_as_requested(grant, pod.want, sample) for grant in grants]
         if not pod.resized and (len(grants) != pod.want.gpus or not all(right)):
             text = f"it requests {pod.want}, its container was given {shown}"
-            yield _about(uid, "S7", text, sample, history)
+            yield history.about("S7", uid, text)
         lease = sample.ledger.leases.get(uid) if sample.ledger else None
         leased = {share.device for share in lease.shares} if lease else set()
         if leased and lease and lease.state in HELD and leased != {each.device for each in grants}:
             text = f"its lease is on {sorted(leased)}, its container has {shown}"
-            yield _about(uid, "S7", text, sample, history)
+            yield history.about("S7", uid, text)
 
 
 def _is_as_requested(grant: Grant, want: Want, sample: Sample) -> bool:
@@ -216,7 +214,7 @@ def is_as_leased(grants: Iterable[Grant], lease: RawLease) -> bool:
 
 def s7_a_region_allows_no_more_than_the_lease(
     sample: Sample, history: History
-) -> Iterator[Violation]:
+) -> Iterator[Finding]:
     """HAMi-core's limit is never above the lease, also while the lease is resized.
 
     Only leases that did not change since the sample before: the region was read between.
@@ -231,10 +229,10 @@ def s7_a_region_allows_no_more_than_the_lease(
         leased = max((share.mib for share in lease.shares), default=0)
         if history.lease_versions.get(uid) == lease.version and max(limits.mib) > leased:
             text = f"its container may use {max(limits.mib)} MiB, its lease has {leased}"
-            yield _about(uid, "S7", text, sample, history)
+            yield history.about("S7", uid, text)
 
 
-def s8_a_lease_lasts_while_its_pod_may_run(sample: Sample, history: History) -> Iterator[Violation]:
+def s8_a_lease_lasts_while_its_pod_may_run(sample: Sample, history: History) -> Iterator[Finding]:
     """A pod that runs keeps its lease, but for the time in which a lost Redis is rebuilt."""
     ledger = sample.ledger
     if ledger is None or not ledger.ready or sample.pods is None or history.redis_lost:
@@ -251,12 +249,12 @@ def s8_a_lease_lasts_while_its_pod_may_run(sample: Sample, history: History) -> 
         history.without_lease[uid] = history.without_lease.get(uid, 0) + 1
         if history.without_lease[uid] >= history.lost_samples:
             text = f"it runs on {pod.node} and its lease is {lease.state if lease else 'gone'}"
-            yield _about(uid, "S8", text, sample, history)
+            yield history.about("S8", uid, text)
 
 
 def s9_an_agent_gives_out_no_more_than_there_is(
     sample: Sample, history: History
-) -> Iterator[Violation]:
+) -> Iterator[Finding]:
     """By an agent's own checkpoint, all that it has given out is no more than each device has.
 
     Whatever the API server and the ledger say: an entry counts until the agent itself removes it.
@@ -273,7 +271,7 @@ def s9_an_agent_gives_out_no_more_than_there_is(
         if other != grant.pod:
             names = f"{history.name(other)} and {history.name(grant.pod)}"
             text, pods = f"slot {grant.slot} was given to {names}", frozenset({other, grant.pod})
-            yield _of_device(grant.device, "S9", f"checkpoint: {text}", sample, pods)
+            yield of_device("S9", grant.device, f"checkpoint: {text}", pods=pods)
     for pieces in by_node.values():
         yield from _over("S9", "checkpoint", pieces, sample, history)
 
@@ -302,40 +300,3 @@ def _granted(sample: Sample, history: History) -> Iterator[SeenPod]:
     for uid in sorted({grant.pod for grant in sample.grants}):
         if pod := history.pods.get(uid):
             yield pod
-
-
-def _about(uid: str, check: str, text: str, sample: Sample, history: History) -> Violation:
-    devices = frozenset(grant.device for grant in sample.grants if grant.pod == uid)
-    subject, pods = f"pod {history.name(uid)}", frozenset({uid})
-    return Violation(
-        check=check, subject=subject, text=text, at=sample.at, pods=pods, devices=devices
-    )
-
-
-def _of_device(
-    device: str,
-    check: str,
-    text: str,
-    sample: Sample,
-    pods: frozenset[str],
-    *,
-    where: str = "",
-) -> Violation:
-    subject, devices = f"device {device}{where}", frozenset({device})
-    return Violation(
-        check=check, subject=subject, text=text, at=sample.at, pods=pods, devices=devices
-    )
-
-
-CHECKS: tuple[Check, ...] = (
-    s1_no_device_is_over_committed,
-    s2_a_container_has_one_lease,
-    s3_what_runs_is_leased,
-    s4_fences_only_rise,
-    s5_only_a_lease_grants,
-    s7_limits_equal_the_lease,
-    s7_a_region_allows_no_more_than_the_lease,
-    s8_a_lease_lasts_while_its_pod_may_run,
-    s9_an_agent_gives_out_no_more_than_there_is,
-)
-"""Those that judge every sample."""

@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
-from tests.proof.history import History, Violation
+from tests.proof.history import Finding, History
 from tests.proof.observations import RawCharge, RawLedger, Resources, Sample
 
 UNREADY_S = 10.0
@@ -26,12 +26,12 @@ _NOTHING = re.compile(r"at most 0\b|: 0\b(?!/)")
 _SENTENCE = re.compile(r"[.:;] ?\S+ \S+")
 
 
-def s6_budgets_are_exact(sample: Sample, history: History) -> Iterator[Violation]:
+def s6_budgets_are_exact(sample: Sample, history: History) -> Iterator[Finding]:
     """A window's usage is the sum of its charges; a lease's charges touch and do not overlap."""
     ledger = sample.ledger
     if ledger is None or not ledger.charges:
         return
-    yield from _window_sums(ledger, sample.at)
+    yield from _window_sums(ledger)
     by_lease: defaultdict[str, list[RawCharge]] = defaultdict(list)
     for charge in ledger.charges:
         if charge.kind == "charge":
@@ -49,9 +49,7 @@ def s6_budgets_are_exact(sample: Sample, history: History) -> Iterator[Violation
             if end_ms is not None and charge.start_ms != end_ms:
                 text = f"a charge begins {charge.start_ms - end_ms} ms after the one before ends"
             if text:
-                subject = f"pod {history.name(pod)}"
-                pods = frozenset({pod})
-                yield Violation(check="S6", subject=subject, text=text, at=sample.at, pods=pods)
+                yield history.about("S6", pod, text)
             end_ms = charge.end_ms
 
 
@@ -71,7 +69,7 @@ def _weight(lease: str, sample: Sample, history: History) -> int:
     return ceil(1000 * part * want.gpus)
 
 
-def _window_sums(ledger: RawLedger, at: float) -> Iterator[Violation]:
+def _window_sums(ledger: RawLedger) -> Iterator[Finding]:
     charged: defaultdict[str, int] = defaultdict(int)
     for charge in ledger.charges:
         if not charge.reason.startswith("the limit was"):  # its units are of the limit
@@ -79,32 +77,25 @@ def _window_sums(ledger: RawLedger, at: float) -> Iterator[Violation]:
     for window, used in sorted(ledger.used_units.items()):
         if used != charged[window]:
             text = f"used are {used} units, its entries add up to {charged[window]}"
-            yield Violation(check="S6", subject=f"window {window}", text=text, at=at)
+            yield Finding(check="S6", subject=f"window {window}", text=text)
 
 
-def p7_a_part_that_cannot_work_is_unready(
-    sample: Sample, expected: Mapping[str, float]
-) -> Iterator[Violation]:
-    """A part without a server that it needs answers /readyz with a reason.
-
-    `expected` are such parts, and since when they cannot work.
-    """
-    for part, since in sorted(expected.items()):
+def p7_a_part_that_cannot_work_is_unready(sample: Sample, history: History) -> Iterator[Finding]:
+    """A part without a server that it needs answers /readyz with a reason."""
+    for part, since in sorted(history.cannot_work.items()):
         if sample.at - since < UNREADY_S:
             continue
         reason = sample.unready.get(part)
         if not reason:
             what = "says that it is ready" if reason is None else "gives no reason"
-            yield Violation(
-                check="P7",
-                subject=part,
-                text=f"cannot work ({', '.join(sample.faults)}) and {what}",
-                at=sample.at,
-            )
+            text = f"cannot work ({', '.join(sample.faults)}) and {what}"
+            yield Finding(check="P7", subject=part, text=text)
 
 
-def p7_a_cordon_is_obeyed(sample: Sample, history: History) -> Iterator[Violation]:
+def p7_a_cordon_is_obeyed(sample: Sample, history: History) -> Iterator[Finding]:
     """No pod is bound to a node that was cordoned long before, while nothing else is wrong."""
+    if not {"cordon"}.issuperset(sample.faults):
+        return
     for name, node in (sample.nodes or {}).items():
         if not node.cordoned:
             history.cordoned_since.pop(name, None)
@@ -114,43 +105,36 @@ def p7_a_cordon_is_obeyed(sample: Sample, history: History) -> Iterator[Violatio
         for uid, bound_at in history.bound_at.items():
             pod = history.pods[uid]
             if pod.node == name and bound_at > from_at and not pod.forged:
-                yield Violation(
-                    check="P7",
-                    subject=f"pod {history.name(uid)}",
-                    text=f"bound to {name} {bound_at - since:.0f} s after it was cordoned",
-                    at=sample.at,
-                    pods=frozenset({uid}),
-                )
+                text = f"bound to {name} {bound_at - since:.0f} s after it was cordoned"
+                yield history.about("P7", uid, text)
 
 
-def p7_only_a_hostile_agent_is_distrusted(sample: Sample, history: History) -> Iterator[Violation]:
+def p7_only_a_hostile_agent_is_distrusted(sample: Sample, history: History) -> Iterator[Finding]:
     """No node gets no pods since its agent is refused, unless somebody else speaks in its name."""
     for node in sorted((sample.ledger.distrusted if sample.ledger else set()) - history.hostile):
         text = "it gets no pods since its agent's messages are refused"
-        yield Violation(check="P7", subject=f"node {node}", text=text, at=sample.at)
+        yield Finding(check="P7", subject=f"node {node}", text=text)
 
 
-def m1_nothing_is_left(begin: Resources, end: Resources, at: float) -> Iterator[Violation]:
+def m1_nothing_is_left(begin: Resources, end: Resources) -> Iterator[Finding]:
     """Without pods, each part uses no more than at the beginning, within a tolerance."""
     for part, mib in sorted(end.memory_mib.items()):
         before = begin.memory_mib.get(part, mib)
         if part not in SIMULATORS and mib > before + MORE_MIB:
             text = f"{before} MiB at the beginning, {mib} at the end, {MORE_MIB} more are allowed"
-            yield Violation(check="M1", subject=part, text=text, at=at)
+            yield Finding(check="M1", subject=part, text=text)
     if end.keys > begin.keys + MORE_KEYS:
         text = f"{begin.keys} lasting keys at the beginning, {end.keys} at the end"
-        yield Violation(check="M1", subject="Redis", text=text, at=at)
+        yield Finding(check="M1", subject="Redis", text=text)
 
 
-def m4_no_request_of_a_service_is_denied(sample: Sample) -> Iterator[Violation]:
+def m4_no_request_of_a_service_is_denied(sample: Sample, _: History) -> Iterator[Finding]:
     """Each service has the rights that it uses, and writes only what the policies let it write."""
     for part, text in sorted(sample.denied.items()):
-        yield Violation(check="M4", subject=part, text=text, at=sample.at)
+        yield Finding(check="M4", subject=part, text=text)
 
 
-def o1_one_pod_one_trace(
-    spans: Iterable[Mapping[str, Any]], history: History, at: float
-) -> Iterator[Violation]:
+def o1_one_pod_one_trace(spans: Iterable[Mapping[str, Any]], history: History) -> Iterator[Finding]:
     """All spans of a bound pod have one trace, and there are some."""
     traces: defaultdict[str, set[str]] = defaultdict(set)
     for span in spans:
@@ -158,18 +142,13 @@ def o1_one_pod_one_trace(
             traces[uid].add(span["trace"])
     for uid in sorted(history.bound_at):
         if len(traces[uid]) != 1 and not history.pods[uid].forged:
-            yield Violation(
-                check="O1",
-                subject=f"pod {history.name(uid)}",
-                text=f"it has {len(traces[uid])} traces: {sorted(traces[uid])}",
-                at=at,
-                pods=frozenset({uid}),
-            )
+            text = f"it has {len(traces[uid])} traces: {sorted(traces[uid])}"
+            yield history.about("O1", uid, text)
 
 
 def o2_the_audit_sees_what_we_see(
-    audit: Mapping[str, Any], lasting: Iterable[str], at: float, *, settling: bool
-) -> Iterator[Violation]:
+    audit: Mapping[str, Any], lasting: Iterable[str], *, settling: bool
+) -> Iterator[Finding]:
     """The product's audit reports a difference exactly if the judge has found one.
 
     `lasting` are the judge's; `settling`: it has some that may still go away.
@@ -178,16 +157,16 @@ def o2_the_audit_sees_what_we_see(
     reported = [f"{one['invariant']} {one['subject']}" for one in audit.get("differences", ())]
     if found and not reported:
         text = f"it reports none, although {found[0]}"
-        yield Violation(check="O2", subject="audit", text=text, at=at)
+        yield Finding(check="O2", subject="audit", text=text)
     if reported and not found and not settling:
         first = audit["differences"][0]
         text = f"it reports {len(reported)}, first {first}, and the judge finds none"
-        yield Violation(check="O2", subject=f"audit {first['subject']}", text=text, at=at)
+        yield Finding(check="O2", subject=f"audit {first['subject']}", text=text)
 
 
 def o3_a_refusal_has_reason_numbers_and_advice(
     sample: Sample, history: History
-) -> Iterator[Violation]:
+) -> Iterator[Finding]:
     """The condition of a pod that waits has a reason, numbers, and something to do next."""
     for pod in (sample.pods or {}).values():
         if pod.node or not pod.message:
@@ -207,10 +186,5 @@ def o3_a_refusal_has_reason_numbers_and_advice(
         if _NOTHING.search(pod.message):
             lacks.append("advice to request something")
         if lacks:
-            yield Violation(
-                check="O3",
-                subject=f"pod {history.name(pod.uid)}",
-                text=f"without {' and '.join(lacks)}: {pod.reason!r} {pod.message!r}",
-                at=sample.at,
-                pods=frozenset({pod.uid}),
-            )
+            text = f"without {' and '.join(lacks)}: {pod.reason!r} {pod.message!r}"
+            yield history.about("O3", pod.uid, text)

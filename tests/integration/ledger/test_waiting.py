@@ -1,25 +1,54 @@
-"""Waiting pods: which are offered freed capacity, in which order, and how often."""
+"""Waiting pods: which are offered freed capacity, how often, and in which order of namespaces."""
 
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from shared.ledger.leases import RedisLeases
-from shared.model.events.pod_events import PodQueued
-from shared.model.ledger import RESERVED_FOR_OTHER, NoCapacity, Reservation, WaitingPod, WaitResult
-from shared.model.names import NodeName, PodUid
+from shared.ledger.preemptions import Preemptions
+from shared.model.events.pod_events import (
+    BudgetChanged,
+    PlacementChosen,
+    PlacementRefused,
+    PodQueued,
+)
+from shared.model.fair_share import Entitlement, GpuAmount, fair_order
+from shared.model.lease import Lease
+from shared.model.ledger import (
+    RESERVED_FOR_OTHER,
+    NoCapacity,
+    Reservation,
+    Reserved,
+    WaitingPod,
+    WaitResult,
+)
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
+from shared.model.request import Gang
+from tests.support.build import gpu, pod_queued, request
 from tests.support.placer.ledger import (
     NOW,
     device,
     facts,
+    ledger,
     queued,
+    rebuild,
     report,
     reservation,
     reserve,
     share,
+    uses,
     verdict,
 )
+from tests.support.placer.running import placers
+from tests.support.servers.valkey import ValkeyServer
 
 
 async def fill(leases: RedisLeases) -> None:
@@ -305,3 +334,229 @@ async def test_a_pod_whose_verdict_is_refreshed_is_offered_nothing(leases: Redis
     assert await offered(leases, spare=8) == ["large"]
 
     await reserve(leases, low("low"))
+
+
+A, B, C = (Namespace(f"team-{letter}") for letter in "abc")
+
+
+def held(pod: str, namespace: Namespace, gpu: int, mib: int = 4_000, cores: int = 0) -> Reservation:
+    return replace(reservation(pod, share("a", gpu, mib, cores), cpu=1), namespace=namespace)
+
+
+def waits(pod: str, namespace: Namespace, at: float = 0.0, **amounts: int) -> PodQueued:
+    return replace(queued(pod, **amounts), namespace=namespace, created_at=NOW + at)
+
+
+async def save_budget(
+    leases: RedisLeases,
+    namespace: Namespace,
+    *,
+    share: int = 1,
+    out: bool = False,
+    at: float = 1.0,
+    new_pods: str = "admit",
+) -> None:
+    """Say how a namespace's budget stands."""
+    standing = BudgetChanged(
+        namespace=namespace,
+        state="exhausted" if out else "ok",
+        previous_state="ok",
+        lease_class="reclaimable" if out else "guaranteed",
+        new_pods=new_pods,
+        weight=share,
+        reported_at=at,
+    )
+    await Preemptions(leases._connection).save_budget(standing)
+
+
+async def test_a_new_pod_does_not_get_what_is_being_offered_to_another(leases: RedisLeases) -> None:
+    await reserve(leases, *(held(f"full-{n}", A, n // 4) for n in range(8)))
+    await let_wait(leases, waits("poor", B))
+    await leases.release([PodUid("full-0"), PodUid("full-1")], reason="test")
+
+    [before] = await leases.reserve([held("rich", A, 0)], now=NOW, ttl_s=30)
+    [event] = (await leases.waiting_pods.choose_offers(now=NOW, spare=0)).pods
+    [during] = await leases.reserve([held("rich", A, 0)], now=NOW, ttl_s=30)
+    [poorer] = await leases.reserve([held("none", C, 0, 1_000)], now=NOW, ttl_s=30)
+    await leases.waiting_pods.enqueue([verdict(waits("poor", B), await leases.capacity())])
+    [after] = await leases.reserve([held("rich", A, 0, 3_000)], now=NOW, ttl_s=30)
+
+    assert event.pod == "poor"
+    assert isinstance(before, NoCapacity)
+    assert before.reserved_for_other
+    assert isinstance(during, NoCapacity)
+    assert during.reserved_for_other
+    assert isinstance(poorer, Reserved), "another that holds as little need not wait"
+    assert isinstance(after, Reserved), "it has answered"
+
+
+async def test_within_a_batch_a_namespace_stops_once_it_holds_more_than_one_that_waits(
+    leases: RedisLeases,
+) -> None:
+    await reserve(leases, *(held(f"full-{n}", C, n // 4) for n in range(8)))
+    await let_wait(leases, waits("b-1", B))
+    await leases.release([PodUid(f"full-{n}") for n in range(3)], reason="test")
+
+    outcomes = await leases.reserve(
+        [held(f"a-{n}", A, 0, 4_000) for n in range(3)], now=NOW, ttl_s=30
+    )
+
+    assert [isinstance(each, Reserved) for each in outcomes] == [True, False, False]
+
+
+async def test_the_use_of_namespaces_follows_every_lease(leases: RedisLeases) -> None:
+    await reserve(leases, held("a-0", A, 0, 4_000, cores=30), held("b-0", B, 1, 16_000, 100))
+    both = (await leases.totals.fair_share()).used
+    gang = Gang(name="g", min_member=3)
+    withheld = await leases.reserve_gang(gang, [held("c-0", C, 0)], now=NOW, ttl_s=30)
+    await leases.release([PodUid("a-0")], reason="test")
+    one = (await leases.totals.fair_share()).used
+    await leases.expire(NOW + 1000)
+    turns = await leases.totals.fair_share()
+
+    assert not any(isinstance(each, Reserved) for each in withheld)
+    assert both == {
+        A: GpuAmount(cores_percent=30, memory_mib=4_000),
+        B: GpuAmount(cores_percent=100, memory_mib=16_000),
+    }
+    assert one == {B: both[B]}
+    assert turns.used == {}
+    assert turns.total == GpuAmount(cores_percent=200, memory_mib=32_000)
+
+
+async def test_a_rebuilt_ledger_has_the_same_use_and_weights(leases: RedisLeases) -> None:
+    found = await reserve(leases, held("a-0", A, 0, 4_000, cores=30))
+    await save_budget(leases, A, share=3)
+    before = await leases.totals.fair_share()
+
+    await rebuild(leases, kept=found, now=NOW + 1, force=True)
+    after = await leases.totals.fair_share()
+
+    assert after.used == before.used
+    assert after.entitlements == before.entitlements == {A: Entitlement(weight=3)}
+
+
+POOL = [Namespace(name) for name in ("n-1", "n-2", "n-3")]
+PODS = st.lists(
+    st.tuples(st.sampled_from(POOL), st.integers(0, 2), st.integers(0, 50)), min_size=1, max_size=12
+)
+HOLDS = st.lists(
+    st.tuples(st.sampled_from(POOL), st.integers(1, 4), st.sampled_from((0, 30, 90))), max_size=4
+)
+RIGHTS = st.dictionaries(st.sampled_from(POOL), st.tuples(st.integers(1, 3), st.booleans()))
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(PODS, HOLDS, RIGHTS)
+def test_the_ledger_offers_in_the_order_that_explain_shows(
+    server: ValkeyServer,
+    pods: list[tuple[Namespace, int, int]],
+    holds: list[tuple[Namespace, int, int]],
+    rights: dict[Namespace, tuple[int, bool]],
+) -> None:
+    async def both() -> tuple[list[str], list[str]]:
+        await server.ready()
+        async with ledger(server.url, {"a": 16}) as leases:
+            for n, (namespace, quarters, cores) in enumerate(holds):
+                await reserve(leases, held(f"h-{n}", namespace, n, 4_000 * quarters, cores=cores))
+            for namespace, (weight, out) in rights.items():
+                await save_budget(leases, namespace, share=weight, out=out)
+            full = [held(f"full-{n}", C, n, 16_000) for n in range(4, 16)]
+            await reserve(leases, *full)
+            events = [
+                waits(f"w-{n:02d}", namespace, at, units=16_000, priority=priority)
+                for n, (namespace, priority, at) in enumerate(pods)
+            ]
+            await let_wait(leases, *events)
+            explained = fair_order(events, await leases.totals.fair_share())
+            await leases.release([each.pod for each in full[: len(pods)]], reason="test")
+            offers = await leases.waiting_pods.choose_offers(now=NOW, spare=0)
+            return [event.pod for event in offers.pods], [event.pod for event in explained]
+
+    offered, explained = asyncio.run(both())
+
+    assert offered == explained
+
+
+async def endless(leases: RedisLeases, steps: int) -> AsyncIterator[list[Lease]]:
+    """End leases by chance while two namespaces want ever more; yield all leases at each step."""
+    draw, numbers = random.Random(34), iter(range(10_000))  # noqa: S311
+    amounts = request(gpu(memory=4_000), resources={"cpu": 1, "pods": 1})
+
+    def fresh(namespace: Namespace) -> PodQueued:
+        number = next(numbers)
+        at = NOW + number
+        return pod_queued(f"p-{number:05d}", amounts, namespace=namespace, created_at=at)
+
+    async with placers(leases, 2) as (one, other):
+        for namespace in (A, B):
+            await one.place_pods([fresh(namespace) for _ in range(60)])
+        for step in range(steps):
+            live = [lease async for page in leases.load_all() for lease in page]
+            yield live
+            ended = draw.choice(sorted(live, key=lambda lease: lease.pod))
+            await leases.release([ended.pod], reason="it ended")
+            # Its controller is quicker than any offer.
+            await other.place_pods([fresh(ended.namespace)])
+            async with asyncio.timeout(20):
+                while not (
+                    offers := await leases.waiting_pods.choose_offers(now=NOW + step, spare=0)
+                ).complete:
+                    await one.place_pods(offers.pods)
+
+
+async def test_gpusharing_34_endless_demand_with_shares_2_to_1_converges_to_2_to_1(
+    url: str,
+) -> None:
+    async with ledger(url, {"a": 6}) as leases:
+        await save_budget(leases, A, share=2)
+        seen: Counter[Namespace] = Counter()
+        number = 0
+        async for live in endless(leases, 140):
+            number += 1
+            if number == 1:
+                assert {lease.namespace for lease in live} == {A}, (
+                    "the first namespace has everything"
+                )
+            if number > 60:
+                seen.update(lease.namespace for lease in live)
+        taken = (await leases.totals.fair_share()).used
+        used = await uses(leases)
+
+    assert 2 * 0.95 <= seen[A] / seen[B] <= 2 * 1.05
+    assert sum(each.memory_mib for each in taken.values()) == sum(
+        use.memory_mib for use in used.values()
+    )
+    assert msgspec.to_builtins(taken[B])["memory_mib"] == 8 * 4_000
+
+
+@pytest.mark.parametrize("new_pods", ["queue", "deny"])
+async def test_a_budget_keeps_new_pods_waiting_even_if_they_were_admitted(
+    url: str, new_pods: str
+) -> None:
+    async with ledger(url, {"a": 2}) as leases, placers(leases, 2) as (one, other):
+        amounts = request(gpu(memory=4_000), resources={"cpu": 1, "pods": 1})
+        pods = [pod_queued(f"p-{n}", amounts, namespace=A) for n in range(20)]
+        await save_budget(leases, A, out=True, new_pods=new_pods)
+
+        refused = await one.place_pods(pods)
+        free = await other.place_pods([pod_queued("free", amounts, namespace=B)])
+        before = await leases.waiting_pods.choose_offers(now=NOW, spare=0)
+        await save_budget(leases, A, at=2.0)
+        offered: list[str] = []
+        async with asyncio.timeout(20):
+            while not (found := await leases.waiting_pods.choose_offers(now=NOW, spare=0)).complete:
+                offered += [event.pod for event in found.pods]
+                await other.place_pods(found.pods)
+        live = [lease async for page in leases.load_all() for lease in page]
+
+    assert len(refused) == len(pods)
+    assert all(isinstance(each, PlacementRefused) for each in refused)
+    assert "is used up or invalid" in refused[0].refusal.reason  # type: ignore[union-attr]
+    assert "leasehold budget team-a" in refused[0].refusal.hint  # type: ignore[union-attr]
+    assert isinstance(free[0], PlacementChosen)
+    assert before.pods == ()
+    assert sorted(offered)[:7] == sorted(lease.pod for lease in live if lease.namespace == A)
+    assert len(live) == 8

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,8 +15,6 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from tests.campaign.readers import REGION_HEAD, region_limits
 from tests.campaign.schedule import FAULTS, rounds_of
 from tests.campaign.workload import DEVICE_MIB, HARDWARE
-from tests.proof import judge as judge_module
-from tests.proof import liveness, safety
 from tests.proof.judge import INVARIANTS, Judge, checks_of
 from tests.proof.ledger import checkpoint_grants, copied, decode
 from tests.proof.observations import (
@@ -481,11 +478,3 @@ def test_a_seed_gives_one_schedule_with_all_kinds_of_faults() -> None:
     assert rounds == rounds_of(7, 20 * len(FAULTS))
     assert rounds != rounds_of(8, 20 * len(FAULTS))
     assert {kind for each in rounds for kind in each.kinds} == set(FAULTS)
-
-
-def test_everything_that_watches_an_invariant_is_called() -> None:
-    in_every_sample = {check.__name__ for check in (*safety.CHECKS, *liveness.CHECKS)}
-    named = {name.rpartition(".")[2] for each in INVARIANTS for name in checks_of(each)}
-    called = Path(judge_module.__file__).read_text()
-
-    assert {name for name in named - in_every_sample if f".{name}(" not in called} == set()
