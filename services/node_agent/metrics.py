@@ -3,7 +3,7 @@
 import contextlib
 import contextvars
 import logging
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Iterator
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -45,25 +45,16 @@ HEALTH = Gauge(
     ["device_uuid", "index", "state"],
 )
 
-
 ERRORS = Counter(
     "hw_errors",
     "Errors of a device by their type: `xid N` for XID events. OpenTelemetry's name.",
     ["hw_id", "hw_type", "error_type"],
 )
-
 LIBRARY = Gauge(
     "leasehold_library_info",
     "1 for the HAMi-core library that new containers mount; no series without a usable one.",
     ["version", "layout", "content"],
 )
-
-
-def library_shown(library: tuple[str, str, str] | None) -> None:
-    """Export version, region layout and content of the library, if there is a usable one."""
-    LIBRARY.clear()
-    if library is not None:
-        LIBRARY.labels(*library).set(1)
 
 
 DEVICE_LIST = Gauge(
@@ -76,7 +67,6 @@ CONFIG_ERRORS = Gauge(
     "Errors in the latest version of a device configuration, which is then not in force.",
     ["config"],
 )
-
 
 PODS_UNREADABLE = Gauge(
     "leasehold_agent_pods_unreadable",
@@ -143,12 +133,3 @@ class AgentMetrics:
         """Count one change of a layout: `done` or `failed`."""
         PARTITIONS.labels(outcome).inc()
         PARTITIONING.observe(seconds)
-
-
-def export_gauges(
-    *, leases: Sized, unregistered: Callable[[], str | None], unreadable: Callable[[], str]
-) -> None:
-    """Export gauges of these: live leases, and reasons that may be empty."""
-    LEASES.set_function(lambda: float(len(leases)))
-    UNREGISTERED.set_function(lambda: float(bool(unregistered())))
-    PODS_UNREADABLE.set_function(lambda: float(bool(unreadable())))

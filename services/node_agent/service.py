@@ -13,7 +13,6 @@ from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconc
 from services.node_agent.records.device_guard import close_exceeded, close_unrecorded
 from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.usage.monitor import UsageMonitor
-from services.node_agent.usage.violations import violation_events
 from services.node_agent.views.node_views import ViewWriter
 from shared.model.clock import until_tick, wait_for_event
 from shared.model.device import Device
@@ -266,7 +265,7 @@ class NodeAgent:
     async def violations(self) -> AsyncIterator[Sequence[ViolationFound]]:
         """Report rules that containers break: at once, and then periodically."""
         while True:
-            yield violation_events(await self.usage.violations(), self.route, self.clock.now())
+            yield await self.usage.violations()
 
     @emits
     async def health(self) -> AsyncIterator[Sequence[HealthChanged]]:

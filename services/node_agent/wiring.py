@@ -24,7 +24,7 @@ from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
 from services.node_agent.kubelet.registration import DevicePlugins
-from services.node_agent.metrics import AgentMetrics, export_gauges
+from services.node_agent.metrics import LEASES, PODS_UNREADABLE, UNREGISTERED, AgentMetrics
 from services.node_agent.node import Node
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
@@ -100,11 +100,9 @@ async def node_agent(
             timing=timing,
         )
         agent = _build_agent(node, settings, gpus)
-        export_gauges(
-            leases=node.leases.leases,
-            unregistered=agent.plugins.unready_reason,
-            unreadable=lambda: agent.pods.unreadable_reason,
-        )
+        LEASES.set_function(lambda: len(node.leases.leases))
+        UNREGISTERED.set_function(lambda: bool(agent.plugins.unready_reason()))
+        PODS_UNREADABLE.set_function(lambda: bool(agent.pods.unreadable_reason))
         if settings.monitor_address is not None:
             app = metrics_application(agent.usage)
             page = served(app, settings.monitor_address, flag="--monitor-http")

@@ -7,7 +7,7 @@ from pathlib import Path
 from services.node_agent.allocate.cdi_files import DriverPlaces
 from services.node_agent.gpu_access import NodeGpus, open_gpus, with_partitioner
 from services.node_agent.gpus.device_health import HealthPolicy
-from services.node_agent.gpus.nvml.gpus import count_gpus
+from services.node_agent.gpus.nvml.calls import count_gpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.settings import AgentSettings
 from shared.model.errors import RequestError, UnavailableError

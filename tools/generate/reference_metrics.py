@@ -18,9 +18,8 @@ from services.node_agent.usage.leased_containers import LeasedContainer
 from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
 from services.node_agent.usage.snapshot import UsageSnapshot
 from services.node_agent.usage.usage_metrics import usage_metrics
-from services.node_agent.usage.violations import Violation
 from shared.model.device import Hardware
-from shared.model.events.node_events import ViolationReason
+from shared.model.events.node_events import ViolationFound, ViolationReason
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
@@ -118,7 +117,8 @@ def _everything() -> UsageSnapshot:
         instance=MigInstance(gi=1, profile="1g.5gb", start=0, memory_slices=1, compute_slices=1),
     )
     region = replace(decode(V1_2, image_of(seed)), last_kernel_at=0)
-    broken = Violation(
+    broken = ViolationFound(
+        node=node,
         reason=ViolationReason.OVERRUN,
         pod=pod,
         namespace=namespace,

@@ -1,6 +1,6 @@
 """The doctor's verdicts on a node."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from services.node_agent.gpus.inventory import DeviceSample, Gpu
 from services.node_agent.instance_lock import POD, UNIT, AgentInstance
@@ -311,17 +311,14 @@ def pod_resources(
 
 
 def kubelet_checkpoint(
-    pods_by_resource: Mapping[str, frozenset[str]],
-    allocations: Iterable[Allocation],
-    live: Mapping[str, str] | None,
+    pods: Set[str], allocations: Iterable[Allocation], live: Mapping[str, str] | None
 ) -> Finding:
     """Judge whether the kubelet's checkpoint names pods that the agent's does not.
 
     The kubelet keeps those that have ended until it allocates again. `live` are the names of the
     others, if they are known.
     """
-    known = {str(one.pod) for one in allocations}
-    unknown = {pod for pods in pods_by_resource.values() for pod in pods} - known
+    unknown = pods - {str(one.pod) for one in allocations}
     running = sorted(live[pod] for pod in unknown if live is not None and pod in live)
     if running:
         return warn(

@@ -45,7 +45,6 @@ from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.resize.limits import excess_requests
 from services.node_agent.settings import AgentSettings
 from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
-from shared.dialects.advertised import NodeSoftware
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
 from shared.dialects.reserved import VISIBLE
@@ -166,8 +165,6 @@ class NodeProbes:
         self.totals = totals
         self.ledger_is_readable = ledger_is_readable
         self._host = host
-        self._shown: NodeAdvertisement | None = None
-        self._discovery: asyncio.Task[tuple[Gpu, ...]] | None = None
 
     @property
     def host(self) -> Path:
@@ -213,19 +210,19 @@ class NodeProbes:
             return None
         return {lease.pod: lease for lease in (self.totals.leases if self.totals else ())}
 
-    @property
+    @cached_property
     def shown(self) -> NodeAdvertisement:
         """The advertisement of an agent with these settings for the devices in the ledger."""
-        if self._shown is None:
-            dialects = enabled(Rules(enabled=self.settings.systems))
-            shown = advertisement_of(
-                dialects, self.devices, self.settings.gpu_strategy, NodeSoftware()
-            )
-            entries: Sequence[CheckpointEntry] = ()
-            with contextlib.suppress(SkipError, UnavailableError):
-                entries = self._checkpoint().entries
-            self._shown = shown.with_more(excess_requests(entries))
-        return self._shown
+        dialects = enabled(Rules(enabled=self.settings.systems))
+        shown = advertisement_of(dialects, self.devices, self.settings.gpu_strategy)
+        entries: Sequence[CheckpointEntry] = ()
+        with contextlib.suppress(SkipError, UnavailableError):
+            entries = self._checkpoint().entries
+        return shown.with_more(excess_requests(entries))
+
+    @cached_property
+    def _discovery(self) -> asyncio.Task[tuple[Gpu, ...]]:
+        return asyncio.create_task(self.gpus.driver.discover())
 
     async def agent(self) -> Finding:
         """Read which agent serves the node, and the node's labels."""
@@ -292,12 +289,11 @@ class NodeProbes:
 
     async def driver(self) -> Finding:
         """List the GPUs that NVML, or its simulation, has."""
-        gpus = await self._discover()
-        return judge.driver(gpus, self.gpus.driver.unreadable)
+        return judge.driver(await self._discovery, self.gpus.driver.unreadable)
 
     async def mig_modes(self) -> Finding:
         """Compare the GPUs' MIG modes with the ledger."""
-        return judge.mig_modes(await self._discover(), self.devices)
+        return judge.mig_modes(await self._discovery, self.devices)
 
     async def library(self) -> Finding:
         """Compare the installed library with its source."""
@@ -345,10 +341,8 @@ class NodeProbes:
     async def kubelet_checkpoint(self) -> Finding:
         """Compare the kubelet's checkpoint with the agent's."""
         served = self.shown.served.keys()
-        pods: dict[str, frozenset[str]] = {}
-        for entry in self._kubelet_devices().allocated or ():
-            if entry.resource in served:
-                pods[entry.resource] = pods.get(entry.resource, frozenset()) | {entry.pod}
+        allocated = self._kubelet_devices().allocated or ()
+        pods = {str(entry.pod) for entry in allocated if entry.resource in served}
         return judge.kubelet_checkpoint(pods, self._allocations(), await self._live_pods())
 
     async def _live_pods(self) -> Mapping[str, str] | None:
@@ -441,7 +435,7 @@ class NodeProbes:
             named = names_in(json.loads(path.read_text())) if path.is_file() else None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UnavailableError(f"{path} is not a CDI specification: {error!r}") from error
-        gpus = await self._discover() if by_cdi else ()
+        gpus = await self._discovery if by_cdi else ()
         expected = (name for gpu in gpus for name in names_of(gpu))
         return judge.cdi_devices(str(path), map(qualified_name, expected), named)
 
@@ -455,7 +449,7 @@ class NodeProbes:
         if places is not None:
             with contextlib.suppress(LeaseholdError):  # as the agent without the API server
                 runtime = (await self._node()).status.node_info.container_runtime_version
-                version = driver_version(await self._discover())
+                version = driver_version(await self._discovery)
         why = why_no_cdi(runtime, places, version, self.settings.cdi_directory)
         return (DEFAULT_STRATEGIES if why else BY_CDI), why
 
@@ -463,11 +457,6 @@ class NodeProbes:
         if isinstance(self.kubernetes, LeaseholdError):
             raise self.kubernetes
         return await self.kubernetes.read(node_path(self.settings.node_name), ApiNode)
-
-    async def _discover(self) -> tuple[Gpu, ...]:
-        if self._discovery is None:
-            self._discovery = asyncio.create_task(self.gpus.driver.discover())
-        return await self._discovery
 
     def _allocations(self) -> tuple[Allocation, ...]:
         return tuple(entry.allocation for entry in self._checkpoint().entries)

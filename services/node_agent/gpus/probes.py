@@ -11,7 +11,7 @@ from dataclasses import replace
 from services.node_agent.gpus.device_faults import SAME_INDEX, no_response
 from services.node_agent.gpus.inventory import Gpu, problem_of
 from services.node_agent.gpus.worker_threads import SingleFlight
-from shared.model.errors import LeaseholdError, UnavailableError
+from shared.model.errors import UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ class GpuProber:
         """Time limit of a call, as of now."""
         self.unreadable: dict[int, str] = {}
         """By index, why the latest probe left out a GPU: it has never responded."""
-        self._count_calls: SingleFlight[int] = SingleFlight(LeaseholdError)
-        self._read_calls: SingleFlight[Gpu | None] = SingleFlight(LeaseholdError)
+        self._count_calls: SingleFlight[int] = SingleFlight()
+        self._read_calls: SingleFlight[Gpu | None] = SingleFlight()
         self._known: dict[int, Gpu] = {}
         self._count = 0
 
@@ -51,10 +51,7 @@ class GpuProber:
         """
         self._count_calls.start({_COUNT: self.count})
         self._read_calls.start(reads := self._reads(self._count))
-        try:
-            count = await self._count_calls.call(_COUNT, self.count, self.limit_s)
-        except TimeoutError as error:
-            raise self._no_response() from error
+        count = await self._count_calls.call(_COUNT, self.count, self.limit_s)
         if count != self._count:
             self._read_calls.start(reads := self._reads(count))
         self._count = count
@@ -81,8 +78,6 @@ class GpuProber:
         return {number: functools.partial(self.read, number) for number in range(count)}
 
     def _observe(self, number: int, found: Gpu | Exception | None) -> Gpu | UnavailableError | None:
-        if isinstance(found, TimeoutError):
-            found = self._no_response()
         if isinstance(found, Gpu) and found != self._known.get(number):
             problem = problem_of(found)
             found = UnavailableError(problem) if problem else found
@@ -97,12 +92,6 @@ class GpuProber:
         if found != self._known.get(number):  # else the known one, which is compared faster later
             self._known[number] = found
         return self._known[number]
-
-    def _no_response(self) -> UnavailableError:
-        return UnavailableError(
-            f"the NVIDIA driver did not respond within {self.limit_s():g} s: check "
-            "`nvidia-smi`, and the kernel log for Xid messages"
-        )
 
 
 def _unique_gpus(gpus: list[Gpu]) -> tuple[Gpu, ...]:

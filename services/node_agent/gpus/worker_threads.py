@@ -11,9 +11,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from shared.model.errors import UnavailableError
+from shared.model.errors import LeaseholdError, UnavailableError
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -66,34 +66,37 @@ class _Batch:
 _forming: dict[asyncio.AbstractEventLoop, _Batch] = {}
 
 
-def start_in_thread(function: Callable[[], T], *errors: type[Exception]) -> asyncio.Future[T]:
+def start_in_thread(function: Callable[[], T]) -> asyncio.Future[T | LeaseholdError]:
     """Call a function in an idle or new daemon thread, which does not keep the process alive.
 
-    The future gets the function's value or, if it is one of `errors`, its exception. Any other
-    exception is a bug: its traceback is printed, and the future gets an UnavailableError.
+    The future gets the function's value or its LeaseholdError. Any other exception is a bug: its
+    traceback is printed, and the future gets an UnavailableError.
     """
     loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
-    result.add_done_callback(_retrieve_exception)
+    result: asyncio.Future[T | LeaseholdError] = loop.create_future()
     if loop not in _forming:
         _forming[loop] = _Batch(loop)
         loop.call_soon(_forming[loop].advance)
     batch = _forming[loop]
 
     def run() -> None:
-        crashed = UnavailableError("the call failed unexpectedly; see the traceback in the log")
-        settle = functools.partial(_settle, result, None, crashed)
+        found: T | LeaseholdError = UnavailableError(
+            "the call failed unexpectedly; see the traceback in the log"
+        )
         try:
-            value = function()
-        except errors as error:
-            settle = functools.partial(_settle, result, None, error)
-        else:
-            settle = functools.partial(_settle, result, value, None)
+            found = function()
+        except LeaseholdError as error:
+            found = error
         finally:
-            batch.returned.append(settle)
+            batch.returned.append(functools.partial(_settle, result, found))
 
     batch.waiting.append(run)
     return result
+
+
+def _settle(result: asyncio.Future[T], value: T) -> None:
+    if not result.done():
+        result.set_result(value)
 
 
 def _call_in_thread(function: Callable[[], None]) -> None:
@@ -112,16 +115,14 @@ def _work(calls: _Calls) -> None:
 
 
 class SingleFlight(Generic[T]):
-    """Calls about several keys, with at most one call in flight for each key.
+    """Calls of the driver about several keys, with at most one call in flight for each key.
 
     Once a call has exceeded its limit, later callers do not wait for it, and no second call starts
-    before it returns: a GPU that hangs must not delay each probe of the others. `errors` are those
-    of `start_in_thread`.
+    before it returns: a GPU that hangs must not delay each probe of the others.
     """
 
-    def __init__(self, *errors: type[Exception]) -> None:
-        self._errors = errors
-        self._in_flight: dict[Hashable, asyncio.Future[T]] = {}
+    def __init__(self) -> None:
+        self._in_flight: dict[Hashable, asyncio.Future[T | LeaseholdError]] = {}
         self._overdue: set[Hashable] = set()
 
     async def call(
@@ -129,24 +130,43 @@ class SingleFlight(Generic[T]):
     ) -> T:
         """Return the function's value, or that of an earlier call that returns only now.
 
-        Raises TimeoutError if there is none within `limit_s()`, which is read again while waiting.
+        Raises its error, or UnavailableError if it does not return within `limit_s()`, which is
+        read again while waiting.
         """
         result = (await self.call_each({key: function}, limit_s))[key]
-        if isinstance(result, Exception):
+        if isinstance(result, LeaseholdError):
             raise result
         return result
+
+    async def call_next(
+        self, key: Hashable, function: Callable[[], T], limit_s: Callable[[], float]
+    ) -> T:
+        """Call like `call`, but after the earlier call of the key has returned.
+
+        While that one is overdue, raises UnavailableError at once.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + limit_s()
+        while (flight := self._in_flight.get(key)) is not None and not flight.done():
+            left_s = until - loop.time()
+            if left_s <= 0 or key in self._overdue:
+                self._overdue.add(key)
+                raise _no_response(limit_s())
+            await asyncio.wait({flight}, timeout=left_s)
+        self.start({key: function})
+        return await self.call(key, function, limit_s)
 
     def start(self, functions: Mapping[K, Callable[[], T]]) -> None:
         """Start the calls of keys that have none in flight; `call_each` awaits them."""
         for key, function in functions.items():
             flight = self._in_flight.get(key)
             if flight is None or flight.done():
-                self._in_flight[key] = start_in_thread(function, *self._errors)
+                self._in_flight[key] = start_in_thread(function)
                 self._overdue.discard(key)
 
     async def call_each(
         self, functions: Mapping[K, Callable[[], T]], limit_s: Callable[[], float]
-    ) -> dict[K, T | Exception]:
+    ) -> dict[K, T | LeaseholdError]:
         """Call each key's function like `call`; return values and errors when all are there."""
         self.start({key: each for key, each in functions.items() if key not in self._in_flight})
         flights = {key: self._in_flight[key] for key in functions}
@@ -158,29 +178,22 @@ class SingleFlight(Generic[T]):
                 if left_s <= 0:
                     break
                 await asyncio.wait({flight}, timeout=min(left_s, LIMIT_CHECK_S))
-        return {key: self._result(key, flight) for key, flight in flights.items()}
+        return {key: self._result(key, flight, limit_s()) for key, flight in flights.items()}
 
-    def _result(self, key: Hashable, flight: asyncio.Future[T]) -> T | Exception:
+    def _result(
+        self, key: Hashable, flight: asyncio.Future[T | LeaseholdError], limit_s: float
+    ) -> T | LeaseholdError:
         if not flight.done():
             self._overdue.add(key)
-            return TimeoutError()
+            return _no_response(limit_s)
         if self._in_flight.get(key) is flight:  # no other caller has started a new call meanwhile
             del self._in_flight[key]
             self._overdue.discard(key)
-        error = flight.exception()
-        return error if isinstance(error, Exception) else flight.result()
+        return flight.result()
 
 
-def _retrieve_exception(result: asyncio.Future[T]) -> None:
-    """Prevent asyncio from logging an exception that has no waiter."""
-    if not result.cancelled():
-        result.exception()
-
-
-def _settle(result: asyncio.Future[T], value: Any, error: Exception | None) -> None:
-    if result.done():
-        return
-    if error is None:
-        result.set_result(value)
-    else:
-        result.set_exception(error)
+def _no_response(limit_s: float) -> UnavailableError:
+    return UnavailableError(
+        f"the NVIDIA driver did not respond within {limit_s:g} s: check `nvidia-smi`, and the "
+        "kernel log for Xid messages"
+    )

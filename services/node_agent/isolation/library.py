@@ -26,7 +26,7 @@ from services.node_agent.isolation.region_layouts import (
     incompatible_region_layout,
     region_layout_of,
 )
-from services.node_agent.metrics import library_shown
+from services.node_agent.metrics import LIBRARY
 from shared.dialects.hami_core import LIBRARY_NAME, LOG_LEVEL
 from shared.model.errors import UnavailableError
 
@@ -125,8 +125,9 @@ class NodeLibrary:
             exists = self.current.path.is_file()
             self.unusable_reason = f"{self.current.path} is unusable: {own}" if exists else wrong
         layout = await asyncio.to_thread(layout_name, self.current.path)
-        facts = (self.current.version, layout, self.current.content)
-        library_shown(None if self.unusable_reason else facts)
+        LIBRARY.clear()
+        if not self.unusable_reason:
+            LIBRARY.labels(self.current.version, layout, self.current.content).set(1)
         text = f"containers mount {self.current.path}, installed from {source}"
         if self.unusable_reason:
             text = (

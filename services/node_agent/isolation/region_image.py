@@ -7,7 +7,7 @@ the environment that the container gets.
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -146,20 +146,22 @@ def image_of(seed: RegionSeed, layout: RegionLayout = V1_2) -> bytes:
     return bytes(image)
 
 
-def altered_limits(region: Region, seed: RegionSeed) -> tuple[str, ...]:
-    """Return which limits of a region differ from its seed."""
-    differences = [
-        f"the memory limit of device {n} is {found} bytes instead of {wanted}"
-        for n, (found, wanted) in enumerate(
-            zip(region.memory_limits, seed.memory_limits, strict=True)
-        )
-        if found != wanted
-    ]
-    differences += [
-        f"the core limit of device {n} is {found} % instead of {wanted}"
-        for n, (found, wanted) in enumerate(zip(region.core_limits, seed.core_limits, strict=True))
-        if (found or NO_CORE_LIMIT) != wanted
-    ]
+def corrections_of(region: Region, seed: RegionSeed) -> Iterator[tuple[int, bytes, str]]:
+    """Yield what a region's limits lack to be its seed's: offset, bytes, and what differs."""
+    layout = region.layout
+    for what, unit, start, limits, seeded in (
+        ("memory", "bytes", layout.memory_limits, region.memory_limits, seed.memory_limits),
+        ("core", "%", layout.core_limits, region.core_limits, seed.core_limits),
+    ):
+        for n, (found, wanted) in enumerate(zip(limits, seeded, strict=True)):
+            if found != wanted:
+                text = f"the {what} limit of device {n} is {found} {unit} instead of {wanted}"
+                yield start + 8 * n, struct.pack("<Q", wanted), text
     if region.utilization_switch != SWITCH_ON:
-        differences.append(f"the switch of its core limits is {region.utilization_switch}")
-    return tuple(differences)
+        text = f"the switch of its core limits is {region.utilization_switch}"
+        yield layout.switch, struct.pack("<i", SWITCH_ON), text
+
+
+def altered_limits(region: Region, seed: RegionSeed) -> tuple[str, ...]:
+    """Return how the limits of a region differ from its seed."""
+    return tuple(text for _, _, text in corrections_of(region, seed))

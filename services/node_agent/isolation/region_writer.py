@@ -12,12 +12,16 @@ whole.
 
 import os
 import stat
-import struct
 import threading
 from pathlib import Path, PurePath
 
 from services.node_agent.isolation.region import Region, Tampered
-from services.node_agent.isolation.region_image import SWITCH_ON, RegionSeed, image_of, pieces_of
+from services.node_agent.isolation.region_image import (
+    RegionSeed,
+    corrections_of,
+    image_of,
+    pieces_of,
+)
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_reader import open_region, read_region
 from shared.dialects.dialect import ContainerSetup
@@ -47,8 +51,8 @@ def write_overrides(setup: ContainerSetup) -> None:
             os.close(descriptor)
 
 
-def write_limits(path: PurePath, seed: RegionSeed) -> None:
-    """Write the limits of a region in use; fields that already have their value are not written.
+def write_limits(path: PurePath, seed: RegionSeed) -> bool:
+    """Write the limits of a region in use, in fields that differ; return whether there were any.
 
     While a limit is below what is in use, the container cannot even query its memory.
     Raises UnavailableError if there is no region.
@@ -56,19 +60,20 @@ def write_limits(path: PurePath, seed: RegionSeed) -> None:
     region = read_region(path)
     if not isinstance(region, Region):
         raise _unusable(path, region)
-    pieces = _changes(region, seed)
-    if not pieces:
-        return
+    corrections = list(corrections_of(region, seed))
+    if not corrections:
+        return False
     descriptor = open_region(path, os.O_RDWR)
     if not isinstance(descriptor, int):
         raise _unusable(path, descriptor)
     try:
-        for at, piece in pieces.items():
+        for at, piece, _ in corrections:
             os.pwrite(descriptor, piece, at)
     except OSError as error:
         raise UnavailableError(f"the region {path}: {error.strerror}") from error
     finally:
         os.close(descriptor)
+    return True
 
 
 def _unusable(path: PurePath, found: Tampered | None) -> UnavailableError:
@@ -76,25 +81,8 @@ def _unusable(path: PurePath, found: Tampered | None) -> UnavailableError:
     return UnavailableError(f"the region {path}: {reason}")
 
 
-def _changes(region: Region, seed: RegionSeed) -> dict[int, bytes]:
-    """Return the words of limits that differ, and the switch, by offset."""
-    layout = region.layout
-    pieces = {
-        offset + 8 * position: struct.pack("<Q", limit)
-        for offset, current, wanted in (
-            (layout.memory_limits, region.memory_limits, seed.memory_limits),
-            (layout.core_limits, region.core_limits, seed.core_limits),
-        )
-        for position, limit in enumerate(wanted)
-        if current[position] != limit
-    }
-    if region.utilization_switch != SWITCH_ON:
-        pieces[layout.switch] = struct.pack("<i", SWITCH_ON)
-    return pieces
-
-
-def seed_region(path: PurePath, seed: RegionSeed, *, starting: bool) -> None:
-    """Ensure a region with these limits, verified byte for byte.
+def seed_region(path: PurePath, seed: RegionSeed, *, starting: bool) -> bool:
+    """Ensure a region with these limits, verified byte for byte; return whether it was changed.
 
     `starting` means that no process of the container runs: an earlier region is replaced, since
     pids of ended processes would be mistaken for new ones. Otherwise a region in use keeps its file
@@ -102,11 +90,10 @@ def seed_region(path: PurePath, seed: RegionSeed, *, starting: bool) -> None:
     Raises UnavailableError naming the file and what is wrong: the container must not start.
     """
     if not starting and isinstance(read_region(path), Region):
-        write_limits(path, seed)
-        return
+        return write_limits(path, seed)
     image = image_of(seed)
     if _holds(path, image):
-        return
+        return False
     try:
         _replace(path, seed)
     except OSError as error:
@@ -118,6 +105,7 @@ def seed_region(path: PurePath, seed: RegionSeed, *, starting: bool) -> None:
             f"the limits of the container cannot be set: {path} does not have the content that was "
             "written to it; check the disk, and what else writes there"
         )
+    return True
 
 
 def _replace(path: PurePath, seed: RegionSeed) -> None:

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import TypeVar
 
 from services.node_agent.gpus.inventory import GpuProcess
 from services.node_agent.kubelet.pods import ClaimHolding, KubeletPod, ProcessOrigin
 from services.node_agent.usage.leased_containers import ContainerKey, LeasedContainer, Scan
 from shared.model.claim import device_name
 from shared.model.names import DeviceUuid, PodUid
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +43,8 @@ def attribute_processes(scan: Scan) -> Attribution:
     several requests have shares of the device, which one the container uses is not known. A pod
     that has the device by one of its claims without a lease has administrative access.
     """
-    names_by_pod = _names_by_pod(container.key for container in scan.containers)
-    by_pod = _by_pod(scan.containers)
+    names_by_pod = _by_pod(container.key for container in scan.containers)
+    by_pod = _by_pod((uid, container) for container in scan.containers for uid in container.pods)
     leased: list[AttributedProcess] = []
     unleased: list[AttributedProcess] = []
     unattributed = 0
@@ -91,7 +94,7 @@ def _shares_of(
     container: str | None, device: DeviceUuid, usable: Iterable[LeasedContainer]
 ) -> list[LeasedContainer]:
     """Return the container if it leases the device itself, or else the requests of claims."""
-    holders = [one for one in usable if one.leases_device(device)]
+    holders = [one for one in usable if any(share.device == device for share in one.shares)]
     own = [one for one in holders if one.lease.claim is None and one.name == container]
     return own or [one for one in holders if one.lease.claim is not None]
 
@@ -106,11 +109,8 @@ def living_pids(
     `users` are the pods of each container, or of each request of a claim. A process whose container
     is not known counts for each of its pod's, and every process for all claims of its pod.
     """
-    names_by_pod = _names_by_pod(users)
-    by_pod: dict[PodUid, list[ContainerKey]] = {}
-    for key, uids in users.items():
-        for uid in uids:
-            by_pod.setdefault(uid, []).append(key)
+    names_by_pod = _by_pod(users)
+    by_pod = _by_pod((uid, key) for key, uids in users.items() for uid in uids)
     found: dict[ContainerKey, set[int]] = {key: set() for key in users}
     for origin in origins:
         if origin.pod is None or origin.pod not in by_pod:
@@ -122,19 +122,11 @@ def living_pids(
     return {key: frozenset(pids) for key, pids in found.items()}
 
 
-def _by_pod(containers: Iterable[LeasedContainer]) -> dict[PodUid, list[LeasedContainer]]:
-    found: dict[PodUid, list[LeasedContainer]] = {}
-    for container in containers:
-        for uid in container.pods:
-            found.setdefault(uid, []).append(container)
+def _by_pod(pairs: Iterable[tuple[PodUid, T]]) -> dict[PodUid, list[T]]:
+    found: dict[PodUid, list[T]] = {}
+    for uid, each in pairs:
+        found.setdefault(uid, []).append(each)
     return found
-
-
-def _names_by_pod(containers: Iterable[ContainerKey]) -> dict[PodUid, list[str]]:
-    names: dict[PodUid, list[str]] = {}
-    for uid, name in containers:
-        names.setdefault(uid, []).append(name)
-    return names
 
 
 def _container_name(

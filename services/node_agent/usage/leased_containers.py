@@ -12,11 +12,10 @@ from services.node_agent.mig.instances import MigInstance
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share
-from shared.model.names import PodUid
+from shared.model.names import NodeName, PodUid
 
 ContainerKey = tuple[PodUid, str]
 """Pod and name of a container; ResourceClaim and name of a request."""
-
 
 Regions = Mapping[ContainerKey, Region | Tampered | None]
 
@@ -66,15 +65,12 @@ class LeasedContainer:
         """The pods whose processes may use the shares."""
         return self.lease.users
 
-    def leases_device(self, device: str) -> bool:
-        """Whether one of its shares is of this device."""
-        return any(share.device == device for share in self.shares)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
     """What regions, driver, `/proc` and kubelet showed at one moment."""
 
+    node: NodeName
     containers: Sequence[LeasedContainer]
     regions: Regions
     devices: Sequence[DeviceSample]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from services.node_agent.gpus.inventory import GpuProcess
 from services.node_agent.isolation.region import DeviceSums, Region, Tampered, sums
+from services.node_agent.isolation.region_image import altered_limits
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.usage.attribution import AttributedProcess
 from services.node_agent.usage.leased_containers import LeasedContainer, Scan
@@ -71,10 +72,18 @@ class MeasuredContainer:
     """Why its processes hang in HAMi-core, if they do."""
     uncapped: bool = False
     """HAMi-core cannot limit the cores of one of its processes."""
+    altered: tuple[str, ...] = ()
+    """How the limits in its region differ from those of its lease."""
 
     def key_of(self, share: MeasuredShare) -> ShareKey:
         """Return what distinguishes one of its shares from all others of the node."""
         return share_key(self.container.lease.pod, share.share)
+
+    @property
+    def lacks_limits(self) -> bool:
+        """Whether limits must be written into its region, or a region in place of what is there."""
+        limited = self.container.region_path is not None
+        return limited and (bool(self.altered) or not isinstance(self.region, Region))
 
     @property
     def isolation_lost(self) -> bool:
@@ -91,7 +100,7 @@ def measure_container(
     region, living = scan.regions.get(container.key), scan.living_in(container.key)
     readable = region if isinstance(region, Region) else None
     sampled = {sample.device for sample in scan.devices}
-    shares = container.shares
+    shares, seed = container.shares, container.seed
     places = region_positions(readable, shares) if readable is not None else ()
     measured = []
     for position, share in enumerate(shares):
@@ -112,6 +121,7 @@ def measure_container(
         else tuple(sorted(slot.pid for slot in readable.lost(living))),
         stuck=scan.stuck.get(container.key, ""),
         uncapped=container.key in scan.uncapped,
+        altered=altered_limits(readable, seed) if readable is not None and seed else (),
     )
 
 

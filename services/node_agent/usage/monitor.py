@@ -18,7 +18,6 @@ from prometheus_client.registry import Collector
 
 from services.node_agent.gpus.driver import UsageSource
 from services.node_agent.isolation.region import Region
-from services.node_agent.isolation.region_image import altered_limits
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.isolation.region_writer import seed_region
 from services.node_agent.kubelet.cgroups import processes_of, read_origin
@@ -37,10 +36,10 @@ from services.node_agent.usage.leased_containers import (
 from services.node_agent.usage.measurements import MeasuredContainer
 from services.node_agent.usage.snapshot import UsageSnapshot, build_snapshot
 from services.node_agent.usage.usage_metrics import usage_metrics
-from services.node_agent.usage.violations import Violation
 from shared.model.clock import until_tick
 from shared.model.device import XidEvent
 from shared.model.errors import LeaseholdError
+from shared.model.events.node_events import ViolationFound, ViolationKey
 from shared.model.events.request_reply import UsageReply
 from shared.model.lease import MIB, ShareKey, ShareMeasurement
 from shared.model.names import DeviceUuid, PodUid
@@ -160,8 +159,8 @@ class UsageMonitor(Collector):
         """Where the last use of each share survives the agent, if anywhere."""
         self.snapshot = UsageSnapshot()
         self.restored = 0
-        self._reported_at: dict[Violation, float] = {}
-        self._queue: asyncio.Queue[list[Violation]] = asyncio.Queue(MAX_QUEUED)
+        self._reported_at: dict[ViolationKey, float] = {}
+        self._queue: asyncio.Queue[list[ViolationFound]] = asyncio.Queue(MAX_QUEUED)
         self._errors: set[str] = set()
         self._earlier_errors: set[str] = set()
         """Why the scan before the latest one was incomplete; logged then."""
@@ -179,7 +178,7 @@ class UsageMonitor(Collector):
             await self.scan()
             await self.clock.sleep(until_tick(SCAN_S))
 
-    async def violations(self) -> list[Violation]:
+    async def violations(self) -> list[ViolationFound]:
         """Wait for violations that are new, or due to be reported again."""
         return await self._queue.get()
 
@@ -215,6 +214,7 @@ class UsageMonitor(Collector):
         living = await self._living_pids(containers, regions, origins, pods or {})
         stuck, uncapped = self._symptoms.observe(regions, living, self.clock.ticks())
         scan = Scan(
+            node=self.node.name,
             containers=containers,
             regions=regions,
             devices=devices,
@@ -229,7 +229,8 @@ class UsageMonitor(Collector):
             claims=await self._list_claims(containers, origins.values()),
         )
         snapshot = build_snapshot(scan)
-        await self._restore(_altered_containers(containers, regions), complete=complete)
+        altered = {use.container.key for use in snapshot.containers if use.lacks_limits}
+        await self._restore(altered, complete=complete)
         self.snapshot = replace(snapshot, scan_s=max(0.0, self.clock.now() - began))
         self._idle.observe(snapshot.containers, began)
         if self.last_uses is not None:
@@ -357,27 +358,24 @@ class UsageMonitor(Collector):
 
         Processes that have the old file open continue with it, and count as outside any region.
         """
-        regions, _ = self._read_host(containers, {})
-        altered = _altered_containers(containers, regions)
         failed = set[ContainerKey]()
         for one in containers:
-            if one.key not in altered or one.region_path is None or one.seed is None:
+            if one.region_path is None or one.seed is None:
                 continue
             try:
-                seed_region(one.region_path, one.seed, starting=False)
-                self.restored += 1
+                self.restored += seed_region(one.region_path, one.seed, starting=False)
             except LeaseholdError as error:
                 failed.add(one.key)
                 if one.key not in self._unrestored:
                     logger.warning("altered limits could not be restored: %s", error)
         self._unrestored = failed
 
-    def _report(self, violations: Sequence[Violation]) -> None:
+    def _report(self, violations: Sequence[ViolationFound]) -> None:
         now = self.clock.ticks()
         due = now - REPORT_AGAIN_S
-        new = [one for one in violations if self._reported_at.get(one, due) <= due]
-        self._reported_at = {one: self._reported_at.get(one, now) for one in violations}
-        self._reported_at |= dict.fromkeys(new, now)
+        new = [one for one in violations if self._reported_at.get(one.key, due) <= due]
+        self._reported_at = {one.key: self._reported_at.get(one.key, now) for one in violations}
+        self._reported_at |= {one.key: now for one in new}
         for violation in new:
             logger.warning(
                 "%s/%s: %s: %s",
@@ -387,21 +385,7 @@ class UsageMonitor(Collector):
                 violation.message,
                 extra={"pod": violation.pod},
             )
-        if new:
+        named = [replace(one, found_at=self.clock.now()) for one in new if one.name]
+        if named:
             with contextlib.suppress(asyncio.QueueFull):  # no consumer; the metrics show them
-                self._queue.put_nowait(new)
-
-
-def _altered_containers(
-    containers: Iterable[LeasedContainer], regions: Regions
-) -> frozenset[ContainerKey]:
-    return frozenset(
-        one.key
-        for one in containers
-        if one.region_path is not None
-        and one.seed is not None
-        and not (
-            isinstance(region := regions.get(one.key), Region)
-            and not altered_limits(region, one.seed)
-        )
-    )
+                self._queue.put_nowait(named)

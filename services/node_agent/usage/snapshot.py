@@ -3,16 +3,14 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from services.node_agent.gpus.inventory import DeviceSample
 from services.node_agent.usage.attribution import attribute_processes
 from services.node_agent.usage.leased_containers import Scan
 from services.node_agent.usage.measurements import MeasuredContainer, measure_container
-from services.node_agent.usage.violations import (
-    Violation,
-    container_violations,
-    unleased_violations,
-)
+from services.node_agent.usage.violations import container_violations, unleased_violations
+from shared.model.events.node_events import ViolationFound, ViolationKey
 from shared.model.names import DeviceUuid
 
 
@@ -24,7 +22,7 @@ class UsageSnapshot:
     scan_s: float = 0.0
     devices: tuple[DeviceSample, ...] = ()
     containers: tuple[MeasuredContainer, ...] = ()
-    violations: tuple[Violation, ...] = ()
+    violations: tuple[ViolationFound, ...] = ()
     unleased: Mapping[DeviceUuid, int] = field(default_factory=dict)
     """Number of processes without a lease on each device."""
     unattributed: int = 0
@@ -40,15 +38,19 @@ def build_snapshot(scan: Scan) -> UsageSnapshot:
         )
         for container in scan.containers
     )
-    violations = [violation for use in measured for violation in container_violations(use)]
     unleased = processes.unleased if scan.complete else ()
-    violations += unleased_violations(unleased, scan.containers)
+    violations: dict[ViolationKey, ViolationFound] = {}
+    for violation in (
+        *chain.from_iterable(map(container_violations, measured)),
+        *unleased_violations(scan.node, unleased, scan.containers),
+    ):
+        violations.setdefault(violation.key, violation)
     counts = Counter(one.device for one in unleased)
     return UsageSnapshot(
         scanned_at=scan.scanned_at,
         devices=tuple(scan.devices),
         containers=measured,
-        violations=tuple(dict.fromkeys(violations)),
+        violations=tuple(violations.values()),
         unleased={sample.device: counts[sample.device] for sample in scan.devices},
         unattributed=processes.unattributed,
     )

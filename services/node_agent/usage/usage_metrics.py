@@ -5,8 +5,8 @@ Vendors' names are in tables of the dialects. A time series exists as long as it
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
+from typing import TypeVar
 
 from prometheus_client import Metric
 
@@ -25,64 +25,45 @@ from shared.dialects.nvidia import metrics as hami
 from shared.dialects.volcano import metrics as volcano
 from shared.model.device import Hardware
 from shared.model.lease import ShareKey
-from shared.model.names import NodeName
+from shared.model.names import DeviceUuid, NodeName
 
 WHOLE, MEGA = 100, 1_000_000
 
-
-@dataclass(frozen=True, slots=True)
-class _ShareSample:
-    """One share of one container at the time of the scrape."""
-
-    container: MeasuredContainer
-    share: MeasuredShare
-    now: float
-    idle_since: float | None = None
+S = TypeVar("S")
+_Table = Mapping[str, tuple[str, Callable[[S], float | None]]]
+"""By name: what a metric is about, and its value of a subject; without a value, no series."""
 
 
-def _share_labels(of: _ShareSample) -> Labels:
-    return {**_container_labels(of.container), "device_uuid": of.share.share.device}
-
-
-def _since_kernel(of: _ShareSample) -> float | None:
-    region = of.container.region
-    if not isinstance(region, Region) or region.last_kernel_at is None:
+def _drift(of: MeasuredShare) -> float | None:
+    if of.region is None or of.driver_bytes is None:
         return None
-    return max(0.0, of.now - region.last_kernel_at)
+    return of.driver_bytes - of.region.total
 
 
-def _drift(of: _ShareSample) -> float | None:
-    share = of.share
-    if share.region is None or share.driver_bytes is None:
-        return None
-    return share.driver_bytes - share.region.total
-
-
-def _idle(of: _ShareSample) -> float | None:
-    return 0.0 if of.idle_since is None else max(0.0, of.now - of.idle_since)
-
-
-def _busy(of: _ShareSample) -> float | None:
-    percent = of.share.driver_percent
+def _ratio(percent: float | None) -> float | None:
     return None if percent is None else percent / WHOLE
 
 
-_SHARE_METRICS: Mapping[str, tuple[str, Callable[[_ShareSample], float | None]]] = {
+def _hertz(mhz: float | None) -> float | None:
+    return None if mhz is None else mhz * MEGA
+
+
+_SHARE_METRICS: _Table[MeasuredShare] = {
     "leasehold_container_memory_leased_bytes": (
         "Device memory that the container leases.",
-        lambda of: of.share.share.limit_bytes,
+        lambda of: of.share.limit_bytes,
     ),
     "leasehold_container_memory_measured_bytes": (
         "Device memory in use: the larger of what HAMi-core and the driver report.",
-        lambda of: of.share.measured_bytes,
+        lambda of: of.measured_bytes,
     ),
     "leasehold_container_memory_overrun_bytes": (
         "Device memory in use beyond the lease.",
-        lambda of: of.share.overrun_bytes,
+        lambda of: of.overrun_bytes,
     ),
     "leasehold_container_memory_enforced_bytes": (
         "Device memory that HAMi-core compares with the limit; may include ended processes.",
-        lambda of: None if of.share.region is None else of.share.region.enforced,
+        lambda of: None if of.region is None else of.region.enforced,
     ),
     "leasehold_container_memory_drift_bytes": (
         "Device memory in use as the driver reports it, minus what HAMi-core reports.",
@@ -90,23 +71,19 @@ _SHARE_METRICS: Mapping[str, tuple[str, Callable[[_ShareSample], float | None]]]
     ),
     "leasehold_container_cores_leased_ratio": (
         "Share of a device's cores that the container leases, 0 to 1.",
-        lambda of: of.share.share.cores_percent / WHOLE,
+        lambda of: _ratio(of.share.cores_percent),
     ),
     "leasehold_container_gpus_leased": (
         "The larger part of a device's cores or memory that the container leases, 0 to 1.",
-        lambda of: of.share.share.part_of_device,
+        lambda of: of.share.part_of_device,
     ),
     "leasehold_container_cores_measured_ratio": (
         "Share of a device's cores in use, 0 to 1, as the driver reports it.",
-        _busy,
-    ),
-    "leasehold_container_idle_seconds": (
-        "Time since the container last used its part of the device; 0 while it uses it.",
-        _idle,
+        lambda of: _ratio(of.driver_percent),
     ),
 }
 
-_CONTAINER_METRICS: Mapping[str, tuple[str, Callable[[MeasuredContainer], float | None]]] = {
+_CONTAINER_METRICS: _Table[MeasuredContainer] = {
     "leasehold_container_isolation_lost": (
         "1 while HAMi-core should limit the container and does not limit all its processes.",
         lambda use: None if use.container.region_path is None else use.isolation_lost,
@@ -136,7 +113,7 @@ _CONTAINER_METRICS: Mapping[str, tuple[str, Callable[[MeasuredContainer], float 
 }
 
 
-_DEVICE_METRICS: Mapping[str, tuple[str, Callable[[DeviceSample], float | None]]] = {
+_DEVICE_METRICS: _Table[DeviceSample] = {
     "hw_gpu_memory_usage_bytes": ("Memory in use.", lambda of: of.used_bytes),
     "hw_gpu_memory_limit_bytes": ("Memory of the device.", lambda of: of.memory_bytes),
     "hw_gpu_memory_utilization_ratio": (
@@ -145,25 +122,38 @@ _DEVICE_METRICS: Mapping[str, tuple[str, Callable[[DeviceSample], float | None]]
     ),
     "hw_gpu_utilization_ratio": (
         "Part of the time in which a kernel ran, 0 to 1.",
-        lambda of: None if of.busy_percent is None else of.busy_percent / WHOLE,
+        lambda of: _ratio(of.busy_percent),
     ),
 }
 """OpenTelemetry's names, as Prometheus maps them.
 
 https://opentelemetry.io/docs/specs/semconv/hardware/gpu/
 """
-_HARDWARE_METRICS: Mapping[str, tuple[str, Callable[[Hardware], float | None]]] = {
+_HARDWARE_METRICS: _Table[Hardware] = {
     "hw_temperature_celsius": ("Temperature.", lambda of: of.temperature_c),
     "hw_power_watts": ("Power draw.", lambda of: of.power_w),
+}
+_OWN_HARDWARE_METRICS: _Table[Hardware] = {
     "leasehold_gpu_power_limit_watts": ("Power limit in force.", lambda of: of.power_limit_w),
     "leasehold_gpu_sm_clock_hertz": (
         "Clock of the multiprocessors.",
-        lambda of: None if of.sm_clock_mhz is None else of.sm_clock_mhz * MEGA,
+        lambda of: _hertz(of.sm_clock_mhz),
     ),
     "leasehold_gpu_memory_clock_hertz": (
         "Clock of the memory.",
-        lambda of: None if of.memory_clock_mhz is None else of.memory_clock_mhz * MEGA,
+        lambda of: _hertz(of.memory_clock_mhz),
     ),
+}
+_NODE_METRICS: _Table[UsageSnapshot] = {
+    "leasehold_gpu_unknown_processes": (
+        "Processes whose container is not known.",
+        lambda of: of.unattributed,
+    ),
+    "leasehold_usage_scanned_timestamp_seconds": (
+        "Time of the latest scan.",
+        lambda of: of.scanned_at,
+    ),
+    "leasehold_usage_scan_seconds": ("Duration of the latest scan.", lambda of: of.scan_s),
 }
 
 
@@ -185,45 +175,64 @@ def usage_metrics(
     devices = [_device_usage(sample, node) for sample in snapshot.devices]
     for of_devices in (*hami.MONITOR_DEVICES, *volcano.MONITOR_DEVICES):
         yield _published(of_devices, devices)
-    shares = [
-        _ShareSample(use, share, now, idle_since.get(use.key_of(share)))
-        for use in snapshot.containers
-        for share in use.shares
-    ]
-    usages = [_share_usage(of) for of in shares]
+    shares = [(use, share) for use in snapshot.containers for share in use.shares]
+    usages = [_share_usage(use, share, now) for use, share in shares]
     for of_shares in (*hami.MONITOR_SHARES, *volcano.MONITOR_SHARES):
         yield _published(of_shares, usages)
-    for name, (about, of_share) in _SHARE_METRICS.items():
-        yield _family(name, about, ((_share_labels(of), of_share(of)) for of in shares))
-    for name, (about, of_container) in _CONTAINER_METRICS.items():
-        values = ((_container_labels(use), of_container(use)) for use in snapshot.containers)
-        yield _family(name, about, values)
-    yield from _device_metrics(snapshot.devices)
-    yield from _node_metrics(snapshot, restored)
-
-
-def _device_metrics(devices: Sequence[DeviceSample]) -> Iterator[Metric]:
-    hardware = [(one, one.hardware) for one in devices if one.hardware]
-    for name, (about, of_sample) in _DEVICE_METRICS.items():
-        yield _family(name, about, ((_device_labels(name, one), of_sample(one)) for one in devices))
-    for name, (about, of_hardware) in _HARDWARE_METRICS.items():
-        values = ((_device_labels(name, one), of_hardware(read)) for one, read in hardware)
-        yield _family(name, about, values)
+    containers = [(_container_labels(use), use) for use in snapshot.containers]
+    named = [
+        ({"hw_id": d.device, "hw_type": "gpu", "hw_model": d.model}, d) for d in snapshot.devices
+    ]
+    hardware = [(labels, one.hardware) for labels, one in named if one.hardware]
+    own = [(_container_labels(use) | _of_device(one.share.device), one) for use, one in shares]
+    yield from _families(_SHARE_METRICS, own)
+    since = [idle_since.get(use.key_of(share), now) for use, share in shares]
     yield _family(
-        "leasehold_gpu_throttled",
-        "1 for each reason why the clocks of a device are lower than they could be.",
+        "leasehold_container_idle_seconds",
+        "Time since the container last used its part of the device; 0 while it uses it.",
         (
-            ({"device_uuid": one.device, "reason": reason}, 1)
-            for _, one in hardware
-            for reason in one.throttle
+            (labels, max(0.0, now - used_at))
+            for (labels, _), used_at in zip(own, since, strict=True)
         ),
+    )
+    yield from _families(_CONTAINER_METRICS, containers)
+    yield from _families(_DEVICE_METRICS, named)
+    yield from _families(_HARDWARE_METRICS, hardware)
+    yield from _families(
+        _OWN_HARDWARE_METRICS, [(_of_device(one.device), one) for _, one in hardware]
+    )
+    yield from _labelled_metrics(snapshot, [one for _, one in hardware])
+    yield from _families(_NODE_METRICS, [({}, snapshot)])
+    yield _family(
+        "leasehold_limits_restored",
+        "Number of times that altered limits were restored.",
+        [({}, restored)],
+        kind="counter",
+        suffix="_total",
     )
 
 
-def _device_labels(metric: str, of: DeviceSample) -> Labels:
-    if metric.startswith("hw_"):
-        return {"hw_id": of.device, "hw_type": "gpu", "hw_model": of.model}
-    return {"device_uuid": of.device}
+def _labelled_metrics(snapshot: UsageSnapshot, hardware: Iterable[Hardware]) -> Iterator[Metric]:
+    yield _family(
+        "leasehold_gpu_throttled",
+        "1 for each reason why the clocks of a device are lower than they could be.",
+        ((_of_device(o.device) | {"reason": reason}, 1) for o in hardware for reason in o.throttle),
+    )
+    rules = Counter(violation.reason for violation in snapshot.violations)
+    yield _family(
+        "leasehold_violations",
+        "Rules that containers of the node currently break.",
+        (({"reason": str(rule)}, count) for rule, count in rules.items()),
+    )
+    yield _family(
+        "leasehold_gpu_unleased_processes",
+        "Processes on a device without a lease.",
+        ((_of_device(device), count) for device, count in snapshot.unleased.items()),
+    )
+
+
+def _of_device(device: DeviceUuid) -> Labels:
+    return {"device_uuid": device}
 
 
 def _device_usage(sample: DeviceSample, node: NodeName) -> DeviceUsage:
@@ -238,17 +247,18 @@ def _device_usage(sample: DeviceSample, node: NodeName) -> DeviceUsage:
     )
 
 
-def _share_usage(of: _ShareSample) -> ShareUsage:
-    lease, used, instance = of.container.container.lease, of.share.region, of.share.instance
+def _share_usage(use: MeasuredContainer, of: MeasuredShare, now: float) -> ShareUsage:
+    lease, instance = use.container.lease, of.instance
+    last_kernel_at = use.region.last_kernel_at if isinstance(use.region, Region) else None
     return ShareUsage(
         namespace=lease.namespace,
         pod=lease.name,
-        container=of.container.container.name,
-        position=of.share.position,
-        device_uuid=of.share.share.device,
-        limit_bytes=of.share.limit_bytes,
-        memory=used,
-        since_kernel_s=_since_kernel(of),
+        container=use.container.name,
+        position=of.position,
+        device_uuid=of.share.device,
+        limit_bytes=of.limit_bytes,
+        memory=of.region,
+        since_kernel_s=None if last_kernel_at is None else max(0.0, now - last_kernel_at),
         instance=None
         if instance is None
         else InstanceUsage(
@@ -260,43 +270,14 @@ def _share_usage(of: _ShareSample) -> ShareUsage:
     )
 
 
-def _node_metrics(snapshot: UsageSnapshot, restored: int) -> Iterator[Metric]:
-    rules = Counter(violation.reason for violation in snapshot.violations)
-    yield _family(
-        "leasehold_violations",
-        "Rules that containers of the node currently break.",
-        (({"reason": str(rule)}, count) for rule, count in rules.items()),
-    )
-    yield _family(
-        "leasehold_gpu_unleased_processes",
-        "Processes on a device without a lease.",
-        (({"device_uuid": device}, count) for device, count in snapshot.unleased.items()),
-    )
-    yield _family(
-        "leasehold_gpu_unknown_processes",
-        "Processes whose container is not known.",
-        [({}, snapshot.unattributed)],
-    )
-    yield _family(
-        "leasehold_limits_restored",
-        "Number of times that altered limits were restored.",
-        [({}, restored)],
-        kind="counter",
-        suffix="_total",
-    )
-    yield _family(
-        "leasehold_usage_scanned_timestamp_seconds",
-        "Time of the latest scan.",
-        [({}, snapshot.scanned_at)],
-    )
-    yield _family(
-        "leasehold_usage_scan_seconds", "Duration of the latest scan.", [({}, snapshot.scan_s)]
-    )
-
-
 def _published(metric: PublishedMetric, subjects: Iterable[object]) -> Metric:
     values = ((metric.labels(subject), metric.value(subject)) for subject in subjects)
     return _family(metric.name, metric.help, values)
+
+
+def _families(table: _Table[S], subjects: Sequence[tuple[Labels, S]]) -> Iterator[Metric]:
+    for name, (about, value_of) in table.items():
+        yield _family(name, about, ((labels, value_of(subject)) for labels, subject in subjects))
 
 
 def _family(

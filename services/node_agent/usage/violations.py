@@ -1,15 +1,13 @@
 """Violations: more memory than leased, altered limits, use without a lease; pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
-from services.node_agent.isolation.region import Region, Tampered
-from services.node_agent.isolation.region_image import RegionSeed, altered_limits
+from services.node_agent.isolation.region import Tampered
 from services.node_agent.usage.attribution import AttributedProcess
 from services.node_agent.usage.leased_containers import LeasedContainer
 from services.node_agent.usage.measurements import MeasuredContainer
 from shared.model.events.node_events import ViolationFound, ViolationReason
-from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.names import DeviceUuid, Namespace, NodeName
 
 UNCOUNTED_BYTES = 512 << 20
 """Device memory that a process may use beyond HAMi-core's count: its context and its code."""
@@ -22,111 +20,82 @@ CORES_NOT_LIMITED = (
 )
 """It has no PIDs, so that it is one Event per container."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Violation:
-    """A rule that a container breaks."""
-
-    reason: ViolationReason
-    pod: PodUid
-    namespace: Namespace
-    name: str
-    container: str
-    device: DeviceUuid | None = None
-    claim: bool = False
-    """See `ViolationFound.claim`."""
-    message: str = field(compare=False)
-    """Its numbers may change while the violation is the same."""
+_BrokenRule = tuple[ViolationReason, str, DeviceUuid | None]
 
 
-def container_violations(use: MeasuredContainer) -> Iterator[Violation]:
+def container_violations(use: MeasuredContainer) -> Iterator[ViolationFound]:
     """Return the rules that a container with a lease breaks."""
-    yield from _overruns(use)
-    seed = use.container.seed
-    if use.container.region_path is None or seed is None:
-        return
-    match use.region:
-        case Tampered(reason):
-            message = f"has changed its region file: {reason}"
-            yield _violation(use.container, ViolationReason.TAMPERED, message)
-        case None:
-            message = "has lost its region file"
-            yield _violation(use.container, ViolationReason.ISOLATION_LOST, message)
-        case region:
-            yield from _region_violations(use, region, seed)
+    container, lease = use.container, use.container.lease
+    for reason, message, device in (*_overruns(use), *_region_rules(use)):
+        yield ViolationFound(
+            node=lease.node,
+            reason=reason,
+            pod=lease.pod,
+            namespace=lease.namespace,
+            name=lease.name,
+            container=container.name,
+            device=device,
+            claim=lease.claim is not None,
+            message=f"{container.described} {message}",
+        )
 
 
-def _overruns(use: MeasuredContainer) -> Iterator[Violation]:
+def _overruns(use: MeasuredContainer) -> Iterator[_BrokenRule]:
     for one in use.shares:
-        allowed = one.share.limit_bytes + UNCOUNTED_BYTES * max(1, one.processes)
-        if one.measured_bytes > allowed:
-            yield _violation(
-                use.container,
-                ViolationReason.OVERRUN,
-                f"uses {one.measured_bytes} bytes of GPU {one.share.device}, and its lease allows "
-                f"{one.share.limit_bytes} bytes",
-                one.share.device,
-            )
+        device, limit = one.share.device, one.share.limit_bytes
+        if one.measured_bytes > limit + UNCOUNTED_BYTES * max(1, one.processes):
+            text = f"uses {one.measured_bytes} bytes of GPU {device}, and its lease allows {limit}"
+            yield ViolationReason.OVERRUN, f"{text} bytes", device
 
 
-def _region_violations(
-    use: MeasuredContainer, region: Region, seed: RegionSeed
-) -> Iterator[Violation]:
-    changed = altered_limits(region, seed)
-    if changed:
-        message = f"has changed its limits: {'; '.join(changed)}"
-        yield _violation(use.container, ViolationReason.TAMPERED, message)
+def _region_rules(use: MeasuredContainer) -> Iterator[_BrokenRule]:
+    if use.container.region_path is None:
+        return
+    if use.region is None:
+        yield ViolationReason.ISOLATION_LOST, "has lost its region file", None
+        return
+    if isinstance(use.region, Tampered):
+        message = f"has changed its region file: {use.region.reason}"
+        yield ViolationReason.TAMPERED, message, None
+        return
+    if use.altered:
+        message = f"has changed its limits: {'; '.join(use.altered)}"
+        yield ViolationReason.TAMPERED, message, None
     if use.stuck:
         message = (
             f"hangs: {use.stuck}. Processes that start, end or allocate GPU memory wait for it: "
             "restart the container"
         )
-        yield _violation(use.container, ViolationReason.STUCK, message)
+        yield ViolationReason.STUCK, message, None
     if use.uncapped:
-        yield _violation(use.container, ViolationReason.CORES_NOT_LIMITED, CORES_NOT_LIMITED)
+        yield ViolationReason.CORES_NOT_LIMITED, CORES_NOT_LIMITED, None
     if use.lost_pids:
-        pids = ", ".join(map(str, use.lost_pids[:5]))
-        yield _violation(
-            use.container,
-            ViolationReason.ISOLATION_LOST,
+        message = (
             f"has {len(use.lost_pids)} processes whose new allocations HAMi-core does not count "
-            f"(PIDs {pids} in the container), because another process was killed: restart the "
-            "container",
+            f"(PIDs {_some(use.lost_pids)} in the container), because another process was killed: "
+            "restart the container"
         )
+        yield ViolationReason.ISOLATION_LOST, message, None
     if use.uncounted_pids:
-        pids = ", ".join(map(str, use.uncounted_pids[:5]))
-        yield _violation(
-            use.container,
-            ViolationReason.ISOLATION_LOST,
+        message = (
             f"has {len(use.uncounted_pids)} processes on its GPUs that no limit applies to "
-            f"(PIDs {pids} on the node): they do not load libvgpu.so, because they are linked "
-            "statically or started with another dynamic linker",
+            f"(PIDs {_some(use.uncounted_pids)} on the node): they do not load libvgpu.so, because "
+            "they are linked statically or started with another dynamic linker"
         )
+        yield ViolationReason.ISOLATION_LOST, message, None
 
 
-def _violation(
-    container: LeasedContainer,
-    reason: ViolationReason,
-    message: str,
-    device: DeviceUuid | None = None,
-) -> Violation:
-    lease = container.lease
-    return Violation(
-        reason=reason,
-        pod=lease.pod,
-        namespace=lease.namespace,
-        name=lease.name,
-        container=container.name,
-        device=device,
-        claim=lease.claim is not None,
-        message=f"{container.described} {message}",
-    )
+def _some(pids: Sequence[int]) -> str:
+    return ", ".join(map(str, pids[:5]))
 
 
 def unleased_violations(
-    unleased: Iterable[AttributedProcess], containers: Sequence[LeasedContainer]
-) -> Iterator[Violation]:
-    """Return a violation for each process of a pod that uses a device without a lease."""
+    node: NodeName, unleased: Iterable[AttributedProcess], containers: Iterable[LeasedContainer]
+) -> Iterator[ViolationFound]:
+    """Return a violation for each process of a pod that uses a device without a lease.
+
+    The pod has no name if neither the kubelet nor a lease names it.
+    """
     names = {one.lease.pod: (one.lease.namespace, one.lease.name) for one in containers}
     for one in unleased:
         if one.origin.pod is None:
@@ -136,7 +105,8 @@ def unleased_violations(
             if one.pod
             else names.get(one.origin.pod, (Namespace(""), ""))
         )
-        yield Violation(
+        yield ViolationFound(
+            node=node,
             reason=ViolationReason.UNLEASED,
             pod=one.origin.pod,
             namespace=namespace,
@@ -147,24 +117,3 @@ def unleased_violations(
             f"(PID {one.process.pid} on the node): request a share, or remove the GPU from the "
             "container",
         )
-
-
-def violation_events(
-    violations: Iterable[Violation], node: NodeName, now: float
-) -> list[ViolationFound]:
-    """Return an event for each violation whose pod's name is known."""
-    return [
-        ViolationFound(
-            node=node,
-            pod=one.pod,
-            namespace=one.namespace,
-            name=one.name,
-            container=one.container,
-            reason=one.reason,
-            message=one.message,
-            claim=one.claim,
-            found_at=now,
-        )
-        for one in violations
-        if one.name
-    ]

@@ -98,6 +98,10 @@ class ViolationReason(StrEnum):
     CORES_NOT_LIMITED = "GpuCoresNotLimited"
 
 
+ViolationKey = tuple[str, PodUid, str, DeviceUuid | None]
+"""Reason, pod, container and device."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViolationFound(NodeEvent, subject="violation.found.v1", delivery=Delivery.WORK):
     """A container uses a device beyond its lease, or changed its limits."""
@@ -108,10 +112,17 @@ class ViolationFound(NodeEvent, subject="violation.found.v1", delivery=Delivery.
     container: ShortText
     reason: ShortText
     message: MessageText
+    device: DeviceUuid | None = None
+    """None: it concerns all devices of the container."""
     found_at: Seconds = 0.0
     claim: bool = False
     """Whether `pod` and `name` are those of a ResourceClaim, and `container` one of its requests:
     the containers that use it break the rule together."""
+
+    @property
+    def key(self) -> ViolationKey:
+        """What distinguishes it; its message may change while it lasts."""
+        return self.reason, self.pod, self.container, self.device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

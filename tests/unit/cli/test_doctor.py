@@ -43,7 +43,7 @@ from simcluster.node_agent.agent import SimulatedAgentSettings, simulated_gpus
 OK, WARN, FAIL = Outcome.OK, Outcome.WARN, Outcome.FAIL
 GPU = DeviceUuid("GPU-a")
 COUNT = "volcano.sh/vgpu-number"
-BOTH = {COUNT: frozenset({"u", "v"})}
+BOTH = frozenset({"u", "v"})
 LIBRARY = StoredLibrary(path=Path("/s/abc123456789def/libvgpu.so"), version="v2.9.0")
 SERVED = {COUNT: {f"GPU-a-{n}": PluginDeviceId(id=f"GPU-a-{n}", healthy=True) for n in range(2)}}
 DEVICE = Device(uuid=GPU, index=0, model="Tesla T4", memory_mib=15360, slots=2)
@@ -148,7 +148,7 @@ CASES: list[tuple[Finding, Outcome, str]] = [
         "1 pods",
     ),
     (node_checks.pod_resources({("team", "one"): IDS}, [ALLOCATION]), FAIL, "team/one holds 1"),
-    (node_checks.kubelet_checkpoint({COUNT: frozenset({"u"})}, [ALLOCATION], {}), OK, "only pods"),
+    (node_checks.kubelet_checkpoint({"u"}, [ALLOCATION], {}), OK, "only pods"),
     (node_checks.kubelet_checkpoint(BOTH, [ALLOCATION], {"v": "team/two"}), WARN, "team/two"),
     (node_checks.kubelet_checkpoint(BOTH, [ALLOCATION], {}), OK, "1 other pods, which have ended"),
     (node_checks.kubelet_checkpoint(BOTH, [ALLOCATION], None), OK, "may not list"),

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pynvml
 
 from shared.model.bounds import HIGHEST_INDEX, LONGEST_MODEL
+from shared.model.errors import UnavailableError
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -35,13 +36,29 @@ UNNAMED = "NVIDIA GPU"
 
 
 def with_nvml(function: Callable[[], T]) -> T:
-    """Call a function between `nvmlInit` and `nvmlShutdown`."""
-    pynvml.nvmlInit()
+    """Call a function between `nvmlInit` and `nvmlShutdown`.
+
+    Raises UnavailableError with NVML's message, or for a value that the library cannot represent.
+    """
     try:
-        return function()
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):  # what was called is done
-            pynvml.nvmlShutdown()
+        pynvml.nvmlInit()
+        try:
+            return function()
+        finally:
+            with contextlib.suppress(pynvml.NVMLError):  # what was called is done
+                pynvml.nvmlShutdown()
+    except (pynvml.NVMLError, *ODD) as error:
+        raise UnavailableError(f"NVML: {error}") from error
+
+
+def count_gpus() -> int:
+    """Return how many GPUs there are. Raises UnavailableError, with a remedy, without a driver."""
+    try:
+        return int(with_nvml(pynvml.nvmlDeviceGetCount))
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"{error}. Install the NVIDIA driver on this node and mount its libraries here"
+        ) from error
 
 
 def value_or(function: Callable[[], T], default: D) -> T | D:

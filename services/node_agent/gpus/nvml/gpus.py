@@ -19,8 +19,8 @@ from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.gpus.nvml import mig, topology
 from services.node_agent.gpus.nvml.calls import (
     NOT_AVAILABLE,
-    ODD,
     TIMEOUT_S,
+    count_gpus,
     if_available,
     index_of,
     model_of,
@@ -30,7 +30,7 @@ from services.node_agent.gpus.nvml.calls import (
 )
 from services.node_agent.gpus.nvml.xid_listener import XidListener
 from services.node_agent.gpus.probes import GpuProber
-from services.node_agent.gpus.worker_threads import SingleFlight, start_in_thread
+from services.node_agent.gpus.worker_threads import SingleFlight
 from services.node_agent.mig.instances import MigInstance
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
@@ -52,14 +52,16 @@ class NvmlGpus:
 
     def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
-        self._prober = GpuProber(count_gpus, _read_gpu, limit_s=lambda: self.timeout_s)
+        self._prober = GpuProber(count_gpus, _read_gpu, limit_s=self._limit_s)
         self._events = XidListener()
-        self._link_calls: SingleFlight[Links] = SingleFlight(pynvml.NVMLError)
+        self._link_calls: SingleFlight[Links] = SingleFlight()
         self._links: Links = {}
         self._links_valid: tuple[frozenset[DeviceUuid], float] | None = None
         """The GPUs whose links are known, and until when they count as current."""
-        self._latest_calls: dict[DeviceUuid, asyncio.Future[Any]] = {}
-        self._overdue: set[DeviceUuid] = set()
+        self._mig_calls: SingleFlight[Any] = SingleFlight()
+
+    def _limit_s(self) -> float:
+        return self.timeout_s
 
     async def discover(self) -> tuple[Gpu, ...]:
         """Return all GPUs, each with its fault if it has one.
@@ -86,13 +88,11 @@ class NvmlGpus:
             known_gpus, valid_until = self._links_valid
             if known_gpus == sound and now < valid_until:
                 return
+        read = functools.partial(topology.links_among, sorted(sound))
         try:
-            read = functools.partial(topology.links_among, sorted(sound))
-            links = await self._link_calls.call(
-                sound, lambda: with_nvml(read), lambda: self.timeout_s
-            )
-        except (TimeoutError, pynvml.NVMLError, UnavailableError) as error:
-            logger.debug("links between GPUs are unknown: %s", str(error) or "timeout")
+            links = await self._link_calls.call(sound, lambda: with_nvml(read), self._limit_s)
+        except UnavailableError as error:
+            logger.debug("links between GPUs are unknown: %s", error)
             return
         self._links = {**self._links, **links}
         self._links_valid = (sound, now + LINKS_REFRESH_S)
@@ -122,47 +122,14 @@ class NvmlGpus:
         await self._call(device, lambda: mig.destroy_instance(device, gi))
 
     async def _call(self, device: DeviceUuid, function: Callable[[], T]) -> T:
-        """Call NVML for one device, after the device's previous call has returned.
-
-        Raises UnavailableError with NVML's message, or if the call exceeds `timeout_s`. While an
-        overdue call has not returned, raises it at once.
-        """
-        latest = self._latest_calls.get(device)
-        if device in self._overdue and latest is not None and not latest.done():
-            raise self._no_response()
-        self._overdue.discard(device)
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                if latest is not None and not latest.done():
-                    await asyncio.wait([latest])
-                call = start_in_thread(lambda: with_nvml(function), pynvml.NVMLError)
-                self._latest_calls[device] = call
-                return await asyncio.shield(call)
-        except TimeoutError as error:
-            self._overdue.add(device)
-            raise self._no_response() from error
-        except pynvml.NVMLError as error:
-            raise UnavailableError(f"NVML: {error}") from error
-
-    def _no_response(self) -> UnavailableError:
-        return UnavailableError(f"the NVIDIA driver did not respond within {self.timeout_s:g} s")
-
-
-def count_gpus() -> int:
-    """Return how many GPUs there are. Raises UnavailableError, with a remedy, without a driver."""
-    try:
-        return int(with_nvml(pynvml.nvmlDeviceGetCount))
-    except pynvml.NVMLError as error:
-        raise UnavailableError(
-            f"NVML: {error}. Install the NVIDIA driver on this node and mount its libraries here"
-        ) from error
+        found: T = await self._mig_calls.call_next(
+            device, lambda: with_nvml(function), self._limit_s
+        )
+        return found
 
 
 def _read_gpu(number: int) -> Gpu:
-    try:
-        return with_nvml(lambda: _gpu(number))
-    except (pynvml.NVMLError, *ODD) as error:
-        raise UnavailableError(f"NVML: {error}") from error
+    return with_nvml(lambda: _gpu(number))
 
 
 def _gpu(number: int) -> Gpu:

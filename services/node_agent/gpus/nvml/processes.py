@@ -10,6 +10,7 @@ import pynvml
 from services.node_agent.gpus.inventory import DeviceSample, GpuProcess
 from services.node_agent.gpus.nvml.calls import (
     TIMEOUT_S,
+    count_gpus,
     index_of,
     model_of,
     text_of,
@@ -18,7 +19,7 @@ from services.node_agent.gpus.nvml.calls import (
 )
 from services.node_agent.gpus.worker_threads import SingleFlight
 from shared.model.device import Hardware
-from shared.model.errors import UnavailableError
+from shared.model.errors import LeaseholdError
 from shared.model.names import DeviceUuid
 
 UTILIZATION_WINDOW_S = 5.0
@@ -43,31 +44,18 @@ class NvmlProcesses:
 
     def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
-        self._count_calls: SingleFlight[int] = SingleFlight(pynvml.NVMLError)
-        self._sample_calls: SingleFlight[DeviceSample | None] = SingleFlight(pynvml.NVMLError)
+        self._count_calls: SingleFlight[int] = SingleFlight()
+        self._sample_calls: SingleFlight[DeviceSample | None] = SingleFlight()
 
     async def sample(self) -> tuple[DeviceSample, ...]:
-        """Return all devices that respond. Raises UnavailableError if the driver does not."""
-        try:
-            count = await self._count_calls.call("count", _count_gpus, lambda: self.timeout_s)
-        except TimeoutError as error:
-            raise self._no_response() from error
-        except pynvml.NVMLError as error:
-            raise UnavailableError(f"NVML: {error}") from error
+        """Return all devices that respond. Raises UnavailableError if none of them does."""
+        count = await self._count_calls.call("count", count_gpus, lambda: self.timeout_s)
         samples = {number: functools.partial(_sample, number) for number in range(count)}
         results = (await self._sample_calls.call_each(samples, lambda: self.timeout_s)).values()
-        if results and all(isinstance(one, TimeoutError) for one in results):
-            raise self._no_response()
+        errors = [one for one in results if isinstance(one, LeaseholdError)]
+        if errors and len(errors) == len(results):
+            raise errors[0]
         return tuple(one for one in results if isinstance(one, DeviceSample))
-
-    def _no_response(self) -> UnavailableError:
-        return UnavailableError(
-            f"the NVIDIA driver did not list processes within {self.timeout_s:g} s"
-        )
-
-
-def _count_gpus() -> int:
-    return int(with_nvml(pynvml.nvmlDeviceGetCount))
 
 
 def _sample(number: int) -> DeviceSample | None:

@@ -237,14 +237,6 @@ def test_hami_core_14_a_change_touches_the_bytes_of_its_fields_alone(
     assert altered_limits(decode(layout, after), seed) == ()
 
 
-def test_a_region_of_an_earlier_version_without_core_limits_is_not_altered() -> None:
-    unlimited = seed_of({"CUDA_DEVICE_MEMORY_LIMIT_0": "1g"})
-    image = bytearray(image_of(unlimited))
-    image[V1_2.core_limits : V1_2.core_limits + 128] = bytes(128)
-
-    assert altered_limits(decode(V1_2, image), unlimited) == ()
-
-
 def test_altered_limits_are_named_and_restored_in_place_beside_processes(tmp_path: Path) -> None:
     place, image = at(tmp_path), used()
     struct.pack_into("<Q", image, V1_2.memory_limits, 80 * GIB)

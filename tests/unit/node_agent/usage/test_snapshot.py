@@ -18,7 +18,7 @@ from services.node_agent.usage.leased_containers import LeasedContainer, Scan
 from services.node_agent.usage.snapshot import UsageSnapshot, build_snapshot
 from shared.model.events.node_events import ViolationReason
 from shared.model.lease import ClaimAllocation
-from shared.model.names import Namespace, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.regions import process
 
@@ -101,6 +101,7 @@ def snapshot_of(
     by_uid = {pod.uid: pod for pod in pods}
     return build_snapshot(
         Scan(
+            node=NodeName("node"),
             containers=tenants,
             regions=regions,
             devices=samples,
@@ -111,7 +112,7 @@ def snapshot_of(
     )
 
 
-def rules(snapshot: UsageSnapshot) -> list[tuple[ViolationReason, str, str]]:
+def rules(snapshot: UsageSnapshot) -> list[tuple[str, str, str]]:
     return [(one.reason, one.pod, one.container) for one in snapshot.violations]
 
 

@@ -214,7 +214,7 @@ async def test_a_process_with_administrative_access_to_its_device_is_no_violatio
     )
     world.kubelet.pods = [pod]
 
-    async def reasons(device: str) -> list[ViolationReason]:
+    async def reasons(device: str) -> list[str]:
         holding = ClaimHolding(
             namespace=pod.namespace, pod=pod.name, claim="admin", device=device, share_id=""
         )
