@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from services.node_agent.gpus.device_health import HealthPolicy
-from services.node_agent.gpus.driver import GpuDriver, UsageSource
+from services.node_agent.gpus.driver import GpuDriver, SampleDevices
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.mig.partitioner import Partitioner
@@ -17,7 +17,7 @@ class NodeGpus:
     """The GPUs of one node."""
 
     driver: GpuDriver | RemotePartitioner
-    usage: UsageSource
+    sample: SampleDevices
     health_policy: HealthPolicy = field(default_factory=HealthPolicy)
     has_processes: bool = True
     """Whether the node's `/proc` shows the processes of its GPUs."""
@@ -33,7 +33,7 @@ class NodeGpus:
 
 def open_gpus(settings: AgentSettings) -> NodeGpus:
     """Return the GPUs that NVML has on this machine."""
-    return NodeGpus(driver=with_partitioner(NvmlGpus(), settings), usage=NvmlProcesses())
+    return NodeGpus(driver=with_partitioner(NvmlGpus(), settings), sample=NvmlProcesses().sample)
 
 
 def with_partitioner(gpus: GpuDriver, settings: AgentSettings) -> GpuDriver | RemotePartitioner:

@@ -139,7 +139,7 @@ def _build_agent(node: Node, settings: AgentSettings, gpus: NodeGpus) -> NodeAge
         config=DeviceConfigLoader(node, settings),
         health=HealthMonitor(
             node.name,
-            xids=gpus.driver,
+            xids=gpus.driver.xids,
             environ=os.environ,
             policy=gpus.health_policy,
             leases=node.leases,
@@ -153,7 +153,7 @@ def _build_agent(node: Node, settings: AgentSettings, gpus: NodeGpus) -> NodeAge
     )
     usage = UsageMonitor(
         node,
-        usage=gpus.usage,
+        sample=gpus.sample,
         list_instances=gpus.driver.instances,
         proc=settings.proc_dir,
         processes_in_pods=gpus.has_processes,

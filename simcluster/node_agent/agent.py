@@ -131,7 +131,9 @@ def simulated_gpus(
     )
     return NodeGpus(
         driver=with_partitioner(gpus, settings),
-        usage=NvmlProcesses() if isinstance(gpus, DriverGpus) else NoUsage(gpus.discover),
+        sample=NvmlProcesses().sample
+        if isinstance(gpus, DriverGpus)
+        else NoUsage(gpus.discover).sample,
         health_policy=HealthPolicy(first_backoff_s=backoff_s),
         has_processes=False,
     )

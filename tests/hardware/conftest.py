@@ -4,6 +4,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import pytest
@@ -90,10 +91,17 @@ def pods(machine: Machine) -> Iterator[AddPod]:
 
 @pytest.fixture
 def seen(request: pytest.FixtureRequest) -> Iterator[Add]:
-    """Adds rows to the table; the test fails at its end if one does not hold."""
+    """Adds rows to the table; the test fails at its end if one does not hold.
+
+    A figure with a target must be it, unless `holds` says otherwise; None: it is not judged.
+    """
     wrong: list[str] = []
 
-    def add(shows: str, figure: object, target: object = "", *, holds: bool | None = None) -> None:
+    def add(
+        shows: str, figure: object, target: object = "", *, holds: bool | EllipsisType | None = ...
+    ) -> None:
+        if isinstance(holds, EllipsisType):
+            holds = None if target == "" else str(figure) == str(target)
         row = Row(
             part=part_of(request.path),
             shows=shows,

@@ -23,11 +23,11 @@ from services.node_agent.isolation.region_writer import write_limits
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
 from shared.dialects.hami_core import OVERRIDES
-from shared.model.lease import Lease, LeaseState, Share
-from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.lease import Lease
 from simcluster.kubelet.containers.container_state import ContainerState, MountPoint
 from simcluster.kubelet.programs.gpu_programs import hidden_files
 from simcluster.kubelet.programs.processes import Launch, start_process
+from tests.support import build
 from tests.support.gpu_driver import MIB, GpuDriver, GpuLoad, started
 from tests.support.hami_core import can_unshare
 
@@ -105,27 +105,17 @@ class Machine:
 
     def pod(self, name: str, *, mib: int, cores: int = 0) -> "Pod":
         """Prepare a pod as the node agent does."""
-        share = Share(
-            container="main",
-            device=self.gpu.uuid,
-            index=self.gpu.index,
-            device_mib=self.gpu.memory_mib,
+        gpu = self.gpu
+        own = build.share(
+            gpu.uuid,
+            gpu.index,
+            device_mib=gpu.memory_mib,
             memory_mib=mib,
             cores_percent=cores,
             slot=0,
             fence=1,
         )
-        lease = Lease(
-            pod=PodUid(name),
-            namespace=Namespace("default"),
-            name=name,
-            node=NodeName("node"),
-            shares=(share,),
-            dialect="nvidia",
-            state=LeaseState.BOUND,
-            version=2,
-            created_at=1.0,
-        )
+        lease = build.lease(name, "node", own, dialect="nvidia")
         return asyncio.run(self._prepared(lease))
 
     async def _prepared(self, lease: Lease) -> "Pod":

@@ -78,12 +78,8 @@ async def try_pods(up: Stack, machine: Machine, seen: Add) -> None:
 
     await until(limit, lambda mib: mib == LIMIT)
     took = time.monotonic() - began
-    seen(
-        "s until a limit is back that a pod has raised",
-        f"{took:.1f}",
-        "at most 10",
-        holds=took <= 10,
-    )
+    shows = "s until a limit is back that a pod has raised"
+    seen(shows, f"{took:.1f}", "at most 10", holds=took <= 10)
 
     old = up.pid(agent)
     up.kill(agent)

@@ -41,12 +41,8 @@ def test_in_a_fork(machine: Machine, pods: AddPod, seen: Add) -> None:
     load = pods("fork", mib=LIMIT).load()
     result = load.do("fork alloc 6g").partition(": ")[2]
     if result == "CUDA error 3":
-        seen(
-            "6 GiB of a pod of 4 GiB: a fork",
-            "the driver refuses CUDA in a fork",
-            "held",
-            holds=True,
-        )
+        refusal = "the driver refuses CUDA in a fork"
+        seen("6 GiB of a pod of 4 GiB: a fork", refusal, "held", holds=True)
     else:
         judge(seen, "a fork", result)
 

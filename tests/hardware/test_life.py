@@ -24,15 +24,10 @@ def test_a_limit_raised_and_lowered_while_a_process_runs(
     pod.resize(6144)
     lowered = load.fits("2g")
 
-    figure = ["given" if one else "refused" for one in (before, raised, lowered)]
-    target = "refused, given, refused"
-    seen(
-        "3 GiB more at 4 GiB, at 8 GiB; 2 GiB more at 6 GiB",
-        ", ".join(figure),
-        target,
-        holds=", ".join(figure) == target,
-    )
-    seen("MiB that CUDA shows after the raise", shown, 8192, holds=shown == 8192)
+    figure = ", ".join("given" if one else "refused" for one in (before, raised, lowered))
+    shows = "3 GiB more at 4 GiB, at 8 GiB; 2 GiB more at 6 GiB"
+    seen(shows, figure, "refused, given, refused")
+    seen("MiB that CUDA shows after the raise", shown, 8192)
     assert load.do("burn 200ms").endswith("%"), "the process lives"
 
 
@@ -52,10 +47,8 @@ def test_a_killed_pod_leaves_its_memory_to_the_next_at_once(
         assert time.monotonic() < began + 20, "the memory of a killed process is still in use"
         time.sleep(0.05)
 
-    seen(
-        "s after kill -9 until the next pod has two thirds of the GPU",
-        f"{time.monotonic() - began:.2f}",
-    )
+    took = f"{time.monotonic() - began:.2f}"
+    seen("s after kill -9 until the next pod has two thirds of the GPU", took)
 
 
 def test_pods_in_a_row_on_one_share(machine: Machine, pods: AddPod, seen: Add) -> None:
@@ -83,9 +76,4 @@ def test_a_lost_region_while_a_process_runs(machine: Machine, pods: AddPod, seen
     over = load.fits("4g")
 
     figure = "given" if over else "refused"
-    seen(
-        "4 GiB more of a running process whose region was removed",
-        figure,
-        "refused",
-        holds=not over,
-    )
+    seen("4 GiB more of a running process whose region was removed", figure, "refused")

@@ -62,19 +62,15 @@ def test_compute_with_mps(real: Machine, mps: dict[str, str], seen: Add, kind: s
         got = [load.result().partition("busy=")[2] for load in loads]
         for load in loads:
             load.kill()
-        seen(
-            f"MPS: percent with {' and '.join(map(str, percents))}, {kind} kernels",
-            " and ".join(got),
-        )
+        shows = f"MPS: percent with {' and '.join(map(str, percents))}, {kind} kernels"
+        seen(shows, " and ".join(got))
 
 
 def test_launches_with_mps(real: Machine, mps: dict[str, str], seen: Add) -> None:
     bare, load = real.load(), client(real, mps)
     rates = [[one.value("launches 1s", "per_s") for one in (bare, load)] for _ in range(3)]
     without, held = (median(rate) for rate in zip(*rates, strict=True))
-    seen(
-        "launches per second, without and with MPS",
-        f"{without:,.0f}, {held:,.0f}: {(held / without - 1) * 100:+.1f} %",
-    )
+    figure = f"{without:,.0f}, {held:,.0f}: {(held / without - 1) * 100:+.1f} %"
+    seen("launches per second, without and with MPS", figure)
     bare.kill()
     load.kill()

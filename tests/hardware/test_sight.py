@@ -54,9 +54,5 @@ def test_what_looking_costs(machine: Machine, pods: AddPod, seen: Add) -> None:
     took = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / count * 1000
     figure = f"{took:.2f}: {took / PERIOD_S:.2f} per second"
     holds = took / PERIOD_S <= 2 if machine.real else None
-    seen(
-        f"ms of CPU for a sample, {len(loads)} processes",
-        figure,
-        "at most 2 per second",
-        holds=holds,
-    )
+    shows = f"ms of CPU for a sample, {len(loads)} processes"
+    seen(shows, figure, "at most 2 per second", holds=holds)

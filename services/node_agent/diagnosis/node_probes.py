@@ -371,7 +371,7 @@ class NodeProbes:
         leases = self.leases
         if leases is None:
             leases = {entry.lease.pod: entry.lease for entry in self._checkpoint().entries}
-        samples = await self.gpus.usage.sample()
+        samples = await self.gpus.sample()
         pids = {one.pid: sample.sampled_at_s for sample in samples for one in sample.processes}
         proc = self.settings.proc_dir
         origins = {pid: read_origin(pid, proc, reported_at_s=at) for pid, at in pids.items()}

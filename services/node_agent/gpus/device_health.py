@@ -26,14 +26,6 @@ class HealthState(StrEnum):
     PROBING = "probing"
 
 
-TRANSITIONS: Mapping[HealthState, frozenset[HealthState]] = {
-    HealthState.HEALTHY: frozenset({HealthState.SUSPECT, HealthState.CORDONED}),
-    HealthState.SUSPECT: frozenset({HealthState.HEALTHY, HealthState.CORDONED}),
-    HealthState.CORDONED: frozenset({HealthState.PROBING}),
-    HealthState.PROBING: frozenset({HealthState.HEALTHY, HealthState.CORDONED}),
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthRecord:
     """The health of one device."""

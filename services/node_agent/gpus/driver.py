@@ -1,30 +1,19 @@
 """What a driver of the node's GPUs reports, and what it is asked."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from services.node_agent.gpus.device_faults import Xid
 from services.node_agent.gpus.inventory import DeviceSample, Gpu
 from services.node_agent.mig.partitioner import MigDriver
 
-
-class XidSource(Protocol):
-    """The driver's XID events."""
-
-    def xids(self) -> tuple[Xid, ...]:
-        """Return the XID events since the last call."""
-        ...
+SampleDevices = Callable[[], Awaitable[tuple[DeviceSample, ...]]]
+"""Returns the usage of all devices. Raises UnavailableError while the driver does not respond."""
+TakeXids = Callable[[], tuple[Xid, ...]]
+"""Returns the driver's XID events since the last call."""
 
 
-class UsageSource(Protocol):
-    """Device usage as the driver reports it."""
-
-    async def sample(self) -> tuple[DeviceSample, ...]:
-        """Return all devices. Raises UnavailableError while the driver does not respond."""
-        ...
-
-
-class GpuDriver(MigDriver, XidSource, Protocol):
+class GpuDriver(MigDriver, Protocol):
     """The node's GPUs with all that the driver reports of them."""
 
     async def discover(self) -> tuple[Gpu, ...]:
@@ -34,4 +23,8 @@ class GpuDriver(MigDriver, XidSource, Protocol):
     @property
     def unreadable(self) -> Mapping[int, str]:
         """By the driver's index, why the latest probe could not read a GPU."""
+        ...
+
+    def xids(self) -> tuple[Xid, ...]:
+        """Return the XID events since the last call."""
         ...

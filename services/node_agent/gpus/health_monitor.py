@@ -21,7 +21,7 @@ from services.node_agent.gpus.device_health import (
     HealthState,
     update_health,
 )
-from services.node_agent.gpus.driver import XidSource
+from services.node_agent.gpus.driver import TakeXids
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.metrics import ERRORS, HEALTH
 from services.node_agent.records.checkpoint import Checkpoint
@@ -43,7 +43,7 @@ class HealthMonitor:
         self,
         node: NodeName,
         *,
-        xids: XidSource,
+        xids: TakeXids,
         environ: Mapping[str, str],
         policy: HealthPolicy,
         leases: KnownLeases,
@@ -122,7 +122,7 @@ class HealthMonitor:
 
     def update(self, gpus: Sequence[Gpu], driver_fault: Fault | None = None) -> None:
         """Apply one probe; with `driver_fault`, the driver did not respond."""
-        xids = self.xids.xids()
+        xids = self.xids()
         self._keep(xids)
         if gpus == self._gpus and not (xids or driver_fault or self.faults):
             return

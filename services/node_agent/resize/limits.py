@@ -6,11 +6,11 @@ from dataclasses import replace
 from msgspec import structs
 
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
-from services.node_agent.isolation.region import Region, sums
+from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import RegionSeed
 from services.node_agent.records.checkpoint_entry import CheckpointEntry, LoweredLease
 from services.node_agent.records.known_leases import was_resized
-from services.node_agent.usage.measurements import MeasuredContainer, region_positions
+from services.node_agent.usage.measurements import MeasuredContainer, region_sums
 from services.node_agent.usage.violations import UNCOUNTED_BYTES
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
@@ -143,18 +143,17 @@ def check_use(
     subtracted.
     """
     container = entry.allocation.container
-    shares = tuple(shares_by_index(entry.allocation.lease, container))
-    places = region_positions(region, shares)
+    shares = shares_by_index(entry.allocation.lease, container)
+    counted = region_sums(region, shares, living)
     seen = {one.share.device: one for one in use.shares} if use else {}
-    for share, place, limit in zip(shares, places, seed.memory_limits, strict=False):
-        added = sums(region, place, living)
-        counted = max(added.enforced, added.total) if region.processes(living) else 0
+    for share, added, limit in zip(shares, counted, seed.memory_limits, strict=False):
+        by_region = max(added.enforced, added.total) if region.processes(living) else 0
         one = seen.get(share.device)
         by_driver = (one.driver_bytes or 0) - UNCOUNTED_BYTES * max(1, one.processes) if one else 0
-        used = max(counted, by_driver)
+        used = max(by_region, by_driver)
         if used > limit:
             used_mib = -(-used // MIB)
-            source = ", as the driver reports" if by_driver > counted else ""
+            source = ", as the driver reports" if by_driver > by_region else ""
             raise ShortageError(
                 f"container {container} has {used_mib} MiB of GPU {share.index} ({share.device}) "
                 f"in use{source}, and its limit would be {limit // MIB}",

@@ -19,7 +19,6 @@ from services.node_agent.isolation.region import Region
 from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
 from shared.model.bounds import Amount, Seconds
 from shared.model.lease import ShareKey
-from shared.model.names import DeviceUuid, PodUid
 
 logger = logging.getLogger(__name__)
 
@@ -33,20 +32,10 @@ SAVE_S = 15.0
 class LastUse:
     """The last use of one share."""
 
-    pod: PodUid
-    container: str
-    device: DeviceUuid
-    position: int | None = None
-    """Of its MIG instance."""
     used_at: Seconds
     """Unix seconds."""
     memory_bytes: Amount = 0
     """Memory in use when it was observed last."""
-
-    @property
-    def key(self) -> ShareKey:
-        """What distinguishes the share."""
-        return self.pod, self.container, self.device, self.position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +43,7 @@ class LastUses:
     """The last use of every share of the node, as observed until `observed_at` (Unix seconds)."""
 
     observed_at: Seconds
-    shares: tuple[LastUse, ...] = ()
+    shares: tuple[tuple[ShareKey, LastUse], ...] = ()
 
 
 class IdleShares:
@@ -69,14 +58,14 @@ class IdleShares:
 
     def restore(self, record: LastUses, now: float) -> None:
         """Continue with the record of an earlier agent, before the first scan."""
-        self._uses = {one.key: one for one in record.shares}
+        self._uses = dict(record.shares)
         self._missed = not 0 <= now - record.observed_at <= UNOBSERVED_S
         self._observed_from = None if self._missed else record.observed_at
 
     @property
     def record(self) -> LastUses:
         """The record for the next agent."""
-        return LastUses(observed_at=self._observed_at, shares=tuple(self._uses.values()))
+        return LastUses(observed_at=self._observed_at, shares=tuple(self._uses.items()))
 
     @property
     def since(self) -> Mapping[ShareKey, float]:
@@ -89,18 +78,16 @@ class IdleShares:
         """Take the result of one scan; `now` is its time in Unix seconds."""
         if self._observed_from is None:
             self._observed_from = now
-        uses = [
-            self._use_of(measured, share, now)
+        self._uses = {
+            measured.key_of(share): self._use_of(measured, share, now)
             for measured in containers
             for share in measured.shares
-        ]
-        self._uses = {use.key: use for use in uses}
+        }
         self._observed_at = now
         self._missed = False
 
     def _use_of(self, measured: MeasuredContainer, share: MeasuredShare, now: float) -> LastUse:
-        kernels, key = _kernel_time(measured), measured.key_of(share)
-        before = self._uses.get(key)
+        kernels, before = _kernel_time(measured), self._uses.get(measured.key_of(share))
         if self._missed and kernels is None:
             before = None
         used_at = max(measured.container.allocated_at, self._observed_from or now)
@@ -108,14 +95,8 @@ class IdleShares:
             used_at = before.used_at
         if _is_in_use(share, before, kernels):
             used_at = now
-        return LastUse(
-            pod=key[0],
-            container=key[1],
-            device=key[2],
-            position=key[3],
-            used_at=min(max(used_at, kernels or 0.0), now),
-            memory_bytes=share.measured_bytes,
-        )
+        used_at = min(max(used_at, kernels or 0.0), now)
+        return LastUse(used_at=used_at, memory_bytes=share.measured_bytes)
 
 
 def _is_in_use(share: MeasuredShare, before: LastUse | None, kernels: float | None) -> bool:

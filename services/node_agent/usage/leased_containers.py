@@ -10,6 +10,7 @@ from services.node_agent.isolation.region_image import RegionSeed, region_path_o
 from services.node_agent.kubelet.pods import ClaimHolding, KubeletPod, ProcessOrigin
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from shared.dialects.hami_core import shares_by_index
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share
 from shared.model.names import NodeName, PodUid
@@ -48,7 +49,7 @@ class LeasedContainer:
     @property
     def shares(self) -> tuple[Share, ...]:
         """Its shares in the order in which it numbers its devices."""
-        return tuple(sorted(self.lease.shares_of(self.name), key=lambda share: share.index))
+        return tuple(shares_by_index(self.lease, self.name))
 
     @property
     def key(self) -> ContainerKey:

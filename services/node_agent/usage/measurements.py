@@ -101,15 +101,15 @@ def measure_container(
     readable = region if isinstance(region, Region) else None
     sampled = {sample.device for sample in scan.devices}
     shares, seed = container.shares, container.seed
-    places = region_positions(readable, shares) if readable is not None else ()
+    used = region_sums(readable, shares, living) if readable is not None else []
     measured = []
     for position, share in enumerate(shares):
         instance = scan.instances.get(container.instance_of(share))
         running = _processes_of(share, processes, instance) if share.device in sampled else None
         one = _by_driver(share, position, running, instance)
         if readable is not None:
-            limit, used = readable.memory_limits[position], sums(readable, places[position], living)
-            one = replace(one, limit_bytes=limit, region=used)
+            limit = readable.memory_limits[position]
+            one = replace(one, limit_bytes=limit, region=used[position])
         measured.append(one)
     return MeasuredContainer(
         container=container,
@@ -157,15 +157,17 @@ def _processes_of(
     return [one for one in found if one.instance in {None, instance.gi}]
 
 
-def region_positions(region: Region, shares: Sequence[Share]) -> tuple[int, ...]:
-    """Return where the region counts each share: by device UUID if it names all of them.
+def region_sums(
+    region: Region, shares: Sequence[Share], living: Set[int] | None
+) -> list[DeviceSums]:
+    """Return what the region counts of each share: by device UUID if it names all of them.
 
     Shares come in the order in which the container numbers its devices.
     """
     named = region.uuids[: len(shares)]
     if len(set(named)) == len(shares) and set(named) == {share.device for share in shares}:
-        return tuple(named.index(share.device) for share in shares)
-    return tuple(range(len(shares)))
+        return [sums(region, named.index(share.device), living) for share in shares]
+    return [sums(region, place, living) for place in range(len(shares))]
 
 
 def _uncounted_pids(

@@ -16,7 +16,7 @@ from msgspec import structs
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from services.node_agent.gpus.driver import UsageSource
+from services.node_agent.gpus.driver import SampleDevices
 from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.isolation.region_writer import seed_region
@@ -140,14 +140,14 @@ class UsageMonitor(Collector):
         self,
         node: Node,
         *,
-        usage: UsageSource,
+        sample: SampleDevices,
         list_instances: ListInstances,
         proc: Path = Path("/proc"),
         processes_in_pods: bool = True,
         last_uses: LastUseFile | None = None,
     ) -> None:
         self.node = node
-        self.usage = usage
+        self.sample = sample
         self.list_instances = list_instances
         self.checkpoint = node.checkpoint
         self.leases = node.leases
@@ -201,7 +201,7 @@ class UsageMonitor(Collector):
         began = self.clock.now()
         self._errors, self._earlier_errors = set(), self._errors
         complete = self.leases.synced and not self.checkpoint.lost
-        devices = await self._known(self.usage.sample(), ())
+        devices = await self._known(self.sample(), ())
         pids = {one.pid: sample.sampled_at_s for sample in devices for one in sample.processes}
         async with self.checkpoint.changing:
             containers = self._leased_containers(complete=complete)

@@ -53,7 +53,7 @@ async def test_programs_on_the_gpus_are_measured(nvml: GpuDriver) -> None:
     load = nvml.load(NVIDIA_VISIBLE_DEVICES=uuid_of(NODE, 1))
     assert load.fits("1g")
 
-    after = await simulated_gpus(settings_of(nvml, "2xT4+1xA100-40GB:mig")).usage.sample()
+    after = await simulated_gpus(settings_of(nvml, "2xT4+1xA100-40GB:mig")).sample()
 
     (process,) = after[1].processes
     assert (process.pid, process.memory_bytes) == (load.pid, GIB + CONTEXT)
@@ -75,7 +75,7 @@ async def test_instances_outlive_the_agent_and_their_processes_are_measured(
     _, second = gpu.instances
     load = nvml.load(NVIDIA_VISIBLE_DEVICES=second.uuid)
     assert load.fits("1g")
-    (sample,) = await simulated_gpus(settings_of(nvml, layout)).usage.sample()
+    (sample,) = await simulated_gpus(settings_of(nvml, layout)).sample()
 
     (process,) = sample.processes
     assert (process.instance, process.memory_bytes) == (second.gi, GIB + CONTEXT)
@@ -168,4 +168,4 @@ async def test_without_a_compiler_the_gpus_are_simulated_in_python(
     found = simulated_gpus(settings)
 
     assert isinstance(found.driver, SimulatedGpus)
-    assert [one.processes for one in await found.usage.sample()] == [(), ()]
+    assert [one.processes for one in await found.sample()] == [(), ()]

@@ -248,6 +248,11 @@ class OneNodeCluster:
     def env(self, pod: str, container: str = "main") -> dict[str, str]:
         return dict(self.node.container(pod, container).env)
 
+    def region_of(self, lease: Lease) -> Path:
+        """Return where the region of a pod's container is."""
+        name = Path(self.env(lease.name)["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).name
+        return self.root / "agent" / "containers" / f"{lease.pod}_main" / name
+
     def annotation(self, pod: str, key: str) -> str:
         return str(self.node.pod(pod)["metadata"].get("annotations", {}).get(key, ""))
 

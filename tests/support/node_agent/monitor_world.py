@@ -97,15 +97,13 @@ class FakeDriver:
         return self.samples
 
 
-@dataclass
-class FakeInstances:
-    async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
-        assert device == GPU
-        one = MigInstance(
-            gi=3, profile="1g.10gb", start=0, memory_slices=1, compute_slices=1,
-            compute_ids=(0,), uuid="MIG-a",
-        )  # fmt: skip
-        return (replace(one, gi=4, uuid="MIG-b", start=1), one)
+async def list_instances(device: DeviceUuid) -> tuple[MigInstance, ...]:
+    assert device == GPU
+    one = MigInstance(
+        gi=3, profile="1g.10gb", start=0, memory_slices=1, compute_slices=1,
+        compute_ids=(0,), uuid="MIG-a",
+    )  # fmt: skip
+    return (replace(one, gi=4, uuid="MIG-b", start=1), one)
 
 
 @dataclass
@@ -157,14 +155,7 @@ class MonitorWorld:
 
     def restart(self, last_uses: LastUseFile) -> UsageMonitor:
         """Start another monitor on the same node, which has this file."""
-        before = self.monitor
-        self.monitor = UsageMonitor(
-            self.node,
-            usage=before.usage,
-            list_instances=before.list_instances,
-            proc=before.proc,
-            last_uses=last_uses,
-        )
+        self.monitor = monitor_of(self.node, self.driver, self.root, last_uses)
         return self.monitor
 
     def change(self, tenant: LeasedContainer, at: int, data: bytes) -> None:
@@ -189,10 +180,19 @@ def monitored(tmp_path: Path) -> MonitorWorld:
     (tmp_path / "proc").mkdir()
     driver, kubelet, clock = FakeDriver((idle,)), FakeKubelet(), FakeClock()
     node = node_of(kubelet, clock=clock)
-    monitor = UsageMonitor(
-        node, usage=driver, list_instances=FakeInstances().instances, proc=tmp_path / "proc"
+    return MonitorWorld(tmp_path, node, monitor_of(node, driver, tmp_path), driver, kubelet, clock)
+
+
+def monitor_of(
+    node: Node, driver: FakeDriver, root: Path, last_uses: LastUseFile | None = None
+) -> UsageMonitor:
+    return UsageMonitor(
+        node,
+        sample=driver.sample,
+        list_instances=list_instances,
+        proc=root / "proc",
+        last_uses=last_uses,
     )
-    return MonitorWorld(tmp_path, node, monitor, driver, kubelet, clock)
 
 
 def computing(world: MonitorWorld, lease: Lease | None = None) -> LeasedContainer:

@@ -2,15 +2,12 @@
 
 import asyncio
 import contextlib
-import shutil
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pynvml
 import pytest
-from prometheus_client import generate_latest
 
 from services.node_agent.gpus.device_faults import ROW_REMAP_FAILED, Xid
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
@@ -24,9 +21,6 @@ from shared.model.device import Hardware
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 from tests.support.gpu_driver import CONTEXT, GIB, MIB, DriverGpu, GpuDriver, gpu
-from tests.support.node_agent.agent import lease_of, share
-from tests.support.node_agent.monitor_world import OURS, UID, monitored, read
-from tests.support.node_agent.regions import use_memory
 from tests.support.waiting import until
 
 FIRST, SECOND = gpu(1), gpu(2, memory_mib=81920, name="NVIDIA H100 80GB HBM3")
@@ -301,31 +295,3 @@ async def test_a_hanging_call_times_out_and_no_second_call_starts_beside_it(
         return 0
 
     assert await until(listed) == 1, "called once the first call has returned"
-
-
-async def test_metrics_show_what_regions_and_the_driver_count(
-    nvml: GpuDriver, tmp_path: Path
-) -> None:
-    leased = DriverGpu(uuid=share(0).device)
-    nvml.create(leased)
-    load = nvml.load()
-    assert load.fits("512m")
-    world = monitored(tmp_path)
-    tenant = world.add_container(lease_of(UID))
-    world.add_process(tenant, load.pid, inner=7)
-    world.monitor.usage = NvmlProcesses()
-    use_memory(tenant.region_path, 512)
-
-    await world.monitor.scan()
-
-    metrics = read(generate_latest(world.monitor).decode())
-    labels = tuple(sorted(OURS.items()))
-    assert metrics["leasehold_container_memory_measured_bytes"][labels] == 512 * MIB + CONTEXT
-    assert metrics["leasehold_container_memory_drift_bytes"][labels] == CONTEXT
-    assert metrics["hami_host_gpu_memory_used_bytes"].popitem()[1] == 512 * MIB + CONTEXT
-    load.kill()
-    shutil.rmtree(tmp_path / "proc" / str(load.pid))
-    await world.monitor.scan()
-    metrics = read(generate_latest(world.monitor).decode())
-    assert metrics["leasehold_container_memory_measured_bytes"][labels] == 0
-    assert metrics["leasehold_container_memory_enforced_bytes"][labels] == 512 * MIB

@@ -50,11 +50,6 @@ def sized(lease: Lease, mib: int, cores: int = 10, *, later: int = 1) -> Lease:
     return structs.replace(lease, shares=shares, version=lease.version + later, resized_at=1.0)
 
 
-def region_of(cluster: OneNodeCluster, lease: Lease) -> Path:
-    name = Path(cluster.env(lease.name)["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).name
-    return cluster.root / "agent" / "containers" / f"{lease.pod}_main" / name
-
-
 @asynccontextmanager
 async def running(
     cluster: OneNodeCluster, *, mib: int = 4_000
@@ -64,7 +59,7 @@ async def running(
         lease = await cluster.run_pod("one", share(0, mib))
         lease = cluster.ledger.grant(structs.replace(lease, state=LeaseState.ACTIVE, version=3))
         await cluster.push_lease(lease)
-        yield agent, lease, region_of(cluster, lease)
+        yield agent, lease, cluster.region_of(lease)
 
 
 async def update_limits_of(
@@ -148,7 +143,7 @@ async def test_containers_of_every_dialect_that_hami_core_limits_are_resized(
         change = decide(structs.replace(lease, state=LeaseState.ACTIVE), request, node)
         assert isinstance(change, SizeChange), change
 
-        place = region_of(cluster, lease)
+        place = cluster.region_of(lease)
         assert (await update_limits_of(agent, change.lease, "resize")).applied
         assert limit_mib(place) == 2_000
         now = cluster.ledger.grant(structs.replace(change.lease, version=9))
@@ -160,7 +155,7 @@ async def test_a_resized_container_starts_again_with_its_new_limits() -> None:
     async with one_node_cluster() as cluster, cluster.running() as agent:
         lease = cluster.bind(pod("one", limits={NUMBER: 1}, annotations=CRASHING), share(0, 1000))
         await until(lambda: cluster.node.kubelet.state_of("default", "one"))
-        place = await until(lambda: cluster.env("one") and region_of(cluster, lease))
+        place = await until(lambda: cluster.env("one") and cluster.region_of(lease))
         larger = cluster.ledger.grant(sized(lease, 2_000))
         assert (await update_limits_of(agent, larger)).applied
         first = cluster.node.container("one").started_at

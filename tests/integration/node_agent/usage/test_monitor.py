@@ -15,18 +15,13 @@ MIB = 1 << 20
 CRASHING = {"sim.leasehold.dev/run-for": "50ms", "sim.leasehold.dev/exit-code": "3"}
 
 
-def region_of(cluster: OneNodeCluster, lease: Lease) -> Path:
-    name = Path(cluster.env(lease.name)["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).name
-    return cluster.root / "agent" / "containers" / f"{lease.pod}_main" / name
-
-
 async def test_the_limits_of_a_container_are_set_before_it_starts() -> None:
     async with one_node_cluster() as cluster, cluster.running():
         obj = pod("one", limits={NUMBER: 2})
         both = share(1, 2000, cores_percent=50), share(0, 3000, cores_percent=50)
         lease = cluster.bind(obj, *both)
         await cluster.node.phase("one", "Running")
-        image = region_of(cluster, lease).read_bytes()
+        image = cluster.region_of(lease).read_bytes()
 
     assert image == image_of(
         RegionSeed(

@@ -1,7 +1,6 @@
 """Health states of devices, by example and by property; which XIDs are critical."""
 
-from collections.abc import Sequence
-from types import SimpleNamespace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from services.node_agent.gpus.device_faults import (
     no_response,
 )
 from services.node_agent.gpus.device_health import (
-    TRANSITIONS,
     DeviceHealth,
     HealthPolicy,
     HealthRecord,
@@ -96,6 +94,12 @@ def test_the_first_cause_is_kept_until_the_device_is_healthy() -> None:
     assert record.message == "probing: XidError: Xid 79, the GPU has fallen off the bus"
 
 
+TRANSITIONS: Mapping[HealthState, frozenset[HealthState]] = {
+    HealthState.HEALTHY: frozenset({HealthState.SUSPECT, HealthState.CORDONED}),
+    HealthState.SUSPECT: frozenset({HealthState.HEALTHY, HealthState.CORDONED}),
+    HealthState.CORDONED: frozenset({HealthState.PROBING}),
+    HealthState.PROBING: frozenset({HealthState.HEALTHY, HealthState.CORDONED}),
+}
 FAULTS = st.sampled_from([None, None, MILD, GRAVE])
 
 
@@ -242,10 +246,9 @@ def test_a_removed_device_has_no_series_and_words_that_are_no_xids_are_logged(
         return [value for value in values if value is not None]
 
     node = node_of()
-    driver: Any = SimpleNamespace(xids=tuple)
     monitor = HealthMonitor(
         node.name,
-        xids=driver,
+        xids=tuple,
         environ={"DP_DISABLE_HEALTHCHECKS": "79,x"},
         policy=POLICY,
         leases=node.leases,

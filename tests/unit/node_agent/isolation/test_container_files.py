@@ -12,7 +12,6 @@ from services.node_agent.isolation.library import NodeLibrary
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from shared.dialects.dialect import ContainerSetup, Mount
 from shared.dialects.hami_core import override_mount
-from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import PodUid
 from tests.support.node_agent.regions import process
 
@@ -69,14 +68,6 @@ async def test_41_a_mounted_file_keeps_its_inode(tmp_path: Path) -> None:
     assert (tmp_path / "state/containers/u1_main/region").read_text() == "used"
 
 
-async def test_prepare_fails_if_the_library_does_not_exist(tmp_path: Path) -> None:
-    files = host(tmp_path, source=tmp_path / "none")
-
-    await files.library.update()
-    with pytest.raises(UnavailableError, match=r"cannot be enforced: .*none: No such file"):
-        await files.prepare(setup_for(files))
-
-
 @pytest.mark.parametrize("old_s", [310, -4e9])
 async def test_directories_of_deleted_pods_are_removed_after_five_minutes(
     tmp_path: Path, old_s: float
@@ -131,18 +122,6 @@ async def test_the_overrides_have_the_limits_and_follow_them_in_the_mounted_file
     assert Path(f"{own}.env").read_text().splitlines()[0] == "CUDA_DEVICE_MEMORY_LIMIT_0=9m"
     assert Path(f"{own}.env").stat().st_ino == inode
     assert not Path(f"{own}.env").stat().st_mode & 0o022
-
-
-async def test_a_container_whose_limits_cannot_be_set_is_refused(tmp_path: Path) -> None:
-    files = host(tmp_path)
-
-    with pytest.raises(RequestError, match="CUDA_DEVICE_MEMORY_LIMIT_0"):
-        await files.prepare(limited(files, CUDA_DEVICE_MEMORY_LIMIT_0="0"))
-    (tmp_path / "state/containers/u1_main/r.cache/full").mkdir(parents=True)
-    with pytest.raises(
-        UnavailableError, match=r"limits of the container cannot be set: .*r\.cache"
-    ):
-        await files.prepare(limited(files))
 
 
 async def test_hami_core_27_a_used_region_is_replaced_only_at_a_container_start(

@@ -6,7 +6,7 @@ import pytest
 
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
-from shared.dialects.hami_core import FALLBACK_REGION, LIBRARY
+from shared.dialects.hami_core import LIBRARY
 from shared.model.lease import Lease
 from shared.model.request import GpuRequest
 from shared.placing.choice.container_choice import share_of
@@ -45,18 +45,6 @@ def test_hami_core_33_no_two_containers_can_write_to_the_same_path_or_to_the_lib
     read_only = {mount.container_path for mount in setups[0].mounts if mount.read_only}
     loads = {m.container_path for m in setups[0].mounts if m.container_path[:5] == "/etc/"}
     assert read_only >= {LIBRARY, *loads}
-
-
-@pytest.mark.parametrize("dialect", ["volcano-vgpu", "tencent", "nvidia"])
-def test_a_process_without_environment_finds_the_containers_region(dialect: str) -> None:
-    setup = setup_of(dialect, lease("u1", "a"), "a")
-
-    mounts = {mount.container_path: mount for mount in setup.mounts}
-    cache = setup.environment["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
-    directory, _, name = cache.rpartition("/")
-    assert mounts[FALLBACK_REGION].host_path == f"{mounts[directory].host_path}/{name}"
-    assert not mounts[FALLBACK_REGION].directory
-    assert "/etc/ld.so.preload" in mounts
 
 
 @pytest.mark.parametrize(("cores", "policy"), [(1, "force"), (99, "force"), (0, None), (100, None)])

@@ -76,14 +76,6 @@ def test_slots_in_a_file_with_holes_are_read_as_soon_as_a_process_has_mapped_the
 # What is no region
 
 
-def test_a_missing_file_is_neither_a_region_nor_tampered(tmp_path: Path) -> None:
-    there, nowhere = at(tmp_path), at(tmp_path / "x")
-    (tmp_path / "x").rmdir()
-
-    assert read_region(there) is None
-    assert read_region(nowhere) is None
-
-
 @pytest.mark.parametrize("size", [0, 1, 63, 804680, 1197896, 2008952, 2008954, 2008984, 5_000_000])
 def test_hami_core_2_a_file_of_any_other_size_is_tampered(tmp_path: Path, size: int) -> None:
     place = at(tmp_path)
@@ -317,17 +309,6 @@ def test_hami_core_8_ended_and_killed_processes_count_only_in_the_enforced_usage
     assert (added.total, added.enforced) == (GIB, 15 * GIB)
     assert [slot.pid for slot in region_of(image).processes({10, 11})] == [10]
     assert region_of(image).holders() == {10, 12}
-
-
-def test_the_holder_of_the_lock_is_read() -> None:
-    image = fresh()
-    free = region_of(image)
-    image[V1_2.owner] = 7
-    image[V1_2.semaphore : V1_2.semaphore + 8] = (3 << 32).to_bytes(8, "little")
-    held = region_of(image)
-
-    assert (free.locked, free.lock_owner) == (False, 0)
-    assert (held.locked, held.lock_owner) == (True, 7)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Seeding regions, and changing the limits of those in use."""
 
 import os
-import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -235,25 +234,6 @@ def test_hami_core_14_a_change_touches_the_bytes_of_its_fields_alone(
     assert touched
     assert touched <= allowed | {*range(layout.core_limits + 8, layout.core_limits + 16)}
     assert altered_limits(decode(layout, after), seed) == ()
-
-
-def test_altered_limits_are_named_and_restored_in_place_beside_processes(tmp_path: Path) -> None:
-    place, image = at(tmp_path), used()
-    struct.pack_into("<Q", image, V1_2.memory_limits, 80 * GIB)
-    struct.pack_into("<Q", image, V1_2.core_limits + 8, 0)
-    struct.pack_into("<i", image, V1_2.switch, 0)
-    write(place, image)
-    inode = place.stat().st_ino
-
-    seed_region(place, SEED, starting=False)
-
-    assert altered_limits(decode(V1_2, image), SEED) == (
-        f"the memory limit of device 0 is {80 * GIB} bytes instead of {5 * GIB}",
-        "the core limit of device 1 is 0 % instead of 40",
-        "the switch of its core limits is 0",
-    )
-    assert place.read_bytes() == used()
-    assert place.stat().st_ino == inode
 
 
 def test_a_change_without_a_region_is_refused(tmp_path: Path) -> None:

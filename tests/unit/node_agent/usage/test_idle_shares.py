@@ -80,16 +80,6 @@ def test_a_share_that_was_never_used_is_idle_since_its_allocation() -> None:
     assert shares.since == {KEY: 900}
 
 
-def test_an_agent_that_restarts_continues_the_record() -> None:
-    before = observed((1_000, measured(30)), (1_005, measured(0)))
-    after = IdleShares()
-
-    after.restore(before.record, 1_030)
-    after.observe([measured(0)], 1_030)
-
-    assert after.since == {KEY: 1_000}
-
-
 def test_after_a_long_absence_only_the_region_shows_that_nothing_ran() -> None:
     before = observed((1_000, measured(30, region=REGION)))
     late = 1_000 + UNOBSERVED_S + 1

@@ -95,7 +95,6 @@ def snapshot_of(
     samples: list[DeviceSample],
     origins: dict[int, ProcessOrigin],
     *pods: KubeletPod,
-    complete: bool = True,
 ) -> UsageSnapshot:
     regions = {one.key: found for one in tenants if one.region_path is not None}
     by_uid = {pod.uid: pod for pod in pods}
@@ -107,7 +106,7 @@ def snapshot_of(
             devices=samples,
             origins=origins,
             pods=by_uid,
-            complete=complete,
+            complete=True,
         )
     )
 
@@ -116,42 +115,8 @@ def rules(snapshot: UsageSnapshot) -> list[tuple[str, str, str]]:
     return [(one.reason, one.pod, one.container) for one in snapshot.violations]
 
 
-def test_a_container_within_its_lease_breaks_no_rule() -> None:
-    held = region(pids={7: (300 * MIB,)})
-
-    snapshot = snapshot_of([tenant()], held, [sample(using(70, 350))], {70: origin("u1", 7)})
-
-    (use,) = snapshot.containers
-    (one,) = use.shares
-    assert (one.measured_bytes, one.overrun_bytes) == (350 * MIB, 0)
-    assert (one.region and one.region.total, one.driver_bytes) == (300 * MIB, 350 * MIB)
-    assert (one.driver_percent, one.limit_bytes) == (30, 1000 * MIB)
-    assert not use.isolation_lost
-    assert not snapshot.violations
-    assert snapshot.unleased == {GPUS[0]: 0}
-
-
-def test_hami_core_36_the_larger_of_driver_and_region_usage_counts() -> None:
-    held = region(pids={7: (900 * MIB,)})
-
-    (use,) = snapshot_of(
-        [tenant()], held, [sample(using(70, 100))], {70: origin("u1", 7)}
-    ).containers
-
-    assert use.shares[0].measured_bytes == 900 * MIB
-
-
-def test_a_value_that_the_driver_does_not_report_does_not_count() -> None:
-    held = region(pids={7: (900 * MIB,)})
-
-    for samples in ([sample(using(70, None))], []):
-        (use,) = snapshot_of([tenant()], held, samples, {70: origin("u1", 7)}).containers
-        assert use.shares[0].driver_bytes is None
-        assert use.shares[0].measured_bytes == 900 * MIB
-
-
 USED = {7: (300 * MIB,)}
-OWN = {70: origin("u1", 7)}
+OWN = {70: origin("u1", 7), 71: origin("u1", 8)}
 OVERRUN, TAMPERED = ViolationReason.OVERRUN, ViolationReason.TAMPERED
 LOST, UNLEASED = ViolationReason.ISOLATION_LOST, ViolationReason.UNLEASED
 LINK = Tampered("it is a symbolic link")
@@ -164,7 +129,8 @@ ONE_RULE: list[tuple[LeasedContainer, Region | Tampered | None, list[DeviceSampl
     (tenant(), region(share(0, 99_000)), [], TAMPERED, ALTERED),
     (tenant(held=False), None, [sample(using(70))], None, ""),
     (tenant(), region(pids=USED), [sample(using(70), gpu=1)], UNLEASED, f"GPU {GPUS[1]} without"),
-    (tenant(), region(), [sample(using(71))], None, ""),
+    (tenant(), region(), [sample(using(72))], None, ""),
+    (tenant(), region(pids=USED), [sample(using(70), using(71))], LOST, "PIDs 71 on the node"),
 ]
 
 
@@ -180,28 +146,32 @@ def test_a_container_breaks_one_rule_or_none(
 
     assert rules(snapshot) == ([] if rule is None else [(rule, "u1", "main")])
     assert all(text in one.message for one in snapshot.violations)
-    isolated = held.region_path is None or isinstance(found, Region)
-    assert snapshot.containers[0].isolation_lost is not isolated
+    lost = held.region_path is not None and (rule is LOST or isinstance(found, Tampered))
+    assert snapshot.containers[0].isolation_lost is lost
     unleased = int(rule is UNLEASED)
     assert (sum(snapshot.unleased.values()), snapshot.unattributed) == (unleased, 0)
 
 
-def test_memory_beyond_the_lease_is_counted_to_the_byte() -> None:
-    (use,) = snapshot_of([tenant()], region(), [sample(using(70, 1513))], OWN).containers
+@pytest.mark.parametrize(
+    ("samples", "by_driver", "measured"),
+    [
+        ([sample(using(70, 100))], 100, 900),
+        ([sample(using(70, None))], None, 900),
+        ([], None, 900),
+        ([sample(using(70, 1513))], 1513, 1513),
+    ],
+)
+def test_hami_core_36_the_larger_of_driver_and_region_usage_counts_to_the_byte(
+    samples: list[DeviceSample], by_driver: int | None, measured: int
+) -> None:
+    (use,) = snapshot_of([tenant()], region(pids={7: (900 * MIB,)}), samples, OWN).containers
 
-    assert use.shares[0].overrun_bytes == 513 * MIB
-
-
-def test_hami_core_35_a_process_without_a_slot_is_isolation_lost() -> None:
-    held = region(pids={7: (MIB,)})
-
-    snapshot = snapshot_of(
-        [tenant()], held, [sample(using(70), using(71))], {70: origin("u1", 7), 71: origin("u1", 8)}
+    (one,) = use.shares
+    assert one.driver_bytes == (None if by_driver is None else by_driver * MIB)
+    assert (one.measured_bytes, one.overrun_bytes) == (
+        measured * MIB,
+        max(0, measured - 1000) * MIB,
     )
-
-    assert rules(snapshot) == [(ViolationReason.ISOLATION_LOST, "u1", "main")]
-    assert snapshot.containers[0].uncounted_pids == (71,)
-    assert "71" in snapshot.violations[0].message
 
 
 def test_a_process_of_a_pod_without_a_lease_is_named_once_per_device() -> None:
@@ -215,13 +185,6 @@ def test_a_process_of_a_pod_without_a_lease_is_named_once_per_device() -> None:
     assert {one.device for one in snapshot.violations} == set(GPUS)
     assert {(one.namespace, one.name) for one in snapshot.violations} == {("default", "pod-u9")}
     assert snapshot.unleased == {GPUS[0]: 2, GPUS[1]: 1}
-
-
-def test_no_process_is_unleased_while_leases_are_incomplete() -> None:
-    snapshot = snapshot_of([], None, [sample(using(90))], {90: origin("u9")}, complete=False)
-
-    assert not snapshot.violations
-    assert snapshot.unleased == {GPUS[0]: 0}
 
 
 def test_a_host_process_counts_and_is_no_violation_of_a_pod() -> None:

@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from services.node_agent.isolation.region import Region
+from services.node_agent.isolation.region import Region, decode
 from services.node_agent.isolation.region_image import image_of
 from services.node_agent.isolation.region_layouts import V1_2
-from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.kubelet.pods import ClaimHolding, KubeletContainer, KubeletPod
-from services.node_agent.usage.monitor import REPORT_AGAIN_S
+from services.node_agent.usage.monitor import LASTING_S, REPORT_AGAIN_S, RegionSymptoms
 from shared.model.claim import device_name
 from shared.model.events.node_events import ViolationReason
-from shared.model.names import Namespace
-from tests.support.node_agent.agent import lease_of
+from shared.model.names import Namespace, PodUid
+from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.monitor_world import (
     GPU,
     MIB,
@@ -29,41 +28,38 @@ from tests.support.node_agent.monitor_world import (
     computing,
     read,
 )
-from tests.support.node_agent.regions import process, rewritten
+from tests.support.node_agent.regions import fresh, process, rewritten, use_memory
 
 
-async def test_altered_limits_are_reported_once_and_restored_in_place(world: MonitorWorld) -> None:
+@pytest.mark.parametrize(
+    ("at", "data", "text"),
+    [
+        (V1_2.memory_limits, struct.pack("<Q", 80_000 * MIB), "memory limit of device 0"),
+        (V1_2.core_limits, bytes(8), "the core limit of device 0 is 0 % instead of 10"),
+        (V1_2.switch, bytes(4), "the switch of its core limits is 0"),
+    ],
+    ids=["memory", "cores", "switch"],
+)
+async def test_hami_core_38_altered_limits_are_reported_once_and_restored_in_place(
+    world: MonitorWorld, at: int, data: bytes, text: str
+) -> None:
     tenant = computing(world)
+    assert tenant.region_path is not None
+    place = Path(tenant.region_path)
+    before, inode = place.read_bytes(), place.stat().st_ino
     await world.monitor.scan()
-    world.change(tenant, V1_2.memory_limits, struct.pack("<Q", 80_000 * MIB))
+    world.change(tenant, at, data)
 
     await world.monitor.scan()
     (violation,) = await world.monitor.violations()
     await world.monitor.scan()
 
-    assert tenant.region_path is not None
-    region = read_region(tenant.region_path)
-    assert isinstance(region, Region)
-    assert region.memory_limits[0] == 1000 * MIB
-    assert [slot.pid for slot in region.slots] == [7]
+    assert (place.read_bytes(), place.stat().st_ino) == (before, inode)
     assert (violation.reason, violation.pod) == (ViolationReason.TAMPERED, UID)
+    assert text in violation.message
     found = read(generate_latest(world.monitor).decode())
     assert found["leasehold_limits_restored_total"] == {(): 1}
     assert "leasehold_violations" not in found
-
-
-async def test_hami_core_38_a_disabled_switch_is_restored_by_the_next_scan(
-    world: MonitorWorld,
-) -> None:
-    tenant = computing(world)
-    world.change(tenant, V1_2.switch, struct.pack("<i", 0))
-
-    await world.monitor.scan()
-
-    assert tenant.region_path is not None
-    region = read_region(tenant.region_path)
-    assert isinstance(region, Region)
-    assert region.utilization_switch == 1
 
 
 async def test_hami_core_35_a_bypass_is_reported_once_until_it_ends_and_again_after_five_minutes(
@@ -224,3 +220,80 @@ async def test_a_process_with_administrative_access_to_its_device_is_no_violatio
 
     assert await reasons(device_name(GPU)) == []
     assert await reasons("another") == [ViolationReason.UNLEASED]
+
+
+# What lasts in a region
+
+
+KEY = (PodUid("u1"), "main")
+
+
+def region(owner: int | None = None, *, torn: frozenset[int] = frozenset()) -> Region:
+    image = fresh()
+    process(image, 0, 7)
+    if owner is not None:
+        image[V1_2.semaphore], image[V1_2.owner] = 0, owner
+    return decode(V1_2, image, torn=torn)
+
+
+FREE = region()
+TORN = region(torn=frozenset({0}))
+SYMPTOMS: list[tuple[Region, Region, str]] = [
+    (region(owner=7), FREE, "held for more than 30 s by PID 7"),
+    (region(owner=0), FREE, "a process that was killed"),
+    (TORN, replace(TORN, slots=()), "record 0 of its region"),
+]
+
+
+@pytest.mark.parametrize(("ill", "well", "why"), SYMPTOMS)
+def test_what_lasts_for_30_s_is_stuck_until_it_ends(ill: Region, well: Region, why: str) -> None:
+    symptoms = RegionSymptoms()
+
+    def stuck(now: float, found: Region) -> str:
+        hangs, _ = symptoms.observe({KEY: found}, None, now)
+        return hangs.get(KEY, "")
+
+    assert (stuck(100.0, ill), stuck(129.0, ill)) == ("", "")
+    assert why in stuck(130.0, ill)
+    assert (stuck(131.0, well), stuck(132.0, ill)) == ("", "")
+
+
+def test_a_lock_that_changes_hands_is_not_stuck() -> None:
+    symptoms = RegionSymptoms()
+
+    for number in range(20):
+        assert not symptoms.observe({KEY: region(7 + number % 2)}, None, 5.0 * number)[0]
+
+
+async def test_a_capped_process_whose_pid_hami_core_does_not_find_is_reported_once_it_stays_so(
+    world: MonitorWorld,
+) -> None:
+    tenant = computing(world)
+    world.add_process(tenant, 71, inner=8, mib=200)
+    with rewritten(tenant.region_path) as image:
+        process(image, 1, 8, totals=(200 * MIB,), host_pid=0)
+
+    await world.monitor.scan()
+    early = world.monitor.snapshot.violations
+    world.clock.advance(LASTING_S)
+    await world.monitor.scan()
+    (violation,) = await world.monitor.violations()
+    world.end_process(71)
+    await world.monitor.scan()
+
+    assert early == ()
+    assert violation.reason is ViolationReason.CORES_NOT_LIMITED
+    assert "8" not in violation.message, "an Event with a PID would be one per process"
+    assert world.monitor.snapshot.violations == ()
+
+
+async def test_a_process_without_a_limit_of_cores_needs_no_pid(world: MonitorWorld) -> None:
+    tenant = world.add_container(lease_of(UID, share(0, 1000, cores_percent=0)))
+    use_memory(tenant.region_path, 200)
+    world.add_process(tenant, 70, inner=7)
+
+    for _ in range(2):
+        await world.monitor.scan()
+        world.clock.advance(LASTING_S)
+
+    assert world.monitor.snapshot.violations == ()
