@@ -54,7 +54,7 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
         18: ("test_18_registers_again_on_a_fresh_socket_once_the_kubelet_has_lost_it",),
         19: (
             "test_no_list_of_sixteen_devices_of_192_gib_nears_the_kubelets_limit",
-            "test_17_too_many_units_are_refused_with_the_factor_needed",
+            "test_17_too_many_units_end_the_start_with_the_factor_needed",
         ),
         20: ("test_ids_never_change_when_a_device_fails_or_another_is_added",),
         21: (

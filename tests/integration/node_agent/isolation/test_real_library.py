@@ -101,6 +101,18 @@ def test_a_forked_child_counts(one: HamiContainer) -> None:
     assert sums(one.region, 0, {load.pid, child}).buffer == GIB
 
 
+def test_hami_core_12_a_raised_limit_applies_to_the_next_allocation(one: HamiContainer) -> None:
+    one.seed(5)
+    load = one.load()
+    assert load.fits("4g")
+    assert not load.fits("3g")
+
+    write_limits(one.path, RegionSeed(memory_bytes=(9 * GIB,), cores_percent=(0,)))
+
+    assert load.fits("3g")
+    assert load.value("nvml", "total") == 9 * GIB
+
+
 def test_ended_and_killed_processes_use_nothing(one: HamiContainer) -> None:
     one.seed(4)
     ended, killed = one.load(), one.load()
