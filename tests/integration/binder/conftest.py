@@ -15,10 +15,11 @@ from tests.support.servers.valkey import ValkeyServer
 
 
 @pytest.fixture
-async def at(server: ValkeyServer) -> AsyncIterator[Scene]:
+async def at(server: ValkeyServer, request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
+    """A node with one GPU, or as many as a test names."""
     await server.ready()
     await server.command("FLUSHALL")
-    async with scene(server.url) as made:
+    async with scene(server.url, gpus=getattr(request, "param", 1)) as made:
         yield made
 
 

@@ -1,27 +1,27 @@
-"""Evictions of a preemption: announced, sent with a precondition, limited and recorded."""
+"""Evictions: announced, sent with a precondition, limited, recorded, continued by any binder."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from services.binder.clients import PodClient
+from services.binder.observations import PodSnapshot
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import ErrorResponse, KubernetesConflictError
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.errors import UnavailableError
-from shared.model.names import NodeName, PodUid
+from shared.model.events.node_events import ViolationFound, ViolationReason
+from shared.model.lease import Lease
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.preemption import EvictionOutcome, PreemptionCause, Victim
-from tests.support.binder.preemption import Scene, scene
-from tests.support.placer.ledger import uuid
-from tests.support.servers.valkey import ValkeyServer
+from tests.support.binder.preemption import Scene
+from tests.support.placer.ledger import rebuild, uuid
 
 
 async def test_gpusharing_28_the_uid_is_a_precondition(at: Scene) -> None:
-    old = await at.running("old", mib=16_000)
-    await at.save_budget("a")
-    await at.waiting("new")
-    binder = at.binder()
+    old, _, binder = await at.in_need()
     await binder.step()
 
     await at.terminate(old)
@@ -30,49 +30,43 @@ async def test_gpusharing_28_the_uid_is_a_precondition(at: Scene) -> None:
     await binder.step()
 
     assert not await at.is_deleting("old")
-    [line] = (await at.preemptions.state(now=at.clock.now())).evictions
+    [line] = await at.evictions()
     assert line.outcome is EvictionOutcome.GONE
     assert len(await binder.step()) == 1
 
 
-async def test_gpusharing_28_a_protected_pod_stays_and_another_plan_is_made(
-    server: ValkeyServer,
-) -> None:
-    await server.ready()
-    async with scene(server.url, gpus=2) as at:
-        await at.running("kept", gpu=0, mib=16_000, age_s=100, labels={"app": "x"})
-        await at.running("other", gpu=1, mib=16_000, age_s=9_000)
-        await at.protect("x", {"app": "x"}, least=1)
-        await at.save_budget("a")
-        await at.waiting("new")
+@pytest.mark.parametrize("at", [2], indirect=True)
+async def test_gpusharing_28_a_protected_pod_stays_and_another_plan_is_made(at: Scene) -> None:
+    await at.running("kept", gpu=0, mib=16_000, age_s=100, labels={"app": "x"})
+    await at.running("other", gpu=1, mib=16_000, age_s=9_000)
+    await at.protect("x", {"app": "x"}, least=1)
+    await at.save_budget("a")
+    await at.waiting("new")
 
-        binder = at.binder(pods=Unaware(at.kube))
-        await at.evict(binder)
+    binder = at.binder(pods=Unaware(at.kube))
+    await at.evict(binder)
 
-        assert await at.announced_for("kept") is None
-        assert not await at.is_deleting("kept")
-        assert await at.is_deleting("other")
-        outcome, why = await Unaware(at.kube).evict(_victim(at, await at.get_pod("kept")))
-        assert outcome is EvictionOutcome.BLOCKED, why
+    assert await at.announced_for("kept") is None
+    assert not await at.is_deleting("kept")
+    assert await at.is_deleting("other")
+    outcome, why = await Unaware(at.kube).evict(_victim(at, await at.get_pod("kept")))
+    assert outcome is EvictionOutcome.BLOCKED, why
 
 
-async def test_an_eviction_refused_by_an_admission_policy_blocks_no_other(
-    server: ValkeyServer,
-) -> None:
-    await server.ready()
-    async with scene(server.url, gpus=2) as at:
-        refuse(at, "evictions", "pods/eviction", "CREATE", "request.name != 'kept'")
-        refuse(at, "notes", "pods", "UPDATE", "object.metadata.name != 'other'")
-        await at.running("kept", gpu=0, mib=16_000, age_s=100)
-        await at.running("other", gpu=1, mib=16_000, age_s=9_000)
-        await at.save_budget("a")
-        await at.waiting("new")
+@pytest.mark.parametrize("at", [2], indirect=True)
+async def test_an_eviction_refused_by_an_admission_policy_blocks_no_other(at: Scene) -> None:
+    refuse(at, "evictions", "pods/eviction", "CREATE", "request.name != 'kept'")
+    refuse(at, "notes", "pods", "UPDATE", "object.metadata.name != 'other'")
+    await at.running("kept", gpu=0, mib=16_000, age_s=100)
+    await at.running("other", gpu=1, mib=16_000, age_s=9_000)
+    await at.save_budget("a")
+    await at.waiting("new")
 
-        binder = at.binder()
-        await at.evict(binder)
+    binder = at.binder()
+    await at.evict(binder)
 
-        assert not await at.is_deleting("kept")
-        assert await at.is_deleting("other")
+    assert not await at.is_deleting("kept")
+    assert await at.is_deleting("other")
 
 
 def refuse(at: Scene, name: str, resource: str, operation: str, unless: str) -> None:
@@ -233,7 +227,7 @@ async def test_gpusharing_38_every_eviction_is_attributable(at: Scene) -> None:
 
     await binder.step()
 
-    [line] = (await at.preemptions.state(now=at.clock.now())).evictions
+    [line] = await at.evictions()
     assert (line.namespace, line.name, line.cause, line.budget) == (
         "a",
         "old",
@@ -245,3 +239,239 @@ async def test_gpusharing_38_every_eviction_is_attributable(at: Scene) -> None:
     [note] = [each for each in at.reports.events if each.message.startswith("evicted")]
     assert line.event == f"a/{note.event_name}"
     assert at.reports.evictions == {("a", "expired"): 1}
+
+
+class KilledError(Exception):
+    """The binder ended here."""
+
+
+class Mortal(PodClient):
+    """Kills its binder before or after the nth call that changes something."""
+
+    def __init__(self, kube: KubernetesClient, *, at: int, after: bool) -> None:
+        super().__init__(kube)
+        self.left = at
+        self.after = after
+
+    def _die(self, *, after: bool) -> None:
+        if after is self.after:
+            self.left -= 1
+            if self.left == 0:
+                raise KilledError
+
+    async def announce(self, victim: Victim, at: float) -> bool:
+        self._die(after=False)
+        done = await super().announce(victim, at)
+        self._die(after=True)
+        return done
+
+    async def evict(
+        self, victim: Victim | PodSnapshot, *, dry_run: bool = False
+    ) -> tuple[EvictionOutcome, str]:
+        self._die(after=False)
+        done = await super().evict(victim, dry_run=dry_run)
+        self._die(after=True)
+        return done
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("call", range(1, 7))
+async def test_another_binder_continues_wherever_one_is_killed(
+    at: Scene, call: int, after: bool
+) -> None:
+    one = await at.running("one", mib=8_000)
+    two = await at.running("two", mib=8_000)
+    await at.save_budget("a")
+    pod = await at.waiting("new", mib=16_000)
+    binder = at.binder(pods=Mortal(at.kube, at=call, after=after))
+    with pytest.raises(KilledError):
+        await at.evict(binder)
+    successor = at.binder()
+    assert await successor.step() == []  # the dead one's turn is not over
+    await _turn_over(at)
+
+    await at.evict(successor)
+    await at.terminate(one)
+    await at.terminate(two)
+    [chosen] = await successor.step()
+
+    assert chosen.lease.pod == pod
+    for name in ("one", "two"):
+        writes = at.writes(name)
+        assert writes.get("delete/eviction") == 1, writes
+    past = await at.evictions()
+    assert sorted(line.name for line in past) == ["one", "two"]
+
+
+async def test_a_lease_whose_event_was_lost_is_published_again(at: Scene) -> None:
+    old, _, binder = await at.in_need()
+    await at.evict(binder)
+    await at.terminate(old)
+    [placement] = await binder.step()  # and killed before it is published
+    await _turn_over(at)
+
+    assert await at.binder().step() == [placement]
+
+
+async def test_two_binders_do_not_both_evict(at: Scene) -> None:
+    await at.running("old", mib=16_000)
+    await at.save_budget("a")
+    await at.waiting("new")
+    binders = [at.binder() for _ in range(3)]
+
+    for _ in range(3):
+        await asyncio.gather(*(binder.step() for binder in binders))
+        at.clock.advance(30)
+
+    assert at.writes("old")["delete/eviction"] == 1
+    assert len(await at.evictions()) == 1
+
+
+async def test_a_rebuilt_ledger_cancels(at: Scene) -> None:
+    old, _, binder = await at.in_need()
+    await binder.step()
+
+    await rebuild(at.ledger, kept=[old], now=at.clock.now(), force=True)
+    await binder.step()
+
+    assert await at.announced_for("old") is None
+    assert not await at.stages()
+
+
+async def _turn_over(at: Scene) -> None:
+    """Wait until the leader's turn is over: the server's clock is real."""
+    prefix = at.ledger._connection.prefix.removesuffix(":")
+    await at.preemptions._connection._redis.delete(f"{prefix}-preemption:leader")
+
+
+EVICTED = {"evict_violators": (ViolationReason.TAMPERED, ViolationReason.UNLEASED)}
+
+
+def seen(
+    at: Scene, lease: Lease, rule: ViolationReason = ViolationReason.TAMPERED, **changes: Any
+) -> ViolationFound:
+    facts: dict[str, Any] = {
+        "node": lease.node,
+        "pod": lease.pod,
+        "namespace": lease.namespace,
+        "name": lease.name,
+        "container": "main",
+        "reason": rule,
+        "message": "container main has changed its limits",
+        "found_at": at.clock.now(),
+    }
+    return ViolationFound(**(facts | changes))
+
+
+async def test_by_default_no_violator_is_evicted(at: Scene) -> None:
+    lease = await at.running("bad")
+    binder = at.binder()
+
+    await binder.evict_violators([seen(at, lease, rule) for rule in ViolationReason])
+    await at.steps(binder, 2)
+
+    assert await at.stages() == []
+    assert await at.announced_for("bad") is None
+
+
+async def test_a_violator_is_announced_evicted_after_notice_and_recorded(at: Scene) -> None:
+    lease = await at.running("bad")
+    binder = at.binder(**EVICTED)
+
+    await binder.evict_violators([seen(at, lease)])
+    await binder.evict_violators([seen(at, lease)])
+    await binder.step()
+    announced = await at.announced_for("bad")
+    at.clock.advance(at.rules.preemption_notice_s - 1)
+    await binder.step()
+    early = await at.is_deleting("bad")
+    at.clock.advance(1)
+    await at.steps(binder, 2)
+
+    assert announced is not None
+    assert not early
+    assert await at.is_deleting("bad")
+    assert at.writes("bad")["delete/eviction"] == 1
+    assert await at.stages() == []
+    (line,) = await at.evictions()
+    assert (line.cause, line.outcome, line.for_pod) == (
+        PreemptionCause.VIOLATION,
+        EvictionOutcome.EVICTED,
+        "",
+    )
+    assert {note.reason for note in at.reports.events} == {"GPUViolationEvict"}
+    cause = "its node reports GpuLimitTampered: container main has changed its limits"
+    assert [cause in text for text in at.reports.of("bad")] == [True, True]
+    assert at.reports.evictions == {("a", "violation"): 1}
+
+
+async def test_a_pod_without_a_lease_is_evicted_too(at: Scene) -> None:
+    made = await at.pod("stranger", "a", spec={})
+    uid = PodUid(made["metadata"]["uid"])
+    await at.kube.bind_pod("a", "stranger", uid, "a", {})
+    binder = at.binder(**EVICTED, preemption_notice_s=0)
+    lease = Lease(pod=uid, namespace=Namespace("a"), name="stranger", node=NodeName("a"), shares=())
+
+    await binder.evict_violators([seen(at, lease, ViolationReason.UNLEASED)])
+    await at.steps(binder, 2)
+
+    assert await at.is_deleting("stranger")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reason": ViolationReason.OVERRUN},
+        {"pod": PodUid("another of this name")},
+        {"node": NodeName("of a thief")},
+        {"found_at": 0.0},
+        {"name": "gone"},
+        {"namespace": Namespace("c")},
+    ],
+    ids=["another rule", "another uid", "another node", "long ago", "gone", "spared"],
+)
+async def test_untrusted_or_irrelevant_reports_evict_no_pod(
+    at: Scene, changes: dict[str, Any]
+) -> None:
+    namespace = changes.get("namespace", "a")
+    lease = await at.running("good", namespace=namespace)
+    binder = at.binder(**EVICTED, evict_violators_spare=("c",))
+
+    await binder.evict_violators([seen(at, lease, **changes)])
+
+    assert await at.stages() == []
+
+
+async def test_a_pod_disruption_budget_protects_violators_with_an_event(at: Scene) -> None:
+    lease = await at.running("bad", labels={"app": "x"})
+    await at.protect("keep", {"app": "x"}, least=1)
+    binder = at.binder(**EVICTED)
+
+    await binder.evict_violators([seen(at, lease)])
+    await binder.step()
+
+    assert await at.stages() == []
+    assert not await at.is_deleting("bad")
+    assert await at.announced_for("bad") is None
+    assert "not evicted after all" in at.reports.of("bad")[-1]
+
+
+@pytest.mark.parametrize("at", [4], indirect=True)
+async def test_hourly_limits_apply_to_simultaneous_violators(at: Scene) -> None:
+    leases = [await at.running(f"bad{n}", gpu=n, owner=f"o{n}") for n in range(4)]
+    binder = at.binder(**EVICTED, preemption_notice_s=0, preemption_per_namespace_hour=2)
+
+    await binder.evict_violators([seen(at, lease) for lease in leases])
+    await at.steps(binder, 3)
+    at.clock.advance(300)
+    late = [lease for lease in leases if not await at.is_deleting(lease.name)]
+    await binder.evict_violators([seen(at, lease) for lease in late])
+    await at.steps(binder, 3)
+    ending = [lease.name for lease in leases if await at.is_deleting(lease.name)]
+    at.clock.advance(3600)
+    await binder.evict_violators([seen(at, lease) for lease in late])
+    await at.steps(binder, 3)
+
+    assert len(ending) == 2
+    assert "at most 2 pods of a namespace are evicted in an hour" in at.reports.of(late[0].name)[0]
+    assert all([await at.is_deleting(lease.name) for lease in leases])

@@ -48,7 +48,20 @@ async def running(at: Scene, gpu: int, term: Term = HOUR, mib: int = 16_000) -> 
 
 
 async def starts(at: Scene) -> tuple[StoredStart, ...]:
-    return (await at.preemptions.state(now=at.clock.now())).starts
+    return (await at.state()).starts
+
+
+async def promised(
+    at: Scene, *, other: Term = NO_TERM, mib: int = 16_000
+) -> tuple[Lease, PreemptionController, StoredStart]:
+    """A lease for whose end pod `new` waits, which gets its device, and the binder that said so."""
+    old = await running(at, 0, mib=mib)
+    await running(at, 1, other)
+    await at.waiting("new", mib=16_000)
+    binder = at.binder()
+    await step(at, binder)
+    [start] = await starts(at)
+    return old, binder, start
 
 
 async def step(at: Scene, binder: PreemptionController) -> list[PlacementChosen]:
@@ -61,14 +74,9 @@ def events(at: Scene, reason: str) -> list[str]:
 
 
 async def test_a_pod_is_promised_the_end_of_a_lease_and_gets_its_device(at: Scene) -> None:
-    old = await running(at, 0)
-    await running(at, 1, Term(max_run_s=7200))
-    pod = await at.waiting("new", mib=16_000)
-    binder = at.binder()
-    await step(at, binder)
+    old, binder, start = await promised(at, other=Term(max_run_s=7200))
 
-    [start] = await starts(at)
-    assert (start.id, start.at, start.enforced) == (pod, ends_by(old), True)
+    assert (start.at, start.enforced) == (ends_by(old), True)
     assert events(at, PLANNED) == [
         f"starts by {timestamp(start.at)} at the latest: a pod of another namespace ends by then"
     ]
@@ -77,7 +85,7 @@ async def test_a_pod_is_promised_the_end_of_a_lease_and_gets_its_device(at: Scen
     await at.terminate(old)
     assert await at.thief(0) != ""
     [placed] = await step(at, binder)
-    assert (placed.lease.pod, placed.lease.shares[0].device) == (pod, old.shares[0].device)
+    assert (placed.lease.pod, placed.lease.shares[0].device) == (start.id, old.shares[0].device)
     assert await starts(at) == ()
     await assert_sound(at.ledger)
 
@@ -86,11 +94,7 @@ async def test_a_pod_is_promised_the_end_of_a_lease_and_gets_its_device(at: Scen
 async def test_until_then_only_what_ends_before_is_let_onto_the_device(
     at: Scene, term: Term, enters: bool
 ) -> None:
-    old = await running(at, 0, mib=8_000)
-    await running(at, 1, NO_TERM)
-    await at.waiting("new", mib=16_000)
-    binder = at.binder()
-    await step(at, binder)
+    old, binder, _ = await promised(at, mib=8_000)
 
     assert (await at.thief(0, term=term) == "") is enters
     await at.terminate(old)
@@ -147,12 +151,7 @@ async def test_what_is_expected_is_no_promise(at: Scene) -> None:
 async def test_a_start_whose_time_has_passed_is_withdrawn_with_the_reason_and_planned_anew(
     at: Scene,
 ) -> None:
-    await running(at, 0)
-    await running(at, 1, NO_TERM)
-    await at.waiting("new", mib=16_000)
-    binder = at.binder()
-    await step(at, binder)
-    [start] = await starts(at)
+    _, binder, start = await promised(at)
 
     at.clock.advance(start.at + LATE_S - at.clock.now())
     await step(at, binder)
@@ -165,11 +164,7 @@ async def test_a_start_whose_time_has_passed_is_withdrawn_with_the_reason_and_pl
 
 
 async def test_a_pod_of_higher_priority_comes_first_and_the_other_is_told(at: Scene) -> None:
-    old = await running(at, 0)
-    await running(at, 1, NO_TERM)
-    await at.waiting("new", mib=16_000)
-    binder = at.binder()
-    await step(at, binder)
+    old, binder, _ = await promised(at)
 
     urgent = await at.waiting("urgent", mib=16_000, namespace="c", priority=5)
     await step(at, binder)
@@ -218,11 +213,7 @@ async def test_others_may_use_the_ordinary_resources_that_the_ends_will_free(at:
 
 
 async def test_a_rebuild_loses_plans_and_no_lease(at: Scene) -> None:
-    await running(at, 0)
-    await running(at, 1, NO_TERM)
-    await at.waiting("new", mib=16_000)
-    await step(at, at.binder())
-    assert await starts(at)
+    await promised(at)
 
     token = await at.ledger.begin_rebuild(now=at.clock.now(), lock_s=60, force=True)
     assert token
@@ -338,12 +329,7 @@ async def test_a_gang_of_many_different_pods_gets_no_plan(
 async def test_a_start_whose_node_or_device_is_lost_is_withdrawn_at_once(
     at: Scene, what: str
 ) -> None:
-    await running(at, 0)
-    await running(at, 1, NO_TERM)
-    await at.waiting("new", mib=16_000)
-    binder = at.binder()
-    await step(at, binder)
-    [start] = await starts(at)
+    _, binder, start = await promised(at)
 
     node = (await at.ledger.snapshot()).nodes[0].facts
     if what == "cordoned":
@@ -379,11 +365,7 @@ async def test_what_is_left_of_a_gang_is_told_that_it_does_not_start(at: Scene) 
 async def test_a_leader_that_is_none_any_more_changes_no_start_that_it_has_not_read(
     at: Scene,
 ) -> None:
-    await running(at, 0)
-    await running(at, 1)
-    await at.waiting("new", mib=16_000)
-    await step(at, at.binder())
-    [read] = await starts(at)
+    _, _, read = await promised(at, other=HOUR)
     newer = replace(read, opened_at=read.opened_at + 1)
 
     assert await at.preemptions.open_start(newer, read)
@@ -410,28 +392,19 @@ async def test_a_plan_that_cannot_be_stored_leaves_the_one_before_it(at: Scene) 
 async def test_a_pod_for_which_others_may_be_preempted_does_not_wait_for_its_planned_start(
     at: Scene,
 ) -> None:
-    for gpu in (0, 1):
-        await running(at, gpu)
-    pod = await at.waiting("new", mib=16_000)
-    binder = at.binder()
-    await step(at, binder)
-    assert await starts(at)
+    _, binder, start = await promised(at, other=HOUR)
 
     await at.save_budget("a")
     at.clock.advance(at.rules.preemption_min_runtime_s)
     await step(at, binder)
 
-    state = await at.preemptions.state(now=at.clock.now())
-    assert [each.preemption.id for each in state.open] == [pod]
+    state = await at.state()
+    assert [each.preemption.id for each in state.open] == [start.id]
     assert (state.starts, len(events(at, WITHDRAWN))) == ((), 1)
 
 
 async def test_no_device_is_claimed_for_a_pod_whose_lease_could_not_be_stored(at: Scene) -> None:
-    await running(at, 0)
-    await running(at, 1)
-    await at.waiting("new", mib=16_000)
-    await step(at, at.binder())
-    [start] = await starts(at)
+    _, _, start = await promised(at, other=HOUR)
     groups = tuple(f"{n:0250}" for n in range(64))
     wanted = tuple(replace(each, anti_affinity_groups=groups) for each in start.wanted)
 

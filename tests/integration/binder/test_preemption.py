@@ -11,7 +11,7 @@ from shared.model.events.request_reply import DryRunReply, DryRunRequest
 from shared.model.lease import LeaseState
 from shared.model.names import OFFER, PREEMPTIBLE, NodeName, PodUid
 from shared.model.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
-from shared.model.preemption import PreemptionCause, PreemptionStage
+from shared.model.preemption import PreemptionCause
 from tests.support.binder.preemption import Scene, scene
 from tests.support.placer.ledger import assert_sound, facts, reservation, reserve, share, uses, uuid
 from tests.support.servers.valkey import ValkeyServer
@@ -20,10 +20,6 @@ from tests.support.servers.valkey import ValkeyServer
 async def script_calls(server: ValkeyServer) -> int:
     async with redis.asyncio.Redis.from_url(server.url) as client:
         return int((await client.info("commandstats"))["cmdstat_evalsha"]["calls"])
-
-
-async def stage_of(at: Scene) -> list[PreemptionStage]:
-    return [each.preemption.stage for each in (await at.preemptions.state(now=at.clock.now())).open]
 
 
 async def test_a_binder_with_nothing_to_preempt_only_reads_the_status(
@@ -55,14 +51,11 @@ async def test_gpusharing_27_an_exhausted_budget_alone_evicts_no_pod_and_writes_
         at.clock.advance(60)
 
     assert at.writes("old") == before
-    assert not (await at.preemptions.state(now=at.clock.now())).open
+    assert not await at.stages()
 
 
 async def test_gpusharing_28_a_pod_with_budget_gets_the_device_of_one_without(at: Scene) -> None:
-    old = await at.running("old", mib=16_000)
-    await at.save_budget("a")
-    pod = await at.waiting("new")
-    binder = at.binder()
+    old, pod, binder = await at.in_need()
 
     await binder.step()
     assert binder.step_s == STEP_S
@@ -81,15 +74,12 @@ async def test_gpusharing_28_a_pod_with_budget_gets_the_device_of_one_without(at
     assert at.writes("old")["delete/eviction"] == 1
     await at.ledger.bind([chosen.lease])
     await binder.step()
-    assert not (await at.preemptions.state(now=at.clock.now())).open
+    assert not await at.stages()
     await assert_sound(at.ledger)
 
 
 async def test_gpusharing_28_a_budget_made_during_the_notice_stops_the_eviction(at: Scene) -> None:
-    await at.running("old", mib=16_000, labels={"app": "x"})
-    await at.save_budget("a")
-    await at.waiting("new")
-    binder = at.binder()
+    _, _, binder = await at.in_need(labels={"app": "x"})
     await binder.step()
 
     await at.protect("x", {"app": "x"}, least=1)
@@ -98,7 +88,7 @@ async def test_gpusharing_28_a_budget_made_during_the_notice_stops_the_eviction(
 
     assert not await at.is_deleting("old")
     assert await at.announced_for("old") is None
-    assert await stage_of(at) == []
+    assert await at.stages() == []
     assert not (await uses(at.ledger))[uuid("a", 0)].claimed_by
 
 
@@ -148,10 +138,7 @@ async def test_gpusharing_30_a_waiting_pod_of_higher_priority_does_not_get_the_f
 async def test_gpusharing_30_capacity_is_offered_to_others_once_the_pending_pod_has_its_lease(
     at: Scene,
 ) -> None:
-    old = await at.running("old", mib=16_000)
-    await at.save_budget("a")
-    await at.waiting("new", mib=12_000)
-    binder = at.binder()
+    old, _, binder = await at.in_need(mib=12_000)
     await at.evict(binder)
     await at.terminate(old)
     other = await at.waiting("small", namespace="c", mib=4_000)
@@ -187,10 +174,7 @@ async def test_gpusharing_33_a_refilled_budget_cancels(at: Scene) -> None:
 
 @pytest.mark.parametrize("when", ["announced", "evicted"])
 async def test_a_deleted_pending_pod_frees_the_devices_claimed_for_it(at: Scene, when: str) -> None:
-    old = await at.running("old", mib=16_000)
-    await at.save_budget("a")
-    pod = await at.waiting("new")
-    binder = at.binder()
+    old, pod, binder = await at.in_need()
     await binder.step()
     if when == "evicted":
         at.clock.advance(30)
@@ -200,7 +184,7 @@ async def test_a_deleted_pending_pod_frees_the_devices_claimed_for_it(at: Scene,
     await at.ledger.waiting_pods.remove([pod])
     await binder.step()
 
-    assert await stage_of(at) == []
+    assert await at.stages() == []
     assert not (await uses(at.ledger))[uuid("a", 0)].claimed_by
     assert await at.ledger.totals.claimed() == {}
     if when == "announced":
@@ -208,16 +192,13 @@ async def test_a_deleted_pending_pod_frees_the_devices_claimed_for_it(at: Scene,
 
 
 async def test_a_preemption_is_given_up_when_a_victim_does_not_terminate(at: Scene) -> None:
-    await at.running("old", mib=16_000, grace_s=10)
-    await at.save_budget("a")
-    await at.waiting("new")
-    binder = at.binder()
+    _, _, binder = await at.in_need(grace_s=10)
     await at.evict(binder)
 
     at.clock.advance(41)
     await binder.step()
 
-    assert await stage_of(at) == []
+    assert await at.stages() == []
     assert any("took too long" in message for message in at.reports.of("new"))
 
 
@@ -274,7 +255,7 @@ async def test_what_was_freed_is_not_leased_beside_a_pod_that_repels_the_pending
         await at.terminate(old)
 
         assert await binder.step() == []
-        assert await stage_of(at) == []
+        assert await at.stages() == []
         assert any("keeps it off node a" in message for message in at.reports.of("new"))
 
 
@@ -296,17 +277,14 @@ async def test_a_pod_that_is_not_preemptible_stays(at: Scene, why: str) -> None:
 
     await binder.step()
 
-    assert await stage_of(at) == []
+    assert await at.stages() == []
     assert await at.announced_for("old") is None
 
 
 async def test_a_dry_run_names_victims_and_spared_pods_and_changes_nothing(
     at: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await at.running("old", mib=16_000)
-    await at.save_budget("a")
-    pod = await at.waiting("new")
-    binder = at.binder()
+    _, pod, binder = await at.in_need()
 
     found = await dry_run(DryRunRequest(pod=pod), binder)
     patient = await dry_run(DryRunRequest(pod=pod, min_runtime_s=7_200), binder)
@@ -321,7 +299,7 @@ async def test_a_dry_run_names_victims_and_spared_pods_and_changes_nothing(
     full = await dry_run(DryRunRequest(pod=pod, min_runtime_s=7_200), binder)
     assert (full.protected, full.protected_left_out) == ((), 1)
     assert await dry_run(DryRunRequest(pod=PodUid("gone")), binder) == DryRunReply()
-    assert await stage_of(at) == []
+    assert await at.stages() == []
     assert await at.announced_for("old") is None
 
 
@@ -339,6 +317,6 @@ async def test_a_budget_policy_evicts_without_a_pending_pod(at: Scene) -> None:
     await at.steps(binder, 2)
 
     assert await at.is_deleting("old")
-    [line] = (await at.preemptions.state(now=at.clock.now())).evictions
+    [line] = await at.evictions()
     assert (line.cause, line.for_pod) == (PreemptionCause.POLICY, "")
-    assert await stage_of(at) == []
+    assert await at.stages() == []

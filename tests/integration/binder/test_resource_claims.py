@@ -63,8 +63,7 @@ async def test_a_claim_is_leased_exactly_as_it_was_allocated(binder: ClaimBinder
 async def test_the_answer_carries_a_copy_from_which_the_lease_is_restored(
     binder: ClaimBinder,
 ) -> None:
-    claim = binder.claims.put(allocated("c", on(GPU)))
-    await binder.lease(claim)
+    claim = await binder.leased()
     lease = await binder.held(claim)
     [answer] = binder.claims.answers["c"]
     assert answer.lease
@@ -173,8 +172,7 @@ async def test_an_answer_that_could_not_be_written_is_written_later(binder: Clai
 async def test_a_prepared_claim_keeps_its_lease_until_it_is_not_prepared(
     binder: ClaimBinder,
 ) -> None:
-    claim = binder.claims.put(allocated("c", on(GPU, 16_000)))
-    await binder.lease(claim)
+    claim = await binder.leased(memory_mib=16_000)
     await binder.ledger.activate([(claim.claim, claim.node)])
     binder.agents.answers[claim.claim] = False
 
@@ -193,8 +191,7 @@ async def test_a_prepared_claim_keeps_its_lease_until_it_is_not_prepared(
 
 
 async def test_a_claim_is_refused_if_the_share_does_not_end_in_time(binder: ClaimBinder) -> None:
-    claim = binder.claims.put(allocated("c", on(GPU, 16_000)))
-    await binder.lease(claim)
+    claim = await binder.leased(memory_mib=16_000)
     await binder.deallocate(claim)
     successor = binder.claims.put(allocated("d", on(GPU, 16_000)))
     with pytest.raises(UnavailableError):
@@ -209,8 +206,7 @@ async def test_a_claim_is_refused_if_the_share_does_not_end_in_time(binder: Clai
 async def test_a_new_allocation_of_a_claim_needs_the_end_of_the_earlier_one(
     binder: ClaimBinder,
 ) -> None:
-    first = binder.claims.put(allocated("c", on(GPU)))
-    await binder.lease(first)
+    first = await binder.leased()
     binder.agents.answers[first.claim] = False
     second = binder.claims.put(allocated("c", on(GPU, 5_000), generation="g2", version=7))
 

@@ -10,7 +10,7 @@ from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated, Cla
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.model.lease import Lease
-from tests.support.binder.world import World
+from tests.support.binder.world import World, allocated, on
 from tests.support.placer.ledger import uuid
 
 GPU = uuid("a", 0)
@@ -36,6 +36,12 @@ class ClaimBinder(World):
 
     async def lease(self, *claims: AllocatedClaim) -> list[LeaseChanged]:
         return await self.leaser.lease([ClaimAllocated(claim=claim) for claim in claims])
+
+    async def leased(self, name: str = "c", memory_mib: int = 4_000) -> AllocatedClaim:
+        """Lease a new claim of so much of the first GPU; return it as it was allocated."""
+        claim = self.claims.put(allocated(name, on(GPU, memory_mib)))
+        await self.lease(claim)
+        return claim
 
     async def admit(self, claim: AllocatedClaim) -> ClaimLeaseReply:
         """Lease a claim as its allocation is written."""

@@ -23,7 +23,12 @@ from shared.model.lease import Lease
 from shared.model.ledger import NoCapacity, Reservation, Reserved, WaitingPod
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Placement, Refusal
-from shared.model.preemption import PREEMPT_AT
+from shared.model.preemption import (
+    PREEMPT_AT,
+    EvictionRecord,
+    PreemptionStage,
+    PreemptionState,
+)
 from shared.model.request import NO_TERM, GpuRequest, PodRequest, Term
 from tests.support.binder.world import Counts
 from tests.support.clock import FakeClock
@@ -252,6 +257,18 @@ class Scene:
         notes: dict[str, str] = (found or {}).get("metadata", {}).get("annotations", {})
         return notes.get(PREEMPT_AT)
 
+    async def stages(self) -> list[PreemptionStage]:
+        """The stages of open preemptions."""
+        return [each.preemption.stage for each in (await self.state()).open]
+
+    async def evictions(self) -> tuple[EvictionRecord, ...]:
+        """The journal of evictions."""
+        return (await self.state()).evictions
+
+    async def state(self) -> PreemptionState:
+        """What is stored now."""
+        return await self.preemptions.state(now=self.clock.now())
+
     def writes(self, name: str, namespace: str = "a") -> dict[str, int]:
         """What was written of a pod."""
         return dict(self.api.store.writes.counts("pods", f"{namespace}/{name}"))
@@ -270,6 +287,14 @@ class Scene:
         place = Placement(node=NodeName("a"), shares=(share("a", gpu, mib=mib),))
         outcome = await self.reserve("thief", "thief", place, namespace="c", cpu=cpu, term=term)
         return outcome.reason if isinstance(outcome, NoCapacity) else ""
+
+    async def in_need(
+        self, *, mib: int = 8_000, **running: Any
+    ) -> tuple[Lease, PodUid, PreemptionController]:
+        """A pod of namespace `a`, whose budget is used up, and one of `b` that needs its device."""
+        old = await self.running("old", mib=16_000, **running)
+        await self.save_budget("a")
+        return old, await self.waiting("new", mib=mib), self.binder()
 
     async def evict(self, binder: PreemptionController) -> None:
         """Let a binder announce evictions, and evict once the notice is over."""

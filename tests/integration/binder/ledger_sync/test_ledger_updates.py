@@ -81,17 +81,23 @@ async def test_the_lease_of_a_pod_deleted_by_force_ends_when_its_agent_confirms(
     assert changed.lease.state is LeaseState.RELEASED
 
 
-async def test_leases_on_a_silent_node_end_after_25_s(new_world: NewWorld) -> None:
+async def vanished(new_world: NewWorld) -> World:
+    """A lease whose pod is gone, and whose node's agent was asked once, in vain."""
     world = await new_world(in_state(LeaseState.ACTIVE))
     await world.binder.end_leases([terminated()])
-    assert not await world.binder.sync.updater.end_confirmed()
+    assert not await world.updater.end_confirmed()
+    return world
+
+
+async def test_leases_on_a_silent_node_end_after_25_s(new_world: NewWorld) -> None:
+    world = await vanished(new_world)
 
     for _ in range(24):
         world.clock.advance(1.0)
-        assert not await world.binder.sync.updater.end_confirmed()
+        assert not await world.updater.end_confirmed()
     world.clock.advance(1.0)
 
-    assert len(await world.binder.sync.updater.end_confirmed()) == 1
+    assert len(await world.updater.end_confirmed()) == 1
 
 
 @pytest.mark.parametrize(
@@ -101,9 +107,7 @@ async def test_a_restart_of_the_binder_does_not_begin_the_silence_of_a_node_anew
     new_world: NewWorld, silent_s: int, further_s: int
 ) -> None:
     """The new binder itself sends ten requests; a clock that was set back begins it anew."""
-    world = await new_world(in_state(LeaseState.ACTIVE))
-    await world.binder.end_leases([terminated()])
-    assert not await world.updater.end_confirmed()
+    world = await vanished(new_world)
     world.clock.advance(silent_s)
     another = World(world.ledger, clock=world.clock)
 
@@ -115,9 +119,7 @@ async def test_a_restart_of_the_binder_does_not_begin_the_silence_of_a_node_anew
 
 
 async def test_a_reply_of_its_agent_ends_the_silence_of_a_node(new_world: NewWorld) -> None:
-    world = await new_world(in_state(LeaseState.ACTIVE))
-    await world.binder.end_leases([terminated()])
-    assert not await world.updater.end_confirmed()
+    world = await vanished(new_world)
     world.clock.advance(24)
     world.agents.answers[lease().pod] = False
     assert not await world.updater.end_confirmed()
@@ -131,7 +133,7 @@ async def test_a_node_gets_one_request_for_all_its_vanished_pods(new_world: NewW
     await world.binder.end_leases([terminated(name) for name in names])
     world.agents.answers = {lease(name).pod: name != "p7" for name in names}
 
-    ended = await world.binder.sync.updater.end_confirmed()
+    ended = await world.updater.end_confirmed()
 
     assert len(ended) == 9
     assert world.agents.requests == 1
@@ -149,7 +151,7 @@ async def test_the_lease_of_a_vanished_pod_is_read_once_while_its_agent_is_asked
     world.ledger.loaded.clear()
 
     for _ in range(5):
-        assert not await world.binder.sync.updater.end_confirmed()
+        assert not await world.updater.end_confirmed()
 
     assert world.agents.requests == 5
     assert world.ledger.loaded == [pod]
@@ -162,29 +164,27 @@ async def test_a_lease_that_is_on_another_node_by_now_is_asked_about_there(
     pod = lease().pod
     world.agents.answers[pod] = False
     await world.binder.end_leases([terminated()])
-    assert not await world.binder.sync.updater.end_confirmed()
+    assert not await world.updater.end_confirmed()
 
     await world.rebuild(lease(node="n2", state=LeaseState.ACTIVE))
     await world.binder.end_leases([terminated()])
     world.agents.answers[pod] = True
 
-    assert not await world.binder.sync.updater.end_confirmed()
-    [ended] = await world.binder.sync.updater.end_confirmed()
+    assert not await world.updater.end_confirmed()
+    [ended] = await world.updater.end_confirmed()
     assert ended.lease.node == "n2"
 
 
 async def test_a_binder_that_was_suspended_does_not_treat_agents_as_dead(
     new_world: NewWorld,
 ) -> None:
-    world = await new_world(in_state(LeaseState.ACTIVE))
-    await world.binder.end_leases([terminated()])
-    assert not await world.binder.sync.updater.end_confirmed()
+    world = await vanished(new_world)
 
     world.clock.advance(60.0)
-    assert not await world.binder.sync.updater.end_confirmed()
+    assert not await world.updater.end_confirmed()
     world.agents.answers[lease().pod] = True
 
-    assert len(await world.binder.sync.updater.end_confirmed()) == 1
+    assert len(await world.updater.end_confirmed()) == 1
 
 
 @pytest.mark.parametrize("loop", ["expire_reservations", "offer_capacity"])
@@ -244,7 +244,7 @@ async def test_a_lease_that_moved_on_while_it_was_ended_is_a_conflict(new_world:
     stale = structs.replace(in_state(LeaseState.BOUND), version=1)
 
     with pytest.raises(ConflictError):
-        await world.binder.sync.updater.release_unmoved([stale], reason="test")
+        await world.updater.release_unmoved([stale], reason="test")
 
     assert lease().pod in await world.leases()
 
