@@ -22,7 +22,7 @@ from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.preempt.rules import DEFAULT_RULES, PreemptionRules
 from services.binder.report.event_writer import EVENTS_PER_S, ConditionWriter, EventWriter, NoEvents
 from services.binder.resize.resizer import Resizer
-from services.binder.service import Binder, Bindings, LedgerSync, Reports
+from services.binder.service import Binder
 from services.binder.settings import BinderSettings
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
@@ -62,61 +62,71 @@ def build_binder(
     events_per_s: float = EVENTS_PER_S,
 ) -> Binder:
     """Return a binder on these ports."""
-    ledger, clock = ports.ledger, ports.clock
-    sender = BindingSender(ports.pods, clock, concurrency=concurrency, batch_wait_s=batch_wait_s)
-    events = EventWriter(ports.pods, ports.host_clock, per_s=events_per_s, is_busy=sender.is_busy)
-    presence = AgentPresence(ports.agents, ledger.reported_by_agent, clock)
-    holders = LeaseHolders(ports.pods, ports.claims)
-    lost_leases = LostLeases(ledger, holders, ports.agents, clock=clock)
-    updater = LedgerUpdater(ledger, VanishedPods(ports.agents, clock), lost_leases, events=events)
-    reports = Reports(
-        events=events,
-        conditions=ConditionWriter(ports.pods, ports.host_clock),
-        refusals=NodeRefusals(
-            ledger=ledger, holders=holders, events=events, distrust=presence.distrust
-        ),
-    )
-    resizer = Resizer(
+    ledger, pods, agents, clock = ports.ledger, ports.pods, ports.agents, ports.clock
+    sender = BindingSender(pods, clock, concurrency=concurrency, batch_wait_s=batch_wait_s)
+    events = EventWriter(pods, ports.host_clock, per_s=events_per_s, is_busy=sender.is_busy)
+    conditions = ConditionWriter(pods, ports.host_clock)
+    presence = AgentPresence(agents, ledger.reported_by_agent, clock)
+    holders = LeaseHolders(pods, ports.claims)
+    lost_leases = LostLeases(ledger, holders, agents, clock=clock)
+    updater = LedgerUpdater(ledger, VanishedPods(agents, clock), lost_leases, events=events)
+    offers = SchedulerOffers(ledger.waiting_pods, pods, clock)
+    preemptor = _preemptor(ports, events, conditions, offers, rules)
+    ender = ClaimEnder(ledger, agents)
+    binder = PodBinder(
         ledger=ledger,
-        agents=ports.agents,
-        pods=ports.pods,
         publish=ports.publish,
+        sender=sender,
+        presence=presence,
+        updater=updater,
+        gangs=GangCheck(ledger, holders, updater),
+        conditions=conditions,
         events=events,
         clock=clock,
     )
-    binding = _binding(ports, sender, updater, holders, reports=reports, presence=presence)
     return Binder(
         publish=ports.publish,
-        binding=binding,
-        sync=LedgerSync(
-            updater=updater,
-            sweeper=Sweeper(ledger, clock),
-            reconciler=Reconciler(ledger, holders, publish=ports.publish, clock=clock),
-            rebuild=LedgerRebuild(
-                ledger=ledger,
-                publish=ports.publish,
-                holders=holders,
-                clock=clock,
-                bindings_in_flight=sender.in_flight,
-            ),
-            records=RecordWatch(ledger, events),
-            gates=SchedulingGates(ledger.part(GatedPods), ports.pods, events, clock),
+        pods=binder,
+        sender=sender,
+        presence=presence,
+        cordons=NodeCordons(ledger, presence),
+        offers=offers,
+        chosen=SchedulerBindings(replace(binder, events=NoEvents()), pods, preemptor.claimed_for),
+        claim_leaser=_claim_leaser(ports, ender),
+        claim_ender=ender,
+        updater=updater,
+        sweeper=Sweeper(ledger, clock),
+        reconciler=Reconciler(ledger, holders, publish=ports.publish, clock=clock),
+        rebuild=LedgerRebuild(
+            ledger=ledger,
+            publish=ports.publish,
+            holders=holders,
+            clock=clock,
+            bindings_in_flight=sender.in_flight,
         ),
-        reports=reports,
-        preemptor=_preemptor(ports, reports, binding.offers, rules),
-        resizer=resizer,
+        records=RecordWatch(ledger, events),
+        gates=SchedulingGates(ledger.part(GatedPods), pods, events, clock),
+        events=events,
+        conditions=conditions,
+        refusals=NodeRefusals(ledger, holders, events, presence.distrust),
+        preemptor=preemptor,
+        resizer=Resizer(ledger, agents, pods, ports.publish, events, clock),
     )
 
 
 def _preemptor(
-    ports: BinderPorts, reports: Reports, offers: SchedulerOffers, rules: PreemptionRules
+    ports: BinderPorts,
+    events: EventWriter,
+    conditions: ConditionWriter,
+    offers: SchedulerOffers,
+    rules: PreemptionRules,
 ) -> PreemptionController:
     store = ports.ledger.part(Preemptions)
     starts = StartPlanner(
         ledger=ports.ledger,
         store=store,
-        events=reports.events,
-        conditions=reports.conditions,
+        events=events,
+        conditions=conditions,
         clock=ports.clock,
         after_s=rules.plan_starts_after_s,
     )
@@ -124,7 +134,7 @@ def _preemptor(
         ledger=ports.ledger,
         store=store,
         pods=ports.pods,
-        events=reports.events,
+        events=events,
         clock=ports.clock,
         rules=rules,
         offers=offers,
@@ -132,53 +142,14 @@ def _preemptor(
     )
 
 
-def _binding(
-    ports: BinderPorts,
-    sender: BindingSender,
-    updater: LedgerUpdater,
-    holders: LeaseHolders,
-    *,
-    reports: Reports,
-    presence: AgentPresence,
-) -> Bindings:
-    ledger, clock = ports.ledger, ports.clock
-    pods = PodBinder(
-        ledger=ledger,
+def _claim_leaser(ports: BinderPorts, ender: ClaimEnder) -> ClaimLeaser:
+    return ClaimLeaser(
+        ledger=ports.ledger,
         publish=ports.publish,
-        sender=sender,
-        presence=presence,
-        updater=updater,
-        gangs=GangCheck(ledger, holders, updater),
-        conditions=reports.conditions,
-        events=reports.events,
-        clock=clock,
-    )
-    ender = ClaimEnder(ledger, ports.agents)
-    answers = AnswerWriter(ports.claims, ports.agents, ender)
-    leaser = ClaimLeaser(
-        ledger=ledger,
-        publish=ports.publish,
-        answers=answers,
+        writer=AnswerWriter(ports.claims, ports.agents, ender),
         ender=ender,
-        clock=clock,
+        clock=ports.clock,
         host_clock=ports.host_clock,
-    )
-    return Bindings(
-        pods=pods,
-        chosen=SchedulerBindings(
-            ledger=ledger,
-            pods=replace(pods, events=NoEvents()),
-            api=ports.pods,
-            updater=updater,
-            publish=ports.publish,
-            clock=clock,
-        ),
-        offers=SchedulerOffers(ledger.waiting_pods, ports.pods, clock),
-        sender=sender,
-        presence=presence,
-        cordons=NodeCordons(ledger, presence),
-        claim_leaser=leaser,
-        claim_ender=ender,
     )
 
 
@@ -210,7 +181,7 @@ async def serve_binder(settings: BinderSettings, process: SharedProcess | None =
             events_per_s=settings.events_per_s,
         )
 
-        bus.on_refused = binder.reports.refusals.refuse
+        bus.on_refused = binder.refusals.refuse
         await serve(
             "binder",
             binder,

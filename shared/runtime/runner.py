@@ -161,7 +161,7 @@ class Runner:
         )
 
     async def _reply(self, role: Role) -> None:
-        method = getattr(self.service, role.method)
+        method = role.bound(self.service)
 
         async def reply(question: Event) -> Event:
             (inside,), spans = self.tracing.start(_title(role), [question], kind=SpanKind.SERVER)
@@ -221,7 +221,7 @@ class Runner:
         began = time.perf_counter()
         error: Exception | None = None
         try:
-            await self._publish(list(await getattr(self.service, role.method)(inside) or ()))
+            await self._publish(list(await role.bound(self.service)(inside) or ()))
         except Exception as raised:  # noqa: BLE001 - the runtime's one loop
             error = raised
         telemetry.end(spans, error)
@@ -247,7 +247,7 @@ class Runner:
         return series
 
     async def _emit(self, role: Role) -> None:
-        async for events in getattr(self.service, role.method)():
+        async for events in role.bound(self.service)():
             inside, spans = self.tracing.start("", list(events), kind=SpanKind.PRODUCER)
             try:
                 await self._retry(role.method, partial(self._publish, inside))
@@ -289,7 +289,7 @@ class Runner:
 
 async def run_loop(service: object, role: Role, publish: Publish) -> None:
     """Run a loop until it raises; of a periodic one, publish what each step returns."""
-    method = getattr(service, role.method)
+    method = role.bound(service)
     if not role.is_periodic:
         await method()
         return
@@ -304,9 +304,9 @@ async def run_loop(service: object, role: Role, publish: Publish) -> None:
 
 async def _pause(service: object, role: Role) -> None:
     if role.wait is not None:
-        await role.wait(service)
+        await role.wait(role.owner(service))
         return
-    every_s = role.every_s(service) if callable(role.every_s) else role.every_s
+    every_s = role.every_s(role.owner(service)) if callable(role.every_s) else role.every_s
     await asyncio.sleep(until_tick(every_s or PAUSE_S))
 
 

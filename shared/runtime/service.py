@@ -9,7 +9,7 @@ returns the reply. `@loops` marks a background loop or one step of it, which ret
 import collections.abc
 import typing
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from types import UnionType
 from typing import Any, TypeVar, overload
 
@@ -36,6 +36,8 @@ class Role:
     kind: str
     """`handles`, `observes`, `emits`, `answers`, `loops`, or `publishes` of the whole class."""
     method: str
+    part: str = ""
+    """The field of the service whose object has the method, if it is not the service's own."""
     consumes: tuple[type[Event], ...] = ()
     publishes: tuple[type[Event], ...] = ()
     concurrency: int = 1
@@ -48,6 +50,15 @@ class Role:
     """The pause between a loop's steps, if it is not `every_s`."""
     waits_first: bool = False
     """Whether the loop pauses before its first step."""
+
+    def owner(self, service: object) -> Any:
+        """Return the object that has the method: the service, or a part of it."""
+        return getattr(service, self.part) if self.part else service
+
+    def bound(self, service: object) -> Callable[..., Any]:
+        """Return the method of a service."""
+        method: Callable[..., Any] = getattr(self.owner(service), self.method)
+        return method
 
     @property
     def is_periodic(self) -> bool:
@@ -134,11 +145,26 @@ def publishes(*events: type[Event]) -> Callable[[K], K]:
 
 
 def roles_of(service: type | object) -> tuple[Role, ...]:
-    """Return the roles of a service's methods, in order of their names, then of its class."""
+    """Return the roles of a service's methods, in order of their names, then of its class.
+
+    The fields of a data class are its parts: their methods have roles, too.
+    """
     kind = service if isinstance(service, type) else type(service)
     declared = getattr(kind, _PUBLISHES, ())
     whole = Role(kind="publishes", method=kind.__name__, publishes=declared)
-    return (*_roles(kind), *((whole,) if declared else ()))
+    found = [*_roles(kind)]
+    for name, part in _parts(kind):
+        found += (replace(role, part=name) for role in _roles(part))
+    found.sort(key=lambda role: role.method)
+    return (*found, *((whole,) if declared else ()))
+
+
+def _parts(service: type) -> Iterator[tuple[str, type]]:
+    if is_dataclass(service):
+        hints = typing.get_type_hints(service)
+        for each in fields(service):
+            if isinstance(hints[each.name], type):
+                yield each.name, hints[each.name]
 
 
 def _roles(service: type) -> Iterator[Role]:

@@ -150,7 +150,7 @@ class LeaseProtocol(HostileAgent):
     def read_version(self, binder: BinderReplica | None) -> None:
         if binder is not None:
             with contextlib.suppress(UnavailableError):
-                self.world.loop.run_until_complete(binder.binder.sync.sweeper.ledger.generation())
+                self.world.loop.run_until_complete(binder.binder.sweeper.ledger.generation())
 
     @rule(
         what=any_of("Redis", "Redis", "watcher", *NODES),

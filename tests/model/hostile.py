@@ -82,7 +82,7 @@ class HostileAgent(Users):
         binder = self.world.binders[number].binder
         subject = publish_subject(type(event), STOLEN)
         message: Any = SimpleNamespace(data=wire.encode([event]), subject=subject)
-        accepted = decode_checked(type(event), message, binder.reports.refusals.refuse)
+        accepted = decode_checked(type(event), message, binder.refusals.refuse)
         self.world.publish(accepted)
 
 

@@ -111,35 +111,35 @@ class BinderReplica(Service):
         self.binder.preemptor.starts.events = self
         self.running: dict[str, asyncio.Task[Any]] = {}
         self.rounds: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
-            "expire": lambda: self._publish_of(self.binder.sync.sweeper.expire()),
-            "offer": lambda: self._publish_of(self.binder.sync.sweeper.offer()),
-            "end vanished": lambda: self._publish_of(self.binder.sync.updater.end_confirmed()),
+            "expire": lambda: self._publish_of(self.binder.sweeper.expire_reservations()),
+            "offer": lambda: self._publish_of(self.binder.sweeper.offer()),
+            "end vanished": lambda: self._publish_of(self.binder.updater.end_vanished()),
             "end unwritten": lambda: self._publish_of(
-                self.binder.binding.claim_leaser.end_unwritten()
+                self.binder.claim_leaser.end_unwritten_claims()
             ),
-            "cordon": self.binder.binding.cordons.step,
+            "cordon": self.binder.cordons.cordon_nodes,
             "rebuild": self._rebuild,
-            "resizes": self.binder.resizer.finish,
+            "resizes": self.binder.resizer.finish_resizes,
             "starts": self._plan_starts,
         }
-        self.spawn(self.binder.send_bindings())
+        self.spawn(self.binder.sender.send_bindings())
 
     @property
     def handlers(self) -> Mapping[type[Event], Handler]:
         binder = self.binder
         return {
-            PlacementChosen: binder.bind_pods,
-            NodeChanged: binder.save_nodes,
-            NodesListed: binder.remove_deleted_nodes,
+            PlacementChosen: binder.pods.bind_pods,
+            NodeChanged: binder.updater.save_nodes,
+            NodesListed: binder.reconciler.remove_deleted_nodes,
             DeviceReported: binder.save_devices,
             ShareActivated: binder.activate_shares,
             ShareRefused: binder.release_refused,
             ViolationFound: binder.report_violations,
             PodTerminated: binder.end_leases,
-            PodsListed: binder.reconcile_listing,
-            QuotasUpdated: binder.save_quotas,
-            ClaimAllocated: binder.lease_claims,
-            ClaimDeallocated: binder.end_claims,
+            PodsListed: binder.reconciler.reconcile_listing,
+            QuotasUpdated: binder.updater.save_quotas,
+            ClaimAllocated: binder.claim_leaser.lease_claims,
+            ClaimDeallocated: binder.claim_ender.end_claims,
         }
 
     def run_loops(self) -> None:
@@ -159,13 +159,13 @@ class BinderReplica(Service):
 
     async def _plan_starts(self) -> None:
         began_at = self.clock.now()
-        await self._publish_of(self.binder.preemptor.step())
+        await self._publish_of(self.binder.preemptor.preempt())
         if self.server.leader() == self.binder.preemptor.name:
             self.world.watches.note_starts_advanced(began_at)
 
     async def _rebuild(self) -> None:
-        await self._publish_of(self.binder.sync.records.step())
-        await self._publish_of(self.binder.sync.rebuild.step())
+        await self._publish_of(self.binder.records.check_records())
+        await self._publish_of(self.binder.rebuild.rebuild_ledger())
 
 
 class PlacerReplica(Service):

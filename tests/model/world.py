@@ -257,7 +257,7 @@ class World:
         self.loop.settle()
 
     async def _resize(self, request: ResizeRequest, binder: BinderReplica) -> None:
-        reply = await binder.attempt(binder.binder.resize(request))
+        reply = await binder.attempt(binder.binder.resizer.resize(request))
         if reply is not None:
             pod, mib = request.pod, request.memory_mib
             self.note(f"{binder.name} on {pod} with {mib} MiB: {reply.outcome} {reply.reason}")
@@ -327,7 +327,7 @@ class World:
     async def lease_claim(self, request: ClaimLeaseRequest, replica: int) -> ClaimLeaseReply:
         """Return the answer to an allocation; the webhook allows it without one in time."""
         binder = self.binders[replica]
-        work = binder.spawn(binder.attempt(binder.binder.lease_claim(request)))
+        work = binder.spawn(binder.attempt(binder.binder.claim_leaser.lease_claim(request)))
         await asyncio.wait([work], timeout=WEBHOOK_S)
         reply = work.result() if work.done() and not work.cancelled() else None
         return reply if isinstance(reply, ClaimLeaseReply) else ClaimLeaseReply()

@@ -19,6 +19,7 @@ from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
+from shared.runtime.service import loops
 
 TRUSTED_S = 0.25
 """Validity of a reply; a stopping agent runs for longer than this after its last reply."""
@@ -252,7 +253,8 @@ class NodeCordons:
     def __post_init__(self) -> None:
         self.cordoned: Mapping[NodeName, str] = {}
 
-    async def step(self) -> None:
+    @loops(wait=lambda cordons: cordons.wait())
+    async def cordon_nodes(self) -> None:
         """Save changes, probe the agents of cordoned nodes, and save what that changes."""
         self.presence.changed.clear()
         if await self.ledger.status(now=self.presence.clock.ticks()) is None:

@@ -18,6 +18,7 @@ from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import ANNOTATION, dump_lease
 from shared.model.names import PodUid
+from shared.runtime.service import loops
 
 CONCURRENCY = 32
 BATCH_WAIT_S = 2.0
@@ -115,7 +116,7 @@ class _PendingBinding:
 
 @dataclass(eq=False)
 class BindingSender:
-    """Bindings in flight and done; `run` sends them."""
+    """Bindings in flight and done; `send_bindings` sends them."""
 
     pods: PodClient
     clock: Clock
@@ -146,7 +147,8 @@ class BindingSender:
         """Return whether Bindings wait until others have been sent."""
         return not self._queue.empty()
 
-    async def run(self) -> None:
+    @loops
+    async def send_bindings(self) -> None:
         """Send queued Bindings until cancelled."""
         try:
             async with asyncio.TaskGroup() as workers:

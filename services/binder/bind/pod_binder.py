@@ -30,7 +30,7 @@ from shared.model.events.pod_events import (
 )
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import PodUid
-from shared.runtime.service import Publish
+from shared.runtime.service import Publish, handles
 
 GIVE_UP_S = 5.0
 """A reservation on a node that has been cordoned for this long is released."""
@@ -114,7 +114,8 @@ class PodBinder:
     events: EventRecorder
     clock: Clock
 
-    async def bind(self, placements: Sequence[PlacementChosen]) -> list[BindEvent]:
+    @handles(concurrency=16)
+    async def bind_pods(self, placements: Sequence[PlacementChosen]) -> list[BindEvent]:
         """Bind what the node agents admit; retry deferred pods whose turn comes next.
 
         Raises UnavailableError if the outcome of some pods is not known yet; what is known is

@@ -9,10 +9,7 @@ from dataclasses import dataclass, replace
 
 from services.binder.bind.pod_binder import PodBinder
 from services.binder.clients import PodClient
-from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.observations import PodSnapshot
-from shared.ledger.leases import RedisLeases
-from shared.model.clock import Clock
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.pod_events import BindingFailed, PlacementChosen
 from shared.model.events.request_reply import PodBindingReply, PodBindingRequest
@@ -28,7 +25,7 @@ from shared.model.ledger import (
 )
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import HOSTNAME, AntiAffinityTerm
-from shared.runtime.service import Publish
+from shared.runtime.service import answers
 
 DEADLINE_S = 3.0
 """Attempts to bind a pod begin within this time; kube-scheduler waits for 5 s."""
@@ -40,25 +37,26 @@ Claimed = Callable[[PodUid], Awaitable[Reservation | None]]
 """Returns what a preemption has claimed for a pod."""
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class SchedulerBindings:
     """Any number of binders may get the same request: the pod has one lease."""
 
-    ledger: RedisLeases
     pods: PodBinder
     api: PodClient
-    updater: LedgerUpdater
-    publish: Publish
-    clock: Clock
+    claimed: Claimed
 
-    async def bind(self, request: PodBindingRequest, claimed: Claimed) -> PodBindingReply:
+    def __post_init__(self) -> None:
+        self.ledger, self.clock = self.pods.ledger, self.pods.clock
+
+    @answers(concurrency=32)
+    async def bind_chosen(self, request: PodBindingRequest) -> PodBindingReply:
         """Reserve, ask the node's agent, commit, bind; on failure end the reservation.
 
         Between reserving and binding, the pod's anti-affinity is checked against pods of which
         kube-scheduler may not know yet.
         """
         deadline = self.clock.ticks() + DEADLINE_S
-        lease = await self._reserve(request, claimed)
+        lease = await self._reserve(request)
         if isinstance(lease, PodBindingReply):
             return lease
         if lease.node != request.placement.node:
@@ -70,13 +68,13 @@ class SchedulerBindings:
         placement = PlacementChosen(lease=lease, trace=request.queued.trace)
         while True:
             try:
-                events = await self.pods.bind([placement])
+                events = await self.pods.bind_pods([placement])
             except (UnavailableError, ConflictError) as error:
                 if self.clock.ticks() < deadline:
                     await self.clock.sleep(RETRY_S)
                     continue
                 return await self._give_up(lease, str(error))
-            await self.publish(events)
+            await self.pods.publish(events)
             failures = [event.reason for event in events if isinstance(event, BindingFailed)]
             if failures:
                 return PodBindingReply(reason=failures[0])
@@ -125,9 +123,7 @@ class SchedulerBindings:
         value = (labels or {}).get(key)
         return value is not None and value == (others or {}).get(key)
 
-    async def _reserve(
-        self, request: PodBindingRequest, claimed: Claimed
-    ) -> Lease | PodBindingReply:
+    async def _reserve(self, request: PodBindingRequest) -> Lease | PodBindingReply:
         """Return the pod's lease, or the reply if it gets none."""
         pod, node = request.queued.pod, request.placement.node
         outcome: ReservationOutcome = NoCapacity(pod=pod, reason=f"{node}: no share is free")
@@ -139,7 +135,7 @@ class SchedulerBindings:
             if lease is not None:
                 return lease
         if isinstance(outcome, NoCapacity) and not outcome.quotas:
-            preempted = await claimed(pod)
+            preempted = await self.claimed(pod)
             if preempted is not None and preempted.candidates[0].node == node:
                 outcome = await self._outcome(replace(preempted, repels=request.repels))
         match outcome:
@@ -161,7 +157,7 @@ class SchedulerBindings:
         """End the lease if it is still reserved: then no Binding was sent."""
         if lease.state is LeaseState.RESERVED:
             try:
-                ended = await self.updater.release_unmoved([lease], reason="it was not bound")
+                ended = await self.pods.updater.release_unmoved([lease], reason="it was not bound")
             except ConflictError:
                 return PodBindingReply(reason=reason, node=lease.node)
             if ended:

@@ -16,6 +16,7 @@ from shared.model.events.claim_events import AllocatedClaim, ClaimDeallocated
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import copy_of
+from shared.runtime.service import handles
 
 MAX_WRITES = 16
 """Claims answered at once."""
@@ -40,7 +41,8 @@ class ClaimEnder:
     ledger: RedisLeases
     agents: NodeAgentClient
 
-    async def end_deallocated(self, events: Sequence[ClaimDeallocated]) -> list[LeaseChanged]:
+    @handles
+    async def end_claims(self, events: Sequence[ClaimDeallocated]) -> list[LeaseChanged]:
         """End the leases of these allocations; those that are prepared, once they are not.
 
         A lease of a later allocation stays.

@@ -40,7 +40,7 @@ from shared.model.ledger import (
     TooLarge,
 )
 from shared.model.names import NodeName, PodUid
-from shared.runtime.service import Publish
+from shared.runtime.service import Publish, answers, handles, loops
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class ClaimLeaser:
 
     ledger: RedisLeases
     publish: Publish
-    answers: AnswerWriter
+    writer: AnswerWriter
     ender: ClaimEnder
     clock: Clock
     host_clock: Clock
@@ -140,7 +140,8 @@ class ClaimLeaser:
         """Claims that were leased while they were written, and when: the API server may reject the
         write."""
 
-    async def lease(self, events: Sequence[ClaimAllocated]) -> list[LeaseChanged]:
+    @handles(concurrency=4)
+    async def lease_claims(self, events: Sequence[ClaimAllocated]) -> list[LeaseChanged]:
         """Lease each claim's allocation and write the answer; return leases that ended.
 
         Raises UnavailableError if a claim has to be decided again; the others are answered.
@@ -159,9 +160,9 @@ class ClaimLeaser:
         decisions = await self._decide(claims, traces)
         leased = await self._commit(decisions)
         results = await asyncio.gather(
-            *(self.answers.confirm(claim, lease) for claim, lease in leased),
-            *(self.answers.refuse(claim, text) for claim, text in decisions.refused),
-            *(self.answers.permit(claim) for claim in decisions.permitted),
+            *(self.writer.confirm(claim, lease) for claim, lease in leased),
+            *(self.writer.refuse(claim, text) for claim, text in decisions.refused),
+            *(self.writer.permit(claim) for claim in decisions.permitted),
             return_exceptions=True,
         )
         for result in results:
@@ -179,7 +180,8 @@ class ClaimLeaser:
             )
         return ended
 
-    async def admit(self, request: ClaimLeaseRequest) -> ClaimLeaseReply:
+    @answers(concurrency=32)
+    async def lease_claim(self, request: ClaimLeaseRequest) -> ClaimLeaseReply:
         """Lease an allocation while its scheduler writes it, so that no pod waits for its answer.
 
         A webhook asks during the write, and adds the answer to it. The reply is empty if nothing is
@@ -198,7 +200,7 @@ class ClaimLeaser:
         elif known is None or await self._has_ended_before(known, claim):
             await self._reserve([claim], decisions)
         for _, text in decisions.refused:
-            return ClaimLeaseReply(refusal=await self.answers.lower_slices(claim, text))
+            return ClaimLeaseReply(refusal=await self.writer.lower_slices(claim, text))
         for _ in decisions.permitted:
             return self._reply(claim, PERMITTED)
         for _, lease in await self._commit(decisions):
@@ -218,7 +220,8 @@ class ClaimLeaser:
         entries = device_statuses(claim, answer, now=self.host_clock.now())
         return ClaimLeaseReply(devices=tuple(map(json.dumps, entries)))
 
-    async def end_unwritten(self) -> list[LeaseChanged]:
+    @loops(every_s=1.0)
+    async def end_unwritten_claims(self) -> list[LeaseChanged]:
         """End the leases of allocations that were not written."""
         ended: list[Lease] = []
         until = self.clock.ticks() - WRITTEN_S
@@ -245,7 +248,7 @@ class ClaimLeaser:
                 if lease.claim is not None and lease.state is LeaseState.BOUND:
                     await self.ledger.claims.set_consumers(lease, lease.claim.consumers)
                 return []
-            claim = await self.answers.claims.get_allocation(holder.namespace, holder.name)
+            claim = await self.writer.claims.get_allocation(holder.namespace, holder.name)
             if claim is None or (claim.claim, claim.node) != (holder.pod, node):
                 return []
             return await self._lease([claim], {claim.claim: ""})
@@ -333,7 +336,7 @@ class ClaimLeaser:
     ) -> list[AllocatedClaim]:
         """Return the claims that need a lease, and that their pods can use."""
         nodes = (totals[claim.node].node if claim.node in totals else None for claim in claims)
-        client = self.answers.claims
+        client = self.writer.claims
         refusals = await asyncio.gather(
             *(combination_refusal(client, *each) for each in zip(claims, nodes, strict=True)),
             return_exceptions=True,
@@ -381,7 +384,7 @@ class ClaimLeaser:
 
     async def _has(self, claim: AllocatedClaim, generation: str) -> bool:
         """Return whether the claim has this allocation now: events may arrive in any order."""
-        now = await self.answers.claims.get_allocation(claim.namespace, claim.name)
+        now = await self.writer.claims.get_allocation(claim.namespace, claim.name)
         return now is not None and (now.claim, now.generation) == (claim.claim, generation)
 
     async def _has_lost_share(self, claim: AllocatedClaim) -> bool:

@@ -147,7 +147,7 @@ async def release_as_read(
     return [lease for batch in ended for lease in batch]
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class NodeRefusals:
     """Refuses what is not a node's to say: counted, reported on its Node, and the node is cordoned.
 

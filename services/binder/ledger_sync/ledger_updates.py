@@ -27,6 +27,7 @@ from shared.model.events.pod_events import (
 )
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.runtime.service import handles, loops
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +148,7 @@ class LedgerUpdater:
         self._shared_devices: dict[DeviceUuid, tuple[NodeName, NodeName]] = {}
         """Devices that two nodes reported, as logged."""
 
+    @handles
     async def save_nodes(self, events: Sequence[NodeChanged]) -> None:
         """Save the newest facts of each node, or remove it."""
         newest: dict[NodeName, NodeChanged] = {}
@@ -163,6 +165,7 @@ class LedgerUpdater:
                 await self.ledger.remove_node(name, revision=event.revision)
                 self._activated.pop(name, None)
 
+    @handles
     async def save_quotas(self, events: Sequence[QuotasUpdated]) -> None:
         """Save the newest quotas."""
         newest = max(events, key=lambda event: event.read_at)
@@ -222,7 +225,8 @@ class LedgerUpdater:
         failures = [binding_failed(lease, GANG_ENDED, lease.trace) for lease in released]
         return [*lease_changes(ended), *failures]
 
-    async def end_confirmed(self) -> list[LeaseChanged]:
+    @loops(every_s=1.0)
+    async def end_vanished(self) -> list[LeaseChanged]:
         """End the leases of vanished pods whose node agents confirm that nothing runs any more.
 
         Which pods have vanished is in the ledger: any binder ends their leases.

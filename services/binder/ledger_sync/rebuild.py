@@ -21,7 +21,7 @@ from shared.model.errors import ConflictError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import BoundPod, LedgerRebuilt, ResyncRequested
 from shared.model.lease import Lease
-from shared.runtime.service import Publish
+from shared.runtime.service import Publish, loops
 
 logger = logging.getLogger(__name__)
 RebuildEvent = LedgerRebuilt | ResyncRequested
@@ -71,7 +71,8 @@ class LedgerRebuild:
         if await self.ledger.status(now=self.clock.ticks()) is None:
             await self.staging.save_reports(reports)
 
-    async def step(self) -> list[RebuildEvent]:
+    @loops(every_s=1.0)
+    async def rebuild_ledger(self) -> list[RebuildEvent]:
         """Rebuild the ledger if it needs it and no other replica does."""
         return await self._rebuild() or self._compare_again()
 

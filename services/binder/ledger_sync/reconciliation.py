@@ -34,7 +34,7 @@ from shared.model.events.pod_events import (
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeRevision
-from shared.runtime.service import Publish
+from shared.runtime.service import Publish, handles
 
 logger = logging.getLogger(__name__)
 BINDING_S = 5.0
@@ -89,7 +89,8 @@ class Reconciler:
     def __post_init__(self) -> None:
         self.staging, self.gated_pods = self.ledger.part(LedgerStaging), self.ledger.part(GatedPods)
 
-    async def reconcile(self, chunks: Sequence[PodsListed]) -> list[Correction]:
+    @handles
+    async def reconcile_listing(self, chunks: Sequence[PodsListed]) -> list[Correction]:
         """Stage chunks of listings, and compare the ledger with listings that are complete now.
 
         Raises UnavailableError, so that the listing is compared again, if a pod cannot be read; the
@@ -188,7 +189,8 @@ class Reconciler:
             if isinstance(each, PodGated):
                 await self.gated_pods.remove(each.namespace, [each.pod])
 
-    async def remove_deleted(self, listings: Sequence[NodesListed]) -> None:
+    @handles
+    async def remove_deleted_nodes(self, listings: Sequence[NodesListed]) -> None:
         """Remove the nodes that are missing from the newest list and are deleted.
 
         A read of the node itself decides. One of a higher revision, saved meanwhile, stays.

@@ -17,10 +17,11 @@ from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import BudgetChanged, PodGated, PodTerminated
 from shared.model.names import BUDGET_GATE, Namespace, PodUid
+from shared.runtime.service import handles, loops
 
 logger = logging.getLogger(__name__)
 
-STEP_S = 5.0
+PAUSE_S = 5.0
 """Pause if no budget and no gated pod arrives."""
 BATCH = 16
 """Gates removed at once, before the budget is read again."""
@@ -46,7 +47,8 @@ class SchedulingGates:
         self._refused_until: dict[PodUid, float] = {}
         self._wake = asyncio.Event()
 
-    async def add(self, pods: Sequence[PodGated]) -> None:
+    @handles
+    async def save_gated_pods(self, pods: Sequence[PodGated]) -> None:
         """Save gated pods; their gates are removed at once if the budget allows it."""
         await self.store.save(pods)
         for pod in pods:
@@ -68,9 +70,10 @@ class SchedulingGates:
 
     async def wait(self) -> None:
         """Return when woken, or after a pause."""
-        await wait_for_event(self._wake, STEP_S)
+        await wait_for_event(self._wake, PAUSE_S)
 
-    async def step(self) -> None:
+    @loops(wait=lambda gates: gates.wait())
+    async def remove_gates(self) -> None:
         """Remove the gates of all pods whose namespace has budget."""
         self._wake.clear()
         budgets = await self.store.namespaces()

@@ -18,6 +18,7 @@ from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.pod_events import BindingFailed, PodFilteredOut, PodQueued, ResyncRequested
 from shared.model.ledger import UnreadableRecord, WaitingPod
 from shared.model.names import OFFER, NodeName, PodUid
+from shared.runtime.service import handles, loops
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,8 @@ class Sweeper:
             self._resync_needed = True
             raise
 
-    async def expire(self) -> list[BindingFailed | ResyncRequested]:
+    @loops(every_s=SWEEP_S)
+    async def expire_reservations(self) -> list[BindingFailed | ResyncRequested]:
         """End reservations that have expired; their pods must be placed again."""
         if self._resync_needed:
             await self.ledger.generation()
@@ -122,7 +124,8 @@ class SchedulerOffers:
     def __post_init__(self) -> None:
         self._writes = asyncio.Semaphore(OFFER_CONCURRENCY)
 
-    async def save_waiting(self, events: Sequence[PodFilteredOut]) -> None:
+    @handles
+    async def save_filtered_out(self, events: Sequence[PodFilteredOut]) -> None:
         """Save pods that kube-scheduler has no node for; offer what was freed meanwhile."""
         newest = {event.queued.pod: event for event in events}
         now = self.clock.now()
@@ -167,7 +170,8 @@ class RecordWatch:
     def __post_init__(self) -> None:
         self._unnamed: dict[PodUid, None] = {}
 
-    async def step(self) -> list[ResyncRequested]:
+    @loops(every_s=SWEEP_S)
+    async def check_records(self) -> list[ResyncRequested]:
         """Check some records; return what must be requested.
 
         Raises UnavailableError if the server may evict keys.

@@ -60,6 +60,7 @@ from shared.model.preemption import (
     Victim,
 )
 from shared.placing.anti_affinity import repelled_request
+from shared.runtime.service import loops
 
 OFFER_S = 2.0
 """Interval of offers to a pod whose node kube-scheduler chooses."""
@@ -109,11 +110,6 @@ class PreemptionController:
         self._pause_s = PLAN_S
         self._planned_for: object = None
 
-    async def save_budgets(self, events: Sequence[BudgetChanged]) -> None:
-        """Save the state of budgets."""
-        for event in events:
-            await self.store.save_budget(event)
-
     async def evict_violators(self, events: Sequence[ViolationFound]) -> None:
         """Begin the evictions that the rules demand for violations; the leader completes them.
 
@@ -148,7 +144,8 @@ class PreemptionController:
         preemption = next(found, None)
         return preemption.wanted if preemption else None
 
-    async def step(self) -> list[PlacementChosen]:
+    @loops(every_s=lambda controller: controller.step_s)
+    async def preempt(self) -> list[PlacementChosen]:
         """Advance open preemptions, and begin those that are due; nothing unless this one leads."""
         status = await self.ledger.status(now=self.clock.ticks())
         if status is None or not self._is_due(status):

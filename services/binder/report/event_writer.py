@@ -22,6 +22,7 @@ from services.binder.report.explanations import (
 from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.names import PodUid
+from shared.runtime.service import loops
 
 MAX_QUEUED = 16384
 MAX_REMEMBERED = 8192
@@ -102,7 +103,7 @@ class _Occurrences:
 
 @dataclass(eq=False)
 class EventWriter:
-    """Queued Events; `run` writes them."""
+    """Queued Events; `write_events` writes them."""
 
     api: PodClient
     clock: Clock
@@ -133,7 +134,8 @@ class EventWriter:
         else:
             count_anomaly("events_dropped")
 
-    async def run(self) -> None:
+    @loops
+    async def write_events(self) -> None:
         """Write queued Events until cancelled."""
         async with asyncio.TaskGroup() as writers:
             for _ in range(WRITERS):
@@ -229,7 +231,7 @@ class ConditionWriter:
     """The condition PodScheduled=False of waiting pods, written when its message changes.
 
     The newest reason and the newest planned start only, and never over a binding: the patch applies
-    only to the resource version that was read. `run` writes what is queued.
+    only to the resource version that was read. `write_conditions` writes what is queued.
     """
 
     conditions: PodClient
@@ -271,7 +273,8 @@ class ConditionWriter:
             self._queued.pop(key, None)
             self._written.pop(key, None)
 
-    async def run(self) -> None:
+    @loops
+    async def write_conditions(self) -> None:
         """Write queued messages until cancelled."""
         async with asyncio.TaskGroup() as writers:
             for _ in range(CONDITION_WRITERS):

@@ -33,7 +33,7 @@ from shared.model.lease import Lease
 from shared.model.lease_copy import ANNOTATION, dump_lease
 from shared.model.ledger import LedgerNode, NoCapacity
 from shared.model.names import PodUid
-from shared.runtime.service import Publish
+from shared.runtime.service import Publish, answers, loops
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ BATCH = 16
 ANY_VERSION = 1 << 53
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class Resizer:
     """Any number of binders may resize at once; one pod's lease, one at a time."""
 
@@ -66,6 +66,7 @@ class Resizer:
         self._retries: dict[PodUid, tuple[float, float]] = {}
         """Of unfinished resizes: when to try again, and the pause after that."""
 
+    @answers
     async def resize(self, request: ResizeRequest) -> ResizeReply:
         """Resize, or return why not; a repeated request gets the same size once."""
         reply: ResizeReply | None = None
@@ -227,7 +228,8 @@ class Resizer:
                 return current
         raise ConflictError(f"pod {lease.namespace}/{lease.name} changes too often")
 
-    async def finish(self) -> None:
+    @loops(every_s=FINISH_S)
+    async def finish_resizes(self) -> None:
         """Finish every abandoned resize, each again after a pause."""
         status = await self.ledger.status(now=self.clock.ticks())
         if status is None or not status.unsynced:

@@ -87,13 +87,13 @@ async def test_the_lease_of_an_allocation_that_was_not_written_ends(binder: Clai
     binder.write(written, await binder.admit(written))
     await binder.admit(unwritten)
 
-    assert await binder.leaser.end_unwritten() == []
+    assert await binder.leaser.end_unwritten_claims() == []
     binder.clock.advance(WRITTEN_S)
-    ended = await binder.leaser.end_unwritten()
+    ended = await binder.leaser.end_unwritten_claims()
 
     assert [lease.lease.pod for lease in ended] == [unwritten.claim]
     assert await binder.lease_of(written)
-    assert await binder.leaser.end_unwritten() == []
+    assert await binder.leaser.end_unwritten_claims() == []
 
 
 async def test_a_scheduler_that_tries_again_gets_a_lease_on_what_it_allocates_then(
@@ -110,7 +110,7 @@ async def test_a_scheduler_that_tries_again_gets_a_lease_on_what_it_allocates_th
     assert [each.device for each in lease.shares] == [uuid("a", 1)]
     binder.write(second, reply)
     binder.clock.advance(WRITTEN_S)
-    assert await binder.leaser.end_unwritten() == []
+    assert await binder.leaser.end_unwritten_claims() == []
     assert await binder.lease_of(second) == lease
 
 
@@ -355,7 +355,7 @@ def listing(*claims: AllocatedClaim) -> PodsListed:
 async def test_the_lease_of_a_listed_claim_stays(new_world: NewWorld) -> None:
     world = await new_world(HELD)
 
-    assert await world.binder.reconcile_listing([listing(CLAIM)]) == []
+    assert await world.binder.reconciler.reconcile_listing([listing(CLAIM)]) == []
 
 
 @pytest.mark.parametrize("found", [None, replace(CLAIM, generation="g2")])
@@ -368,7 +368,7 @@ async def test_a_lease_whose_allocation_is_gone_ends_as_a_claims(
     if found:
         world.claims.put(found)
 
-    (event,) = await world.binder.reconcile_listing([listing(*listed)])
+    (event,) = await world.binder.reconciler.reconcile_listing([listing(*listed)])
 
     assert isinstance(event, ClaimDeallocated)
     assert (event.claim, event.generation) == (HELD.pod, "g1")
@@ -380,7 +380,7 @@ async def test_a_claim_that_was_allocated_after_the_listing_keeps_its_lease(
     world = await new_world(HELD)
     world.claims.put(CLAIM)
 
-    assert await world.binder.reconcile_listing([listing()]) == []
+    assert await world.binder.reconciler.reconcile_listing([listing()]) == []
 
 
 def recovered(claim: AllocatedClaim, *active: Lease) -> tuple[list[Lease], int]:

@@ -22,17 +22,17 @@ from tests.support.placer.ledger import rebuild, uuid
 
 async def test_gpusharing_28_the_uid_is_a_precondition(at: Scene) -> None:
     old, _, binder = await at.in_need()
-    await binder.step()
+    await binder.preempt()
 
     await at.terminate(old)
     await at.pod("old", "a", spec={})  # another one of the same name
     at.clock.advance(30)
-    await binder.step()
+    await binder.preempt()
 
     assert not await at.is_deleting("old")
     [line] = await at.evictions()
     assert line.outcome is EvictionOutcome.GONE
-    assert len(await binder.step()) == 1
+    assert len(await binder.preempt()) == 1
 
 
 @pytest.mark.parametrize("at", [2], indirect=True)
@@ -145,14 +145,14 @@ async def test_a_pod_is_not_evicted_before_a_conflicting_announcement_was_repeat
     binder = at.binder(pods=conflicting)
 
     with pytest.raises(UnavailableError):
-        await binder.step()
+        await binder.preempt()
     at.clock.advance(30)
-    await binder.step()
+    await binder.preempt()
 
     assert await at.announced_for("old")
     assert not await at.is_deleting("old")
     at.clock.advance(30)
-    await binder.step()
+    await binder.preempt()
     assert await at.is_deleting("old")
 
 
@@ -175,7 +175,7 @@ async def test_gpusharing_31_every_victim_has_notice_and_grace_period(at: Scene)
     await at.waiting("new", mib=16_000)
     binder = at.binder()
 
-    await binder.step()
+    await binder.preempt()
     messages = at.reports.of("one") + at.reports.of("two")
     at.clock.advance(29.9)
     await at.steps(binder, 3)
@@ -186,7 +186,7 @@ async def test_gpusharing_31_every_victim_has_notice_and_grace_period(at: Scene)
     assert not await at.is_deleting("one")
     assert not await at.is_deleting("two")
     at.clock.advance(0.2)
-    await binder.step()
+    await binder.preempt()
     for name in ("one", "two"):
         pod = await at.get_pod(name)
         assert pod is not None
@@ -211,9 +211,9 @@ async def test_gpusharing_32_no_pod_of_the_same_owner_is_evicted_during_the_cool
         assert await at.is_deleting("old") is evicted
         if evicted:
             await at.terminate(old)
-            [chosen] = await binder.step()
+            [chosen] = await binder.preempt()
             await at.ledger.bind([chosen.lease])
-            await binder.step()
+            await binder.preempt()
             await at.ledger.release([chosen.lease.pod], reason="over")
 
 
@@ -222,10 +222,10 @@ async def test_gpusharing_38_every_eviction_is_attributable(at: Scene) -> None:
     await at.save_budget("a", "expired", used_units=20, remaining_units=-10)
     pod = await at.waiting("new")
     binder = at.binder()
-    await binder.step()
+    await binder.preempt()
     at.clock.advance(30)
 
-    await binder.step()
+    await binder.preempt()
 
     [line] = await at.evictions()
     assert (line.namespace, line.name, line.cause, line.budget) == (
@@ -287,13 +287,13 @@ async def test_another_binder_continues_wherever_one_is_killed(
     with pytest.raises(KilledError):
         await at.evict(binder)
     successor = at.binder()
-    assert await successor.step() == []  # the dead one's turn is not over
+    assert await successor.preempt() == []  # the dead one's turn is not over
     await _turn_over(at)
 
     await at.evict(successor)
     await at.terminate(one)
     await at.terminate(two)
-    [chosen] = await successor.step()
+    [chosen] = await successor.preempt()
 
     assert chosen.lease.pod == pod
     for name in ("one", "two"):
@@ -307,10 +307,10 @@ async def test_a_lease_whose_event_was_lost_is_published_again(at: Scene) -> Non
     old, _, binder = await at.in_need()
     await at.evict(binder)
     await at.terminate(old)
-    [placement] = await binder.step()  # and killed before it is published
+    [placement] = await binder.preempt()  # and killed before it is published
     await _turn_over(at)
 
-    assert await at.binder().step() == [placement]
+    assert await at.binder().preempt() == [placement]
 
 
 async def test_two_binders_do_not_both_evict(at: Scene) -> None:
@@ -320,7 +320,7 @@ async def test_two_binders_do_not_both_evict(at: Scene) -> None:
     binders = [at.binder() for _ in range(3)]
 
     for _ in range(3):
-        await asyncio.gather(*(binder.step() for binder in binders))
+        await asyncio.gather(*(binder.preempt() for binder in binders))
         at.clock.advance(30)
 
     assert at.writes("old")["delete/eviction"] == 1
@@ -329,10 +329,10 @@ async def test_two_binders_do_not_both_evict(at: Scene) -> None:
 
 async def test_a_rebuilt_ledger_cancels(at: Scene) -> None:
     old, _, binder = await at.in_need()
-    await binder.step()
+    await binder.preempt()
 
     await rebuild(at.ledger, kept=[old], now=at.clock.now(), force=True)
-    await binder.step()
+    await binder.preempt()
 
     assert await at.announced_for("old") is None
     assert not await at.stages()
@@ -380,10 +380,10 @@ async def test_a_violator_is_announced_evicted_after_notice_and_recorded(at: Sce
 
     await binder.evict_violators([seen(at, lease)])
     await binder.evict_violators([seen(at, lease)])
-    await binder.step()
+    await binder.preempt()
     announced = await at.announced_for("bad")
     at.clock.advance(at.rules.preemption_notice_s - 1)
-    await binder.step()
+    await binder.preempt()
     early = await at.is_deleting("bad")
     at.clock.advance(1)
     await at.steps(binder, 2)
@@ -448,7 +448,7 @@ async def test_a_pod_disruption_budget_protects_violators_with_an_event(at: Scen
     binder = at.binder(**EVICTED)
 
     await binder.evict_violators([seen(at, lease)])
-    await binder.step()
+    await binder.preempt()
 
     assert await at.stages() == []
     assert not await at.is_deleting("bad")

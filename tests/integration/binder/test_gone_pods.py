@@ -63,7 +63,7 @@ class Binder(World):
         """Compare the ledger with a complete listing."""
         listed = ListedPods(unbound=tuple(map(PodUid, unbound)))
         listing = PodsListed(listing_id="l", chunk=0, chunks=1, pods=listed)
-        return await self.binder.reconcile_listing([listing])
+        return await self.binder.reconciler.reconcile_listing([listing])
 
     async def list_pods(self, *unbound: str) -> Sequence[PodTerminated]:
         """Compare as `list`, and return the pods that are gone."""
@@ -205,7 +205,7 @@ async def test_no_pod_of_a_gang_is_bound_if_one_was_deleted_since_they_were_coun
         f"name-of-{pod}": PodSnapshot(PodUid(pod), None) for pod in pods if pod != "ghost"
     }
 
-    events = await binder.binder.bind_pods(placements)
+    events = await binder.binder.pods.bind_pods(placements)
 
     assert {each.pod for each in events if isinstance(each, BindingFailed)} >= {"p", "q"}
     assert not binder.pods.bindings
@@ -222,7 +222,7 @@ async def test_another_binder_ends_the_lease_of_a_pod_that_vanished_before_it_st
     successor = binder.start_another()
     successor.agents.answers = {PodUid("p"): True}
 
-    [ended] = await successor.updater.end_confirmed()
+    [ended] = await successor.updater.end_vanished()
 
     assert isinstance(ended, LeaseChanged)
     assert ended.lease.pod == "p"

@@ -66,7 +66,7 @@ async def promised(
 
 async def step(at: Scene, binder: PreemptionController) -> list[PlacementChosen]:
     at.clock.advance(PLAN_S + 1)
-    return await binder.step()
+    return await binder.preempt()
 
 
 def events(at: Scene, reason: str) -> list[str]:

@@ -27,12 +27,12 @@ async def test_a_binder_with_nothing_to_preempt_only_reads_the_status(
 ) -> None:
     await at.running("old", mib=16_000)
     binder = at.binder()
-    await binder.step()
+    await binder.preempt()
     before = await script_calls(server)
 
     for _ in range(20):
         at.clock.advance(binder.step_s)
-        await binder.step()
+        await binder.preempt()
 
     assert binder.step_s == LOOK_S
     assert await script_calls(server) - before == 20
@@ -47,7 +47,7 @@ async def test_gpusharing_27_an_exhausted_budget_alone_evicts_no_pod_and_writes_
 
     binder = at.binder()
     for _ in range(5):
-        await binder.step()
+        await binder.preempt()
         at.clock.advance(60)
 
     assert at.writes("old") == before
@@ -57,34 +57,34 @@ async def test_gpusharing_27_an_exhausted_budget_alone_evicts_no_pod_and_writes_
 async def test_gpusharing_28_a_pod_with_budget_gets_the_device_of_one_without(at: Scene) -> None:
     old, pod, binder = await at.in_need()
 
-    await binder.step()
+    await binder.preempt()
     assert binder.step_s == STEP_S
     announced = await at.announced_for("old")
     at.clock.advance(30)
-    await binder.step()
+    await binder.preempt()
     assert announced is not None
     assert await at.is_deleting("old")
     assert await at.steps(binder, 2) == []  # its containers may still run
 
     await at.terminate(old)
-    [chosen] = await binder.step()
+    [chosen] = await binder.preempt()
 
     assert (chosen.lease.pod, chosen.lease.shares[0].device) == (pod, uuid("a", 0))
     assert chosen.lease.state is LeaseState.RESERVED
     assert at.writes("old")["delete/eviction"] == 1
     await at.ledger.bind([chosen.lease])
-    await binder.step()
+    await binder.preempt()
     assert not await at.stages()
     await assert_sound(at.ledger)
 
 
 async def test_gpusharing_28_a_budget_made_during_the_notice_stops_the_eviction(at: Scene) -> None:
     _, _, binder = await at.in_need(labels={"app": "x"})
-    await binder.step()
+    await binder.preempt()
 
     await at.protect("x", {"app": "x"}, least=1)
     at.clock.advance(30)
-    await binder.step()
+    await binder.preempt()
 
     assert not await at.is_deleting("old")
     assert await at.announced_for("old") is None
@@ -100,16 +100,16 @@ async def test_gpusharing_30_no_other_pod_gets_the_freed_devices(at: Scene) -> N
     binder = at.binder()
     assert "cpu" in await at.thief()
 
-    await binder.step()
+    await binder.preempt()
     assert (await uses(at.ledger))[uuid("a", 0)].claimed_by
     at.clock.advance(30)
-    await binder.step()
+    await binder.preempt()
     await at.terminate(old)
 
     assert "in-exclusive-use" in await at.thief(cpu=0)
     assert "cpu" in await at.thief(cpu=64_000)
     assert (await at.ledger.totals.claimed())[NodeName("a")] == {"cpu": 100, "pods": 1}
-    [chosen] = await binder.step()
+    [chosen] = await binder.preempt()
     assert chosen.lease.shares[0].memory_mib == 12_000
     assert await at.ledger.totals.claimed() == {}
     assert await at.thief(mib=4_000) == ""
@@ -124,13 +124,13 @@ async def test_gpusharing_30_a_waiting_pod_of_higher_priority_does_not_get_the_f
     await at.save_budget("c")
     pod = await at.waiting("new", mib=12_000)
     binder = at.binder()
-    await binder.step()
+    await binder.preempt()
     await at.waiting("higher", namespace="c", mib=12_000, priority=1_000)
     at.clock.advance(30)
-    await binder.step()
+    await binder.preempt()
     await at.terminate(old)
 
-    [chosen] = await binder.step()
+    [chosen] = await binder.preempt()
 
     assert chosen.lease.pod == pod
 
@@ -144,7 +144,7 @@ async def test_gpusharing_30_capacity_is_offered_to_others_once_the_pending_pod_
     other = await at.waiting("small", namespace="c", mib=4_000)
     assert not (await at.ledger.waiting_pods.choose_offers(now=at.clock.now())).pods
 
-    await binder.step()
+    await binder.preempt()
 
     offered = (await at.ledger.waiting_pods.choose_offers(now=at.clock.now())).pods
     assert [each.pod for each in offered] == [other]
@@ -155,12 +155,12 @@ async def test_gpusharing_33_a_refilled_budget_cancels(at: Scene) -> None:
     await at.save_budget("a")
     await at.waiting("new", mib=16_000)
     binder = at.binder()
-    await binder.step()
+    await binder.preempt()
     assert await at.announced_for("old") is not None
     at.clock.advance(10)
 
     await at.save_budget("a", "guaranteed")
-    await binder.step()
+    await binder.preempt()
     at.clock.advance(60)
     await at.steps(binder, 2)
 
@@ -175,14 +175,14 @@ async def test_gpusharing_33_a_refilled_budget_cancels(at: Scene) -> None:
 @pytest.mark.parametrize("when", ["announced", "evicted"])
 async def test_a_deleted_pending_pod_frees_the_devices_claimed_for_it(at: Scene, when: str) -> None:
     old, pod, binder = await at.in_need()
-    await binder.step()
+    await binder.preempt()
     if when == "evicted":
         at.clock.advance(30)
-        await binder.step()
+        await binder.preempt()
         await at.terminate(old)
 
     await at.ledger.waiting_pods.remove([pod])
-    await binder.step()
+    await binder.preempt()
 
     assert await at.stages() == []
     assert not (await uses(at.ledger))[uuid("a", 0)].claimed_by
@@ -196,7 +196,7 @@ async def test_a_preemption_is_given_up_when_a_victim_does_not_terminate(at: Sce
     await at.evict(binder)
 
     at.clock.advance(41)
-    await binder.step()
+    await binder.preempt()
 
     assert await at.stages() == []
     assert any("took too long" in message for message in at.reports.of("new"))
@@ -206,14 +206,14 @@ async def test_a_pod_of_higher_priority_preempts_one_of_lower_priority(at: Scene
     old = await at.running("old", mib=16_000)
     await at.waiting("same", priority=0)
     binder = at.binder()
-    await binder.step()
+    await binder.preempt()
     assert await at.announced_for("old") is None
 
     pod = await at.waiting("high", priority=100)
     at.clock.advance(3)
     await at.evict(binder)
     await at.terminate(old)
-    [chosen] = await binder.step()
+    [chosen] = await binder.preempt()
 
     assert chosen.lease.pod == pod
     assert any(note.reason == "GPUPriorityPreempt" for note in at.reports.events)
@@ -226,7 +226,7 @@ async def test_what_is_preempted_for_a_pod_of_kube_scheduler_is_offered_to_it(at
     await at.evict(binder)
     await at.terminate(old)
 
-    assert await binder.step() == []
+    assert await binder.preempt() == []
 
     pod = await at.get_pod("high", "b")
     assert pod is not None
@@ -254,7 +254,7 @@ async def test_what_was_freed_is_not_leased_beside_a_pod_that_repels_the_pending
         await reserve(at.ledger, quiet, now=at.clock.now())
         await at.terminate(old)
 
-        assert await binder.step() == []
+        assert await binder.preempt() == []
         assert await at.stages() == []
         assert any("keeps it off node a" in message for message in at.reports.of("new"))
 
@@ -275,7 +275,7 @@ async def test_a_pod_that_is_not_preemptible_stays(at: Scene, why: str) -> None:
         preemption_per_namespace_hour=0 if why == "limit" else 6, preemption=why != "disabled"
     )
 
-    await binder.step()
+    await binder.preempt()
 
     assert await at.stages() == []
     assert await at.announced_for("old") is None
@@ -307,11 +307,11 @@ async def test_a_budget_policy_evicts_without_a_pending_pod(at: Scene) -> None:
     await at.running("old", mib=16_000)
     await at.save_budget("a", evict_after_minutes=1, state_since=at.clock.now())
     binder = at.binder()
-    await binder.step()
+    await binder.preempt()
     assert await at.announced_for("old") is None
 
     at.clock.advance(61)
-    await binder.step()
+    await binder.preempt()
     assert await at.announced_for("old") is not None
     at.clock.advance(30)
     await at.steps(binder, 2)

@@ -212,7 +212,7 @@ async def test_a_new_allocation_of_a_claim_needs_the_end_of_the_earlier_one(
 
     with pytest.raises(UnavailableError, match="earlier lease of ResourceClaim default/c"):
         await binder.lease(second)
-    assert await binder.ender.end_deallocated([deallocated(second)]) == []
+    assert await binder.ender.end_claims([deallocated(second)]) == []
     binder.agents.answers[first.claim] = True
     await binder.lease(second)
 

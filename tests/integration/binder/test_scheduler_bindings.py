@@ -83,7 +83,7 @@ class SchedulerBindingsStage:
         """Request the GPU of a node."""
         placement = Placement(node=NodeName(node), shares=(share(node, mib=mib),))
         request = PodBindingRequest(queued=pod, placement=placement, repels=repels)
-        return await self.binders[binder].bind_chosen(request)
+        return await self.binders[binder].chosen.bind_chosen(request)
 
     async def create_noisy(self) -> PodQueued:
         """Create a pod of a placer's."""
@@ -143,7 +143,7 @@ async def at(url: str) -> AsyncIterator[SchedulerBindingsStage]:
         stage = SchedulerBindingsStage(kube, leases)
         stage.binders = [stage.binder(), stage.binder()]
         for binder in stage.binders:
-            await stack.enter_async_context(running(binder.binding.sender.run))
+            await stack.enter_async_context(running(binder.sender.send_bindings))
         yield stage
 
 
@@ -264,7 +264,7 @@ async def test_a_second_request_gets_the_same_reply_and_changes_nothing(
 
 
 async def test_events_of_these_pods_are_left_to_kube_scheduler(at: SchedulerBindingsStage) -> None:
-    pod, events = await at.pod("p"), at.binders[0].reports.events
+    pod, events = await at.pod("p"), at.binders[0].events
     waiting = KubernetesEvent(
         pod=pod.pod, namespace=pod.namespace, name="p", reason="Later", message="text"
     )
@@ -272,7 +272,7 @@ async def test_events_of_these_pods_are_left_to_kube_scheduler(at: SchedulerBind
     await at.bind(pod)
     events.record(waiting)
 
-    async with running(events.run):
+    async with running(events.write_events):
         written = await until(lambda: at.kube.read(EVENTS), lambda text: b"Later" in text)
     assert [each["reason"] for each in json.loads(written)["items"]] == ["Later"]
 
@@ -316,7 +316,7 @@ async def test_a_pod_is_annotated_once_its_quota_is_raised(at: SchedulerBindings
     refusal = Refusal(reason="over quota", permanent=True, quota=team)
     capacity = await at.leases.capacity()
     event = PodFilteredOut(queued=pod, refusal=refusal, capacity=capacity)
-    await binder.save_filtered_out([event])
+    await binder.offers.save_filtered_out([event])
     assert OFFER not in await at.annotations(pod)
 
     async with running(binder.offer_capacity):
@@ -390,8 +390,8 @@ async def test_without_shares_a_request_binds_only_a_pod_that_has_a_lease(
     def request(pod: PodQueued) -> PodBindingRequest:
         return PodBindingRequest(queued=pod, placement=Placement(node=NodeName("a"), shares=()))
 
-    again = await at.binders[1].bind_chosen(request(leased))
-    refused = await at.binders[1].bind_chosen(request(other))
+    again = await at.binders[1].chosen.bind_chosen(request(leased))
+    refused = await at.binders[1].chosen.bind_chosen(request(other))
 
     assert again.bound
     assert (refused.bound, refused.no_capacity) == (False, True)

@@ -31,11 +31,11 @@ class ClaimBinder(World):
 
     def __init__(self, leases: RedisLeases, **shared: Any) -> None:
         super().__init__(leases, **shared)
-        self.ender = self.binder.binding.claim_ender
-        self.leaser = self.binder.binding.claim_leaser
+        self.ender = self.binder.claim_ender
+        self.leaser = self.binder.claim_leaser
 
     async def lease(self, *claims: AllocatedClaim) -> list[LeaseChanged]:
-        return await self.leaser.lease([ClaimAllocated(claim=claim) for claim in claims])
+        return await self.leaser.lease_claims([ClaimAllocated(claim=claim) for claim in claims])
 
     async def leased(self, name: str = "c", memory_mib: int = 4_000) -> AllocatedClaim:
         """Lease a new claim of so much of the first GPU; return it as it was allocated."""
@@ -45,7 +45,7 @@ class ClaimBinder(World):
 
     async def admit(self, claim: AllocatedClaim) -> ClaimLeaseReply:
         """Lease a claim as its allocation is written."""
-        return await self.leaser.admit(ClaimLeaseRequest(claim=claim))
+        return await self.leaser.lease_claim(ClaimLeaseRequest(claim=claim))
 
     def write(self, claim: AllocatedClaim, reply: ClaimLeaseReply) -> AllocatedClaim:
         """Write the allocation with the answer, as the API server does."""
@@ -54,7 +54,7 @@ class ClaimBinder(World):
 
     async def deallocate(self, claim: AllocatedClaim) -> list[LeaseChanged]:
         self.claims.stored.pop(claim.name, None)
-        return await self.ender.end_deallocated([deallocated(claim)])
+        return await self.ender.end_claims([deallocated(claim)])
 
     def answered(self, claim: AllocatedClaim) -> list[str]:
         return [answer.condition for answer in self.claims.answers.get(claim.name, [])]

@@ -298,14 +298,14 @@ class Scene:
 
     async def evict(self, binder: PreemptionController) -> None:
         """Let a binder announce evictions, and evict once the notice is over."""
-        await binder.step()
+        await binder.preempt()
         self.clock.advance(30)
-        await binder.step()
+        await binder.preempt()
 
     async def steps(self, binder: PreemptionController, count: int = 1) -> list[PlacementChosen]:
         placements: list[PlacementChosen] = []
         for _ in range(count):
-            placements += await binder.step()
+            placements += await binder.preempt()
         return placements
 
 

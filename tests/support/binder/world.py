@@ -399,12 +399,12 @@ class World:
     @property
     def updater(self) -> LedgerUpdater:
         """The part that writes facts into the ledger."""
-        return self.binder.sync.updater
+        return self.binder.updater
 
     async def bind_all(self, *leases: Lease) -> list[Any]:
         """Bind pods that were placed so, while Bindings are sent."""
-        async with running(self.binder.send_bindings):
-            return [*await self.binder.bind_pods(chosen(*leases))]
+        async with running(self.binder.sender.send_bindings):
+            return [*await self.binder.pods.bind_pods(chosen(*leases))]
 
     async def states(self) -> dict[str, LeaseState]:
         """The state of each pod's lease."""
@@ -480,7 +480,8 @@ async def running(*loops: Callable[[], Any]) -> AsyncIterator[None]:
 
 
 async def _run(loop: Callable[[], Any]) -> None:
-    service: Any = getattr(loop, "__self__", None)
-    roles = {role.method: role for role in roles_of(service)}
+    owner: Any = getattr(loop, "__self__", None)
+    roles = {role.method: role for role in roles_of(owner) if not role.part}
     role = roles.get(getattr(loop, "__name__", ""))
-    await (loop() if role is None else run_loop(service, role, service.publish))
+    publish = getattr(owner, "publish", None)
+    await (loop() if role is None else run_loop(owner, role, publish))  # type: ignore[arg-type]

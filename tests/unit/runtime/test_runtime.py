@@ -98,6 +98,25 @@ class ExampleService:
     async def neither(self) -> None: ...
 
 
+@dataclass
+class ComposedService:
+    part: ExampleService
+    limit: int = 3
+
+    @handles
+    async def also(self, events: Sequence[LedgerRebuilt]) -> None: ...
+
+
+def test_methods_of_a_service_s_parts_are_its_own() -> None:
+    service = ComposedService(ExampleService())
+    roles = {role.method: role for role in roles_of(service)}
+
+    assert roles.keys() == {"also", *(role.method for role in roles_of(ExampleService))}
+    assert roles["also"].bound(service) == service.also
+    assert roles["consume"].bound(service) == service.part.consume
+    assert roles["step"].owner(service) is service.part
+
+
 def test_the_signature_of_a_handler_declares_what_it_consumes_and_publishes() -> None:
     assert roles_of(ExampleService) == (
         Role(

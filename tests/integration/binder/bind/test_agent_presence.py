@@ -33,12 +33,12 @@ async def test_a_deferred_pod_is_not_committed_and_redelivered_with_the_reason(
     world.agents.replies = {N1: away("p1"), N2: BindReply()}
     batch = chosen(lease("p1"), lease("p2", node="n2"))
 
-    async with running(world.binder.send_bindings):
+    async with running(world.binder.sender.send_bindings):
         with pytest.raises(UnavailableError, match=r"1 of 2 .* its agent is being stopped"):
-            await world.binder.bind_pods(batch)
+            await world.binder.pods.bind_pods(batch)
         states = await world.states()
         world.agents.replies[N1] = BindReply()
-        await world.binder.bind_pods(batch)
+        await world.binder.pods.bind_pods(batch)
 
     assert states == {"p1": LeaseState.RESERVED, "p2": LeaseState.BOUND}
     assert [name for name, *_ in world.pods.bindings] == ["p2", "p1"]
@@ -57,12 +57,12 @@ async def test_a_pod_waits_for_a_resource_that_is_not_registered_and_another_is_
     )
     world.agents.replies = {N1: waits}
 
-    async with running(world.binder.send_bindings):
+    async with running(world.binder.sender.send_bindings):
         with pytest.raises(UnavailableError, match=waits.unserved_reason):
-            await world.binder.bind_pods(chosen(lease("p1"), lease("p2")))
+            await world.binder.pods.bind_pods(chosen(lease("p1"), lease("p2")))
         states = await world.states()
         world.agents.replies = {N1: replace(waits, unserved_s=60.0)}
-        events = await world.binder.bind_pods(chosen(lease("p1")))
+        events = await world.binder.pods.bind_pods(chosen(lease("p1")))
 
     assert states == {"p1": LeaseState.RESERVED, "p2": LeaseState.BOUND}
     failed = [event.reason for event in events if isinstance(event, BindingFailed)]
@@ -78,8 +78,8 @@ async def test_pods_that_are_next_in_line_are_retried_in_the_same_batch(
     clock.each_sleep = lambda: world.agents.replies.update({N1: next_in_turn(*turns.pop(0))})
     clock.each_sleep()
 
-    async with running(world.binder.send_bindings):
-        await world.binder.bind_pods(chosen(lease("p1"), lease("p2"), lease("p3")))
+    async with running(world.binder.sender.send_bindings):
+        await world.binder.pods.bind_pods(chosen(lease("p1"), lease("p2"), lease("p3")))
 
     assert [name for name, *_ in world.pods.bindings] == ["p1", "p2", "p3"]
     assert turns == []
@@ -93,7 +93,7 @@ async def test_a_batch_is_redelivered_if_its_pods_are_not_admitted_in_time(
     world.agents.replies = {N1: next_in_turn("p1")}
 
     with pytest.raises(UnavailableError, match="the kubelet is busy"):
-        await world.binder.bind_pods(chosen(lease("p1")))
+        await world.binder.pods.bind_pods(chosen(lease("p1")))
 
     assert ADMISSION_WAIT_S < clock.slept < 2 * ADMISSION_WAIT_S
     assert await world.states() == {"p1": LeaseState.RESERVED}
@@ -105,7 +105,7 @@ async def test_a_reservation_that_ended_while_deferred_is_a_failed_binding(
     world = await new_world()
     world.agents.replies = {N1: away("p1")}
 
-    events = await world.binder.bind_pods(chosen(lease("p1")))
+    events = await world.binder.pods.bind_pods(chosen(lease("p1")))
 
     assert [type(event) for event in events] == [BindingFailed]
 
@@ -289,15 +289,15 @@ async def test_a_node_is_cordoned_after_two_missed_replies_and_uncordoned_by_the
     it = cordons(world, agents, clock)
 
     await it.presence.deferrals([lease()])
-    await it.step()
+    await it.cordon_nodes()
     slow = dict(await world.cordoned())
     clock.advance(RETRY_S)
     await it.presence.deferrals([lease()])
-    await it.step()
+    await it.cordon_nodes()
     cordoned = dict(await world.cordoned())
     agents.there[N1] = BindReply()
     clock.advance(MAX_RETRY_S)
-    await it.step()
+    await it.cordon_nodes()
 
     assert slow == {}
     assert list(cordoned) == [N1]
@@ -313,7 +313,7 @@ async def test_a_node_is_cordoned_at_once_when_its_agent_is_being_stopped(
     it = cordons(world, agents, clock)
 
     await it.presence.deferrals([lease()])
-    await it.step()
+    await it.cordon_nodes()
 
     assert await world.cordoned() == {N1: "its agent is being stopped"}
 
@@ -326,17 +326,17 @@ async def test_a_device_report_of_a_cordoned_node_has_its_agent_probed_at_once(
     it = cordons(world, agents, clock)
     for _ in range(8):
         await it.presence.deferrals([lease()])
-        await it.step()
+        await it.cordon_nodes()
         clock.advance(MAX_RETRY_S)
-    await it.step()
+    await it.cordon_nodes()
     agents.there[N1] = BindReply()
 
-    await it.step()
+    await it.cordon_nodes()
     assert N1 in await world.cordoned(), "its pause is not over"
     it.presence.mark_present([N1, N2])
     async with asyncio.timeout(30):
         await it.wait()
-    await it.step()
+    await it.cordon_nodes()
 
     assert await world.cordoned() == {}
 
@@ -355,12 +355,12 @@ async def test_a_node_of_another_device_plugin_is_uncordoned_and_gets_no_request
         await one.presence.deferrals([lease()])
         clock.advance(RETRY_S)
     for it in (one, two):
-        await it.step()
+        await it.cordon_nodes()
     cordoned = dict(await world.cordoned())
 
     one.presence.mark_absent([N1])
     for it in (one, two):
-        await it.step()
+        await it.cordon_nodes()
     requests = agents.requests
     clock.advance(NO_AGENT_S)
 
@@ -370,7 +370,7 @@ async def test_a_node_of_another_device_plugin_is_uncordoned_and_gets_no_request
     assert agents.requests == requests
     assert await two.presence.deferrals([lease()]) == {}, "it knows that the node is uncordoned"
     for it in (one, two):
-        await it.step()
+        await it.cordon_nodes()
     assert await world.cordoned() == {}
 
 
@@ -386,17 +386,17 @@ async def test_a_binder_uncordons_the_node_of_another_only_after_a_reply(
     for _ in range(2):
         await one.presence.deferrals([lease()])
         clock.advance(RETRY_S)
-    await one.step()
+    await one.cordon_nodes()
 
-    await two.step()
+    await two.cordon_nodes()
     assert N1 in await world.cordoned()
     assert (await two.presence.deferrals([lease()])) != {}
     agents.there[N1] = BindReply()
     clock.advance(MAX_RETRY_S)
-    await two.step()
+    await two.cordon_nodes()
     assert await world.cordoned() == {}
-    await one.step()
-    await one.step()
+    await one.cordon_nodes()
+    await one.cordon_nodes()
     assert await world.cordoned() == {}, "the other one has the newer reply"
     assert await one.presence.deferrals([lease()]) == {}
 
@@ -411,14 +411,14 @@ async def test_a_pod_on_a_cordoned_node_is_explained_and_then_placed_elsewhere(
     batch = chosen(new)
 
     with pytest.raises(UnavailableError, match="being stopped"):
-        await world.binder.bind_pods(batch)
+        await world.binder.pods.bind_pods(batch)
     world.clock.advance(EXPLAIN_S)
     with pytest.raises(UnavailableError, match="being stopped"):
-        await world.binder.bind_pods(batch)
-    async with running(world.binder.write_conditions):
+        await world.binder.pods.bind_pods(batch)
+    async with running(world.binder.conditions.write_conditions):
         await until(lambda: world.pods.patches)
     world.clock.advance(GIVE_UP_S)
-    events = await world.binder.bind_pods(batch)
+    events = await world.binder.pods.bind_pods(batch)
 
     [(_, patch)] = world.pods.patches
     [condition] = patch["status"]["conditions"]
@@ -438,8 +438,8 @@ async def test_only_a_pod_that_is_deferred_for_a_while_is_explained(new_world: N
         world.pods.seen[each.name] = seen
 
     with pytest.raises(UnavailableError, match="being stopped"):
-        await world.binder.bind_pods(chosen(new, old))
-    async with running(world.binder.write_conditions):
+        await world.binder.pods.bind_pods(chosen(new, old))
+    async with running(world.binder.conditions.write_conditions):
         await until(lambda: world.pods.patches)
 
     assert [name for name, _ in world.pods.patches] == ["p2"]
@@ -454,7 +454,7 @@ async def test_a_committed_lease_is_not_given_up_however_long_its_node_is_cordon
 
     for _ in range(3):
         with pytest.raises(UnavailableError, match="being stopped"):
-            await world.binder.bind_pods(chosen(bound))
+            await world.binder.pods.bind_pods(chosen(bound))
         world.clock.advance(GIVE_UP_S)
 
     assert list(await world.leases()) == [bound.pod]
@@ -466,7 +466,7 @@ async def test_a_late_placement_does_not_wait_for_a_node_that_its_pod_has_left(
     world = await new_world(lease("p1", node="n2", state=LeaseState.ACTIVE))
     world.agents.replies = {N1: away("p1")}
 
-    events = await world.binder.bind_pods(chosen(lease("p1")))
+    events = await world.binder.pods.bind_pods(chosen(lease("p1")))
 
     assert not events
     assert [each.node for each in (await world.leases()).values()] == [N2]

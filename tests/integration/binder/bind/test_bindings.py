@@ -49,9 +49,9 @@ async def test_the_same_batch_twice_is_one_binding(new_world: NewWorld) -> None:
     world = await new_world(lease("p1"), lease("p2"))
     batch = chosen(lease("p1"), lease("p2"))
 
-    async with running(world.binder.send_bindings):
-        first = await world.binder.bind_pods(batch)
-        again = await world.binder.bind_pods(batch)
+    async with running(world.binder.sender.send_bindings):
+        first = await world.binder.pods.bind_pods(batch)
+        again = await world.binder.pods.bind_pods(batch)
 
     assert len(world.pods.bindings) == 2
     assert [type(event) for event in first] == [type(event) for event in again] == [PodBound] * 2
@@ -120,11 +120,11 @@ async def test_a_binding_that_did_not_happen_is_sent_again_with_the_next_deliver
     world = await new_world(lease())
     world.pods.errors["p1"], world.pods.seen["p1"] = [UnavailableError("503")], UNBOUND
 
-    async with running(world.binder.send_bindings):
+    async with running(world.binder.sender.send_bindings):
         with pytest.raises(UnavailableError):
-            await world.binder.bind_pods(chosen(lease()))
+            await world.binder.pods.bind_pods(chosen(lease()))
         world.pods.seen["p1"] = None
-        events = await world.binder.bind_pods(chosen(lease()))
+        events = await world.binder.pods.bind_pods(chosen(lease()))
 
     assert len(world.pods.bindings) == 2
     assert [type(event) for event in events] == [PodBound]
@@ -145,12 +145,12 @@ async def test_a_hanging_binding_blocks_no_other_and_is_not_sent_twice(new_world
     world.pods.hanging["slow"] = asyncio.Event()
     batch = chosen(lease("slow"), lease("quick"))
 
-    async with running(world.binder.send_bindings):
+    async with running(world.binder.sender.send_bindings):
         with pytest.raises(UnavailableError):
-            await world.binder.bind_pods(batch)
+            await world.binder.pods.bind_pods(batch)
         early = [event.lease.name for event in world.bus.published if isinstance(event, PodBound)]
         world.pods.hanging["slow"].set()
-        events = await world.binder.bind_pods(batch)
+        events = await world.binder.pods.bind_pods(batch)
 
     assert early == ["quick"]
     assert len(events) == 2
@@ -170,8 +170,8 @@ async def test_bindings_in_flight_when_the_sender_stops_are_unknown_not_lost(
     world = await new_world(lease())
     world.pods.hanging["p1"] = asyncio.Event()
 
-    async with running(world.binder.send_bindings):
-        waiting = asyncio.create_task(world.binder.bind_pods(chosen(lease())))
+    async with running(world.binder.sender.send_bindings):
+        waiting = asyncio.create_task(world.binder.pods.bind_pods(chosen(lease())))
         await until(lambda: world.pods.bindings)
 
     with pytest.raises(UnavailableError):

@@ -1,5 +1,6 @@
 """The binder keeps the ledger in sync: ended leases, activations, inventory, offers."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -72,12 +73,12 @@ async def test_the_lease_of_a_pod_deleted_by_force_ends_when_its_agent_confirms(
 
     assert not await world.binder.end_leases([terminated()])
     for _ in range(60):
-        assert not await world.binder.end_vanished()
+        assert not await world.binder.updater.end_vanished()
         world.clock.advance(1.0)
     assert pod in await world.leases()
     world.agents.answers[pod] = True
 
-    (changed,) = await world.binder.end_vanished()
+    (changed,) = await world.binder.updater.end_vanished()
     assert changed.lease.state is LeaseState.RELEASED
 
 
@@ -85,7 +86,7 @@ async def vanished(new_world: NewWorld) -> World:
     """A lease whose pod is gone, and whose node's agent was asked once, in vain."""
     world = await new_world(in_state(LeaseState.ACTIVE))
     await world.binder.end_leases([terminated()])
-    assert not await world.updater.end_confirmed()
+    assert not await world.updater.end_vanished()
     return world
 
 
@@ -94,10 +95,10 @@ async def test_leases_on_a_silent_node_end_after_25_s(new_world: NewWorld) -> No
 
     for _ in range(24):
         world.clock.advance(1.0)
-        assert not await world.updater.end_confirmed()
+        assert not await world.updater.end_vanished()
     world.clock.advance(1.0)
 
-    assert len(await world.updater.end_confirmed()) == 1
+    assert len(await world.updater.end_vanished()) == 1
 
 
 @pytest.mark.parametrize(
@@ -112,17 +113,17 @@ async def test_a_restart_of_the_binder_does_not_begin_the_silence_of_a_node_anew
     another = World(world.ledger, clock=world.clock)
 
     for _ in range(further_s):
-        assert not await another.updater.end_confirmed()
+        assert not await another.updater.end_vanished()
         world.clock.advance(1.0)
 
-    assert len(await another.updater.end_confirmed()) == 1
+    assert len(await another.updater.end_vanished()) == 1
 
 
 async def test_a_reply_of_its_agent_ends_the_silence_of_a_node(new_world: NewWorld) -> None:
     world = await vanished(new_world)
     world.clock.advance(24)
     world.agents.answers[lease().pod] = False
-    assert not await world.updater.end_confirmed()
+    assert not await world.updater.end_vanished()
 
     assert await world.ledger.list_vanished() == {lease().pod: None}
 
@@ -133,7 +134,7 @@ async def test_a_node_gets_one_request_for_all_its_vanished_pods(new_world: NewW
     await world.binder.end_leases([terminated(name) for name in names])
     world.agents.answers = {lease(name).pod: name != "p7" for name in names}
 
-    ended = await world.updater.end_confirmed()
+    ended = await world.updater.end_vanished()
 
     assert len(ended) == 9
     assert world.agents.requests == 1
@@ -151,7 +152,7 @@ async def test_the_lease_of_a_vanished_pod_is_read_once_while_its_agent_is_asked
     world.ledger.loaded.clear()
 
     for _ in range(5):
-        assert not await world.updater.end_confirmed()
+        assert not await world.updater.end_vanished()
 
     assert world.agents.requests == 5
     assert world.ledger.loaded == [pod]
@@ -164,14 +165,14 @@ async def test_a_lease_that_is_on_another_node_by_now_is_asked_about_there(
     pod = lease().pod
     world.agents.answers[pod] = False
     await world.binder.end_leases([terminated()])
-    assert not await world.updater.end_confirmed()
+    assert not await world.updater.end_vanished()
 
     await world.rebuild(lease(node="n2", state=LeaseState.ACTIVE))
     await world.binder.end_leases([terminated()])
     world.agents.answers[pod] = True
 
-    assert not await world.updater.end_confirmed()
-    [ended] = await world.updater.end_confirmed()
+    assert not await world.updater.end_vanished()
+    [ended] = await world.updater.end_vanished()
     assert ended.lease.node == "n2"
 
 
@@ -181,14 +182,20 @@ async def test_a_binder_that_was_suspended_does_not_treat_agents_as_dead(
     world = await vanished(new_world)
 
     world.clock.advance(60.0)
-    assert not await world.updater.end_confirmed()
+    assert not await world.updater.end_vanished()
     world.agents.answers[lease().pod] = True
 
-    assert len(await world.updater.end_confirmed()) == 1
+    assert len(await world.updater.end_vanished()) == 1
 
 
-@pytest.mark.parametrize("loop", ["expire_reservations", "offer_capacity"])
-async def test_a_call_without_a_response_requests_a_resync(new_world: NewWorld, loop: str) -> None:
+@pytest.mark.parametrize(
+    "loop",
+    [lambda of: of.sweeper.expire_reservations(), lambda of: of.offer_capacity()],
+    ids=["expiry", "offers"],
+)
+async def test_a_call_without_a_response_requests_a_resync(
+    new_world: NewWorld, loop: Callable[[Binder], Awaitable[object]]
+) -> None:
     world = await new_world()
     answer = world.ledger.status
 
@@ -197,10 +204,11 @@ async def test_a_call_without_a_response_requests_a_resync(new_world: NewWorld, 
 
     world.ledger.status = silence  # type: ignore[method-assign]
     with pytest.raises(UnavailableError):
-        await getattr(world.binder, loop)()
+        await loop(world.binder)
     world.ledger.status = answer  # type: ignore[method-assign]
 
-    assert [type(event) for event in await world.binder.expire_reservations()] == [ResyncRequested]
+    [event] = await world.binder.sweeper.expire_reservations()
+    assert isinstance(event, ResyncRequested)
 
 
 async def waits(world: World) -> PodQueued:
@@ -234,7 +242,7 @@ async def test_no_offers_are_chosen_while_the_capacity_number_does_not_change(
 
     world.ledger.waiting_pods.choose_offers = counted  # type: ignore[assignment]
     for _ in range(5):
-        await world.binder.sync.sweeper.offer()
+        await world.binder.sweeper.offer()
 
     assert len(scans) == 1
 
@@ -257,7 +265,7 @@ async def test_an_expired_reservation_is_a_failed_binding_and_its_capacity_is_of
     world.clock.advance(31)
 
     async with running(world.binder.offer_capacity):
-        (failed,) = await world.binder.expire_reservations()
+        (failed,) = await world.binder.sweeper.expire_reservations()
         await until(lambda: world.bus.published)
 
     assert isinstance(failed, BindingFailed)
@@ -301,9 +309,9 @@ async def test_nodes_come_and_go(new_world: NewWorld) -> None:
     world = await new_world()
     facts = NodeFacts(name=NodeName("n3"))
 
-    await world.binder.save_nodes([NodeChanged(node=facts)])
+    await world.binder.updater.save_nodes([NodeChanged(node=facts)])
     assert facts.name in await world.ledger.node_names()
-    await world.binder.save_nodes([NodeChanged(node=facts, deleted=True)])
+    await world.binder.updater.save_nodes([NodeChanged(node=facts, deleted=True)])
 
     assert facts.name not in await world.ledger.node_names()
 

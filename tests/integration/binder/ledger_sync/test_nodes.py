@@ -64,7 +64,7 @@ async def test_what_a_node_says_of_the_pod_of_another_node_is_an_event_of_the_no
     world = await new_world(VICTIM)
     world.pods.seen["victim"] = PodSnapshot(VICTIM.pod, OTHER)
 
-    async with running(world.binder.write_events):
+    async with running(world.binder.events.write_events):
         await say(world)
         await until(lambda: world.pods.events)
 
@@ -72,7 +72,7 @@ async def test_what_a_node_says_of_the_pod_of_another_node_is_an_event_of_the_no
     assert (event["reason"], event["involvedObject"]["name"]) == ("AgentMessageRefused", STOLEN)
     assert world.metrics.anomalies["refused_of_nodes"] == 1
     assert await world.leases() == {VICTIM.pod: VICTIM}
-    await world.binder.binding.cordons.step()
+    await world.binder.cordons.cordon_nodes()
     assert list(await world.cordoned()) == [STOLEN]
     assert (await world.cordoned())[STOLEN].startswith(REFUSED)
 
@@ -87,7 +87,7 @@ async def test_a_device_s_fault_is_an_event_of_the_pods_that_have_a_lease_on_it(
         LeaseHolder(pod=each.pod, namespace=each.namespace, name="forged") for each in (VICTIM, own)
     )
 
-    async with running(world.binder.write_events):
+    async with running(world.binder.events.write_events):
         await world.binder.report_health(
             [HealthChanged(node=STOLEN, device=device, index=0, healthy=False, holders=holders)]
         )
@@ -103,19 +103,19 @@ async def test_a_node_stays_cordoned_until_a_report_of_it_is_accepted_by_any_bin
     one = await new_world()
     two = one.replica()
     good = DeviceReported(node=STOLEN, devices=(), served=())
-    both = (one.binder.binding, two.binder.binding)
+    both = (one.binder, two.binder)
 
-    one.binder.reports.refusals.refuse(STOLEN, "device.reported.v1: it lies")
-    one.binder.binding.presence.record_reports([good])
+    one.binder.refusals.refuse(STOLEN, "device.reported.v1: it lies")
+    one.binder.presence.record_reports([good])
     for binding in both:
-        await binding.cordons.step()
+        await binding.cordons.cordon_nodes()
         assert await binding.presence.deferrals([lease("p", STOLEN)]) != {}
     cordoned = await one.cordoned()
     for world in (one, two):
         world.clock.advance(REFUSED_S)
-    two.binder.binding.presence.record_reports([good])
+    two.binder.presence.record_reports([good])
     for binding in both:
-        await binding.cordons.step()
+        await binding.cordons.cordon_nodes()
 
     assert list(cordoned) == [STOLEN]
     assert await one.cordoned() == {}
@@ -128,7 +128,7 @@ async def test_a_reply_about_pods_of_other_nodes_defers_none_of_them(new_world: 
         deferred_pods=(other.pod, own.pod), unserved_pods=(other.pod,), reason="it lies"
     )
 
-    deferred = await world.binder.binding.presence.deferrals([own, other])
+    deferred = await world.binder.presence.deferrals([own, other])
 
     assert deferred.keys() == {PodUid("uid-own")}
 
@@ -159,7 +159,7 @@ async def test_the_newest_of_a_batch_counts_in_any_order(url: str) -> None:
     back = watch.change(node, 3)
     async with ledger(url, {}) as leases:
         for batch in ([*there, *back, *gone], [*gone, *there]):
-            await World(leases).binder.save_nodes(batch)
+            await World(leases).binder.updater.save_nodes(batch)
 
             assert set(await known_nodes(leases)) == {node.name}
 
@@ -172,11 +172,11 @@ async def test_a_node_that_was_deleted_without_an_event_is_removed_with_the_next
     async with ledger(url, {}) as leases:
         world = World(leases)
         world.pods.nodes = {kept.name}
-        await world.binder.save_nodes([*watch.change(kept, 1), *watch.change(gone, 2)])
+        await world.binder.updater.save_nodes([*watch.change(kept, 1), *watch.change(gone, 2)])
         watch.delete(gone, 3)
         watch.nodes.revision = 3
 
-        await world.binder.remove_deleted_nodes(watch.listings())
+        await world.binder.reconciler.remove_deleted_nodes(watch.listings())
 
         assert set(await known_nodes(leases)) == {kept.name}
 
@@ -187,13 +187,13 @@ async def test_a_list_that_is_older_than_a_node_does_not_remove_it(url: str) -> 
     [before] = watch.listings()
     async with ledger(url, {}) as leases:
         world = World(leases)
-        await world.binder.save_nodes(watch.change(new, 6))
+        await world.binder.updater.save_nodes(watch.change(new, 6))
 
-        await world.binder.remove_deleted_nodes([before])
+        await world.binder.reconciler.remove_deleted_nodes([before])
         assert set(await known_nodes(leases)) == {new.name}, "saved after the list"
 
         world.pods.nodes = {new.name}
-        await world.binder.remove_deleted_nodes([replace(before, revision=9)])
+        await world.binder.reconciler.remove_deleted_nodes([replace(before, revision=9)])
         assert set(await known_nodes(leases)) == {new.name}, "the API server has it"
 
 
@@ -205,15 +205,15 @@ async def test_a_restored_api_server_replaces_states_of_higher_versions_at_once(
         world = World(leases)
         world.pods.nodes, binder = {cordoned.name}, world.binder
         before = [*watch.change(cordoned, 90), *watch.change(gone, 91)]
-        await binder.save_nodes(before)
+        await binder.updater.save_nodes(before)
 
         restored.change(facts("a"), 30)
         [event, listing] = restored.nodes.resync()
         assert isinstance(event, NodeChanged)
         assert isinstance(listing, NodesListed)
-        await binder.save_nodes([*before[:1], event])
-        await binder.remove_deleted_nodes([listing])
+        await binder.updater.save_nodes([*before[:1], event])
+        await binder.reconciler.remove_deleted_nodes([listing])
         assert list((await known_nodes(leases)).values()) == [facts("a")]
 
-        await binder.save_nodes(restored.change(cordoned, 41))
+        await binder.updater.save_nodes(restored.change(cordoned, 41))
         assert (await known_nodes(leases))[cordoned.name].unschedulable

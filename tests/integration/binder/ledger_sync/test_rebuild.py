@@ -47,8 +47,8 @@ from tests.support.waiting import until
 async def test_a_listing_counts_only_when_it_is_complete(new_world: NewWorld) -> None:
     world = await new_world(in_state(LeaseState.BOUND))
 
-    first = await world.binder.reconcile_listing([listing(piece=0, pieces=2)])
-    second = await world.binder.reconcile_listing([listing(piece=1, pieces=2)])
+    first = await world.binder.reconciler.reconcile_listing([listing(piece=0, pieces=2)])
+    second = await world.binder.reconciler.reconcile_listing([listing(piece=1, pieces=2)])
 
     assert not first
     assert len(second) == 1
@@ -59,7 +59,7 @@ async def test_the_binding_of_a_new_lease_is_not_sent_again(new_world: NewWorld)
     world = await new_world(new)
     world.pods.seen["p1"] = PodSnapshot(new.pod, None)
 
-    assert not await world.binder.reconcile_listing([listing()])
+    assert not await world.binder.reconciler.reconcile_listing([listing()])
 
 
 async def test_the_binding_of_a_committed_lease_is_sent_again_if_its_pod_is_unbound(
@@ -69,7 +69,7 @@ async def test_the_binding_of_a_committed_lease_is_sent_again_if_its_pod_is_unbo
     world = await new_world(committed)
     world.pods.seen["p1"] = PodSnapshot(committed.pod, None)
 
-    (event,) = await world.binder.reconcile_listing([listing()])
+    (event,) = await world.binder.reconciler.reconcile_listing([listing()])
 
     assert event == PlacementChosen(lease=committed)
 
@@ -79,7 +79,7 @@ async def test_a_lease_that_only_the_pod_carries_is_reported_not_created(
 ) -> None:
     world = await new_world()
 
-    assert not await world.binder.reconcile_listing([listing(bound(lease()))])
+    assert not await world.binder.reconciler.reconcile_listing([listing(bound(lease()))])
 
     assert world.metrics.anomalies["pods_without_lease"] == 1
     assert not await world.leases()
@@ -91,7 +91,7 @@ async def wanted(world: World) -> str:
     while True:
         for event in world.bus.published:
             if isinstance(event, ResyncRequested):
-                await world.binder.save_quotas([QuotasUpdated(quotas=(), read_at=NOW)])
+                await world.binder.updater.save_quotas([QuotasUpdated(quotas=(), read_at=NOW)])
                 return event.request_id
         world.clock.advance(0.25)
         await until(lambda: world.clock.sleepers)
@@ -113,11 +113,11 @@ async def test_an_empty_ledger_is_restored_from_agents_and_pods(new_world: NewWo
     await world.lose()
     active, silent = lease("p1", "n1"), lease("p2", "n2")
 
-    async with running(world.binder.rebuild_ledger):
+    async with running(world.binder.rebuild.rebuild_ledger):
         request_id = await wanted(world)
         await world.binder.save_devices([report("n1", activation(active))])
         await world.binder.save_devices([report("n2")])
-        assert not await world.binder.reconcile_listing(
+        assert not await world.binder.reconciler.reconcile_listing(
             [listing(bound(active), bound(silent), request_id=request_id)]
         )
         await finished(world)
@@ -131,8 +131,8 @@ async def test_a_rebuild_lists_pods_only_after_the_bindings_in_flight(new_world:
     world = await new_world(lease())
     world.pods.hanging["p1"] = asyncio.Event()
 
-    async with running(world.binder.send_bindings, world.binder.rebuild_ledger):
-        binding = asyncio.create_task(world.binder.bind_pods(chosen(lease())))
+    async with running(world.binder.sender.send_bindings, world.binder.rebuild.rebuild_ledger):
+        binding = asyncio.create_task(world.binder.pods.bind_pods(chosen(lease())))
         await until(lambda: world.pods.bindings)
         await world.lose()
         for _ in range(20):
@@ -151,9 +151,11 @@ async def test_a_silent_node_delays_the_rebuild_10_s_at_most(new_world: NewWorld
     await world.lose()
     began = world.clock.now()
 
-    async with running(world.binder.rebuild_ledger):
+    async with running(world.binder.rebuild.rebuild_ledger):
         request_id = await wanted(world)
-        await world.binder.reconcile_listing([listing(bound(lease()), request_id=request_id)])
+        await world.binder.reconciler.reconcile_listing(
+            [listing(bound(lease()), request_id=request_id)]
+        )
         await finished(world)
 
     assert 10 <= world.clock.now() - began < 13
@@ -167,11 +169,11 @@ async def test_leases_that_cannot_be_restored_are_reported(new_world: NewWorld) 
     negative = (structs.replace(lease().shares[0], cores_percent=101),)
     misfit = lease("p2", shares=negative)
 
-    async with running(world.binder.rebuild_ledger):
+    async with running(world.binder.rebuild.rebuild_ledger):
         request_id = await wanted(world)
         await world.binder.save_devices([report("n1")])
         pods = (forged, bound(misfit))
-        await world.binder.reconcile_listing([listing(*pods, request_id=request_id)])
+        await world.binder.reconciler.reconcile_listing([listing(*pods, request_id=request_id)])
         await finished(world)
 
     assert world.metrics.anomalies["not_restored"] == 2
@@ -186,11 +188,11 @@ async def test_an_agents_word_counts_only_for_pods_that_are_on_its_node(
     world.pods.seen["p2"] = PodSnapshot(bound_late.pod, bound_late.node)
     world.pods.seen["p3"] = PodSnapshot(elsewhere.pod, NodeName("n2"))
 
-    async with running(world.binder.rebuild_ledger):
+    async with running(world.binder.rebuild.rebuild_ledger):
         request_id = await wanted(world)
         reported = map(activation, (gone, bound_late, elsewhere))
         await world.binder.save_devices([report("n1", *reported)])
-        await world.binder.reconcile_listing([listing(request_id=request_id)])
+        await world.binder.reconciler.reconcile_listing([listing(request_id=request_id)])
         await finished(world)
 
     assert list(await world.leases()) == [bound_late.pod]
@@ -203,10 +205,10 @@ async def test_nodes_that_keep_reporting_are_waited_for_and_not_asked_again(
     await world.lose()
     leases = [lease(f"p{number}", f"n{number}") for number in range(30)]
 
-    async with running(world.binder.rebuild_ledger):
+    async with running(world.binder.rebuild.rebuild_ledger):
         request_id = await wanted(world)
         pods = [bound(each) for each in leases]
-        await world.binder.reconcile_listing([listing(*pods, request_id=request_id)])
+        await world.binder.reconciler.reconcile_listing([listing(*pods, request_id=request_id)])
         for first in range(0, len(leases), 3):
             of_some = [report(each.node, activation(each)) for each in leases[first : first + 3]]
             await world.binder.save_devices(of_some)
@@ -267,7 +269,7 @@ async def rebuild(
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(5):
                     for _ in range(steps):
-                        while not (events := await rebuilding.step()):
+                        while not (events := await rebuilding.rebuild_ledger()):
                             await asyncio.sleep(timing.poll_s)
                         published += events
             return published
@@ -388,7 +390,7 @@ async def reply_bytes(url: str, nodes: int) -> list[int]:
             bindings_in_flight=lambda: 0,
             timing=RebuildTiming(settle_s=0.0, poll_s=0.0),
         )
-        assert any(isinstance(event, LedgerRebuilt) for event in await rebuild.step())
+        assert any(isinstance(event, LedgerRebuilt) for event in await rebuild.rebuild_ledger())
         read = list(connection.reply_bytes)
         found = [each async for page in RedisLeases(connection).load_all() for each in page]
         assert len(found) == nodes

@@ -84,7 +84,7 @@ async def test_a_refusal_is_in_the_condition_and_in_an_event(new_world: NewWorld
     world = await new_world()
     world.pods.seen["p1"] = seen()
 
-    async with running(world.binder.write_events, world.binder.write_conditions):
+    async with running(world.binder.events.write_events, world.binder.conditions.write_conditions):
         await world.binder.explain_waiting([refused()])
         await until(lambda: world.pods.patches and world.pods.events)
 
@@ -110,7 +110,7 @@ async def test_a_pod_of_another_scheduler_gets_one_event_and_no_condition(
         foreign=True,
     )
 
-    async with running(world.binder.write_events, world.binder.write_conditions):
+    async with running(world.binder.events.write_events, world.binder.conditions.write_conditions):
         await world.binder.explain_waiting([foreign, refused(), foreign])
         await until(lambda: world.pods.patches and len(world.pods.events) == 2)
 
@@ -170,7 +170,7 @@ async def test_a_planned_start_stays_behind_each_new_reason_until_it_is_withdraw
 
     full, cordoned = explain(refused("full.")), explain(refused("cordoned."))
     planned = event_of(refused(), PLANNED, "starts by T at the latest")
-    async with running(writer.run):
+    async with running(writer.write_conditions):
         assert await write(planned) == "Planned start: starts by T at the latest"
         await write(full)
         assert await write(cordoned) == (
@@ -186,7 +186,7 @@ async def test_a_condition_is_decided_afresh_after_a_conflict() -> None:
     pods.seen["p1"] = seen()
     pods.errors["p1"] = [ConflictError("moved on")]
 
-    async with running(writer.run):
+    async with running(writer.write_conditions):
         writer.explain(explain(refused()))
         await until(lambda: not pods.errors["p1"])
         clock.advance(1.0)
@@ -201,7 +201,7 @@ async def test_a_changing_message_is_written_every_5_s_only() -> None:
     writer = ConditionWriter(pods, clock)
     pods.seen["p1"] = seen()
 
-    async with running(writer.run):
+    async with running(writer.write_conditions):
         writer.explain(explain(refused("first")))
         await until(lambda: len(pods.patches) == 1)
         for text in ("second", "third", "fourth"):
@@ -226,7 +226,7 @@ async def test_the_last_of_alternating_messages_stays_whichever_replica_writes_i
         writer.explain(explain(refused(name="other")))
         await until(lambda: len(pods.patches) > count)
 
-    async with running(*(writer.run for writer in writers)):
+    async with running(*(writer.write_conditions for writer in writers)):
         await write(writers[0], "full")
         await write(writers[1], "cordoned")
         await write(writers[0], "full")
@@ -239,7 +239,7 @@ async def test_a_message_that_is_repeated_often_is_read_and_written_once_a_minut
     writer = ConditionWriter(pods, clock)
     pods.seen["p1"] = seen()
 
-    async with running(writer.run):
+    async with running(writer.write_conditions):
         assert writer.repeat(explain(refused()))
         await until(lambda: len(pods.patches) == 1)
         clock.advance(REPEAT_S / 2)
@@ -253,7 +253,7 @@ async def test_equal_events_are_one_event_with_a_count() -> None:
     pods = FakePods()
     writer = EventWriter(pods, FakeClock())
 
-    async with running(writer.run):
+    async with running(writer.write_events):
         writer.record(event())
         await until(lambda: pods.event_writes == 1)
         writer.record(event())
@@ -269,7 +269,7 @@ async def test_an_event_that_another_replica_wrote_is_counted_on() -> None:
     for _ in range(2):
         writer = EventWriter(pods, FakeClock())
         writes = pods.event_writes
-        async with running(writer.run):
+        async with running(writer.write_events):
             writer.record(event())
             await until(lambda before=writes: pods.event_writes > before)  # type: ignore[misc]
 
@@ -282,7 +282,7 @@ async def test_events_are_written_once_the_api_server_is_back() -> None:
     pods.away = True
     writer = EventWriter(pods, clock)
 
-    async with running(writer.run):
+    async with running(writer.write_events):
         writer.record(event())
         await until(lambda: clock.sleepers)
         pods.away = False
@@ -297,7 +297,7 @@ async def test_warnings_go_before_the_rest() -> None:
         writer.record(event(name=f"bound-{number}", warning=False))
     writer.record(event(name="waits"))
 
-    async with running(writer.run):
+    async with running(writer.write_events):
         await until(lambda: pods.events)
 
     assert next(iter(pods.events)).startswith("waits.")
@@ -311,7 +311,7 @@ async def test_events_of_3000_bound_pods_are_written_within_10_s_and_few_while_b
     for number in range(3000):
         writer.record(event(name=f"bound-{number}", warning=False), once=True)
 
-    async with running(writer.run):
+    async with running(writer.write_events):
         await until(lambda: clock.sleepers)
         while_busy = len(pods.events)
         waiting_bindings.clear()
@@ -345,9 +345,9 @@ def test_too_many_events_are_dropped_and_counted() -> None:
 async def test_a_bound_pod_gets_its_scheduled_event_once(new_world: NewWorld) -> None:
     world = await new_world(lease())
 
-    async with running(world.binder.send_bindings, world.binder.write_events):
-        await world.binder.bind_pods(chosen(lease()))
-        await world.binder.bind_pods(chosen(lease()))
+    async with running(world.binder.sender.send_bindings, world.binder.events.write_events):
+        await world.binder.pods.bind_pods(chosen(lease()))
+        await world.binder.pods.bind_pods(chosen(lease()))
         await until(lambda: world.pods.events)
 
     (event,) = world.pods.events.values()
@@ -379,7 +379,7 @@ def found(message: str = "container c has no region file any more") -> Violation
 async def test_a_violation_is_a_warning_event_of_its_pod(new_world: NewWorld) -> None:
     world = await new_world(lease())
 
-    async with running(world.binder.write_events):
+    async with running(world.binder.events.write_events):
         await world.binder.report_violations([found(), found("x" * 2000)])
         await until(lambda: len(world.pods.events) == 2)
 
@@ -396,7 +396,7 @@ async def test_an_invalid_device_configuration_is_a_warning_event_of_its_node(
     world = await new_world()
     valid = DeviceReported(node=NodeName("n1"), devices=(), served=())
 
-    async with running(world.binder.write_events):
+    async with running(world.binder.events.write_events):
         await world.binder.save_devices([valid, replace(valid, config_errors="x is -4")])
         await until(lambda: world.pods.events)
 
@@ -414,7 +414,7 @@ async def test_cores_that_cannot_be_limited_are_one_event_whoever_reports_them_a
     again = replace(found("container c has a process"), reason="GpuCoresNotLimited")
 
     for number, world in enumerate((first, second)):
-        async with running(world.binder.write_events):
+        async with running(world.binder.events.write_events):
             await world.binder.report_violations([again, again, found(f"written last {number}")])
             await until(lambda: len(first.pods.events), lambda count: count == 2 + number)  # noqa: B023
 
@@ -443,7 +443,7 @@ async def test_an_unhealthy_device_is_an_event_of_its_node_and_of_each_pod_on_it
 ) -> None:
     world = await new_world(lease())
 
-    async with running(world.binder.write_events):
+    async with running(world.binder.events.write_events):
         await world.binder.report_health([health(healthy=False), health(healthy=True)])
         await until(lambda: len(world.pods.events) == 4)
 
@@ -465,7 +465,7 @@ async def test_what_concerns_a_claim_is_an_event_of_the_claim(new_world: NewWorl
     holder = LeaseHolder(pod=lease().pod, namespace=lease().namespace, name="gpu", claim=True)
     unhealthy = replace(health(healthy=False), holders=(holder,))
 
-    async with running(world.binder.write_events):
+    async with running(world.binder.events.write_events):
         await world.binder.report_violations([replace(found(), name="gpu", claim=True)])
         await world.binder.report_health([unhealthy])
         await until(lambda: len(world.pods.events) == 3)
@@ -498,7 +498,7 @@ async def test_the_lease_of_a_pod_that_its_kubelet_rejected_ends_at_once_with_an
     world = await new_world(in_state(state))
     gone = terminated(phase="Failed", rejection=rejection)
 
-    async with running(world.binder.write_events):
+    async with running(world.binder.events.write_events):
         (changed,) = await world.binder.end_leases([gone, gone])
         await until(lambda: world.pods.events)
 
@@ -515,7 +515,7 @@ async def test_a_pod_that_its_nodes_agent_refused_has_no_second_event(new_world:
     world = await new_world(in_state(LeaseState.BOUND))
     refused = "UnexpectedAdmissionError: Allocate failed: Leasehold refuses 1 of a/b on node n1"
 
-    async with running(world.binder.write_events):
+    async with running(world.binder.events.write_events):
         await world.binder.end_leases(
             [
                 terminated(phase="Failed", rejection=refused),

@@ -36,7 +36,7 @@ async def at(new_world: NewWorld, monkeypatch: pytest.MonkeyPatch) -> World:
 
 async def resize(at: World, mib: int | None = None, cores: int | None = None) -> ResizeReply:
     requested = ResizeRequest(pod=UID, memory_mib=mib, cores_percent=cores)
-    return await at.binder.resize(requested)
+    return await at.binder.resizer.resize(requested)
 
 
 async def sized(at: World, mib: int, cores: int = 10) -> Lease:
@@ -213,7 +213,7 @@ async def test_a_repeated_request_changes_nothing_and_finishes_the_first(at: Wor
 async def test_a_resize_of_a_dead_binder_is_finished_by_another(at: World) -> None:
     now = await sized(at, 2_000)
 
-    await at.binder.finish_resizes()
+    await at.binder.resizer.finish_resizes()
 
     assert not await unsynced(at)
     assert at.agents.limits[-1].lease == now
@@ -224,14 +224,14 @@ async def test_an_unavailable_node_is_retried_with_pauses(at: World) -> None:
     at.agents.away.add(HELD.node)
     await sized(at, 2_000)
     for _ in range(5):
-        await at.binder.finish_resizes()
+        await at.binder.resizer.finish_resizes()
     requested = len(at.agents.limits)
     at.clock.advance(1.1)
-    await at.binder.finish_resizes()
+    await at.binder.resizer.finish_resizes()
     again = len(at.agents.limits)
     at.agents.away.clear()
     at.clock.advance(60)
-    await at.binder.finish_resizes()
+    await at.binder.resizer.finish_resizes()
 
     assert (requested, again) == (1, 2)
     assert not await unsynced(at)
@@ -242,7 +242,7 @@ async def test_a_size_that_the_device_cannot_hold_is_taken_back(at: World) -> No
     await sized(at, 9_000, 40)
     at.agents.kept = WAS
 
-    await at.binder.finish_resizes()
+    await at.binder.resizer.finish_resizes()
 
     [share] = (await at.leases())[UID].shares
     assert ShareSize(memory_mib=share.memory_mib, cores_percent=share.cores_percent) == WAS
@@ -254,7 +254,7 @@ async def test_a_resize_of_a_terminated_pod_leaves_nothing_to_do(at: World) -> N
     await sized(at, 2_000)
     await at.ledger.release([UID], reason="the pod has terminated")
 
-    await at.binder.finish_resizes()
+    await at.binder.resizer.finish_resizes()
 
     assert not await unsynced(at)
     assert not at.agents.limits
@@ -309,7 +309,7 @@ async def test_hami_core_13_the_reply_states_that_new_cores_apply_to_new_process
 async def test_a_resize_is_an_event_of_the_pod(at: World) -> None:
     await resize(at, 2_000, 20)
 
-    async with running(at.binder.write_events):
+    async with running(at.binder.events.write_events):
         await until(lambda: at.pods.events)
 
     (event,) = at.pods.events.values()

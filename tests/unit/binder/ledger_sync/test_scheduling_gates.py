@@ -94,11 +94,11 @@ class Stage(GatedPods):
 
 async def test_pods_wait_while_their_budget_queues_or_denies_new_ones() -> None:
     at = Stage()
-    await at.gates.add([gated("a")])
+    await at.gates.save_gated_pods([gated("a")])
 
     for new_pods in ("queue", "deny"):
         at.budget = budget(new_pods)
-        await at.gates.step()
+        await at.gates.remove_gates()
 
     assert at.opened == []
     assert [(event.name, event.reason) for event in at.events] == [("a", "BudgetQueued")]
@@ -108,10 +108,10 @@ async def test_a_refilled_budget_removes_all_gates_by_priority_and_age() -> None
     at = Stage()
     at.absent.add("deleted")
     pods = [gated("late", 9), gated("early", 1), gated("deleted", 2), gated("high", 10, priority=5)]
-    await at.gates.add(pods)
+    await at.gates.save_gated_pods(pods)
     at.budget = budget("admit")
 
-    await at.gates.step()
+    await at.gates.remove_gates()
 
     assert at.opened == ["high", "early", "late"]
     assert at.waiting == {}
@@ -122,16 +122,16 @@ async def test_a_refilled_budget_removes_all_gates_by_priority_and_age() -> None
 async def test_a_gate_that_cannot_be_removed_blocks_no_other_and_is_retried() -> None:
     at = Stage()
     at.refused.add("first")
-    await at.gates.add([gated("first", 1), gated("second", 2)])
+    await at.gates.save_gated_pods([gated("first", 1), gated("second", 2)])
     at.budget = budget("admit")
 
-    await at.gates.step()
-    await at.gates.step()
+    await at.gates.remove_gates()
+    await at.gates.remove_gates()
     tried = at.tried.count("first")
     messages = [event.message for event in at.events if "cannot be removed" in event.message]
     at.clock.advance(REFUSED_S)
     at.refused.clear()
-    await at.gates.step()
+    await at.gates.remove_gates()
 
     assert (at.opened, tried) == (["second", "first"], 1)
     assert "no policy lets it" in messages[0]
@@ -140,10 +140,10 @@ async def test_a_gate_that_cannot_be_removed_blocks_no_other_and_is_retried() ->
 
 async def test_no_more_gates_are_removed_once_the_budget_is_exhausted_again() -> None:
     at = Stage()
-    await at.gates.add([gated(f"p{n:03d}", n) for n in range(3 * BATCH)])
+    await at.gates.save_gated_pods([gated(f"p{n:03d}", n) for n in range(3 * BATCH)])
     at.budget, at.exhausted_after = budget("admit"), BATCH
 
-    await at.gates.step()
+    await at.gates.remove_gates()
 
     assert len(at.opened) == BATCH
     assert len(at.waiting) == 2 * BATCH
@@ -151,12 +151,12 @@ async def test_no_more_gates_are_removed_once_the_budget_is_exhausted_again() ->
 
 async def test_an_unknown_budget_keeps_gates_for_two_minutes_only() -> None:
     at = Stage()
-    await at.gates.add([gated("a")])
+    await at.gates.save_gated_pods([gated("a")])
 
-    await at.gates.step()
+    await at.gates.remove_gates()
     before = list(at.opened)
     at.clock.advance(UNKNOWN_S)
-    await at.gates.step()
+    await at.gates.remove_gates()
 
     assert before == []
     assert at.opened == ["a"]
@@ -164,20 +164,20 @@ async def test_an_unknown_budget_keeps_gates_for_two_minutes_only() -> None:
 
 async def test_gated_pods_are_kept_while_the_api_server_is_unavailable() -> None:
     at = Stage()
-    await at.gates.add([gated("a")])
+    await at.gates.save_gated_pods([gated("a")])
     at.budget, at.away = budget("admit"), True
 
     with pytest.raises(UnavailableError):
-        await at.gates.step()
+        await at.gates.remove_gates()
     at.away = False
-    await at.gates.step()
+    await at.gates.remove_gates()
 
     assert at.opened == ["a"]
 
 
 async def test_a_changed_budget_is_handled_without_delay() -> None:
     at = Stage()
-    await at.gates.step()
+    await at.gates.remove_gates()
     waiting = asyncio.create_task(at.gates.wait())
     await asyncio.sleep(0)
 
@@ -185,6 +185,6 @@ async def test_a_changed_budget_is_handled_without_delay() -> None:
 
     async with asyncio.timeout(30):
         await waiting
-    await at.gates.add([replace(gated("a"), requeue_number=-7)])
+    await at.gates.save_gated_pods([replace(gated("a"), requeue_number=-7)])
     async with asyncio.timeout(30):
         await at.gates.wait()
