@@ -14,7 +14,7 @@ from services.binder.bind.scheduler_bindings import SchedulerBindings
 from services.binder.claims.claim_answers import ClaimEnder
 from services.binder.claims.claim_leaser import ClaimLeaser
 from services.binder.ledger_sync.agent_reports import NodeRefusals
-from services.binder.ledger_sync.ledger_updates import LedgerUpdater, lease_changes
+from services.binder.ledger_sync.ledger_updates import LedgerUpdater, VanishedPods, lease_changes
 from services.binder.ledger_sync.rebuild import LedgerRebuild
 from services.binder.ledger_sync.reconciliation import Reconciler
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
@@ -80,6 +80,7 @@ class Binder:
     claim_leaser: ClaimLeaser
     claim_ender: ClaimEnder
     updater: LedgerUpdater
+    vanished: VanishedPods
     sweeper: Sweeper
     reconciler: Reconciler
     rebuild: LedgerRebuild

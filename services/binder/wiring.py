@@ -69,7 +69,7 @@ def build_binder(
     presence = AgentPresence(agents, ledger.reported_by_agent, clock)
     holders = LeaseHolders(pods, ports.claims)
     lost_leases = LostLeases(ledger, holders, agents, clock=clock)
-    updater = LedgerUpdater(ledger, VanishedPods(agents, clock), lost_leases, events=events)
+    updater = LedgerUpdater(ledger, lost_leases, events, clock)
     offers = SchedulerOffers(ledger.waiting_pods, pods, clock)
     preemptor = _preemptor(ports, events, conditions, offers, rules)
     ender = ClaimEnder(ledger, agents)
@@ -95,6 +95,7 @@ def build_binder(
         claim_leaser=_claim_leaser(ports, ender),
         claim_ender=ender,
         updater=updater,
+        vanished=VanishedPods(ledger, agents, clock),
         sweeper=Sweeper(ledger, clock),
         reconciler=Reconciler(ledger, holders, publish=ports.publish, clock=clock),
         rebuild=LedgerRebuild(

@@ -113,7 +113,7 @@ class BinderReplica(Service):
         self.rounds: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "expire": lambda: self._publish_of(self.binder.sweeper.expire_reservations()),
             "offer": lambda: self._publish_of(self.binder.sweeper.offer()),
-            "end vanished": lambda: self._publish_of(self.binder.updater.end_vanished()),
+            "end vanished": lambda: self._publish_of(self.binder.vanished.end_vanished()),
             "end unwritten": lambda: self._publish_of(
                 self.binder.claim_leaser.end_unwritten_claims()
             ),

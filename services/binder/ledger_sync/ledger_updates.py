@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 
 from msgspec import structs
 
@@ -64,20 +64,28 @@ class VanishedPods:
     node.
     """
 
+    ledger: RedisLeases
     agents: NodeAgentClient
     clock: Clock
-    _: KW_ONLY
-    silence_s: float = SILENCE_S
 
     def __post_init__(self) -> None:
         self._pods: dict[PodUid, VanishedPod] = {}
         self._requests = asyncio.Semaphore(MAX_REQUESTS)
 
-    def known(self, pods: Iterable[PodUid]) -> dict[PodUid, Lease]:
-        """Return the leases of those of the pods that agents have been asked about before."""
-        return {pod: self._pods[pod].lease for pod in pods if pod in self._pods}
+    @loops(every_s=1.0)
+    async def end_vanished(self) -> list[LeaseChanged]:
+        """End the leases of vanished pods whose node agents confirm that nothing runs any more."""
+        status = await self.ledger.status(now=self.clock.ticks())
+        if status is None:
+            return []
+        pods = await self.ledger.list_vanished() if status.vanished else {}
+        await self._load_leases(pods)
+        terminated = await self._find_terminated(pods)
+        await self.ledger.save_silence(self._changed(silent=True), self.clock.now())
+        await self.ledger.save_silence(self._changed(silent=False), None)
+        return lease_changes(await self._end(terminated) if terminated else [])
 
-    def changed(self, *, silent: bool) -> list[PodUid]:
+    def _changed(self, *, silent: bool) -> list[PodUid]:
         """Return pods whose agents are silent now and replied before, or the other way round."""
         return [
             pod
@@ -85,18 +93,16 @@ class VanishedPods:
             if bool(known.missed_replies) is silent and (known.silent_since is None) is silent
         ]
 
-    def forget(self, pods: Iterable[PodUid]) -> None:
-        """Forget pods whose leases have changed."""
-        for pod in pods:
-            self._pods.pop(pod, None)
+    async def _load_leases(self, pods: Collection[PodUid]) -> None:
+        """Read the lease of each pod once: there may be thousands for as long as a zone is down."""
+        new = [pod for pod in pods if pod not in self._pods]
+        found = await self.ledger.load(new) if new else []
+        live = (lease for lease in found if lease and lease.state is not LeaseState.RESERVED)
+        known = {pod: self._pods[pod] for pod in pods if pod in self._pods}
+        self._pods = known | {lease.pod: VanishedPod(lease) for lease in live}
 
-    async def find_terminated(
-        self, leases: Sequence[Lease], silent_since: Mapping[PodUid, float | None]
-    ) -> list[Lease]:
+    async def _find_terminated(self, silent_since: Mapping[PodUid, float | None]) -> list[Lease]:
         """Send each node's agent a request, and return those of the leases that can end now."""
-        self._pods = {
-            lease.pod: self._pods.get(lease.pod) or VanishedPod(lease) for lease in leases
-        }
         by_node: dict[NodeName, list[VanishedPod]] = {}
         for pod in self._pods.values():
             since = silent_since[pod.lease.pod]
@@ -127,7 +133,19 @@ class VanishedPods:
         pod.missed_replies += 1
         if pod.silent_since is None or pod.missed_replies < MIN_MISSED_REPLIES:
             return False
-        return self.clock.now() - pod.silent_since >= self.silence_s
+        return self.clock.now() - pod.silent_since >= SILENCE_S
+
+    async def _end(self, leases: Sequence[Lease]) -> list[Lease]:
+        """End leases as the ledger has them now: on their nodes, the containers have terminated."""
+        current = await self.ledger.load([lease.pod for lease in leases])
+        nodes = {lease.pod: lease.node for lease in leases}
+        ending = [lease for lease in current if lease and lease.node == nodes[lease.pod]]
+        for pod in nodes.keys() - {lease.pod for lease in ending}:
+            self._pods.pop(pod, None)
+        pods = [lease.pod for lease in ending if lease.claim is None]
+        ended = await self.ledger.release(pods, reason="the pod was deleted and has terminated")
+        claims = [lease for lease in ending if lease.claim]  # whose uids may have others by now
+        return [*ended, *await release_as_read(self.ledger, claims, reason=CLAIM_ENDED)]
 
 
 @dataclass(eq=False)
@@ -135,10 +153,9 @@ class LedgerUpdater:
     """Writes facts into the ledger; several binders may do so at once."""
 
     ledger: RedisLeases
-    vanished_pods: VanishedPods
     lost_leases: LostLeases
-    _: KW_ONLY
     events: EventRecorder
+    clock: Clock
 
     def __post_init__(self) -> None:
         self._activated: dict[NodeName, frozenset[_Held]] = {}
@@ -225,45 +242,6 @@ class LedgerUpdater:
         failures = [binding_failed(lease, GANG_ENDED, lease.trace) for lease in released]
         return [*lease_changes(ended), *failures]
 
-    @loops(every_s=1.0)
-    async def end_vanished(self) -> list[LeaseChanged]:
-        """End the leases of vanished pods whose node agents confirm that nothing runs any more.
-
-        Which pods have vanished is in the ledger: any binder ends their leases.
-        """
-        status = await self.ledger.status(now=self.vanished_pods.clock.ticks())
-        if status is None:
-            return []
-        pods = await self.ledger.list_vanished() if status.vanished else {}
-        leases = await self._leases_of_vanished(pods)
-        terminated = await self.vanished_pods.find_terminated(leases, pods)
-        now = self.vanished_pods.clock.now()
-        await self.ledger.save_silence(self.vanished_pods.changed(silent=True), now)
-        await self.ledger.save_silence(self.vanished_pods.changed(silent=False), None)
-        return lease_changes(await self._end_terminated(terminated) if terminated else [])
-
-    async def _leases_of_vanished(self, pods: Collection[PodUid]) -> list[Lease]:
-        """Return their leases, each of which is read once.
-
-        There may be thousands for as long as the agents of a zone do not reply.
-        """
-        known = self.vanished_pods.known(pods)
-        new = [pod for pod in pods if pod not in known]
-        found = await self.ledger.load(new) if new else []
-        live = (lease for lease in found if lease and lease.state is not LeaseState.RESERVED)
-        return [*known.values(), *live]
-
-    async def _end_terminated(self, leases: Sequence[Lease]) -> list[Lease]:
-        """End leases as the ledger has them now: on their nodes, the containers have terminated."""
-        current = await self.ledger.load([lease.pod for lease in leases])
-        nodes = {lease.pod: lease.node for lease in leases}
-        ending = [lease for lease in current if lease and lease.node == nodes[lease.pod]]
-        self.vanished_pods.forget(nodes.keys() - {lease.pod for lease in ending})
-        pods = [lease.pod for lease in ending if lease.claim is None]
-        ended = await self.ledger.release(pods, reason="the pod was deleted and has terminated")
-        claims = [lease for lease in ending if lease.claim]  # whose uids may have others by now
-        return [*ended, *await release_as_read(self.ledger, claims, reason=CLAIM_ENDED)]
-
     async def release_unmoved(self, leases: Sequence[Lease], *, reason: str) -> list[Lease]:
         """End leases as they were read, and return all that ended with them.
 
@@ -306,7 +284,7 @@ class LedgerUpdater:
         After a rebuild, by whichever binder, all of them. Returns nodes whose agents report what
         they cannot have.
         """
-        status = await self.ledger.status(now=self.vanished_pods.clock.ticks())
+        status = await self.ledger.status(now=self.clock.ticks())
         if status is None:  # the ledger is being rebuilt, which collects all reports again
             return {}
         if status.generation != self._generation:
@@ -387,7 +365,7 @@ class LedgerUpdater:
     ) -> None:
         """Let agents follow leases that replace what they have, and those that they have missed."""
         if outdated:  # their agents follow newer leases only
-            await self.ledger.restore(outdated, now=self.vanished_pods.clock.now())
+            await self.ledger.restore(outdated, now=self.clock.now())
         unsynced = [*outdated, *(stored for stored, used in pairs if _is_late(used, stored))]
         if unsynced:
             await self.ledger.resizes.set_unsynced(unsynced)

@@ -36,13 +36,7 @@ MIN_USEFUL_S = 300.0
 """Nothing is preempted for a pod whose own budget is exhausted sooner."""
 LEASE_CLASSES = {"guaranteed": 0, "reclaimable": 1, "expired": 2}
 _CAUSES = {1: PreemptionCause.RECLAIMABLE, 2: PreemptionCause.EXPIRED}
-_CAUSE_ORDER = (
-    PreemptionCause.EXPIRED,
-    PreemptionCause.RECLAIMABLE,
-    PreemptionCause.PRIORITY,
-    PreemptionCause.POLICY,
-    PreemptionCause.VIOLATION,
-)
+_PRECEDENCE = list(PreemptionCause)
 VIOLATION_ID = "violation:"
 """Prefix of the id of a preemption whose cause is a violation."""
 MAX_VIOLATION_AGE_S = 600.0
@@ -278,7 +272,7 @@ def tier_of(victim: Victim, pod: PodSnapshot, budget: BudgetChanged | None) -> E
     """Return the tier of its eviction."""
     return EvictionTier(
         unowned=not pod.owner,
-        cause=_CAUSE_ORDER.index(victim.cause),
+        cause=_PRECEDENCE.index(victim.cause),
         overdraft=-overdraft_permille(budget),
         priority=pod.priority,
     )

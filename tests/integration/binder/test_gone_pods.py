@@ -222,7 +222,7 @@ async def test_another_binder_ends_the_lease_of_a_pod_that_vanished_before_it_st
     successor = binder.start_another()
     successor.agents.answers = {PodUid("p"): True}
 
-    [ended] = await successor.updater.end_vanished()
+    [ended] = await successor.binder.vanished.end_vanished()
 
     assert isinstance(ended, LeaseChanged)
     assert ended.lease.pod == "p"

@@ -73,12 +73,12 @@ async def test_the_lease_of_a_pod_deleted_by_force_ends_when_its_agent_confirms(
 
     assert not await world.binder.end_leases([terminated()])
     for _ in range(60):
-        assert not await world.binder.updater.end_vanished()
+        assert not await world.binder.vanished.end_vanished()
         world.clock.advance(1.0)
     assert pod in await world.leases()
     world.agents.answers[pod] = True
 
-    (changed,) = await world.binder.updater.end_vanished()
+    (changed,) = await world.binder.vanished.end_vanished()
     assert changed.lease.state is LeaseState.RELEASED
 
 
@@ -86,7 +86,7 @@ async def vanished(new_world: NewWorld) -> World:
     """A lease whose pod is gone, and whose node's agent was asked once, in vain."""
     world = await new_world(in_state(LeaseState.ACTIVE))
     await world.binder.end_leases([terminated()])
-    assert not await world.updater.end_vanished()
+    assert not await world.binder.vanished.end_vanished()
     return world
 
 
@@ -95,10 +95,10 @@ async def test_leases_on_a_silent_node_end_after_25_s(new_world: NewWorld) -> No
 
     for _ in range(24):
         world.clock.advance(1.0)
-        assert not await world.updater.end_vanished()
+        assert not await world.binder.vanished.end_vanished()
     world.clock.advance(1.0)
 
-    assert len(await world.updater.end_vanished()) == 1
+    assert len(await world.binder.vanished.end_vanished()) == 1
 
 
 @pytest.mark.parametrize(
@@ -113,17 +113,17 @@ async def test_a_restart_of_the_binder_does_not_begin_the_silence_of_a_node_anew
     another = World(world.ledger, clock=world.clock)
 
     for _ in range(further_s):
-        assert not await another.updater.end_vanished()
+        assert not await another.binder.vanished.end_vanished()
         world.clock.advance(1.0)
 
-    assert len(await another.updater.end_vanished()) == 1
+    assert len(await another.binder.vanished.end_vanished()) == 1
 
 
 async def test_a_reply_of_its_agent_ends_the_silence_of_a_node(new_world: NewWorld) -> None:
     world = await vanished(new_world)
     world.clock.advance(24)
     world.agents.answers[lease().pod] = False
-    assert not await world.updater.end_vanished()
+    assert not await world.binder.vanished.end_vanished()
 
     assert await world.ledger.list_vanished() == {lease().pod: None}
 
@@ -134,7 +134,7 @@ async def test_a_node_gets_one_request_for_all_its_vanished_pods(new_world: NewW
     await world.binder.end_leases([terminated(name) for name in names])
     world.agents.answers = {lease(name).pod: name != "p7" for name in names}
 
-    ended = await world.updater.end_vanished()
+    ended = await world.binder.vanished.end_vanished()
 
     assert len(ended) == 9
     assert world.agents.requests == 1
@@ -152,7 +152,7 @@ async def test_the_lease_of_a_vanished_pod_is_read_once_while_its_agent_is_asked
     world.ledger.loaded.clear()
 
     for _ in range(5):
-        assert not await world.updater.end_vanished()
+        assert not await world.binder.vanished.end_vanished()
 
     assert world.agents.requests == 5
     assert world.ledger.loaded == [pod]
@@ -165,14 +165,14 @@ async def test_a_lease_that_is_on_another_node_by_now_is_asked_about_there(
     pod = lease().pod
     world.agents.answers[pod] = False
     await world.binder.end_leases([terminated()])
-    assert not await world.updater.end_vanished()
+    assert not await world.binder.vanished.end_vanished()
 
     await world.rebuild(lease(node="n2", state=LeaseState.ACTIVE))
     await world.binder.end_leases([terminated()])
     world.agents.answers[pod] = True
 
-    assert not await world.updater.end_vanished()
-    [ended] = await world.updater.end_vanished()
+    assert not await world.binder.vanished.end_vanished()
+    [ended] = await world.binder.vanished.end_vanished()
     assert ended.lease.node == "n2"
 
 
@@ -182,10 +182,10 @@ async def test_a_binder_that_was_suspended_does_not_treat_agents_as_dead(
     world = await vanished(new_world)
 
     world.clock.advance(60.0)
-    assert not await world.updater.end_vanished()
+    assert not await world.binder.vanished.end_vanished()
     world.agents.answers[lease().pod] = True
 
-    assert len(await world.updater.end_vanished()) == 1
+    assert len(await world.binder.vanished.end_vanished()) == 1
 
 
 @pytest.mark.parametrize(
