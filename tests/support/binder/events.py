@@ -1,16 +1,13 @@
 """Events about pods and nodes for the tests of the binder."""
 
-from collections.abc import Sequence
-
-from services.binder.clients import NodeAgentClient, NoReply
-from shared.model.errors import UnavailableError
+from services.binder.clients import NoReply
 from shared.model.events.node_events import Allocation, DeviceReported
 from shared.model.events.pod_events import BoundPod, ListedPods, PodsListed, PodTerminated
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import dump_lease
 from shared.model.names import NodeName
-from tests.support.binder.world import NOW, lease
+from tests.support.binder.world import NOW, FakeAgents, lease
 from tests.support.build import allocation_of
 
 
@@ -67,22 +64,12 @@ def away(*pods: str) -> BindReply:
     return BindReply(deferred_pods=deferred, reason=reason, window_open=False, node_closed=True)
 
 
-class Agents(NodeAgentClient):
-    """Agents of nodes, each away or present, and what the ledger knows; counts requests."""
+SILENT = NoReply(reason="no reply", has_responder=False)
+HANGING = NoReply(reason="no reply", has_responder=True)
 
-    def __init__(self) -> None:
-        self.there: dict[NodeName, BindReply] = {}
-        self.hanging: set[NodeName] = set()
-        self.reported: set[NodeName] = set()
-        self.cut_off = False
-        self.requests = 0
 
-    async def reported_by_agent(self, node: NodeName) -> bool:
-        return node in self.reported
-
-    async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
-        self.requests += 1
-        if self.cut_off:
-            raise UnavailableError("NATS is away")
-        silent = NoReply(reason="no reply", has_responder=node in self.hanging)
-        return self.there.get(node, silent)
+def no_agents() -> FakeAgents:
+    """No node has an agent."""
+    agents = FakeAgents()
+    agents.other_reply = SILENT
+    return agents

@@ -282,8 +282,14 @@ class FakeAgents(NodeAgentClient):
         self.requests = 0
         self.slices: list[NodeName] = []
         """Nodes whose slices were requested."""
-        self.replies: dict[NodeName, BindReply] = {}
-        """Replies to bind requests by node; without one, all pods may be bound."""
+        self.replies: dict[NodeName, BindReply | NoReply] = {}
+        """Replies to bind requests by node."""
+        self.other_reply: BindReply | NoReply = BindReply()
+        """Those of other nodes: all pods may be bound."""
+        self.cut_off = False
+        """Whether no bind request reaches an agent."""
+        self.reported: set[NodeName] = set()
+        """Nodes of which the ledger has reports of their agents."""
         self.before_reply: Callable[[], Awaitable[None]] = _nothing
 
     async def set_limits(self, request: LimitsRequest) -> LimitsReply:
@@ -300,8 +306,14 @@ class FakeAgents(NodeAgentClient):
         return LimitsReply(applied=True)
 
     async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
+        self.requests += 1
         await self.before_reply()
-        return self.replies.get(node, BindReply())
+        if self.cut_off:
+            raise UnavailableError("NATS is away")
+        return self.replies.get(node, self.other_reply)
+
+    async def reported_by_agent(self, node: NodeName) -> bool:
+        return node in self.reported
 
     async def write_slices(self, node: NodeName) -> str:
         self.slices.append(node)

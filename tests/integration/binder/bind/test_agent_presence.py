@@ -20,8 +20,8 @@ from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged, PodBound
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import LeaseState
-from tests.support.binder.events import N1, N2, Agents, away
-from tests.support.binder.world import NOW, NewWorld, World, chosen, lease, running
+from tests.support.binder.events import HANGING, N1, N2, away, no_agents
+from tests.support.binder.world import NOW, FakeAgents, NewWorld, World, chosen, lease, running
 from tests.support.clock import FakeClock
 from tests.support.waiting import until
 
@@ -133,7 +133,7 @@ class TurningClock(FakeClock):
 class Near:
     """What a binder knows of the agents of nodes."""
 
-    agents: Agents = field(default_factory=Agents)
+    agents: FakeAgents = field(default_factory=no_agents)
     clock: FakeClock = field(default_factory=FakeClock)
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ async def test_pods_wait_for_an_agent_that_was_away_before_the_binder_started(ne
     for _ in range(60):
         deferrals.append(await near.presence.deferrals([lease()]))
         near.clock.advance(RETRY_S)
-    near.agents.there[N1] = BindReply()
+    near.agents.replies[N1] = BindReply()
     near.clock.advance(MAX_RETRY_S)
 
     assert all("does not respond" in each[lease().pod].reason for each in deferrals)
@@ -184,17 +184,17 @@ async def test_pods_wait_after_the_ledger_could_not_be_read_until_their_agent_re
 
 
 async def test_pods_of_an_agent_that_stops_wait_until_it_is_back(near: Near) -> None:
-    near.agents.there[N1] = BindReply()
+    near.agents.replies[N1] = BindReply()
 
     assert await near.presence.deferrals([lease()]) == {}
-    del near.agents.there[N1]
+    del near.agents.replies[N1]
     assert await near.presence.deferrals([lease()]) == {}, "it was there a moment ago"
     near.clock.advance(TRUSTED_S)
     deferrals = await near.presence.deferrals([lease()])
     requests = near.agents.requests
     await near.presence.deferrals([lease("p2")])
     assert near.agents.requests == requests, "a batch is not to wait for it each time"
-    near.agents.there[N1] = BindReply()
+    near.agents.replies[N1] = BindReply()
     near.clock.advance(RETRY_S)
 
     assert "the agent of node n1 does not respond" in deferrals[lease().pod].reason
@@ -202,15 +202,15 @@ async def test_pods_of_an_agent_that_stops_wait_until_it_is_back(near: Near) -> 
 
 
 async def test_a_silent_agent_gets_requests_at_growing_intervals(near: Near) -> None:
-    near.agents.there[N1] = BindReply()
+    near.agents.replies[N1] = BindReply()
     await near.presence.deferrals([lease()])
-    near.agents.there.clear()
+    near.agents.replies.clear()
     near.clock.advance(TRUSTED_S)
 
     for _ in range(600):
         assert_held = await near.presence.deferrals([lease()])
         near.clock.advance(0.1)
-        assert not near.agents.there
+        assert not near.agents.replies
         assert assert_held
 
     asked_in_a_minute = near.agents.requests - 1
@@ -218,7 +218,7 @@ async def test_a_silent_agent_gets_requests_at_growing_intervals(near: Near) -> 
 
 
 async def test_an_agent_with_a_closed_window_gets_a_request_each_time(near: Near) -> None:
-    near.agents.there[N1] = BindReply(window_open=False)
+    near.agents.replies[N1] = BindReply(window_open=False)
 
     for _ in range(3):
         await asyncio.gather(
@@ -229,13 +229,13 @@ async def test_an_agent_with_a_closed_window_gets_a_request_each_time(near: Near
 
 
 async def test_a_subscribed_agent_without_a_reply_defers_from_the_first_request(near: Near) -> None:
-    near.agents.hanging.add(N1)
+    near.agents.replies[N1] = HANGING
 
     assert "does not respond" in (await near.presence.deferrals([lease()]))[lease().pod].reason
 
 
 async def test_without_nats_no_agent_counts_as_silent(near: Near) -> None:
-    near.agents.there[N1], near.agents.cut_off = BindReply(), True
+    near.agents.replies[N1], near.agents.cut_off = BindReply(), True
 
     for _ in range(3):
         with pytest.raises(UnavailableError, match="NATS is away"):
@@ -265,7 +265,7 @@ async def test_pods_wait_for_an_agent_that_reported_before_any_request(near: Nea
 async def test_a_changed_wall_clock_does_not_change_how_long_replies_are_trusted(
     near: Near, jump_s: float
 ) -> None:
-    near.agents.there[N1] = BindReply()
+    near.agents.replies[N1] = BindReply()
     await near.presence.deferrals([lease()])
 
     near.clock.set_by = jump_s
@@ -277,15 +277,15 @@ async def test_a_changed_wall_clock_does_not_change_how_long_replies_are_trusted
     assert (trusted, near.agents.requests) == (1, 2)
 
 
-def cordons(world: World, agents: Agents, clock: FakeClock) -> NodeCordons:
+def cordons(world: World, agents: FakeAgents, clock: FakeClock) -> NodeCordons:
     return NodeCordons(world.ledger, AgentPresence(agents, agents.reported_by_agent, clock))
 
 
 async def test_a_node_is_cordoned_after_two_missed_replies_and_uncordoned_by_the_next(
     new_world: NewWorld,
 ) -> None:
-    world, agents, clock = await new_world(), Agents(), FakeClock()
-    agents.hanging.add(N1)
+    world, agents, clock = await new_world(), no_agents(), FakeClock()
+    agents.replies[N1] = HANGING
     it = cordons(world, agents, clock)
 
     await it.presence.deferrals([lease()])
@@ -295,7 +295,7 @@ async def test_a_node_is_cordoned_after_two_missed_replies_and_uncordoned_by_the
     await it.presence.deferrals([lease()])
     await it.cordon_nodes()
     cordoned = dict(await world.cordoned())
-    agents.there[N1] = BindReply()
+    agents.replies[N1] = BindReply()
     clock.advance(MAX_RETRY_S)
     await it.cordon_nodes()
 
@@ -308,8 +308,8 @@ async def test_a_node_is_cordoned_after_two_missed_replies_and_uncordoned_by_the
 async def test_a_node_is_cordoned_at_once_when_its_agent_is_being_stopped(
     new_world: NewWorld,
 ) -> None:
-    world, agents, clock = await new_world(), Agents(), FakeClock()
-    agents.there[N1] = away("p1")
+    world, agents, clock = await new_world(), no_agents(), FakeClock()
+    agents.replies[N1] = away("p1")
     it = cordons(world, agents, clock)
 
     await it.presence.deferrals([lease()])
@@ -321,15 +321,15 @@ async def test_a_node_is_cordoned_at_once_when_its_agent_is_being_stopped(
 async def test_a_device_report_of_a_cordoned_node_has_its_agent_probed_at_once(
     new_world: NewWorld,
 ) -> None:
-    world, agents, clock = await new_world(), Agents(), FakeClock()
-    agents.hanging.add(N1)
+    world, agents, clock = await new_world(), no_agents(), FakeClock()
+    agents.replies[N1] = HANGING
     it = cordons(world, agents, clock)
     for _ in range(8):
         await it.presence.deferrals([lease()])
         await it.cordon_nodes()
         clock.advance(MAX_RETRY_S)
     await it.cordon_nodes()
-    agents.there[N1] = BindReply()
+    agents.replies[N1] = BindReply()
 
     await it.cordon_nodes()
     assert N1 in await world.cordoned(), "its pause is not over"
@@ -344,12 +344,12 @@ async def test_a_device_report_of_a_cordoned_node_has_its_agent_probed_at_once(
 async def test_a_node_of_another_device_plugin_is_uncordoned_and_gets_no_request(
     new_world: NewWorld,
 ) -> None:
-    world, agents, clock = await new_world(), Agents(), FakeClock()
-    agents.there[N1] = BindReply()
+    world, agents, clock = await new_world(), no_agents(), FakeClock()
+    agents.replies[N1] = BindReply()
     one, two = cordons(world, agents, clock), cordons(world, agents, clock)
     for it in (one, two):
         await it.presence.deferrals([lease()])
-    agents.there.clear()
+    agents.replies.clear()
     clock.advance(TRUSTED_S)
     for _ in range(2):
         await one.presence.deferrals([lease()])
@@ -377,12 +377,12 @@ async def test_a_node_of_another_device_plugin_is_uncordoned_and_gets_no_request
 async def test_a_binder_uncordons_the_node_of_another_only_after_a_reply(
     new_world: NewWorld,
 ) -> None:
-    world, agents, clock = await new_world(), Agents(), FakeClock()
-    agents.there[N1] = BindReply()
+    world, agents, clock = await new_world(), no_agents(), FakeClock()
+    agents.replies[N1] = BindReply()
     one, two = cordons(world, agents, clock), cordons(world, agents, clock)
     await two.presence.deferrals([lease()])
-    agents.there.clear()
-    agents.hanging.add(N1)
+    agents.replies.clear()
+    agents.replies[N1] = HANGING
     for _ in range(2):
         await one.presence.deferrals([lease()])
         clock.advance(RETRY_S)
@@ -391,7 +391,7 @@ async def test_a_binder_uncordons_the_node_of_another_only_after_a_reply(
     await two.cordon_nodes()
     assert N1 in await world.cordoned()
     assert (await two.presence.deferrals([lease()])) != {}
-    agents.there[N1] = BindReply()
+    agents.replies[N1] = BindReply()
     clock.advance(MAX_RETRY_S)
     await two.cordon_nodes()
     assert await world.cordoned() == {}
