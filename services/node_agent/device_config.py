@@ -5,6 +5,7 @@ one, what is valid of it. Its errors are logged, and are a metric and an Event o
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -100,18 +101,15 @@ class DeviceConfigLoader:
 
     async def _read_config_map(self, name: str, key: str) -> str | None:
         try:
+            text = None
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 for namespace in NAMESPACES:
-                    try:
-                        config_map = await self.client.read(
-                            objects_path(namespace, "configmaps", name), RawObject
-                        )
-                    except NotFoundError:
-                        continue
-                    self._read_errors.pop(name, None)
-                    return (config_map.data or {}).get(key)
-                self._read_errors.pop(name, None)
-                return None
+                    with contextlib.suppress(NotFoundError):
+                        path = objects_path(namespace, "configmaps", name)
+                        found = await self.client.read(path, RawObject)
+                        text = (found.data or {}).get(key)
+                        break
+            self._read_errors.pop(name, None)
         except (LeaseholdError, TimeoutError) as error:
             previous = self._texts or await asyncio.to_thread(self._load_cache)
             reason = str(error) or f"no response within {REQUEST_TIMEOUT_S:g} s"
@@ -120,7 +118,8 @@ class DeviceConfigLoader:
                     "ConfigMap %s cannot be read, using the previous content: %s", name, reason
                 )
             self._read_errors[name] = reason
-            return previous.get(name)
+            text = previous.get(name)
+        return text
 
     def _choose(self, name: str, text: str | None, valid: str | None) -> str | None:
         errors = self._config_of({name: text}).errors

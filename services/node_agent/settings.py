@@ -1,10 +1,10 @@
 """Settings of a node agent, and where its kubelet is."""
 
-import json
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from services.node_agent.allocate.cdi_files import DRIVER_ROOTS, DriverPlaces
 from services.node_agent.allocate.device_list_strategies import (
@@ -217,38 +217,33 @@ class AgentSettings(ServiceSettings):
         return self.library_source or Path(LIBRARY_DIRECTORY)
 
 
+class _KubeletFile(msgspec.Struct, frozen=True, rename="camel"):
+    """`kubelet.json` in the directory of a kubelet."""
+
+    address: str = "127.0.0.1"
+    port: int = 10250
+    ca_path: str = ""
+    token_path: str = ""
+
+
 def kubelet_credentials(settings: AgentSettings) -> ClusterCredentials:
     """Return how to reach the kubelet: from flags, else from kubelet.json, else from defaults.
 
     Raises RequestError naming the file that cannot be read.
     """
-    described = _description(settings.kubelet_dir / "kubelet.json")
-    address = settings.kubelet_address or (
-        f"{described['address']}:{described['port']}" if described else "127.0.0.1:10250"
-    )
-    ca_file = settings.kubelet_ca_file or _path(described.get("caPath"))
+    file, kubelet = settings.kubelet_dir / "kubelet.json", _KubeletFile()
+    if file.exists():
+        try:
+            kubelet = msgspec.json.decode(_text(file), type=_KubeletFile)
+        except msgspec.DecodeError as error:
+            raise RequestError(f"{file} does not describe a kubelet: {error}") from error
+    ca_file = settings.kubelet_ca_file or kubelet.ca_path
     return ClusterCredentials(
-        server=f"https://{address}",
-        ca_pem=None if ca_file is None else _text(ca_file),
-        token_file=settings.kubelet_token_file
-        or _path(described.get("tokenPath"))
-        or SERVICE_ACCOUNT_TOKEN,
+        server=f"https://{settings.kubelet_address or f'{kubelet.address}:{kubelet.port}'}",
+        ca_pem=_text(Path(ca_file)) if ca_file else None,
+        token_file=settings.kubelet_token_file or Path(kubelet.token_path or SERVICE_ACCOUNT_TOKEN),
         insecure_skip_tls_verify=settings.kubelet_insecure,
     )
-
-
-def _description(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        described: dict[str, Any] = json.loads(_text(path))
-    except ValueError as error:
-        raise RequestError(f"{path} is not JSON: {error}") from error
-    return described
-
-
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text else None
 
 
 def _text(path: Path) -> str:

@@ -254,13 +254,13 @@ def _granted(
         devices={device.uuid: device for device, _ in node.devices},
         served={},
         paths=example.paths,
+        instances={
+            (share.device, share.mig.position): f"MIG-(the UUID of this {share.mig.profile})"
+            for share in lease.shares
+            if share.mig
+        },
     )
-    instances = {
-        (share.device, share.mig.position): f"MIG-(the UUID of this {share.mig.profile})"
-        for share in lease.shares
-        if share.mig
-    }
-    setup = container_setup(lease, report.container, snapshot, instances)
+    setup = container_setup(lease, report.container, snapshot)
     return structs.replace(
         report,
         devices=tuple(

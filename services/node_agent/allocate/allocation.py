@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from msgspec import structs
@@ -15,7 +15,7 @@ from services.node_agent.allocate.device_list_strategies import (
 )
 from services.node_agent.allocate.pod_resolution import ContainerCandidate
 from services.node_agent.kubelet.device_ids import compact, devices_named
-from services.node_agent.mig.instances import NO_INSTANCES, InstanceUuids
+from services.node_agent.mig.instances import InstanceUuids
 from services.node_agent.records.checkpoint_entry import (
     CheckpointEntry,
     Fence,
@@ -44,7 +44,7 @@ class DeviceMismatchError(RequestError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSnapshot:
-    """The node's devices and paths, as input of a decision."""
+    """The node's devices and paths, with what a decision needs of the moment."""
 
     name: NodeName
     devices: Mapping[DeviceUuid, Device]
@@ -54,6 +54,11 @@ class NodeSnapshot:
     """How devices are passed to containers."""
     absent: frozenset[DeviceUuid] = frozenset()
     """Devices that the driver no longer lists; a container would start without them."""
+    fences: Mapping[str, Fence] = field(default_factory=dict)
+    """The newest fences that were honoured."""
+    instances: InstanceUuids = field(default_factory=dict)
+    """The MIG instances of the container that the decision is about."""
+    now: float = 0.0
 
 
 def check_present(shares: Iterable[Share], node: NodeSnapshot) -> None:
@@ -181,10 +186,7 @@ def grant(
     *,
     resource: str,
     device_ids: Sequence[str],
-    honoured: Mapping[str, Fence],
     reusable: Iterable[str] = (),
-    instances: InstanceUuids = NO_INSTANCES,
-    now: float = 0.0,
 ) -> CheckpointEntry:
     """Return the record of what the container gets. Raises RequestError with a reason to refuse it.
 
@@ -195,7 +197,7 @@ def grant(
     shares = valid_lease(lease, candidate, node.name).shares_of(container.name)
     check_sources(candidate, node.device_list_strategies)
     wanted = _wanted_ids(lease, container.name, resource)
-    check_fences(shares, lease.pod, honoured)
+    check_fences(shares, lease.pod, node.fences)
     chosen = devices_named(device_ids, node.served.get(resource, {}))
     is_reused = None in chosen or not set(reusable).isdisjoint(device_ids)
     if chosen != wanted and not is_reused:
@@ -203,9 +205,9 @@ def grant(
             f"the kubelet chose {_counted(chosen)}, and the lease is for {_counted(wanted)}"
         )
     check_devices(shares, node.devices)
-    setup = container_setup(lease, container.name, node, instances)
+    setup = container_setup(lease, container.name, node)
     if lease.term.max_run_s is not None:
-        ends_at = datetime.fromtimestamp(now + lease.term.max_run_s, UTC)
+        ends_at = datetime.fromtimestamp(node.now + lease.term.max_run_s, UTC)
         text = ends_at.isoformat(timespec="seconds")
         setup = replace(setup, environment={**setup.environment, ENDS_AT: text})
     return new_entry(
@@ -214,15 +216,13 @@ def grant(
         resource,
         compact(device_ids),
         setup=setup,
-        instances=instances,
-        now=now,
+        instances=node.instances,
+        now=node.now,
         init=container.init,
     )
 
 
-def container_setup(
-    lease: Lease, container: str, node: NodeSnapshot, instances: InstanceUuids
-) -> ContainerSetup:
+def container_setup(lease: Lease, container: str, node: NodeSnapshot) -> ContainerSetup:
     """Return the setup that gives a container its shares and enforces their limits.
 
     MIG instances are given by name alone: the hardware enforces their limits. Raises RequestError
@@ -230,7 +230,7 @@ def container_setup(
     """
     dialect, shares = dialect_of(lease), lease.shares_of(container)
     if any(share.mig for share in shares):
-        names = _instance_names(shares, instances)
+        names = _instance_names(shares, node.instances)
         setup = ContainerSetup(environment={VISIBLE: ",".join(names), **dialect.mig_variables})
     else:
         names = [share.device for share in shares_by_index(lease, container)]
@@ -251,32 +251,22 @@ def _instance_names(shares: Iterable[Share], instances: InstanceUuids) -> list[s
     return names
 
 
-def claim_entry(
-    lease: Lease,
-    request: str,
-    node: NodeSnapshot,
-    *,
-    honoured: Mapping[str, Fence],
-    instances: InstanceUuids,
-    now: float,
-) -> CheckpointEntry:
+def claim_entry(lease: Lease, request: str, node: NodeSnapshot) -> CheckpointEntry:
     """Return the record of a claim's request. Raises RequestError with a reason to refuse it."""
     shares = lease.shares_of(request)
-    check_fences(shares, lease.pod, honoured)
+    check_fences(shares, lease.pod, node.fences)
     check_devices(shares, node.devices)
     names = tuple(device_name(share.device, share.mig) for share in shares)
-    setup = _claim_setup(lease, request, node, instances)
-    return new_entry(lease, request, DRIVER, names, setup=setup, instances=instances, now=now)
+    setup, instances = _claim_setup(lease, request, node), node.instances
+    return new_entry(lease, request, DRIVER, names, setup=setup, instances=instances, now=node.now)
 
 
-def _claim_setup(
-    lease: Lease, request: str, node: NodeSnapshot, instances: InstanceUuids
-) -> ContainerSetup:
+def _claim_setup(lease: Lease, request: str, node: NodeSnapshot) -> ContainerSetup:
     """Return the setup of a request: its devices by CDI, and the limits of its shares."""
     shares = shares_by_index(lease, request)
     names: list[str] = [share.device for share in shares]
     if any(share.mig for share in shares):
-        names, setup = _instance_names(shares, instances), ContainerSetup(environment={})
+        names, setup = _instance_names(shares, node.instances), ContainerSetup(environment={})
     elif all(share.whole for share in shares):
         setup = whole_setup(lease, request)
     else:

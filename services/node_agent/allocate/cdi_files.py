@@ -130,7 +130,7 @@ class CdiFiles:
                 await self._choose()
             wanted = self.used_by_claims or DeviceListStrategy.CDI_CRI in self.strategies
             if wanted or any(entry.setup.cdi_devices for entry in self.checkpoint.entries):
-                await self._write()
+                await asyncio.to_thread(self._write)
             elif not self._is_removed:
                 await asyncio.to_thread(self._remove)
 
@@ -163,7 +163,7 @@ class CdiFiles:
             return
         async with self._writing:
             self._gpus = tuple(await asyncio.gather(*map(self._with_instances, self._gpus)))
-            await self._write()
+            await asyncio.to_thread(self._write)
         if not names <= self._names:
             missing = ", ".join(sorted(names - self._names))
             raise UnavailableError(
@@ -183,14 +183,11 @@ class CdiFiles:
             )
             return gpu
 
-    async def _write(self) -> None:
-        self._names = names_in(await asyncio.to_thread(self._write_specified))
-
-    def _write_specified(self) -> dict[str, Any]:
+    def _write(self) -> None:
         self._is_removed = False
-        found = self._specified()
-        write_specification(self.path, found)
-        return found
+        specified = self._specified()
+        write_specification(self.path, specified)
+        self._names = names_in(specified)
 
     def _specified(self) -> dict[str, Any]:
         if self.places is None:

@@ -4,9 +4,10 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 
 from services.node_agent.allocate.allocation import NodeSnapshot
-from services.node_agent.mig.instances import NO_INSTANCES, InstanceUuids
+from services.node_agent.mig.instances import InstanceUuids
 from services.node_agent.node import Node
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
@@ -20,7 +21,7 @@ LOOK_S = 0.1
 SYNC_S = 0.5
 """While a device is full, all leases of the node are requested this often."""
 
-Decide = Callable[[NodeSnapshot, InstanceUuids], CheckpointEntry]
+Decide = Callable[[NodeSnapshot], CheckpointEntry]
 """Returns the record of what is given. Raises RequestError with the reason for a refusal."""
 
 
@@ -71,13 +72,18 @@ class Grants:
         """
         node, ticks = self.node, self.node.clock.ticks
         with node.metrics.traced(lease, container, resource) as context:
-            instances = NO_INSTANCES
+            instances: InstanceUuids = {}
             if any(share.mig for share in lease.shares_of(container)):
                 async with waiting or contextlib.nullcontext():
                     instances = await self.mig.instance_uuids(lease, container)
             await self._wait_for_records(min(until, ticks() + records_s))
-            snapshot = node.require_snapshot()
-            entry = decide(snapshot, instances)
+            snapshot = replace(
+                node.require_snapshot(),
+                fences=node.checkpoint.fences,
+                instances=instances,
+                now=node.clock.now(),
+            )
+            entry = decide(snapshot)
             await self._prepare(entry)
             await self._record(entry, snapshot, min(until, ticks() + room_s))
         node.outbox.add(ShareActivated(node=node.name, allocation=entry.allocation, trace=context))

@@ -29,7 +29,6 @@ from services.node_agent.allocate.pod_resolution import (
 from services.node_agent.kubelet.device_ids import compact
 from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pods import KubeletPod, PodResources
-from services.node_agent.mig.instances import InstanceUuids
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry, ContainerPlace
 from services.node_agent.views.node_views import ViewWriter
@@ -154,17 +153,15 @@ class AllocationHandler:
             await self.grants.prepare_again(previous)
             return previous
 
-        def decide(snapshot: NodeSnapshot, instances: InstanceUuids) -> CheckpointEntry:
+        def decide(snapshot: NodeSnapshot) -> CheckpointEntry:
+            reusable = self._of_init_containers(lease.pod, resource)
             return grant(
                 lease,
                 candidate,
                 snapshot,
                 resource=resource,
                 device_ids=device_ids,
-                honoured=node.checkpoint.fences,
-                reusable=self._of_init_containers(lease.pod, resource),
-                instances=instances,
-                now=node.clock.now(),
+                reusable=reusable,
             )
 
         entry = await self.grants.give(

@@ -27,7 +27,6 @@ from services.node_agent.dra.resource_claims import (
     read_claim,
     results_on,
 )
-from services.node_agent.mig.instances import InstanceUuids
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError
@@ -184,18 +183,10 @@ class ClaimPreparation:
 
     async def _give(self, lease: Lease, request: str, until: float) -> None:
         """Give the containers with one request what the lease has for it."""
-        node = self.node
 
-        def decide(snapshot: NodeSnapshot, instances: InstanceUuids) -> CheckpointEntry:
+        def decide(snapshot: NodeSnapshot) -> CheckpointEntry:
             check_present(lease.shares_of(request), snapshot)
-            return claim_entry(
-                lease,
-                request,
-                snapshot,
-                honoured=node.checkpoint.fences,
-                instances=instances,
-                now=node.clock.now(),
-            )
+            return claim_entry(lease, request, snapshot)
 
         await self.grants.give(
             lease,

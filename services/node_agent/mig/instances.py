@@ -50,7 +50,6 @@ class MigInstance:
 
 InstanceUuids = Mapping[tuple[DeviceUuid, int], str]
 """UUIDs of MIG instances, by device and position."""
-NO_INSTANCES: InstanceUuids = {}
 ListInstances = Callable[[DeviceUuid], Awaitable[tuple[MigInstance, ...]]]
 """Returns the instances of a device. Raises UnavailableError while the driver does not respond."""
 

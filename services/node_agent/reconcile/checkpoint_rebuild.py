@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 
 from services.node_agent.allocate.allocation import NodeSnapshot, claim_entry, container_setup
 from services.node_agent.kubelet.device_ids import compact
@@ -35,7 +36,7 @@ def rebuild_entries(
         with contextlib.suppress(RequestError):
             name, ids = holding.container, compact(holding.device_ids)
             uuids = container_instances(lease, name, node.devices, instances)
-            setup = container_setup(lease, name, node, uuids)
+            setup = container_setup(lease, name, replace(node, instances=uuids))
             entry = new_entry(
                 lease, name, holding.resource, ids, setup=setup, instances=uuids, now=now
             )
@@ -43,7 +44,7 @@ def rebuild_entries(
     for lease, name in _held_by_claims(leases, pod_resources):
         with contextlib.suppress(RequestError):
             uuids = container_instances(lease, name, node.devices, instances)
-            entries.append(claim_entry(lease, name, node, honoured={}, instances=uuids, now=now))
+            entries.append(claim_entry(lease, name, replace(node, instances=uuids, now=now)))
     return entries
 
 

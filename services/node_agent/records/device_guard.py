@@ -5,8 +5,8 @@ affects it.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.model.device import Device, DeviceMode
@@ -23,21 +23,6 @@ EXCEEDED = "LeasesExceedMemory"
 
 class OvercommitError(RequestError):
     """A device would have been given out more than once; the message names its holders."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceHolder:
-    """One pod's part of one device."""
-
-    pod: str
-    """Namespace and name."""
-    booking: Booking
-    positions: frozenset[int]
-    """Of its MIG instances in the device's layout."""
-    slots: frozenset[int]
-    """Those that its leases name."""
-    slot_limit: int
-    """The most slots of the device that it accepts to be taken, or 0 for all."""
 
 
 def check_fits(
@@ -60,18 +45,25 @@ def check_fits(
         if device is None:
             raise OvercommitError(f"device {uuid} is missing: nothing more of it is given out")
         holders = {
-            each: holder
+            each: held
             for each, of_pod in shares.items()
-            if (holder := _holder(names[each], of_pod, uuid)) is not None
+            if (held := [share for share in of_pod if share.device == uuid])
         }
         own = holders.pop(pod)
-        others = tuple(holders.values())
-        reason = _unrecorded(unrecorded.get(uuid, ()), own) or _overcommitment(device, own, others)
+        lost = ", ".join(sorted({*unrecorded.get(uuid, ())} - {names[pod]}))
+        reason = (
+            f"pods {lost} hold parts of it of which the node agent has no record"
+            if lost
+            else _overcommitment(device, own, holders.values())
+        )
         if reason:
-            held = [f", pod {each.pod} has {_amounts(each, device)}" for each in others]
+            others = [
+                f", pod {names[each]} has {_amounts(held, device)}"
+                for each, held in holders.items()
+            ]
             raise OvercommitError(
-                f"device {uuid} would be over-committed: {reason}; pod {own.pod} would have "
-                f"{_amounts(own, device)}{''.join(held)}"
+                f"device {uuid} would be over-committed: {reason}; pod {names[pod]} would have "
+                f"{_amounts(own, device)}{''.join(others)}"
             )
 
 
@@ -86,69 +78,54 @@ def _shares_by_pod(
     return {pod: allocated_shares(of_pod) for pod, of_pod in leases.items()}
 
 
-def _holder(name: str, of_pod: Iterable[Share], device: DeviceUuid) -> DeviceHolder | None:
-    shares = [share for share in of_pod if share.device == device]
-    if not shares:
-        return None
-    return DeviceHolder(
-        pod=name,
-        booking=bookings(shares)[0],
-        positions=frozenset(share.mig.position for share in shares if share.mig),
-        slots=frozenset(share.slot for share in shares if share.slot is not None),
-        slot_limit=min((share.slots for share in shares if share.slots), default=0),
-    )
-
-
-def _unrecorded(pods: Collection[str], own: DeviceHolder) -> str:
-    others = sorted(set(pods) - {own.pod})
-    if not others:
-        return ""
-    return f"pods {', '.join(others)} hold parts of it of which the node agent has no record"
-
-
-def _overcommitment(device: Device, own: DeviceHolder, others: Collection[DeviceHolder]) -> str:
-    """Return which amount of the device is exceeded, or nothing if all holders fit."""
+def _overcommitment(
+    device: Device, own: Sequence[Share], others: Collection[Sequence[Share]]
+) -> str:
+    """Return which amount of the device is exceeded, or nothing if all pods fit."""
+    booked = [bookings(shares)[0] for shares in (own, *others)]
     if device.mode is DeviceMode.MIG:
-        return _instance_conflict(own, others)
-    booked = [each.booking for each in (own, *others)]
+        return _instance_conflict(booked, own, others)
     if others and any(each.sharing is SharingPolicy.EXCLUSIVE for each in booked):
         return "one of its pods has it exclusively"
+    slots = sum(each.slots for each in booked) if booked[0].slots else 0
     given = (
         ("MiB", sum(each.memory_mib for each in booked), device.memory_mib),
         ("% of its cores", sum(each.cores_percent for each in booked), ALL_CORES),
-        ("slots", _slots_given(booked, own), own.slot_limit or device.slots),
+        ("slots", slots, min((share.slots for share in own if share.slots), default=device.slots)),
     )
-    return "; ".join(
+    exceeded = [
         f"it has {limit} {unit}, and {total} would be given out"
         for unit, total, limit in given
         if total > limit
-    ) or _slot_conflict(own, others)
+    ]
+    taken = {share.slot for shares in others for share in shares}
+    twice = sorted(s.slot for s in own if s.slot is not None and s.slot in taken)
+    if twice and not exceeded:  # the ledger would restore only one of their leases
+        return f"its share {twice[0]} would have two pods"
+    return "; ".join(exceeded)
 
 
-def _slots_given(booked: Iterable[Booking], own: DeviceHolder) -> int:
-    return sum(each.slots for each in booked) if own.booking.slots else 0
-
-
-def _slot_conflict(own: DeviceHolder, others: Iterable[DeviceHolder]) -> str:
-    """Return the slot that another pod has: the ledger would restore only one of their leases."""
-    shared = own.slots.intersection(slot for other in others for slot in other.slots)
-    return f"its share {min(shared)} would have two pods" if shared else ""
-
-
-def _instance_conflict(own: DeviceHolder, others: Iterable[DeviceHolder]) -> str:
-    for other in others:
-        if other.booking.layout != own.booking.layout:
-            return f"it would need the MIG layouts {other.booking.layout} and {own.booking.layout}"
-        if shared := own.positions & other.positions:
+def _instance_conflict(
+    booked: Sequence[Booking], own: Sequence[Share], others: Iterable[Sequence[Share]]
+) -> str:
+    for booking, shares in zip(booked[1:], others, strict=True):
+        if booking.layout != booked[0].layout:
+            return f"it would need the MIG layouts {booking.layout} and {booked[0].layout}"
+        if shared := _positions(own) & _positions(shares):
             return f"the MIG instance at position {min(shared)} would have two pods"
     return ""
 
 
-def _amounts(holder: DeviceHolder, device: Device) -> str:
+def _positions(shares: Iterable[Share]) -> set[int]:
+    return {share.mig.position for share in shares if share.mig is not None}
+
+
+def _amounts(shares: Sequence[Share], device: Device) -> str:
+    (booking,) = bookings(shares)
     if device.mode is DeviceMode.MIG:
-        positions = ", ".join(str(position) for position in sorted(holder.positions))
-        return f"position {positions} of MIG layout {holder.booking.layout}"
-    return f"{holder.booking.memory_mib} MiB and {holder.booking.cores_percent} % of the cores"
+        positions = ", ".join(map(str, sorted(_positions(shares))))
+        return f"position {positions} of MIG layout {booking.layout}"
+    return f"{booking.memory_mib} MiB and {booking.cores_percent} % of the cores"
 
 
 def close_unrecorded(

@@ -115,7 +115,7 @@ def _setup(entry: CheckpointEntry, lease: Lease, node: NodeSnapshot) -> Containe
     container = entry.allocation.container
     if any(share.mig for share in lease.shares_of(container)):
         return entry.setup
-    fresh = container_setup(lease, container, node, {}).environment
+    fresh = container_setup(lease, container, node).environment
     environment = {
         **{name: text for name, text in entry.setup.environment.items() if not _is_limit(name)},
         **{name: text for name, text in fresh.items() if _is_limit(name)},

@@ -8,6 +8,7 @@ from msgspec import structs
 
 from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.allocate.admission_window import DRAINING
+from services.node_agent.service import NodeAgent
 from shared.model.events.request_reply import BindRequest
 from shared.model.lease import LeaseState, Share
 from shared.model.names import NodeName
@@ -69,16 +70,22 @@ async def _burst(cluster: OneNodeCluster, binder: Binder) -> None:
             group.create_task(bind(n))
 
 
+async def draining(cluster: OneNodeCluster, agent: NodeAgent) -> asyncio.Task[None]:
+    """Stop the agent, and return once it has ended or looked three times for what it waits for."""
+    drain = asyncio.create_task(agent.drain())
+    requests = len(cluster.ledger.requests)
+    await until(lambda: drain.done() or len(cluster.ledger.requests) > requests + 3)
+    return drain
+
+
 async def test_a_draining_agent_reports_it_and_serves_pods_in_flight() -> None:
     async with one_node_cluster() as cluster, cluster.running() as agent:
         obj = pod("late", limits={NUMBER: 1}, node=None)
         uid = cluster.node.create(obj)["metadata"]["uid"]
         lease = cluster.ledger.grant(lease_of(uid, share(0, 2000), name="late"))
-        drain = asyncio.create_task(agent.drain())
-        await until(lambda: cluster.reported and cluster.reported[-1].served == ())
+        drain = await draining(cluster, agent)
+        await until(lambda: cluster.reported[-1].served == ())
         reply = await agent.admit_binds(BindRequest(node=NodeName(NODE), leases=(lease,)))
-        requests = len(cluster.ledger.requests)
-        await until(lambda: drain.done() or len(cluster.ledger.requests) > requests + 3)
         assert not drain.done(), "the pod of the bound lease has no devices yet"
         post(cluster, "late")
         await cluster.node.phase("late", "Running")
@@ -100,9 +107,7 @@ async def test_a_draining_agent_waits_for_admitted_binds_that_are_not_committed(
         reserved = structs.replace(bound, state=LeaseState.RESERVED, version=bound.version - 1)
         reply = await agent.admit_binds(BindRequest(node=NodeName(NODE), leases=(reserved,)))
         cluster.ledger.unavailable = not binders_answer
-        drain = asyncio.create_task(agent.drain())
-        requests = len(cluster.ledger.requests)
-        await until(lambda: drain.done() or len(cluster.ledger.requests) > requests + 3)
+        drain = await draining(cluster, agent)
         waits = not drain.done()
         await cluster.push_lease(cluster.ledger.grant(bound))
         post(cluster, "slow")
@@ -131,9 +136,7 @@ async def test_a_draining_agent_waits_until_a_container_with_devices_starts(
         uid = cluster.node.create(pod("new", limits={NUMBER: 1}))["metadata"]["uid"]
         cluster.ledger.grant(lease_of(uid, share(0, 2000), name="new"))
         await until(lambda: calls > 0)
-        drain = asyncio.create_task(agent.drain())
-        requests = len(cluster.ledger.requests)
-        await until(lambda: drain.done() or len(cluster.ledger.requests) > requests + 3)
+        drain = await draining(cluster, agent)
         waits = not drain.done()
         has_sandbox.set()
         async with asyncio.timeout(5):

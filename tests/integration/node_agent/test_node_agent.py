@@ -12,22 +12,6 @@ from tests.support.simcluster.kubelet import NODE, container, pod
 from tests.support.waiting import until
 
 
-async def test_a_pod_gets_the_limits_and_mounts_of_its_lease() -> None:
-    async with one_node_cluster() as cluster, cluster.running():
-        lease = await cluster.run_pod("one", share(1, 3000, cores_percent=50, slot=4))
-        env = cluster.env("one")
-        held = await cluster.node.allocated_devices()
-        mounts = cluster.node.container("one").mounts
-        activated = await until(lambda: cluster.activated)
-
-    assert env["NVIDIA_VISIBLE_DEVICES"] == uuid_of(NodeName(NODE), 1)
-    assert env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
-    assert env["CUDA_DEVICE_SM_LIMIT"] == "50"
-    assert held["one", "main"] == {f"{uuid_of(NodeName(NODE), 1)}::4"}
-    assert "/usr/local/vgpu/libvgpu.so" in str(mounts)
-    assert activated[0].allocation.pod == lease.pod
-
-
 async def test_a_pod_without_a_lease_is_refused_at_once_with_the_reason() -> None:
     async with one_node_cluster() as cluster, cluster.running():
         began = asyncio.get_running_loop().time()
@@ -119,16 +103,3 @@ async def test_22_a_refusal_takes_less_than_a_tenth_of_a_second() -> None:
             took.append(loop.time() - began)
 
     assert min(took) < 0.1
-
-
-async def test_a_start_with_devices_that_were_not_allocated_is_refused() -> None:
-    async with one_node_cluster() as cluster, cluster.running() as agent:
-        await cluster.run_pod("one", share(0, 1000))
-        ids = list((await cluster.node.allocated_devices())["one", "main"])
-        await handler_of(agent).pre_start_container(NUMBER, ids)
-        free = [f"{uuid_of(NodeName(NODE), 1)}::7"]
-
-        with pytest.raises(
-            RequestError, match="with no container, and they were allocated to no container"
-        ):
-            await handler_of(agent).pre_start_container(NUMBER, free)

@@ -296,14 +296,17 @@ def assert_shares_as_requested(
 def setup_of(lease: Lease, container: str, devices: tuple[Device, ...]) -> ContainerSetup:
     """What Allocate returns; instances are named after device and position."""
     node = NodeSnapshot(
-        name=lease.node, devices={d.uuid: d for d in devices}, served={}, paths=PATHS
+        name=lease.node,
+        devices={d.uuid: d for d in devices},
+        served={},
+        paths=PATHS,
+        instances={
+            (s.device, s.mig.position): f"MIG-{s.device}-{s.mig.position}"
+            for s in lease.shares
+            if s.mig
+        },
     )
-    places = {
-        (s.device, s.mig.position): f"MIG-{s.device}-{s.mig.position}"
-        for s in lease.shares
-        if s.mig
-    }
-    return container_setup(lease, container, node, places)
+    return container_setup(lease, container, node)
 
 
 def assert_environment(expected: ExpectedPod, lease: Lease, devices: tuple[Device, ...]) -> None:

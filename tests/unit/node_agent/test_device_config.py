@@ -268,17 +268,3 @@ async def test_an_invalid_config_map_leaves_the_last_valid_one_in_force_also_aft
 def shown_errors() -> float | None:
     labels = {"config": "volcano-vgpu-device-config"}
     return REGISTRY.get_sample_value("leasehold_agent_config_errors", labels)
-
-
-async def test_a_key_that_is_twice_in_a_nodes_entry_is_an_error(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    node = tmp_path / "config.json"
-    node.write_text(
-        '{"nodeconfig": [{"name": "node-0", "devicesplitcount": 4, "devicesplitcount": 5}]}'
-    )
-
-    config = configuring(tmp_path, FakeConfigMaps(), FakeClock(), node_config=node)
-
-    assert (await config.load()).split_count == 10
-    assert "'devicesplitcount' is there twice" in caplog.text

@@ -4,7 +4,7 @@ import shutil
 
 from shared.model.names import NodeName
 from simcluster.node_agent.gpus import uuid_of
-from tests.support.node_agent.agent import NUMBER, handler_of, one_node_cluster, share
+from tests.support.node_agent.agent import NUMBER, one_node_cluster, share
 from tests.support.simcluster.kubelet import NODE, container, pod
 from tests.support.waiting import until
 
@@ -83,21 +83,6 @@ async def test_a_container_that_restarts_while_the_agent_is_down_starts_once_it_
 
             assert limit(cluster.env("one")) == "1000m"
             assert not cluster.refused
-
-
-async def test_a_restarted_node_admits_its_pods_with_the_same_devices() -> None:
-    async with one_node_cluster() as cluster:
-        async with cluster.running():
-            await cluster.run_pod("one", share(1, 1000, slot=7))
-            before = await cluster.node.allocated_devices()
-        await cluster.node.kubelet.restart()
-        async with cluster.running() as agent:
-            await handler_of(agent).pre_start_container(NUMBER, sorted(before["one", "main"]))
-            await cluster.run_pod("two", share(1, 2000, slot=8, fence=2))
-
-            assert (await cluster.node.allocated_devices())["one", "main"] == before["one", "main"]
-            assert limit(cluster.env("two")) == "2000m"
-            assert len(agent.checkpoint.allocations) == 2
 
 
 async def test_a_gpu_may_have_2000_slots() -> None:

@@ -1,9 +1,7 @@
 """Without the kubelet's pod list, pods are resolved by their requests and never guessed."""
 
 import asyncio
-from dataclasses import replace
 
-import pytest
 from msgspec import structs
 
 from shared.model.events.request_reply import TerminationRequest
@@ -40,35 +38,6 @@ async def test_equal_pods_are_bound_one_by_one_and_each_gets_its_own_limits() ->
         assert any(
             "a pod with the same request must be served first" in why for why in binder.waits
         )
-
-
-async def test_an_ambiguous_allocation_is_refused_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with one_node_cluster(rate=6) as cluster:
-        set_permissions(cluster)
-        async with cluster.running() as agent:
-            leases = [reserve(cluster, n, share(n, 1000 + n)) for n in range(2)]
-            for lease in leases:
-                bound = cluster.ledger.grant(
-                    structs.replace(lease, state=LeaseState.BOUND, version=2)
-                )
-                await cluster.push_lease(bound)
-            both = {("default", lease.name) for lease in leases}
-            listing = agent.node.pod_resources.list_holdings
-
-            async def both_active() -> object:
-                shown = await listing()
-                return replace(shown, pods=shown.pods | both)
-
-            monkeypatch.setattr(agent.node.pod_resources, "list_holdings", both_active)
-            post(cluster, "p0")
-            await cluster.node.phase("p0", "Failed")
-            text = cluster.message("p0")
-
-        assert "2 containers are possible" in text
-        assert UNREADABLE in text
-        assert "nodes/pods" in text
 
 
 async def test_a_pod_without_a_lease_does_not_get_the_lease_of_an_equal_pod() -> None:

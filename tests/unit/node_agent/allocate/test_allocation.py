@@ -1,6 +1,5 @@
 """Allocation: what a container gets for its lease, and what is refused."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -90,7 +89,6 @@ def granted(
     *ids: str,
     resource: str = NUMBER,
     container: ContainerCandidate | None = None,
-    honoured: Mapping[str, Fence] | None = None,
     reusable: tuple[str, ...] = (),
     node: NodeSnapshot = NODE_FACTS,
 ) -> ContainerSetup:
@@ -100,7 +98,6 @@ def granted(
         node,
         resource=resource,
         device_ids=ids or (f"{A}::2",),
-        honoured=honoured or {},
         reusable=reusable,
     ).setup
 
@@ -192,10 +189,13 @@ def test_ids_of_the_leased_device_and_reused_ones_are_accepted() -> None:
 def test_a_fence_older_than_the_last_honoured_one_is_refused() -> None:
     key = slot_key(share(), PodUid("uid"))
 
+    def honoured(fence: int, pod: str) -> NodeSnapshot:
+        return replace(NODE_FACTS, fences={key: Fence(fence=fence, pod=PodUid(pod))})
+
     with pytest.raises(RequestError, match=r"share 2 .* number 7, is outdated: .* number 8"):
-        granted(honoured={key: Fence(fence=8, pod=PodUid("later"))})
-    assert granted(honoured={key: Fence(fence=6, pod=PodUid("earlier"))})
-    assert granted(honoured={key: Fence(fence=8, pod=PodUid("uid"))}), "containers of one pod"
+        granted(node=honoured(8, "later"))
+    assert granted(node=honoured(6, "earlier"))
+    assert granted(node=honoured(8, "uid")), "containers of one pod"
 
 
 RESERVED = (

@@ -43,12 +43,14 @@ async def test_a_call_that_the_kubelet_cancels_does_not_count_as_refused(
 
 
 async def test_equal_pods_are_listed_again_and_then_refused_by_name(world: HandlerWorld) -> None:
+    world.kubelet.unreadable_reason = "the kubelet's list of pods cannot be read"
     for name in ("a", "b"):
         world.add_leased(name, share(0, 1000))
 
     assert await world.handler.get_preferred_allocation(NUMBER, [SLOT, OTHER], [], 1) == []
     assert world.kubelet.list_calls == 1
-    with pytest.raises(RequestError, match=r"default/a, container main; default/b"):
+    found = r"2 containers are possible \(default/a, container main; default/b, .* cannot be read"
+    with pytest.raises(RequestError, match=found):
         await world.allocate()
 
     assert (await world.refusal()).pod is None, "no lease is refused for a guess"
@@ -133,6 +135,9 @@ async def test_27_a_start_is_refused_when_another_container_holds_the_devices(
     world.kubelet.holdings.clear()
     with pytest.raises(RequestError, match="with no container"):
         await world.handler.pre_start_container(NUMBER, [SLOT])
+
+    with pytest.raises(RequestError, match=r"with no container, .* allocated to no container"):
+        await world.handler.pre_start_container(NUMBER, [OTHER])
 
     world.add_holding("a", "main", SLOT)
     before = time.time()
