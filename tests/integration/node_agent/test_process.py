@@ -5,14 +5,13 @@ import json
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from msgspec import structs
 
-from shared.model.events.event import Event
 from shared.model.events.node_events import DeviceReported, ShareActivated, ShareRefused
 from shared.model.events.pod_events import LeaseChanged, ResyncRequested
 from shared.model.events.request_reply import (
@@ -26,7 +25,6 @@ from shared.nats.bus import Bus
 from tests.support.binder.node_binder import post
 from tests.support.node_agent.agent import (
     NUMBER,
-    FakeLeaseReplies,
     OneNodeCluster,
     lease_of,
     one_node_cluster,
@@ -45,8 +43,7 @@ class Binder:
     """Consumes the agent's events and replies to its lease requests over NATS."""
 
     bus: Bus
-    ledger: FakeLeaseReplies
-    events: list[Event] = field(default_factory=list)
+    cluster: OneNodeCluster
 
     async def listen(self) -> None:
         inbox = await self.bus.subscribe(
@@ -55,20 +52,17 @@ class Binder:
         await self.bus.reply(LeasesRequest, "binder", "", self._reply)
         while True:
             for delivered in await inbox.batch():
-                self.events.extend(delivered.events)
+                self.cluster.events.extend(delivered.events)
                 delivered.confirm()
 
     async def _reply(self, request: LeasesRequest) -> LeasesReply:
-        return await self.ledger.request(request, LeasesReply, timeout_s=1)
-
-    def events_of(self, kind: type[Event]) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind)]
+        return await self.cluster.ledger.request(request, LeasesReply, timeout_s=1)
 
 
 @asynccontextmanager
 async def binder_of(cluster: OneNodeCluster, nats: NatsServer) -> AsyncIterator[Binder]:
     async with Bus.connect(nats.url, name="test binder") as bus:
-        binder = Binder(bus, cluster.ledger)
+        binder = Binder(bus, cluster)
         listening = asyncio.create_task(binder.listen())
         try:
             yield binder
@@ -111,17 +105,15 @@ async def test_an_agent_process_consumes_leases_and_publishes_allocations() -> N
         binder_of(cluster, nats) as binder,
     ):
         async with process_of(cluster, nats) as process:
-            report = (await until(lambda: binder.events_of(DeviceReported)))[0]
+            report = (await until(lambda: cluster.reported))[0]
             lease = cluster.bind(pod("one", limits={NUMBER: 1}), share(1, 3000), trace=TRACE)
             await binder.bus.publish([LeaseChanged(lease=lease)])
             await cluster.node.phase("one", "Running")
-            activated = (await until(lambda: binder.events_of(ShareActivated)))[0]
+            activated = (await until(lambda: cluster.activated))[0]
             cluster.node.create(pod("stray", limits={NUMBER: 1}))
-            refused = (await until(lambda: binder.events_of(ShareRefused)))[0]
+            refused = (await until(lambda: cluster.refused))[0]
             await binder.bus.publish([ResyncRequested(reason="test")])
-            reports = await until(
-                lambda: [r for r in binder.events_of(DeviceReported) if r.allocations], limit_s=5
-            )
+            reports = await until(lambda: [r for r in cluster.reported if r.allocations], limit_s=5)
             replies = [
                 await binder.bus.request(
                     TerminationRequest(node=NodeName(NODE), pod=PodUid(uid)), TerminationReply
@@ -168,7 +160,7 @@ async def test_an_agent_killed_between_lease_and_allocate_resumes_from_its_check
             await cluster.run_pod("three", share(0, 2000, slot=1, fence=2))
             await binder.bus.publish([ResyncRequested(reason="test")])
             reports = await until(
-                lambda: [r for r in binder.events_of(DeviceReported) if len(r.allocations) == 2],
+                lambda: [r for r in cluster.reported if len(r.allocations) == 2],
                 limit_s=5,
             )
 
@@ -196,7 +188,7 @@ async def test_known_leases_are_honoured_while_nats_is_down() -> None:
 
         assert cluster.env("one")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1500m"
         await nats.start()
-        await until(lambda: binder.events_of(ShareActivated), limit_s=15)
+        await until(lambda: cluster.activated, limit_s=15)
 
 
 async def _known(cluster: OneNodeCluster) -> None:

@@ -7,14 +7,17 @@ from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.kubelet.pods import ClaimHolding, Holding, KubeletPod, PodResources
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint import Checkpoint
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
-from shared.dialects.dialect import Paths
+from shared.dialects.dialect import ContainerSetup, Paths
 from shared.model.device import Device
 from shared.model.errors import UnavailableError
+from shared.model.lease import Lease
 from shared.model.names import Namespace, NodeName, PodUid
+from tests.support.build import allocation_of
 from tests.support.simcluster.kubelet import NODE
 
 
@@ -60,6 +63,16 @@ def snapshot_of(*devices: Device) -> NodeSnapshot:
         devices={device.uuid: device for device in devices},
         served=advertisement_of(DIALECTS.values(), devices, "auto").served,
         paths=Paths(library="/l", preload="/p", containers="/c"),
+    )
+
+
+def entry_of(
+    lease: Lease, setup: ContainerSetup | None = None, **allocation: Any
+) -> CheckpointEntry:
+    """Return the record of a container of the lease's pod."""
+    return CheckpointEntry(
+        allocation=allocation_of(lease, **allocation),
+        setup=setup or ContainerSetup(environment={}),
     )
 
 

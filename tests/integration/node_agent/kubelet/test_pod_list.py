@@ -8,6 +8,11 @@ import pytest
 
 from services.node_agent.kubelet.node_pods import TLS_ADVICE, NodePods
 from services.node_agent.kubelet.pod_list import KubeletPods
+from services.node_agent.settings import (
+    SERVICE_ACCOUNT_TOKEN,
+    AgentSettings,
+    kubelet_credentials,
+)
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.model.errors import RequestError, UnavailableError
@@ -102,3 +107,27 @@ async def test_the_order_of_devices_that_every_lease_sets_is_no_variable_of_the_
             (pod,) = await KubeletPods(kube, lambda: credentials).list_pods()
 
     assert [one.variables for one in pod.containers] == [("MODE", "TOKEN"), ("CUDA_DEVICE_ORDER",)]
+
+
+@pytest.mark.parametrize(
+    ("text", "server", "token"),
+    [
+        ('{"port": 1, "tokenPath": "/t"}', "https://127.0.0.1:1", Path("/t")),
+        (None, "https://127.0.0.1:10250", SERVICE_ACCOUNT_TOKEN),
+        ('{"port": "a"}', "", None),
+        ("{", "", None),
+    ],
+)
+def test_a_file_describes_where_the_kubelet_is(
+    tmp_path: Path, text: str | None, server: str, token: Path | None
+) -> None:
+    settings = AgentSettings(kubelet_dir=tmp_path)
+    if text is not None:
+        (tmp_path / "kubelet.json").write_text(text)
+
+    if server:
+        found = kubelet_credentials(settings)
+        assert (found.server, found.token_file) == (server, token)
+    else:
+        with pytest.raises(RequestError, match=r"kubelet\.json does not describe a kubelet"):
+            kubelet_credentials(settings)

@@ -16,15 +16,12 @@ from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.allocate.expected_requests import is_expected
 from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
 from services.node_agent.kubelet.pods import STILL_PLUGIN, Unserved
-from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from shared.dialects.dialect import ContainerSetup
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import PodUid
-from tests.support.build import allocation_of
 from tests.support.clock import FakeClock
 from tests.support.node_agent.agent import NUMBER, lease_of, share
-from tests.support.node_agent.node import node_of, snapshot_of
+from tests.support.node_agent.node import entry_of, node_of, snapshot_of
 
 UNREADABLE = "the list cannot be read"
 
@@ -59,8 +56,7 @@ class World:
         return bound
 
     def allocate(self, lease: Lease) -> None:
-        allocation = allocation_of(self.bind(lease), resource=NUMBER)
-        entry = CheckpointEntry(allocation=allocation, setup=ContainerSetup(environment={}))
+        entry = entry_of(self.bind(lease), resource=NUMBER)
         self.node.checkpoint.by_key[entry.key] = entry
 
     def refuse(self, lease: Lease) -> None:

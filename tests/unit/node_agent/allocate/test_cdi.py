@@ -21,13 +21,12 @@ from services.node_agent.kubelet.device_plugin import encode_setup
 from services.node_agent.metrics import DEVICE_LIST
 from services.node_agent.mig.instances import MigInstance, MigState
 from services.node_agent.records.checkpoint import Checkpoint
-from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects.dialect import ContainerSetup, Mount
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import DeviceUuid
-from tests.support.build import allocation_of
 from tests.support.node_agent.agent import lease_of
 from tests.support.node_agent.cdi import cdi_devices, cdi_specification
+from tests.support.node_agent.node import entry_of
 
 ENVVAR, VOLUME_MOUNTS, CDI_CRI = DeviceListStrategy
 VERSION = "550.54.15"
@@ -114,7 +113,7 @@ class FakeNode:
         (self.root / path).write_text(text)
 
     def record(self, setup: ContainerSetup) -> None:
-        entry = CheckpointEntry(allocation=allocation_of(lease_of("u1")), setup=setup)
+        entry = entry_of(lease_of("u1"), setup)
         self.checkpoint.by_key[entry.key] = entry
 
 

@@ -6,12 +6,9 @@ from pathlib import Path
 import pytest
 
 from services.node_agent.kubelet.node_pods import NodePods
-from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from shared.dialects.dialect import ContainerSetup
 from shared.model.names import PodUid
-from tests.support.build import allocation_of
 from tests.support.node_agent.agent import lease_of
-from tests.support.node_agent.node import FakeKubelet, kubelet_pod, node_of
+from tests.support.node_agent.node import FakeKubelet, entry_of, kubelet_pod, node_of
 
 CACHED = PodUid("0b7a4d0e-7f0c-4d55-9f5b-2f2f0f9d7a11")
 RUNNING = PodUid("1c8b5e1f-7f0c-4d55-9f5b-2f2f0f9d7a22")
@@ -26,10 +23,7 @@ def node_pods(proc: Path, *starting: PodUid) -> NodePods:
     kubelet = FakeKubelet(kubelet_pod("running", RUNNING), running=frozenset({CACHED}))
     node = node_of(kubelet)
     for pod in starting:
-        entry = CheckpointEntry(
-            allocation=allocation_of(lease_of(pod)), setup=ContainerSetup(environment={})
-        )
-        node.checkpoint.note_call(entry, node.clock.now(), starts=True)
+        node.checkpoint.note_call(entry_of(lease_of(pod)), node.clock.now(), starts=True)
     return NodePods(node, proc)
 
 

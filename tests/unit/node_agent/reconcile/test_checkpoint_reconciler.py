@@ -11,13 +11,11 @@ from services.node_agent.node import Node
 from services.node_agent.reconcile.checkpoint_rebuild import ended_pods
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.records.checkpoint import Checkpoint
-from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from shared.dialects.dialect import ContainerSetup
 from shared.model.lease import ClaimAllocation, Lease
 from shared.model.names import PodUid
 from tests.support.build import allocation_of
 from tests.support.node_agent.agent import lease_of
-from tests.support.node_agent.node import FakeKubelet, kubelet_pod, node_of
+from tests.support.node_agent.node import FakeKubelet, entry_of, kubelet_pod, node_of
 from tests.support.simcluster.kubelet import NODE
 
 
@@ -25,8 +23,7 @@ async def node_with(kubelet: FakeKubelet, path: Path, *leases: Lease) -> Node:
     """Return a node whose checkpoint has these leases, of which none is known any more."""
     node = node_of(kubelet, checkpoint=Checkpoint(path / "checkpoint.json", NODE))
     for lease in leases:
-        setup = ContainerSetup(environment={})
-        await node.checkpoint.save(CheckpointEntry(allocation=allocation_of(lease), setup=setup))
+        await node.checkpoint.save(entry_of(lease))
     return node
 
 

@@ -10,26 +10,19 @@ import pytest
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError, check_fits, close_unrecorded
-from shared.dialects.dialect import ContainerSetup
 from shared.model.device import Device, DeviceMode
 from shared.model.lease import MigPlacement, Share
 from shared.model.names import DeviceUuid
 from shared.model.request import SharingPolicy
-from tests.support.build import allocation_of
 from tests.support.node_agent.agent import lease_of, share
+from tests.support.node_agent.node import entry_of
 
 GPU = DeviceUuid("GPU-1")
 DEVICES = {GPU: Device(uuid=GPU, index=0, model="A100", memory_mib=81920, slots=10)}
 
 
-def entry_of(
-    pod: str, *shares: Share, container: str = "main", resource: str = "r"
-) -> CheckpointEntry:
-    lease = lease_of(pod, *shares, name=f"pod-{pod}")
-    return CheckpointEntry(
-        allocation=allocation_of(lease, container=container, resource=resource),
-        setup=ContainerSetup(environment={}),
-    )
+def entry_of_pod(pod: str, *shares: Share, **allocation: Any) -> CheckpointEntry:
+    return entry_of(lease_of(pod, *shares, name=f"pod-{pod}"), **allocation)
 
 
 def part(memory_mib: int = 1024, **changes: Any) -> Share:
@@ -42,7 +35,7 @@ def check(entry: CheckpointEntry, *entries: CheckpointEntry) -> None:
 
 
 def test_memory_beyond_the_device_is_refused_with_both_holders() -> None:
-    first, second = entry_of("a", part(51200)), entry_of("b", part(51200))
+    first, second = entry_of_pod("a", part(51200)), entry_of_pod("b", part(51200))
 
     check(first)
     with pytest.raises(OvercommitError) as error:
@@ -76,9 +69,9 @@ ALONE = part(sharing=SharingPolicy.EXCLUSIVE)
 def test_memory_cores_and_slots_are_given_out_once(
     own: Share, others: list[Share], refusal: str
 ) -> None:
-    entries = [entry_of(f"p{number}", other) for number, other in enumerate(others)]
+    entries = [entry_of_pod(f"p{number}", other) for number, other in enumerate(others)]
     with pytest.raises(OvercommitError, match=refusal) if refusal else nullcontext():
-        check(entry_of("b", own), *entries)
+        check(entry_of_pod("b", own), *entries)
 
 
 def test_containers_of_one_pod_count_as_the_ledger_counts_them() -> None:
@@ -87,16 +80,18 @@ def test_containers_of_one_pod_count_as_the_ledger_counts_them() -> None:
         part(40000, container="main"),
         part(41000, container="side"),
     )
-    init, main, side = (entry_of("a", *shares, container=name) for name in ("init", "main", "side"))
+    init, main, side = (
+        entry_of_pod("a", *shares, container=name) for name in ("init", "main", "side")
+    )
 
     check(main, init)
     check(side, init, main)
     with pytest.raises(OvercommitError):
-        check(entry_of("b", part(1000)), init, main, side)
+        check(entry_of_pod("b", part(1000)), init, main, side)
 
 
 def test_a_repeated_answer_counts_once() -> None:
-    entry = entry_of("a", part(51200))
+    entry = entry_of_pod("a", part(51200))
     check(entry, entry)
     check(entry, replace(entry, allocation=replace(entry.allocation, resource="other")))
 
@@ -114,11 +109,11 @@ def test_mig_instances_are_disjoint(own: Share, refusal: str) -> None:
     device = {GPU: replace(DEVICES[GPU], mode=DeviceMode.MIG)}
 
     with pytest.raises(OvercommitError, match=refusal) if refusal else nullcontext():
-        check_fits(entry_of("b", own), [entry_of("a", instance(0))], device, {})
+        check_fits(entry_of_pod("b", own), [entry_of_pod("a", instance(0))], device, {})
 
 
 def test_nothing_more_is_given_out_of_a_device_with_unknown_holders() -> None:
-    entry = entry_of("b", part())
+    entry = entry_of_pod("b", part())
     with pytest.raises(OvercommitError, match="default/lost"):
         check_fits(entry, (), DEVICES, {GPU: ("default/lost",)})
     check_fits(entry, (), DEVICES, {GPU: (f"default/{entry.allocation.name}",)})
@@ -126,15 +121,15 @@ def test_nothing_more_is_given_out_of_a_device_with_unknown_holders() -> None:
 
 def test_nothing_more_is_given_out_of_a_device_that_is_missing() -> None:
     with pytest.raises(OvercommitError, match=f"device {GPU} is missing"):
-        check_fits(entry_of("a", part()), (), {}, {})
+        check_fits(entry_of_pod("a", part()), (), {}, {})
 
 
 async def test_a_checkpoint_records_no_allocation_that_over_commits(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "checkpoint.json", "node-0")
-    await checkpoint.save(entry_of("a", part(51200, fence=5)), devices=DEVICES)
+    await checkpoint.save(entry_of_pod("a", part(51200, fence=5)), devices=DEVICES)
 
     with pytest.raises(OvercommitError):
-        await checkpoint.save(entry_of("b", part(51200, fence=6)), devices=DEVICES)
+        await checkpoint.save(entry_of_pod("b", part(51200, fence=6)), devices=DEVICES)
 
     assert {key[0] for key in checkpoint.by_key} == {"a"}
     assert [fence.pod for fence in checkpoint.fences.values()] == ["a"]

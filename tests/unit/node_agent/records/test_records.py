@@ -14,14 +14,12 @@ from services.node_agent.records.known_leases import KnownLeases
 from shared.dialects.dialect import ContainerSetup
 from shared.model.lease import ClaimAllocation, Lease, LeaseState
 from shared.model.names import NodeName, PodUid
-from tests.support.build import allocation_of
 from tests.support.node_agent.agent import lease_of, share
+from tests.support.node_agent.node import entry_of
 
 
 def entry(uid: str = "u1", **changes: Any) -> CheckpointEntry:
-    held = lease_of(uid, share(**changes))
-    activation = allocation_of(held)
-    return CheckpointEntry(allocation=activation, setup=ContainerSetup(environment={"A": "1"}))
+    return entry_of(lease_of(uid, share(**changes)), ContainerSetup(environment={"A": "1"}))
 
 
 async def test_a_checkpoint_reads_back_as_it_was_written(tmp_path: Path) -> None:
