@@ -54,12 +54,8 @@ async def serve_api(settings: ApiSettings) -> None:
         kube = await _api_server(settings, stack)
         authenticator = _authenticator(settings, kube)
         bus = await stack.enter_async_context(open_bus(settings, "api"))
-        redis_url, credentials = settings.redis_url, settings.redis_client_credentials
         ledger = await stack.enter_async_context(
-            RedisLeases.connect(redis_url, credentials=credentials)
-        )
-        budgets = await stack.enter_async_context(
-            Budgets.connect(redis_url, credentials=credentials)
+            RedisLeases.connect(settings.redis_url, credentials=settings.redis_client_credentials)
         )
         history = HistoryFile(settings.state_dir / "history.sqlite")
         await stack.enter_async_context(aclosing(history))
@@ -71,7 +67,7 @@ async def serve_api(settings: ApiSettings) -> None:
             history=history,
             timing=ApiTiming(idle_after_s=settings.idle_after_minutes * MINUTE_S),
         )
-        api = _read_api(settings, service, budgets, bus)
+        api = _read_api(settings, service, ledger.part(Budgets), bus)
         server = HttpServer(api, authenticator)
         tls = settings.serving_files
         context = tls.context if tls else None

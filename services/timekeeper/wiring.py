@@ -81,13 +81,14 @@ async def serve_timekeeper(settings: TimekeeperSettings) -> None:
     file = BudgetFile(settings.budgets) if settings.budgets else None
     if file is not None:
         file.load()
-    redis_url, credentials = settings.redis_url, settings.redis_client_credentials
     async with (
         AsyncExitStack() as stack,
         open_bus(settings, "timekeeper") as bus,
-        RedisLeases.connect(redis_url, credentials=credentials) as ledger,
-        Budgets.connect(redis_url, credentials=credentials) as store,
+        RedisLeases.connect(
+            settings.redis_url, credentials=settings.redis_client_credentials
+        ) as ledger,
     ):
+        store = ledger.part(Budgets)
         probes = {"redis": store.unready_reason}
         client = _kubernetes_client(settings)
         if client is not None:

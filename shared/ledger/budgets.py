@@ -6,15 +6,13 @@ of timekeepers may run, crash and retry. The keys have their own prefix: a rebui
 leases does not change them. All methods raise UnavailableError when the server does not respond.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
-from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
-from shared.ledger.connection import LedgerConnection, in_batches, unpack
+from shared.ledger.connection import LedgerConnection, LedgerPart, in_batches, unpack
 from shared.ledger.rows.account_rows import (
     AccountKeys,
     AccountWrite,
@@ -49,35 +47,14 @@ NO_EARLIER_WINDOWS_MS = 1 << 52
 """Later than any window begins."""
 
 
-class Budgets:
+class Budgets(LedgerPart):
     """The accounts of all namespaces."""
 
-    def __init__(self, connection: LedgerConnection, prefix: str) -> None:
-        self._connection = connection
-        self._prefix = prefix
-        self._keys = AccountKeys(prefix)
+    def __init__(self, connection: LedgerConnection) -> None:
+        super().__init__(connection)
+        self._keys = AccountKeys(connection.prefix)
         self._damaged: set[Namespace] = set()
         """Accounts that could not be read since the last `discard_damaged`."""
-
-    @classmethod
-    @asynccontextmanager
-    async def connect(
-        cls,
-        url: str,
-        *,
-        ledger_prefix: str = "lh:",
-        prefix: str = "lh-budget:",
-        credentials: ClientCredentials = NO_CREDENTIALS,
-    ) -> AsyncIterator[Self]:
-        """Open the budgets beside the ledger with the other prefix; connects when used."""
-        async with LedgerConnection(
-            url, prefix=ledger_prefix, credentials=credentials
-        ) as connection:
-            yield cls(connection, prefix)
-
-    def unready_reason(self) -> str | None:
-        """Return why the server did not serve the last call, or None."""
-        return self._connection.unready_reason
 
     # The journal of tenures
 
@@ -86,9 +63,7 @@ class Budgets:
 
         Raises UnavailableError while the ledger of leases is being rebuilt.
         """
-        packed, *values = await self._connection.run_raw(
-            "budget_journal", self._prefix, most, reader
-        )
+        packed, *values = await self._connection.run_raw("budget_journal", most, reader)
         generation, now, known_generation, cursor, is_lost, is_complete, rows = unpack(packed)
         leases = iter(values)
         entries = tuple(
@@ -134,8 +109,7 @@ class Budgets:
 
     async def record_costs(self, journal: Journal, before: CostMark, after: CostMark) -> bool:
         """Record hours, and move the cursor of costs; False, without effect, if it has moved."""
-        tenures = f"{self._connection.prefix}tenures"
-        return await self._write(cost_write(self._keys, journal, before, after, tenures=tenures))
+        return await self._write(cost_write(self._keys, journal, before, after))
 
     # Accounts
 
@@ -229,4 +203,4 @@ class Budgets:
         return bool(await self._run("write", *parts))
 
     async def _run(self, *args: object) -> Any:
-        return await self._connection.run("budgets", self._prefix, *args, state="any")
+        return await self._connection.run("budgets", *args, state="any")

@@ -53,9 +53,11 @@ class AccountWrite:
 
 
 class AccountKeys:
-    """The keys of all accounts, which share a prefix."""
+    """The keys of all accounts, beside those of the ledger of leases with this prefix."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, ledger_prefix: str) -> None:
+        self.tenures = f"{ledger_prefix}tenures"
+        self.prefix = prefix = f"{ledger_prefix.removesuffix(':')}-budget:"
         self.journal = f"{prefix}journal"
         self.cost = f"{prefix}cost"
         self.costs = f"{prefix}costs"
@@ -63,11 +65,10 @@ class AccountKeys:
         self.states = f"{prefix}states"
         self.budgets = f"{prefix}budgets"
         self.open = f"{prefix}open"
-        self._prefix = prefix
 
     def of(self, kind: str, name: str) -> str:
         """Return the key of one kind of records of a namespace, or of a tenure."""
-        return f"{self._prefix}{kind}:{name}"
+        return f"{self.prefix}{kind}:{name}"
 
 
 def journal_write(
@@ -98,9 +99,9 @@ def journal_write(
 
 
 def cost_write(
-    keys: AccountKeys, journal: Journal, before: CostMark, after: CostMark, *, tenures: str
+    keys: AccountKeys, journal: Journal, before: CostMark, after: CostMark
 ) -> AccountWrite:
-    """Record hours, delete old ones, and trim the journal `tenures` to what both readers need."""
+    """Record hours, delete old ones, and trim the journal to what both of its readers need."""
     write = AccountWrite(guards=[(keys.cost, "at", str(before.at_ms or ""))])
     mark = ("at", str(after.at_ms), "sizes", after.sizes)
     write.commands.append(
@@ -112,7 +113,7 @@ def cost_write(
     ]
     write.commands += [("HDEL", keys.costs, str(start)) for start in after.expired]
     read = min(journal.last, before.journal_cursor, key=_entry_order)
-    write.commands.append(("XTRIM", tenures, "MINID", read))
+    write.commands.append(("XTRIM", keys.tenures, "MINID", read))
     return write
 
 

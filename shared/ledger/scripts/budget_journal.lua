@@ -1,8 +1,8 @@
--- Read the journal of tenures from a reader's cursor. Arguments: prefix of the budgets; maximum number of
--- entries; the reader, `journal` or `cost`. Returns {generation, now in ms, generation and cursor as stored, whether
--- the entry at the cursor is missing, whether all was read, rows of {entry, kind, number of leases}}, and the leases.
-local BUDGETS, most, reader = ARGS[1], ARGS[2], ARGS[3]
-local stored = call('HMGET', BUDGETS .. reader, 'generation', 'cursor')
+-- Read the journal of tenures from a reader's cursor. Arguments: maximum number of entries; the reader, `journal` or
+-- `cost`. Returns {generation, now in ms, generation and cursor as stored, whether the entry at the cursor is missing,
+-- whether all was read, rows of {entry, kind, number of leases}}, and the leases.
+local most, reader = ARGS[1], ARGS[2]
+local stored = call('HMGET', BESIDE .. '-budget:' .. reader, 'generation', 'cursor')
 local cursor = stored[1] == generation and stored[2] or '0-0'
 local is_lost = cursor ~= '0-0' and #call('XRANGE', PREFIX .. 'tenures', cursor, cursor) == 0
 local found = call('XRANGE', PREFIX .. 'tenures', is_lost and '-' or '(' .. cursor, '+', 'COUNT', most)

@@ -1,10 +1,10 @@
--- Accounts of budgets. Arguments: prefix of the budgets; then an action and its arguments. `entries` begins after an
--- entry ('': with the first); `load` wants rows of {namespace, start of the earliest window besides the last} and
--- returns rows as stored; `write` writes commands unless a guard {key of a hash, field, value as read} has changed.
+-- Accounts of budgets. Arguments: an action and its arguments. `entries` begins after an entry ('': with the first);
+-- `load` wants rows of {namespace, start of the earliest window besides the last} and returns rows as stored; `write`
+-- writes commands unless a guard {key of a hash, field, value as read} has changed.
 -- `discard` deletes accounts that cannot be read, keys of another type, and a cursor of the journal that is none,
 -- which would stop the counting of all namespaces; it returns what was deleted. Accounts are restored from the status
 -- of their budgets, and the journal is compared with all live leases.
-local BUDGETS = ARGS[1]
+local BUDGETS = BESIDE .. '-budget:'
 local MAX_DELETED, MOST_CHECKED = 100, 500
 local KINDS = {tenures = 'hash', charged = 'hash', ended = 'hash', windows = 'hash', starts = 'zset', entries = 'stream'}
 local OF_ALL = {'revisions', 'states', 'budgets', 'open', 'journal', 'cost', 'costs'}
@@ -101,4 +101,4 @@ function actions.discard(names)
   return deleted
 end
 
-return encode(actions[ARGS[2]](unpack(ARGS, 3)))
+return encode(actions[ARGS[1]](unpack(ARGS, 2)))

@@ -4,6 +4,7 @@ import asyncio
 import random
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from shared.model.lease import ClaimAllocation, Lease, Share
 from shared.model.ledger import NoCapacity, Reservation, ReservationOutcome, Reserved, WaitingPod
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
-from shared.model.quota import Quota, QuotaLimits, QuotaUsage, total_of
+from shared.model.quota import Quota, QuotaExcess, QuotaLimits, QuotaUsage, total_of
 from shared.model.request import Gang, Term
 from shared.placing.refusal import quota_refusals
 from tests.support.placer.gangs import charge_of
@@ -68,28 +69,75 @@ async def held(leases: RedisLeases, model: str = "") -> QuotaUsage:
     return accounts.used.get(TEAM, {}).get(model, QuotaUsage())
 
 
-async def test_what_a_quota_does_not_allow_is_refused_with_the_numbers(leases: RedisLeases) -> None:
-    await leases.quotas.save(
-        [Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=600))], read_at=NOW
-    )
-    await reserve(
-        leases,
-        reservation("first", share("a", 0, 4_000)),
-        reservation("second", share("a", 1, 4_000)),
-    )
+def of(limits: QuotaLimits, **more: Any) -> Quota:
+    """The quota of the team, or of another namespace."""
+    return Quota(**{"namespace": TEAM, "limits": limits} | more)
 
-    third = await outcome(leases, reservation("third", share("a", 2, 4_000)))
 
-    assert isinstance(third, NoCapacity)
-    [excess] = third.quotas
-    assert (excess.measure, excess.limit, excess.used, excess.requested) == (
-        "milliGPU",
-        600,
-        500,
-        250,
-    )
-    assert third.reason == "a: quota"
-    assert (await held(leases)).milli_gpu == 500
+OTHERS = Namespace("others")
+EVERYBODY = of(QuotaLimits(memory_mib=4_000), namespace=Namespace("*"))
+ONLY_P100 = of(QuotaLimits(), models=(("P100", QuotaLimits()),), only_models=True)
+
+
+@pytest.mark.parametrize(
+    ("quota", "held_before", "wanted", "excess"),
+    [
+        (
+            of(QuotaLimits(milli_gpu=600)),
+            [share("a", 0), share("a", 1)],
+            reservation("p", share("a", 2)),
+            QuotaExcess(measure="milliGPU", limit=600, used=500, requested=250),
+        ),
+        (of(QuotaLimits(memory_mib=8_000)), [], reservation("p", share("a", 0, 8_000)), None),
+        (
+            of(QuotaLimits(memory_mib=8_000)),
+            [],
+            reservation("p", share("a", 0, 8_001)),
+            QuotaExcess(measure="memoryMiB", limit=8_000, requested=8_001),
+        ),
+        (of(QuotaLimits(cores_milli=300)), [], reservation("p", share("a", 0, 100, 30)), None),
+        (
+            of(QuotaLimits(cores_milli=300)),
+            [],
+            reservation("p", share("a", 0, 100, 31)),
+            QuotaExcess(measure="cores", limit=300, requested=310),
+        ),
+        (
+            of(QuotaLimits(cards=0)),
+            [],
+            reservation("p"),
+            QuotaExcess(measure="cards", requested=1),
+        ),
+        (of(QuotaLimits(cards=0)), [], reservation("p", namespace=OTHERS), None),
+        (EVERYBODY, [share("a")], reservation("p", namespace=OTHERS), None),
+        (
+            EVERYBODY,
+            [share("a")],
+            reservation("p"),
+            QuotaExcess(measure="memoryMiB", limit=4_000, used=4_000, requested=4_000),
+        ),
+        (ONLY_P100, [], reservation("p"), QuotaExcess(measure="model", values=("P100",))),
+    ],
+)
+async def test_what_a_quota_does_not_allow_is_refused_with_the_numbers(
+    leases: RedisLeases,
+    quota: Quota,
+    held_before: list[Share],
+    wanted: Reservation,
+    excess: QuotaExcess | None,
+) -> None:
+    await leases.quotas.save([quota], read_at=NOW)
+    before = [reservation(f"before-{n}", each) for n, each in enumerate(held_before)]
+    await reserve(leases, *before)
+
+    answer = await outcome(leases, wanted)
+
+    assert isinstance(answer, Reserved if excess is None else NoCapacity)
+    if isinstance(answer, NoCapacity):
+        assert (answer.reason, answer.quotas) == ("a: quota", (excess,))
+        assert (await held(leases)).memory_mib == 4_000 * len(before)
+    charged = set((await leases.quotas.totals()).charges)
+    assert ("p" in charged) is (excess is None and quota.namespace in {wanted.namespace, "*"})
 
 
 @pytest.mark.parametrize(
@@ -125,40 +173,6 @@ async def test_a_claim_needs_no_run_time(leases: RedisLeases) -> None:
     claim = ClaimAllocation(generation="g", consumers=(PodUid("p"),))
 
     assert isinstance(await outcome(leases, replace(reservation("c"), claim=claim)), Reserved)
-
-
-async def test_other_namespaces_are_not_limited(leases: RedisLeases) -> None:
-    await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], read_at=NOW)
-
-    other = await outcome(leases, reservation("other", namespace=Namespace("others")))
-
-    assert isinstance(other, Reserved)
-    assert (await leases.quotas.totals()).charges == {}
-
-
-async def test_the_default_quota_counts_each_namespace_separately(leases: RedisLeases) -> None:
-    everybody = Quota(namespace=Namespace("*"), limits=QuotaLimits(memory_mib=4_000))
-    await leases.quotas.save([everybody], read_at=NOW)
-
-    one = await outcome(leases, reservation("one", namespace=Namespace("one")))
-    two = await outcome(leases, reservation("two", namespace=Namespace("two")))
-    more = await outcome(leases, reservation("more", namespace=Namespace("two")))
-
-    assert (isinstance(one, Reserved), isinstance(two, Reserved)) == (True, True)
-    assert isinstance(more, NoCapacity)
-
-
-async def test_memory_devices_and_cores_are_limited_separately(leases: RedisLeases) -> None:
-    for limits, fits, over in (
-        (QuotaLimits(memory_mib=8_000), share("a", 0, 8_000), share("a", 0, 8_001)),
-        (QuotaLimits(cards=0), share("a", 0), share("a", 0)),
-        (QuotaLimits(cores_milli=300), share("a", 0, 100, 30), share("a", 0, 100, 31)),
-    ):
-        await leases.quotas.save([Quota(namespace=TEAM, limits=limits)], read_at=NOW)
-        assert isinstance(await outcome(leases, reservation("over", over)), NoCapacity)
-        if limits.cards is None:
-            assert isinstance(await outcome(leases, reservation("fits", fits)), Reserved)
-            await leases.release([PodUid("fits")], reason="test")
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,16 +311,6 @@ async def test_models_are_counted_separately(leases: RedisLeases, label: str) ->
     assert isinstance(more, NoCapacity)
     assert (more.quotas[0].model, more.quotas[0].values) == ("P100", ("P100",))
     assert (await held(leases, "T4")).cores_milli == 1000
-
-
-async def test_a_model_that_the_quota_does_not_name_is_not_allowed(leases: RedisLeases) -> None:
-    quota = Quota(namespace=TEAM, models=(("P100", QuotaLimits()),), only_models=True)
-    await leases.quotas.save([quota], read_at=NOW)
-
-    refused = await outcome(leases, reservation("pod"))
-
-    assert isinstance(refused, NoCapacity)
-    assert (refused.quotas[0].measure, refused.quotas[0].values) == ("model", ("P100",))
 
 
 async def test_existing_leases_count_when_a_quota_is_added(leases: RedisLeases) -> None:

@@ -77,6 +77,7 @@ async def used_ledger(url: str) -> AsyncIterator[tuple[RedisLeases, Any, str]]:
         await leases.waiting_pods.enqueue(
             [verdict(each, await leases.capacity()) for each in (waiting, member)]
         )
+        await leases.set_cordoned({NodeName("a"): "its agent does not respond"})
         yield leases, client, leases._connection.prefix
 
 
@@ -297,15 +298,6 @@ async def test_without_its_quotas_the_ledger_is_closed_until_they_are_saved(
         assert await staging.complete_listing("request") is None
         await leases.quotas.save([quota], read_at=NOW)
         assert await staging.complete_listing("request") is not None
-
-
-async def test_cordons_that_are_lost_are_missed(url: str) -> None:
-    async with used_ledger(url) as (leases, client, prefix):
-        await leases.set_cordoned({NodeName("a"): "its agent does not respond"})
-        assert await leases.checks.step() == CheckedRecords()
-        await client.delete(f"{prefix}cordons")
-
-        assert (await leases.checks.step()).missing == ("cordons",)
 
 
 async def test_a_main_hash_of_another_type_is_no_bug_but_an_empty_ledger(url: str) -> None:

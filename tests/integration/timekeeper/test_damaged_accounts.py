@@ -55,7 +55,7 @@ async def test_a_record_that_cannot_be_read_is_one_lost_account(
     opened: AccountLedger, key: str, garbage: bytes
 ) -> None:
     redis = opened.store._connection._redis
-    name = f"{opened.store._prefix}{key}{TEAM if key.endswith(':') else ''}"
+    name = f"{opened.store._keys.prefix}{key}{TEAM if key.endswith(':') else ''}"
     fields = await redis.hkeys(name)
     [field] = [each for each in fields if key.endswith(":") or each == TEAM.encode()]
     await redis.hset(name, field, garbage)
@@ -68,8 +68,8 @@ async def test_a_record_that_cannot_be_read_is_one_lost_account(
 @pytest.mark.parametrize("key", ["revisions", "states", "open", "journal", f"tenures:{TEAM}"])
 async def test_a_key_of_another_type_is_deleted(opened: AccountLedger, key: str) -> None:
     redis = opened.store._connection._redis
-    await redis.delete(f"{opened.store._prefix}{key}")
-    await redis.rpush(f"{opened.store._prefix}{key}", secrets.token_bytes(9))
+    await redis.delete(f"{opened.store._keys.prefix}{key}")
+    await redis.rpush(f"{opened.store._keys.prefix}{key}", secrets.token_bytes(9))
 
     await opened.count(T0 + 2 * MINUTE_MS)
     await opened.count(T0 + 3 * MINUTE_MS)
@@ -79,6 +79,6 @@ async def test_a_key_of_another_type_is_deleted(opened: AccountLedger, key: str)
 
 async def test_a_cursor_that_is_none_begins_the_journal_again(opened: AccountLedger) -> None:
     redis = opened.store._connection._redis
-    await redis.hset(f"{opened.store._prefix}journal", "cursor", b"\xff")
+    await redis.hset(f"{opened.store._keys.prefix}journal", "cursor", b"\xff")
 
     assert await other_is_charged(opened)

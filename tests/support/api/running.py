@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import aiohttp
 
@@ -135,7 +134,7 @@ async def running_api(
         nats_url, redis_url = servers
         leases = await enter(ledger(redis_url, {"a": 2}))
         bus = await enter(Bus.connect(nats_url, name="test"))
-        budgets = await enter(Budgets.connect(redis_url, prefix=f"lh-budget-{uuid4().hex}:"))
+        budgets = leases.part(Budgets)
         client = await enter(aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)))
         history = HistoryFile(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "history")
         stack.push_async_callback(history.aclose)

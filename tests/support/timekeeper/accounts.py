@@ -207,16 +207,9 @@ class AccountLedger:
         return [entry for entry in entries if entry.kind == "charge"]
 
 
-_prefixes = iter(range(1 << 30))
-
-
 @asynccontextmanager
 async def account_ledger(url: str, *budgets: Budget) -> AsyncIterator[AccountLedger]:
     """Open a ledger with four T4 of 16,000 MiB, and budgets beside it."""
     async with ledger(url, {"a": 4}) as leases:
-        prefix = leases._connection.prefix
-        async with Budgets.connect(
-            url, ledger_prefix=prefix, prefix=f"b{next(_prefixes)}-{prefix}"
-        ) as store:
-            config = FixedBudgets(given={each.namespace: each for each in budgets})
-            yield AccountLedger(url, leases, store, config)
+        config = FixedBudgets(given={each.namespace: each for each in budgets})
+        yield AccountLedger(url, leases, leases.part(Budgets), config)

@@ -143,16 +143,6 @@ def test_a_lease_is_read_as_it_was_written() -> None:
         assert decode_lease(encode_lease(each)) == each
 
 
-def test_a_new_lease_is_immutable() -> None:
-    lease = new_lease(reservation("p", share("a")), 1, iter([17, 3, 40]), NOW, NOW + 30)
-
-    assert lease == structs.replace(lease)
-    assert [type(thing) for thing in (lease, lease.shares[0])] == [Lease, Share]
-    for thing, name in ((lease, "pod"), (lease.shares[0], "slot")):
-        with pytest.raises(AttributeError):
-            setattr(thing, name, None)
-
-
 def test_the_use_of_leases_is_added_up() -> None:
     def lease(pod: str, *shares: Share, tag: str = "") -> Lease:
         numbers = iter([1] + [0, 5] * len(shares))
