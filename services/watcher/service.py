@@ -13,6 +13,7 @@ from services.watcher.sources import (
     NamespaceReflector,
     NodeReflector,
     OurPodLister,
+    PodGroupConditions,
     PodGroupReflectors,
     PodReflector,
 )
@@ -121,6 +122,7 @@ class Watcher:
     pod_source: PodReflector
     node_source: NodeReflector
     group_source: PodGroupReflectors
+    group_conditions: PodGroupConditions
     namespace_source: NamespaceReflector
     quota_source: QuotaReflectors
     claim_source: ClaimReflector
@@ -154,6 +156,7 @@ class Watcher:
             events: list[PodEvent | NodeChanged] = []
             if self.spans is not None:
                 self.spans.observe(batch)
+            self.group_conditions.observe(batch)
             absent = self.pods.groups.absent_kinds(now for now, _ in batch)
             for kind in await self.group_source.appeared(absent) if absent else ():
                 self.pods.groups.await_list(kind)
@@ -185,9 +188,15 @@ class Watcher:
     async def watch_groups(self) -> AsyncIterator[Sequence[PodEvent]]:
         """Publish pending pods again whose gang has become known or has changed."""
         async for changes in self.group_source.batches():
+            self.group_conditions.retry(name for name, _ in changes.groups)
             events = self.pods.update_groups(changes, self._next_generation())
             if events:
                 yield events
+
+    @loops(every_s=1.0)
+    async def write_group_conditions(self) -> None:
+        """Say in the PodGroups of Kubernetes whether their pods have nodes, or why they wait."""
+        await self.group_conditions.write(self.pods.groups, self.clock.now())
 
     @emits
     async def watch_quotas(self) -> AsyncIterator[Sequence[QuotasUpdated]]:

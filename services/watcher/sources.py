@@ -8,34 +8,44 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Any
 
 import msgspec
 
-from services.watcher.trackers import PodGroupChanges, unreadable_groups
+from services.watcher.pod_groups import (
+    SCHEDULED,
+    KnownGroup,
+    PodGroupChanges,
+    PodGroupIndex,
+    known_group,
+    unreadable_groups,
+)
 from shared.dialects import LEDGER_RESOURCES
 from shared.dialects.pod_groups import PATHS, PodGroupKind
 from shared.dialects.pod_requests import cordoned_devices
 from shared.dialects.volcano import device_register
 from shared.kubernetes.client import PAGE_SIZE, KubernetesClient
-from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.kubernetes.known_objects import as_number
+from shared.kubernetes.paths import objects_path
 from shared.kubernetes.reflector import Batch, Reflector, follow
 from shared.kubernetes.resource_claims import CLAIMS_PATH, ApiResourceClaim, allocated_claim
 from shared.kubernetes.types import ApiNode, ApiObject, ApiPod, PodGroup, PodOutline
 from shared.model.bounds import MOST_FACTS, check_bounds, check_size
-from shared.model.errors import LeaseholdError, RequestError
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import LEASE_PRESENT, BoundPod, ListedPods, PodsListed
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import AGENT_ANNOTATION, NodeFacts, Taint
-from shared.model.quantity import parse_available
+from shared.model.quantity import parse_available, timestamp
 from shared.pods.observed_pod import TERMINAL, ObservedPod
 from shared.pods.pod_parser import PodParser
 
 logger = logging.getLogger(__name__)
 
+FIELD_MANAGER = "leasehold"
 RETRY_S = 30.0
 """The interval at which a kind is requested that the API server does not know."""
 APPEARANCE_CHECK_S = 1.0
@@ -304,7 +314,7 @@ class PodGroupReflectors:
 
     async def _is_installed(self, kind: PodGroupKind) -> bool:
         try:
-            await self.client.list_page(PATHS[kind], query={}, limit=1, continue_token="")
+            await self.client.list_page(PATHS[kind][0], query={}, limit=1, continue_token="")
         except LeaseholdError:
             return False
         self._appeared[kind].set()
@@ -312,29 +322,128 @@ class PodGroupReflectors:
 
     async def _watch(self, kind: PodGroupKind, queue: asyncio.Queue[PodGroupChanges]) -> None:
         refused: PodGroupChanges | None = None
-        path, appeared = PATHS[kind], self._appeared[kind]
-        found = follow(self.client, path, PodGroup, retry_s=self.retry_s, appeared=appeared)
+        paths, appeared = PATHS[kind], self._appeared[kind]
+        found = follow(self.client, paths, PodGroup, retry_s=self.retry_s, appeared=appeared)
         async with aclosing(found) as batches:
             async for batch in batches:
                 changes = _group_changes(kind, batch)
                 if batch.refusal is not None and changes == refused:
                     continue
                 refused = changes if batch.refusal is not None else None
-                if changes.unreadable:
+                if changes.unreadable and not isinstance(batch.refusal, NotFoundError):
                     logger.warning("%s; retrying every %g s", changes.unreadable, self.retry_s)
                 await queue.put(changes)
 
 
 def _group_changes(kind: PodGroupKind, batch: Batch[PodGroup]) -> PodGroupChanges:
     if isinstance(batch.refusal, NotFoundError):
+        if kind is PodGroupKind.KUBERNETES:
+            return unreadable_groups(kind, "the API server does not serve PodGroups")
         return PodGroupChanges(kind=kind, absent=True)
     if batch.refusal is not None:
         return unreadable_groups(kind, str(batch.refusal))
-    sizes = {
-        f"{named.namespace}/{named.name}": item.spec.min_member if item else None
+    groups = {
+        f"{named.namespace}/{named.name}": known_group(kind, item) if item else None
         for named, item in batch.changed
     }
-    return PodGroupChanges(kind=kind, sizes=tuple(sizes.items()), synced=batch.listed)
+    return PodGroupChanges(
+        kind=kind, groups=tuple(groups.items()), synced=batch.listed, path=batch.path
+    )
+
+
+@dataclass(slots=True)
+class PodGroupConditions:
+    """Writes what kube-scheduler writes about its PodGroups: whether enough pods have a node.
+
+    Once that was true, it stays: pods that come later are no part of the first start.
+    """
+
+    client: KubernetesClient
+    _pods: dict[str, dict[PodUid, ObservedPod]] = field(default_factory=dict)
+    """The pods of each PodGroup of Kubernetes."""
+    _changed: set[str] = field(default_factory=set)
+    _logged: str = ""
+
+    def observe(self, batch: Sequence[tuple[ObservedPod | None, ObservedPod | None]]) -> None:
+        """Observe pods as they are and as they were before."""
+        for pod, is_there in ((each, each is pair[0]) for pair in batch for each in pair[::-1]):
+            if pod is None or pod.group is None or pod.group.kind is not PodGroupKind.KUBERNETES:
+                continue
+            name = pod.group.name
+            self._changed.add(name)
+            members = self._pods.setdefault(name, {})
+            if is_there:
+                members[pod.pod] = pod
+            elif members.pop(pod.pod, None) and not members:
+                del self._pods[name]
+
+    def retry(self, names: Iterable[str]) -> None:
+        """Look at these PodGroups again: they have changed."""
+        self._changed.update(names)
+
+    async def write(self, groups: PodGroupIndex, now_s: float) -> None:
+        """Write the conditions that have changed."""
+        names, self._changed = self._changed, set()
+        for name in names:
+            known = groups.get(PodGroupKind.KUBERNETES, name)
+            condition = known and self._condition(name, known, now_s)
+            if known is None or condition is None:
+                continue
+            meta, served = known.metadata, groups.paths[PodGroupKind.KUBERNETES]
+            api, _, _ = served.rpartition("/")
+            path = objects_path(meta.namespace, "podgroups", meta.name, group=api)
+            body = {
+                "apiVersion": api.removeprefix("/apis/"),
+                "kind": "PodGroup",
+                "metadata": {
+                    "name": meta.name,
+                    "namespace": meta.namespace,
+                    "uid": meta.uid,
+                    "resourceVersion": meta.resource_version,
+                },
+                "status": {"conditions": [condition]},
+            }
+            try:
+                await self.client.apply(f"{path}/status", body, manager=FIELD_MANAGER)
+            except (NotFoundError, KubernetesConflictError):
+                continue
+            except UnavailableError:
+                self._changed.add(name)
+            except RequestError as error:
+                self._log_once(f"conditions of PodGroups cannot be written: {error}")
+
+    def _condition(self, name: str, group: KnownGroup, now_s: float) -> Mapping[str, Any] | None:
+        pods = self._pods.get(name, {}).values()
+        before = group.scheduled
+        if before.status == "True" or not any(pod.ours for pod in pods):
+            return None
+        placed = sum(pod.node is not None for pod in pods)
+        waiting = [pod for pod in pods if pod.is_pending and pod.reason]
+        if placed >= max(group.min_member, 1):
+            now = ("True", "Scheduled", f"{placed} pods have a node")
+        elif waiting:
+            oldest = min(waiting, key=lambda pod: (pod.created_at, pod.pod))
+            now = ("False", "Unschedulable", f"pod {oldest.name}: {oldest.reason}")
+        else:
+            return None
+        if now == (before.status, before.reason, before.message):
+            return None
+        status, reason, message = now
+        return {
+            "type": SCHEDULED,
+            "status": status,
+            "reason": reason,
+            "message": message,
+            "observedGeneration": group.metadata.generation,
+            "lastTransitionTime": before.last_transition_time
+            if status == before.status
+            else timestamp(now_s),
+        }
+
+    def _log_once(self, text: str) -> None:
+        if text != self._logged:
+            logger.warning("%s", text)
+            self._logged = text
 
 
 @dataclass(slots=True)

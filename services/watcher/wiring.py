@@ -13,6 +13,7 @@ from services.watcher.sources import (
     NamespaceReflector,
     NodeReflector,
     OurPodLister,
+    PodGroupConditions,
     PodGroupReflectors,
     PodReflector,
 )
@@ -41,6 +42,7 @@ def build_watcher(
         pod_source=PodReflector(client, parser),
         node_source=NodeReflector(client),
         group_source=PodGroupReflectors(client, retry_s),
+        group_conditions=PodGroupConditions(client),
         namespace_source=NamespaceReflector(client),
         quota_source=QuotaReflectors(client, quotas),
         claim_source=claims,

@@ -498,7 +498,8 @@ def _parse_request(pod: PodView, changes: AmountChanges, policy: AdmissionPolicy
 
 def _check_group(pod: PodView) -> None:
     """Raise RequestError for a gang that the watcher would refuse."""
-    parse_pod_group(pod.namespace, pod.annotations, pod.labels)
+    group = pod.spec.scheduling_group.pod_group_name
+    parse_pod_group(pod.namespace, pod.annotations, pod.labels, group)
 
 
 def _word_warnings(pod: PodView, request: PodRequest) -> list[str]:

@@ -1,7 +1,7 @@
-"""The gang that a pod names: for Volcano, coscheduling or Koordinator; pure.
+"""The gang that a pod names: for Kubernetes, Volcano, coscheduling or Koordinator; pure.
 
-Volcano names a PodGroup in an annotation and coscheduling in a label; the PodGroup's
-`spec.minMember` is the number of pods that start together. Koordinator may have both name and
+Kubernetes names a PodGroup in `spec.schedulingGroup`, Volcano in an annotation and coscheduling in
+a label; the PodGroup has the number of pods that start together. Koordinator may have both name and
 number on the pod itself, in two annotations or, in its lightweight form, in two labels.
 """
 
@@ -55,15 +55,20 @@ MOST_MEMBERS = 999_999
 class PodGroupKind(StrEnum):
     """The API group of a PodGroup."""
 
+    KUBERNETES = "scheduling.k8s.io"
     VOLCANO = "scheduling.volcano.sh"
     COSCHEDULING = "scheduling.x-k8s.io"
 
 
-PATHS: Mapping[PodGroupKind, str] = {
-    PodGroupKind.VOLCANO: "/apis/scheduling.volcano.sh/v1beta1/podgroups",
-    PodGroupKind.COSCHEDULING: "/apis/scheduling.x-k8s.io/v1alpha1/podgroups",
+PATHS: Mapping[PodGroupKind, tuple[str, ...]] = {
+    PodGroupKind.KUBERNETES: (
+        "/apis/scheduling.k8s.io/v1beta1/podgroups",
+        "/apis/scheduling.k8s.io/v1alpha2/podgroups",
+    ),
+    PodGroupKind.VOLCANO: ("/apis/scheduling.volcano.sh/v1beta1/podgroups",),
+    PodGroupKind.COSCHEDULING: ("/apis/scheduling.x-k8s.io/v1alpha1/podgroups",),
 }
-"""API paths of the PodGroups of all namespaces."""
+"""API paths of the PodGroups of all namespaces, in the versions that may be served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +84,19 @@ class PodGroupReference:
 
 
 def parse_pod_group(
-    namespace: Namespace, annotations: Mapping[str, str], labels: Mapping[str, str]
+    namespace: Namespace,
+    annotations: Mapping[str, str],
+    labels: Mapping[str, str],
+    scheduling_group: str = "",
 ) -> PodGroupReference | None:
-    """Parse a pod's group; a group with its number on the pod comes first.
+    """Parse a pod's group: that of `spec.schedulingGroup`, or one with its number on the pod first.
 
     Raises RequestError for a malformed name or number, and for what Koordinator's annotations ask
     for and no gang has here.
     """
+    if scheduling_group:
+        name = parse_name("spec.schedulingGroup.podGroupName", scheduling_group)
+        return PodGroupReference(name=f"{namespace}/{name}", kind=PodGroupKind.KUBERNETES)
     _check_gang(namespace, annotations)
     for keys, values in ((KOORDINATOR, annotations), (LIGHTWEIGHT, labels)):
         found = [key for key in keys if key in values]

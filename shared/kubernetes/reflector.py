@@ -12,7 +12,7 @@ an API server that could not be reached, since its versions may have caught up m
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -23,6 +23,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import (
     ExpiredError,
     KubernetesError,
+    NotFoundError,
     error_of,
     is_throttled,
 )
@@ -86,6 +87,7 @@ class Batch(Generic[R]):
     """That list may be of a store that was replaced by an older one since the list before, so that
     versions of objects may be lower than those reported earlier."""
     refusal: RequestError | None = None
+    path: str = ""
 
 
 class Reflector(Generic[R]):
@@ -242,7 +244,7 @@ class Reflector(Generic[R]):
 
     def _take_batches(self) -> Iterator[Batch[R]]:
         while self._unreported or any(self._listed):
-            batch = Batch(self._unreported[:BATCH])
+            batch = Batch(self._unreported[:BATCH], path=self._path)
             del self._unreported[:BATCH]
             if not self._unreported:
                 (batch.listed, batch.restored), self._listed = self._listed, (False, False)
@@ -296,7 +298,7 @@ class Reflector(Generic[R]):
 
 async def follow(
     client: KubernetesClient,
-    path: str,
+    paths: str | Sequence[str],
     kind: type[R],
     *,
     retry_s: float,
@@ -306,15 +308,20 @@ async def follow(
     """Yield every change of a kind that the API server may not have, or not let us read, for ever.
 
     After a refusal, the kind is requested again every `retry_s`, or as soon as it has `appeared`.
+    Of several versions, the first is followed that is served.
     """
-    again = appeared or asyncio.Event()
+    again, paths, at = appeared or asyncio.Event(), [paths] if isinstance(paths, str) else paths, 0
     while True:
         again.clear()
-        reflector = Reflector(client, path, kind, field_selector=field_selector)
+        reflector = Reflector(client, paths[at], kind, field_selector=field_selector)
         try:
             async with aclosing(reflector.batches()) as batches:
                 async for batch in batches:
                     yield batch
         except RequestError as error:
+            if isinstance(error, NotFoundError):
+                at = (at + 1) % len(paths)
+                if at:
+                    continue
             yield Batch(refusal=error)
         await wait_for_event(again, retry_s)

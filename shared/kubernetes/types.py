@@ -252,6 +252,12 @@ class ExtendedResourceClaimStatus(Struct, frozen=True, rename="camel", gc=False)
     resource_claim_name: str = ""
 
 
+class SchedulingGroup(Struct, frozen=True, rename="camel", gc=False):
+    """PodSchedulingGroup."""
+
+    pod_group_name: str = ""
+
+
 class ApiPodSpec(Struct, frozen=True, rename="camel", gc=False):
     """PodSpec."""
 
@@ -276,7 +282,7 @@ class ApiPodSpec(Struct, frozen=True, rename="camel", gc=False):
     host_users: bool | None = None
     resource_claims: tuple[PodResourceClaim, ...] = ()
     resources: Resources = Resources()
-    scheduling_group: dict[str, object] | None = None
+    scheduling_group: SchedulingGroup = SchedulingGroup()
     termination_grace_period_seconds: float | None = None
     active_deadline_seconds: float | None = None
     volumes: tuple[Volume, ...] = ()
@@ -480,10 +486,37 @@ class ApiNode(Struct, frozen=True, gc=False):
     status: NodeStatus = NodeStatus()
 
 
+class GangPolicy(Struct, frozen=True, rename="camel", gc=False):
+    """GangSchedulingPolicy."""
+
+    min_count: int = 1
+
+
+class SchedulingPolicy(Struct, frozen=True, gc=False):
+    """PodGroupSchedulingPolicy; without a gang, its pods are scheduled one by one."""
+
+    gang: GangPolicy | None = None
+
+
 class PodGroupSpec(Struct, frozen=True, rename="camel", gc=False):
-    """PodGroupSpec of Volcano and of the coscheduling plugin."""
+    """PodGroupSpec of Volcano, of the coscheduling plugin, and of scheduling.k8s.io."""
 
     min_member: int = 1
+    scheduling_policy: SchedulingPolicy = SchedulingPolicy()
+    scheduling_constraints: dict[str, object] | None = None
+    priority: int | None = None
+
+
+class PodGroupCondition(Condition, frozen=True, gc=False):
+    """A condition of a PodGroup."""
+
+    last_transition_time: str = field(name="lastTransitionTime", default="")
+
+
+class PodGroupStatus(Struct, frozen=True, gc=False):
+    """PodGroupStatus of scheduling.k8s.io."""
+
+    conditions: tuple[PodGroupCondition, ...] = ()
 
 
 class PodGroup(Struct, frozen=True, gc=False):
@@ -491,3 +524,4 @@ class PodGroup(Struct, frozen=True, gc=False):
 
     metadata: ObjectMeta = ObjectMeta()
     spec: PodGroupSpec = PodGroupSpec()
+    status: PodGroupStatus = PodGroupStatus()

@@ -155,6 +155,7 @@ FIELDS = (
         "schedulingGates[].name tolerations[].effect tolerations[].key tolerations[].operator "
         "tolerations[].value",
     ),
+    *_all(Effect.OBEYED, "spec", "schedulingGroup.podGroupName", note="a gang of its PodGroup"),
     *_all(Effect.OBEYED, "spec", "nodeName", note="denied in pods with GPUs"),
     *_all(
         Effect.NO_EFFECT,
@@ -217,7 +218,6 @@ FIELDS = (
         when={"hostUsers": False, "hostNetwork": True},
     ),
     *_all(Effect.HANDED_OVER, "spec", "resourceClaims[]", reason="resource-claims"),
-    *_all(Effect.HANDED_OVER, "spec", "schedulingGroup", reason="scheduling-group"),
     *_all(
         Effect.HANDED_OVER,
         "spec.volumes[]",

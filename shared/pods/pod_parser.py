@@ -135,7 +135,9 @@ class PodParser:
             budget_gated=ours and any(gate.name == BUDGET_GATE for gate in spec.scheduling_gates),
             priority=spec.priority or 0,
             shown=0 if shown is None else message_digest(shown),
-            reason=cut(shown or "") if self.keeps_reasons else "",
+            reason=cut(shown or "")
+            if self.keeps_reasons or spec.scheduling_group.pod_group_name
+            else "",
             has_lease=ANNOTATION in meta.annotations,
             grown=_grown(template.resources, meta.annotations.get(ANNOTATION, "")),
             created_at=meta.creation_timestamp.timestamp() if meta.creation_timestamp else 0.0,
@@ -226,8 +228,9 @@ class PodParser:
 
 
 def _group(pod: ApiPod) -> pod_groups.PodGroupReference | None:
-    meta = pod.metadata
-    return pod_groups.parse_pod_group(Namespace(meta.namespace), meta.annotations, meta.labels)
+    meta, group = pod.metadata, pod.spec.scheduling_group.pod_group_name
+    namespace = Namespace(meta.namespace)
+    return pod_groups.parse_pod_group(namespace, meta.annotations, meta.labels, group)
 
 
 def _valid_group(pod: ApiPod) -> pod_groups.PodGroupReference | None:

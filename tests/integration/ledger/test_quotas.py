@@ -71,7 +71,8 @@ async def held(leases: RedisLeases, model: str = "") -> QuotaUsage:
 
 def of(limits: QuotaLimits, **more: Any) -> Quota:
     """The quota of the team, or of another namespace."""
-    return Quota(**{"namespace": TEAM, "limits": limits} | more)
+    fields: dict[str, Any] = {"namespace": TEAM, "limits": limits} | more
+    return Quota(**fields)
 
 
 OTHERS = Namespace("others")

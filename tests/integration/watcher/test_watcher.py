@@ -33,7 +33,9 @@ from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.servers.nats import nats_server
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+from tests.support.waiting import until
 
+MERGE = {"Content-Type": "application/merge-patch+json"}
 OURS = frozenset({"volcano"})
 
 
@@ -251,3 +253,69 @@ async def test_a_pod_of_a_group_is_queued_with_its_gang_once_the_group_exists() 
         assert "does not exist in" in rejected.reason
         assert isinstance(queued, PodQueued)
         assert queued.request.gang == Gang(name="default/g", min_member=3)
+
+
+def kubernetes_groups() -> dict[str, Any]:
+    """Return a definition of the PodGroups of Kubernetes 1.36, which serves them behind a gate."""
+    condition = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    condition |= {"properties": {"type": {"type": "string"}}, "required": ["type"]}
+    conditions = {"type": "array", "items": condition, "x-kubernetes-list-type": "map"}
+    status = {"conditions": conditions | {"x-kubernetes-list-map-keys": ["type"]}}
+    definition = group_definition()
+    definition["metadata"] = {
+        "name": "podgroups.scheduling.k8s.io",
+        "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
+    }
+    definition["spec"]["group"] = "scheduling.k8s.io"
+    (version,) = definition["spec"]["versions"]
+    version |= {"name": "v1alpha2", "subresources": {"status": {}}}
+    version["schema"]["openAPIV3Schema"]["properties"] |= {
+        "spec": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+        "status": {"type": "object", "properties": status},
+    }
+    return definition
+
+
+async def test_a_pod_group_of_kubernetes_says_why_its_pods_wait_and_when_they_are_placed() -> None:
+    async with api_server() as api, api.client() as client:
+        definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        assert (await client.post(definitions, json=kubernetes_groups())).status == 201
+        groups = "/apis/scheduling.k8s.io/v1alpha2/namespaces/default/podgroups"
+        disruption = {"type": "DisruptionTarget", "status": "False"}
+        group = {
+            "apiVersion": "scheduling.k8s.io/v1alpha2",
+            "kind": "PodGroup",
+            "metadata": {"name": "g"},
+            "spec": {"schedulingPolicy": {"gang": {"minCount": 2}}},
+        }
+        assert (await client.post(groups, json=group)).status == 201
+        marked = {"status": {"conditions": [disruption]}}
+        await client.patch(f"{groups}/g/status", json=marked, headers=MERGE)
+        pods = "/api/v1/namespaces/default/pods"
+
+        async def scheduled() -> dict[str, Any] | None:
+            found = await (await client.get(f"{groups}/g")).json()
+            conditions = {each["type"]: each for each in found["status"]["conditions"]}
+            assert conditions.pop("DisruptionTarget") == disruption
+            return conditions.get("PodGroupScheduled")
+
+        async with watching(api) as bus:
+            inbox = await bus.subscribe([PodQueued, PodRejected], group="test")
+            for name in "ab":
+                member = pod(name)
+                member["spec"]["schedulingGroup"] = {"podGroupName": "g"}
+                assert (await client.post(pods, json=member)).status == 201
+            queued = await received(inbox, 2)
+            assert [each.request.gang for each in queued if isinstance(each, PodQueued)] == [
+                Gang(name="default/g", min_member=2)
+            ] * 2
+            waits = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+            reason = {"status": {"conditions": [{**waits, "message": "0/1 nodes"}]}}
+            await client.patch(f"{pods}/a/status", json=reason, headers=MERGE)
+            found = await until(scheduled, lambda now: now and now["message"] == "pod a: 0/1 nodes")
+            assert (found["status"], found["reason"]) == ("False", "Unschedulable")
+            for name in "ab":
+                target = {"target": {"kind": "Node", "name": "n1"}, "metadata": {"name": name}}
+                await client.post(f"{pods}/{name}/binding", json=target)
+            found = await until(scheduled, lambda now: now and now["status"] == "True")
+            assert (found["reason"], found["message"]) == ("Scheduled", "2 pods have a node")

@@ -7,7 +7,13 @@ from typing import Any, cast
 import msgspec
 
 from services.watcher.service import Watcher
-from services.watcher.sources import CHUNK_BYTES, LEASE_BYTES, ClaimReflector, OurPodLister
+from services.watcher.sources import (
+    CHUNK_BYTES,
+    LEASE_BYTES,
+    ClaimReflector,
+    OurPodLister,
+    PodGroupConditions,
+)
 from shared.kubernetes.client import KubernetesClient, Page
 from shared.kubernetes.errors import ErrorResponse, ForbiddenError
 from shared.kubernetes.resource_claims import CLAIMS_PATH
@@ -103,7 +109,10 @@ async def test_a_list_that_failed_is_retried_until_it_succeeds() -> None:
         ("pod", "node", "group", "namespace", "quota", "claim"), cast("Any", None)
     )
     watcher = Watcher(
-        lister=lister, clock=Clock(), **{f"{name}_source": none for name, none in sources.items()}
+        lister=lister,
+        clock=Clock(),
+        group_conditions=PodGroupConditions(cast("Any", None)),
+        **{f"{name}_source": none for name, none in sources.items()},
     )
 
     await watcher.request_resync([ResyncRequested(reason="a test", request_id="t")])

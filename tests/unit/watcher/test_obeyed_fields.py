@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from shared.dialects.dialect import Rules
+from shared.dialects.pod_groups import PodGroupKind
 from shared.kubernetes.types import ApiPod
 from shared.model.node import NodeFacts, Taint
 from shared.model.request import DeviceSelection
@@ -171,6 +172,10 @@ OTHERS: dict[str, Callable[[], bool]] = {
     "metadata.namespace": lambda: observed({}, namespace="team-a").namespace == "team-a",
     "spec.nodeName": lambda: not observed({"nodeName": "n1"}).is_pending,
     "spec.priority": lambda: observed({"priority": 7}).priority == 7,
+    "spec.schedulingGroup.podGroupName": lambda: (
+        (group := observed({"schedulingGroup": {"podGroupName": "g"}}).group) is not None
+        and group.kind is PodGroupKind.KUBERNETES
+    ),
     "spec.schedulerName": lambda: not observed({"schedulerName": "other"}).is_pending,
     "spec.schedulingGates[].name": lambda: (
         not observed({"schedulingGates": [{"name": "g"}]}).is_pending

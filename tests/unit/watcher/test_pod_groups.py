@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from msgspec import structs
 
-from services.watcher.trackers import PodEvent, PodGroupChanges, PodTracker, unreadable_groups
+from services.watcher.pod_groups import KnownGroup, PodGroupChanges, known_group, unreadable_groups
+from services.watcher.trackers import PodEvent, PodTracker
 from shared.dialects.pod_groups import PodGroupKind, PodGroupReference, parse_pod_group
+from shared.kubernetes.types import PodGroup
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import PodQueued, PodRejected
 from shared.model.names import Namespace, NodeName, PodUid
@@ -28,7 +31,8 @@ NONE_LISTED = PodGroupChanges(kind=VOLCANO, synced=True)
 
 
 def group(size: int | None) -> PodGroupChanges:
-    return PodGroupChanges(kind=VOLCANO, sizes=(("ns/g", size),))
+    known = KnownGroup(min_member=size) if size is not None else None
+    return PodGroupChanges(kind=VOLCANO, groups=(("ns/g", known),))
 
 
 def apply(pods: PodTracker, changes: PodGroupChanges) -> list[PodEvent]:
@@ -265,3 +269,73 @@ def test_pods_that_another_scheduler_has_placed_count_until_they_fail_or_are_del
     assert gang_after(None, bound) == [Gang(name="ns/g", min_member=3)]
     by_kube_scheduler = structs.replace(bound, ours=True, by_kube_scheduler=True)
     assert gang_after(by_kube_scheduler, None) == [two_more]
+
+
+KUBERNETES = PodGroupKind.KUBERNETES
+KUBERNETES_POD = structs.replace(WAITING, group=PodGroupReference(name="ns/g", kind=KUBERNETES))
+
+
+def kubernetes_group(**spec: object) -> PodGroupChanges:
+    """Return the listed PodGroup ns/g of scheduling.k8s.io."""
+    document = {"metadata": {"name": "g", "namespace": "ns"}, "spec": spec}
+    known = known_group(KUBERNETES, msgspec.convert(document, PodGroup))
+    return PodGroupChanges(kind=KUBERNETES, groups=(("ns/g", known),), synced=True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "gang", "priority"),
+    [
+        (
+            {"schedulingPolicy": {"gang": {"minCount": 3}}},
+            Gang(name="ns/g", min_member=3),
+            WAITING.request and WAITING.request.priority,
+        ),
+        (
+            {"schedulingPolicy": {"gang": {"minCount": 3}}, "priority": 7},
+            Gang(name="ns/g", min_member=3),
+            7,
+        ),
+        ({"schedulingPolicy": {"basic": {}}, "priority": -5}, None, -5),
+    ],
+    ids=["gang", "gang with a priority", "basic"],
+)
+def test_a_pod_group_of_kubernetes_has_minimum_and_priority(
+    spec: dict[str, object], gang: Gang | None, priority: int
+) -> None:
+    pods = PodTracker()
+    pods.update(KUBERNETES_POD, None)
+
+    (queued,) = apply(pods, kubernetes_group(**spec))
+
+    assert isinstance(queued, PodQueued)
+    assert (queued.request.gang, queued.request.priority) == (gang, priority)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            kubernetes_group(
+                schedulingPolicy={"gang": {"minCount": 2}},
+                schedulingConstraints={"topology": [{"key": "rack"}]},
+            ),
+            "PodGroup g has spec.schedulingConstraints, which Leasehold does not obey",
+        ),
+        (
+            kubernetes_group(schedulingPolicy={"gang": {"minCount": 10**7}}),
+            "pod group ns/g: a field is out of its bounds",
+        ),
+        (PodGroupChanges(kind=KUBERNETES, synced=True), "which does not exist in namespace ns"),
+    ],
+    ids=["topology", "too many", "missing"],
+)
+def test_a_pod_of_a_pod_group_that_cannot_be_obeyed_waits_with_the_reason(
+    changes: PodGroupChanges, reason: str
+) -> None:
+    pods = PodTracker()
+    pods.update(KUBERNETES_POD, None)
+
+    (rejected,) = apply(pods, changes)
+
+    assert isinstance(rejected, PodRejected)
+    assert reason in rejected.reason

@@ -70,11 +70,6 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "spec.resourceClaims[0]",
         "resource-claims",
     ),
-    "spec.schedulingGroup": (
-        {"schedulingGroup": {"podGroupName": "g"}},
-        "spec.schedulingGroup",
-        "scheduling-group",
-    ),
     **{
         f"spec.volumes[].{name}": (
             {"volumes": [{"name": "tmp", "emptyDir": {}}, {"name": "data", name: {"x": "y"}}]},
@@ -164,7 +159,7 @@ def test_other_pods_go_to_the_placer(spec: dict[str, Any], choice: SchedulerChoi
 
 
 def test_a_pod_whose_author_chose_kube_scheduler_with_the_extender_stays_as_it_is() -> None:
-    spec, _, _ = CASES["spec.schedulingGroup"]
+    spec, _, _ = CASES["spec.resourceClaims[]"]
 
     given = patched(pod({**spec, "schedulerName": FULL}), INSTALLED)
 
@@ -174,7 +169,7 @@ def test_a_pod_whose_author_chose_kube_scheduler_with_the_extender_stays_as_it_i
 
 @pytest.mark.parametrize("choice", [SchedulerChoice(), INSTALLED])
 def test_a_pod_of_another_scheduler_stays_with_it(choice: SchedulerChoice) -> None:
-    spec, _, _ = CASES["spec.schedulingGroup"]
+    spec, _, _ = CASES["spec.resourceClaims[]"]
 
     decision = decided(pod({**spec, "schedulerName": "other"}), choice)
 

@@ -1,0 +1,191 @@
+"""Groups of pods: what their PodGroups ask for; pure."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from shared.dialects.pod_groups import PATHS, PodGroupKind
+from shared.kubernetes.types import ObjectMeta, PodGroup, PodGroupCondition
+from shared.model.bounds import check_bounds
+from shared.model.errors import RequestError
+from shared.model.request import Gang
+from shared.pods.observed_pod import ObservedPod
+
+SCHEDULED = "PodGroupScheduled"
+NO_CONDITION, NO_METADATA = PodGroupCondition(), ObjectMeta()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownGroup:
+    """What a PodGroup asks for."""
+
+    min_member: int
+    """0: its pods start one by one."""
+    priority: int | None = None
+    """Of its pods, in place of their own."""
+    error: str = ""
+    """Why its pods cannot be placed."""
+    metadata: ObjectMeta = NO_METADATA
+    scheduled: PodGroupCondition = NO_CONDITION
+    """Its condition PodGroupScheduled, if it has one."""
+
+
+def known_group(kind: PodGroupKind, group: PodGroup) -> KnownGroup:
+    """Return what a PodGroup asks for, by the API of its kind.
+
+    https://kubernetes.io/docs/concepts/workloads/workload-api/
+    """
+    meta, spec = group.metadata, group.spec
+    if kind is not PodGroupKind.KUBERNETES:
+        return KnownGroup(min_member=spec.min_member)
+    gang, error = spec.scheduling_policy.gang, ""
+    if spec.scheduling_constraints:
+        error = (
+            f"PodGroup {meta.name} has spec.schedulingConstraints, which Leasehold does not obey: "
+            "create it without"
+        )
+    found = (each for each in group.status.conditions if each.type == SCHEDULED)
+    return KnownGroup(
+        min_member=gang.min_count if gang else 0,
+        priority=spec.priority,
+        error=error,
+        metadata=meta,
+        scheduled=next(found, NO_CONDITION),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodGroupChanges:
+    """Changes of PodGroups of one kind."""
+
+    kind: PodGroupKind
+    groups: tuple[tuple[str, KnownGroup | None], ...] = ()
+    """Each changed PodGroup, by `namespace/name`, or None if it was deleted."""
+    synced: bool = False
+    """The initial list is complete with these changes."""
+    absent: bool = False
+    """The API server does not know the kind: names of such groups have no meaning."""
+    unreadable: str = ""
+    """Why PodGroups cannot be read."""
+    path: str = ""
+    """Where the API server serves them."""
+
+
+class PodGroupIndex:
+    """PodGroups by kind, less the pods that other schedulers have placed.
+
+    A pod whose PodGroup is missing waits for it, as with the schedulers that define these
+    PodGroups. Where the kind itself is missing, no such scheduler was installed, no PodGroup can be
+    created, and pods are placed one by one.
+    """
+
+    def __init__(self) -> None:
+        self.paths: dict[PodGroupKind, str] = {}
+        self._groups: dict[PodGroupKind, dict[str, KnownGroup]] = {}
+        self._unreadable: dict[PodGroupKind, str] = {}
+        self._listed: set[PodGroupKind] = set()
+        self._placed_elsewhere: Counter[str] = Counter()
+        """How many pods of each group other schedulers have placed."""
+
+    def apply(self, changes: PodGroupChanges) -> set[str] | None:
+        """Apply changes; return the names of the groups they may concern, None: all of the kind."""
+        kind, known = changes.kind, self._groups.setdefault(changes.kind, {})
+        if changes.absent or changes.unreadable:
+            self._unreadable[kind] = changes.unreadable
+            known.clear()
+            self._listed.add(kind)
+            return None
+        self.paths[kind] = changes.path
+        changed = {name for name, group in changes.groups if known.get(name) != group}
+        for name, group in changes.groups:
+            if group is None:
+                known.pop(name, None)
+            else:
+                known[name] = group
+        if not changes.synced:
+            return changed
+        self._unreadable.pop(kind, None)
+        self._listed.add(kind)
+        return None
+
+    def get(self, kind: PodGroupKind, name: str) -> KnownGroup | None:
+        """Return a PodGroup, or None if there is none."""
+        return self._groups.get(kind, {}).get(name)
+
+    def count(self, now: ObservedPod | None, before: ObservedPod | None) -> set[str]:
+        """Count pods that other schedulers place; return the groups of which that changes."""
+        group, former = (pod.placed_elsewhere if pod else "" for pod in (now, before))
+        if group == former:
+            return set()
+        for name, more in ((group, 1), (former, -1)):
+            self._placed_elsewhere[name] += more
+            if not name or not self._placed_elsewhere[name]:
+                del self._placed_elsewhere[name]
+        return {group, former} - {""}
+
+    def absent_kinds(self, pods: Iterable[ObservedPod | None]) -> frozenset[PodGroupKind]:
+        """Return the kinds that pending pods among these name and that are not installed."""
+        return frozenset(
+            pod.group.kind
+            for pod in pods
+            if pod and pod.is_pending and pod.group and pod.group.kind
+            if self._unreadable.get(pod.group.kind) == ""
+        )
+
+    def await_list(self, kind: PodGroupKind) -> None:
+        """Make pods that name groups of this kind wait for its list: the kind was installed."""
+        self._listed.discard(kind)
+
+    def with_gang(self, pod: ObservedPod) -> ObservedPod | None:
+        """Return the pod with its gang or with an error, or None if the gang is not known yet.
+
+        A pod without a group, and one with an invalid request, is returned unchanged.
+        """
+        named = pod.group
+        if named is None or pod.request is None:
+            return pod
+        if named.kind is None:
+            return self._in_gang(pod, named.name, KnownGroup(min_member=named.min_member))
+        if named.kind not in self._listed:
+            return None
+        unreadable = self._unreadable.get(named.kind)
+        if unreadable is not None:
+            return _with_error(pod, unreadable) if unreadable else pod
+        group = self.get(named.kind, named.name)
+        if group is None:
+            namespace, _, name = named.name.partition("/")
+            return _with_error(
+                pod,
+                f"the pod belongs to PodGroup {name} ({named.kind}), which does not exist in "
+                f"namespace {namespace}: create the PodGroup, or remove its name from the pod",
+            )
+        return self._in_gang(pod, named.name, group)
+
+    def _in_gang(self, pod: ObservedPod, name: str, group: KnownGroup) -> ObservedPod:
+        if group.error or pod.request is None:
+            return _with_error(pod, group.error)
+        request = pod.request
+        if group.priority is not None:
+            request = structs.replace(request, priority=group.priority)
+        if group.min_member:
+            elsewhere = self._placed_elsewhere.get(name, 0)
+            least = max(group.min_member - elsewhere, 1)
+            gang = Gang(name=name, min_member=least, placed_elsewhere=elsewhere)
+            request = structs.replace(request, gang=gang)
+        try:
+            check_bounds(request.gang, f"pod group {name}")
+        except RequestError as error:
+            return _with_error(pod, str(error))
+        return structs.replace(pod, request=request)
+
+
+def _with_error(pod: ObservedPod, error: str) -> ObservedPod:
+    return structs.replace(pod, request=None, request_error=error)
+
+
+def unreadable_groups(kind: PodGroupKind, reason: str) -> PodGroupChanges:
+    """Return changes after which PodGroups of the kind exist and cannot be read."""
+    text = f"the pod belongs to a PodGroup, and {PATHS[kind][0]} cannot be read: {reason}"
+    return PodGroupChanges(kind=kind, unreadable=text)
