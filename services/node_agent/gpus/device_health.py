@@ -27,8 +27,8 @@ class HealthState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HealthRecord:
-    """The health of one device."""
+class DeviceHealth:
+    """The health of one device, and what it was like when it last responded."""
 
     state: HealthState = HealthState.HEALTHY
     since: float = 0.0
@@ -39,6 +39,10 @@ class HealthRecord:
     cordons: int = 0
     """How often it was cordoned since the backoff was last reset."""
     probe_at: float = 0.0
+    memory_mib: int = 0
+    mode: DeviceMode = DeviceMode.HAMI_CORE
+    ecc_errors: int | None = None
+    """The latest count that was reported, if any was."""
 
     @property
     def message(self) -> str:
@@ -60,7 +64,7 @@ class HealthPolicy:
     success_threshold: int = 3
     """This many successful probes in a row make a device healthy."""
 
-    def next_record(self, record: HealthRecord, fault: Fault | None, now: float) -> HealthRecord:
+    def next_record(self, record: DeviceHealth, fault: Fault | None, now: float) -> DeviceHealth:
         """Return the record after one probe, which found `fault` or none."""
         match record.state:
             case HealthState.HEALTHY:
@@ -72,7 +76,7 @@ class HealthPolicy:
             case HealthState.PROBING:
                 return self._probing(record, fault, now)
 
-    def _healthy(self, record: HealthRecord, fault: Fault | None, now: float) -> HealthRecord:
+    def _healthy(self, record: DeviceHealth, fault: Fault | None, now: float) -> DeviceHealth:
         if record.cordons and now - record.since >= self.reset_after_s:
             record = replace(record, cordons=0)
         if fault is None:
@@ -81,14 +85,14 @@ class HealthPolicy:
             return self._cordon(record, fault, now)
         return replace(record, state=HealthState.SUSPECT, since=now, fault=fault, streak=1)
 
-    def _suspect(self, record: HealthRecord, fault: Fault | None, now: float) -> HealthRecord:
+    def _suspect(self, record: DeviceHealth, fault: Fault | None, now: float) -> DeviceHealth:
         if fault is None:
             return replace(record, state=HealthState.HEALTHY, since=now, fault=None, streak=0)
         if fault.severe or record.streak + 1 >= self.failure_threshold:
             return self._cordon(record, fault, now)
         return replace(record, streak=record.streak + 1)
 
-    def _cordoned(self, record: HealthRecord, fault: Fault | None, now: float) -> HealthRecord:
+    def _cordoned(self, record: DeviceHealth, fault: Fault | None, now: float) -> DeviceHealth:
         """Wait until `probe_at`; if there is a fault then, back off longer."""
         if now < record.probe_at:
             return record
@@ -97,19 +101,21 @@ class HealthPolicy:
             return replace(record, cordons=cordons, probe_at=now + self.backoff_s(cordons))
         return replace(record, state=HealthState.PROBING, since=now, streak=0)
 
-    def _probing(self, record: HealthRecord, fault: Fault | None, now: float) -> HealthRecord:
+    def _probing(self, record: DeviceHealth, fault: Fault | None, now: float) -> DeviceHealth:
         if fault is not None:
             return self._cordon(record, fault, now)
         if record.streak + 1 < self.success_threshold:
             return replace(record, streak=record.streak + 1)
         return replace(record, state=HealthState.HEALTHY, since=now, fault=None, streak=0)
 
-    def _cordon(self, record: HealthRecord, fault: Fault, now: float) -> HealthRecord:
+    def _cordon(self, record: DeviceHealth, fault: Fault, now: float) -> DeviceHealth:
         cordons = record.cordons + 1
-        return HealthRecord(
+        return replace(
+            record,
             state=HealthState.CORDONED,
             since=now,
             fault=fault,
+            streak=0,
             cordons=cordons,
             probe_at=now + self.backoff_s(cordons),
         )
@@ -118,17 +124,6 @@ class HealthPolicy:
         """Return how long a device is not probed that is cordoned for this time in a row."""
         doublings = min(cordons - 1, 32)
         return min(self.first_backoff_s * 2.0**doublings, self.max_backoff_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceHealth:
-    """The health of a device, and what it was like when it last responded: a change is a fault."""
-
-    record: HealthRecord
-    memory_mib: int
-    mode: DeviceMode
-    ecc_errors: int | None = None
-    """The latest count that was reported, if any was."""
 
 
 def update_health(
@@ -155,10 +150,7 @@ def update_health(
         uuid: _probed(known.get(uuid), gpu, xid_faults.get(uuid), policy, now)
         for uuid, gpu in found.items()
     } | {
-        uuid: replace(
-            before,
-            record=policy.next_record(before.record, xid_faults.get(uuid) or missing_fault, now),
-        )
+        uuid: policy.next_record(before, xid_faults.get(uuid) or missing_fault, now)
         for uuid, before in known.items()
         if uuid not in found
     }
@@ -169,16 +161,12 @@ def _probed(
 ) -> DeviceHealth:
     fault = xid_fault or gpu.fault
     if before is None:
-        before = DeviceHealth(
-            record=HealthRecord(since=now), memory_mib=gpu.memory_mib, mode=gpu.mode
-        )
-    record = policy.next_record(before.record, fault or _change_fault(before, gpu), now)
+        before = DeviceHealth(since=now, memory_mib=gpu.memory_mib, mode=gpu.mode)
+    health = policy.next_record(before, fault or _change_fault(before, gpu), now)
     if gpu.fault is not None:
-        return replace(before, record=record)
+        return health
     ecc_errors = before.ecc_errors if gpu.ecc_errors is None else gpu.ecc_errors
-    return DeviceHealth(
-        record=record, memory_mib=gpu.memory_mib, mode=gpu.mode, ecc_errors=ecc_errors
-    )
+    return replace(health, memory_mib=gpu.memory_mib, mode=gpu.mode, ecc_errors=ecc_errors)
 
 
 def _change_fault(before: DeviceHealth, gpu: Gpu) -> Fault | None:

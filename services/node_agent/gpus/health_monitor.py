@@ -17,7 +17,6 @@ from services.node_agent.gpus.device_faults import (
 from services.node_agent.gpus.device_health import (
     DeviceHealth,
     HealthPolicy,
-    HealthRecord,
     HealthState,
     update_health,
 )
@@ -74,11 +73,7 @@ class HealthMonitor:
     @property
     def faults(self) -> Mapping[DeviceUuid, str]:
         """State and fault of each device that is not healthy."""
-        return {
-            uuid: health.record.message
-            for uuid, health in self.devices.items()
-            if health.record.message
-        }
+        return {uuid: health.message for uuid, health in self.devices.items() if health.message}
 
     def as_served(self, devices: Iterable[Device]) -> tuple[Device, ...]:
         """Return devices as the kubelet should see them: suspect devices as healthy.
@@ -87,9 +82,7 @@ class HealthMonitor:
         permanently fails a pod that comes to an unhealthy device.
         """
         suspect = {
-            uuid
-            for uuid, health in self.devices.items()
-            if health.record.state is HealthState.SUSPECT
+            uuid for uuid, health in self.devices.items() if health.state is HealthState.SUSPECT
         }
         return tuple(
             replace(device, healthy=True, fault="") if device.uuid in suspect else device
@@ -101,7 +94,7 @@ class HealthMonitor:
 
         It is not merely suspect: no pod was placed on it since the agent started.
         """
-        found_before = HealthRecord(
+        found_before = DeviceHealth(
             state=HealthState.SUSPECT,
             since=self.clock.ticks(),
             fault=NOT_LISTED,
@@ -109,8 +102,8 @@ class HealthMonitor:
         )
         for device in devices:
             self._indices[device.uuid] = device.index
-            self.devices[device.uuid] = DeviceHealth(
-                record=found_before, memory_mib=device.memory_mib, mode=device.mode
+            self.devices[device.uuid] = replace(
+                found_before, memory_mib=device.memory_mib, mode=device.mode
             )
 
     def forget(self, devices: Iterable[DeviceUuid]) -> None:
@@ -139,9 +132,8 @@ class HealthMonitor:
             driver_fault=driver_fault,
         )
         events: list[HealthChanged] = []
-        for uuid, health in sorted(self.devices.items()):
-            record = health.record
-            state_before = before[uuid].record.state if uuid in before else None
+        for uuid, record in sorted(self.devices.items()):
+            state_before = before[uuid].state if uuid in before else None
             if record.state is not state_before:
                 index = self._indices.get(uuid, -1)
                 for each in HealthState:
@@ -168,7 +160,7 @@ class HealthMonitor:
         return await self._queue.get()
 
     def _event(
-        self, uuid: DeviceUuid, index: int, record: HealthRecord, now: float
+        self, uuid: DeviceUuid, index: int, record: DeviceHealth, now: float
     ) -> HealthChanged:
         recorded = (entry.lease for entry in self.checkpoint.entries)  # known before the leases
         holders = {
@@ -200,7 +192,7 @@ def _is_reported(before: HealthState | None, state: HealthState) -> bool:
 
 
 def _log_change(
-    uuid: DeviceUuid, index: int, before: HealthState | None, record: HealthRecord
+    uuid: DeviceUuid, index: int, before: HealthState | None, record: DeviceHealth
 ) -> None:
     if before is not None or record.fault is not None:
         level = logging.INFO if record.fault is None else logging.WARNING

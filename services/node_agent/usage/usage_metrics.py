@@ -172,52 +172,11 @@ def usage_metrics(
     """Return every metric of the node, from the snapshot alone."""
     build = hami.build_labels(f"leasehold-{version('leasehold')}")
     yield _family(hami.BUILD_INFO, "Build.", [(build, 1)])
-    devices = [_device_usage(sample, node) for sample in snapshot.devices]
-    for of_devices in (*hami.MONITOR_DEVICES, *volcano.MONITOR_DEVICES):
-        yield _published(of_devices, devices)
-    shares = [(use, share) for use in snapshot.containers for share in use.shares]
-    usages = [_share_usage(use, share, now) for use, share in shares]
-    for of_shares in (*hami.MONITOR_SHARES, *volcano.MONITOR_SHARES):
-        yield _published(of_shares, usages)
+    yield from _device_metrics(snapshot.devices, node)
+    yield from _share_metrics(snapshot.containers, now, idle_since)
     containers = [(_container_labels(use), use) for use in snapshot.containers]
-    named = [
-        ({"hw_id": d.device, "hw_type": "gpu", "hw_model": d.model}, d) for d in snapshot.devices
-    ]
-    hardware = [(labels, one.hardware) for labels, one in named if one.hardware]
-    own = [(_container_labels(use) | _of_device(one.share.device), one) for use, one in shares]
-    yield from _families(_SHARE_METRICS, own)
-    since = [idle_since.get(use.key_of(share), now) for use, share in shares]
-    yield _family(
-        "leasehold_container_idle_seconds",
-        "Time since the container last used its part of the device; 0 while it uses it.",
-        (
-            (labels, max(0.0, now - used_at))
-            for (labels, _), used_at in zip(own, since, strict=True)
-        ),
-    )
     yield from _families(_CONTAINER_METRICS, containers)
-    yield from _families(_DEVICE_METRICS, named)
-    yield from _families(_HARDWARE_METRICS, hardware)
-    yield from _families(
-        _OWN_HARDWARE_METRICS, [(_of_device(one.device), one) for _, one in hardware]
-    )
-    yield from _labelled_metrics(snapshot, [one for _, one in hardware])
     yield from _families(_NODE_METRICS, [({}, snapshot)])
-    yield _family(
-        "leasehold_limits_restored",
-        "Number of times that altered limits were restored.",
-        [({}, restored)],
-        kind="counter",
-        suffix="_total",
-    )
-
-
-def _labelled_metrics(snapshot: UsageSnapshot, hardware: Iterable[Hardware]) -> Iterator[Metric]:
-    yield _family(
-        "leasehold_gpu_throttled",
-        "1 for each reason why the clocks of a device are lower than they could be.",
-        ((_of_device(o.device) | {"reason": reason}, 1) for o in hardware for reason in o.throttle),
-    )
     rules = Counter(violation.reason for violation in snapshot.violations)
     yield _family(
         "leasehold_violations",
@@ -228,6 +187,49 @@ def _labelled_metrics(snapshot: UsageSnapshot, hardware: Iterable[Hardware]) -> 
         "leasehold_gpu_unleased_processes",
         "Processes on a device without a lease.",
         ((_of_device(device), count) for device, count in snapshot.unleased.items()),
+    )
+    yield _family(
+        "leasehold_limits_restored",
+        "Number of times that altered limits were restored.",
+        [({}, restored)],
+        kind="counter",
+        suffix="_total",
+    )
+
+
+def _device_metrics(samples: Iterable[DeviceSample], node: NodeName) -> Iterator[Metric]:
+    named = [
+        ({"hw_id": one.device, "hw_type": "gpu", "hw_model": one.model}, one) for one in samples
+    ]
+    usages = [_device_usage(one, node) for _, one in named]
+    for metric in (*hami.MONITOR_DEVICES, *volcano.MONITOR_DEVICES):
+        yield _published(metric, usages)
+    hardware = [(labels, one.hardware) for labels, one in named if one.hardware]
+    own = [(_of_device(one.device), one) for _, one in hardware]
+    yield from _families(_DEVICE_METRICS, named)
+    yield from _families(_HARDWARE_METRICS, hardware)
+    yield from _families(_OWN_HARDWARE_METRICS, own)
+    yield _family(
+        "leasehold_gpu_throttled",
+        "1 for each reason why the clocks of a device are lower than they could be.",
+        ((labels | {"reason": reason}, 1) for labels, one in own for reason in one.throttle),
+    )
+
+
+def _share_metrics(
+    containers: Iterable[MeasuredContainer], now: float, idle_since: Mapping[ShareKey, float]
+) -> Iterator[Metric]:
+    shares = [(use, share) for use in containers for share in use.shares]
+    usages = [_share_usage(use, share, now) for use, share in shares]
+    for metric in (*hami.MONITOR_SHARES, *volcano.MONITOR_SHARES):
+        yield _published(metric, usages)
+    own = [(_container_labels(use) | _of_device(one.share.device), one) for use, one in shares]
+    yield from _families(_SHARE_METRICS, own)
+    used_at = [idle_since.get(use.key_of(share), now) for use, share in shares]
+    yield _family(
+        "leasehold_container_idle_seconds",
+        "Time since the container last used its part of the device; 0 while it uses it.",
+        ((labels, max(0.0, now - at)) for (labels, _), at in zip(own, used_at, strict=True)),
     )
 
 

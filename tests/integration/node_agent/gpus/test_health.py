@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 from services.node_agent.gpus.device_health import HealthState
 from services.node_agent.records.device_guard import EXCEEDED
 from services.node_agent.service import NodeAgent
-from shared.model.device import Device, DeviceMode
+from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.events.node_events import HealthChanged, LeaseHolder
 from shared.model.events.request_reply import UsageRequest
@@ -40,11 +40,6 @@ def state_shown(uuid: str, index: int) -> dict[str, float | None]:
         return REGISTRY.get_sample_value("leasehold_device_health", labels)
 
     return {str(state): of(state) for state in HealthState if of(state)}
-
-
-def device(cluster: OneNodeCluster, index: int) -> Device:
-    found: Device = cluster.reported[-1].devices[index]
-    return found
 
 
 async def until_unhealthy(cluster: OneNodeCluster, fault: str) -> Device:
@@ -122,31 +117,6 @@ async def test_a_hanging_gpu_stalls_neither_allocate_nor_the_others_and_recovers
         await cluster.node.allocatable(NUMBER, 20)
 
     assert "NoResponse" in unhealthy.fault
-
-
-@pytest.mark.parametrize(
-    ("gpus", "text", "reason", "after"),
-    [
-        ("2xT4", "vanish", "NotListed", {}),
-        ("2xT4", "memory-8192", "MemoryChanged", {"memory_mib": 8192}),
-        ("2xA100-40GB", "mode-flip", "ModeChanged", {"mode": DeviceMode.MIG}),
-    ],
-)
-async def test_a_changed_gpu_is_cordoned_and_returns(
-    gpus: str, text: str, reason: str, after: dict[str, Any]
-) -> None:
-    async with one_node_cluster(gpus, **QUICK) as cluster, cluster.running():
-        before = device(cluster, 1)
-        cluster.inject(gpu1=text)
-        unhealthy = await until_unhealthy(cluster, "cordoned")
-        if not after:
-            cluster.inject()
-        await until(lambda: device(cluster, 1).healthy)
-        healed = device(cluster, 1)
-
-    assert reason in unhealthy.fault
-    assert before.uuid == healed.uuid == SECOND
-    assert {name: getattr(healed, name) for name in after} == after
 
 
 # After a restart of the agent

@@ -19,7 +19,6 @@ from services.node_agent.gpus.device_faults import (
 from services.node_agent.gpus.device_health import (
     DeviceHealth,
     HealthPolicy,
-    HealthRecord,
     HealthState,
     update_health,
 )
@@ -45,8 +44,8 @@ def gpu(uuid: DeviceUuid = A, **changes: Any) -> Gpu:
     return Gpu(**(facts | changes))
 
 
-def after(*probes: tuple[float, Fault | None]) -> HealthRecord:
-    record = HealthRecord()
+def after(*probes: tuple[float, Fault | None]) -> DeviceHealth:
+    record = DeviceHealth()
     for at, fault in probes:
         record = POLICY.next_record(record, fault, at)
     return record
@@ -107,7 +106,7 @@ FAULTS = st.sampled_from([None, None, MILD, GRAVE])
 def test_every_transition_is_in_the_table_and_only_healthy_devices_have_no_fault(
     probes: list[tuple[float, Fault | None]],
 ) -> None:
-    record, now = HealthRecord(), 0.0
+    record, now = DeviceHealth(), 0.0
     for pause, fault in probes:
         now += pause
         before, record = record, POLICY.next_record(record, fault, now)
@@ -120,7 +119,7 @@ def test_every_transition_is_in_the_table_and_only_healthy_devices_have_no_fault
 def test_a_device_without_faults_becomes_healthy_whatever_happened_before(
     probes: list[tuple[float, Fault | None]],
 ) -> None:
-    record, now = HealthRecord(), 0.0
+    record, now = DeviceHealth(), 0.0
     for pause, fault in probes:
         now += pause
         record = POLICY.next_record(record, fault, now)
@@ -158,12 +157,12 @@ def test_a_changed_device_is_cordoned_and_then_accepted(
     changes: dict[str, Any], message: str
 ) -> None:
     health = probe(probe({}, gpu(ecc_errors=3)), gpu(**changes))
-    assert health[A].record.message.startswith(f"cordoned: {message}")
+    assert health[A].message.startswith(f"cordoned: {message}")
 
     for now in (30, 35, 40, 45):
         health = probe(health, gpu(**changes), now=now)
 
-    assert health[A].record.state is HealthState.HEALTHY
+    assert health[A].state is HealthState.HEALTHY
 
 
 def test_a_missing_ecc_count_is_not_a_fault() -> None:
@@ -171,23 +170,23 @@ def test_a_missing_ecc_count_is_not_a_fault() -> None:
 
     for ecc_errors in (None, 3):
         health = probe(health, gpu(ecc_errors=ecc_errors))
-        assert health[A].record.message == ""
+        assert health[A].message == ""
     health = probe(probe(health, gpu()), gpu(ecc_errors=4))
 
-    assert "EccErrors: 1 new uncorrected" in health[A].record.message
+    assert "EccErrors: 1 new uncorrected" in health[A].message
 
 
 def test_a_device_that_returns_is_recognised_by_its_uuid() -> None:
     health = probe({}, gpu(A), gpu(B, index=1))
     health = probe(probe(health, gpu(B, index=0)), gpu(B, index=0))
-    assert health[A].record.fault == NOT_LISTED
-    assert health[A].record.state is HealthState.CORDONED
-    assert health[B].record.state is HealthState.HEALTHY
+    assert health[A].fault == NOT_LISTED
+    assert health[A].state is HealthState.CORDONED
+    assert health[B].state is HealthState.HEALTHY
 
     for now in (30, 35, 40, 45):
         health = probe(health, gpu(A, index=1), gpu(B, index=0), now=now)
 
-    assert {device.record.state for device in health.values()} == {HealthState.HEALTHY}
+    assert {device.state for device in health.values()} == {HealthState.HEALTHY}
 
 
 def test_while_the_driver_does_not_respond_all_devices_are_cordoned_and_none_is_dropped() -> None:
@@ -195,7 +194,7 @@ def test_while_the_driver_does_not_respond_all_devices_are_cordoned_and_none_is_
     for now in (5, 10):
         health = probe(health, driver_fault=MILD, now=now)
 
-    assert [device.record.state for device in health.values()] == [HealthState.CORDONED] * 2
+    assert [device.state for device in health.values()] == [HealthState.CORDONED] * 2
 
 
 def test_a_critical_xid_cordons_its_own_device_only() -> None:
@@ -203,13 +202,13 @@ def test_a_critical_xid_cordons_its_own_device_only() -> None:
 
     one = probe(known, gpu(A), gpu(B), xids=[Xid(B, 31), Xid(B, 48)])
 
-    assert [one[A].record.state, one[B].record.state] == [HealthState.HEALTHY, HealthState.CORDONED]
+    assert [one[A].state, one[B].state] == [HealthState.HEALTHY, HealthState.CORDONED]
 
 
 def test_application_xids_cordon_no_device() -> None:
     storm = [Xid(A, number) for number in (13, 31, 43, 45, 68, 109)] * 500
 
-    assert probe(probe({}, gpu()), gpu(), xids=storm)[A].record.state is HealthState.HEALTHY
+    assert probe(probe({}, gpu()), gpu(), xids=storm)[A].state is HealthState.HEALTHY
 
 
 @pytest.mark.parametrize(

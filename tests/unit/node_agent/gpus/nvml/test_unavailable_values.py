@@ -199,41 +199,37 @@ async def test_the_calls_of_mig_mode_fail_for_their_gpu_alone(
     assert found["GPU-1"].fault is None
 
 
-async def test_unified_memory_is_the_hosts_and_is_served_whole_or_without_a_limit(
+@pytest.mark.parametrize(
+    ("unified_mib", "isolation", "refusal", "warning"),
+    [
+        (None, Isolation.UNMEASURED, "GpuNotIsolated", "set --unified-memory-mib"),
+        (65536, Isolation.SHARED, None, "shares of 65536 MiB are given"),
+    ],
+    ids=["the host's, whole or without a limit", "as much as an administrator says"],
+)
+async def test_unified_memory_is_served(
     driver: pytest.MonkeyPatch,
+    unified_mib: int | None,
+    isolation: Isolation,
+    refusal: str | None,
+    warning: str,
 ) -> None:
-    found = await found_with(driver, "nvmlDeviceGetMemoryInfo", "NOT_SUPPORTED")
-    gpus = list(found.values())
-    device = devices_of(gpus, SharingConfig())[0]
+    gpus = list((await found_with(driver, "nvmlDeviceGetMemoryInfo", "NOT_SUPPORTED")).values())
+    sharing = AgentSettings(unified_memory_mib=unified_mib).sharing
+    device = devices_of(gpus, sharing)[0]
     part = GpuRequest(container="main", gpus=1, memory_units=1000)
     whole = GpuRequest(container="main", gpus=1, sharing=SharingPolicy.EXCLUSIVE, whole=True)
 
-    assert (device.memory_mib, device.isolation) == (127600748 // 1024, Isolation.UNMEASURED)
-    refusal = device_refusal(part, device, DeviceUse(), memory_mib=1000)
-    assert refusal is not None
-    assert refusal.code == "GpuNotIsolated"
-    assert "the driver does not report its memory" in refusal.text
+    assert (device.memory_mib, device.isolation) == (unified_mib or 127600748 // 1024, isolation)
+    refused = device_refusal(part, device, DeviceUse(), memory_mib=1000)
+    assert (refused and refused.code) == refusal
+    assert refused is None or "the driver does not report its memory" in refused.text
     everything = required_memory_mib(whole, device)
     assert device_refusal(whole, device, DeviceUse(), memory_mib=everything) is None
-    (warning,) = mode_warnings(gpus, SharingConfig())
-    assert "set --unified-memory-mib" in warning
+    assert device_refusal(part, device, DeviceUse(), memory_mib=device.memory_mib + 1) is not None
+    (warned,) = mode_warnings(gpus, sharing)
+    assert warning in warned
     assert node_checks.driver(gpus, {}).outcome is Outcome.WARN
-
-
-async def test_of_unified_memory_as_much_is_shared_as_an_administrator_says(
-    driver: pytest.MonkeyPatch,
-) -> None:
-    found = await found_with(driver, "nvmlDeviceGetMemoryInfo", "NOT_SUPPORTED")
-    gpus = list(found.values())
-    sharing = AgentSettings(unified_memory_mib=65536).sharing
-    device = devices_of(gpus, sharing)[0]
-    part = GpuRequest(container="main", gpus=1, memory_units=1000)
-
-    assert (device.memory_mib, device.isolation) == (65536, Isolation.SHARED)
-    assert device_refusal(part, device, DeviceUse(), memory_mib=1000) is None
-    assert device_refusal(part, device, DeviceUse(), memory_mib=65537) is not None
-    (warning,) = mode_warnings(gpus, sharing)
-    assert "shares of 65536 MiB are given" in warning
 
 
 async def test_the_usage_of_unified_memory_is_that_of_its_processes(
