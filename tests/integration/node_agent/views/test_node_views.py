@@ -8,22 +8,9 @@ from shared.model.errors import RequestError
 from shared.model.names import NodeName
 from simcluster.node_agent.gpus import SimulatedGpus
 from tests.campaign.stack.tcp_proxy import TcpProxy
-from tests.support.node_agent.agent import NUMBER, one_node_cluster
+from tests.support.node_agent.agent import one_node_cluster
 from tests.support.simcluster.kubelet import NODE
 from tests.support.waiting import until
-
-
-async def test_the_agent_registers_its_resources_and_annotates_the_node() -> None:
-    async with one_node_cluster("2xT4") as cluster, cluster.running():
-        await cluster.node.allocatable(NUMBER, 20)
-        await cluster.node.allocatable("volcano.sh/vgpu-memory", 30720)
-        await cluster.node.allocatable("volcano.sh/vgpu-cores", 200)
-        await cluster.node.allocatable("volcano.sh/gpu-memory", 30720)
-        await cluster.node.allocatable("volcano.sh/gpu-number", 2)
-        report = (await until(lambda: cluster.reported))[0]
-
-    assert [device.index for device in report.devices] == [0, 1]
-    assert set(report.served) >= {NUMBER, "leasehold.dev/share"}
 
 
 async def test_the_register_annotation_and_patched_amounts_are_restored_if_removed() -> None:
