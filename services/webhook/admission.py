@@ -57,16 +57,8 @@ STALE_S = 30.0
 """How long a report counts: a node that is briefly absent does not lower the maximum."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMaximum:
-    """The largest memory of any device; the two amounts may be of different devices."""
-
-    memory_mib: int
-    memory_units: int
-
-
 class LargestDevice:
-    """The largest device by the placers' recent reports."""
+    """The largest device by the placers' recent reports; MiB and units may be of different ones."""
 
     def __init__(self) -> None:
         self._reported_at: dict[tuple[int, int], float] = {}
@@ -76,20 +68,20 @@ class LargestDevice:
         """Record a report and when it was received (on this process' monotonic clock, seconds)."""
         self._reported_at[report.memory_mib, report.memory_units] = received_at
 
-    def now(self, now: float) -> DeviceMaximum | None:
+    def now(self, now: float) -> LargestDeviceReported | None:
         """Return the maximum of the reports that count at `now` (on the same clock), if any."""
         recent = {key: at for key, at in self._reported_at.items() if now - at <= STALE_S}
         self._reported_at = recent
         if not recent:
             return None
-        return DeviceMaximum(
+        return LargestDeviceReported(
             memory_mib=max(mib for mib, _ in recent),
             memory_units=max(units for _, units in recent),
         )
 
 
 def excess_memory(
-    pod: PodRequest, containers: Iterable[PodContainer], largest: DeviceMaximum
+    pod: PodRequest, containers: Iterable[PodContainer], largest: LargestDeviceReported
 ) -> str:
     """Return which container requests more of one device than the largest has; empty: none."""
     amounts = {each.name: {**each.requests, **each.limits} for each in containers}
@@ -105,7 +97,9 @@ def excess_memory(
     return ""
 
 
-def _most(pod: PodRequest, request: GpuRequest, largest: DeviceMaximum) -> tuple[Change, ...]:
+def _most(
+    pod: PodRequest, request: GpuRequest, largest: LargestDeviceReported
+) -> tuple[Change, ...]:
     """Return the change of a container's limits to all the memory of the largest device."""
     step, changes = DIALECTS[pod.dialect].memory_step, {"memory_units": largest.memory_units}
     if request.memory_bytes is not None:
@@ -115,7 +109,7 @@ def _most(pod: PodRequest, request: GpuRequest, largest: DeviceMaximum) -> tuple
     return changes_between(pod, structs.replace(pod, containers=containers))
 
 
-def _excess(request: GpuRequest, largest: DeviceMaximum) -> str:
+def _excess(request: GpuRequest, largest: LargestDeviceReported) -> str:
     if request.whole or request.memory_percent is not None:
         return ""
     if request.memory_bytes is not None:
@@ -246,7 +240,7 @@ def decide(
     policy: AdmissionPolicy,
     *,
     has_budget: bool = True,
-    largest: DeviceMaximum | None = None,
+    largest: LargestDeviceReported | None = None,
     default_class: str = "",
     exempt: bool = False,
 ) -> AdmissionDecision:
@@ -519,7 +513,7 @@ def _size_warnings(
     pod: PodView,
     request: PodRequest,
     policy: AdmissionPolicy,
-    largest: DeviceMaximum | None,
+    largest: LargestDeviceReported | None,
 ) -> list[str]:
     """Return warnings. Raises RequestError for more memory than any device of the cluster has."""
     excess = excess_memory(request, pod.containers, largest) if largest else ""

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from opentelemetry.trace import SpanKind
+from prometheus_client import Counter, Gauge, Histogram
 
 from services.webhook.admission import (
     FORBIDDEN,
@@ -27,7 +28,6 @@ from services.webhook.admission_review import (
     late_response,
     new_allocation,
 )
-from services.webhook.metrics import REVIEW_DURATION, REVIEWS
 from services.webhook.patches import add_annotation, add_gate
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -80,6 +80,16 @@ class FairTurns:
         self._busy = False
 
 
+REVIEWS = Counter("leasehold_admission_reviews", "Admission reviews, by outcome.", ["outcome"])
+REVIEW_DURATION = Histogram(
+    "leasehold_admission_review_duration_seconds",
+    "Time to decide on one admission review.",
+    buckets=(0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
+)
+CERTIFICATE_EXPIRATION = Gauge(
+    "leasehold_webhook_certificate_expiration_timestamp_seconds",
+    "When the certificate that the webhook serves expires.",
+)
 logger = logging.getLogger(__name__)
 
 STALE_S = 120.0

@@ -8,7 +8,6 @@ from functools import partial
 
 import msgspec
 
-from services.webhook.metrics import CERTIFICATE_EXPIRATION
 from services.webhook.registration import (
     NAME,
     Manifest,
@@ -17,7 +16,7 @@ from services.webhook.registration import (
     webhook_paths,
 )
 from services.webhook.server import Drain, serving_reviews
-from services.webhook.service import Webhook
+from services.webhook.service import CERTIFICATE_EXPIRATION, Webhook
 from services.webhook.settings import WebhookSettings
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore, SecretStore

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 
-from shared.dialects import strict_isolation
 from shared.dialects.advertised import TRIGGER
 from shared.dialects.dialect import Dialect
 from shared.dialects.koordinator import dialect as koordinator
 from shared.dialects.nvidia import dialect as nvidia
 from shared.dialects.tencent import vcuda
 from shared.dialects.volcano import gpushare, vgpu
-from shared.model.names import EXPECTED_RUN_TIME, MAX_RUN_TIME, OWN_SCHEDULER
+from shared.model.names import EXPECTED_RUN_TIME, ISOLATION, MAX_RUN_TIME, OWN_SCHEDULER
 
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect
@@ -50,9 +49,9 @@ SCHEDULERS = tuple(
 KUBE_SCHEDULER = "leasehold-full"
 """`spec.schedulerName` of the pods that a kube-scheduler with Leasehold's extender schedules."""
 
-REQUEST_ANNOTATIONS = frozenset(
-    {strict_isolation.ISOLATION, MAX_RUN_TIME, EXPECTED_RUN_TIME}
-).union(*(d.request_annotations for d in DIALECTS.values()))
+REQUEST_ANNOTATIONS = frozenset({ISOLATION, MAX_RUN_TIME, EXPECTED_RUN_TIME}).union(
+    *(d.request_annotations for d in DIALECTS.values())
+)
 """Annotations of a pod that its request depends on."""
 
 REQUEST_LABELS = frozenset().union(*(d.request_labels for d in DIALECTS.values()))

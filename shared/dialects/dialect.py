@@ -60,7 +60,7 @@ class Rules:
     """HAMi's `--node-scheduler-policy`: `binpack` or `spread`; or `fragmentation`, for the pods of
     all dialects and those without GPUs."""
     gpu_scheduler_policy: str = "spread"
-    """HAMi's `--gpu-scheduler-policy`: a chain of words, see `nvidia.device_choice`."""
+    """HAMi's `--gpu-scheduler-policy`: a chain of words, see `nvidia.dialect`."""
     scoring_strategy: str = "LeastAllocated"
     """Koordinator's `DeviceShareArgs.scoringStrategy`: `LeastAllocated` or `MostAllocated`."""
     strict_namespaces: tuple[str, ...] = ()

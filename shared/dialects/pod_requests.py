@@ -9,7 +9,6 @@ from shared.dialects import (
     REQUEST_ANNOTATIONS,
     REQUEST_LABELS,
     pod_groups,
-    strict_isolation,
 )
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules
 from shared.dialects.nvidia import dialect as nvidia
@@ -23,15 +22,17 @@ from shared.model.bounds import (
     check_text,
 )
 from shared.model.errors import RequestError
+from shared.model.names import ISOLATION
 from shared.model.node import CORDONED, DEVICE_CORDON_PREFIX
 from shared.model.quantity import check_amount, parse_decimal
-from shared.model.request import DeviceOrder, NodeOrder, PodRequest
+from shared.model.request import DeviceOrder, GpuRequest, NodeOrder, PodRequest, SharingPolicy
 
 _OWNERS: Mapping[str, tuple[str, ...]] = {
     resource: tuple(d.name for d in DIALECTS.values() if resource in d.resources)
     for resource in frozenset().union(*(d.resources for d in DIALECTS.values()))
 }
 """The dialects that have a resource name, by the name."""
+STRICT, ALL_NAMESPACES = "strict", "*"
 MOST_REASON = 200
 """Characters of the reason for which a device is cordoned."""
 _READ_ANNOTATIONS = REQUEST_ANNOTATIONS | pod_groups.READ_ANNOTATIONS
@@ -70,8 +71,8 @@ def parse_pod_request(pod: PodManifest, rules: Rules) -> PodRequest:
     _check_unread(pod, rules, request)
     _check_amounts(request)
     _check_shares(request)
-    if request.containers and strict_isolation.is_strict(pod, rules):
-        request = strict_isolation.strict_request(request)
+    if request.containers and is_strict(pod, rules):
+        request = strict_request(request)
     if rules.node_scheduler_policy == NodeOrder.FRAGMENTATION and request.dialect != nvidia.NAME:
         request = structs.replace(
             request, node_order=NodeOrder.FRAGMENTATION, device_order=DeviceOrder.BINPACK
@@ -80,6 +81,43 @@ def parse_pod_request(pod: PodManifest, rules: Rules) -> PodRequest:
         request = structs.replace(request, prefer_mig=True)
     check_bounds(request, "the request for GPUs")
     return request
+
+
+def is_strict(pod: PodManifest, rules: Rules) -> bool:
+    """Return whether the pod's isolation is strict.
+
+    Raises RequestError for any other value of the annotation.
+    """
+    value = pod.annotations.get(ISOLATION)
+    if value not in {None, STRICT}:
+        raise RequestError(f"annotation {ISOLATION} must be {STRICT}, or be absent, got {value!r}")
+    return value == STRICT or not {pod.namespace, ALL_NAMESPACES}.isdisjoint(
+        rules.strict_namespaces
+    )
+
+
+def strict_request(request: PodRequest) -> PodRequest:
+    """Return the request with strict isolation: all memory of a device is the whole device.
+
+    Raises RequestError for a part of a device that cannot be a MIG instance.
+    """
+    containers = tuple(_strict_container(container) for container in request.containers)
+    parts = [one for one in containers if one.sharing is not SharingPolicy.EXCLUSIVE]
+    instances = all(one.mig_allowed and not one.whole for one in containers)
+    if parts and not (instances and request.selection.mode in {None, "mig"}):
+        raise RequestError(
+            f"container {parts[0].container} requests a part of a GPU, and the pod's isolation "
+            f"is {STRICT}: request whole GPUs, or memory by resource names for which MIG instances "
+            "are possible, in all containers and without another mode"
+        )
+    return structs.replace(request, containers=containers)
+
+
+def _strict_container(container: GpuRequest) -> GpuRequest:
+    alone = container.wants_all_memory or container.sharing is SharingPolicy.EXCLUSIVE
+    return structs.replace(
+        container, strict=True, sharing=SharingPolicy.EXCLUSIVE if alone else container.sharing
+    )
 
 
 def _check_sizes(pod: PodManifest) -> None:

@@ -6,9 +6,8 @@ choose its own limits. Annotations grant nothing here, but vendors' components m
 
 from collections.abc import Mapping
 
-from shared.dialects.strict_isolation import ISOLATION
 from shared.model.events.event import ADMISSION
-from shared.model.names import EXPECTED_RUN_TIME, MAX_RUN_TIME
+from shared.model.names import EXPECTED_RUN_TIME, ISOLATION, MAX_RUN_TIME
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 """The variable that NVIDIA's container runtime reads, where it is the default runtime."""

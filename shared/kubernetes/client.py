@@ -139,28 +139,6 @@ class Page(msgspec.Struct, frozen=True):
                 yield decoded
 
 
-class WatchStream:
-    """The response body of a watch, as bytes arrive."""
-
-    def __init__(self, path: str, response: aiohttp.ClientResponse, silence_s: float) -> None:
-        self._path = path
-        self._response = response
-        self._silence_s = silence_s
-
-    async def read(self) -> bytes:
-        """Return the bytes available now, or nothing at the end of the stream.
-
-        Raises UnreachableError if the connection breaks or stays silent for too long.
-        """
-        try:
-            return await self._response.content.readany()
-        except TimeoutError as error:
-            why = f"the watch was silent for {self._silence_s:g} s"
-            raise UnreachableError("GET", self._path, why) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise UnreachableError("GET", self._path, f"the watch broke: {error!r}") from error
-
-
 class KubernetesClient:
     """A pool of keep-alive connections to one API server; an async context manager."""
 
@@ -222,14 +200,14 @@ class KubernetesClient:
         if self._session is not None:
             await self._session.close()
 
-    async def bind_pod(  # noqa: PLR0917 - the hot path's one call
+    async def bind_pod(
         self,
         namespace: str,
         name: str,
         uid: str,
         node: str,
         annotations: Mapping[str, str],
-        labels: Mapping[str, str] | None = None,
+        *,
         traceparent: str | None = None,
     ) -> None:
         """Bind the pod to its node and set its annotations in one write.
@@ -240,7 +218,7 @@ class KubernetesClient:
         binding = {
             "apiVersion": "v1",
             "kind": "Binding",
-            "metadata": {**metadata, "labels": labels} if labels else metadata,
+            "metadata": metadata,
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
         await self._send(
@@ -297,25 +275,19 @@ class KubernetesClient:
         self, path: str, *, uid: str | None = None, grace_s: int | None = None
     ) -> None:
         """Delete the object; with `uid` as precondition, else KubernetesConflictError."""
-        options = _delete_options(uid, grace_s)
+        options: dict[str, object] = {}
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
         await self._send("DELETE", path, self._encode(options) if options else None)
 
-    async def evict(
-        self,
-        namespace: str,
-        name: str,
-        *,
-        uid: str,
-        grace_s: int | None = None,
-        dry_run: bool = False,
-    ) -> None:
+    async def evict(self, namespace: str, name: str, *, uid: str, dry_run: bool = False) -> None:
         """Evict the pod; raises EvictionBlockedError while a PodDisruptionBudget forbids it.
 
         With `dry_run`, nothing is evicted.
         """
-        options = _delete_options(uid, grace_s)
-        if dry_run:
-            options["dryRun"] = ["All"]
+        options = {"preconditions": {"uid": uid}} | ({"dryRun": ["All"]} if dry_run else {})
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -358,8 +330,11 @@ class KubernetesClient:
     @asynccontextmanager
     async def watch(
         self, path: str, *, query: Mapping[str, str], silence_s: float
-    ) -> AsyncIterator[WatchStream]:
-        """Open a watch, its response headers within the timeout, then bytes within `silence_s`."""
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Open a watch, its response headers within the timeout; yields its bytes as they arrive.
+
+        Reading them raises UnreachableError if the connection breaks, or is silent for `silence_s`.
+        """
         target = f"{path}?{urlencode({**query, 'watch': 'true'})}"
         with _translating("GET", path):
             async with asyncio.timeout(self._timeout_s):
@@ -370,7 +345,7 @@ class KubernetesClient:
                     read_bufsize=WATCH_BUFFER_BYTES,
                 )
         try:
-            yield WatchStream(path, response, silence_s)
+            yield _chunks(path, response, silence_s)
         finally:
             response.close()
 
@@ -427,6 +402,19 @@ class KubernetesClient:
         raise parse_error(method, shown, response.status, answer, after)
 
 
+async def _chunks(
+    path: str, response: aiohttp.ClientResponse, silence_s: float
+) -> AsyncIterator[bytes]:
+    try:
+        while chunk := await response.content.readany():
+            yield chunk
+    except TimeoutError as error:
+        why = f"the watch was silent for {silence_s:g} s"
+        raise UnreachableError("GET", path, why) from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise UnreachableError("GET", path, f"the watch broke: {error!r}") from error
+
+
 @contextmanager
 def _translating(method: str, path: str) -> Iterator[None]:
     path = path.partition("?")[0]
@@ -455,12 +443,3 @@ def _decode(body: bytes, kind: type[T]) -> T:
         raise UnexpectedResponseError(f"a response is not a {kind.__name__}: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnavailableError(f"a response is not JSON: {error}") from error
-
-
-def _delete_options(uid: str | None, grace_s: int | None) -> dict[str, object]:
-    options: dict[str, object] = {}
-    if uid is not None:
-        options["preconditions"] = {"uid": uid}
-    if grace_s is not None:
-        options["gracePeriodSeconds"] = grace_s
-    return options

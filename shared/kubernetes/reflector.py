@@ -91,7 +91,7 @@ class Batch(Generic[R]):
 
 
 class Reflector(Generic[R]):
-    """Follows one resource path, optionally with selectors, decoded into `kind`."""
+    """Follows one resource path, optionally with a selector, decoded into `kind`."""
 
     def __init__(
         self,
@@ -99,7 +99,6 @@ class Reflector(Generic[R]):
         path: str,
         kind: type[R],
         *,
-        label_selector: str = "",
         field_selector: str = "",
         silence_s: float = 150.0,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -107,14 +106,7 @@ class Reflector(Generic[R]):
     ) -> None:
         self._kube = kube
         self._path = path
-        self._selectors = {
-            name: value
-            for name, value in (
-                ("labelSelector", label_selector),
-                ("fieldSelector", field_selector),
-            )
-            if value
-        }
+        self._selectors = {"fieldSelector": field_selector} if field_selector else {}
         self._silence_s = silence_s
         self._pause = pause
         self._uniform = uniform
@@ -226,8 +218,8 @@ class Reflector(Generic[R]):
         lines = Lines()
         async with self._kube.watch(
             self._path, query=self._watch_query(), silence_s=self._silence_s
-        ) as stream:
-            while chunk := await stream.read():
+        ) as chunks:
+            async for chunk in chunks:
                 before = self._known.resource_version
                 failure: LeaseholdError | None = None
                 try:

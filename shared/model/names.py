@@ -34,6 +34,9 @@ PREEMPTIBLE = "leasehold.dev/preemptible"
 """Label; `"false"`: the pod is never evicted for another."""
 BUDGET_GATE = "leasehold.dev/budget"
 """Scheduling gate of new pods in a namespace whose exhausted budget queues them."""
+ISOLATION = "leasehold.dev/isolation"
+"""Annotation of a pod, written by its author: `strict`, and it shares no device with pods that
+HAMi-core limits."""
 MAX_RUN_TIME = "leasehold.dev/max-run-time"
 EXPECTED_RUN_TIME = "leasehold.dev/expected-run-time"
 """Annotations of a pod, written by its author: durations such as `90m` or `2h30m`. Admission writes

@@ -195,8 +195,8 @@ class RealApi:
         path, version = f"{NAMESPACES}/{self.namespace}/pods", ""
         while True:
             rest, query = b"", {"resourceVersion": version} if version else {}
-            async with self.kube.watch(path, query=query, silence_s=3600) as stream:
-                while data := await stream.read():
+            async with self.kube.watch(path, query=query, silence_s=3600) as chunks:
+                async for data in chunks:
                     *lines, rest = (rest + data).split(b"\n")
                     now = time.perf_counter()
                     for event in map(msgspec.json.decode, lines):

@@ -8,7 +8,7 @@ later one first, as Volcano's and HAMi's plugins do. Invalid entries are left ou
 import difflib
 import fnmatch
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shared.dialects.volcano import vgpu
@@ -91,97 +91,130 @@ class DeviceConfig:
     """Invalid entries, likewise."""
 
 
-class _Findings(list[str]):
+class _Findings:
+    """Reads values of a document, and collects what is wrong with them."""
+
     def __init__(self) -> None:
-        super().__init__()
+        self.errors: list[str] = []
         self.warnings: list[str] = []
+
+    def section(self, value: object, where: str, known: Collection[str]) -> Mapping[str, object]:
+        """Return a mapping, with a warning of each unknown key; an empty one for anything else."""
+        if not isinstance(value, Mapping):
+            self.errors.append(f"{where} is not a mapping, but {_brief(value)}")
+            return {}
+        for key in value:
+            if key not in known:
+                lowered = {name.lower(): name for name in known}
+                near = difflib.get_close_matches(str(key).lower(), lowered, n=1, cutoff=0.6)
+                hint = f"; did you mean {lowered[near[0]]}?" if near else ""
+                self.warnings.append(f"{where} has a key {_brief(key)} that nothing reads{hint}")
+        return value
+
+    def sequence(self, value: object, where: str) -> Sequence[object]:
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            if len(value) > MOST_LISTED:
+                count = f"{len(value)} entries; at most {MOST_LISTED} are read"
+                self.errors.append(f"{where} has {count}")
+            return value[:MOST_LISTED]
+        self.errors.append(f"{where} is not a list, but {_brief(value)}")
+        return ()
+
+    def positive(
+        self, section: Mapping[str, object], key: str, *, zero: bool = False
+    ) -> int | None:
+        """Return a whole number above 0; with `zero`, 0 means not set, without a warning."""
+        value = section.get(key)
+        if value is None or (zero and value == 0):
+            return None
+        most = MOST[key.lower()]
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            whole = f"it must be a whole number from 1 to {most}"
+            self.errors.append(f"{key} is {_brief(value)}: {whole}")
+            return None
+        return value
+
+    def warn_of(self, section: Mapping[str, object], without_effect: Mapping[str, object]) -> None:
+        """Warn of keys without effect that have another value than the usual one."""
+        for key, usual in without_effect.items():
+            if section.get(key) not in (None, usual, ""):
+                text = f"{key} is {_brief(section[key])}, which has no effect in Leasehold"
+                self.warnings.append(text)
 
 
 def parse_device_config(device: object, node: object, name: str) -> DeviceConfig:
     """Parse both documents (None: there is none) for the node of this name."""
     found = _Findings()
-    config = _parse_device_map(device, found)
-    config = _parse_node_map(config, node, name, found)
-    return replace(config, warnings=tuple(found.warnings), errors=tuple(found))
+    config = DeviceConfig() if device is None else _parse_device_map(device, found)
+    config = config if node is None else _parse_node_map(config, node, name, found)
+    return replace(config, warnings=tuple(found.warnings), errors=tuple(found.errors))
 
 
-def _parse_device_map(document: object, errors: _Findings) -> DeviceConfig:
-    if document is None:
-        return DeviceConfig()
-    whole = _mapping(document, "the device configuration", errors)
-    section = _mapping(whole.get(SECTION, {}), f"section {SECTION}", errors)
-    _warn_of_unknown_keys(whole, (SECTION,), "the device configuration", errors)
+def _parse_device_map(document: object, found: _Findings) -> DeviceConfig:
+    whole = found.section(document, "the device configuration", (SECTION,))
     keys = (SPLIT_COUNT, FACTOR, GEOMETRIES, *NAMES, *WITHOUT_EFFECT)
-    _warn_of_unknown_keys(section, keys, f"section {SECTION}", errors)
+    section = found.section(whole.get(SECTION, {}), f"section {SECTION}", keys)
     for key, ours in NAMES.items():
         if section.get(key, ours) != ours:
-            errors.warnings.append(
-                f"{key} is {_brief(section[key])}: Leasehold serves it as {ours}"
-            )
-    _warn_of_keys_without_effect(section, WITHOUT_EFFECT, errors)
+            found.warnings.append(f"{key} is {_brief(section[key])}: Leasehold serves it as {ours}")
+    found.warn_of(section, WITHOUT_EFFECT)
     return DeviceConfig(
-        split_count=_positive(section, SPLIT_COUNT, errors),
-        unit_mib=_positive(section, FACTOR, errors),
-        geometries=tuple(_geometries(section.get(GEOMETRIES) or (), errors)),
+        split_count=found.positive(section, SPLIT_COUNT),
+        unit_mib=found.positive(section, FACTOR),
+        geometries=tuple(_geometries(section.get(GEOMETRIES) or (), found)),
     )
 
 
-def _geometries(listed: object, errors: _Findings) -> Iterable[MigGeometries]:
-    for number, entry in enumerate(_sequence(listed, GEOMETRIES, errors)):
+def _geometries(listed: object, found: _Findings) -> Iterable[MigGeometries]:
+    for number, entry in enumerate(found.sequence(listed, GEOMETRIES)):
         where = f"{GEOMETRIES}[{number}]"
-        table = _mapping(entry, where, errors)
-        _warn_of_unknown_keys(table, ("models", "allowedGeometries"), where, errors)
-        models = tuple(
-            str(model)
-            for model in _sequence(table.get("models"), f"{where}.models", errors)
-            if model
-        )
-        listed_layouts = _sequence(
-            table.get("allowedGeometries"), f"{where}.allowedGeometries", errors
-        )
+        table = found.section(entry, where, ("models", "allowedGeometries"))
+        models = found.sequence(table.get("models"), f"{where}.models")
+        named = tuple(str(model) for model in models if model)
+        allowed = f"{where}.allowedGeometries"
         layouts: dict[str, MigLayout] = {}
-        for order, layout in enumerate(listed_layouts):
-            read = _layout(layout, f"{where}.allowedGeometries[{order}]", errors)
+        for order, layout in enumerate(found.sequence(table.get("allowedGeometries"), allowed)):
+            read = _layout(layout, f"{allowed}[{order}]", found)
             if read is not None and read.name in layouts:
-                errors.append(f"{where} has group {read.name!r} twice: the first one counts")
+                found.errors.append(f"{where} has group {read.name!r} twice: the first one counts")
             elif read is not None:
                 layouts[read.name] = read
-        if models and layouts:
-            yield MigGeometries(models=models, layouts=tuple(layouts.values()))
+        if named and layouts:
+            yield MigGeometries(models=named, layouts=tuple(layouts.values()))
 
 
-def _layout(entry: object, where: str, errors: _Findings) -> MigLayout | None:
-    layout = _mapping(entry, where, errors)
-    _warn_of_unknown_keys(layout, ("group", "geometries"), where, errors)
+def _layout(entry: object, where: str, found: _Findings) -> MigLayout | None:
+    layout = found.section(entry, where, ("group", "geometries"))
     name = layout.get("group")
     if not isinstance(name, str) or not 1 <= len(name) <= SHORT or set(name) & set(FORBIDDEN):
-        errors.append(
+        found.errors.append(
             f"{where}.group is {_brief(name)}: a group needs a name of up to {SHORT} characters, "
             f"without any of {' '.join(FORBIDDEN)}; it is ignored"
         )
         return None
     profiles: dict[str, MigProfile] = {}
-    listed = _sequence(layout.get("geometries"), f"{where}.geometries", errors)
-    for number, one in enumerate(listed):
-        profile = _profile(one, f"{where}.geometries[{number}]", errors)
+    instances = f"{where}.geometries"
+    for number, one in enumerate(found.sequence(layout.get("geometries"), instances)):
+        profile = _profile(one, f"{instances}[{number}]", found)
         if profile is None:
-            errors.append(f"group {name} is ignored, because one of its instances is invalid")
+            text = f"group {name} is ignored, because one of its instances is invalid"
+            found.errors.append(text)
             return None
         if profile.name in profiles:
-            errors.append(f"{where} has {profile.name} twice: list it once, with the sum as count")
+            text = f"{where} has {profile.name} twice: list it once, with the sum as count"
+            found.errors.append(text)
             return None
         profiles[profile.name] = profile
     return MigLayout(name=name, profiles=tuple(profiles.values())) if profiles else None
 
 
-def _profile(entry: object, where: str, errors: _Findings) -> MigProfile | None:
-    profile = _mapping(entry, where, errors)
-    _warn_of_unknown_keys(profile, ("name", "memory", "count"), where, errors)
+def _profile(entry: object, where: str, found: _Findings) -> MigProfile | None:
+    profile = found.section(entry, where, ("name", "memory", "count"))
     name = profile.get("name")
-    memory, count = _positive(profile, "memory", errors), _positive(profile, "count", errors)
+    memory, count = found.positive(profile, "memory"), found.positive(profile, "count")
     named = isinstance(name, str) and 1 <= len(name) <= SHORT
     if not isinstance(name, str) or not named or memory is None or count is None:
-        errors.append(
+        found.errors.append(
             f"{where} needs a name of up to {SHORT} characters, a memory in MiB and a count of 1 "
             "or more"
         )
@@ -190,49 +223,51 @@ def _profile(entry: object, where: str, errors: _Findings) -> MigProfile | None:
 
 
 def _parse_node_map(
-    config: DeviceConfig, document: object, name: str, errors: _Findings
+    config: DeviceConfig, document: object, name: str, found: _Findings
 ) -> DeviceConfig:
-    if document is None:
-        return config
-    whole = _mapping(document, "the node configuration", errors)
-    _warn_of_unknown_keys(whole, ("nodeconfig",), "the node configuration", errors)
+    whole = found.section(document, "the node configuration", ("nodeconfig",))
     listed = whole.get("nodeconfig")
     entries = listed if isinstance(listed, Sequence) and not isinstance(listed, str) else ()
     if not isinstance(listed, Sequence | None) or isinstance(listed, str):
-        errors.append(f"nodeconfig is not a list, but {_brief(listed)}")
+        found.errors.append(f"nodeconfig is not a list, but {_brief(listed)}")
     for number, entry in enumerate(entries):
-        if isinstance(entry, Mapping):
-            config = _merge_entry(config, entry, f"nodeconfig[{number}]", name, errors)
-        else:
-            errors.append(f"nodeconfig[{number}] is not a mapping, but {_brief(entry)}")
+        where = f"nodeconfig[{number}]"
+        if not isinstance(entry, Mapping):
+            found.errors.append(f"{where} is not a mapping, but {_brief(entry)}")
+        elif entry.get("name") == name:
+            config = _merge_entry(config, entry, where, name, found)
+        elif not isinstance(entry.get("name"), str):
+            found.errors.append(f"{where} has no name of a node")
+        elif fnmatch.fnmatchcase(name, str(entry["name"])):
+            found.warnings.append(
+                f"{where} is not applied: its name {_brief(entry['name'])} is compared as it is, "
+                "and is no pattern"
+            )
     return config
 
 
 def _merge_entry(
-    config: DeviceConfig, own: Mapping[str, object], where: str, name: str, errors: _Findings
+    config: DeviceConfig, own: Mapping[str, object], where: str, name: str, found: _Findings
 ) -> DeviceConfig:
     """Merge what an entry sets for the node; what it does not set stays."""
-    if own.get("name") != name:
-        if not isinstance(own.get("name"), str):
-            errors.append(f"{where} has no name of a node")
-        elif fnmatch.fnmatchcase(name, str(own["name"])):
-            errors.warnings.append(
-                f"{where} is not applied: its name {_brief(own['name'])} is compared as it is, and "
-                "is no pattern"
-            )
-        return config
-    _warn_of_unknown_keys(own, (*NODE_KEYS, *NODE_WITHOUT_EFFECT), where, errors)
-    _warn_of_keys_without_effect(own, NODE_WITHOUT_EFFECT, errors)
-    count = _positive(own, "devicesplitcount", errors, zero=True)
-    mode = _mode(own.get("operatingmode"), errors)
-    excluded = _excluded_devices(own.get("filterdevices") or {}, f"{where}.filterdevices", errors)
+    found.section(own, where, (*NODE_KEYS, *NODE_WITHOUT_EFFECT))
+    found.warn_of(own, NODE_WITHOUT_EFFECT)
+    count = found.positive(own, "devicesplitcount", zero=True)
+    mode = _mode(own.get("operatingmode"), found)
+    filters = f"{where}.filterdevices"
+    lists = found.section(own.get("filterdevices") or {}, filters, ("uuid", "index"))
+    excluded = frozenset(
+        str(one)
+        for key in ("uuid", "index")
+        for one in found.sequence(lists.get(key) or (), f"{filters}.{key}")
+    )
     for field, earlier, later in (
         ("devicesplitcount", config.node_split_count, count),
         ("operatingmode", config.mode, mode),
         ("filterdevices", config.excluded_devices, excluded),
     ):
         if earlier and later and earlier != later:
-            errors.warnings.append(f"{where}.{field} replaces that of an earlier entry for {name}")
+            found.warnings.append(f"{where}.{field} replaces that of an earlier entry for {name}")
     return replace(
         config,
         node_split_count=count or config.node_split_count,
@@ -241,76 +276,16 @@ def _merge_entry(
     )
 
 
-def _mode(value: object, errors: _Findings) -> DeviceMode | None:
+def _mode(value: object, found: _Findings) -> DeviceMode | None:
     if value in (None, ""):
         return None
     if value not in tuple(DeviceMode):
-        errors.append(f"operatingmode is {_brief(value)}: it must be {' or '.join(DeviceMode)}")
+        words = " or ".join(DeviceMode)
+        found.errors.append(f"operatingmode is {_brief(value)}: it must be {words}")
         return None
     return DeviceMode(str(value))
-
-
-def _excluded_devices(value: object, where: str, errors: _Findings) -> frozenset[str]:
-    lists = _mapping(value, where, errors)
-    _warn_of_unknown_keys(lists, ("uuid", "index"), where, errors)
-    return frozenset(
-        str(one)
-        for key in ("uuid", "index")
-        for one in _sequence(lists.get(key) or (), f"{where}.{key}", errors)
-    )
-
-
-def _mapping(value: object, where: str, errors: _Findings) -> Mapping[str, object]:
-    if isinstance(value, Mapping):
-        return value
-    errors.append(f"{where} is not a mapping, but {_brief(value)}")
-    return {}
-
-
-def _sequence(value: object, where: str, errors: _Findings) -> Sequence[object]:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        if len(value) > MOST_LISTED:
-            errors.append(f"{where} has {len(value)} entries; at most {MOST_LISTED} are read")
-        return value[:MOST_LISTED]
-    errors.append(f"{where} is not a list, but {_brief(value)}")
-    return ()
-
-
-def _positive(
-    section: Mapping[str, object], key: str, errors: _Findings, *, zero: bool = False
-) -> int | None:
-    """Return a whole number above 0; with `zero`, 0 means not set, without a warning."""
-    value = section.get(key)
-    if value is None or (zero and value == 0):
-        return None
-    most = MOST[key.lower()]
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        errors.append(f"{key} is {_brief(value)}: it must be a whole number from 1 to {most}")
-        return None
-    return value
 
 
 def _brief(value: object) -> str:
     """Return a value for a message: without its end and its depths, which aliases may multiply."""
     return reprlib.repr(value)
-
-
-def _warn_of_unknown_keys(
-    section: Mapping[str, object], known: Sequence[str], where: str, errors: _Findings
-) -> None:
-    for key in section:
-        if key not in known:
-            lowered = {name.lower(): name for name in known}
-            near = difflib.get_close_matches(str(key).lower(), lowered, n=1, cutoff=0.6)
-            hint = f"; did you mean {lowered[near[0]]}?" if near else ""
-            errors.warnings.append(f"{where} has a key {_brief(key)} that nothing reads{hint}")
-
-
-def _warn_of_keys_without_effect(
-    section: Mapping[str, object], without_effect: Mapping[str, object], errors: _Findings
-) -> None:
-    for key, usual in without_effect.items():
-        if section.get(key) not in (None, usual, ""):
-            errors.warnings.append(
-                f"{key} is {_brief(section[key])}, which has no effect in Leasehold"
-            )

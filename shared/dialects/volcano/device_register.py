@@ -71,7 +71,7 @@ def encode_register(devices: Sequence[Device]) -> str:
     )
 
 
-def parse_register(text: str, *, unit_mib: int = 1) -> tuple[Device, ...]:
+def parse_register(text: str) -> tuple[Device, ...]:
     """Parse `node-vgpu-register` as another plugin wrote it; malformed records are skipped.
 
     A record of five fields is of a generation that always wrote `false` as health, so its health is
@@ -83,9 +83,8 @@ def parse_register(text: str, *, unit_mib: int = 1) -> tuple[Device, ...]:
             uuid=DeviceUuid(fields[0]),
             index=index,
             model=fields[3].removeprefix("NVIDIA-"),
-            memory_mib=_number(fields[2]) * unit_mib,
+            memory_mib=_number(fields[2]),
             slots=_number(fields[1]),
-            unit_mib=unit_mib,
             mode=DeviceMode.MIG if fields[5:6] == ["mig"] else DeviceMode.HAMI_CORE,
             healthy=(len(fields) == 5 or fields[4] == "true")
             and min(_number(fields[1]), _number(fields[2])) > 0,

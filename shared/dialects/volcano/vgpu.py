@@ -15,7 +15,7 @@ from shared.dialects.dialect import (
     Rules,
     list_entries,
 )
-from shared.dialects.nvidia.device_choice import NOT_TYPES, USE_TYPES
+from shared.dialects.nvidia.dialect import NOT_TYPES, USE_TYPES
 from shared.dialects.pod_groups import VOLCANO_GROUPS, group_name
 from shared.dialects.strict_values import check_choice, check_not_bytes, check_range
 from shared.dialects.volcano.device_register import (

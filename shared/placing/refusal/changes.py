@@ -11,8 +11,7 @@ from msgspec import structs
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import TRIGGER
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules
-from shared.dialects.pod_requests import amount_changes
-from shared.dialects.strict_isolation import strict_request
+from shared.dialects.pod_requests import amount_changes, strict_request
 from shared.model.device import MIB
 from shared.model.errors import RequestError
 from shared.model.names import Namespace

@@ -57,7 +57,7 @@ async def test_item_31_one_write_binds_a_pod_with_all_six_annotations(up: Stack)
         await up.create(gpu_pod("once", vgpu(memory=1000)))
         unread = b""
         while not (seen and seen[-1]["spec"].get("nodeName")):
-            *lines, unread = (unread + await stream.read()).split(b"\n")
+            *lines, unread = (unread + await anext(stream)).split(b"\n")
             for event in map(json.loads, filter(None, lines)):
                 if seen and seen[-1]["spec"].get("nodeName"):
                     break

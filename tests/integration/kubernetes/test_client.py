@@ -1,9 +1,12 @@
-"""The Kubernetes client against scripted answers on real sockets."""
+"""The Kubernetes client against scripted answers on real sockets, with and without TLS."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +25,13 @@ from shared.kubernetes.errors import (
     UnexpectedResponseError,
     UnreachableError,
 )
-from shared.kubernetes.kubeconfig import ClusterCredentials
+from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError
 from shared.kubernetes.paths import pod_path
+from shared.kubernetes.reachability import INTERVAL_S, RETRY_S, ApiServerReachability
 from shared.kubernetes.types import ApiNode, ApiPod
+from shared.model.clock import end
 from shared.model.errors import ConflictError, RequestError, UnavailableError
+from tests.support.clock import FakeClock
 from tests.support.kubernetes.scripted_apiserver import (
     Exchange,
     ScriptedApiserver,
@@ -37,6 +43,8 @@ from tests.support.kubernetes.scripted_apiserver import (
     refuses,
     resets,
 )
+from tests.support.servers.tls import Made
+from tests.support.waiting import until
 
 
 @asynccontextmanager
@@ -51,9 +59,7 @@ async def client_and_server(
 
 async def test_binding_is_one_post_with_node_uid_and_annotations() -> None:
     async with client_and_server(answers(201)) as (kube, server):
-        await kube.bind_pod(
-            "team", "a", "u-1", "n-1", {"x/y": "z"}, {"held": "yes"}, traceparent="00-1-2-01"
-        )
+        await kube.bind_pod("team", "a", "u-1", "n-1", {"x/y": "z"}, traceparent="00-1-2-01")
 
     (request,) = server.requests
     assert (request.method, request.path) == ("POST", "/api/v1/namespaces/team/pods/a/binding")
@@ -68,7 +74,6 @@ async def test_binding_is_one_post_with_node_uid_and_annotations() -> None:
             "namespace": "team",
             "uid": "u-1",
             "annotations": {"x/y": "z"},
-            "labels": {"held": "yes"},
         },
         "target": {"apiVersion": "v1", "kind": "Node", "name": "n-1"},
     }
@@ -212,7 +217,7 @@ async def test_a_delete_may_be_tied_to_one_uid_and_a_grace_period() -> None:
 async def test_an_eviction_forbidden_by_a_disruption_budget_has_its_own_error() -> None:
     blocked = refuses(429, "TooManyRequests", "budget needs 2 pods", causes=["DisruptionBudget"])
     async with client_and_server(answers(201), blocked) as (kube, server):
-        await kube.evict("d", "a", uid="u-1", grace_s=30)
+        await kube.evict("d", "a", uid="u-1", dry_run=True)
         with pytest.raises(EvictionBlockedError, match="budget needs 2 pods"):
             await kube.evict("d", "b", uid="u-2")
 
@@ -221,7 +226,7 @@ async def test_an_eviction_forbidden_by_a_disruption_budget_has_its_own_error() 
         "apiVersion": "policy/v1",
         "kind": "Eviction",
         "metadata": {"name": "a", "namespace": "d"},
-        "deleteOptions": {"preconditions": {"uid": "u-1"}, "gracePeriodSeconds": 30},
+        "deleteOptions": {"preconditions": {"uid": "u-1"}, "dryRun": ["All"]},
     }
 
 
@@ -302,3 +307,132 @@ async def test_a_server_below_a_path_is_reached_there() -> None:
         await kube.read("/api/v1/x")
 
     assert server.requests[0].path == "/k8s/clusters/c-1/api/v1/x"
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Made:
+    return Made(tmp_path)
+
+
+def serving(by: Made, *names: str, clients_of: Made | None = None) -> ssl.SSLContext:
+    """TLS for the server; with `clients_of`, only that authority's clients may connect."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*by.issue("server", *names))
+    if clients_of is not None:
+        context.load_verify_locations(clients_of.ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+@pytest.mark.parametrize(
+    ("by_us", "names", "options"),
+    [
+        (True, (), {}),
+        (False, (), {"ca_pem": None, "insecure_skip_tls_verify": True}),
+        (True, ("inner",), {"tls_server_name": "inner"}),
+    ],
+    ids=["of the named authority", "unverified", "of another name than the address"],
+)
+async def test_a_server_is_trusted(
+    tmp_path: Path, ours: Made, names: tuple[str, ...], options: dict[str, Any], *, by_us: bool
+) -> None:
+    tls = serving(ours if by_us else Made(tmp_path, "stranger"), *names)
+    async with ScriptedApiserver(answers(200), tls=tls) as server:
+        given = {"ca_pem": ours.ca.read_text()} | options
+        async with KubernetesClient(ClusterCredentials(server=server.url, **given)) as kube:
+            await kube.read("/x")
+
+    assert len(server.requests) == 1
+
+
+async def test_a_server_of_another_authority_is_refused_and_the_error_names_the_setting(
+    tmp_path: Path, ours: Made
+) -> None:
+    tls, trusted = serving(Made(tmp_path, "stranger")), ours.ca.read_text()
+    async with (
+        ScriptedApiserver(answers(200), tls=tls) as server,
+        KubernetesClient(ClusterCredentials(server=server.url, ca_pem=trusted)) as kube,
+    ):
+        with pytest.raises(KubeconfigError, match=r"not trusted.*certificate-authority"):
+            await kube.read("/x")
+
+    assert server.requests == []
+
+
+async def test_a_client_certificate_is_sent(ours: Made) -> None:
+    certificate, key = ours.issue("client", "system:scheduler")
+    shown: dict[str, Any] = {
+        "client_cert_pem": certificate.read_text(),
+        "client_key_pem": key.read_text(),
+    }
+    async with ScriptedApiserver(answers(200), tls=serving(ours, clients_of=ours)) as server:
+        anonymous = ClusterCredentials(server=server.url, ca_pem=ours.ca.read_text())
+        async with KubernetesClient(replace(anonymous, **shown)) as kube:
+            await kube.read("/x")
+        async with KubernetesClient(anonymous) as kube:
+            with pytest.raises(UnavailableError):
+                await kube.read("/x")
+
+    assert len(server.requests) == 1
+
+
+async def test_an_unusable_certificate_is_a_request_error(ours: Made) -> None:
+    ca_pem = ours.ca.read_text()
+    credentials = ClusterCredentials(
+        server="https://127.0.0.1:1", ca_pem=ca_pem, client_cert_pem=ca_pem, client_key_pem="no key"
+    )
+
+    with pytest.raises(KubeconfigError, match="unusable"):
+        async with KubernetesClient(credentials):
+            pass
+
+
+class Probed:
+    """A probe whose clock the test moves."""
+
+    def __init__(self, kube: KubernetesClient, server: ScriptedApiserver) -> None:
+        self.clock = FakeClock()
+        self.server = server
+        self.probe = ApiServerReachability(kube, self.clock)
+
+    async def after_request(self, number: int) -> str | None:
+        """Return the reason once this request is over."""
+        await until(lambda: len(self.server.requests) == number and self.clock.sleepers)
+        return self.probe.unready_reason()
+
+
+@asynccontextmanager
+async def probed(*steps: Step) -> AsyncIterator[Probed]:
+    async with (
+        ScriptedApiserver(*steps) as server,
+        KubernetesClient(ClusterCredentials(server=server.url)) as kube,
+    ):
+        found = Probed(kube, server)
+        running = asyncio.create_task(found.probe.run())
+        try:
+            yield found
+        finally:
+            await end(running)
+
+
+async def test_one_failure_is_followed_by_another_request_before_a_service_is_unready() -> None:
+    async with probed(answers(200), refuses(503, "busy"), answers(200)) as api:
+        assert "no response yet" in (api.probe.unready_reason() or "")
+        assert await api.after_request(1) is None
+
+        api.clock.advance(INTERVAL_S)
+        assert await api.after_request(2) is None
+        api.clock.advance(RETRY_S)
+        assert await api.after_request(3) is None
+        api.clock.advance(INTERVAL_S - RETRY_S)
+
+        assert api.probe.unready_reason() is None
+
+
+async def test_refused_credentials_are_a_reason_and_a_missing_permission_is_none() -> None:
+    async with probed(refuses(401, "Unauthorized"), refuses(403, "Forbidden")) as api:
+        reason = await api.after_request(1)
+        api.clock.advance(RETRY_S)
+
+        assert "does not accept these credentials" in (reason or "")
+        assert await api.after_request(2) is None

@@ -281,9 +281,9 @@ async def test_a_list_is_yielded_and_the_watch_starts_from_its_version() -> None
 
     listed, watched = followed.server.requests
     assert changes == ["+a@1", "=7", "+b@8"]
-    assert (listed.path, listed.query) == (PODS, {"labelSelector": "app=x", "limit": "500"})
+    assert (listed.path, listed.query) == (PODS, {"fieldSelector": "a=x", "limit": "500"})
     assert watched.query == {
-        "labelSelector": "app=x",
+        "fieldSelector": "a=x",
         "watch": "true",
         "resourceVersion": "7",
         "allowWatchBookmarks": "true",

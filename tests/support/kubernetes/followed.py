@@ -26,7 +26,7 @@ class Followed:
             kube,
             PODS,
             ApiPod,
-            label_selector="app=x",
+            field_selector="a=x",
             silence_s=silence_s,
             pause=self._pause,
             uniform=lambda _, high: high,
