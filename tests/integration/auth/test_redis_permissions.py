@@ -72,17 +72,6 @@ FORBIDDEN = (
 READERS = {"api": ("lh:", "lh-budget:"), "operator": ("lh:",), "timekeeper": ("lh:",)}
 
 
-@pytest.mark.parametrize("user", ["placer", "binder", "timekeeper", "api", "operator"])
-async def test_no_service_has_the_permissions_of_an_administrator(at: Server, user: str) -> None:
-    async with at.as_user(user) as client:
-        for arguments in FORBIDDEN:
-            with pytest.raises(NoPermissionError):
-                await client.execute_command(*arguments)
-        script = await at.loaded("return redis.call('GET', 'elsewhere')")
-        with pytest.raises(ResponseError, match="ACL failure"):
-            await client.evalsha(script, 0)
-
-
 @pytest.mark.parametrize(("user", "prefix"), [(u, p) for u, ps in READERS.items() for p in ps])
 async def test_a_read_only_user_cannot_write_through_a_script(
     at: Server, user: str, prefix: str
@@ -133,15 +122,6 @@ async def test_a_user_that_only_reads_waits_for_the_scripts_that_a_binder_loads(
             assert await api.revisions() == {}
             assert api.unready_reason() is None
             await admin.script_flush()
-
-
-async def test_a_placer_cannot_read_budgets_and_a_timekeeper_cannot_end_leases(at: Server) -> None:
-    async with at.as_user("placer") as placer:
-        with pytest.raises(NoPermissionError):
-            await placer.hgetall("lh-budget:meta")
-    async with at.as_user("timekeeper") as timekeeper:
-        with pytest.raises(NoPermissionError):
-            await timekeeper.hdel("lh:leases", "pod")
 
 
 async def test_clients_without_a_user_have_no_permission_and_the_probe_user_may_ping(

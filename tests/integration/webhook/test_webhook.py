@@ -1,17 +1,30 @@
 """What the webhook answers to an API server that calls it over TLS, as it registered itself."""
 
+import asyncio
+import json
 from pathlib import Path
 from typing import Any
+
+import aiohttp
+import pytest
 
 from services.webhook.wiring import read_quotas
 from shared.dialects.reserved import EXEMPT, VISIBLE
 from shared.kubernetes.custom_kinds import API_VERSION
 from shared.kubernetes.gpu_quotas import OBJECTS
+from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.names import BUDGET_GATE, Namespace
 from shared.model.quota import ALL_NAMESPACES, Quota
+from shared.runtime.settings import ServiceSettings
+from shared.runtime.telemetry import Tracing, open_tracing
+from tests.integration.webhook.test_annotation_policy import install
+from tests.support.servers.nats import NatsServer, free_port
+from tests.support.servers.service_process import service_process
 from tests.support.simcluster.custom_kinds import older_definition
+from tests.support.waiting import until
 from tests.support.webhook.replica import (
+    NAMES,
     NOW,
     PODS,
     VGPU,
@@ -288,3 +301,109 @@ async def test_pods_with_claims_are_reviewed_where_claims_are_served(tmp_path: P
     assert (denied, denied_too, admitted, away, plain) == (403, 403, 201, 500, 201)
     assert "variable LD_PRELOAD is set by the lease only" in denial["message"]
     assert shown["spec"]["containers"][0]["env"] == [{"name": VISIBLE, "value": "void"}]
+
+
+OLD = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+CORE = {"tencent.com/vcuda-core": "20", "tencent.com/vcuda-memory": "4"}
+
+
+def traced(directory: Path, ratio: float = 1.0) -> Tracing:
+    return open_tracing("webhook", ServiceSettings(trace_dir=directory, trace_ratio=ratio))
+
+
+def recorded_spans(directory: Path) -> list[dict[str, Any]]:
+    return [
+        json.loads(line)
+        for file in directory.glob("*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
+
+
+def admission_span(made: dict[str, Any]) -> str:
+    return str(made["metadata"].get("annotations", {}).get(ADMISSION, ""))
+
+
+@pytest.mark.parametrize("limits", [VGPU, CORE])
+@pytest.mark.parametrize("given", [{}, {ADMISSION: OLD}, {ADMISSION: "no context", "mine": "x"}])
+async def test_o1_an_admitted_pod_has_the_times_of_its_review_and_no_earlier_ones(
+    tmp_path: Path, limits: dict[str, str], given: dict[str, str]
+) -> None:
+    tracing = traced(tmp_path / "spans")
+    wanted = pod(limits=limits)
+    wanted["metadata"]["annotations"] = given
+    async with cluster() as (api, kube, client), replica(api, kube, tmp_path, tracing=tracing):
+        await install(client)
+        status, made = await created(client, wanted)
+    tracing.close()
+
+    assert status == 201, made
+    assert recorded_spans(tmp_path / "spans") == []
+    began, ended = map(int, admission_span(made).split("-"))
+    assert 0 <= ended - began < 10_000_000_000
+    others = made["metadata"]["annotations"]
+    assert others.get("mine") == given.get("mine")
+    assert ("tencent.com/vcuda-core-limit" in others) == (limits is CORE)
+
+
+async def test_a_denied_pod_leaves_a_failed_span_and_others_leave_none(tmp_path: Path) -> None:
+    tracing = traced(tmp_path / "spans")
+    async with cluster() as (api, kube, client), replica(api, kube, tmp_path, tracing=tracing):
+        denied, _ = await created(client, pod("bad", {"tencent.com/vcuda-core": "150"}))
+        async with client.post(f"{PODS}?dryRun=All", json=pod("dry", VGPU)) as response:
+            dry = await response.json()
+        _, plain = await created(client, pod("plain"))
+    tracing.close()
+
+    (span,) = recorded_spans(tmp_path / "spans")
+    assert (denied, span["ok"]) == (400, False)
+    assert "multiple of 100" in span["text"]
+    assert admission_span(dry) == admission_span(plain) == ""
+
+
+@pytest.mark.parametrize("ratio", [None, 0.0])
+async def test_a_pod_has_no_times_of_its_review_while_tracing_is_off(
+    tmp_path: Path, ratio: float | None
+) -> None:
+    tracing = None if ratio is None else traced(tmp_path / "spans", ratio)
+    wanted = pod(limits=VGPU)
+    wanted["metadata"]["annotations"] = {ADMISSION: OLD, "mine": "stays"}
+    async with cluster() as (api, kube, client), replica(api, kube, tmp_path, tracing=tracing):
+        status, made = await created(client, wanted)
+    if tracing is not None:
+        tracing.close()
+
+    assert status == 201
+    assert admission_span(made) == ""
+    assert made["metadata"]["annotations"]["mine"] == "stays"
+
+
+DRAIN_S = 2.0
+
+
+@pytest.mark.parametrize("with_nats", [True, False])
+async def test_a_webhook_answers_while_it_drains(tmp_path: Path, *, with_nats: bool) -> None:
+    nats, listen = NatsServer(), f"127.0.0.1:{free_port()}"
+    flags = ["--nats-url", nats.url, "--listen", listen, "--drain-s", str(DRAIN_S)]
+    flags += ["--tls-dir", str(tmp_path), "--names", ",".join(NAMES), "--url", "https://127.0.0.1"]
+    try:
+        if with_nats:
+            await nats.start()
+        async with cluster() as (api, _, client), aiohttp.ClientSession() as direct:
+            with service_process("webhook", "--kubeconfig", str(api.kubeconfig), *flags) as webhook:
+                await webhook.until_ready()
+                async with asyncio.timeout(30):
+                    early, _ = await created(client, pod("early", VGPU, schedulerName="volcano"))
+                    exiting = asyncio.create_task(webhook.terminated())
+                    await until(lambda: is_closing(direct, listen))
+                    late, made = await created(client, pod("late", VGPU, schedulerName="volcano"))
+                    status = await exiting
+    finally:
+        nats.close()
+
+    assert (early, late, status) == (201, 201, 0), made
+
+
+async def is_closing(session: aiohttp.ClientSession, listen: str) -> bool:
+    """Whether it answers, and closes the connection."""
+    async with session.post(f"https://{listen}/mutate", json={}, ssl=False) as response:
+        return response.headers.get("Connection") == "close"

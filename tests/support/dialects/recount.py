@@ -137,48 +137,28 @@ class Recount:
         assert_sharing_allowed(held)
         assert_slots_distinct(device, held)
 
-    def fits(self, expected: ExpectedPod) -> bool:
-        """Return whether a pod of one container fits on some node."""
-        [part] = expected.parts
-        modes = {DeviceMode.HAMI_CORE} | ({DeviceMode.MIG} if part.instances else set())
-        if expected.mode:
-            modes &= {DeviceMode(expected.mode)}
-        return any(
-            sum(self.device_fits(part, device) for device in devices if device.mode is mode)
-            >= part.gpus
-            for devices in self.nodes.values()
-            for mode in modes
-        )
 
-    def device_fits(self, part: ExpectedShare, device: Device) -> bool:
-        """Return whether one share of a container fits on a device."""
-        held = self.on(device.uuid)
-        if device.uuid in self.ill:
-            return False
-        if device.mode is DeviceMode.MIG:
-            return any(self.free_instances(part, device, held))
-        shares, cores = (concurrent_sum(held, part) for part in (one_each, lambda h: h.part.cores))
-        memory = concurrent_sum(held, lambda h: mib(h.part.memory(device)))
-        return (
-            memory + mib(part.memory(device)) <= device.memory_mib
-            and cores + part.cores <= 100
-            and (cores < 100 or part.joins_reserved)
-            and not any(other.part.alone for other in held)
-            and not ((part.alone or part.idle) and held)
-            and (part.slots is None or shares < (part.slots or device.slots))
-        )
+def fits(expected: ExpectedPod) -> bool:
+    """Return whether a pod of one container fits on some node, while nothing else is there."""
+    [part] = expected.parts
+    modes = {DeviceMode.HAMI_CORE} | ({DeviceMode.MIG} if part.instances else set())
+    if expected.mode:
+        modes &= {DeviceMode(expected.mode)}
+    return any(
+        sum(device_fits(part, device) for device in devices if device.mode is mode) >= part.gpus
+        for devices in NODES.values()
+        for mode in modes
+    )
 
-    def free_instances(
-        self, part: ExpectedShare, device: Device, held: list[HeldShare]
-    ) -> Iterable[tuple[str, int]]:
-        pinned = {holding.share.mig.layout for holding in held if holding.share.mig}
-        taken = {holding.share.mig.position for holding in held if holding.share.mig}
-        need = needed_of_instance(part, device)
-        for layout in device.layouts:
-            for position, profile in enumerate(layout.positions):
-                free = not pinned - {layout.name} and position not in taken
-                if free and profile.memory_mib >= need:
-                    yield layout.name, position
+
+def device_fits(part: ExpectedShare, device: Device) -> bool:
+    """Return whether one share of a container fits on a device, or on an instance of it."""
+    if device.mode is DeviceMode.HAMI_CORE:
+        return mib(part.memory(device)) <= device.memory_mib
+    need = needed_of_instance(part, device)
+    return any(
+        profile.memory_mib >= need for layout in device.layouts for profile in layout.positions
+    )
 
 
 def device_of(nodes: Mapping[NodeName, tuple[Device, ...]], uuid: DeviceUuid) -> Device:

@@ -9,9 +9,9 @@ import msgspec
 from services.webhook.admission import (
     AdmissionDecision,
     AdmissionPolicy,
-    DeviceMaximum,
     decide,
 )
+from shared.model.events.pod_events import LargestDeviceReported
 from shared.pods.pod_view import PodView, decode_view
 
 VGPU = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "3000"}
@@ -53,7 +53,7 @@ def decided(
     *,
     has_budget: bool = True,
     exempt: bool = False,
-    largest: DeviceMaximum | None = None,
+    largest: LargestDeviceReported | None = None,
     **policy: Any,
 ) -> AdmissionDecision:
     made = AdmissionPolicy(**policy)

@@ -9,10 +9,9 @@ from services.node_agent.gpus.inventory import (
     devices_of,
 )
 from shared.dialects.dialect import Rules
-from shared.dialects.strict_isolation import ISOLATION
 from shared.model.device import DeviceMode, Isolation, MigLayout, MigProfile
 from shared.model.errors import RequestError
-from shared.model.names import NodeName
+from shared.model.names import ISOLATION, NodeName
 from shared.model.placement import Placement, Refusal
 from shared.model.request import GpuRequest, PodRequest, SharingPolicy
 from simcluster.node_agent.gpus import SimulatedGpus

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -10,7 +11,12 @@ from msgspec import structs
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
 from shared.dialects.nvidia.annotations import cordoned_devices, encode_devices
-from shared.dialects.volcano.device_register import encode_register, parse_register
+from shared.dialects.volcano.device_register import (
+    encode_register,
+    is_gone,
+    parse_register,
+    reported,
+)
 from shared.dialects.volcano.gpushare import MAX_UNITS
 from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
 from shared.model.errors import RequestError
@@ -429,3 +435,27 @@ def test_a_lease_copy_of_a_device_without_memory_is_refused() -> None:
 
     with pytest.raises(RequestError, match="no device has 0 MiB"):
         load_lease(dump_lease(held), namespace=held.namespace, name=held.name)
+
+
+REPORTED = datetime(2026, 8, 20, 10, 7, 21, 123456, tzinfo=UTC).timestamp()
+
+
+def test_item_14_a_report_is_gos_default_time_text_in_utc() -> None:
+    assert reported(REPORTED) == "Reported 2026-08-20 10:07:21.123456 +0000 UTC"
+
+
+@pytest.mark.parametrize(
+    ("text", "gone"),
+    [
+        (None, False),
+        ("Reported 2020-01-01 00:00:00 +0000 UTC m=+3.0", False),
+        ("Requesting_2026.08.20 10:06:22", False),
+        ("Requesting_2026.08.20 10:06:20", True),
+        ("Requesting_soon", True),
+        ("Deleted_2026.08.20 10:07:20", True),
+    ],
+)
+def test_item_16_a_handshake_request_without_a_report_for_a_minute_means_that_the_plugin_is_gone(
+    text: str | None, gone: bool
+) -> None:
+    assert is_gone(text, REPORTED) is gone

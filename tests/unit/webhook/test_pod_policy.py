@@ -135,14 +135,6 @@ HOST_PATHS = (
 )
 
 
-@pytest.mark.parametrize("path", HOST_PATHS)
-def test_a_host_path_outside_the_directories_with_data_is_denied(path: str) -> None:
-    decision = decided(pod(gpu(), volumes=host_path(path)))
-
-    assert not decision.allowed
-    assert f"volume v: hostPath {path} gives access to" in decision.message
-
-
 def test_an_administrator_names_the_directories_with_data() -> None:
     models = pod(gpu(), volumes=host_path("/models/a"))
 
@@ -153,57 +145,6 @@ def test_an_administrator_names_the_directories_with_data() -> None:
 
 SCRATCH = [{"name": "v", "emptyDir": {}}]
 OTHER = [{"name": "w", "emptyDir": {}}]
-
-
-@pytest.mark.parametrize("path", ["/tmp", "/tmp/", "//tmp/./"])
-@pytest.mark.parametrize("source", [{}, {"medium": "Memory", "sizeLimit": "1Gi"}])
-def test_an_empty_dir_of_one_container_may_be_its_tmp(path: str, source: Obj) -> None:
-    side = container(volumeMounts=[{"name": "w", "mountPath": "/tmp"}])
-    volumes = [{"name": "v", "emptyDir": source}, *OTHER]
-
-    assert decided(pod(gpu(**mounted(path)), side, volumes=volumes)).allowed
-
-
-@pytest.mark.parametrize(
-    "volume",
-    [
-        {"hostPath": {"path": "/data"}},
-        {"persistentVolumeClaim": {"claimName": "data"}},
-        {"ephemeral": {"volumeClaimTemplate": {}}},
-        {"configMap": {"name": "data"}},
-        {"emptyDir": None},
-    ],
-)
-def test_any_other_volume_at_tmp_could_hold_links_and_is_denied(volume: Obj) -> None:
-    decision = decided(pod(gpu(**mounted("/tmp")), volumes=[{"name": "v", **volume}]))
-
-    assert "a volume mounted at /tmp could replace /tmp/vgpu" in decision.message
-
-
-@pytest.mark.parametrize(
-    "more", [{"subPath": "a"}, {"subPathExpr": "$(A)"}, {"readOnly": True}], ids=str
-)
-def test_a_part_of_an_empty_dir_or_a_read_only_one_at_tmp_is_denied(more: Obj) -> None:
-    mount = {"name": "v", "mountPath": "/tmp"} | more
-
-    assert not decided(pod(gpu(volumeMounts=[mount]), volumes=SCRATCH)).allowed
-
-
-@pytest.mark.parametrize("kind", ["containers", "initContainers"])
-def test_a_tmp_that_another_container_could_change_is_denied(kind: str) -> None:
-    """Seen on a real kubelet: `rmdir` of the directory there unmounts the lease's mount here."""
-    obj = pod(gpu(**mounted("/tmp")), volumes=SCRATCH)
-    obj["spec"][kind] = [*obj["spec"].get(kind, ()), container() | mounted("/shared")]
-
-    assert "container side: volume v is /tmp of container main" in decided(obj).message
-
-
-def test_a_tmp_that_its_own_container_mounts_twice_is_denied() -> None:
-    mounts = [{"name": "v", "mountPath": path} for path in ("/tmp", "/again")]
-
-    decision = decided(pod(gpu(volumeMounts=mounts), volumes=SCRATCH))
-
-    assert "container main: volume v is /tmp of container main" in decision.message
 
 
 def test_an_ephemeral_container_may_not_mount_the_tmp_of_a_container_with_gpus() -> None:
@@ -252,7 +193,27 @@ RESERVED = (
     *("CUDA_DEVICE_SM_LIMIT_3", "RECORD_KERNEL_INTERVAL", "DOCKER_RESOURCE_GPU", "LD_PRELOAD"),
     *("CUDA_DEVICE_MEMORY_LIMIT_0", "CUDA_DISABLE_CONTROL", VISIBLE),
 )
+OTHER_VOLUMES: tuple[Obj, ...] = (
+    {"hostPath": {"path": "/data"}},
+    {"persistentVolumeClaim": {"claimName": "data"}},
+    {"ephemeral": {"volumeClaimTemplate": {}}},
+    {"configMap": {"name": "data"}},
+    {"emptyDir": None},
+)
+REPLACES_TMP = "a volume mounted at /tmp could replace"
 NAMING = mounted("/var/run/nvidia-container-devices/all")
+TMP = mounted("/tmp")
+
+
+def beside_tmp(kind: str) -> Obj:
+    """Seen on a real kubelet: `rmdir` of the directory there unmounts the lease's mount here."""
+    obj = pod(gpu(**TMP), volumes=SCRATCH)
+    obj["spec"][kind] = [*obj["spec"].get(kind, ()), container() | mounted("/shared")]
+    return obj
+
+
+def tmp_mounts(*mounts: Obj) -> Obj:
+    return pod(gpu(volumeMounts=[{"name": "v", **each} for each in mounts]), volumes=SCRATCH)
 
 
 @pytest.mark.parametrize(
@@ -299,6 +260,26 @@ NAMING = mounted("/var/run/nvidia-container-devices/all")
         ),
         (pod(gpu(), container(**NAMING)), "container side: a mount at /var/run/nvidia-con"),
         (pod(container(**NAMING)), "would select devices in the container runtime"),
+        *(
+            (pod(gpu(), volumes=host_path(path)), f"volume v: hostPath {path} gives access to")
+            for path in HOST_PATHS
+        ),
+        *(
+            (pod(gpu(**TMP), volumes=[{"name": "v", **volume}]), f"{REPLACES_TMP} /tmp/vgpu")
+            for volume in OTHER_VOLUMES
+        ),
+        *(
+            (tmp_mounts({"mountPath": "/tmp"} | part), REPLACES_TMP)
+            for part in ({"subPath": "a"}, {"subPathExpr": "$(A)"}, {"readOnly": True})
+        ),
+        *(
+            (beside_tmp(kind), "container side: volume v is /tmp of container main")
+            for kind in ("containers", "initContainers")
+        ),
+        (
+            tmp_mounts({"mountPath": "/tmp"}, {"mountPath": "/again"}),
+            "container main: volume v is /tmp of container main",
+        ),
     ],
 )
 def test_what_would_let_a_pod_exceed_its_limits_is_denied(obj: Obj, message: str) -> None:
@@ -330,6 +311,15 @@ def test_what_would_let_a_pod_exceed_its_limits_is_denied(obj: Obj, message: str
         pod(gpu(**sources("APP_", "secretRef"))),
         pod(container(**env("LD_PRELOAD", "x.so")), nodeName="n1"),
         pod(container(), hostPID=True, volumes=host_path("/")),
+        *(
+            pod(
+                gpu(**mounted(path)),
+                container(volumeMounts=[{"name": "w", "mountPath": "/tmp"}]),
+                volumes=[{"name": "v", "emptyDir": source}, *OTHER],
+            )
+            for path in ("/tmp", "/tmp/", "//tmp/./")
+            for source in ({}, {"medium": "Memory", "sizeLimit": "1Gi"})
+        ),
     ],
 )
 def test_what_lifts_no_limit_is_admitted(obj: Obj) -> None:
@@ -406,3 +396,91 @@ def test_an_ephemeral_container_gets_no_privileges_in_a_gpu_pod() -> None:
     assert "container debug: capability SYS_PTRACE" in updated(debugged(old, **traces), old).message
     plain = pod(container())
     assert updated(debugged(plain, **traces), plain).allowed
+
+
+CLAIM = {"resources": {"claims": [{"name": "gpu"}]}}
+WHOLE = {"resources": {"limits": {"leasehold.dev/whole-gpu": "1"}}}
+BY_CLASS = {"resources": {"limits": {"deviceclass.resource.kubernetes.io/any": "1"}}}
+CLAIMS = [{"name": "gpu", "resourceClaimName": "gpu"}]
+ROOTED: Obj = {"securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}
+
+
+def claiming(*others: Obj, own: Obj | None = None, **spec: Any) -> Obj:
+    return pod(container("main") | CLAIM | (own or {}), *others, resourceClaims=CLAIMS, **spec)
+
+
+DENIED = (
+    (claiming(own=mounted("/etc/ld.so.preload")), "could replace /etc/ld.so.preload"),
+    (claiming(own=env("LD_PRELOAD", "")), "variable LD_PRELOAD is set by the lease only"),
+    (claiming(own=env("CUDA_DEVICE_MEMORY_LIMIT_0", "9g")), "is set by the lease only"),
+    (claiming(own={"envFrom": [{"configMapRef": {"name": "a"}}]}), "envFrom without a prefix"),
+    (claiming(container() | ROOTED), "capability SYS_ADMIN"),
+    (claiming(container(securityContext={"privileged": True})), "is privileged"),
+    (claiming(volumes=host_path("/dev")), "hostPath /dev gives access"),
+    (claiming(hostPID=True), "hostPID"),
+    (claiming(shareProcessNamespace=True), "shareProcessNamespace"),
+    (claiming(nodeName="n0"), "nodeName"),
+    (pod(container("main") | WHOLE | ROOTED), "capability SYS_ADMIN"),
+    (pod(container("main") | BY_CLASS | ROOTED), "capability SYS_ADMIN"),
+)
+
+
+@pytest.mark.parametrize("scheduler", ["", "default-scheduler", "leasehold-full", "theirs"])
+@pytest.mark.parametrize(("obj", "message"), DENIED)
+def test_what_would_lift_limits_is_denied_under_any_scheduler(
+    obj: Obj, message: str, scheduler: str
+) -> None:
+    decision = decided(obj | {"spec": obj["spec"] | {"schedulerName": scheduler}}, claims=True)
+
+    assert not decision.allowed
+    assert message in decision.message
+
+
+def test_a_pod_with_claims_is_admitted_without_a_request_of_its_own() -> None:
+    decision = decided(claiming(), claims=True)
+
+    assert decision.allowed
+    assert not decision.requests_gpu
+
+
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+@pytest.mark.parametrize("fields", [{}, env("NVIDIA_VISIBLE_DEVICES", "all"), {"image": CUDA}])
+def test_only_the_claim_gives_its_pod_a_device(kind: str, fields: Obj) -> None:
+    obj = claiming()
+    obj["spec"][kind] = [*obj["spec"].get(kind, ()), container() | fields]
+
+    shown = applied(obj, decided(obj, claims=True))["spec"]
+
+    assert visible(shown[kind][-1]) == "void"
+    assert visible(shown["containers"][0]) == "void"
+
+
+@pytest.mark.parametrize("own", [{}, {"image": CUDA}, CLAIM | {"image": CUDA}])
+def test_what_a_webhook_has_completed_is_admitted_by_the_next(own: Obj) -> None:
+    """API servers call the one that hides devices first, and some again after other webhooks."""
+    obj = claiming(own=own)
+
+    again = applied(obj, decided(obj, claims=True))
+
+    assert decided(again, claims=True).allowed
+    assert visible(again["spec"]["containers"][0]) == "void"
+
+
+def test_an_exempt_namespace_and_a_cluster_without_claims_have_no_such_rules() -> None:
+    obj = claiming(container() | ROOTED)
+
+    assert decided(obj, claims=True, exempt=True).allowed
+    assert decided(obj, claims=False).allowed
+    assert not decided(obj, claims=True).allowed
+
+
+def test_an_ephemeral_container_of_a_pod_with_claims_is_reviewed() -> None:
+    old = claiming()
+    debug = container("debug", targetContainerName="main") | ROOTED
+    new = old | {"spec": old["spec"] | {"ephemeralContainers": [debug]}}
+
+    decision = decide_update(reviewed(new), reviewed(old), AdmissionPolicy(claims=True))
+
+    assert not decision.allowed
+    assert "capability SYS_ADMIN" in decision.message
+    assert "targetContainerName main has GPUs" in decision.message
