@@ -37,12 +37,11 @@ class ContainerFiles:
         state_dir: PurePosixPath,
         library: NodeLibrary,
         *,
-        min_free_bytes: int = MIN_FREE_BYTES,
         timing: AgentTiming = DEFAULT_TIMING,
     ) -> None:
         self.state_dir = state_dir
         self.library = library
-        self.min_free_bytes = min_free_bytes
+        self.min_free_bytes = MIN_FREE_BYTES
         self.timing = timing
         self.unwritable_reason = ""
         """Why no container could be prepared at the last probe, if none could."""

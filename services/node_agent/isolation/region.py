@@ -29,8 +29,7 @@ _SEMAPHORE_VALUE = 0xFFFFFFFF
 """The lower half of glibc's `sem_t`; the upper one counts waiters."""
 _UUID = re.compile(rb"(?:GPU|MIG)-[0-9A-Fa-f-]{1,91}")
 _WORDS = struct.Struct(f"<{DEVICES}Q")
-_CONTROL = struct.Struct("<iiii")
-_PID = struct.Struct("<i")
+_I32 = struct.Struct("<i")
 _PIDS = struct.Struct("<ii")
 _NOTHING = (0,) * DEVICES
 
@@ -74,7 +73,6 @@ class Region:
     """One container's region."""
 
     layout: RegionLayout
-    device_num: int
     uuids: tuple[str, ...]
     """By position; empty where there is no valid one."""
     memory_limits: tuple[int, ...]
@@ -89,7 +87,6 @@ class Region:
     locked: bool
     """Whether a process holds that lock; one that is killed does not release it."""
     utilization_switch: int
-    priority: int
     last_kernel_at: int | None
     """Unix seconds, or None if no kernel has run or the layout has no such field."""
 
@@ -158,14 +155,12 @@ def _sum(amounts: Iterable[int]) -> int:
 
 def decode(layout: RegionLayout, data: bytes | bytearray, torn: Set[int] = frozenset()) -> Region:
     """Read a region. `data` is a whole file of the layout's size; `torn` names slots by index."""
-    _, switch, _, priority = _CONTROL.unpack_from(data, layout.slot_count)
     count = slot_count(layout, data)
     read = _slot_reader(layout, data, torn)
     slots = tuple(read(index) for index in range(count))
     last = _word(data, layout.last_kernel) if layout.has_last_kernel else 0
     return Region(
         layout=layout,
-        device_num=min(_word(data, layout.device_num), DEVICES),
         uuids=tuple(_uuid(data, layout.uuids + UUID_BYTES * n) for n in range(DEVICES)),
         memory_limits=_WORDS.unpack_from(data, layout.memory_limits),
         core_limits=_WORDS.unpack_from(data, layout.core_limits),
@@ -177,27 +172,26 @@ def decode(layout: RegionLayout, data: bytes | bytearray, torn: Set[int] = froze
         ),
         lock_owner=_word(data, layout.owner),
         locked=_word(data, layout.semaphore) & _SEMAPHORE_VALUE == 0,
-        utilization_switch=switch,
-        priority=priority,
+        utilization_switch=_I32.unpack_from(data, layout.switch)[0],
         last_kernel_at=last if 0 < last < WRAPPED else None,
     )
 
 
 def slot_count(layout: RegionLayout, data: bytes | bytearray) -> int:
     """Return how many slots the library counts, never more than there are."""
-    return min(max(int(_CONTROL.unpack_from(data, layout.slot_count)[0]), 0), SLOTS)
+    return min(max(int(_I32.unpack_from(data, layout.slot_count)[0]), 0), SLOTS)
 
 
 def _slots_with_pids(layout: RegionLayout, data: bytes | bytearray, first: int) -> Iterable[int]:
     """Return the slots from `first` on, or none if none of them has a PID."""
     start, end = layout.slot_at(first), layout.slot_at(SLOTS)
-    has_pids = any(any(data[start + byte : end : layout.slot.size]) for byte in range(_PID.size))
+    has_pids = any(any(data[start + byte : end : layout.slot.size]) for byte in range(_I32.size))
     return range(first, SLOTS) if has_pids else ()
 
 
 def _is_orphan(layout: RegionLayout, data: bytes | bytearray, at: int) -> bool:
-    (pid,) = _PID.unpack_from(data, at)
-    return bool(pid and _PID.unpack_from(data, at + layout.slot.status)[0] == RUNNING)
+    (pid,) = _I32.unpack_from(data, at)
+    return bool(pid and _I32.unpack_from(data, at + layout.slot.status)[0] == RUNNING)
 
 
 def _slot_reader(
@@ -215,7 +209,7 @@ def _slot_reader(
             index=index,
             pid=pid,
             host_pid=host_pid,
-            status=_PID.unpack_from(data, at + slot.status)[0],
+            status=_I32.unpack_from(data, at + slot.status)[0],
             context=amounts[0::5],
             module=amounts[1::5],
             buffer=amounts[2::5],

@@ -1,14 +1,17 @@
 """What a container gets in each dialect: variables, mounts and the runtime's annotations."""
 
 from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from shared.dialects import DIALECTS
 from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease
+from shared.model.names import PodUid
 from tests.support.dialects.builders import (
     PATHS,
     device,
@@ -245,6 +248,15 @@ VARIABLES: dict[str, tuple[str, Lease, str, Mapping[str, str | None]]] = {
         "c",
         {MEMORY: str(10000 * MIB)},
     ),
+    **{
+        f"the core policy is forced only with a core limit: {cores}": (
+            "volcano-vgpu",
+            lease_of(share("c", "GPU-a", 3000, cores)),
+            "c",
+            {"GPU_CORE_UTILIZATION_POLICY": policy},
+        )
+        for cores, policy in ((1, "force"), (99, "force"), (0, None), (100, None))
+    },
 }  # fmt: skip
 
 
@@ -257,6 +269,24 @@ def test_a_limit_is_that_of_the_containers_own_share(
     given = DIALECTS[dialect].container_setup(lease, container, {}, PATHS).environment
 
     assert {name: given.get(name) for name in variables} == variables
+
+
+@pytest.mark.parametrize("dialect", ["volcano-vgpu", "tencent", "nvidia", "koordinator"])
+def test_hami_core_33_no_two_containers_can_write_to_the_same_path_or_to_the_library(
+    dialect: str,
+) -> None:
+    one = lease_of(share("a", "GPU-a", 3000, 50), share("b", "GPU-a", 3000, 50))
+    other = structs.replace(one, pod=PodUid("u2"))
+    containers = ((one, "a"), (one, "b"), (other, "a"))
+    setups = [DIALECTS[dialect].container_setup(*each, {}, PATHS) for each in containers]
+    writable = [{m.host_path for m in each.mounts if not m.read_only} for each in setups]
+
+    for first, second in combinations(writable, 2):
+        assert first
+        assert not first & second
+    read_only = {mount.container_path for mount in setups[0].mounts if mount.read_only}
+    loads = {m.container_path for m in setups[0].mounts if m.container_path[:5] == "/etc/"}
+    assert read_only >= {LIBRARY[0], *loads}
 
 
 @pytest.mark.parametrize("dialect", ["volcano-vgpu", "koordinator"])

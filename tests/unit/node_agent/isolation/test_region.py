@@ -155,27 +155,25 @@ def test_hami_core_2_what_is_no_regular_file_of_its_own_is_not_opened(
 @given(
     layout=st.sampled_from(LAYOUTS),
     scribbles=st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=64)), max_size=40),
-    counts=st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**64 - 1)),
+    count=st.integers(-(2**31), 2**31 - 1),
 )
 def test_any_bytes_after_the_magic_are_read_as_a_region(
     tmp_path: Path,
     layout: RegionLayout,
     scribbles: list[tuple[float, bytes]],
-    counts: tuple[int, int],
+    count: int,
 ) -> None:
     image = bytearray(layout.file_size)
     for where, what in scribbles:
         start = int(where * (layout.file_size - len(what)))
         image[start : start + len(what)] = what
-    struct.pack_into("<i", image, layout.slot_count, counts[0])
-    struct.pack_into("<Q", image, layout.device_num, counts[1])
+    struct.pack_into("<i", image, layout.slot_count, count)
     struct.pack_into("<iII", image, 0, MAGIC, *(layout.version or (0, 0)))
 
     region = read(tmp_path, image)
 
     assert isinstance(region, Region)
-    assert len(region.slots) == min(max(counts[0], 0), 1024)
-    assert 0 <= region.device_num <= 16
+    assert len(region.slots) == min(max(count, 0), 1024)
     for position in range(16):
         added = sums(region, position)
         assert 0 <= added.total <= added.enforced < 1024 << 63
@@ -209,7 +207,6 @@ def test_hami_core_4_impossible_counts_are_clamped_and_read_within_50_ms(tmp_pat
     for index in range(1024):
         process(image, index, index + 1, totals=(1,) * 16)
     struct.pack_into("<i", image, V1_2.slot_count, 5000)
-    struct.pack_into("<Q", image, V1_2.device_num, 1 << 40)
     write(place, image)
 
     took = []
@@ -219,7 +216,7 @@ def test_hami_core_4_impossible_counts_are_clamped_and_read_within_50_ms(tmp_pat
         took.append(time.thread_time() - began)
 
     assert isinstance(region, Region)
-    assert (len(region.slots), region.device_num) == (1024, 16)
+    assert len(region.slots) == 1024
     assert min(took) < 0.05 * max(1.0, slowness())
     struct.pack_into("<i", image, V1_2.slot_count, -1)
     assert region_of(image).slots == ()

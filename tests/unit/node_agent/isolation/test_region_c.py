@@ -45,13 +45,12 @@ def test_hami_core_1_every_field_that_c_wrote_is_read(tmp_path: Path, layout: Re
 
     assert isinstance(region, Region)
     assert region.layout is layout
-    assert region.device_num == 4
     assert region.uuids == tuple(
         f"GPU-{n:08x}-1111-2222-3333-444444444444" if n < 4 else "" for n in range(16)
     )
     assert region.memory_limits == tuple((n + 1) << 30 for n in range(16))
     assert region.core_limits == tuple(range(10, 26))
-    assert (region.utilization_switch, region.priority) == (0, 5)
+    assert region.utilization_switch == 0
     assert region.last_kernel_at == (1_787_000_000 if layout.has_last_kernel else None)
     assert not region.orphans
     assert not region.torn
