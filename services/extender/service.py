@@ -198,16 +198,15 @@ def best_nodes(
 def _ranks(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex) -> Sequence[float]:
     """Return the ranks of nodes; those for the preferred mode come before those for another one."""
     by_mode = [
-        index.ranked_nodes(request_kind(request, mode)[0]).ranks_of(nodes)
-        for mode in allowed_modes(request)
+        index.ranked_nodes(request_kind(request, mode)[0]) for mode in allowed_modes(request)
     ]
-    return [
-        next(
-            (at * LAST_RANK + rank for at, rank in enumerate(ranks) if rank != LAST_RANK),
-            len(by_mode) * LAST_RANK,
-        )
-        for ranks in zip(*by_mode, strict=True)
-    ]
+
+    def rank(node: MirroredNode) -> float:
+        ranks = enumerate(ranked.rank_of(node) for ranked in by_mode)
+        found = (at * LAST_RANK + rank for at, rank in ranks if rank != LAST_RANK)
+        return next(found, len(by_mode) * LAST_RANK)
+
+    return [rank(node) for node in nodes]
 
 
 def _fragmentation(

@@ -10,6 +10,7 @@ SPREAD the emptiest node first and then the largest headroom.
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from heapq import nsmallest
 from itertools import chain, islice
 from typing import Final, NamedTuple
@@ -27,6 +28,7 @@ HEADROOM_BITS: Final = 40
 MAX_HEADROOM: Final = (1 << HEADROOM_BITS) - 1
 Rank = int
 NO_RANK: Final = -1
+CACHED_RANKINGS: Final = 256
 
 UNITS, MIBS, PERCENT, WHOLE, NONE = "units", "mib", "percent", "whole", "none"
 FREEST = "freest"
@@ -96,18 +98,6 @@ def _need(container: GpuRequest) -> tuple[str, int]:
     return WHOLE, 1
 
 
-def ranking_for(kind: RequestKind) -> "Ranking":
-    """Return the ranking for one kind."""
-    if kind.measure == NONE:
-        return Ranking(kind)
-    if kind.measure == FREEST:
-        return _FreestRanking(kind)
-    if not kind.gpus:
-        return _AnyNodeRanking(kind)
-    rankings = _INSTANCE_RANKINGS if kind.instances else _SHARE_RANKINGS
-    return rankings[kind.measure](kind)
-
-
 def fullness(node: MirroredNode) -> int:
     """Return how full a node is, 0 (idle) to 63, by its devices or else by its cpu."""
     if node.devices:
@@ -120,16 +110,53 @@ def fullness(node: MirroredNode) -> int:
     return min(MAX_FULLNESS, 1 + 62 * used // total) if used > 0 and total > 0 else 0
 
 
+Amount = Callable[[MirroredDevice], int]
+
+
+def _free_mib(device: MirroredDevice) -> int:
+    return device.total_mib - device.used_mib
+
+
+def _free_percent(device: MirroredDevice) -> int:
+    """Return the largest percentage whose share, rounded down to units, is free."""
+    units, free = device.total_mib // device.unit_mib, device.free_units
+    return 100 if free >= units else (100 * (free + 1) - 1) // units
+
+
+def _instance_percent(device: MirroredDevice) -> int:
+    """Return the largest percentage of the device's memory for which an instance is free."""
+    units = device.total_mib // device.unit_mib
+    return min(99, (100 * (device.free_instance_mib // device.unit_mib + 1) - 1) // units)
+
+
+_FREE: Mapping[tuple[str, bool], Amount] = {
+    (UNITS, False): lambda device: device.free_units,
+    (MIBS, False): _free_mib,
+    (PERCENT, False): _free_percent,
+    (WHOLE, False): lambda device: int(_free_mib(device) >= device.whole_units_mib),
+    (UNITS, True): lambda device: device.free_instance_mib // device.unit_mib,
+    (MIBS, True): lambda device: device.free_instance_mib,
+    (PERCENT, True): _instance_percent,
+    (WHOLE, True): lambda device: int(device.free_instance_mib >= device.largest_instance_mib),
+}
+"""What a device has free, by the measure and whether it is of instances."""
+
+
 class Ranking:
-    """Ranks nodes for one kind of request; this one for pods that request no device."""
+    """Ranks nodes for one kind of request."""
 
     def __init__(self, kind: RequestKind) -> None:
         self.packs = kind.packs
-        self.in_units = kind.measure == UNITS
+        self.measure = kind.measure
         self.nth = kind.gpus
         self.cores = kind.cores
         self.idle = kind.idle
         self.slotted = kind.slotted
+        self.instances = kind.instances
+        self.common = (
+            kind.measure == UNITS and not (kind.instances or kind.idle) and kind.gpus in {1, 2}
+        )
+        self.free = _FREE.get((kind.measure, kind.instances), _free_mib)
 
     def rank(self, node: MirroredNode) -> Rank:
         """Return the rank of a node; NO_RANK where the kind cannot fit."""
@@ -142,25 +169,8 @@ class Ranking:
 
     def headroom(self, node: MirroredNode) -> int:
         """Return the headroom of a node; -1: it has too few devices."""
-        return len(node.devices)
-
-
-class _FreestRanking(Ranking):
-    def headroom(self, node: MirroredNode) -> int:
-        return max([device.free_units for device in node.devices], default=0)
-
-
-class _AnyNodeRanking(Ranking):
-    def headroom(self, node: MirroredNode) -> int:
-        return 0
-
-
-class _DeviceRanking(Ranking):
-    """By the n-th largest amount that the devices have free; this one by units of memory."""
-
-    def headroom(self, node: MirroredNode) -> int:
-        if not self.in_units or self.idle or self.nth > 2:
-            return _nth_largest(self._amounts(node), self.nth)
+        if not self.common:
+            return self._other_headroom(node)
         cores, slotted = self.cores, self.slotted
         first = second = -1
         for device in node.shareable_devices:
@@ -173,85 +183,31 @@ class _DeviceRanking(Ranking):
                 second = amount
         return first if self.nth == 1 else second
 
-    def _amounts(self, node: MirroredNode) -> list[int]:
-        cores, idle, slotted = self.cores, self.idle, self.slotted
-        return [
-            self.amount(device)
-            for device in (node.devices if idle else node.shareable_devices)
-            if (device.free_slot_cores if slotted else device.free_cores) >= cores
-            and not (idle and device.shares)
-        ]
-
-    def amount(self, device: MirroredDevice) -> int:
-        """Return what a device has free."""
-        return device.free_units
-
-
-class _MibRanking(_DeviceRanking):
-    def amount(self, device: MirroredDevice) -> int:
-        return device.total_mib - device.used_mib
-
-
-class _PercentRanking(_DeviceRanking):
-    def amount(self, device: MirroredDevice) -> int:
-        """Return the largest percentage whose share, rounded down to units, is free."""
-        units, free = device.total_mib // device.unit_mib, device.free_units
-        return 100 if free >= units else (100 * (free + 1) - 1) // units
+    def _other_headroom(self, node: MirroredNode) -> int:
+        if self.measure == NONE:
+            return len(node.devices)
+        if self.measure == FREEST:
+            return max([device.free_units for device in node.devices], default=0)
+        if not self.nth:
+            return 0
+        free, cores, idle, slotted = self.free, self.cores, self.idle, self.slotted
+        if self.instances:
+            amounts = [free(device) for device in node.devices if device.free_instance_mib]
+        else:
+            amounts = [
+                free(device)
+                for device in (node.devices if idle else node.shareable_devices)
+                if (device.free_slot_cores if slotted else device.free_cores) >= cores
+                and not (idle and device.shares)
+            ]
+        amounts.sort()
+        return amounts[-self.nth] if len(amounts) >= self.nth else -1
 
 
-class _WholeRanking(_DeviceRanking):
-    def amount(self, device: MirroredDevice) -> int:
-        return int(device.total_mib - device.used_mib >= device.whole_units_mib)
-
-
-_SHARE_RANKINGS: Mapping[str, type[Ranking]] = {
-    UNITS: _DeviceRanking,
-    MIBS: _MibRanking,
-    PERCENT: _PercentRanking,
-    WHOLE: _WholeRanking,
-}
-
-
-class _InstanceRanking(Ranking):
-    """By the n-th largest of the free MIG instances; this one by their MiB."""
-
-    def headroom(self, node: MirroredNode) -> int:
-        amounts = [self.amount(device) for device in node.devices if device.free_instance_mib]
-        return _nth_largest(amounts, self.nth)
-
-    def amount(self, device: MirroredDevice) -> int:
-        """Return the size of the largest free instance of a device."""
-        return device.free_instance_mib
-
-
-class _InstanceUnitsRanking(_InstanceRanking):
-    def amount(self, device: MirroredDevice) -> int:
-        return device.free_instance_mib // device.unit_mib
-
-
-class _InstancePercentRanking(_InstanceRanking):
-    def amount(self, device: MirroredDevice) -> int:
-        """Return the largest percentage of the device's memory for which an instance is free."""
-        units = device.total_mib // device.unit_mib
-        return min(99, (100 * (device.free_instance_mib // device.unit_mib + 1) - 1) // units)
-
-
-class _LargestInstanceRanking(_InstanceRanking):
-    def amount(self, device: MirroredDevice) -> int:
-        return int(device.free_instance_mib >= device.largest_instance_mib)
-
-
-_INSTANCE_RANKINGS: Mapping[str, type[Ranking]] = {
-    UNITS: _InstanceUnitsRanking,
-    MIBS: _InstanceRanking,
-    PERCENT: _InstancePercentRanking,
-    WHOLE: _LargestInstanceRanking,
-}
-
-
-def _nth_largest(amounts: list[int], nth: int) -> int:
-    amounts.sort()
-    return amounts[-nth] if len(amounts) >= nth else -1
+@lru_cache(CACHED_RANKINGS)
+def ranking_for(kind: RequestKind) -> Ranking:
+    """Return the ranking for one kind."""
+    return Ranking(kind)
 
 
 def has_headroom(rank: Rank, need: int, *, packs: bool) -> bool:
@@ -477,10 +433,6 @@ class RankedNodes:
         """Return the rank of a node; one without a rank comes after all others."""
         rank = self._rank(node)
         return LAST_RANK if rank == NO_RANK else rank
-
-    def ranks_of(self, nodes: Iterable[MirroredNode]) -> list[Rank]:
-        """Return `rank_of` of each node."""
-        return [self.rank_of(node) for node in nodes]
 
     def _rank(self, node: MirroredNode) -> Rank:
         place = self._places.get(node)
